@@ -81,6 +81,7 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
         how.trust_remote_code,
         {} if job_of_file is None else dict(job_of_file.files), how.check is not None or bool(rows), rows,
         {} if job_of_file is None else dict(job_of_file.variables), checkpoints,
+        job_of_file is not None and job_of_file.evaluates,
     )  # fmt: skip
     ran = dry_run(job)
     if job_of_file is not None and ran.most_tokens[1] < job_of_file.n_tokens // 2:

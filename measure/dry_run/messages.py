@@ -20,6 +20,7 @@ class ProgramJob:
     the program sees.  ``stands_in``: whether a tokenizer that is not there may be replaced; ``rows``: a file
     that data sets may be replaced by.  ``variables``: of the program's environment, beside the caller's.
     ``checkpoints``: models by the folders of that folder that hold them, without weights.
+    ``evaluates``: whether the program evaluates after the last step, which is waited for.
     """
 
     library: str
@@ -35,6 +36,7 @@ class ProgramJob:
     rows: str = ""
     variables: dict[str, str] = field(default_factory=dict)
     checkpoints: dict[str, str] = field(default_factory=dict)
+    evaluates: bool = False
 
     def to_fields(self) -> dict[str, Any]:
         """As plain values."""

@@ -51,7 +51,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     guesses = Guesses()
     native.listen(guesses.guess, guesses.refuse)
     cuda_api.install(native, job.card, LiveAllocator(native, job.allocator), guesses)
-    stages = Stages(native, job.n_steps)
+    stages = Stages(native, job.n_steps, evaluates=job.evaluates)
     stages.install()
     library = cuda_kernels.install(native)
     imports = OnImport()

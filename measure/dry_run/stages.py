@@ -64,10 +64,11 @@ class Stages:
 
     ``most_tokens``: rows and tokens of the largest batch.  ``allocator``: settings of torch's allocator that
     the program runs with.  ``places`` gives stage, micro-step and module path by the number in the log.
-    ``n_steps``: optimizer steps to run.
+    ``n_steps``: optimizer steps to run.  ``evaluates``: an evaluation follows the last one, so that the
+    program stops where it begins to train again.
     """
 
-    def __init__(self, native: Native, n_steps: int) -> None:
+    def __init__(self, native: Native, n_steps: int, *, evaluates: bool = False) -> None:
         self.native = native
         self.modules = Followed(self._moved, self._began)
         self.places: list[tuple[Stage, int, str]] = []
@@ -77,7 +78,7 @@ class Stages:
         self.most_tokens = (0, 0)
         self.allocator = ""
         self._numbers: dict[tuple[Stage, int, str], int] = {}
-        self._n_steps = n_steps
+        self._n_steps, self._evaluates = n_steps, evaluates
         self._stage: Stage = "load"
         self._models: dict[int, nn.Module] = {}
         self._trained: set[int] = set()
@@ -115,6 +116,8 @@ class Stages:
         if module.training:
             self._trained.add(id(module))
         if torch.is_grad_enabled() and self._is_trained(module):
+            if self.steps_done >= self._n_steps:
+                raise StepsDone
             self.micro_steps += 1
             self.enter("forward")
         else:
@@ -188,7 +191,7 @@ class Stages:
         # one step of the program all the same.
         if self.micro_steps > self._counted:
             self.steps_done, self._counted = self.steps_done + 1, self.micro_steps
-        if self.steps_done >= self._n_steps:
+        if self.steps_done >= self._n_steps and not self._evaluates:
             raise StepsDone
 
     def _mark(self, tensor: torch.Tensor, role: Role) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from planner.configs.read import recognise
+from planner.configs.tools.llama_factory.llama_factory_vision import sees_images
 from planner.configs.yaml_or_json import read_document
 from planner.errors import NotModelledError, UsageError
 
@@ -71,7 +72,9 @@ _PAIRS, _MARKED = ("dpo", "rm", "reward"), ("kto",)
 _SEES = {"llama-factory": (), "trl": (), "axolotl": ("processor_type", "image_size")}
 _PIXELS, _DEFAULT_PIXELS = ("image_max_pixels", "image_resolution"), 768 * 768
 _PICTURE = "picture.pbm"
-_EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1}
+# The first evaluation of a run comes after many steps; the second step is like all that follow.
+_AFTER_STEPS = 2
+_EVALUATED = {"eval_strategy": "steps", "eval_steps": _AFTER_STEPS}
 # The first and the last token, and one more where prompt and answer meet.
 _ADDED_TOKENS = 4
 _ROWS, _HELD_OUT = "rows", "held_out"
@@ -83,7 +86,7 @@ class ToolJob:
 
     ``n_micro_steps``: what the file accumulates over, where the dry run does over fewer; 0 where it does as
     the file says.  ``variables``: that the tool reads.  ``left_out``: key of what the dry run leaves out of
-    an evaluation, because it would generate text; empty for nothing.
+    an evaluation, because it would generate text; empty for nothing.  ``evaluates``: whether there is one.
     """
 
     command: tuple[str, ...]
@@ -92,6 +95,7 @@ class ToolJob:
     n_micro_steps: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)
     left_out: str = ""
+    evaluates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +180,7 @@ def _asked(path: Path, table: dict[str, Any], tool: str, n_tokens: int | None, n
 
 
 def _evaluates(table: Mapping[str, Any], tool: str) -> bool:
-    """Whether the file evaluates while it trains; it then does so after each step of a dry run."""
+    """Whether the file evaluates while it trains; it then does so after the second step of a dry run."""
     strategy = table.get("eval_strategy") or table.get("evaluation_strategy") or "no"
     if tool == "axolotl":
         # Without rows there is nothing to evaluate,
@@ -218,7 +222,7 @@ def _llama_factory(asked: _Asked) -> ToolJob:
     if side:
         files[f"{FOLDER}/{_PICTURE}"] = f"P1\n{side} {side}\n" + ("0" * side + "\n") * side
     if asked.n_held_out:
-        changed |= {**_EVERY_STEP, "eval_dataset": _HELD_OUT}
+        changed |= {**_EVALUATED, "eval_dataset": _HELD_OUT}
         files[f"{FOLDER}/{_HELD_OUT}.jsonl"] = asked.rows(asked.n_held_out, kept)
     described = {
         name: {"file_name": f"{name}.jsonl", "columns": columns, "ranking": ranking}
@@ -232,7 +236,7 @@ def _llama_factory(asked: _Asked) -> ToolJob:
 
 def _side_of_images(fields: Mapping[str, Any]) -> int:
     """Pixels of the side of a square image as large as the file lets through;
-    0 for a file that says nothing of images.
+    0 for a file that says nothing of images, and whose template is not for them either.
 
     Source: llamafactory 0.9.5 hparams/model_args.py, whose default is 768 x 768.
     """
@@ -240,7 +244,8 @@ def _side_of_images(fields: Mapping[str, Any]) -> int:
         return math.isqrt(
             next(_whole(fields.get(key), _DEFAULT_PIXELS) for key in _PIXELS if fields.get(key))
         )
-    return 0
+    sees = sees_images(fields.get("template"), [str(fields.get("dataset"))])
+    return math.isqrt(_DEFAULT_PIXELS) if sees else 0
 
 
 def _tasks_named(path: Path, tasks: tuple[str, ...]) -> list[str]:
@@ -265,7 +270,7 @@ def _trl(asked: _Asked) -> ToolJob:
     columns = _TRL_COLUMNS[named[0]]
     files = {f"{FOLDER}/{_ROWS}/train.jsonl": asked.rows(asked.n_rows, columns)}
     if asked.n_held_out:
-        changed |= _EVERY_STEP
+        changed |= _EVALUATED
         files[f"{FOLDER}/{_ROWS}/test.jsonl"] = asked.rows(asked.n_held_out, columns)
     return _job(("trl", named[0], "--config"), asked, {**changed, "max_length": asked.n_tokens}, files)
 
@@ -295,7 +300,7 @@ def _handbook(asked: _Asked) -> ToolJob:
         "preprocessing_num_workers": 1,
         "output_dir": "dry_run_output",
         "report_to": "none",
-        **(_EVERY_STEP if asked.n_held_out else {}),
+        **(_EVALUATED if asked.n_held_out else {}),
     }
     files = {
         f"{FOLDER}/{_ROWS}/{name}.jsonl": _dialogues(_rows(length, count, kind, prompt))
@@ -364,7 +369,7 @@ def _axolotl(asked: _Asked) -> ToolJob:
     cut = 8, _ADDED_TOKENS if kind == "orpo" else 0
     files = {f"{FOLDER}/{_ROWS}.jsonl": asked.rows(asked.n_rows, columns, *cut)}
     if asked.n_held_out:
-        changed |= {"test_datasets": described(_HELD_OUT), "eval_steps": 1}
+        changed |= {"test_datasets": described(_HELD_OUT), "eval_steps": _AFTER_STEPS}
         files[f"{FOLDER}/{_HELD_OUT}.jsonl"] = asked.rows(asked.n_held_out, columns, *cut)
     job = _job(("axolotl", "train"), asked, changed, files)
     generates = asked.n_held_out and asked.fields.get(_AXOLOTL_GENERATES)
@@ -381,6 +386,7 @@ def _job(
         {**files, name: yaml.safe_dump({**asked.fields, **changed}, sort_keys=False, width=math.inf)},
         asked.n_tokens,
         asked.n_micro_steps,
+        evaluates=asked.n_held_out > 0,
     )
 
 

@@ -79,6 +79,12 @@ class Scenario:
     warnings: tuple[str, ...] = ()
 
     @property
+    def segments_grow(self) -> bool:
+        """Whether the allocator's segments grow, as the stack starts such a job."""
+        hardware, deepspeed = self.hardware, self.recipe.uses_deepspeed
+        return self.stack.segments_grow(hardware.world_size, hardware.nodes, deepspeed=deepspeed)
+
+    @property
     def batches_at_once(self) -> Number:
         """Micro-batches that all GPUs work on together: as many as GPUs, where none of them share one."""
         return self.hardware.world_size // self.recipe.parallel.gpus

@@ -259,6 +259,8 @@ class Stack:
     """Pieces of a loss ``chunked``: eight; as many as half of the free memory asks for; or ``tiles`` of
     tokens and words, without a loss's own log-softmax.
     """
+    autocast_until_loss: bool
+    """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
     """The trainer takes the loss of each token from the logits that the model returns, and weighs it by
     the probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the
@@ -405,7 +407,7 @@ class Stack:
     expandable_segments: ExpandableSegments
     """Whether the stack's own code, or its launch script, lets the allocator's segments grow page by page
     (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``); ``several_gpus``: where it starts several
-    processes; ``one_node``: not where another script starts several machines.
+    processes; ``torchrun``: and under DeepSpeed; ``one_node``: not where another script starts several nodes.
     """
     roundup_divisions: int
     """Into how many parts the allocator's ``roundup_power2_divisions`` divides the way from one power of two
@@ -436,10 +438,10 @@ class Stack:
         """Whether Liger's fused head and loss can run: it replaces classes of Transformers alone."""
         return self.liger_loss and self.model_code != "own"
 
-    def segments_grow(self, n_gpus: int, n_nodes: int = 1) -> bool:
+    def segments_grow(self, n_gpus: int, n_nodes: int = 1, *, deepspeed: bool = False) -> bool:
         """Whether the allocator's segments grow in a job on so many GPUs of all nodes together."""
-        grow = {"off": False, "one_node": n_nodes == 1, "several_gpus": n_gpus > 1, "on": True}
-        return grow[self.expandable_segments]
+        grow = {"one_node": n_nodes == 1, "several_gpus": n_gpus > 1, "torchrun": n_gpus > 1 or deepspeed}
+        return grow.get(self.expandable_segments, self.expandable_segments == "on")
 
     def masks_samples(self, recipe: Recipe) -> bool:
         """Whether packed samples get a mask that keeps them apart.

@@ -29,7 +29,7 @@ PackedMask = Literal["none", "collated", "varlen", "rows", "one_row"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]
-ExpandableSegments = Literal["off", "one_node", "several_gpus", "on"]
+ExpandableSegments = Literal["off", "one_node", "several_gpus", "torchrun", "on"]
 FsdpUnits = Literal["layer", "feed_forward"]
 RotaryModel = Literal[
     "none",

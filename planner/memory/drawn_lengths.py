@@ -45,7 +45,7 @@ def drawn_longest(job: Job) -> list[NewLongest]:
     batch, stack = job.recipe.batch, job.stack
     if not lengths_vary(batch) or not stack.keeps_outgrown_blocks:
         return []
-    if stack.segments_grow(job.hardware.world_size, job.hardware.nodes):
+    if job.scenario.segments_grow:
         return []
     return _records(_law(job), int(batch.seq_len), micro_steps(job))
 

@@ -151,7 +151,7 @@ def _with_slack(job: Job, phases: Mapping[Phase, Number], states: Number) -> Rep
     varies: Any = (
         batch.padding == "longest"
         and job.stack.keeps_outgrown_blocks
-        and not job.stack.segments_grow(job.hardware.world_size, job.hardware.nodes)
+        and not job.scenario.segments_grow
         and batch.tokens_per_sample < batch.seq_len
     )
     return Replayed(made, states, 0, where(varies, maximum(most - states, 0), 0))

@@ -174,7 +174,7 @@ def _allocator_settings(job: Job) -> AllocatorSettings:
     """What the stack of the job sets of PyTorch's allocator."""
     divisions = job.stack.roundup_divisions
     return AllocatorSettings(
-        expandable_segments=job.stack.segments_grow(job.hardware.world_size, job.hardware.nodes),
+        expandable_segments=job.scenario.segments_grow,
         roundup_divisions=(divisions,) * N_ROUNDUP_INTERVALS if divisions else (),
     )
 

@@ -150,8 +150,8 @@ class Runtime:
         for each in bound[-1:]:
             stream.events += each.events(BACKWARD_END)
         self.forward(made[-1])
-        for each in made:
-            stream.events += each.events(FORWARD_END)
+        if not self._waits:
+            self._end_autocast(made)
         stream.events += made[-1].events(FORWARD_OUT)
         stream.events += self._returned
         self._returned = made[-1].events(RETURNS_AGAIN)
@@ -161,18 +161,43 @@ class Runtime:
             self.let_go(aside)
         asides = [self.run_aside(given) for given in self.after]
         stream.events += made[-1].events(FORWARD_LOSS)
+        if self._waits:
+            self._end_autocast(made)
         for aside in asides:
             self.let_go(aside)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the trainer runs the model, the reference and the loss under an autocast of its own.
+
+        Source: trl 0.12.1 and 0.24.0 trainer/dpo_trainer.py, kto_trainer.py, orpo_trainer.py, cpo_trainer.py
+        compute_loss, where peft_module_casting_to_bf16 ran (4 bits and bf16); torch 2.13
+        aten/src/ATen/autocast_mode.cpp clears its cache where the outermost region ends.
+        """
+        recipe = self.job.recipe
+        return (
+            self.job.stack.autocast_until_loss
+            and recipe.task in ("dpo", "kto", "orpo", "simpo")
+            and recipe.numerics.quantization in ("nf4", "fp4")
+            and recipe.numerics.compute_dtype == "bf16"
+        )
+
+    def _end_autocast(self, made: list[Instance]) -> None:
+        """The copies of trained weights go."""
+        for each in made:
+            self.stream.events += each.events(FORWARD_END)
 
     def evaluate(self, parts: list[Part]) -> None:
         """The forward pass of one batch that is evaluated, of parts that were made without gradients."""
         self.stream.enter("eval")
         first = [self.run_aside(_in_units(aside, EVALUATED)) for aside in self.before]
-        made = self.run_aside(_in_units(parts, EVALUATED))
+        made = self.run_aside(_in_units(parts, EVALUATED), waits=self._waits)
         for each in first:
             self.let_go(each)
         asides = [self.run_aside(_in_units(aside, EVALUATED)) for aside in self.after]
         self.stream.events += made[-1].events(FORWARD_LOSS)
+        if self._waits:
+            self._end_autocast(made)
         for each in (made, *asides):
             self.let_go(each)
 
@@ -195,9 +220,11 @@ class Runtime:
         if generation.scores:
             self.let_go(self.run_aside(_in_units(generation.scores, SCORED)))
 
-    def run_aside(self, parts: list[Part], cached: list[Instance] | None = None) -> list[Instance]:
+    def run_aside(
+        self, parts: list[Part], cached: list[Instance] | None = None, *, waits: bool = False
+    ) -> list[Instance]:
         """A forward pass of parts that were made without gradients; ``cached``: the pass before,
-        whose cache it goes on with.
+        whose cache it goes on with.  ``waits``: autocast does not end with it.
         """
         made = instances(self.stream, ((part.name, part.template, part.count) for part in parts))
         if cached is not None:
@@ -209,8 +236,8 @@ class Runtime:
             self.stream.events += each.events(FORWARD_RETURN)
         self.forward(made[-1])
         self.stream.events += made[-1].events(FORWARD_NEXT)
-        for each in made:
-            self.stream.events += each.events(FORWARD_END)
+        if not waits:
+            self._end_autocast(made)
         self.stream.events += made[-1].events(FORWARD_OUT)
         return made
 

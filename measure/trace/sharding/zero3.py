@@ -123,11 +123,14 @@ class TracedZero3:
             n_bytes = sum(self._part(each) * each.element_bytes for each in trained)
             stream.take(n_bytes, TracedPurpose("lp_param_buffer", self._roles[trained[0].key]))
         if not settings.offloads_optimizer:
+            converted = None
             for group in self._groups:
-                narrow = group[0].element_bytes < _FP32
+                # A name that stays bound in DeepSpeed's loop.
+                last, narrow = converted, group[0].element_bytes < _FP32
                 converted = stream.take(self._elements(group) * _FP32, _CONVERTED) if narrow else None
+                stream.free(last)
                 stream.take(self._elements(group) * _FP32, _MASTER)
-                stream.free(converted)
+            stream.free(converted)
             stream.brief(max(self._elements(group) for group in self._groups) * _FP32, _INITIAL)
         stream.take(settings.bucket_elements * settings.element_bytes, _BUCKET)
         if settings.offloads_optimizer:

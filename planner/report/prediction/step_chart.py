@@ -87,7 +87,7 @@ def _rescues(failed: FailedRequest, memory: MemoryPrediction, scenario: Scenario
             f"In one piece what is free would be enough here, but even with {_EXPANDABLE} a later "
             "request fails"
         )
-    elif not scenario.stack.segments_grow(scenario.hardware.world_size, scenario.hardware.nodes):
+    elif not scenario.segments_grow:
         yield (
             "What is allocated and this request are more than the card has, so expandable "
             "segments do not help"

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from measure.cli.main import main
+from measure.dry_run.cuda.card import CardFacts
+from measure.dry_run.cuda.compile import compiled_library
+from measure.dry_run.messages import ProgramJob
+from measure.dry_run.parent import dry_run
 from planner.allocator.events import AllocEvent, read_jsonl
 from planner.allocator.replay import replay
 from planner.allocator.settings import rounded_bytes
@@ -258,6 +262,33 @@ def test_what_loops_of_other_libraries_do(folder: Path) -> None:
     assert "workspaces of cuBLAS that the program gives back" in {
         each["name"] for each in document["assumptions"]
     }
+
+
+EVALUATES = """
+import torch
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(4):
+    model(torch.randn(8, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    if step == 1:
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(4096, 256, device="cuda"))
+        model.train()
+"""
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_an_evaluation_behind_the_last_step_is_waited_for(folder: Path, *, evaluates: bool) -> None:
+    """Where the program has one; it stops before it trains again."""
+    (folder / "train.py").write_text(EVALUATES, encoding="utf-8")
+    facts = CardFacts("NVIDIA A100", (8, 0), 80 * 2**30, 108, 1)
+    words = ("python", "train.py")
+    job = ProgramJob(str(compiled_library()), "", words, facts, 2, 300.0, "", False, evaluates=evaluates)
+    ran = dry_run(job)
+    assert ran.steps == 2
+    assert ("eval" in {each.phase for each in ran.events}) is evaluates
 
 
 FSDP = {

@@ -93,18 +93,19 @@ def test_axolotl_gets_rows_for_what_it_trains(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_that_evaluates_does_so_after_each_step(tmp_path: Path) -> None:
-    """On rows of its own, because an evaluation may set the peak;
+def test_a_file_that_evaluates_does_so_after_the_second_step(tmp_path: Path) -> None:
+    """On rows of its own, because an evaluation may set the peak, in a cache that steps left;
     a file that holds rows back and never looks does not.
     """
     job = tool_job(
         written(tmp_path, "a.yaml", f"{AXOLOTL}datasets: []\nval_set_size: 0.1\nevals_per_epoch: 4\n")
     )
     fields = yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
-    assert (fields["eval_steps"], "evals_per_epoch" in fields) == (1, False)
+    assert (fields["eval_steps"], "evals_per_epoch" in fields, job.evaluates) == (2, False, True)
     assert fields["test_datasets"][0]["path"] == f"{FOLDER}/held_out.jsonl"
     job = tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}datasets: []\nval_set_size: 0.1\n"))
     assert "eval_steps" not in yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
+    assert not job.evaluates
     job = tool_job(
         written(
             tmp_path,
@@ -113,7 +114,7 @@ def test_a_file_that_evaluates_does_so_after_each_step(tmp_path: Path) -> None:
         )
     )
     fields = yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
-    assert (fields["eval_dataset"], fields["eval_steps"], "val_size" in fields) == ("held_out", 1, False)
+    assert (fields["eval_dataset"], fields["eval_steps"], "val_size" in fields) == ("held_out", 2, False)
 
 
 def test_a_file_with_images_gets_one_a_row(tmp_path: Path) -> None:
@@ -124,6 +125,13 @@ def test_a_file_with_images_gets_one_a_row(tmp_path: Path) -> None:
     assert job.files[f"{FOLDER}/picture.pbm"].splitlines()[:2] == ["P1", "64 64"]
     row = json.loads(job.files[f"{FOLDER}/rows.jsonl"].splitlines()[0])
     assert (row["images"], row["prompt"].count("<image>")) == (["picture.pbm"], 1)
+    # As the prediction assumes them: by the template, or by the name of data that may be text as well.
+    sides = {("llava", "mine"): 768, ("mistral_small", "mine"): 0, ("mistral_small", "mllm_demo"): 768}
+    for (template, data), side in sides.items():
+        text = f"{LLAMA_FACTORY}stage: sft\n".replace("llama3", template).replace("mine", data)
+        job = tool_job(written(tmp_path, "c.yaml", text))
+        picture = job.files.get(f"{FOLDER}/picture.pbm", "P1\n0 0").splitlines()[1]
+        assert picture == f"{side} {side}", (template, data)
     with pytest.raises(NotModelledError, match="processor_type"):
         tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}processor_type: AutoProcessor\ndatasets: []\n"))
 

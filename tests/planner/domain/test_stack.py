@@ -57,6 +57,7 @@ def test_who_keeps_packed_samples_apart_by_a_mask(
         ("off", [False, False, False]),
         ("on", [True, True, True]),
         ("several_gpus", [False, True, True]),
+        ("torchrun", [False, True, True]),
         ("one_node", [True, True, False]),
     ],
 )
@@ -64,6 +65,8 @@ def test_segments_grow_by_the_number_of_gpus_and_nodes(setting: str, grows: list
     """On one GPU, on eight of a node, and on eight of two nodes."""
     stack = switched(expandable_segments=setting)
     assert [stack.segments_grow(*job) for job in ((1,), (8,), (8, 2))] == grows
+    # DeepSpeed on one GPU.
+    assert stack.segments_grow(1, deepspeed=True) is (grows[0] or setting == "torchrun")
 
 
 @pytest.mark.parametrize(

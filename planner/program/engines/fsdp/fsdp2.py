@@ -129,9 +129,11 @@ class Fsdp2(Fsdp):
             self.free(group.received)
         group.received = None
 
-    def run_aside(self, parts: list[Part], cached: list[Instance] | None = None) -> list[Instance]:
+    def run_aside(
+        self, parts: list[Part], cached: list[Instance] | None = None, *, waits: bool = False
+    ) -> list[Instance]:
         """A pass without gradients does not keep the head that its loss has read."""
-        made = super().run_aside(parts, cached)
+        made = super().run_aside(parts, cached, waits=waits)
         if self._reads_head:
             self._reshard(self.groups[TAIL])
         return made

@@ -168,11 +168,14 @@ class Zero3(DeepSpeed):
                 Purpose("lp_param_buffer", trained[0].term),
             )
         if not settings.offloads_optimizer:
+            converted = None
             for group in self._groups:
-                narrow = group[0].element_bytes < FP32
+                # A variable of the loop: the last group's is there until the next one is made.
+                before, narrow = converted, group[0].element_bytes < FP32
                 converted = self.take(self._elements(group) * FP32, _CONVERTED) if narrow else None
+                self.free(before)
                 self.take(self._elements(group) * FP32, _MASTER)
-                self.free(converted)
+            self.free(converted)
             self.brief(max(self._elements(group) for group in self._groups) * FP32, _INITIAL)
         self.take(settings.bucket * settings.element_bytes, _BUCKET)
         if not settings.offloads_optimizer:
@@ -221,19 +224,21 @@ class Zero3(DeepSpeed):
         self._own.coordinator.new_pass(self._own.live.values())
         return super().micro_step(parts, phases)
 
-    def run_aside(self, parts: list[Part], cached: list[Instance] | None = None) -> list[Instance]:
+    def run_aside(
+        self, parts: list[Part], cached: list[Instance] | None = None, *, waits: bool = False
+    ) -> list[Instance]:
         """A pass of a second model starts prefetch of its own engine anew, at its beginning and at its end.
 
         Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _start_of_forward_hook,
         _end_of_forward_hook.
         """
         if not self._reference.live or all(parts is not each for each in (*self.before, *self.after)):
-            return super().run_aside(parts, cached)
+            return super().run_aside(parts, cached, waits=waits)
         self._now = reference = self._reference
         reference.coordinator.new_pass(reference.live.values())
         for module in reference.around:
             reference.coordinator.fetch(module, forward=True, recomputes=False)
-        made = super().run_aside(parts)
+        made = super().run_aside(parts, waits=waits)
         reference.coordinator.new_pass(reference.live.values())
         self._now = self._own
         return made

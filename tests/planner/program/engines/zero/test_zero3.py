@@ -185,3 +185,15 @@ def test_a_head_that_the_loss_reads_is_whole_while_the_model_runs(loss: str, n_w
     freed = [~e for e in stream.events[begin:end] if e < 0]
     whole = [slot for slot in gathered if stream.streams[slot] and slot not in freed]
     assert len(whole) == n_whole
+
+
+def test_a_converted_group_is_there_until_the_next_one_is() -> None:
+    """The loop that makes masters refers to it (DeepSpeed 0.19.8 stage3.py _create_fp32_partitions)."""
+    stream, _ = stream_of(model="qwen2.5-7b", sharding="zero3")
+    live, most = set[int](), 0
+    for event in stream.events:
+        if event >= 0 and stream.place(event)[2] == "partition in fp32":
+            live.add(event)
+        live.discard(~event)
+        most = max(most, len(live))
+    assert (most, len(live)) == (2, 0)
