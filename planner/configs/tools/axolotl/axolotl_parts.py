@@ -1,4 +1,4 @@
-"""Dtypes, kernels, losses, evaluation and generated samples of Axolotl's files."""
+"""Dtypes, kernels, losses and generated samples of Axolotl's files."""
 
 from __future__ import annotations
 
@@ -483,17 +483,3 @@ def read_generated(keys: Keys, reading: Reading, *, old: bool) -> None:
                 "worker_extension_cls",
             )
         )
-
-
-def read_evaluation(keys: Keys, reading: Reading) -> None:
-    """As many samples at once as it trains on, unless the file says otherwise;
-    none where none are held back.
-    """
-    if any(keys.get(name) for name in ("val_set_size", "test_datasets")):
-        place = (
-            "axolotl 0.19.0 utils/config/__init__.py: eval_batch_size is micro_batch_size, the "
-            "same in 2023-11"
-        )
-        reading.default("eval_batch", reading.value("batch"), place)
-    else:
-        reading.said.pop("eval_batch", None)

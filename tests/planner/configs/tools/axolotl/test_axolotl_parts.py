@@ -1,4 +1,4 @@
-"""Dtypes, kernels, losses and evaluation of Axolotl's files, value by value."""
+"""Dtypes, kernels and losses of Axolotl's files, value by value."""
 
 from __future__ import annotations
 
@@ -225,16 +225,6 @@ def test_better_transformer_is_torchs_attention_for_gpt_neox(tmp_path: Path) -> 
     assert config.request.get("attention") == "sdpa"
     with pytest.raises(NotModelledError, match="GPT-NeoX and Pythia only"):
         read(tmp_path, BASE + "flash_optimum: true\n")
-
-
-def test_evaluation_has_the_micro_batch_where_samples_are_held_back(tmp_path: Path) -> None:
-    """normalize_config; without held-back samples nothing is evaluated."""
-    held = BASE + "micro_batch_size: 3\nval_set_size: 0.05\n"
-    assert read(tmp_path, held).request.get("eval_batch") == 3
-    assert read(tmp_path, held + "eval_batch_size: 2\n").request.get("eval_batch") == 2
-    assert (
-        read(tmp_path, BASE + "micro_batch_size: 3\neval_batch_size: 2\n").request.get("eval_batch") is None
-    )
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_bnb_8bit", "paged_adamw_8bit"])
