@@ -12,7 +12,12 @@ from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
 from planner.configs.shared.frozen_layers import read_lisa, read_unfrozen
 from planner.configs.shared.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.preference_tasks import axolotl_task, read_chosen_likelihood, read_precomputed
+from planner.configs.shared.preference_tasks import (
+    axolotl_task,
+    read_chosen_likelihood,
+    read_precomputed,
+    read_trl_adapters,
+)
 from planner.configs.shared.trainer_arguments import (
     ends_by_steps,
     read_batches,
@@ -179,6 +184,8 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_lisa(keys, reading)
     read_checkpoint(keys, "base_model", reading)
     read_gptq(keys, reading)
+    if reading.value("method") == "lora" and not old:
+        read_trl_adapters(reading)
     _read_padding(keys, reading, old=old)
     read_batches(keys, reading)
     _read_checkpointing(keys, reading, old=old)
