@@ -246,7 +246,9 @@ def read_trl_adapters(reading: Reading) -> None:
     if task is None or task.value not in ("dpo", "kto", "reward", "grpo"):
         return
     if reading.value("quantization") is not None:
-        place = "trl 1.9.0 trainer/dpo_trainer.py:700-703: trained parameters become bf16 over a quantised base"
+        place = (
+            "trl 1.9.0 trainer/dpo_trainer.py:700-703: trained parameters become bf16 over a quantised base"
+        )
         reading.default("adapter_dtype", "bf16", place)
     reading.switch("zero3_reentrant_adapters", True, task.origin)
 

@@ -419,10 +419,11 @@ def _say_kernels(reading: Reading, on: dict[str, str], origin: str, *, old: bool
     Source: axolotl 0.8.0 kernels/lora.py matmul_lora, whose second product is a tensor of its own.
     """
     fused = all(name in on for name in _ADAPTER_KERNELS)
-    reading.switch("fused_mlp", "lora_mlp_kernel" in on, on.get("lora_mlp_kernel", origin))
     kind = "fused_apart" if old else "fused_dropped"
     reading.switch("adapter_kernels", kind if fused else "eager", origin)
     if on and not fused:
+        if "lora_mlp_kernel" in on:
+            reading.switch("fused_mlp", True, on["lora_mlp_kernel"])
         reading.remark(
             origin, "adapters are counted as not fused, which is more: only some of their kernels are on"
         )
