@@ -25,7 +25,6 @@ from planner.program.view import LayerView
 from planner.program.weights.four_bit import dequantized, expanded
 from planner.program.weights.lora import dropped, factors
 
-
 _TOGETHER = ("q_proj", "k_proj", "v_proj")
 # All but the first are of gated delta layers.
 _ALONE = ("o_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
