@@ -57,6 +57,7 @@ def test_query_key_and_value_are_one_function_where_all_are_adapted() -> None:
     query, key, value, out, *_ = (layer := view()).block.linears
     assert [each.name for each in (query, key, value, out)] == ["q_proj", "k_proj", "v_proj", "o_proj"]
     some, every = ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "qkv_proj")
+    assert layer.recipe.adapter is not None
     for targets, fused in ((some, False), (every, True)):
         adapter = replace(layer.recipe.adapter, targets=targets)
         adapted = replace(layer, recipe=replace(layer.recipe, adapter=adapter))
