@@ -159,7 +159,9 @@ def _weight_bytes(recipe: Recipe, stack: Stack) -> tuple[int, int, int]:
     if engine == "deepspeed" and numerics.mixed and halves:
         return compute, compute, compute
     if recipe.method == "full":
-        trained = 4 if stack.trainable_fp32 or (engine == "fsdp" and numerics.mixed) else load
+        widens = engine == "fsdp" and numerics.mixed
+        widens = widens and (stack.fsdp2_widens or not recipe.sharding.dtensors)
+        trained = 4 if stack.trainable_fp32 or widens else load
         ends = 4 if stack.widens_ends and engine == "native" else trained
         return trained, ends, ends
     if numerics.quantization == "none" and stack.prepares_unquantized:

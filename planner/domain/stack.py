@@ -365,9 +365,7 @@ class Stack:
     fsdp_units: FsdpUnits
     """What is gathered at a time: a layer, or its feed-forward part, beside which the root has the rest."""
     tower_units: TowerUnits
-    """Whether layers of a vision tower are units of FSDP, or their weights are the root's: as the classes say
-    that Transformers lists, or that a file names.
-    """
+    """Layers of a vision tower are units of FSDP, or the root's: by Transformers' list, or as a file says."""
     tower_states: TowerStates
     """What a CLIP tower returns besides its last state: of ``all`` layers, or what the projector ``read``."""
     has_fsdp1: bool
@@ -376,12 +374,14 @@ class Stack:
     """Adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights."""
     fsdp2_units: Fsdp2Units
     """``ends_apart``: last norm and head are a unit that stays whole.  ``ends_in_root``: they are the
-    root's, which is divided again when the model returns, and every matrix of an adapter is a unit of
-    its own.  ``root_whole``: the root has all that lies around the layers, and stays whole, as the last
-    layer does.
+    root's, which is divided again when the model returns, and each matrix of an adapter is a unit;
+    ``root_divided``: the table, too.  ``root_whole``: the root has all around the layers, and stays whole, as
+    the last layer does.
     """
     fsdp_no_sync: bool
     """FSDP reduces gradients in the last micro-step only, and they stay whole until then."""
+    fsdp2_widens: bool
+    """FSDP2 divides trained 16-bit weights as fp32 in mixed precision."""
     fsdp_reduces_fp32: bool
     """FSDP2 reduces 16-bit gradients in fp32."""
 

@@ -13,7 +13,7 @@ ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 LogitsCopy = Literal[
     "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
 ]
-Fsdp2Units = Literal["ends_apart", "ends_in_root", "root_whole"]
+Fsdp2Units = Literal["ends_apart", "ends_in_root", "root_divided", "root_whole"]
 Linear4bitDtype = Literal["compute", "fp16"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]

@@ -86,7 +86,7 @@ def stack_for(stack: Stack, recipe: Recipe, model: ModelSpec) -> Stack:
         stack = replace(stack, packed_mask="rows")
     if recipe.task in LANGUAGE_TASKS or stack.adapter_kernels not in FUSED_KERNELS:
         return stack
-    return replace(stack, adapter_kernels="eager", fused_mlp=False)
+    return replace(stack, adapter_kernels="eager")
 
 
 def _takes_samples(recipe: Recipe, model: ModelSpec) -> bool:

@@ -414,7 +414,8 @@ def hook_seconds(job: TimedJob) -> Number:
         return job.trained_tensors * job.coefficients.hook_s
     if recipe.uses_fsdp:
         units = job.scenario.model.n_layers
-        if recipe.sharding.dtensors and recipe.adapter and job.scenario.stack.fsdp2_units == "ends_in_root":
+        apart = job.scenario.stack.fsdp2_units in ("ends_in_root", "root_divided")
+        if recipe.sharding.dtensors and recipe.adapter and apart:
             units = units + 2 * job.adapted_matrices
         return units * _unit_seconds(job) + waiting_hook_seconds(job)
     return 0.0

@@ -37,12 +37,12 @@ def make_units(model: Any, layer_list: str, kind: Fsdp2Units = "ends_apart") -> 
     """Each decoder layer; the token table; the last norm with the head; and the root with what is left.
 
     A table that is tied to the head goes with it.  PEFT's wrapper hides the last norm,
-    which then stays with the root.  ``ends_in_root``: the root has all of these, and is not kept whole.
-    ``root_whole``: it has the table, too, and is kept whole, as the last layer is.
+    which then stays with the root.  ``ends_in_root``: the root has all of these, and is not kept whole;
+    ``root_divided``: the table, too.  ``root_whole``: so, and it is kept whole, as the last layer is.
     Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, ``_find_final_norm``;
     hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/distributed/fsdp2.py
     prepare_model, of whose units those of adapters are left out; torchtitan 9dec370
-    parallelisms/parallelize_llama.py apply_fsdp.
+    parallelisms/parallelize_llama.py apply_fsdp; axolotl 0.19.0 monkeypatch/accelerate/fsdp2.py.
     """
     names = {module: name for name, module in model.named_modules()}
     layers = [
@@ -55,6 +55,8 @@ def make_units(model: Any, layer_list: str, kind: Fsdp2Units = "ends_apart") -> 
     if kind == "root_whole":
         layers[-1].stays_whole = True
         return [TracedUnit(ROOT, ("",), stays_whole=True), *layers]
+    if kind == "root_divided":
+        return [TracedUnit(ROOT, ("",)), *layers]
     if kind == "ends_in_root":
         return [TracedUnit(ROOT, ("",)), *own, *layers]
     tail = tuple(

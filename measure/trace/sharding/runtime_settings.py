@@ -80,6 +80,7 @@ class FsdpSettings:
     loads_each_name: bool
     reduces_last_only: bool
     reduces_fp32: bool
+    widens: bool
     replicates: bool
     reshards_after_forward: bool
 
@@ -88,11 +89,12 @@ class FsdpSettings:
         unless the base is of 4-bit matrices.
 
         Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model,
-        which upcasts trained 16-bit parameters.
+        which upcasts trained 16-bit parameters; axolotl 0.19.0 monkeypatch/accelerate/fsdp2.py does not.
         """
         if not self.mixed:
             return parameter.element_bytes
-        return _FP32 if parameter.trained and not self.quantized else parameter.stored_bytes
+        widens = self.widens and parameter.trained and not self.quantized
+        return _FP32 if widens else parameter.stored_bytes
 
     def reduced_bytes(self, parameter: TracedParameter) -> int:
         """Bytes of each element of a gradient on its way to the others."""
@@ -122,6 +124,7 @@ def fsdp_settings(scenario: Scenario) -> FsdpSettings:
         loads_each_name=scenario.stack.model_code != "own",
         reduces_last_only=int(recipe.batch.grad_accum) > 1 and scenario.stack.fsdp_no_sync,
         reduces_fp32=scenario.stack.fsdp_reduces_fp32,
+        widens=scenario.stack.fsdp2_widens,
         replicates=hybrid and int(hardware.nodes) > 1,
         reshards_after_forward=recipe.sharding.divides_weights,
     )

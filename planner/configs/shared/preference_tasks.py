@@ -236,6 +236,24 @@ def read_precomputed(keys: Keys, reading: Reading, *, single: bool) -> None:
     reading.remark(keys.where(_PRECOMPUTE), ASKED_BEFORE)
 
 
+def read_trl_adapters(reading: Reading) -> None:
+    """Adapters of Axolotl's trainers that are those of TRL: bf16 over a quantised base, reentrant checkpoints
+    under ZeRO-3.
+
+    Source: axolotl 0.19.0 METADATA (trl 1.9.0), core/builders/rl.py, core/trainers/trl.py; trl 1.9.0
+    trainer/{dpo,kto,reward,grpo}_trainer.py __init__; trl.experimental's ORPO, CPO and PRM leave them alone.
+    """
+    task = reading.said.get("task")
+    if task is None or task.value not in ("dpo", "kto", "reward", "grpo"):
+        return
+    if reading.value("quantization") is not None:
+        place = (
+            "trl 1.9.0 trainer/dpo_trainer.py:700-703: trained parameters become bf16 over a quantised base"
+        )
+        reading.default("adapter_dtype", "bf16", place)
+    reading.switch("zero3_reentrant_adapters", True, task.origin)
+
+
 def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
     """Enter the task of a file of TRL that trains from preferences; whether it is one.
 

@@ -74,7 +74,8 @@ class Sizes:
     def __init__(self, job: Job) -> None:
         numerics = job.recipe.numerics
         self._job, self._mixed = job, numerics.mixed
-        self._widens = numerics.mixed and numerics.quantization == "none"
+        widens = job.stack.fsdp2_widens or not job.recipe.sharding.dtensors
+        self._widens = widens and numerics.mixed and numerics.quantization == "none"
         self._compute_dtype = numerics.compute_dtype
         self.n = int(job.recipe.shards(job.hardware))
         self._rank = largest_rank(job)
@@ -112,7 +113,7 @@ class Sizes:
         unless the base is of k-bit matrices.
 
         Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model,
-        which widens trained 16-bit parameters.
+        which widens trained 16-bit parameters; axolotl 0.19.0 monkeypatch/accelerate/fsdp2.py does not.
         """
         return "fp32" if weight.requires_gradient and self._widens else weight.dtype
 

@@ -15,7 +15,7 @@ from planner.program.ops.collectives import gathered
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, replaced
 from planner.program.view import LayerView
-from planner.program.weights.fused_adapters import fused_feed_forward, is_fused
+from planner.program.weights.fused_adapters import fused_feed_forward, takes_adapter
 from planner.program.weights.matrices import dropout, linear
 
 
@@ -35,7 +35,7 @@ def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "ml
         return linear(torch, view, down, torch.mul(up, activation(torch, view, gate)))
     if view.block.mlp.scales_gate:
         return _scaled(torch, view, (inputs[0], inputs[1], down), x)
-    if view.stack.fused_mlp and all(view.adapted(spec) and is_fused(view, spec) for spec in (*inputs, down)):
+    if group == "mlp" and all(takes_adapter(view, spec) for spec in (*inputs, down)):
         return fused_feed_forward(torch, view, (*inputs, down), x)
     if view.stack.fused_mlp:
         middle = fused_gate(torch, linear(torch, view, inputs[0], x), linear(torch, view, inputs[1], x))

@@ -25,14 +25,33 @@ from planner.program.view import LayerView
 from planner.program.weights.four_bit import dequantized, expanded
 from planner.program.weights.lora import dropped, factors
 
+_TOGETHER = ("q_proj", "k_proj", "v_proj")
+# All but the first are of gated delta layers.
+_ALONE = ("o_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
 
-def is_fused(view: LayerView, spec: LinearSpec) -> bool:
-    """Whether the stack has such a function for this matrix: of 16 or 4 bits, and for its dropout."""
+
+def takes_adapter(view: LayerView, spec: LinearSpec) -> bool:
+    """Whether this matrix is adapted, and the stack has a function for such an adapter: over 16 or 4 bits,
+    and for its dropout.
+    """
     adapter, quantization = view.recipe.adapter, view.recipe.numerics.quantization
     stored = not view.quantized(spec) or quantization in ("nf4", "fp4")
     fused = view.stack.adapter_kernels in FUSED_KERNELS
     takes = adapter is not None and (adapter.dropout <= 0 or view.stack.adapter_kernels == "fused_dropped")
-    return fused and stored and takes
+    return fused and stored and takes and view.adapted(spec)
+
+
+def is_fused(view: LayerView, spec: LinearSpec) -> bool:
+    """Whether the function runs for a matrix by itself: query, key and value where all three are adapted,
+    output projections; no other names.
+
+    Source: axolotl 0.19 monkeypatch/lora_kernels.py apply_lora_kernel_patches; unsloth 2026.10
+    models/llama.py patch_peft_model.
+    """
+    if spec.name in _TOGETHER:
+        beside = [each for each in view.linears("attn_in") if each.name in _TOGETHER]
+        return len(beside) > 1 and all(takes_adapter(view, each) for each in beside)
+    return spec.name in _ALONE and takes_adapter(view, spec)
 
 
 def fused_linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:

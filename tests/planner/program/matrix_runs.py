@@ -19,7 +19,7 @@ from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Node, Tensor, Unit
 from planner.program.view import LayerView, layer_view
 
-SPEC = LinearSpec("q_proj", "attention", 64, 128, "attn_in")
+SPEC = LinearSpec("o_proj", "attention", 64, 128, "attn_out")
 OTHER = replace(SPEC, name="other")
 """Not adapted."""
 
@@ -40,7 +40,7 @@ def view_of(
     view = _view(method)
     recipe = replace(view.recipe, numerics=replace(view.recipe.numerics, **(numerics or {})))
     if recipe.adapter is not None:
-        recipe = replace(recipe, adapter=replace(recipe.adapter, dropout=dropout, targets=("q_proj",)))
+        recipe = replace(recipe, adapter=replace(recipe.adapter, dropout=dropout, targets=("o_proj",)))
     of_dtypes = {name: value for name, value in changes.items() if hasattr(view.dtypes, name)}
     of_stack = {name: value for name, value in changes.items() if name not in of_dtypes}
     dtypes, stack = replace(view.dtypes, **of_dtypes), replace(view.stack, **of_stack)

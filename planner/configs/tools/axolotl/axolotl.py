@@ -12,7 +12,12 @@ from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
 from planner.configs.shared.frozen_layers import read_lisa, read_unfrozen
 from planner.configs.shared.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.preference_tasks import axolotl_task, read_chosen_likelihood, read_precomputed
+from planner.configs.shared.preference_tasks import (
+    axolotl_task,
+    read_chosen_likelihood,
+    read_precomputed,
+    read_trl_adapters,
+)
 from planner.configs.shared.trainer_arguments import (
     ends_by_steps,
     read_batches,
@@ -21,6 +26,7 @@ from planner.configs.shared.trainer_arguments import (
     remark_on_tf32,
 )
 from planner.configs.tools.axolotl.axolotl_age import read_age, read_optimizer
+from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
@@ -28,7 +34,6 @@ from planner.configs.tools.axolotl.axolotl_parts import (
     names_attention,
     read_attention_keys,
     read_attention_of_2023,
-    read_evaluation,
     read_generated,
     read_kbit_tables,
     read_loss,
@@ -176,6 +181,8 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_lisa(keys, reading)
     read_checkpoint(keys, "base_model", reading)
     read_gptq(keys, reading)
+    if reading.value("method") == "lora" and not old:
+        read_trl_adapters(reading)
     _read_padding(keys, reading, old=old)
     read_batches(keys, reading)
     _read_checkpointing(keys, reading, old=old)
@@ -196,7 +203,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     remark_on_short_convolutions(keys, reading)
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
-    read_evaluation(keys, reading)
+    read_evaluation(keys, reading, old=old)
     read_generated(keys, reading, old=old)
     keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
 
@@ -376,8 +383,12 @@ def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
     elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):
         # axolotl 0.19.0 utils/data/streaming.py:224.
         reading.say("padding", "packed", keys.where("pretraining_sample_concatenation"))
-    elif pads and reading.value("task") in (None, "prm"):
+    elif pads and reading.value("task") in (None, "prm", "reward"):
         reading.say("padding", "max_length", keys.where("pad_to_sequence_len"))
+    elif pads is None and reading.value("task") == "reward":
+        reading.default(
+            "padding", "max_length", "axolotl 0.19.0 utils/schemas/validation.py hint_reward_model_pad"
+        )
     elif pads:
         reading.remark(
             keys.where("pad_to_sequence_len"),

@@ -1,4 +1,4 @@
-"""Dtypes, kernels, losses, evaluation and generated samples of Axolotl's files."""
+"""Dtypes, kernels, losses and generated samples of Axolotl's files."""
 
 from __future__ import annotations
 
@@ -419,10 +419,11 @@ def _say_kernels(reading: Reading, on: dict[str, str], origin: str, *, old: bool
     Source: axolotl 0.8.0 kernels/lora.py matmul_lora, whose second product is a tensor of its own.
     """
     fused = all(name in on for name in _ADAPTER_KERNELS)
-    reading.switch("fused_mlp", "lora_mlp_kernel" in on, on.get("lora_mlp_kernel", origin))
     kind = "fused_apart" if old else "fused_dropped"
     reading.switch("adapter_kernels", kind if fused else "eager", origin)
     if on and not fused:
+        if "lora_mlp_kernel" in on:
+            reading.switch("fused_mlp", True, on["lora_mlp_kernel"])
         reading.remark(
             origin, "adapters are counted as not fused, which is more: only some of their kernels are on"
         )
@@ -483,17 +484,3 @@ def read_generated(keys: Keys, reading: Reading, *, old: bool) -> None:
                 "worker_extension_cls",
             )
         )
-
-
-def read_evaluation(keys: Keys, reading: Reading) -> None:
-    """As many samples at once as it trains on, unless the file says otherwise;
-    none where none are held back.
-    """
-    if any(keys.get(name) for name in ("val_set_size", "test_datasets")):
-        place = (
-            "axolotl 0.19.0 utils/config/__init__.py: eval_batch_size is micro_batch_size, the "
-            "same in 2023-11"
-        )
-        reading.default("eval_batch", reading.value("batch"), place)
-    else:
-        reading.said.pop("eval_batch", None)

@@ -176,12 +176,12 @@ class Fsdp(Runtime):
         """A table that is tied to the head waits for the end: token numbers have no gradient to hook into.
 
         The hook of the root is on what the model returns: its loss, or the logits of a loop's own loss, in
-        stacks whose root is not whole any more then.
+        stacks whose root is not whole any more then, but for those that run Transformers' Trainer.
         """
         stream = self.stream
         before, inside, after = around(stream, events, self.job.model.head.name)
         root = self.groups.get(ROOT)
-        if root is None or root.stays:
+        if root is None or root.stays or self.job.stack.fsdp2_units == "root_divided":
             self._before_backward(ROOT)
             stream.events += before
         else:

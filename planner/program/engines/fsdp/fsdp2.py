@@ -22,6 +22,7 @@ from planner.program.runtime import Part, Pass
 _IN_ROOT: dict[Fsdp2Units, tuple[str, ...]] = {
     "ends_apart": (),
     "ends_in_root": (TAIL,),
+    "root_divided": (TABLE, TAIL),
     "root_whole": (TABLE, TAIL),
 }
 """Which units around the layers are the root's."""
@@ -55,7 +56,7 @@ class Fsdp2(Fsdp):
         """
         model, kind = self.job.model, self.job.stack.fsdp2_units
         inside = self.job.recipe.adapter is not None or model.vision is not None
-        groups = {ROOT: Group([], stays=kind != "ends_in_root"), TABLE: Group([])}
+        groups = {ROOT: Group([], stays=kind not in ("ends_in_root", "root_divided")), TABLE: Group([])}
         units = [self.units.of(each) for each in weights]
         groups |= {unit: Group([]) for unit in units if unit}
         if kind == "root_whole":

@@ -28,7 +28,7 @@ def rank(**changes: Any) -> tuple[RankRecords, FsdpRank]:
     """A rank before its first forward."""
     plain: dict[str, Any] = {
         "shards": 2, "mixed": True, "quantized": False, "offloads": False, "loads_each_name": True,
-        "reduces_last_only": False, "reduces_fp32": False, "replicates": False,
+        "reduces_last_only": False, "reduces_fp32": False, "widens": True, "replicates": False,
         "reshards_after_forward": True,
     }  # fmt: skip
     stream = RankRecords(FIRST_ID)

@@ -68,7 +68,7 @@ def test_old_versions_make_the_buckets_of_stages_1_and_2_early(sharding: str, ea
 
 FSDP = FsdpSettings(
     shards=2, mixed=True, quantized=False, offloads=False, loads_each_name=True, reduces_last_only=False,
-    reduces_fp32=False, replicates=False, reshards_after_forward=True,
+    reduces_fp32=False, widens=True, replicates=False, reshards_after_forward=True,
 )  # fmt: skip
 
 

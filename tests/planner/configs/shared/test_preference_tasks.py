@@ -64,7 +64,7 @@ def test_the_task_of_a_file(tmp_path: Path, text: str, task: str) -> None:
     assert recipe.batch.is_paired == (task in ("dpo", "orpo", "simpo", "reward"))
     if task not in ("sft", "pretrain"):
         assert recipe.adapter is not None
-        assert (recipe.batch.padding, recipe.adapter.dropout) == ("longest", 0.0)
+        assert (recipe.batch.padding != "packed", recipe.adapter.dropout) == (True, 0.0)
 
 
 def test_a_trl_file_that_names_no_trainer_is_asked(tmp_path: Path) -> None:
@@ -206,6 +206,30 @@ def test_a_reference_that_is_asked_before_training(tmp_path: Path) -> None:
     assert not axolotl.recipe.has_reference
     kto = scenario_of(tmp_path, TRL + "beta: 0.1\n", task="kto", switches="caches_reference=true")
     assert kto.recipe.has_reference
+
+
+@pytest.mark.parametrize(
+    ("task", "quantised", "sharded", "dtype", "reentrant"),
+    [
+        ("rl: dpo\n", True, False, "bf16", False),
+        ("rl: orpo\n", True, False, "fp32", False),
+        ("rl: dpo\n", False, False, "fp32", False),
+        ("reward_model: true\n", False, True, "fp32", True),
+        ("rl: dpo\nlocal_rank:\n", True, False, "fp32", False),
+    ],
+)
+def test_adapters_are_what_the_trainer_of_trl_makes_of_them(
+    tmp_path: Path, task: str, quantised: bool, sharded: bool, dtype: str, reentrant: bool
+) -> None:
+    """Trainers of TRL 1.9 change them; those of ORPO, and of the TRL of older files, do not."""
+    text = AXOLOTL + task + "gradient_checkpointing: true\n"
+    text += "deepspeed: deepspeed_configs/zero3_bf16.json\n" if sharded else ""
+    quantised_text = text.replace("adapter: lora", "adapter: qlora") + "load_in_4bit: true\n"
+    config = read(tmp_path, quantised_text if quantised else text)
+    gpus = "a100-80-sxm:2" if sharded else "a100-80-sxm"
+    recipe = resolve(with_flags(config, from_flags({"gpu": gpus}))).recipe
+    assert recipe.adapter is not None
+    assert (recipe.adapter.dtype, recipe.checkpoint_reentrant) == (dtype, reentrant)
 
 
 def test_a_handbook_recipe_of_pairs_without_a_length_has_that_of_its_trl(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,19 @@ def test_matrices_of_4_bits_have_one_and_those_of_8_bits_do_not(
     assert stored.recipe.numerics.quantization == quantization
     assert is_fused(stored, SPEC) is fused
     assert not is_fused(view_of("full", adapter_kernels="fused"), SPEC)
+
+
+def test_query_key_and_value_are_one_function_where_all_are_adapted() -> None:
+    """By themselves output projections alone are; a router or a joined matrix never is."""
+    query, key, value, out, *_ = (layer := view()).block.linears
+    assert [each.name for each in (query, key, value, out)] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    some, every = ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "qkv_proj")
+    assert layer.recipe.adapter is not None
+    for targets, fused in ((some, False), (every, True)):
+        adapter = replace(layer.recipe.adapter, targets=targets)
+        adapted = replace(layer, recipe=replace(layer.recipe, adapter=adapter))
+        assert [is_fused(adapted, each) for each in (query, value, out)] == [fused, fused, False]
+        assert not is_fused(adapted, replace(query, name="qkv_proj"))
 
 
 def test_it_keeps_its_input_alone() -> None:

@@ -1,4 +1,4 @@
-"""Dtypes, kernels, losses and evaluation of Axolotl's files, value by value."""
+"""Dtypes, kernels and losses of Axolotl's files, value by value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LORA = BASE + "adapter: lora\nlora_r: 16\n"
 LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
 
 
-OFF, FUSED = (False, "eager"), (True, "fused_dropped")
+OFF, FUSED = (False, "eager"), (False, "fused_dropped")
 
 
 def read(folder: Path, text: str) -> ConfigFile:
@@ -31,7 +31,7 @@ def read(folder: Path, text: str) -> ConfigFile:
 
 
 def kernels_of(folder: Path, text: str) -> tuple[bool, str]:
-    """Whether MLP and adapters run fused, on one card."""
+    """Whether the activation runs fused without adapters, and adapters do, on one card."""
     stack = resolve(with_flags(read(folder, text), from_flags({"gpu": "a100-80-sxm"}))).stack
     return stack.fused_mlp, stack.adapter_kernels
 
@@ -58,7 +58,7 @@ def kernels_of(folder: Path, text: str) -> tuple[bool, str]:
         # Those of then make the product of an adapter apart.
         (
             "lora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: true\nlocal_rank:\n",
-            (True, "fused_apart"),
+            (False, "fused_apart"),
         ),
     ],
 )
@@ -105,9 +105,9 @@ LIGER = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
         (
             "liger_fused_linear_cross_entropy: true\nliger_rms_norm: true\n",
             None,
-            ("fused_mlp=false", "adapter_kernels=eager"),
+            ("adapter_kernels=eager",),
         ),
-        ("chunked_cross_entropy: true\n", "chunked", ("fused_mlp=false", "adapter_kernels=eager")),
+        ("chunked_cross_entropy: true\n", "chunked", ("adapter_kernels=eager",)),
     ],
 )
 def test_keys_of_liger_act_through_its_plugin_alone(
@@ -225,16 +225,6 @@ def test_better_transformer_is_torchs_attention_for_gpt_neox(tmp_path: Path) -> 
     assert config.request.get("attention") == "sdpa"
     with pytest.raises(NotModelledError, match="GPT-NeoX and Pythia only"):
         read(tmp_path, BASE + "flash_optimum: true\n")
-
-
-def test_evaluation_has_the_micro_batch_where_samples_are_held_back(tmp_path: Path) -> None:
-    """normalize_config; without held-back samples nothing is evaluated."""
-    held = BASE + "micro_batch_size: 3\nval_set_size: 0.05\n"
-    assert read(tmp_path, held).request.get("eval_batch") == 3
-    assert read(tmp_path, held + "eval_batch_size: 2\n").request.get("eval_batch") == 2
-    assert (
-        read(tmp_path, BASE + "micro_batch_size: 3\neval_batch_size: 2\n").request.get("eval_batch") is None
-    )
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_bnb_8bit", "paged_adamw_8bit"])
