@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from copy import copy
 
+from planner.allocator.compiled import HOST_WAITS
 from planner.allocator.device import address_space_bytes
 from planner.allocator.settings import (
     LARGE_ROUNDING_BYTES,
@@ -100,12 +101,16 @@ class Memory:
         del keys
         return found
 
+    def wait_for_streams(self) -> None:
+        """The host waits for the other streams: what they used can be used again."""
+        for pool in self.waiting:
+            self._complete(pool, 0)
+
     def release_cached(self) -> None:
         """Wait for other streams, and give back every segment without a block in use
         (``release_cached_blocks``).
         """
-        for pool in self.waiting:
-            self._complete(pool, 0)
+        self.wait_for_streams()
         for keys in (keys for pools in self.pools.values() for keys in pools):
             kept = []
             for key in keys:
@@ -153,6 +158,8 @@ class Memory:
                     allocated -= size[block]
                     pool = streams[slot] if streams else 0, is_small
                     self._let_go(block, pool, lags[slot] if lags else 0)
+                elif lags and lags[slot] == HOST_WAITS:
+                    self.wait_for_streams()
                 continue
             want = (sizes[slot] + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
             if not want:
@@ -340,8 +347,7 @@ class GrowingMemory(Memory):
 
     def release_cached(self) -> None:
         """Wait for other streams, and unmap all pages without a block in use (``release_cached_blocks``)."""
-        for waiting in self.waiting:
-            self._complete(waiting, 0)
+        self.wait_for_streams()
         for pool in self.holes:
             for key in self.pool(*pool).copy():
                 self._unmap(self.at[key & _ADDRESS_MASK], pool)

@@ -41,8 +41,12 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
         _cast_on_host(job, weights)
         arrive(stream, job, weights)
     else:
+        prepared = {id(each): prepared_dtype(job, each) for each in weights}
+        for each in weights:
+            # What training widens arrives narrow, too.
+            each.dtype = each.dtype if each.packed else job.recipe.numerics.load_dtype
         arrive(stream, job, weights)
-        replace(stream, weights, {id(each): prepared_dtype(job, each) for each in weights})
+        replace(stream, weights, prepared)
     if job.recipe.adapter is not None:
         stream.enter("adapters")
     weights += add_adapters(stream, job, weights)

@@ -37,3 +37,18 @@ def test_zero3_waits_for_the_third_gather_and_the_third_bucket_before() -> None:
         (most,) = re.findall(rf"{name}: int = (\d+)", source)
         assert re.search(rf"_events\) > self\.\w*{name}:\s+self\.\w+\.popleft\(\)\.synchronize\(\)", source)
         assert lag == int(most) + 1
+
+
+def test_zero3_waits_at_the_end_of_each_backward_and_for_the_norm() -> None:
+    """The stream that reduces has waited for the one that computes; a question to a tensor waits for it."""
+    stage_3 = inspect.getsource(import_or_skip("deepspeed.runtime.zero.stage3"))
+    epilogue = stage_3.split("def independent_gradient_partition_epilogue")[1].split("\n    def ")[0]
+    assert "self.reduce_and_partition_stream.synchronize()" in epilogue
+    step = stage_3.split("    def step(self")[1].split("\n    def ")[0]
+    released, asked, updated = (
+        step.index(each)
+        for each in ("_partition_all_parameters()", "is_invalid_grad_norm(", "self._prepare_sub_group(")
+    )
+    assert released < asked < updated
+    norm = inspect.getsource(import_or_skip("deepspeed.runtime.utils").is_invalid_grad_norm)
+    assert "bool(" in norm

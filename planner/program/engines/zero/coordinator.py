@@ -150,10 +150,8 @@ class Coordinator:
         if wanted:
             self._gather([*wanted])
 
-    def release(self, module: Module, *, forward: bool, lag: int = _GATHER_LAG) -> None:
-        """``release_sub_module``: what is not needed again soon goes; ``lag``: as of
-        :meth:`RequestStream.free_late`.
-        """
+    def release(self, module: Module, *, forward: bool) -> None:
+        """``release_sub_module``: what is not needed again soon goes."""
         own = module.own
         recomputed = None if forward else self._active.pop(module, None)
         if not own and not recomputed:
@@ -163,7 +161,7 @@ class Coordinator:
             live.active.discard(module)
             again = recomputed is not None and live in recomputed
             if (again and not live.persists) or (live in own and self._goes(live)):
-                self._release_one(live, lag)
+                self._release_one(live)
 
     def _goes(self, live: Live) -> bool:
         """``__params_to_release``: not what prefetch has passed over,
@@ -274,10 +272,10 @@ class Coordinator:
             what = Purpose("ds_secondary_tensor", live.param.term)
             live.second = self._engine.take(n_bytes, what, live.param)
 
-    def _release_one(self, live: Live, lag: int = _GATHER_LAG) -> None:
+    def _release_one(self, live: Live) -> None:
         if live.status == "here" and not live.active:
             self.divide_inside(live)
-            self._engine.free_late(live.slot, lag)
+            self._engine.free_late(live.slot, _GATHER_LAG)
             live.slot, live.status = None, "away"
             self._available -= live.param.elements
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.allocator.compiled import HOST_WAITS
 from tests.planner.program.engines.zero.test_zero12 import TRAINED, VECTORS, allocated, left, stream_of
 
 PHASES = ("forward_2", "backward_2")
@@ -147,6 +148,21 @@ def test_gathered_parameters_and_gradients_come_back_late() -> None:
         stream, _ = stream_of(sharding="zero3", **flags)
         late = {stream.term(slot) for slot, lag in stream.lags.items() if lag == 3}
         assert late == {"gathered_parameters"} | ({"gradients"} if gradients else set())
+
+
+def test_the_host_waits_at_the_end_of_each_backward_and_for_the_norm() -> None:
+    """When the model runs again, or the optimizer makes its states, nothing is in use any more."""
+    stream, _ = stream_of(sharding="zero3", grad_accum="2")
+    begins, phase = dict(stream.phases), ""
+    waits, in_use = list[str](), False
+    for index, event in enumerate(stream.events):
+        phase = begins.get(index, phase)
+        lag = stream.lags.get(~event)
+        in_use = (lag or in_use) if lag != HOST_WAITS else False
+        waits += [phase] if lag == HOST_WAITS else []
+        assert not in_use or event < 0 or "states" not in stream.term(event)
+        assert not (in_use and index in begins and "forward" in phase)
+    assert waits == ["backward", "optimizer_step", "backward_2", "backward_2", "optimizer_step"]
 
 
 def test_gradients_in_fp16_are_looked_through_before_the_step() -> None:
