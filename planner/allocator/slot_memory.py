@@ -154,12 +154,8 @@ class Memory:
                 keys = self.pool(streams[slot], is_small)
             if event < 0:
                 block = live[slot]
-                if block >= 0:
-                    allocated -= size[block]
-                    pool = streams[slot] if streams else 0, is_small
-                    self._let_go(block, pool, lags[slot] if lags else 0)
-                elif lags and lags[slot] == HOST_WAITS:
-                    self.wait_for_streams()
+                allocated -= size[block] if block >= 0 else 0
+                self._let_go(block, (streams[slot] if streams else 0, is_small), lags[slot] if lags else 0)
                 continue
             want = (sizes[slot] + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
             if not want:
@@ -207,7 +203,11 @@ class Memory:
         self.free[block] = False
 
     def _let_go(self, block: int, pool: tuple[int, bool], lag: int) -> None:
-        """Take back a block, or note that another stream still uses it."""
+        """Take back a block, or note that another stream still uses it; without one the host may wait."""
+        if block < 0:
+            if lag == HOST_WAITS:
+                self.wait_for_streams()
+            return
         if not lag:
             self._merge(block, self.pool(*pool))
             return

@@ -100,7 +100,10 @@ class RequestStream:
         self.events.append(~slot)
 
     def wait(self) -> None:
-        """The host waits for all streams: what they used can be used again.  Written as a slot of no bytes."""
+        """The host waits for all streams: what they used can be used again.
+
+        It is written as a slot without bytes.
+        """
         self.free_late(self.allocate(Unit.ONE, 0, "other_temporaries", ("", "", "wait")), HOST_WAITS)
 
     def put_off(self, slot: int, ops: Collection[str]) -> None:

@@ -234,8 +234,8 @@ class TracedZero3:
         self._stream.wait()
 
     def step(self, number: int) -> None:
-        """``step``: everything is released, the host reads the norm of all gradients (``is_invalid_grad_norm``),
-        then sub-group by sub-group; small parameters are whole again at the end.
+        """``step``: everything is released, and the host reads the norm of all gradients (utils.py
+        ``is_invalid_grad_norm``); then sub-group by sub-group.  Small parameters are whole again at the end.
         """
         settings, stream = self._settings, self._stream
         self._coordinator.release_all(self._live.values())

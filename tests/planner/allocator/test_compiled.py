@@ -43,7 +43,10 @@ def card(limit_bytes: int | None, events: list[int], **flags: bool) -> tuple[Com
 def test_numbers_beyond_the_library_are_left_to_python(
     sizes: list[int], streams: list[int], lags: list[int], taken: bool
 ) -> None:
-    """Sums of more than 60 bits, more streams than it keeps apart, and more blocks that wait; a host that waits is no number."""
+    """Sums of more than 60 bits, more streams than it keeps apart, and more blocks that wait.
+
+    A host that waits is no number of blocks.
+    """
     assert (packed([0], sizes, streams, lags) is not None) is taken
 
 

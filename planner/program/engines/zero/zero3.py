@@ -310,8 +310,8 @@ class Zero3(DeepSpeed):
         self.stream.wait()
 
     def step(self) -> None:
-        """``step``: everything is released, the host reads the norm of all gradients (``is_invalid_grad_norm``),
-        then sub-group by sub-group; small parameters are whole again at the end.
+        """``step``: everything is released, and the host reads the norm of all gradients (utils.py
+        ``is_invalid_grad_norm``); then sub-group by sub-group.  Small parameters are whole again at the end.
         """
         settings = self.settings
         self._own.coordinator.release_all(self._own.live.values())
