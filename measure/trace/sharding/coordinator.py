@@ -92,6 +92,7 @@ class TracedCoordinator:
         then prefetch for the modules after it.
         """
         recomputes = forward and self._stream.place.stage == "backward"
+        keeps = recomputes and self._settings.keeps_recomputed and self._active
         if not forward:
             self._active.setdefault(module, set())
         if not self._complete:
@@ -100,8 +101,10 @@ class TracedCoordinator:
         self._gather(live for live in needed if live.status == "away")
         for live in needed:
             live.active.add(module)
-            if recomputes and self._active and not live.parameter.trained:
-                next(reversed(self._active.values())).add(live)
+            if keeps and not live.parameter.trained:
+                owner = next(iter(self._active) if self._settings.for_model else reversed(self._active))
+                self._active[owner].add(live)
+                live.active.add(owner)
             self._ask(live)
         if self._complete:
             self._prefetch({live for live in needed if live.fetched_for < self._step})

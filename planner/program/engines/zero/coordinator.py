@@ -83,6 +83,7 @@ class Coordinator:
         self._step = 0
         self._available = 0
         self._active: dict[Module, set[Live]] = {}
+        self._model = Module()
 
     def new_pass(self, everything: Iterable[Live]) -> None:
         """``reset_step``, when the model's forward begins:
@@ -110,12 +111,15 @@ class Coordinator:
         if not self._passed:
             self._recorded.append(module)
         needed, n_new = module.own, 0
+        keeps = recomputes and self.settings.keeps_recomputed and (self._active or self.settings.for_model)
         if away := [live for live in needed if live.status == "away"]:
             self._gather(away)
         for live in needed:
             live.active.add(module)
-            if recomputes and self._active and not live.param.trained:
-                next(reversed(self._active.values())).add(live)
+            if keeps and not live.param.trained:
+                owner = self._model if self.settings.for_model else next(reversed(self._active))
+                self._active.setdefault(owner, set()).add(live)
+                live.active.add(owner)
             if live in self._in_flight:
                 self._ask(live)
             n_new += live.fetched_for < self._step
