@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from copy import copy
 
-from planner.allocator.compiled import HOST_WAITS
+from planner.allocator.compiled import HOST_WAITS, MOST_LAG
 from planner.allocator.device import address_space_bytes
 from planner.allocator.settings import (
     LARGE_ROUNDING_BYTES,
@@ -101,10 +101,12 @@ class Memory:
         del keys
         return found
 
-    def wait_for_streams(self) -> None:
-        """The host waits for the other streams: what they used can be used again."""
+    def wait_for_streams(self, left: int = 0) -> None:
+        """The host waits for the other streams: what they used can be used again, but for the last ``left``
+        blocks of each pool.
+        """
         for pool in self.waiting:
-            self._complete(pool, 0)
+            self._complete(pool, left)
 
     def release_cached(self) -> None:
         """Wait for other streams, and give back every segment without a block in use
@@ -205,8 +207,8 @@ class Memory:
     def _let_go(self, block: int, pool: tuple[int, bool], lag: int) -> None:
         """Take back a block, or note that another stream still uses it; without one the host may wait."""
         if block < 0:
-            if lag == HOST_WAITS:
-                self.wait_for_streams()
+            if lag >= HOST_WAITS - MOST_LAG:
+                self.wait_for_streams(HOST_WAITS - lag)
             return
         if not lag:
             self._merge(block, self.pool(*pool))

@@ -41,12 +41,13 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
         _cast_on_host(job, weights)
         arrive(stream, job, weights)
     else:
-        prepared = {id(each): prepared_dtype(job, each) for each in weights}
-        for each in weights:
+        whole = [each for each in weights if not each.packed]
+        prepared = {id(each): prepared_dtype(job, each) for each in whole}
+        for each in whole:
             # What training widens arrives narrow, too.
-            each.dtype = each.dtype if each.packed else job.recipe.numerics.load_dtype
+            each.dtype = job.recipe.numerics.load_dtype
         arrive(stream, job, weights)
-        replace(stream, weights, prepared)
+        replace(stream, whole, prepared)
     if job.recipe.adapter is not None:
         stream.enter("adapters")
     weights += add_adapters(stream, job, weights)

@@ -99,12 +99,13 @@ class RequestStream:
         self.lags[slot] = lag
         self.events.append(~slot)
 
-    def wait(self) -> None:
-        """The host waits for all streams: what they used can be used again.
+    def wait(self, left: int = 0) -> None:
+        """The host waits for all streams: what they used can be used again, but for the last ``left`` blocks
+        of each.
 
         It is written as a slot without bytes.
         """
-        self.free_late(self.allocate(Unit.ONE, 0, "other_temporaries", ("", "", "wait")), HOST_WAITS)
+        self.free_late(self.allocate(Unit.ONE, 0, "other_temporaries", ("", "", "wait")), HOST_WAITS - left)
 
     def put_off(self, slot: int, ops: Collection[str]) -> None:
         """Make an allocation later: right before the first one behind it that one of ``ops`` makes."""

@@ -84,11 +84,13 @@ class RankRecords:
         while len(waiting) > lag:
             self.free(waiting.pop(0))
 
-    def wait(self) -> None:
-        """The host waits for all streams: what they used can be used again."""
+    def wait(self, left: int = 0) -> None:
+        """The host waits for all streams: what they used can be used again, but for the last ``left`` blocks
+        of each pool.
+        """
         for waiting in self._waiting.values():
-            self.free(*waiting)
-            waiting.clear()
+            while len(waiting) > left:
+                self.free(waiting.pop(0))
 
     def brief(self, n_bytes: int, what: TracedPurpose) -> None:
         """Allocate and free at once: a temporary of one call."""

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.compiled import HOST_WAITS, is_compiled
+from planner.allocator.compiled import HOST_WAITS, MOST_LAG, is_compiled
 from planner.allocator.settings import AllocatorSettings
 from planner.allocator.slots import SlotEvents, least_limit, passing, replay_parts, replay_slots
 from planner.errors import NotModelledError
@@ -43,7 +43,7 @@ def programs(draw: st.DrawFn) -> SlotEvents:
         draw(st.lists(st.integers(0, most), min_size=len(sizes), max_size=len(sizes))) for most in (1, 3)
     )
     if draw(st.booleans()):
-        lags = [lag if size else HOST_WAITS for size, lag in zip(sizes, lags, strict=True)]
+        lags = [lag if size else HOST_WAITS - lag for size, lag in zip(sizes, lags, strict=True)]
     events: list[int] = []
     live: list[int] = []
     for slot in range(len(sizes)):
@@ -85,9 +85,9 @@ def by_objects(program: SlotEvents, limit_bytes: int | None) -> tuple[int, int, 
             tickets.append(allocator.request_free(block))
             while len(tickets) > lag:
                 allocator.complete_free(tickets.pop(0))
-        elif event < 0 and program.lags[~event] == HOST_WAITS:
+        elif event < 0 and program.lags[~event] >= HOST_WAITS - MOST_LAG:
             for tickets in waiting.values():
-                while tickets:
+                while len(tickets) > HOST_WAITS - program.lags[~event]:
                     allocator.complete_free(tickets.pop(0))
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.n_retries, None
 

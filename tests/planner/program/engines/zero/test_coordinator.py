@@ -34,6 +34,7 @@ class Engine:
     settings: Settings = SETTINGS
     said: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
 
     def take(self, n_bytes: int, what: Purpose, param: Param | None = None) -> int:
         """Allocate."""
@@ -50,6 +51,10 @@ class Engine:
         """Free what is still used."""
         assert lag
         self.free(slot)
+
+    def wait(self, left: int) -> None:
+        """The host waits."""
+        self.waits.append(left)
 
     def new(self) -> list[int]:
         """What was said since the last time."""
@@ -146,3 +151,14 @@ def test_what_is_gathered_to_recompute_stays_as_long_as_the_module_around(
     found.append(engine.new())
     coordinator.end_of_backward()
     assert [*found, engine.new()] == said
+
+
+def test_the_host_waits_for_the_third_parameter_before() -> None:
+    """When it asks for the fourth, what was given back before it asked for the second comes back."""
+    engine, several = Engine(), modules(10, 10, 10, 10, 10)
+    coordinator = Coordinator(engine)  # type: ignore[arg-type]
+    one_pass(coordinator, several, engine)
+    assert engine.waits == [3]
+    coordinator.end_of_backward()
+    coordinator.fetch(several[0], forward=True, recomputes=False)
+    assert engine.waits == [3]
