@@ -23,6 +23,7 @@ from measure.dry_run.libraries import (
     cuda_builds,
     cuda_kernels,
     flash_attention,
+    host_optimizers,
     refused,
     stand_ins,
     triton_kernels,
@@ -59,6 +60,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     Checkpoints(guesses).install(imports)
     bitsandbytes_library.install(imports, native, guesses)
     flash_attention.install(imports, guesses)
+    host_optimizers.install(imports, guesses)
     saving.install(imports)
     holes.install()
     hub_files.install(imports, guesses, allowed=job.stands_in)

@@ -17,6 +17,11 @@ from planner.allocator.settings import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 LIBRARY = Path(__file__).with_name("replay.native")
 N_STREAMS, MOST_LAG = 16, 15
 """CUDA streams that the library keeps apart, and blocks of one that may wait for another."""
+HOST_WAITS = 255
+"""In place of a lag, of a slot without bytes: where it is freed, the host waits for all streams.
+
+So many less where the last blocks of each pool are still in use then, up to ``MOST_LAG`` of them.
+"""
 # What all blocks together may take: sums of it fit into 64 bits.
 _MOST_BYTES = 1 << 60
 _NUMBER_BYTES = 8
@@ -28,6 +33,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "memory_copy": (_POINTER, [_POINTER, _NUMBER]),
     "memory_close": (None, [_POINTER]),
     "let_grow": (None, [_POINTER, _NUMBER, _NUMBER]),
+    # Only called by ``run``: a library without it is of before.
+    "wait_for_streams": (_NUMBER, [_POINTER, _NUMBER]),
     "release_cached": (_NUMBER, [_POINTER]),
     "run": (_NUMBER, [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4]),
     "count_free": (_NUMBER, [_POINTER, _POINTER]),
@@ -74,7 +81,8 @@ def packed(
     """The lists as arrays of the machine; ``None`` where the library is not there,
     or numbers are too large for it.
     """
-    too_many = max(streams, default=0) >= N_STREAMS or max(lags, default=0) > MOST_LAG
+    most_lag = max((lag for lag in {*lags} if lag < HOST_WAITS - MOST_LAG), default=0)
+    too_many = max(streams, default=0) >= N_STREAMS or most_lag > MOST_LAG
     if _library() is None or sum(sizes) > _MOST_BYTES or too_many:
         return None
     columns = _as_array("B", streams), _as_array("B", lags)

@@ -7,6 +7,7 @@
 #define NONE (-1)
 #define CHUNK 64
 #define MOST_LAG 15
+#define HOST_WAITS 255
 
 typedef struct {
     int64_t size, address, block;

@@ -307,12 +307,19 @@ static Place best_fit(const Memory *memory, const Pool *pool, Place place) {
     }
 }
 
+/* The host waits for the other streams: what they used can be used again, but for the last `left` blocks of each pool. */
+int64_t wait_for_streams(Memory *memory, int64_t left) {
+    for (int number = 0; number < 2 * N_STREAMS; number++)
+        if (!complete(memory, &memory->pools[number], left)) return NO_HOST_MEMORY;
+    return ENDED;
+}
+
 /* Wait for the other streams, and give back every segment without a block in use, or every such page where segments grow
    (release_cached_blocks). */
 int64_t release_cached(Memory *memory) {
+    if (wait_for_streams(memory, 0) == NO_HOST_MEMORY) return NO_HOST_MEMORY;
     for (int number = 0; number < 2 * N_STREAMS; number++) {
         Pool *pool = &memory->pools[number];
-        if (!complete(memory, pool, 0)) return NO_HOST_MEMORY;
         if (!memory->spaces[0]) release_segments(memory, pool);
         else if (!release_pages(memory, pool)) return NO_HOST_MEMORY;
     }
@@ -402,6 +409,8 @@ int64_t run(Memory *memory, const int64_t *events, int64_t n_events, const int64
             }
         } else if (memory->live[slot] != NONE) {
             if (!let_go(memory, pool, memory->live[slot], lags == NULL ? 0 : lags[slot])) return NO_HOST_MEMORY;
+        } else if (lags != NULL && lags[slot] >= HOST_WAITS - MOST_LAG) {
+            if (wait_for_streams(memory, HOST_WAITS - lags[slot]) == NO_HOST_MEMORY) return NO_HOST_MEMORY;
         }
     }
     return ENDED;

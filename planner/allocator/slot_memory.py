@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from copy import copy
 
+from planner.allocator.compiled import HOST_WAITS, MOST_LAG
 from planner.allocator.device import address_space_bytes
 from planner.allocator.settings import (
     LARGE_ROUNDING_BYTES,
@@ -100,12 +101,18 @@ class Memory:
         del keys
         return found
 
+    def wait_for_streams(self, left: int = 0) -> None:
+        """The host waits for the other streams: what they used can be used again, but for the last ``left``
+        blocks of each pool.
+        """
+        for pool in self.waiting:
+            self._complete(pool, left)
+
     def release_cached(self) -> None:
         """Wait for other streams, and give back every segment without a block in use
         (``release_cached_blocks``).
         """
-        for pool in self.waiting:
-            self._complete(pool, 0)
+        self.wait_for_streams()
         for keys in (keys for pools in self.pools.values() for keys in pools):
             kept = []
             for key in keys:
@@ -149,10 +156,8 @@ class Memory:
                 keys = self.pool(streams[slot], is_small)
             if event < 0:
                 block = live[slot]
-                if block >= 0:
-                    allocated -= size[block]
-                    pool = streams[slot] if streams else 0, is_small
-                    self._let_go(block, pool, lags[slot] if lags else 0)
+                allocated -= size[block] if block >= 0 else 0
+                self._let_go(block, (streams[slot] if streams else 0, is_small), lags[slot] if lags else 0)
                 continue
             want = (sizes[slot] + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
             if not want:
@@ -200,7 +205,11 @@ class Memory:
         self.free[block] = False
 
     def _let_go(self, block: int, pool: tuple[int, bool], lag: int) -> None:
-        """Take back a block, or note that another stream still uses it."""
+        """Take back a block, or note that another stream still uses it; without one the host may wait."""
+        if block < 0:
+            if lag >= HOST_WAITS - MOST_LAG:
+                self.wait_for_streams(HOST_WAITS - lag)
+            return
         if not lag:
             self._merge(block, self.pool(*pool))
             return
@@ -340,8 +349,7 @@ class GrowingMemory(Memory):
 
     def release_cached(self) -> None:
         """Wait for other streams, and unmap all pages without a block in use (``release_cached_blocks``)."""
-        for waiting in self.waiting:
-            self._complete(waiting, 0)
+        self.wait_for_streams()
         for pool in self.holes:
             for key in self.pool(*pool).copy():
                 self._unmap(self.at[key & _ADDRESS_MASK], pool)

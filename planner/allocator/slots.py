@@ -27,8 +27,9 @@ class SlotEvents:
     ``streams``: CUDA streams by slot; empty where all are on the main one.  ``begins``: events at which a
     phase begins.  ``empties``: those of them before which the program gives its cache back
     (``torch.cuda.empty_cache``).  ``lags``: by slot, how many later blocks of its pool the program lets go
-    of before another stream is done with this one (``record_stream``) and it can be used again; empty where
-    no other stream uses any.  ``settings``: of the allocator; segments that grow and rounding are replayed.
+    of before another stream is done with this one (``record_stream``) and it can be used again, unless the
+    host waits before (``HOST_WAITS``); empty where no other stream uses any.  ``settings``: of the allocator;
+    segments that grow and rounding are replayed.
 
     Raises:
         NotModelledError: other settings.

@@ -354,6 +354,14 @@ class Stack:
     """Whether that goes for the fp32 masters of stages 1 and 2 too."""
     zero3_casts_adapters: bool
     """Stage 3 casts adapters to 16 bits that PEFT made in fp32."""
+    zero3_keeps_recomputed: bool
+    """What a recomputation gathers of frozen parameters stays whole under stage 3 until the backward of the
+    module that it began in is done.
+    """
+    recomputes_hooks: bool
+    """Hooks of a checkpointed layer run within what is recomputed.  A reentrant recomputation then begins
+    in the backward of the model, and not in that of the layer.
+    """
     zero3_waits_for_copies: bool
     """Where stage 3 offloads the optimizer, the host waits for each gradient's copy."""
 

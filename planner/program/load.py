@@ -41,8 +41,13 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
         _cast_on_host(job, weights)
         arrive(stream, job, weights)
     else:
+        whole = [each for each in weights if not each.packed]
+        prepared = {id(each): prepared_dtype(job, each) for each in whole}
+        for each in whole:
+            # What training widens arrives narrow, too.
+            each.dtype = job.recipe.numerics.load_dtype
         arrive(stream, job, weights)
-        replace(stream, weights, {id(each): prepared_dtype(job, each) for each in weights})
+        replace(stream, whole, prepared)
     if job.recipe.adapter is not None:
         stream.enter("adapters")
     weights += add_adapters(stream, job, weights)

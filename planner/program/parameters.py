@@ -186,8 +186,7 @@ def _layers(model: ModelSpec) -> Iterator[tuple[str, BlockSpec]]:
 def _is_widened_end(job: Job, weight: Weight) -> bool:
     """Whether a full fine-tune keeps this table, head or norm in fp32.
 
-    Source: axolotl 0.19.0 loaders/model.py _configure_embedding_dtypes.  Ignored: routers,
-    and the 16-bit copies that go first.
+    Source: axolotl 0.19.0 loaders/model.py _configure_embedding_dtypes.  Ignored: routers.
     """
     widens = job.stack.widens_ends and job.recipe.method == "full" and job.regime.engine == "native"
     return widens and (weight.outside or weight.kind == "norm")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from planner.allocator.columns import in_bytes, shifted
+from planner.allocator.compiled import HOST_WAITS
 from planner.domain.term import STATE_TERMS, TERM_NAMES, TERM_NUMBERS, Phase, TermName
 from planner.program.ops.tensors import Mark, Unit
 from planner.program.recorded_part import (
@@ -36,7 +37,7 @@ class RequestStream:
     ``events`` hold the slot of an allocation when it is made, and its complement when it is freed.
     ``units``, ``unit_bytes``, ``kinds`` (numbers of terms) and ``streams`` (CUDA streams) describe each slot.
     ``lags``: of slots that another CUDA stream still uses when they are freed, how many later ones of their
-    own stream are freed before it is done.
+    own stream are freed before it is done; or that they stand for a host that waits.
     ``phases``: (event it begins with, phase), in order.
     ``workspace``: the slot of what the first product takes, where there is one.
     """
@@ -96,10 +97,18 @@ class RequestStream:
 
     def free_late(self, slot: int, lag: int) -> None:
         """Free what another CUDA stream still uses (``record_stream``): its memory cannot be used again
-        before ``lag`` later slots of its own stream are freed, or the cache is given back.
+        before ``lag`` later slots of its own stream are freed, the host waits, or the cache is given back.
         """
         self.lags[slot] = lag
         self.events.append(~slot)
+
+    def wait(self, left: int = 0) -> None:
+        """The host waits for all streams: what they used can be used again, but for the last ``left`` blocks
+        of each.
+
+        It is written as a slot without bytes.
+        """
+        self.free_late(self.allocate(Unit.ONE, 0, "other_temporaries", ("", "", "wait")), HOST_WAITS - left)
 
     def put_off(self, slot: int, ops: Collection[str]) -> None:
         """Make an allocation later: right before the first one behind it that one of ``ops`` makes."""

@@ -17,15 +17,16 @@ from measure.trace.record import TracedBlock
 from measure.trace.sharding.runtime_settings import ZeroSettings
 from measure.trace.sharding.shard_records import GATHER_STREAM, RankRecords, TracedPurpose
 from measure.trace.sharding.sharded_parameters import TracedParameter
+from planner.allocator.compiled import MOST_LAG
 
 _FLAT = TracedPurpose("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
 _WHOLE = TracedPurpose("gathered parameter", "gathered_parameters", GATHER_STREAM)
 _UPLOADED = TracedPurpose("partition from the host", "gathered_parameters", GATHER_STREAM)
-# The host runs ahead of the card.  Before a gather it waits until no more than ``__max_ongoing_fetch_events``
-# = 2 others are under way; the card still uses what the modules of these and of the one before gave back.
-# Source: ``fetch_sub_module``; partition_parameters.py free_param (``record_stream``).
+# The host runs ahead of the card.  Where it asked for more than ``__max_ongoing_fetch_events`` parameters,
+# it waits for the oldest before it asks for another: what was given back before that one comes back.
+# Source: ``_fetch_sub_module_impl``; partition_parameters.py free_param (``record_stream``).
 # Ignored: a card that computes for longer than it gathers falls further behind.
-_GATHER_LAG = 3
+_MOST_FETCHES = 2
 _LONG_AGO = -(10**10)
 
 
@@ -72,6 +73,9 @@ class TracedCoordinator:
         self._step = 0
         self._available = 0
         self._active: dict[str, set[TracedUse]] = {}
+        # Given back so far, and when the host asked for each parameter.
+        self._n_late = 0
+        self._asked: deque[int] = deque()
 
     def new_pass(self, everything: Iterable[TracedUse]) -> None:
         """``reset_step``, when the model's forward begins:
@@ -92,6 +96,7 @@ class TracedCoordinator:
         then prefetch for the modules after it.
         """
         recomputes = forward and self._stream.place.stage == "backward"
+        keeps = recomputes and self._settings.keeps_recomputed and self._active
         if not forward:
             self._active.setdefault(module, set())
         if not self._complete:
@@ -100,12 +105,21 @@ class TracedCoordinator:
         self._gather(live for live in needed if live.status == "away")
         for live in needed:
             live.active.add(module)
-            if recomputes and self._active and not live.parameter.trained:
-                next(reversed(self._active.values())).add(live)
-            self._ask(live)
+            if keeps and not live.parameter.trained:
+                owner = next(iter(self._active) if self._settings.for_model else reversed(self._active))
+                self._active[owner].add(live)
+                live.active.add(owner)
+            if live in self._in_flight:
+                self._wait_for_oldest()
+                self._ask(live)
+                self._asked.append(self._n_late)
         if self._complete:
             self._prefetch({live for live in needed if live.fetched_for < self._step})
         self._step += 1
+
+    def _wait_for_oldest(self) -> None:
+        if len(self._asked) > _MOST_FETCHES:
+            self._stream.wait(self._n_late - self._asked.popleft())
 
     def _prefetch(self, needed: set[TracedUse]) -> None:
         discarded: set[TracedUse] = set()
@@ -160,6 +174,7 @@ class TracedCoordinator:
                 live.active.discard(module)
                 if not live.persists:
                     self._release_one(live)
+        self._asked.clear()
 
     def release_all(self, everything: Iterable[TracedUse]) -> None:
         """``release_and_reset_all``, when the optimizer steps."""
@@ -167,6 +182,7 @@ class TracedCoordinator:
             self._ask(live)
             live.active.clear()
             self._release_one(live)
+        self._asked.clear()
 
     def gather_now(self, wanted: Iterable[TracedUse]) -> None:
         """``_post_step``: persistent parameters are whole again, each in memory of its own;
@@ -240,6 +256,7 @@ class TracedCoordinator:
     def _release_one(self, live: TracedUse) -> None:
         if live.status == "here" and not live.active:
             if live.block is not None:
-                self._stream.free_late(live.block, _GATHER_LAG)
+                self._n_late += 1
+                self._stream.free_late(live.block, MOST_LAG)
             live.block, live.status = None, "away"
             self._available -= live.elements

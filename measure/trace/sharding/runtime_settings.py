@@ -35,8 +35,10 @@ class HostSettings:
 class ZeroSettings:
     """A DeepSpeed run.  Sizes in elements; ``element_bytes`` is of the engine's dtype,
     ``world`` the number of processes.  ``waits_for_copies``: stage 3 waits for each gradient's copy to an
-    offloaded optimizer.  ``checks_overflow``: gradients are in fp16, and looked through for overflow before
-    each step.  ``flattens_on_card``: trained weights become one buffer there, and not on the host.
+    offloaded optimizer.  ``keeps_recomputed``: see the switch ``zero3_keeps_recomputed``;
+    ``for_model``: until all of the model is done.
+    ``checks_overflow``: gradients are in fp16, and looked through for overflow before each step.
+    ``flattens_on_card``: trained weights become one buffer there, and not on the host.
 
     ``rank`` is the process that is traced.
     """
@@ -52,6 +54,8 @@ class ZeroSettings:
     host: HostSettings
     quantized: bool
     waits_for_copies: bool
+    keeps_recomputed: bool
+    for_model: bool
     checks_overflow: bool
     flattens_on_card: bool
     prefetch_elements: int
@@ -181,6 +185,8 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         offloads_params=recipe.offloads_params,
         quantized=recipe.numerics.quantization != "none",
         waits_for_copies=recipe.offloads_optimizer and stack.zero3_waits_for_copies,
+        keeps_recomputed=stack.zero3_keeps_recomputed,
+        for_model=recipe.checkpoint_reentrant and stack.recomputes_hooks,
         checks_overflow=recipe.numerics.precision == "fp16-mixed",
         flattens_on_card=stack.zero12_flattens_on_gpu,
         host=HostSettings(

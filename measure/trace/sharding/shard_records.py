@@ -76,13 +76,21 @@ class RankRecords:
 
     def free_late(self, block: TracedBlock, lag: int) -> None:
         """Free what another stream still uses (``record_stream``):
-        it comes back when ``lag`` later blocks of its pool have been freed.
+        it comes back when ``lag`` later blocks of its pool have been freed, or the host waits.
         """
         self.records.append(Record(False, block, self.place, waits=True))
         waiting = self._waiting.setdefault((block.stream, block.n_bytes <= SMALL_REQUEST_BYTES), [])
         waiting.append(block)
         while len(waiting) > lag:
             self.free(waiting.pop(0))
+
+    def wait(self, left: int = 0) -> None:
+        """The host waits for all streams: what they used can be used again, but for the last ``left`` blocks
+        of each pool.
+        """
+        for waiting in self._waiting.values():
+            while len(waiting) > left:
+                self.free(waiting.pop(0))
 
     def brief(self, n_bytes: int, what: TracedPurpose) -> None:
         """Allocate and free at once: a temporary of one call."""

@@ -227,13 +227,18 @@ class TracedZero3:
             self._bucket.append((parameter, block))
 
     def end_of_backward(self, *, boundary: bool) -> None:
-        """``independent_gradient_partition_epilogue`` and what no hook has released."""
+        """``independent_gradient_partition_epilogue``, where the host waits for all gradients;
+        then ``backward_epilogue``: what no hook has released.
+
+        That comes back before anything else is gathered, because the host also waits for each batch.
+        """
         self._reduce(boundary=boundary)
         self._coordinator.end_of_backward()
+        self._stream.wait()
 
     def step(self, number: int) -> None:
-        """``step``: everything is released, then sub-group by sub-group;
-        small parameters are whole again at the end.
+        """``step``: everything is released, and the host reads the norm of all gradients (utils.py
+        ``is_invalid_grad_norm``); then sub-group by sub-group.  Small parameters are whole again at the end.
         """
         settings, stream = self._settings, self._stream
         self._coordinator.release_all(self._live.values())
@@ -242,6 +247,8 @@ class TracedZero3:
                 self._check_overflow()
             for each in (each for group in self._groups for each in group):
                 stream.brief(self._part(each) * _FP64, _NORM)
+        stream.wait()
+        if not settings.offloads_optimizer:
             for index, group in enumerate(self._groups):
                 elements = self._elements(group)
                 flat = stream.take(elements * settings.element_bytes, _FLAT) if len(group) > 1 else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.program.engines.fsdp.fsdp1 import _GATHER_LAG as FLAT_PARAMETERS
 from planner.program.engines.fsdp.fsdp1 import _GRADIENT_LAG as FLAT_GRADIENTS
-from planner.program.engines.zero.coordinator import _GATHER_LAG as MODULES
+from planner.program.engines.zero.coordinator import _MOST_FETCHES as MODULES
 from planner.program.engines.zero.zero3 import _GRADIENT_LAG as BUCKETS
 from tests.extras import import_or_skip
 
@@ -30,10 +30,25 @@ def test_fsdp1_waits_for_the_older_of_two_frees() -> None:
 def test_zero3_waits_for_the_third_gather_and_the_third_bucket_before() -> None:
     """As many as may be under way, and the one that the host has waited for, which is used from then on."""
     for module, name, lag in (
-        ("partitioned_param_coordinator", "max_ongoing_fetch_events", MODULES),
+        ("partitioned_param_coordinator", "max_ongoing_fetch_events", MODULES + 1),
         ("stage3", "max_param_reduce_events", BUCKETS),
     ):
         source = inspect.getsource(import_or_skip(f"deepspeed.runtime.zero.{module}"))
         (most,) = re.findall(rf"{name}: int = (\d+)", source)
         assert re.search(rf"_events\) > self\.\w*{name}:\s+self\.\w+\.popleft\(\)\.synchronize\(\)", source)
         assert lag == int(most) + 1
+
+
+def test_zero3_waits_at_the_end_of_each_backward_and_for_the_norm() -> None:
+    """The stream that reduces has waited for the one that computes; a question to a tensor waits for it."""
+    stage_3 = inspect.getsource(import_or_skip("deepspeed.runtime.zero.stage3"))
+    epilogue = stage_3.split("def independent_gradient_partition_epilogue")[1].split("\n    def ")[0]
+    assert "self.reduce_and_partition_stream.synchronize()" in epilogue
+    step = stage_3.split("    def step(self")[1].split("\n    def ")[0]
+    released, asked, updated = (
+        step.index(each)
+        for each in ("_partition_all_parameters()", "is_invalid_grad_norm(", "self._prepare_sub_group(")
+    )
+    assert released < asked < updated
+    norm = inspect.getsource(import_or_skip("deepspeed.runtime.utils").is_invalid_grad_norm)
+    assert "bool(" in norm

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from planner.allocator.compiled import (
+    HOST_WAITS,
     MOST_LAG,
     N_STREAMS,
     CompiledMemory,
@@ -36,12 +37,16 @@ def card(limit_bytes: int | None, events: list[int], **flags: bool) -> tuple[Com
         ([1], [N_STREAMS - 1], [MOST_LAG], True),
         ([1], [N_STREAMS], [0], False),
         ([1], [0], [MOST_LAG + 1], False),
+        ([0], [0], [HOST_WAITS], True),
     ],
 )
 def test_numbers_beyond_the_library_are_left_to_python(
     sizes: list[int], streams: list[int], lags: list[int], taken: bool
 ) -> None:
-    """Sums of more than 60 bits, more streams than it keeps apart, and more blocks that wait."""
+    """Sums of more than 60 bits, more streams than it keeps apart, and more blocks that wait.
+
+    A host that waits is no number of blocks.
+    """
     assert (packed([0], sizes, streams, lags) is not None) is taken
 
 

@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.compiled import is_compiled
+from planner.allocator.compiled import HOST_WAITS, MOST_LAG, is_compiled
 from planner.allocator.settings import AllocatorSettings
 from planner.allocator.slots import SlotEvents, least_limit, passing, replay_parts, replay_slots
 from planner.errors import NotModelledError
 from planner.units import GIB, MIB
 
 SIZES = st.one_of(
+    st.just(0),
     st.integers(0, 4096),
     st.integers(1, 4 * MIB),
     st.sampled_from((MIB, MIB + 1, 10 * MIB - 512, 10 * MIB, 21 * MIB + 3, 300 * MIB)),
@@ -35,12 +36,14 @@ SETTINGS = st.builds(
 @st.composite
 def programs(draw: st.DrawFn) -> SlotEvents:
     """Allocations of drawn sizes on two streams, some of them freed later, in two phases;
-    some may be used again only after so many more are freed, and segments may grow.
+    some may be used again only after so many more are freed, or when the host waits, and segments may grow.
     """
     sizes = draw(st.lists(SIZES, min_size=1, max_size=60))
     streams, lags = (
         draw(st.lists(st.integers(0, most), min_size=len(sizes), max_size=len(sizes))) for most in (1, 3)
     )
+    if draw(st.booleans()):
+        lags = [lag if size else HOST_WAITS - lag for size, lag in zip(sizes, lags, strict=True)]
     events: list[int] = []
     live: list[int] = []
     for slot in range(len(sizes)):
@@ -82,6 +85,10 @@ def by_objects(program: SlotEvents, limit_bytes: int | None) -> tuple[int, int, 
             tickets.append(allocator.request_free(block))
             while len(tickets) > lag:
                 allocator.complete_free(tickets.pop(0))
+        elif event < 0 and program.lags[~event] >= HOST_WAITS - MOST_LAG:
+            for tickets in waiting.values():
+                while len(tickets) > HOST_WAITS - program.lags[~event]:
+                    allocator.complete_free(tickets.pop(0))
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.n_retries, None
 
 
@@ -162,6 +169,17 @@ def test_what_another_stream_uses_is_cached_late_and_given_back_on_a_full_card(l
     assert (done.allocated_bytes, done.reserved_bytes) == (20 * MIB, 60 * MIB)
     full = replay_slots(program, 40 * MIB)
     assert (full.reserved_bytes, full.n_retries, full.failure) == (40 * MIB, 1, None)
+
+
+def test_what_another_stream_uses_comes_back_when_the_host_waits(loop: str) -> None:
+    """The last block is then the first one again, also in a part that is replayed by itself."""
+    del loop
+    program = SlotEvents([0, ~0, 1, ~1, 2], [20 * MIB, 0, 20 * MIB], [0] * 3, [0], lags=[1, HOST_WAITS, 1])
+    assert replay_slots(program).reserved_bytes == 20 * MIB
+    assert replay_slots(replace(program, lags=[1] * 3)).reserved_bytes == 40 * MIB
+    assert least_limit(program, replay_slots(program), MIB) == 20 * MIB
+    parts = [(program.events[:2], program.sizes), (program.events[2:], program.sizes)]
+    assert replay_parts(program, parts) == [20 * MIB, 20 * MIB]
 
 
 def test_numbers_beyond_the_machines_are_replayed_in_python() -> None:

@@ -9,12 +9,14 @@ look ahead in it.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
 from typing import Literal
 
+from planner.allocator.compiled import MOST_LAG
 from planner.program.engines.params import Param
 from planner.program.engines.zero.deepspeed import GATHER_STREAM, DeepSpeed, Purpose
 from planner.program.engines.zero.deepspeed_settings import Settings
@@ -23,11 +25,11 @@ _FLAT = Purpose("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
 _WHOLE = Purpose("gathered parameter", "gathered_parameters", GATHER_STREAM)
 _UPLOADED = Purpose("partition from the host", "gathered_parameters", GATHER_STREAM)
 _GATHERED_NOW = Purpose("gathered parameter", "gathered_parameters")
-# The host runs ahead of the card.  Before a gather it waits until no more than ``__max_ongoing_fetch_events``
-# = 2 others are under way; the card still uses what the modules of these and of the one before gave back.
-# Source: ``fetch_sub_module``; partition_parameters.py free_param (``record_stream``).
+# The host runs ahead of the card.  Where it asked for more than ``__max_ongoing_fetch_events`` parameters,
+# it waits for the oldest before it asks for another: what was given back before that one comes back.
+# Source: ``_fetch_sub_module_impl``; partition_parameters.py free_param (``record_stream``).
 # Ignored: a card that computes for longer than it gathers falls further behind.
-_GATHER_LAG = 3
+_MOST_FETCHES = 2
 _LONG_AGO = -1_000_000_000_000
 
 
@@ -83,6 +85,10 @@ class Coordinator:
         self._step = 0
         self._available = 0
         self._active: dict[Module, set[Live]] = {}
+        self._model = Module()
+        # Given back so far, as far as the host has waited, and when it asked for each parameter.
+        self._n_late = self._n_back = 0
+        self._asked: deque[int] = deque()
 
     def new_pass(self, everything: Iterable[Live]) -> None:
         """``reset_step``, when the model's forward begins:
@@ -110,18 +116,30 @@ class Coordinator:
         if not self._passed:
             self._recorded.append(module)
         needed, n_new = module.own, 0
+        keeps = recomputes and self.settings.keeps_recomputed and (self._active or self.settings.for_model)
         if away := [live for live in needed if live.status == "away"]:
             self._gather(away)
         for live in needed:
             live.active.add(module)
-            if recomputes and self._active and not live.param.trained:
-                next(reversed(self._active.values())).add(live)
+            if keeps and not live.param.trained:
+                owner = self._model if self.settings.for_model else next(reversed(self._active))
+                self._active.setdefault(owner, set()).add(live)
+                live.active.add(owner)
             if live in self._in_flight:
+                self._wait_for_oldest()
                 self._ask(live)
+                self._asked.append(self._n_late)
             n_new += live.fetched_for < self._step
         if self._next < len(self._order):
             self._prefetch(n_new)
         self._step += 1
+
+    def _wait_for_oldest(self) -> None:
+        if len(self._asked) > _MOST_FETCHES:
+            before = self._asked.popleft()
+            if self._n_back < before and self._n_late - before <= MOST_LAG:
+                self._engine.wait(self._n_late - before)
+                self._n_back = before
 
     def _prefetch(self, n_needed: int) -> None:
         """Skip what the module itself needs, then gather until the bucket is full or too much is whole."""
@@ -150,10 +168,8 @@ class Coordinator:
         if wanted:
             self._gather([*wanted])
 
-    def release(self, module: Module, *, forward: bool, lag: int = _GATHER_LAG) -> None:
-        """``release_sub_module``: what is not needed again soon goes; ``lag``: as of
-        :meth:`RequestStream.free_late`.
-        """
+    def release(self, module: Module, *, forward: bool) -> None:
+        """``release_sub_module``: what is not needed again soon goes."""
         own = module.own
         recomputed = None if forward else self._active.pop(module, None)
         if not own and not recomputed:
@@ -163,7 +179,7 @@ class Coordinator:
             live.active.discard(module)
             again = recomputed is not None and live in recomputed
             if (again and not live.persists) or (live in own and self._goes(live)):
-                self._release_one(live, lag)
+                self._release_one(live)
 
     def _goes(self, live: Live) -> bool:
         """``__params_to_release``: not what prefetch has passed over,
@@ -188,6 +204,7 @@ class Coordinator:
                 live.active.discard(module)
                 if not live.persists:
                     self._release_one(live)
+        self._asked.clear()
 
     def release_all(self, everything: Iterable[Live]) -> None:
         """``release_and_reset_all``, when the optimizer steps."""
@@ -195,6 +212,7 @@ class Coordinator:
             self._ask(live)
             live.active.clear()
             self._release_one(live)
+        self._asked.clear()
 
     def gather_now(self, wanted: Iterable[Live]) -> None:
         """``_post_step``: each is whole again in memory of its own; on one process they always are."""
@@ -274,10 +292,11 @@ class Coordinator:
             what = Purpose("ds_secondary_tensor", live.param.term)
             live.second = self._engine.take(n_bytes, what, live.param)
 
-    def _release_one(self, live: Live, lag: int = _GATHER_LAG) -> None:
+    def _release_one(self, live: Live) -> None:
         if live.status == "here" and not live.active:
             self.divide_inside(live)
-            self._engine.free_late(live.slot, lag)
+            self._n_late += 1
+            self._engine.free_late(live.slot, MOST_LAG)
             live.slot, live.status = None, "away"
             self._available -= live.param.elements
 

@@ -143,6 +143,10 @@ class DeepSpeed(Runtime):
         if slot is not None:
             self.stream.free_late(slot, lag)
 
+    def wait(self, left: int) -> None:
+        """The host waits, as :meth:`RequestStream.wait` says."""
+        self.stream.wait(left)
+
     def brief(self, n_bytes: int, what: Purpose) -> None:
         """Allocate and free at once: a temporary of one call."""
         self.free(self.take(n_bytes, what))

@@ -26,6 +26,8 @@ class Settings:
 
     ``max_live``: what may be whole at a time; ``max_reuse``: how far ahead a use counts as soon;
     ``sub_group``: what the optimizer updates at a time; ``hpz``: processes that divide a second copy.
+    ``keeps_recomputed``: see the switch ``zero3_keeps_recomputed``; ``for_model``: until all of the model is
+    done.
     """
 
     world: int
@@ -41,6 +43,8 @@ class Settings:
     max_reuse: int
     sub_group: int
     hpz: int = 1
+    keeps_recomputed: bool = False
+    for_model: bool = False
 
 
 def reference_settings(job: Job) -> Settings:
@@ -75,6 +79,8 @@ def settings_of(job: Job, *, fills: bool = True) -> Settings:
         max_reuse=stack.zero3_reuse_elements,
         sub_group=stack.zero3_sub_group_elements,
         hpz=recipe.parallel.hpz,
+        keeps_recomputed=stack.zero3_keeps_recomputed,
+        for_model=recipe.checkpoint_reentrant and stack.recomputes_hooks,
     )
 
 

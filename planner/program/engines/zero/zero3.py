@@ -257,16 +257,12 @@ class Zero3(DeepSpeed):
             self._own.coordinator.release(self._outer, forward=True)
 
     def backward(self, part: Instance) -> None:
-        """The backward of a part, within that of the model.
-
-        Before the model runs again the host has waited for the last gradients, and with them for this one.
-        Source: stage3.py independent_gradient_partition_epilogue.
-        """
+        """The backward of a part, within that of the model."""
         if self._read is not None and part.name == HEAD:
             self._own.coordinator.fetch(self._outer, forward=False, recomputes=False)
         super().backward(part)
         if self._read is not None and part.name == EMBEDDINGS:
-            self._own.coordinator.release(self._outer, forward=False, lag=0)
+            self._own.coordinator.release(self._outer, forward=False)
 
     def at(self, part: Instance, mark: Mark, *, recomputes: bool) -> None:
         """A hook of a module."""
@@ -307,14 +303,20 @@ class Zero3(DeepSpeed):
             self._bucket.append((param, slot))
 
     def end_of_backward(self, phases: Pass) -> None:
-        """``independent_gradient_partition_epilogue`` and what no hook has released."""
+        """``independent_gradient_partition_epilogue``, where the host waits for all gradients;
+        then ``backward_epilogue``: what no hook has released.
+
+        That comes back before anything else is gathered, because the host also waits for each batch.
+        Source: accelerate 1.15.0 utils/operations.py send_to_device (not ``non_blocking``).
+        """
         del phases
         self._reduce()
         self._own.coordinator.end_of_backward()
+        self.stream.wait()
 
     def step(self) -> None:
-        """``step``: everything is released, then sub-group by sub-group;
-        small parameters are whole again at the end.
+        """``step``: everything is released, and the host reads the norm of all gradients (utils.py
+        ``is_invalid_grad_norm``); then sub-group by sub-group.  Small parameters are whole again at the end.
         """
         settings = self.settings
         self._own.coordinator.release_all(self._own.live.values())
@@ -323,6 +325,8 @@ class Zero3(DeepSpeed):
                 self._check_overflow()
             for each in (each for group in self._groups for each in group):
                 self.brief(self._part(each) * FP64, _NORM)
+        self.stream.wait()
+        if not settings.offloads_optimizer:
             for group in self._groups:
                 elements = self._elements(group)
                 flat = self.take(elements * settings.element_bytes, _FLAT) if len(group) > 1 else None

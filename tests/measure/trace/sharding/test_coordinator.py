@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from measure.trace.record import Place
 from measure.trace.sharding.coordinator import TracedCoordinator, TracedUse
 from measure.trace.sharding.shard_records import RankRecords
+from measure.trace.sharding.sharded_parameters import FROZEN
 from tests.measure.trace.sharding.made import FIRST_ID, held, parameter, taken, zero
 
 FLAT, WHOLE = "all_gather flat_tensor", "gathered parameter"
@@ -111,3 +113,23 @@ def test_one_process_has_all_of_each_parameter() -> None:
     rank.coordinator.gather_now(rank.all[:1])
     assert rank.stream.records == []
     assert rank.statuses()["a"] == "here"
+
+
+@pytest.mark.parametrize(("for_model", "after"), [(False, "away"), (True, "here")])
+def test_what_is_gathered_to_recompute_stays_as_long_as_the_module_around(
+    for_model: bool, after: str
+) -> None:
+    """Until the backward of the layer that it began in is done, or that of the model; all goes at its end."""
+    rank = Rank(for_model=for_model)
+    for use in rank.all:
+        use.parameter = replace(use.parameter, group=FROZEN)
+    rank.stream.place = Place("backward", 0)
+    for around in ("", "layer"):
+        rank.coordinator.fetch(around, forward=False)
+    rank.coordinator.fetch("b", forward=True)
+    rank.coordinator.release("b", forward=True)
+    assert rank.statuses()["b"] == "here"
+    rank.coordinator.release("layer", forward=False)
+    assert rank.statuses()["b"] == after
+    rank.coordinator.end_of_backward()
+    assert rank.statuses()["b"] == "away"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from measure.trace.sharding.runtime_settings import HostSettings
-from measure.trace.sharding.shard_records import RankRecords
+from measure.trace.sharding.shard_records import GATHER_STREAM, RankRecords, TracedPurpose
 from measure.trace.sharding.zero3 import TracedZero3
 from tests.measure.trace.sharding.made import FIRST_ID, gradient, held, loading, parameter, taken, zero
 
@@ -106,3 +106,14 @@ def test_offload_keeps_small_parameters_on_the_card() -> None:
     assert on_card == [("ds_tensor", 2 * 2)]
     assert held(stream)["subgroup_gradient_buffer"] == PARTS * 4
     assert held(stream)["fp32_partitioned_groups_flat"] == PARTS * 4
+
+
+def test_the_host_waits_at_the_end_of_backward_and_for_the_norm() -> None:
+    """What another stream uses has come back by then; the blocks of a pass are freed once more."""
+    stream, rank = ready()
+    for end in (lambda: rank.end_of_backward(boundary=True), lambda: rank.step(0)):
+        late = stream.take(10**7, TracedPurpose("of another stream", "gathered_parameters", GATHER_STREAM))
+        stream.free_late(late, 3)
+        end()
+        frees = [record.waits for record in stream.records if record.block is late and not record.alloc]
+        assert frees == [True, False]

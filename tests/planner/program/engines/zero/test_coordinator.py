@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from planner.program.engines.params import Param
 from planner.program.engines.zero.coordinator import Coordinator, Live, Module
 from planner.program.engines.zero.deepspeed import Purpose
@@ -32,6 +34,7 @@ class Engine:
     settings: Settings = SETTINGS
     said: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
 
     def take(self, n_bytes: int, what: Purpose, param: Param | None = None) -> int:
         """Allocate."""
@@ -48,6 +51,10 @@ class Engine:
         """Free what is still used."""
         assert lag
         self.free(slot)
+
+    def wait(self, left: int) -> None:
+        """The host waits."""
+        self.waits.append(left)
 
     def new(self) -> list[int]:
         """What was said since the last time."""
@@ -119,3 +126,39 @@ def test_what_is_used_again_soon_stays() -> None:
     one_pass(coordinator, [first, second, first], engine)
     # Ten elements pass before the first module comes again, fewer than eleven.
     assert one_pass(coordinator, [first, second, first], engine) == [[20], [], [20], [-20], [], [-20]]
+
+
+@pytest.mark.parametrize(
+    ("keeps", "for_model", "said"),
+    [(False, False, [[-20], [], []]), (True, False, [[], [-20], []]), (True, True, [[], [], [-20]])],
+)
+def test_what_is_gathered_to_recompute_stays_as_long_as_the_module_around(
+    keeps: bool, for_model: bool, said: list[list[int]]
+) -> None:
+    """Whole after the second run, after the backward of the layer around it, or after that of the model."""
+    engine, (around, frozen) = (
+        Engine(replace(SETTINGS, keeps_recomputed=keeps, for_model=for_model)),
+        modules(0, 10),
+    )
+    around.own, frozen.own[0].param = [], replace(frozen.own[0].param, trained=False)
+    coordinator = Coordinator(engine)  # type: ignore[arg-type]
+    coordinator.fetch(around, forward=False, recomputes=False)
+    coordinator.fetch(frozen, forward=True, recomputes=True)
+    assert engine.new() == [20]
+    coordinator.release(frozen, forward=True)
+    found = [engine.new()]
+    coordinator.release(around, forward=False)
+    found.append(engine.new())
+    coordinator.end_of_backward()
+    assert [*found, engine.new()] == said
+
+
+def test_the_host_waits_for_the_third_parameter_before() -> None:
+    """When it asks for the fourth, what was given back before it asked for the second comes back."""
+    engine, several = Engine(), modules(10, 10, 10, 10, 10)
+    coordinator = Coordinator(engine)  # type: ignore[arg-type]
+    one_pass(coordinator, several, engine)
+    assert engine.waits == [3]
+    coordinator.end_of_backward()
+    coordinator.fetch(several[0], forward=True, recomputes=False)
+    assert engine.waits == [3]

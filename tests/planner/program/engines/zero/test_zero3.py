@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.allocator.compiled import HOST_WAITS, MOST_LAG
 from tests.planner.program.engines.zero.test_zero12 import TRAINED, VECTORS, allocated, left, stream_of
 
 PHASES = ("forward_2", "backward_2")
@@ -145,8 +146,23 @@ def test_gathered_parameters_and_gradients_come_back_late() -> None:
         ({"offload": "optimizer", "versions": "deepspeed==0.19.4"}, False),
     ):
         stream, _ = stream_of(sharding="zero3", **flags)
-        late = {stream.term(slot) for slot, lag in stream.lags.items() if lag == 3}
+        late = {stream.term(slot) for slot, lag in stream.lags.items() if lag in (3, MOST_LAG)}
         assert late == {"gathered_parameters"} | ({"gradients"} if gradients else set())
+
+
+def test_the_host_waits_at_the_end_of_each_backward_and_for_the_norm() -> None:
+    """When the model runs again, or the optimizer makes its states, nothing is in use any more."""
+    stream, _ = stream_of(sharding="zero3", grad_accum="2")
+    begins, phase = dict(stream.phases), ""
+    waits, in_use = list[str](), False
+    for index, event in enumerate(stream.events):
+        phase = begins.get(index, phase)
+        lag = stream.lags.get(~event, 0)
+        in_use = (in_use or 0 < lag <= MOST_LAG) and lag != HOST_WAITS
+        waits += [phase] if lag == HOST_WAITS else []
+        assert not in_use or event < 0 or "states" not in stream.term(event)
+        assert not (in_use and index in begins and "forward" in phase)
+    assert {"backward", "backward_2", "optimizer_step"} <= {*waits}
 
 
 def test_gradients_in_fp16_are_looked_through_before_the_step() -> None:
