@@ -22,6 +22,7 @@ from measure.dry_run.libraries import (
     bitsandbytes_library,
     cuda_builds,
     cuda_kernels,
+    deepspeed_kernels,
     flash_attention,
     refused,
     stand_ins,
@@ -58,6 +59,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     sys.meta_path.insert(0, imports)
     Checkpoints(guesses).install(imports)
     bitsandbytes_library.install(imports, native, guesses)
+    deepspeed_kernels.install(imports, guesses)
     flash_attention.install(imports, guesses)
     saving.install(imports)
     holes.install()

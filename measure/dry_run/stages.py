@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -79,8 +80,9 @@ class Stages:
         self._numbers: dict[tuple[Stage, int, str], int] = {}
         self._n_steps = n_steps
         self._stage: Stage = "load"
-        self._models: dict[int, nn.Module] = {}
-        self._trained: set[int] = set()
+        # A program that lets a model go gets its memory back.
+        self._models: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+        self._trained: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
         self._moved()
 
     def install(self) -> None:
@@ -113,7 +115,7 @@ class Stages:
             self._models[id(module)] = module
             self._mark_weights(module)
         if module.training:
-            self._trained.add(id(module))
+            self._trained[id(module)] = module
         if torch.is_grad_enabled() and self._is_trained(module):
             self.micro_steps += 1
             self.enter("forward")
@@ -219,7 +221,7 @@ class Stages:
             self._mark_constants(nested)
 
     def _mark_gradients(self) -> None:
-        for model in self._models.values():
+        for model in list(self._models.values()):
             for tensor in model.parameters():
                 if tensor.grad is not None:
                     self._mark(tensor.grad, "gradients")

@@ -83,6 +83,29 @@ class Scenario:
         """Micro-batches that all GPUs work on together: as many as GPUs, where none of them share one."""
         return self.hardware.world_size // self.recipe.parallel.gpus
 
+    @property
+    def allocator_settings(self) -> str:
+        """What the stack sets of torch's allocator in this job, as in ``PYTORCH_CUDA_ALLOC_CONF``."""
+        divisions = self.stack.roundup_divisions
+        said = (
+            (
+                "expandable_segments:True",
+                self.stack.segments_grow(self.hardware.world_size, self.hardware.nodes),
+            ),
+            (f"roundup_power2_divisions:{divisions}", divisions),
+        )
+        return ",".join(text for text, is_set in said if is_set)
+
+    @property
+    def reads_head(self) -> bool:
+        """Whether the loss reads the weight of the head and does not call it, so that no hook of it runs.
+
+        Source: trl 1.16.0 trainer/utils.py add_fused_lm_head.
+        """
+        return self.recipe.loss == "chunked" and (
+            self.recipe.is_preference or self.stack.loss_pieces == "tiles"
+        )
+
     def assumption(self, name: str) -> Assumption | None:
         """The entry of one field; ``None`` where none was made."""
         return next((each for each in self.assumptions if each.name == name), None)

@@ -96,6 +96,19 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
             assert "cannot be multiplied" in str(error)
         else:
             raise AssertionError("shapes were not checked")
+        chosen = torch.randn(4096, 40, device="cuda").topk(8, dim=1).indices
+        marks = torch.zeros(4096, 40, device="cuda", dtype=torch.bfloat16).scatter(1, chosen, 1)
+        assert sum(marks.long().sum(0).tolist()) == 8 * 4096
+        assert torch.compile(len, disable=True) is len
+        import os
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"
+        assert torch.compile(len)([1]) == 1
+        del os.environ["TORCH_COMPILE_DISABLE"]
+        gone = nn.Linear(1024, 1024, bias=False).cuda()
+        gone(torch.ones(1, 1024, device="cuda")).sum().item()
+        held = torch.cuda.memory_allocated()
+        del gone
+        assert torch.cuda.memory_allocated() == held - 4 * 1024**2
         from torch._prims.rng_prims import run_dtensor_rng_op
         drawn = run_dtensor_rng_op(0, 4, torch.ops.aten.normal_.default, large)
         assert drawn is large
@@ -112,6 +125,7 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
     code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before=asked))
     assert code == 0, err
     assert "2 optimizer steps" in out
+    assert "torch.compile at len: left out" in out
 
 
 @pytest.mark.slow
@@ -187,11 +201,13 @@ def test_a_program_that_fails_shows_its_own_error(folder: Path) -> None:
         (
             "net = torch.compile(lambda x: x)",
             "try:\n    __import__('torch').compile(len)(x)\nexcept Exception:\n    pass",
-            "torch.compile",
+            "(TORCH_COMPILE_DISABLE=1 before the command",
         ),
+        ("net = nn.GRU(8, 8).cuda()", "net(x[:, :8])", "one kernel of cuDNN"),
+        ("", "torch.sparse_coo_tensor(torch.zeros(1, 1).long(), x[:1], device=x.device)", "of SparseCUDA"),
         ("import ctypes", "ctypes.memset(x.data_ptr(), 0, 8)", "read or wrote memory, at train.py:14"),
     ],
-    ids=["compiled", "foreign kernel"],
+    ids=["compiled", "recurrent", "sparse", "foreign kernel"],
 )
 def test_what_cannot_be_pretended_ends_with_exit_code_6(
     before: str, after: str, says: str, folder: Path
@@ -200,6 +216,21 @@ def test_what_cannot_be_pretended_ends_with_exit_code_6(
     code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before, after))
     assert (code, out) == (6, "")
     assert says in err.splitlines()[-1]
+
+
+def test_a_program_beside_this_folder_finds_what_it_is_given(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths that lead out of this folder, as words and behind a flag."""
+    script = program(
+        before="import sys; assert open(sys.argv[1].partition('=')[2]).read() == open(sys.argv[2]).read()"
+    )
+    Path("rows.txt").write_text("rows", encoding="utf-8")
+    (folder / "below").mkdir()
+    monkeypatch.chdir(folder / "below")
+    words = (f"../{script}", "--rows=../rows.txt", "../below/../rows.txt")
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", *words)
+    assert code == 0, err
 
 
 def test_an_emptied_cache_counts_in_the_answer(folder: Path) -> None:
