@@ -100,7 +100,7 @@ def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> P
     ending, reason, code = run
     if guesses.refusals:
         (op, why), place = next(iter(guesses.refusals.items()))
-        ending, reason = "refused", f"operator {op} {why}, at {place}"
+        ending, reason = "refused", f"{op} {why}, at {place}"
     elif ending == "failed" and guesses.not_here and reason.startswith("OSError"):
         ending = "refused"
         reason = (

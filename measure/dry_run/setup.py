@@ -50,7 +50,7 @@ class Pretended:
 def set_up(native: Native, job: ProgramJob) -> Pretended:
     """Everything, in this process and for good."""
     guesses = Guesses()
-    native.listen(guesses.guess, guesses.refuse)
+    native.listen(guesses.guess, lambda why, op: guesses.refuse(why, f"operator {op}"))
     cuda_api.install(native, job.card, LiveAllocator(native, job.allocator), guesses)
     stages = Stages(native, job.n_steps)
     stages.install()
@@ -69,7 +69,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)
     trl_generation.install(imports, stages, guesses)
-    process_group.install()
+    process_group.install(guesses)
     Launches(guesses, job.card.n_cards).install(imports)
     refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)
     if find_spec("triton") is None:

@@ -196,7 +196,7 @@ class Stages:
     def _mark(self, tensor: torch.Tensor, role: Role) -> None:
         # Of a tensor that is divided among ranks, this rank's part.
         tensor = getattr(tensor, "_local_tensor", tensor)
-        if tensor.is_cuda:
+        if tensor.is_cuda and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             block = self.native.block_at(tensor.untyped_storage().data_ptr())
             if block >= 0:
                 self.roles.setdefault(block, role)

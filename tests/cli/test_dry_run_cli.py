@@ -104,6 +104,19 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
         assert torch.compile(len)([1]) == 1
         del os.environ["TORCH_COMPILE_DISABLE"]
+        torch.save({"a": large, "n": 3}, "a.pt")
+        back = torch.load("a.pt", map_location="cuda")
+        assert back["a"].shape == large.shape and back["a"].is_cuda and back["n"] == 3
+        frames = torch.randn(50, 4, 32, device="cuda", requires_grad=True)
+        words = torch.ones(4, 10, dtype=torch.long, device="cuda")
+        many, few = torch.full((4,), 50), torch.full((4,), 10)
+        nn.functional.ctc_loss(frames.log_softmax(-1), words, many, few).backward()
+        assert frames.grad.shape == frames.shape
+        small = nn.Linear(8, 8, bias=False).cuda()
+        of_row = lambda w, x: torch.func.functional_call(small, {"weight": w}, (x,)).sum()
+        rows_of = torch.func.vmap(torch.func.grad(of_row), in_dims=(None, 0))
+        assert rows_of(small.weight, torch.ones(2, 8, device="cuda")).shape == (2, 8, 8)
+        assert torch.linalg.solve(torch.randn(9, 64, 64, device="cuda"), large[:64, :3]).is_cuda
         gone = nn.Linear(1024, 1024, bias=False).cuda()
         gone(torch.ones(1, 1024, device="cuda")).sum().item()
         held = torch.cuda.memory_allocated()
@@ -444,6 +457,12 @@ assert dist.get_rank() == 0 and dist.get_world_size() == 4 and dist.get_backend(
 gathered = [torch.zeros(2, device="cuda") for _ in range(4)]
 dist.all_gather(gathered, torch.full((2,), 7.0, device="cuda"))
 assert [each.tolist() for each in gathered] == [[7.0, 7.0]] * 4
+import torch.distributed.checkpoint as parts
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+divided = distribute_tensor(torch.ones(8, 8, device="cuda"), init_device_mesh("cuda", (4,)), [Shard(0)])
+parts.save({"a": divided}, checkpoint_id="saved")
+assert parts.async_save({"a": divided}, checkpoint_id="saved").result() is None
+assert os.path.isdir("saved")
 """
 
 
