@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from measure.dry_run.cuda.cuda_bindings import always
 from measure.dry_run.cuda.native import Native
 from measure.trace.cuda.grouped import grouped_product
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on_cuda
@@ -22,8 +23,10 @@ def install(native: Native) -> Any:
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention_on_cuda, key)
     library.impl("_grouped_mm", grouped_product, "Meta", allow_override=True)
-    library.impl("_use_cudnn_ctc_loss", _of_cudnn, "CUDA")
-    library.impl("_use_cudnn_ctc_loss.Tensor", _of_cudnn, "CUDA")
+    for overload in ("", ".Tensor"):
+        library.impl(f"_use_cudnn_ctc_loss{overload}", _of_cudnn, "CUDA")
+        # Of AMD's cards.
+        library.impl(f"_use_miopen_ctc_loss{overload}", always(False), "CUDA")
     library.impl("_ctc_loss", _ctc_loss, "CUDA")
     library.impl("_ctc_loss_backward", _ctc_loss_backward, "CUDA")
     for operator, workspace in KERNEL_WORKSPACES.items():
