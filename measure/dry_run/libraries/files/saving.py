@@ -88,7 +88,8 @@ def _empty_folders(module: ModuleType) -> None:
 
     def async_save(*args: Any, **kwargs: Any) -> Future[None]:
         done: Future[None] = Future()
-        done.set_result(save(*args, **kwargs))
+        save(*args, **kwargs)
+        done.set_result(None)
         return done
 
     vars(module).update(save=save, save_state_dict=save, async_save=async_save)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def test_sources_of_cuda_are_not_compiled() -> None:
 
     module, said = ModuleType("torch.utils.cpp_extension"), []
     vars(module)["load"] = lambda name, sources, verbose=False: (name, sources, verbose)
-    changes = {}
+    changes: dict[str, Any] = {}
     guesses = SimpleNamespace(assume=lambda *words: said.append(words))
     install(SimpleNamespace(add=changes.__setitem__), guesses)  # type: ignore[arg-type]
     changes[module.__name__](module)
