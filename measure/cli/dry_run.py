@@ -76,8 +76,9 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
         for folder, model in checkpoints.items()
     )
     rows = "" if how.data is None else str(Path(how.data).resolve())
+    words = tuple(map(_from_here, command))
     job = ProgramJob(
-        str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "",
+        str(compiled_library()), "", words, facts, how.steps, how.timeout_s, how.allocator or "",
         how.trust_remote_code,
         {} if job_of_file is None else dict(job_of_file.files), how.check is not None or bool(rows), rows,
         {} if job_of_file is None else dict(job_of_file.variables), checkpoints,
@@ -93,6 +94,15 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
         origin, way_out = "the program's variables", "--allocator says others"
         stood_in += (Assumed("settings of torch's allocator", ran.allocator, origin, way_out),)
     return replace(ran, assumed=(*stood_in, *ran.assumed))
+
+
+def _from_here(word: str) -> str:
+    """A word of the command line that names something beside or above this folder, by its whole path:
+    the program runs in a copy of this folder, which has no neighbours.
+    """
+    flag, equals, path = word.rpartition("=") if word.startswith("-") else ("", "", word)
+    leads_out = ".." in Path(path).parts and Path(path).exists()
+    return f"{flag}{equals}{Path(path).resolve()}" if leads_out else word
 
 
 def _checkpoints(given: Sequence[str]) -> dict[str, str]:

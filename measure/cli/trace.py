@@ -5,7 +5,7 @@ replayed through the allocator.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +20,7 @@ from planner.allocator.settings import parse_settings
 from planner.catalog.hf_config import model_from_config
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.job_line import picture_title
+from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, UnknownArchitectureError, UsageError
 from planner.files.writing import check_writable
 from planner.intake.given.flags import Config, Force, OwnOptions
@@ -174,7 +175,7 @@ def trace(**given: Any) -> int:
     answer = TraceOutput(**{field.name: given.pop(field.name) for field in fields(TraceOutput)})
     # Everything that can be wrong is found before the work begins.
     limit_bytes = None if answer.fits is None else size_bytes("--fits", answer.fits)
-    settings = parse_settings(answer.allocator or "")
+    parse_settings(answer.allocator or "")
     for path in (answer.plot, answer.export, answer.events):
         if path is not None:
             check_writable(path)
@@ -190,14 +191,25 @@ def trace(**given: Any) -> int:
     from measure.trace.traced_job import TraceOptions, trace_step
 
     traced = trace_step(scenario, TraceOptions(answer.all_layers))
-    summary = summarize(traced.events, limit_bytes, settings)
-    _write_files(answer, picture_title(scenario), traced.events, summary)
+    said = _allocator_of(answer, scenario)
+    summary = summarize(traced.events, limit_bytes, parse_settings(said))
+    _write_files(replace(answer, allocator=said), picture_title(scenario), traced.events, summary)
     timeline = timeline_of(traced.events, summary)
     host = traced.host
     write_result(
         to_json(summary, timeline, scenario.assumptions, host) if answer.as_json else to_text(summary, host)
     )
     return _exit_code(summary)
+
+
+def _allocator_of(answer: TraceOutput, scenario: Scenario) -> str:
+    """The allocator's settings: those that were given, or those of the stack with a remark."""
+    if answer.allocator is not None:
+        return answer.allocator
+    said = scenario.allocator_settings
+    if said:
+        write_remark(f"stack '{scenario.stack.id}' sets {said} of torch's allocator; --allocator says others")
+    return said
 
 
 def _check_together(program: list[str] | None, answer: TraceOutput) -> None:
@@ -233,7 +245,8 @@ def _trace_program(
     from measure.dry_run.program_report import to_text as what_was_assumed
 
     ran = run(program or (), cards, answer)
-    settings = parse_settings(answer.allocator or ran.allocator)
+    answer = replace(answer, allocator=answer.allocator or ran.allocator)
+    settings = parse_settings(answer.allocator or "")
     summary = summarize(ran.events, limit_bytes or card.visible_memory_bytes, settings)
     _write_files(
         answer, f"{' '.join(program or ()) or answer.check}"[:80] + f", {card.id}", ran.events, summary

@@ -8,6 +8,7 @@ import ctypes
 import faulthandler
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from measure.dry_run.stages import Stages
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# How torch says that a kind of tensor has no kernels in this build, such as sparse ones.
+_NO_KERNEL = re.compile(r"Could not run '([\w:.]+)' with arguments from the '(\w*CUDA)' backend")
 
 
 def main(text: str) -> None:
@@ -76,6 +79,8 @@ def _run(job: ProgramJob) -> tuple[Ending, str, int]:
         return ("failed", f"it ended with exit code {code}", code) if code else ("ended", "", 0)
     except BaseException as error:  # noqa: BLE001 - whatever the program raises is its own
         traceback.print_exception(error.with_traceback(_from_program(error)))
+        if (unknown := _NO_KERNEL.search(str(error))) is not None:
+            return "refused", f"operator {unknown[1]} has no stand-in for tensors of {unknown[2]}", 1
         return "failed", f"{type(error).__name__}: {error}".partition("\n")[0][:300], 1
     return "ended", "", 0
 
@@ -95,7 +100,7 @@ def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> P
     ending, reason, code = run
     if guesses.refusals:
         (op, why), place = next(iter(guesses.refusals.items()))
-        ending, reason = "refused", f"operator {op} {why}, at {place}"
+        ending, reason = "refused", f"{op} {why}, at {place}"
     elif ending == "failed" and guesses.not_here and reason.startswith("OSError"):
         ending = "refused"
         reason = (

@@ -18,7 +18,7 @@ _PASSES_ON = ("/torch/", "/contextlib.py")
 
 _TAKEN = {
     "a value": "1 for numbers, no for questions",
-    "values copied to the host": "1 for numbers, no for questions",
+    "values copied to the host": "1 for numbers, no for questions, experts in turn",
     "how many elements are chosen": "all of them",
 }
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,14 @@ from torch._C._distributed_c10d import FakeProcessGroup, HashStore
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from measure.dry_run.guesses import Guesses
+
 _NAME = "fake"
 # By both names that torch 2.13 has for each.
 _OF_FLAT_TENSORS = ("all_gather_single", "_allgather_base", "reduce_scatter_single", "_reduce_scatter_base")
 
 
-def install() -> None:
+def install(guesses: Guesses) -> None:
     """Groups of any backend are made of torch's own group without communication,
     in this process and for good.
     """
@@ -47,7 +49,7 @@ def install() -> None:
         module.is_nccl_available = lambda: True  # type: ignore[attr-defined]
     distributed_c10d._NCCL_AVAILABLE = True
     _flatten()
-    _sum_gradients()
+    _sum_gradients(guesses)
 
 
 def _flatten() -> None:
@@ -65,7 +67,7 @@ def _of_flat_tensors(run: Any) -> Any:
     return call
 
 
-def _sum_gradients() -> None:
+def _sum_gradients(guesses: Guesses) -> None:
     """DDP waits for the tensor that a reduction gives back,
     which torch's group without communication has not.
     """
@@ -75,7 +77,12 @@ def _sum_gradients() -> None:
         made(model, *args, **kwargs)
         dist._register_comm_hook(model.reducer, None, _as_it_is)  # type: ignore[attr-defined]
 
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        guesses.refuse("changes what DDP sends, which is not followed", "register_comm_hook")
+        raise NotImplementedError("a dry run cannot follow a hook that changes what DDP sends")
+
     DistributedDataParallel._ddp_init_helper = make  # type: ignore[method-assign,assignment]
+    DistributedDataParallel.register_comm_hook = refuse  # type: ignore[method-assign]
 
 
 def _as_it_is(_: Any, bucket: Any) -> Any:

@@ -22,6 +22,7 @@ from measure.dry_run.libraries import (
     bitsandbytes_library,
     cuda_builds,
     cuda_kernels,
+    deepspeed_kernels,
     flash_attention,
     host_optimizers,
     refused,
@@ -50,7 +51,7 @@ class Pretended:
 def set_up(native: Native, job: ProgramJob) -> Pretended:
     """Everything, in this process and for good."""
     guesses = Guesses()
-    native.listen(guesses.guess, guesses.refuse)
+    native.listen(guesses.guess, lambda why, op: guesses.refuse(why, f"operator {op}"))
     cuda_api.install(native, job.card, LiveAllocator(native, job.allocator), guesses)
     stages = Stages(native, job.n_steps, evaluates=job.evaluates)
     stages.install()
@@ -59,6 +60,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     sys.meta_path.insert(0, imports)
     Checkpoints(guesses).install(imports)
     bitsandbytes_library.install(imports, native, guesses)
+    deepspeed_kernels.install(imports, guesses)
     flash_attention.install(imports, guesses)
     host_optimizers.install(imports, guesses)
     saving.install(imports)
@@ -69,7 +71,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)
     trl_generation.install(imports, stages, guesses)
-    process_group.install()
+    process_group.install(guesses)
     Launches(guesses, job.card.n_cards).install(imports)
     refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)
     if find_spec("triton") is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -80,8 +81,9 @@ class Stages:
         self._numbers: dict[tuple[Stage, int, str], int] = {}
         self._n_steps, self._evaluates = n_steps, evaluates
         self._stage: Stage = "load"
-        self._models: dict[int, nn.Module] = {}
-        self._trained: set[int] = set()
+        # A program that lets a model go gets its memory back.
+        self._models: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+        self._trained: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
         self._moved()
 
     def install(self) -> None:
@@ -114,7 +116,7 @@ class Stages:
             self._models[id(module)] = module
             self._mark_weights(module)
         if module.training:
-            self._trained.add(id(module))
+            self._trained[id(module)] = module
         if torch.is_grad_enabled() and self._is_trained(module):
             if self.steps_done >= self._n_steps:
                 raise StepsDone
@@ -197,7 +199,7 @@ class Stages:
     def _mark(self, tensor: torch.Tensor, role: Role) -> None:
         # Of a tensor that is divided among ranks, this rank's part.
         tensor = getattr(tensor, "_local_tensor", tensor)
-        if tensor.is_cuda:
+        if tensor.is_cuda and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             block = self.native.block_at(tensor.untyped_storage().data_ptr())
             if block >= 0:
                 self.roles.setdefault(block, role)
@@ -222,7 +224,7 @@ class Stages:
             self._mark_constants(nested)
 
     def _mark_gradients(self) -> None:
-        for model in self._models.values():
+        for model in list(self._models.values()):
             for tensor in model.parameters():
                 if tensor.grad is not None:
                     self._mark(tensor.grad, "gradients")

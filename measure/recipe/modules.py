@@ -32,10 +32,14 @@ def find_layer_list(model: nn.Module, config: Any) -> str:
         NotModelledError: no such list, or several.
     """
     text = config.get_text_config()
+    # A tower may have as many layers, below a configuration of another class.
+    of_text = [n for n, m in model.named_modules() if isinstance(getattr(m, "config", None), type(text))]
     lists: list[str] = [
         n
         for n, m in model.named_modules()
-        if isinstance(m, nn.ModuleList) and len(m) == text.num_hidden_layers
+        if isinstance(m, nn.ModuleList)
+        and len(m) == text.num_hidden_layers
+        and any(not each or n.startswith(f"{each}.") for each in of_text)
     ]
     outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     if len(outermost) != 1:

@@ -213,6 +213,11 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),
         (
+            scenario.reads_head and recipe.sharding.gathers_weights,
+            f"a loss that reads the head's weight without calling the head, under {recipe.sharding},",
+            "--sharding zero2, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
+        ),
+        (
             recipe.has_reference_model
             and (recipe.uses_deepspeed or recipe.uses_fsdp)
             and not recipe.sharding.is_zero3,
@@ -257,7 +262,8 @@ def _untraced_stacks(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str
             "the loss",
         ),
     )
-    return tuple((is_so, f"{what} of stack '{stack.id}'", "--stack hf-trainer@5") for is_so, what in untraced)
+    way_out = "--stack hf-trainer@5, the dry run of its own tool (measure trace --check FILE)"
+    return tuple((is_so, f"{what} of stack '{stack.id}'", way_out) for is_so, what in untraced)
 
 
 def _divided_kbit_bases(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:

@@ -81,13 +81,39 @@ class Scenario:
     @property
     def segments_grow(self) -> bool:
         """Whether the allocator's segments grow, as the stack starts such a job."""
-        hardware, deepspeed = self.hardware, self.recipe.uses_deepspeed
-        return self.stack.segments_grow(hardware.world_size, hardware.nodes, deepspeed=deepspeed)
+        hardware, known = self.hardware, self.stack.expandable_segments
+        several = hardware.world_size > 1
+        grow = {
+            "one_node": hardware.nodes == 1,
+            "several_gpus": several,
+            "torchrun": several or self.recipe.uses_deepspeed,
+        }
+        return grow.get(known, known == "on")
 
     @property
     def batches_at_once(self) -> Number:
         """Micro-batches that all GPUs work on together: as many as GPUs, where none of them share one."""
         return self.hardware.world_size // self.recipe.parallel.gpus
+
+    @property
+    def allocator_settings(self) -> str:
+        """What the stack sets of torch's allocator in this job, as in ``PYTORCH_CUDA_ALLOC_CONF``."""
+        divisions = self.stack.roundup_divisions
+        said = (
+            ("expandable_segments:True", self.segments_grow),
+            (f"roundup_power2_divisions:{divisions}", divisions),
+        )
+        return ",".join(text for text, is_set in said if is_set)
+
+    @property
+    def reads_head(self) -> bool:
+        """Whether the loss reads the weight of the head and does not call it, so that no hook of it runs.
+
+        Source: trl 1.16.0 trainer/utils.py add_fused_lm_head.
+        """
+        return self.recipe.loss == "chunked" and (
+            self.recipe.is_preference or self.stack.loss_pieces == "tiles"
+        )
 
     def assumption(self, name: str) -> Assumption | None:
         """The entry of one field; ``None`` where none was made."""

@@ -446,11 +446,6 @@ class Stack:
         """Whether Liger's fused head and loss can run: it replaces classes of Transformers alone."""
         return self.liger_loss and self.model_code != "own"
 
-    def segments_grow(self, n_gpus: int, n_nodes: int = 1, *, deepspeed: bool = False) -> bool:
-        """Whether the allocator's segments grow in a job on so many GPUs of all nodes together."""
-        grow = {"one_node": n_nodes == 1, "several_gpus": n_gpus > 1, "torchrun": n_gpus > 1 or deepspeed}
-        return grow.get(self.expandable_segments, self.expandable_segments == "on")
-
     def masks_samples(self, recipe: Recipe) -> bool:
         """Whether packed samples get a mask that keeps them apart.
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import chain, pairwise
 
 from planner.allocator.columns import held_at
-from planner.allocator.settings import N_ROUNDUP_INTERVALS, AllocatorSettings
+from planner.allocator.settings import parse_settings
 from planner.allocator.slots import (
     SlotEvents,
     SlotReplay,
@@ -166,17 +166,8 @@ def slot_events(stream: RequestStream, job: Job) -> SlotEvents:
     )
     empties = frozenset(begins[number] for number in (*stream.emptied, *later))
     sizes, lags = stream.sizes(_values(job)), stream.lags_by_slot()
-    settings = _allocator_settings(job)
+    settings = parse_settings(job.scenario.allocator_settings)
     return for_replay(SlotEvents(stream.events, sizes, streams, begins, empties, lags, settings))
-
-
-def _allocator_settings(job: Job) -> AllocatorSettings:
-    """What the stack of the job sets of PyTorch's allocator."""
-    divisions = job.stack.roundup_divisions
-    return AllocatorSettings(
-        expandable_segments=job.scenario.segments_grow,
-        roundup_divisions=(divisions,) * N_ROUNDUP_INTERVALS if divisions else (),
-    )
 
 
 def _growth(job: Job, stream: RequestStream, events: SlotEvents) -> tuple[list[int], list[int]]:

@@ -72,16 +72,6 @@ class Job:
         return sum(each.count * self.elements(each) for each in self.trained_parameters)
 
     @property
-    def reads_head(self) -> bool:
-        """Whether the loss reads the weight of the head and does not call it, so that no hook of it runs.
-
-        Source: trl 1.16.0 trainer/utils.py add_fused_lm_head.
-        """
-        return self.recipe.loss == "chunked" and (
-            self.recipe.is_preference or self.stack.loss_pieces == "tiles"
-        )
-
-    @property
     def trained_parameters(self) -> tuple[Parameters, ...]:
         """Parameters of which there are states: under DeepSpeed also those that get no gradient, because it
         makes masters of whatever is to be trained.

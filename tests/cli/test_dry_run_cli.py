@@ -96,6 +96,32 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
             assert "cannot be multiplied" in str(error)
         else:
             raise AssertionError("shapes were not checked")
+        chosen = torch.randn(4096, 40, device="cuda").topk(8, dim=1).indices
+        marks = torch.zeros(4096, 40, device="cuda", dtype=torch.bfloat16).scatter(1, chosen, 1)
+        assert sum(marks.long().sum(0).tolist()) == 8 * 4096
+        assert torch.compile(len, disable=True) is len
+        import os
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"
+        assert torch.compile(len)([1]) == 1
+        del os.environ["TORCH_COMPILE_DISABLE"]
+        torch.save({"a": large, "n": 3}, "a.pt")
+        back = torch.load("a.pt", map_location="cuda")
+        assert back["a"].shape == large.shape and back["a"].is_cuda and back["n"] == 3
+        frames = torch.randn(50, 4, 32, device="cuda", requires_grad=True)
+        words = torch.ones(4, 10, dtype=torch.long, device="cuda")
+        many, few = torch.full((4,), 50), torch.full((4,), 10)
+        nn.functional.ctc_loss(frames.log_softmax(-1), words, many, few).backward()
+        assert frames.grad.shape == frames.shape
+        small = nn.Linear(8, 8, bias=False).cuda()
+        of_row = lambda w, x: torch.func.functional_call(small, {"weight": w}, (x,)).sum()
+        rows_of = torch.func.vmap(torch.func.grad(of_row), in_dims=(None, 0))
+        assert rows_of(small.weight, torch.ones(2, 8, device="cuda")).shape == (2, 8, 8)
+        assert torch.linalg.solve(torch.randn(9, 64, 64, device="cuda"), large[:64, :3]).is_cuda
+        gone = nn.Linear(1024, 1024, bias=False).cuda()
+        gone(torch.ones(1, 1024, device="cuda")).sum().item()
+        held = torch.cuda.memory_allocated()
+        del gone
+        assert torch.cuda.memory_allocated() == held - 4 * 1024**2
         from torch._prims.rng_prims import run_dtensor_rng_op
         drawn = run_dtensor_rng_op(0, 4, torch.ops.aten.normal_.default, large)
         assert drawn is large
@@ -112,6 +138,7 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
     code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before=asked))
     assert code == 0, err
     assert "2 optimizer steps" in out
+    assert "torch.compile at len: left out" in out
 
 
 @pytest.mark.slow
@@ -187,11 +214,12 @@ def test_a_program_that_fails_shows_its_own_error(folder: Path) -> None:
         (
             "net = torch.compile(lambda x: x)",
             "try:\n    __import__('torch').compile(len)(x)\nexcept Exception:\n    pass",
-            "torch.compile",
+            "(TORCH_COMPILE_DISABLE=1 before the command",
         ),
+        ("", "torch.sparse_coo_tensor(torch.zeros(1, 1).long(), x[:1], device=x.device)", "of SparseCUDA"),
         ("import ctypes", "ctypes.memset(x.data_ptr(), 0, 8)", "read or wrote memory, at train.py:14"),
     ],
-    ids=["compiled", "foreign kernel"],
+    ids=["compiled", "sparse", "foreign kernel"],
 )
 def test_what_cannot_be_pretended_ends_with_exit_code_6(
     before: str, after: str, says: str, folder: Path
@@ -200,6 +228,21 @@ def test_what_cannot_be_pretended_ends_with_exit_code_6(
     code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before, after))
     assert (code, out) == (6, "")
     assert says in err.splitlines()[-1]
+
+
+def test_a_program_beside_this_folder_finds_what_it_is_given(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths that lead out of this folder, as words and behind a flag."""
+    script = program(
+        before="import sys; assert open(sys.argv[1].partition('=')[2]).read() == open(sys.argv[2]).read()"
+    )
+    Path("rows.txt").write_text("rows", encoding="utf-8")
+    (folder / "below").mkdir()
+    monkeypatch.chdir(folder / "below")
+    words = (f"../{script}", "--rows=../rows.txt", "../below/../rows.txt")
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", *words)
+    assert code == 0, err
 
 
 def test_an_emptied_cache_counts_in_the_answer(folder: Path) -> None:
@@ -413,6 +456,12 @@ assert dist.get_rank() == 0 and dist.get_world_size() == 4 and dist.get_backend(
 gathered = [torch.zeros(2, device="cuda") for _ in range(4)]
 dist.all_gather(gathered, torch.full((2,), 7.0, device="cuda"))
 assert [each.tolist() for each in gathered] == [[7.0, 7.0]] * 4
+import torch.distributed.checkpoint as parts
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+divided = distribute_tensor(torch.ones(8, 8, device="cuda"), init_device_mesh("cuda", (4,)), [Shard(0)])
+parts.save({"a": divided}, checkpoint_id="saved")
+assert parts.async_save({"a": divided}, checkpoint_id="saved").result() is None
+assert os.path.isdir("saved")
 """
 
 

@@ -52,6 +52,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+# A stack that sets something, and how to take that back.
+_GROWS, _PLAIN = ("--switches", "expandable_segments=on"), ("--allocator", "expandable_segments:False")
 # The package is on no index.
 FOLDER = "in the project's folder"
 
@@ -252,13 +254,20 @@ def test_an_interrupt_leaves_no_files(config: str, tmp_path: Path, monkeypatch: 
 
 
 @needs_torch
-def test_allocator_settings_change_the_replay(config: str) -> None:
-    """Larger segments reserve more for the same events; a wrong setting is exit code 2."""
+def test_allocator_settings_change_the_replay(config: str, tmp_path: Path) -> None:
+    """Larger segments reserve more for the same events; those of the stack are taken where none are given;
+    a wrong setting is exit code 2.
+    """
     job = ["trace", "--model", config, "--method", "full", "--seq", "64", "--json"]
     plain = json.loads(run(*job).stdout)
     other = json.loads(run(*job, "--allocator", "large_segment_size_mb:64").stdout)
     assert other["allocated_peak_bytes"] == plain["allocated_peak_bytes"]
     assert other["reserved_peak_bytes"] > plain["reserved_peak_bytes"]
+    for said, text in (((), "expandable_segments:True"), (_PLAIN, "expandable_segments:False")):
+        done = run(*job, *_GROWS, *said, "--export", str(tmp_path / "a.pickle"))
+        settings = pickle.loads((tmp_path / "a.pickle").read_bytes())["allocator_settings"]
+        assert settings["PYTORCH_CUDA_ALLOC_CONF"] == text
+        assert ("of torch's allocator" in done.stderr) is (said == ())
     wrong = run(*job, "--allocator", "garbage:1")
     assert wrong.returncode == 2
     assert "allocator setting" in wrong.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.libraries.importing import OnImport
+from measure.dry_run.libraries.importing import Change, OnImport
 
 # Without these torchvision 0.28 does not import (torchvision/_meta_registrations.py).
 _NAMES, _SCHEMA = (
@@ -52,9 +52,28 @@ def install(imports: OnImport, guesses: Guesses) -> None:
         except RuntimeError:
             module.decode_image = _decoded  # type: ignore[attr-defined]
 
+    imports.add("torch.utils.cpp_extension", _without_compiler(guesses))
     imports.add("torchvision.extension", name_operators)
     imports.add("torchvision.io.image", decode_by_pillow)
     imports.add("torchaudio._extension.utils", find_no_library)
+
+
+def _without_compiler(guesses: Guesses) -> Change:
+    """Programs that compile for CUDA while they run are told at once that nothing can."""
+
+    def change(module: ModuleType) -> None:
+        load: Any = module.load
+
+        def load_or_refuse(name: str, sources: str | list[str], *args: Any, **kwargs: Any) -> Any:
+            files = [sources] if isinstance(sources, str) else sources
+            if not any(str(each).endswith(".cu") for each in files):
+                return load(name, sources, *args, **kwargs)
+            guesses.assume("an extension for CUDA that the program would compile", "not there", name)
+            raise RuntimeError(f"a dry run has no compiler for CUDA, which {name} needs")
+
+        module.load = load_or_refuse  # type: ignore[attr-defined]
+
+    return change
 
 
 # The names are torchvision's own.

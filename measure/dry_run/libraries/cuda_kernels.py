@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from measure.dry_run.cuda.cuda_bindings import always
 from measure.dry_run.cuda.native import Native
 from measure.trace.cuda.grouped import grouped_product
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on_cuda
@@ -22,6 +23,12 @@ def install(native: Native) -> Any:
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention_on_cuda, key)
     library.impl("_grouped_mm", grouped_product, "Meta", allow_override=True)
+    for overload in ("", ".Tensor"):
+        library.impl(f"_use_cudnn_ctc_loss{overload}", _of_cudnn, "CUDA")
+        # Of AMD's cards.
+        library.impl(f"_use_miopen_ctc_loss{overload}", always(False), "CUDA")
+    library.impl("_ctc_loss", _ctc_loss, "CUDA")
+    library.impl("_ctc_loss_backward", _ctc_loss_backward, "CUDA")
     for operator, workspace in KERNEL_WORKSPACES.items():
         library.impl(operator, _with_workspace(native, operator, workspace), "CUDA")
     return library
@@ -38,6 +45,32 @@ def _with_workspace(native: Native, operator: Any, workspace: Callable[..., list
         return out
 
     return kernel
+
+
+def _of_cudnn(_: torch.Tensor, targets: torch.Tensor, *__: Any) -> bool:
+    """Whether cuDNN would compute the loss: it takes 32-bit targets in one row (LossCTC.cpp)."""
+    if targets.dim() == 1 and targets.dtype == torch.int32:
+        raise NotImplementedError("a dry run has no ctc_loss of cuDNN; torch's own takes targets of 64 bits")
+    return False
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    _: list[int],
+    lengths: list[int],
+    *__: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch's own kernels allocate (aten/src/ATen/native/cuda/LossCTC.cu)."""
+    longest = targets.shape[1] if targets.dim() > 1 else max(lengths)
+    n_frames, n_rows = log_probs.shape[:2]
+    return log_probs.new_empty(n_rows), log_probs.new_empty(n_rows, n_frames, 2 * longest + 1)
+
+
+def _ctc_loss_backward(_: torch.Tensor, log_probs: torch.Tensor, *given: Any) -> torch.Tensor:
+    # The last tensor holds sums of the forward pass, of which the backward pass makes as many.
+    _sums = torch.empty_like(given[4])
+    return torch.empty_like(log_probs)
 
 
 def shapes_only(operator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,14 @@
-"""What cannot be pretended yet ends in a sentence: compiled functions, CUDA graphs,
+"""What cannot be pretended yet ends in a sentence: compiled functions, CUDA graphs, recurrent layers,
 code that comes with a checkpoint.
 """
 
+# ruff: noqa: SLF001 - what torch calls private here has no public name
+
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -14,6 +18,14 @@ from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries import flex_attention
 from measure.dry_run.libraries.importing import Change, OnImport
 
+# What layers of torch.nn.modules.rnn call.
+_OF_CUDNN = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
+_WHY_NOT_COMPILED = (
+    "makes kernels whose memory is not known before they are made "
+    f"({_SWITCHES[0]}=1 before the command runs the program without)"
+)
+
 
 def install(imports: OnImport, guesses: Guesses, *, trust_remote_code: bool) -> None:
     """Refuse these when the program uses them, not when it only defines them."""
@@ -22,32 +34,58 @@ def install(imports: OnImport, guesses: Guesses, *, trust_remote_code: bool) -> 
         guesses.refuse(why, what)
         raise NotImplementedError(f"a dry run cannot follow {what}: it {why}")
 
-    def compiled(model: Any = None, **_: Any) -> Any:
-        if model is None:
-            return compiled
-        stands_in = flex_attention.compiled(model, guesses)
-        if stands_in is not None:
-            return stands_in
-
-        def run(*_: Any, **__: Any) -> NoReturn:
-            refuse("torch.compile", "makes kernels whose memory is not known before they are made")
-
-        if isinstance(model, torch.nn.Module):
-            model.forward = run
-            return model
-        return run
-
     class Graph:
         """Named in annotations, so it stays a class."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             refuse("torch.cuda.CUDAGraph", "has a memory pool of its own")
 
-    torch.compile = compiled
+    torch.compile = _compiler(refuse, guesses)
+    for name in _OF_CUDNN:
+        setattr(torch._VF, name, _on_the_host(getattr(torch._VF, name), refuse))
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):
         setattr(torch.cuda, name, Graph)
     if not trust_remote_code:
         imports.add("transformers.dynamic_module_utils", _without_remote_code(refuse))
+
+
+def _compiler(refuse: Callable[[str, str], NoReturn], guesses: Guesses) -> Any:
+    def compiled(model: Any = None, *, disable: bool = False, **_: Any) -> Any:
+        if model is None:
+            return partial(compiled, disable=disable)
+        if disable:
+            return model
+        stands_in = flex_attention.compiled(model, guesses)
+        if stands_in is not None:
+            return stands_in
+        if _is_off():
+            name = getattr(model, "__qualname__", type(model).__name__)
+            guesses.assume("torch.compile", "left out, though compiled code keeps other bytes", name)
+            return model
+
+        def run(*_: Any, **__: Any) -> NoReturn:
+            refuse("torch.compile", _WHY_NOT_COMPILED)
+
+        if isinstance(model, torch.nn.Module):
+            model.forward = run
+            return model
+        return run
+
+    return compiled
+
+
+def _on_the_host(run: Callable[..., Any], refuse: Callable[[str, str], NoReturn]) -> Callable[..., Any]:
+    def recurrent(batch: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if batch.is_cuda:
+            refuse("a recurrent layer", "is one kernel of cuDNN, whose memory is not known")
+        return run(batch, *args, **kwargs)
+
+    return recurrent
+
+
+def _is_off() -> bool:
+    """Whether torch would compile nothing (torch 2.13 _dynamo/config.py, _dynamo/eval_frame.py)."""
+    return any(os.environ.get(name) == "1" for name in _SWITCHES)
 
 
 def _without_remote_code(refuse: Callable[[str, str], NoReturn]) -> Change:

@@ -236,6 +236,8 @@ import copy, torch
 model = torch.nn.Linear(1024, 1024).eval()
 assert (2.0 * model.weight).shape == model.weight.shape
 model.cuda()
+host = torch.ones(64, 64, dtype=torch.bfloat16)
+assert (host @ host)[0, 0] == 64
 assert copy.deepcopy(torch.arange(4, device="cuda")).tolist() == [0, 1, 2, 3]
 torch._C._cuda_clearCublasWorkspaces()
 flat = torch.empty(4096, device="cuda")
@@ -250,9 +252,9 @@ for _ in range(2):
 
 
 def test_what_loops_of_other_libraries_do(folder: Path) -> None:
-    """Large tensors of the host times a number, deep copies on the card with their values, cuBLAS' workspace
-    given back, a tensor that becomes a view of another (so FSDP1 makes shards), and steps of a model that was
-    never set to train.
+    """Large tensors of the host times a number, products there by oneDNN, deep copies on the card with their
+    values, cuBLAS' workspace given back, a tensor that becomes a view of another (so FSDP1 makes shards), and
+    steps of a model that was never set to train.
     """
     (folder / "train.py").write_text(PLAIN, encoding="utf-8")
     code, out, err = run("trace", "--gpu", "a100-80-sxm", "--json", "--", "python", "train.py")

@@ -3,7 +3,17 @@
 import sys
 
 import torch
-from peft import LoraConfig, OFTConfig, VeraConfig, get_peft_model
+from peft import (
+    AdaLoraConfig,
+    BOFTConfig,
+    IA3Config,
+    LoHaConfig,
+    LoraConfig,
+    OFTConfig,
+    PromptTuningConfig,
+    VeraConfig,
+    get_peft_model,
+)
 from transformers import AutoModelForCausalLM
 
 targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -12,6 +22,11 @@ config = {
     "dora": lambda: LoraConfig(r=8, target_modules=targets, use_dora=True),
     "oft": lambda: OFTConfig(r=0, oft_block_size=32, target_modules=targets),
     "vera": lambda: VeraConfig(r=64, target_modules=["q_proj", "o_proj"]),
+    "adalora": lambda: AdaLoraConfig(init_r=12, target_r=8, total_step=10, target_modules=targets),
+    "boft": lambda: BOFTConfig(boft_block_size=4, target_modules=["q_proj", "o_proj"]),
+    "loha": lambda: LoHaConfig(r=8, target_modules=targets),
+    "ia3": lambda: IA3Config(target_modules=targets, feedforward_modules=["down_proj"]),
+    "prompt": lambda: PromptTuningConfig(num_virtual_tokens=20, task_type="CAUSAL_LM"),
 }[sys.argv[1]]()
 model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.bfloat16).cuda()
 model.config.use_cache = False

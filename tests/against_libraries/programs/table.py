@@ -139,6 +139,7 @@ OF_TOOLS: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {
         "torchtitan", ("--checkpoint", "assets/hf/Llama-3.1-8B=meta-llama/Llama-3.1-8B"),
     ),
 }  # fmt: skip
+ADAPTERS = ("lora", "dora", "oft", "vera", "adalora", "boft", "loha", "ia3", "prompt")
 OF_TRANSFORMERS_4 = ("run_clm_no_trainer.py", "dora_finetuning.py")
 PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("step.py", *STEP): ("--method=full", "--precision=bf16", "--no-gradient-checkpointing"),
@@ -156,7 +157,7 @@ PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("trainer.py", STEP[1], "liger"): (),
     ("no_trainer.py", STEP[1]): (),
     ("lightning_loop.py", STEP[1]): (),
-    **{("adapter.py", name): () for name in ("lora", "dora", "oft", "vera")},
+    **{("adapter.py", name): () for name in ADAPTERS},
     **{("trl_task.py", task): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
     **{("--check", name): () for name in FILES},
     **{("trl_task.py", task, "lora"): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},

@@ -50,6 +50,14 @@ def test_models_that_transformers_does_not_ship_are_refused() -> None:
     assert prediction_answers(replace(case.model, architecture="nosuch")) == ""
 
 
+def test_layers_of_text_are_found_beside_a_tower_with_as_many() -> None:
+    """InternVL is no causal language model by its name, and its tower has as many layers."""
+    case = resolve(from_flags({"model": "internvl3-1b", "method": "lora", "seq": 32, "gpu": "4090"}))
+    built = build_on_meta(case, make_config(case))
+    assert built.layer_list.endswith("language_model.layers")
+    assert built.n_layers == 24
+
+
 @pytest.mark.parametrize("attention", ["xformers", "flex"])
 def test_kernels_that_nothing_stands_in_for_are_refused(attention: str) -> None:
     """The sentence names those that can be traced."""

@@ -94,6 +94,10 @@ def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
             {"method": "full", "sharding": "zero2", "task": "dpo"},
             "a second model as the reference",
         ),
+        (
+            {"method": "full", "sharding": "fsdp", "task": "orpo", "loss": "chunked", "stack": "trl"},
+            "reads the head's weight without calling the head, under fsdp, .* use --sharding zero2",
+        ),
         ({"method": "full", "offload": "activations"}, "offload 'activations' .* use --offload optimizer"),
         ({"method": "lora", "stack": "unsloth", "offload": "none"}, "the fused kernels of stack 'unsloth"),
     ],

@@ -46,8 +46,8 @@ void each_tensor(const IValue& value, const Visit& visit) {
   }
 }
 
-bool is_small(const Tensor& tensor) {
-  const bool whole = !tensor.is_floating_point() && !tensor.is_complex();
+bool is_small(const Tensor& tensor, bool marked = false) {
+  const bool whole = marked || (!tensor.is_floating_point() && !tensor.is_complex());
   return tensor.numel() <= (whole ? MOST_INTEGERS : MOST_FLOATS);
 }
 
@@ -172,7 +172,7 @@ IValue result_of(Call& call, const c10::Argument& said, const IValue& value, con
   }
   const auto make = [&](const Tensor& model) {
     Tensor made = made_like(model, call.device);
-    if (values && is_small(made) && block_of(made) != nullptr && block_of(made)->real) {
+    if (values && is_small(made, call.op.marks) && block_of(made) != nullptr && block_of(made)->real) {
       on_host(made).copy_(model);
       note_values(made, call.guessed, true);
     }
@@ -190,7 +190,7 @@ void finish(Call& call, Stack* stack, const std::vector<IValue>& given, bool val
     if (!call.op.is_written[i] || !call.arguments[i].isTensor() || !call.arguments[i].toTensor().defined()) continue;
     const Tensor& written = call.arguments[i].toTensor();
     if (!resize_like(written, given[i].toTensor())) continue;
-    if (values && is_small(written) && block_of(written) != nullptr && block_of(written)->real) {
+    if (values && is_small(written, call.op.marks) && block_of(written) != nullptr && block_of(written)->real) {
       on_host(written).copy_(given[i].toTensor());
     }
   }
@@ -252,7 +252,7 @@ bool computable(Call& call) {
   bool yes = true, guessed = false;
   for (size_t i = 0; i < call.arguments.size(); ++i) {
     each_tensor(call.arguments[i], [&](const Tensor& each) {
-      yes = yes && is_small(each) && (call.op.is_out[i] || has_values(each));
+      yes = yes && is_small(each, call.op.marks) && (call.op.is_out[i] || has_values(each));
       const Block* block = block_of(each);
       yes = yes && (block == nullptr || block->real);
       guessed = guessed || (!call.op.is_out[i] && block != nullptr && block->guessed);
@@ -411,7 +411,9 @@ Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
   if (self.numel() == 0) return self;
   if (!non_blocking && !(self.is_cuda() && source.is_cuda())) wait_for_card();
   Block *to = block_of(self), *from = block_of(source);
-  const bool readable = has_values(source) && is_small(source) && (from == nullptr || from->real);
+  // Whole numbers may come from marks in floating point, which many elements carry.
+  const bool marked = !self.is_floating_point();
+  const bool readable = has_values(source) && is_small(source, marked) && (from == nullptr || from->real);
   if (readable && is_small(self) && (to == nullptr || to->real)) {
     const bool guessed = from != nullptr && from->guessed;
     c10::impl::ExcludeDispatchKeyGuard no_front(DispatchKeySet(DispatchKey::Fake));
@@ -440,6 +442,12 @@ at::Scalar scalar_of(const Tensor& self) {
   if ((block == nullptr || block->guessed || !block->known) && on_guess != nullptr) on_guess("a value", "aten::item");
   if (block == nullptr || !block->real || !block->known) return at::isFloatingType(self.scalar_type()) ? at::Scalar(1.0) : at::Scalar(1);
   return on_host(self).item();
+}
+
+// What a factorisation says of values that nobody has: all is well.  CUDA's waits to be told.
+void no_errors(const Tensor&, std::string_view, bool) {
+  wait_for_card();
+  if (on_guess != nullptr) on_guess("a value", "aten::_linalg_check_errors");
 }
 
 Tensor& set_source(Tensor& self, at::Storage source, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
@@ -476,6 +484,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("resize_", card_resize);
   m.impl("copy_", copy);
   m.impl("_local_scalar_dense", scalar_of);
+  m.impl("_linalg_check_errors", no_errors);
   m.impl("set_.source_Storage_storage_offset", set_source);
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("set_.source_Storage", set_storage);

@@ -38,6 +38,7 @@ int64_t moment_of(int64_t event) {
 std::vector<std::string> operator_names{""};
 std::unordered_map<std::string, int64_t> operator_numbers{{"", 0}};
 std::unordered_map<const void*, Block*> live;
+std::unordered_map<const void*, Block*> hollow;  // of the host, by address
 std::atomic<int64_t> place{0};
 int64_t next_id = 0;
 thread_local int64_t running_op = 0, running_source = -1;
@@ -108,10 +109,25 @@ void free_on_card(void* context) {
   delete block;
 }
 
-void free_hollow(void* context) {
-  auto* block = static_cast<Block*>(context);
+void free_hollow(void* data) {
+  Block* block = nullptr;
+  {
+    std::lock_guard<std::mutex> hold(lock);
+    const auto found = hollow.find(data);
+    block = found->second;
+    hollow.erase(found);
+  }
   munmap(block->data, block->n_bytes);
   delete block;
+}
+
+void free_host(void* data) {
+  bool is_hollow = false;
+  {
+    std::lock_guard<std::mutex> hold(lock);
+    is_hollow = hollow.count(data) > 0;
+  }
+  is_hollow ? free_hollow(data) : c10::GetDefaultCPUAllocator()->raw_deallocate(data);
 }
 
 struct CardAllocator final : c10::Allocator {
@@ -145,8 +161,12 @@ struct HostAllocator final : c10::Allocator {
     block->data = data;
     block->n_bytes = static_cast<int64_t>(n);
     block->real = block->known = true;
-    return {data, block, &free_hollow, c10::Device(c10::DeviceType::CPU)};
+    std::lock_guard<std::mutex> hold(lock);
+    hollow[data] = block;
+    return {data, data, &free_hollow, c10::Device(c10::DeviceType::CPU)};
   }
+  // oneDNN takes its memory without a tensor (aten/src/ATen/native/mkldnn/IDeepRegistration.cpp).
+  c10::DeleterFnPtr raw_deleter() const override { return &free_host; }
   void copy_data(void* to, const void* from, size_t n) const override { std::memcpy(to, from, n); }
 };
 
@@ -158,7 +178,10 @@ Block* block_of(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return nullptr;
   const auto& pointer = tensor.storage().data_ptr();
   const auto deleter = pointer.get_deleter();
-  return deleter == &free_on_card || deleter == &free_hollow ? static_cast<Block*>(pointer.get_context()) : nullptr;
+  if (deleter == &free_on_card) return static_cast<Block*>(pointer.get_context());
+  if (deleter != &free_hollow) return nullptr;
+  std::lock_guard<std::mutex> hold(lock);
+  return hollow.at(pointer.get_context());
 }
 
 c10::Allocator* card_allocator() { return &card; }

@@ -21,12 +21,15 @@ struct Operator {
   bool only_writes = false;     // every result is an argument that was written to
   bool runs_on_host = false;    // a kernel of its own for the CPU, which would touch memory
   bool is_product = false;      // cuBLAS
+  bool marks = false;
   std::vector<bool> is_out, is_written;
 };
 
 const std::unordered_set<std::string> PRODUCTS{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
 const std::unordered_set<std::string> CHOOSING{"aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin",
                                                "aten::multinomial"};
+// These mark whole numbers in floating point: routers of experts count the marks, so that their values are kept as those of whole numbers.
+const std::unordered_set<std::string> MARKS{"aten::zero_", "aten::fill_", "aten::scatter", "aten::scatter_"};
 const std::unordered_set<std::string> SUMS_UP{"aten::max", "aten::amax", "aten::sum", "aten::any", "aten::clone", "aten::add"};
 // Results of these say that all is well when nothing is written to them.
 const std::unordered_set<std::string> LEAVES_VALUES{"aten::_amp_foreach_non_finite_check_and_unscale_"};
@@ -56,6 +59,7 @@ Operator described(const OperatorHandle& handle) {
   found.only_writes = writes && all_written;
   found.is_view = any_alias && !writes;
   found.runs_on_host = handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) || found.name == "aten::copy_";
+  found.marks = MARKS.count(found.name) > 0;
   found.is_product = PRODUCTS.count(found.name) > 0;
   return found;
 }

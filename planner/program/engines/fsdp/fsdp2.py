@@ -41,7 +41,7 @@ class Fsdp2(Fsdp):
         self._sent: int | None = None
         self._replicating: int | None = None
         own_unit = self._head_alone and job.stack.fsdp2_units == "ends_apart"
-        self._reads_head = job.reads_head and own_unit
+        self._reads_head = job.scenario.reads_head and own_unit
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
         """Each layer; the token table; the last norm with the head, and a table that is tied to it;

@@ -91,7 +91,7 @@ class Zero3(DeepSpeed):
         A k-bit model is on the card whole before.
         """
         self._note(self._own, self.parts, self.params)
-        if self.job.reads_head:
+        if self.job.scenario.reads_head:
             self._read = self._module_of_head()
         if self._loads_whole:
             self.weights = load_whole(self.stream, self.job)

@@ -1,0 +1,40 @@
+"""Optimizers of DeepSpeed, which compile their kernels when they are made: they write in place,
+on the card and on the host, and take no memory.
+
+Source: deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py, ops/lion, ops/adagrad, and what each calls.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from measure.dry_run.cuda.cuda_bindings import nothing
+from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries.importing import OnImport
+
+_KERNELS = {
+    "fused_adam": ("multi_tensor_adam",),
+    "fused_lion": ("multi_tensor_lion",),
+    "cpu_adam": ("create_adam", "adam_update", "adam_rollback", "destroy_adam"),
+    "cpu_lion": ("create_lion", "lion_update", "destroy_lion"),
+    "cpu_adagrad": ("create_adagrad", "adagrad_update", "destroy_adagrad"),
+}
+
+
+def install(imports: OnImport, guesses: Guesses) -> None:
+    """Change DeepSpeed when the program imports it."""
+
+    def change(module: ModuleType) -> None:
+        load: Any = module.OpBuilder.load
+
+        def load_or_stand_in(builder: Any, *args: Any, **kwargs: Any) -> Any:
+            names = _KERNELS.get(builder.name)
+            if names is None:
+                return load(builder, *args, **kwargs)
+            guesses.assume("kernels that DeepSpeed compiles", "not started", builder.name)
+            return SimpleNamespace(**dict.fromkeys(names, nothing))
+
+        module.OpBuilder.load = load_or_stand_in
+
+    imports.add("deepspeed.ops.op_builder.builder", change)

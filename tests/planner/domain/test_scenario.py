@@ -1,0 +1,29 @@
+"""What a job says beside its fields."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+
+
+@pytest.mark.parametrize(
+    ("switches", "says"),
+    [
+        ("", ""),
+        ("expandable_segments=on", "expandable_segments:True"),
+        ("roundup_divisions=16", "roundup_power2_divisions:16"),
+        (
+            "expandable_segments=on;roundup_divisions=16",
+            "expandable_segments:True,roundup_power2_divisions:16",
+        ),
+    ],
+)
+def test_what_a_stack_sets_of_the_allocator(switches: str, says: str) -> None:
+    """As the variable has it."""
+    job = {"model": "qwen2.5-0.5b", "method": "full", "seq": 64, "gpu": "4090"}
+    assert (
+        resolve(from_flags({**job, **({"switches": switches} if switches else {})})).allocator_settings
+        == says
+    )
