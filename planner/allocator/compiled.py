@@ -29,6 +29,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "memory_close": (None, [_POINTER]),
     "let_grow": (None, [_POINTER, _NUMBER, _NUMBER]),
     "release_cached": (_NUMBER, [_POINTER]),
+    "settle": (_NUMBER, [_POINTER]),
     "run": (_NUMBER, [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4]),
     "count_free": (_NUMBER, [_POINTER, _POINTER]),
     "held_at": (None, [_POINTER, _POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]),
@@ -181,6 +182,11 @@ class CompiledMemory:
     def release_cached(self) -> None:
         """Give back every segment without a block in use, or page where segments grow."""
         if self._library.release_cached(self._memory) == _NO_HOST_MEMORY:
+            raise MemoryError
+
+    def settle(self) -> None:
+        """Wait for other streams."""
+        if self._library.settle(self._memory) == _NO_HOST_MEMORY:
             raise MemoryError
 
     def run(self, events: Any, sizes: Any, streams: Any, lags: Any) -> tuple[int | None, int]:

@@ -115,6 +115,13 @@ static int complete(Memory *memory, Pool *pool, int64_t most) {
     return 1;
 }
 
+/* Wait for the other streams: what they still used is free (process_events). */
+int64_t settle(Memory *memory) {
+    for (int number = 0; number < 2 * N_STREAMS; number++)
+        if (!complete(memory, &memory->pools[number], 0)) return NO_HOST_MEMORY;
+    return ENDED;
+}
+
 /* Give back every plain segment of a pool without a block in use (release_blocks). */
 static void release_segments(Memory *memory, Pool *pool) {
     int64_t chunks_kept = 0;
@@ -310,9 +317,9 @@ static Place best_fit(const Memory *memory, const Pool *pool, Place place) {
 /* Wait for the other streams, and give back every segment without a block in use, or every such page where segments grow
    (release_cached_blocks). */
 int64_t release_cached(Memory *memory) {
+    if (settle(memory) == NO_HOST_MEMORY) return NO_HOST_MEMORY;
     for (int number = 0; number < 2 * N_STREAMS; number++) {
         Pool *pool = &memory->pools[number];
-        if (!complete(memory, pool, 0)) return NO_HOST_MEMORY;
         if (!memory->spaces[0]) release_segments(memory, pool);
         else if (!release_pages(memory, pool)) return NO_HOST_MEMORY;
     }

@@ -104,8 +104,7 @@ class Memory:
         """Wait for other streams, and give back every segment without a block in use
         (``release_cached_blocks``).
         """
-        for pool in self.waiting:
-            self._complete(pool, 0)
+        self.settle()
         for keys in (keys for pools in self.pools.values() for keys in pools):
             kept = []
             for key in keys:
@@ -116,6 +115,11 @@ class Memory:
                 else:
                     kept.append(key)
             keys[:] = kept
+
+    def settle(self) -> None:
+        """Wait for other streams: what they still used is free."""
+        for pool in self.waiting:
+            self._complete(pool, 0)
 
     def begin_phase(self) -> None:
         """What is reserved now is the most of the phase that begins."""
@@ -340,8 +344,7 @@ class GrowingMemory(Memory):
 
     def release_cached(self) -> None:
         """Wait for other streams, and unmap all pages without a block in use (``release_cached_blocks``)."""
-        for waiting in self.waiting:
-            self._complete(waiting, 0)
+        self.settle()
         for pool in self.holes:
             for key in self.pool(*pool).copy():
                 self._unmap(self.at[key & _ADDRESS_MASK], pool)

@@ -26,9 +26,10 @@ class SlotEvents:
 
     ``streams``: CUDA streams by slot; empty where all are on the main one.  ``begins``: events at which a
     phase begins.  ``empties``: those of them before which the program gives its cache back
-    (``torch.cuda.empty_cache``).  ``lags``: by slot, how many later blocks of its pool the program lets go
-    of before another stream is done with this one (``record_stream``) and it can be used again; empty where
-    no other stream uses any.  ``settings``: of the allocator; segments that grow and rounding are replayed.
+    (``torch.cuda.empty_cache``), and ``settles`` those before which the host waits for the card.  ``lags``:
+    by slot, how many later blocks of its pool the program lets go of before another stream is done with this
+    one (``record_stream``) and it can be used again; empty where no other stream uses any.  ``settings``: of
+    the allocator; segments that grow and rounding are replayed.
 
     Raises:
         NotModelledError: other settings.
@@ -41,6 +42,7 @@ class SlotEvents:
     empties: frozenset[int] = frozenset()
     lags: Sequence[int] = ()
     settings: AllocatorSettings = DEFAULT_SETTINGS
+    settles: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if replace(self.settings, expandable_segments=False, roundup_divisions=()) != DEFAULT_SETTINGS:
@@ -148,8 +150,7 @@ def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotRep
     phases = []
     failure = None
     for start, end in pairwise(bounds):
-        if start in program.empties:
-            memory.release_cached()
+        _before(memory, program, start)
         memory.begin_phase()
         failed, place = memory.run(program.events[start:end], *program.by_slot)
         phases.append(PhaseReplay(memory.most_allocated, memory.most_reserved, max(start + place, start - 1)))
@@ -157,6 +158,14 @@ def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotRep
             failure = _failure(memory, start + failed, asked)
             break
     return SlotReplay(tuple(phases), memory.n_retries, failure)
+
+
+def _before(memory: Memory | CompiledMemory, program: SlotEvents, begin: int) -> None:
+    """What the program does before the phase that begins with this event."""
+    if begin in program.settles:
+        memory.settle()
+    if begin in program.empties:
+        memory.release_cached()
 
 
 def _failure(memory: Memory | CompiledMemory, event: int, program: SlotEvents) -> Failure:
@@ -176,7 +185,7 @@ def passing(events: Sequence[int]) -> array[int]:
 def replay_parts(program: SlotEvents, parts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
     """Replay events one part after the other, each with sizes of its own; bytes reserved after each.
 
-    ``program``: whose streams, lags and settings they have.
+    ``program``: whose streams, lags and settings they have; where its host waits, it does so between parts.
     """
     programs = [
         _rounded(replace(program, events=events, sizes=sizes, begins=(), empties=frozenset()))
@@ -187,6 +196,8 @@ def replay_parts(program: SlotEvents, parts: Sequence[tuple[Sequence[int], Seque
     memory = _memory(programs[0], None)
     reserved = []
     for each in programs:
+        if program.settles:
+            memory.settle()
         memory.run(each.events, *each.by_slot)
         reserved.append(memory.reserved)
     return reserved
@@ -217,8 +228,8 @@ class _Begun:
         program = self._program
         for number, (begin, end) in enumerate(self._bounds[phase:], phase):
             start = event if number == phase else begin
-            if number > phase and begin in program.empties:
-                memory.release_cached()
+            if number > phase:
+                _before(memory, program, begin)
             failed, _ = memory.run(program.events[start:end], *program.by_slot)
             if failed is not None:
                 return number, start + failed

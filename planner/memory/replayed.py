@@ -39,6 +39,8 @@ from planner.units import MIB
 # The minimum is searched to a 128th of what is allocated, and no finer than this.
 _LEAST_STEP_BYTES = 64 * MIB
 _STEPS = 128
+_BEHIND_LOSS: tuple[Phase, ...] = ("forward_2", "generation_2", "optimizer_step")
+"""Phases that begin when a loss was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,10 @@ def slot_events(stream: RequestStream, job: Job) -> SlotEvents:
     empties = frozenset(begins[number] for number in (*stream.emptied, *later))
     sizes, lags = stream.sizes(_values(job)), stream.lags_by_slot()
     settings = _allocator_settings(job)
-    return for_replay(SlotEvents(stream.events, sizes, streams, begins, empties, lags, settings))
+    # The host reads each loss, behind which all of a backward pass is over.
+    waits = job.stack.runs_trainer and any(lags)
+    settles = frozenset(begin for begin, phase in stream.phases if waits and phase in _BEHIND_LOSS)
+    return for_replay(SlotEvents(stream.events, sizes, streams, begins, empties, lags, settings, settles))
 
 
 def _allocator_settings(job: Job) -> AllocatorSettings:
