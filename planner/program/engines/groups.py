@@ -80,7 +80,9 @@ class Sizes:
         numerics = job.recipe.numerics
         self._job, self._mixed = job, numerics.mixed
         kbit = numerics.quantization != "none"
-        self._widens = numerics.mixed and not (kbit and job.recipe.sharding.dtensors)
+        self._widens = numerics.mixed and not (
+            kbit and (job.recipe.sharding.dtensors or not comes_whole(job))
+        )
         self._compute_dtype = numerics.compute_dtype
         self.n = int(job.recipe.shards(job.hardware))
         self._rank = largest_rank(job)

@@ -54,9 +54,12 @@ class Fsdp1(Fsdp):
 
         An adapter is a unit of its own, before that of its layer.
         Source: accelerate 1.15 accelerator.py prepare_model (``upcasting``).
+        Ignored: the same of k-bit models that wait in host RAM.
         """
         stream, job = self.stream, self.job
         on_card = comes_whole(job)
+        if job.recipe.numerics.quantization != "none" and not on_card:
+            return super().load_weights()
         if on_card:
             weights = load_whole(stream, job)
         else:
