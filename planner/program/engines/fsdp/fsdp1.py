@@ -171,7 +171,9 @@ class Fsdp1(Fsdp):
             return
         given = [self._cast(group.shard_bytes, "shard from the host")] if self.offloads else []
         if group.narrows:
-            given.append(self._cast(group.cast_bytes / self.sizes.n, "_mp_shard"))
+            apart = self.job.stack.fsdp1_wraps_adapters
+            cast_bytes = group.cast_bytes if apart else group.whole_bytes
+            given.append(self._cast(cast_bytes / self.sizes.n, "_mp_shard"))
         if len(given) > 1:
             self.free(given.pop(0))
         group.whole = [
