@@ -28,7 +28,7 @@ class Regime:
     ``master``: separate fp32 masters (0: none); ``state``: each element of an unquantised optimizer state.
     ``adapter``: adapters as they are kept; ``adapter_seen``: as their layers see them, which FSDP gathers in
     the compute dtype (torch 2.13 distributed/fsdp MixedPrecisionPolicy ``param_dtype``, set by accelerate
-    1.15).
+    1.15); ``sees_adapter_shards``: PEFT reads their dtype from shards, and casts their input to it.
     """
 
     engine: Engine
@@ -49,6 +49,7 @@ class Regime:
     state: int
     adapter: int
     adapter_seen: int
+    sees_adapter_shards: bool
 
     @property
     def is_wide(self) -> bool:
@@ -127,7 +128,17 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, co
         state=4 if engine == "deepspeed" else trained,
         adapter=trained if is_lora else 0,
         adapter_seen=(compute if gathers else trained) if is_lora else 0,
+        sees_adapter_shards=is_lora and gathers and _sees_adapter_shards(recipe, stack),
     )
+
+
+def _sees_adapter_shards(recipe: Recipe, stack: Stack) -> bool:
+    """Whether PEFT sees an adapter's shard, in fp32, because FSDP1 gathers it behind that, as a unit.
+
+    Source: peft 0.21 tuners/lora/layer.py Linear.forward (``_cast_input_dtype``); torch 2.13 distributed/fsdp
+    _runtime_utils.py _pre_forward of the unit, which casts the input again.
+    """
+    return recipe.sharding.is_fsdp1 and stack.fsdp1_wraps_adapters
 
 
 def _widens_copies(stack: Stack, engine: Engine) -> bool:

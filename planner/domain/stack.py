@@ -26,6 +26,7 @@ from planner.domain.stack_values import (
     FrozenLayers,
     Fsdp2Units,
     FsdpUnits,
+    KbitReserves,
     KbitUpcast,
     Linear4bitDtype,
     LogitsCopy,
@@ -150,6 +151,14 @@ class Stack:
     kbit_waits_on_host: bool
     """A k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an engine divides
     it; else it is whole on every GPU before.
+    """
+    kbit_reserves: KbitReserves
+    """What is taken in one piece, and let go, before a k-bit model comes: nothing, ``half`` of what it is in
+    the dtype of loading, or as much as it is ``stored`` in.
+    """
+    runs_trainer: bool
+    """The Trainer of Transformers runs the loop: the cache goes back to the driver before an engine gets the
+    model, and the host waits for each loss.
     """
     engine_casts_on_host: bool
     """DeepSpeed's engine gets a model that is not quantised in host RAM, and casts it there; else the model

@@ -65,6 +65,8 @@ def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: A
     padding and of each window, and gradients that are added.
     """
     flags = [(micro_batch == 1) | job.stack.joins_rows(job.recipe), accumulation > 1]
+    if job.recipe.sharding.is_fsdp1:
+        flags.append(accumulation > 2)  # a micro-step in the middle
     if job.recipe.batch.padding != "packed":
         flags.append(tokens < length)
     return [*flags, *(length >= window for window in job.model.windows)]

@@ -83,9 +83,11 @@ class Runtime:
     ``parts``: of the model, known before it is loaded.  ``before`` and ``after``: passes without gradients
     that each micro-step runs before the forward pass, and between it and the loss.  ``adds_gradients``:
     gradients stay where the backward pass made them, and those of later micro-steps are added.
+    ``joins_gradients``: a micro-step makes its own in whole beside those of the ones before, which it is the
+    last one that divides.
     """
 
-    adds_gradients = True
+    adds_gradients, joins_gradients = True, False
 
     def __init__(self, stream: RequestStream, job: Job) -> None:
         self.stream = stream

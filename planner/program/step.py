@@ -61,7 +61,8 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> RequestStrea
     steps, the second time finds gradients.
 
     The first micro-step meets neither gradients nor optimizer states.  With accumulation a third one follows,
-    which finds gradients.  ``runtime_type`` writes it, where that is not the job's own.
+    which finds gradients; of three or more there is one between where that is the fullest.
+    ``runtime_type`` writes it, where that is not the job's own.
 
     Raises:
         NotModelledError: nothing is trained, which a forced job may ask for.
@@ -92,6 +93,8 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> RequestStrea
         if job.recipe.generates_between:
             runtime.generate(generation, "generation_2")
         again = parts_of(job, "added") if runtime.adds_gradients else parts
+        if runtime.joins_gradients and int(job.recipe.batch.grad_accum) > 2:
+            runtime.micro_step(again, Pass("forward_2", "loss_2", "backward_2", is_last=False))
         runtime.micro_step(again, Pass("forward_2", "loss_2", "backward_2", is_last=True))
     runtime.optimizer_step(gradients)
     runtime.evaluate(evaluation_of(job))

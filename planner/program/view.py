@@ -21,7 +21,8 @@ class Dtypes:
 
     ``compute``: of matrix products; ``base``: weights of layers that are not quantised; ``table``: token
     table and head; ``norm``: weights of norms; ``adapter``: LoRA matrices as their layers see them.
-    ``autocast``: whether autocast casts the inputs of products.
+    ``autocast``: whether autocast casts the inputs of products.  ``wide_adapter_input``: whether PEFT casts
+    the input of an adapter to fp32 all the same, beside a base that is not quantised.
     """
 
     compute: Dtype
@@ -30,6 +31,7 @@ class Dtypes:
     norm: Dtype
     adapter: Dtype
     autocast: bool
+    wide_adapter_input: bool = False
 
 
 def dtypes_of(regime: Regime, recipe: Recipe) -> Dtypes:
@@ -56,6 +58,7 @@ def dtypes_of(regime: Regime, recipe: Recipe) -> Dtypes:
         named(regime.norm_weight),
         adapter,
         regime.autocast,
+        regime.sees_adapter_shards,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import compress
 
 from measure.trace.record import ASIDES, HostName, Record, TracedBlock
 from measure.trace.sharding.fsdp_units import ROOT
@@ -172,7 +173,9 @@ class FsdpRank:
             unit.reduced, unit.on_host = None, []
 
     def _unshard(self, name: str) -> None:
-        """``unshard``: shards are cast and copied into the buffer that the others' parts arrive in."""
+        """``unshard``: shards are cast where they are wider (_fsdp_collectives.py ``use_foreach_copy``), and
+        copied into the buffer that the others' parts arrive in.
+        """
         unit, settings = self._units[name], self._settings
         if unit.received is not None or unit.whole:
             return
@@ -186,8 +189,9 @@ class FsdpRank:
             self._stream.free(uploaded if cast else None)
             inputs.append(cast or uploaded)
         sizes = [settings.shard_elements(each) * each.element_bytes for each in unit.parameters]
-        if settings.mixed and not settings.offloads:
-            inputs.append(self._stream.take(sum(sizes), _CAST))
+        widened = [settings.stored_bytes(each) != each.element_bytes for each in unit.parameters]
+        if any(widened) and not settings.offloads:
+            inputs.append(self._stream.take(sum(compress(sizes, widened)), _CAST))
         unit.received = self._stream.take(sum(sizes) * settings.shards, _RECEIVED)
         self._stream.free(*inputs)
 

@@ -75,25 +75,29 @@ class Ddp(Runtime):
 
     def _make_equal(self) -> None:
         """Every rank gets the first one's weights."""
-        in_flight: list[int | None] = []
-        for n_bytes in copy_sizes((each.dtype, self._n_bytes(each)) for each in self.weights):
-            if len(in_flight) == _IN_FLIGHT:
-                self._arrived(in_flight.pop(0))
-            place = "ddp", "", "broadcast"
-            in_flight.append(
-                self.stream.allocate(Unit.ONE, n_bytes, "other_temporaries", place) if n_bytes else None
-            )
-        for slot in in_flight:
-            self._arrived(slot)
-
-    def _arrived(self, slot: int | None) -> None:
-        if slot is not None:
-            self.stream.free(slot)
+        broadcast(self.stream, "ddp", ((each.dtype, self._n_bytes(each)) for each in self.weights))
 
     def _n_bytes(self, weight: Weight) -> float:
         if weight.packed:
             return self.stream.unit_bytes[weight.slot]
         return n_elements(self.job, weight) * ELEMENT_BYTES[weight.dtype]
+
+
+def broadcast(stream: RequestStream, engine: str, tensors: Iterable[tuple[str, float]]) -> None:
+    """Copies by which tensors of so many bytes are made equal on every rank, two of them at a time."""
+    in_flight: list[list[int]] = []
+    for n_bytes in copy_sizes(tensors):
+        if len(in_flight) == _IN_FLIGHT:
+            _let_go(stream, in_flight.pop(0))
+        sizes = [n_bytes] if n_bytes else []
+        in_flight.append(stream.allocate_all(sizes, "other_temporaries", (engine, "", "broadcast")))
+    for slots in in_flight:
+        _let_go(stream, slots)
+
+
+def _let_go(stream: RequestStream, slots: Iterable[int]) -> None:
+    for slot in slots:
+        stream.free(slot)
 
 
 def copy_sizes(tensors: Iterable[tuple[str, float]]) -> list[float]:

@@ -42,9 +42,9 @@ class Group:
     ``n``: processes that they are divided over.
 
     ``seen_bytes``: of each whole parameter; ``whole_bytes``: of all of them; ``shard_bytes``: of this GPU's
-    part.  ``narrows``: shards are wider than what layers see.  ``gradients`` wait to be reduced.  Slots:
-    ``received``, the buffer that parameters arrive in; ``whole``, these parameters; ``flat``, their gradients
-    in one tensor; ``reduced``, this GPU's part of them.
+    part; ``cast_bytes``: of whole parameters whose shards are wider than what layers see.  ``gradients`` wait
+    to be reduced.  Slots: ``received``, the buffer that parameters arrive in; ``whole``, these parameters;
+    ``flat``, their gradients in one tensor; ``reduced``, this GPU's part of them.
     """
 
     weights: list[Weight]
@@ -53,12 +53,17 @@ class Group:
     seen_bytes: list[float] = field(default_factory=list)
     whole_bytes: float = 0.0
     shard_bytes: float = 0.0
-    narrows: bool = False
+    cast_bytes: float = 0.0
     received: int | None = None
     whole: list[int] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
     flat: int | None = None
     reduced: int | None = None
+
+    @property
+    def narrows(self) -> bool:
+        """Whether shards are cast to be gathered."""
+        return self.cast_bytes > 0
 
 
 class Sizes:
@@ -74,8 +79,10 @@ class Sizes:
     def __init__(self, job: Job) -> None:
         numerics = job.recipe.numerics
         self._job, self._mixed = job, numerics.mixed
-        widens = job.stack.fsdp2_widens or not job.recipe.sharding.dtensors
-        self._widens = widens and numerics.mixed and numerics.quantization == "none"
+        kbit = numerics.quantization != "none"
+        apart = kbit and (job.recipe.sharding.dtensors or not comes_whole(job))
+        narrow = job.recipe.sharding.dtensors and not job.stack.fsdp2_widens
+        self._widens = numerics.mixed and not (apart or narrow)
         self._compute_dtype = numerics.compute_dtype
         self.n = int(job.recipe.shards(job.hardware))
         self._rank = largest_rank(job)
@@ -109,11 +116,11 @@ class Sizes:
         return not weight.packed or self._job.recipe.divides_base
 
     def stored(self, weight: Weight) -> Dtype:
-        """The dtype of a shard: fp32 where it is trained in mixed precision,
-        unless the base is of k-bit matrices.
+        """The dtype of a shard: fp32 where it is trained in mixed precision;
+        not under FSDP2 where the base is of k-bit matrices.
 
-        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model,
-        which widens trained 16-bit parameters; axolotl 0.19.0 monkeypatch/accelerate/fsdp2.py does not.
+        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model and accelerator.py prepare_model,
+        which widen trained 16-bit parameters; axolotl 0.19.0 monkeypatch/accelerate/fsdp2.py does not.
         """
         return "fp32" if weight.requires_gradient and self._widens else weight.dtype
 
@@ -189,18 +196,23 @@ def part_of(weight: Weight) -> str:
     return " ".join(name.split(maxsplit=2)[:2]) if name.startswith("layer ") else ""
 
 
-def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
-    """Each parameter whole, and then its shard;
-    some versions of Transformers load the whole of a k-bit model before that.
+def comes_whole(job: Job) -> bool:
+    """Whether the model is on every card before it is divided: that of some stacks (``fsdp_loads_whole``),
+    and a k-bit one of some versions of Transformers.
+    """
+    loads_packed = job.recipe.numerics.quantization != "none" and not job.stack.kbit_waits_on_host
+    return loads_packed or job.stack.fsdp_loads_whole
 
-    Some stacks load the whole of any model (``fsdp_loads_whole``).
+
+def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
+    """Each parameter whole, and then its shard, where the model is not on the card before.
+
     Gives the shards, and what is not divided.  Offloaded shards are on the host.
     Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_load_full_state_dict, fsdp2_prepare_model
     (``model_has_params4bit``); torchtune 0.6.1 training/_distributed.py load_from_full_model_state_dict,
     which packs and divides one parameter at a time.
     """
-    loads_packed = job.recipe.numerics.quantization != "none" and not job.stack.kbit_waits_on_host
-    if loads_packed or job.stack.fsdp_loads_whole:
+    if comes_whole(job):
         weights = load_whole(stream, job)
         _divide(stream, job, sizes, [each for each in weights if sizes.divides(each)])
     else:
@@ -231,7 +243,9 @@ def _divide(stream: RequestStream, job: Job, sizes: Sizes, weights: Iterable[Wei
     keeps = keeps and job.recipe.numerics.quantization != "none"
     whole = []
     for each in sorted(weights, key=lambda each: each.slot):
-        _keep_shard(stream, job, sizes, each)
+        shard = _keep_shard(stream, sizes, each)
+        if job.recipe.offloads_params:
+            stream.free(shard)  # torch 2.13 _fsdp_param.py _init_sharded_param: then it goes to the host
         whole.append(each.slot)
         if not keeps:
             stream.free(whole.pop())
@@ -245,7 +259,8 @@ def _one_by_one(stream: RequestStream, job: Job, sizes: Sizes, weights: Iterable
         if each.packed:
             each.dtype = "int8"
             _keep_constants(stream, job, sizes, each)
-        _keep_shard(stream, job, sizes, each)
+        if not job.recipe.offloads_params:
+            _keep_shard(stream, sizes, each)
         _let_go(stream, whole)
 
 
@@ -290,11 +305,10 @@ def _keep_constants(stream: RequestStream, job: Job, sizes: Sizes, weight: Weigh
             )
 
 
-def _keep_shard(stream: RequestStream, job: Job, sizes: Sizes, weight: Weight) -> None:
-    if not job.recipe.offloads_params:
-        term: TermName = "adapters" if weight.adapter else "weights"
-        n_bytes = sizes.shard_bytes(weight) / (2 if weight.packed else 1)
-        stream.allocate(weight.unit, n_bytes, term, ("load", weight.name, "shard"))
+def _keep_shard(stream: RequestStream, sizes: Sizes, weight: Weight) -> int:
+    term: TermName = "adapters" if weight.adapter else "weights"
+    n_bytes = sizes.shard_bytes(weight) / (2 if weight.packed else 1)
+    return stream.allocate(weight.unit, n_bytes, term, ("load", weight.name, "shard"))
 
 
 def around(

@@ -50,7 +50,8 @@ def _with_branch(
         result = torch.contiguous(result)
     given, converts = result.dtype, leaves_casts and not view.dtypes.autocast
     if converts or not leaves_casts:
-        x = torch.to(x, view.dtypes.adapter)
+        wide = view.dtypes.wide_adapter_input and not (leaves_casts or _is_gathered(torch, view, spec))
+        x = torch.to(x, "fp32" if wide else view.dtypes.adapter)
     if view.recipe.adapter is not None and view.recipe.adapter.dora:
         result = with_dora(torch, view, spec, x, result)
         return result if leaves_casts and not converts else torch.to(result, given)
@@ -62,11 +63,21 @@ def _with_branch(
     return result if leaves_casts else torch.to(result, given)
 
 
+def _is_gathered(torch: Operators, view: LayerView, spec: LinearSpec) -> bool:
+    """Whether FSDP1 has sent for the matrix ``A`` before it is used: that of a layer's last matrix, for which
+    the backward of ``B`` does so, which begins before the layer runs again.
+    """
+    return torch.direction == "again" and spec.name == view.block.linears[-1].name
+
+
 def _branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """``B(A(dropout(x)))``."""
     down, up = factors(torch, view, spec)
     rows, unit = rows_of(spec, x), x.unit
-    middle = [times(torch, view, down, dropped(torch, view, x), (Unit.RANK_TOKENS, rows))]
+    x = dropped(torch, view, x)
+    if view.dtypes.wide_adapter_input:
+        x = torch.to(x, view.dtypes.adapter)  # what FSDP1 does to the input of a unit
+    middle = [times(torch, view, down, x, (Unit.RANK_TOKENS, rows))]
     return times(torch, view, up, middle.pop(), (unit, rows * spec.out_features))
 
 

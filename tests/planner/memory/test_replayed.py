@@ -109,7 +109,7 @@ def test_blocks_that_preparation_leaves_stay_reserved_and_are_not_needed() -> No
     """A 16-bit base that is widened to fp32 leaves blocks that activations do not fill;
     one that comes in fp32 leaves none.
 
-    Each of Baichuan 2's 7.5e9 weights leaves at most its 2 bytes.
+    Each of Baichuan 2's 7.5e9 weights leaves at most its 2 bytes; the Trainer gives whole segments back.
     """
     given = {
         "model": "baichuan2-7b",
@@ -127,5 +127,5 @@ def test_blocks_that_preparation_leaves_stay_reserved_and_are_not_needed() -> No
     widened, plain = (job(**given, load_dtype=dtype) for dtype in ("fp16", "fp32"))
     assert replayed(widened).allocated_bytes == pytest.approx(replayed(plain).allocated_bytes, rel=0.001)
     left = replayed(widened).reserved_bytes - replayed(plain).reserved_bytes
-    assert 0.5 < left / (2 * widened.base_params) < 1
+    assert 0.2 < left / (2 * widened.base_params) < 1
     assert abs(least_bytes(widened) - least_bytes(plain)) < 0.2 * left

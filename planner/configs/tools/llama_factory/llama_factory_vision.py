@@ -8,11 +8,7 @@ hparams/finetuning_args.py, model/model_utils/visual.py and data/mm_plugin.py.
 from __future__ import annotations
 
 import re
-<<<<<<< HEAD
-=======
 from collections.abc import Iterable
-from math import isqrt
->>>>>>> sample
 
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.keys import Keys
@@ -77,22 +73,12 @@ def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
         )
         return
     keys.refuse_switched_on({"image_do_pan_and_scan": _CUTS, "crop_to_patches": _CUTS})
-<<<<<<< HEAD
-    sees = "template" if template in READ_TEMPLATES else "visual_inputs"
-    if template not in _TEXT_TOO:
-        reading.say("images_per_sample", 1, keys.where(sees), IMAGES_UNSAID)
-    elif any(map(_OF_IMAGES.search, keys.names("dataset"))):
-        reading.say("images_per_sample", 1, keys.where("dataset"), IMAGES_UNSAID)
-    _read_largest(keys, reading)
-=======
-    side = _side(keys)
     if template not in READ_TEMPLATES:
         reading.say("images_per_sample", 1, keys.where("visual_inputs"), IMAGES_UNSAID)
     elif sees_images(template, keys.names("dataset")):
         key = "dataset" if template in _TEXT_TOO else "template"
         reading.say("images_per_sample", 1, keys.where(key), IMAGES_UNSAID)
-    reading.default("image_size", f"{side}x{side}", f"{_PLACE}; larger images are made as small as this")
->>>>>>> sample
+    _read_largest(keys, reading)
     _read_frozen(keys, reading)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterable
+from itertools import compress
 
 from planner.domain.term import TermName
 from planner.program.engines.fsdp.fsdp_units import INNER, Units, gradients_inside, pieces
@@ -78,7 +79,6 @@ class Fsdp(Runtime):
     def load(self) -> None:
         """Every parameter comes whole, and leaves its shard."""
         self.weights = self.load_weights()
-        self._shards = [self.sizes.shard(each) for each in self.weights if self.is_updated(each)]
         divided = [each for each in self.weights if self.sizes.divides(each)]
         self.groups = {name: group for name, group in self.make_groups(divided).items() if group.weights}
         for group in self.groups.values():
@@ -86,7 +86,13 @@ class Fsdp(Runtime):
             group.seen_bytes = [self.sizes.seen_bytes(each) for each in group.weights]
             group.whole_bytes = sum(group.seen_bytes)
             group.shard_bytes = sum(self.sizes.stored_bytes(each) for each in group.weights)
-            group.narrows = any(self.sizes.stored(each) != self.sizes.seen(each) for each in group.weights)
+            casts = [self.sizes.stored(each) != self.sizes.seen(each) for each in group.weights]
+            group.cast_bytes = sum(compress(group.seen_bytes, casts))
+        self._shards = self.local_shards()
+
+    def local_shards(self) -> list[Weight]:
+        """What the optimizer updates here."""
+        return [self.sizes.shard(each) for each in self.weights if self.is_updated(each)]
 
     def load_weights(self) -> list[Weight]:
         """One parameter after the other."""
@@ -96,6 +102,9 @@ class Fsdp(Runtime):
         """One micro-step; the optimizer updates shards, whose gradients the groups have."""
         self.reduces = phases.is_last or not self.reduces_last_only
         super().micro_step(parts, phases)
+        if self.job.stack.runs_trainer and self.stream.lags:
+            # It looks at each loss (``isnan``), behind which all of a backward pass is over.
+            self.stream.wait()
         return []
 
     def forward(self, part: Instance) -> None:
@@ -264,9 +273,13 @@ class Fsdp(Runtime):
         if group is not None:
             self.unshard(group)
             self.wait(group, forward=False)
-            index = self.order.index(name)
-            if index > 0:
-                self.unshard(self.groups[self.order[index - 1]])
+            self.send_for_next(name)
+
+    def send_for_next(self, name: str) -> None:
+        """The group whose forward ended before that of ``name`` is sent for."""
+        index = self.order.index(name)
+        if index > 0:
+            self.unshard(self.groups[self.order[index - 1]])
 
     def _after_backward(self, name: str) -> None:
         group = self.groups.get(name)

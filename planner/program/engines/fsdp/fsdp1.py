@@ -10,14 +10,18 @@ its host uses blocks again sooner.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.allocator.compiled import MOST_LAG
 from planner.allocator.settings import SMALL_REQUEST_BYTES
+from planner.domain.term import TermName
+from planner.program.engines.ddp import broadcast
 from planner.program.engines.fsdp.fsdp import CAST_STREAM, GATHER_STREAM, REDUCE_STREAM, Fsdp
-from planner.program.engines.groups import ROOT, Group
+from planner.program.engines.groups import ROOT, Group, comes_whole
 from planner.program.job import Job
-from planner.program.load import take_workspaces
-from planner.program.ops.tensors import ELEMENT_BYTES
-from planner.program.parameters import Weight, model_weights
+from planner.program.load import load_whole, prepared_dtype, take_workspaces
+from planner.program.ops.tensors import ELEMENT_BYTES, Unit
+from planner.program.parameters import Weight, adapter_weights, model_weights
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Pass
 
@@ -39,33 +43,91 @@ class Fsdp1(Fsdp):
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self.adds_gradients = False
+        self.joins_gradients = self.reduces_last_only
         self._initialised = False
+        # Shards that were widened, by the unit that still sees them.
+        self._narrow: dict[str, list[int]] = {}
 
     def load_weights(self) -> list[Weight]:
-        """A model in host RAM comes unit by unit, the root last: whole parameters, one flat tensor of them,
-        which is made twice, and its shard (``_init_param_handle_from_module``, ``FlatParamHandle.shard``).
+        """The model comes unit by unit where it is not on the card yet, the root last; then Accelerate widens
+        the shards that are trained, from the root on.
 
-        Ignored: the same of models that were loaded to the card, and of adapters.
+        An adapter is a unit of its own, before that of its layer.
+        Source: accelerate 1.15 accelerator.py prepare_model (``upcasting``).
+        Ignored: the same of k-bit models that wait in host RAM.
         """
-        recipe = self.job.recipe
-        if recipe.adapter is not None or recipe.offloads_params or self.job.stack.fsdp_loads_whole:
+        stream, job = self.stream, self.job
+        on_card = comes_whole(job)
+        if job.recipe.numerics.quantization != "none" and not on_card:
             return super().load_weights()
-        self.stream.enter("load")
-        weights = model_weights(self.job)
-        units: dict[str, list[float]] = {}
-        for each in weights:
-            n_bytes = each.count * ELEMENT_BYTES[self.sizes.stored(each)]
-            units.setdefault(self.units.of(each) or ROOT, []).append(n_bytes)
+        if on_card:
+            weights = load_whole(stream, job)
+        else:
+            stream.enter("load")
+            weights = [*model_weights(job), *adapter_weights(job)]
+            for each in weights:
+                each.dtype = prepared_dtype(job, each)
+        units: dict[str, list[list[Weight]]] = {}
+        for each in filter(self.sizes.divides, weights):
+            own = units.setdefault(self.units.of(each) or ROOT, [[]])
+            if each.adapter:
+                own.insert(-1, [each])
+            else:
+                own[-1].append(each)
         units[ROOT] = units.pop(ROOT, [])
-        for unit, sizes in units.items():
-            whole = self.stream.allocate_all(sizes, "other_temporaries", ("load", unit, "whole"))
-            self.free(self.take(sum(sizes), "other_temporaries", "flat parameter"))
-            flat = self.take(sum(sizes), "other_temporaries", "flat parameter")
-            self.take(sum(sizes) / self.sizes.n, "weights", "shard")
-            self.free(flat, *whole)
-        self.stream.enter("forward")
-        take_workspaces(self.stream, self.job)
+        made = [
+            (name, group, self._divide(group, on_card=on_card))
+            for name, groups in units.items()
+            for group in groups
+            if group
+        ]
+        for name, group, shard in [*made[-1:], *made[:-1]]:
+            self._widen(name, group, shard)
+        stream.enter("forward")
+        take_workspaces(stream, job)
         return weights
+
+    def _divide(self, weights: list[Weight], *, on_card: bool) -> int:
+        """The shard of one unit: its parameters are made equal on all ranks, and joined in one flat tensor.
+
+        Source: ``_init_param_handle_from_module``, ``FlatParamHandle.shard``.
+        Ignored: units that ``sync_module_states: false`` leaves as they are.
+        """
+        stream, unit, name = self.stream, weights[0].unit, weights[0].name
+        place = "load", name, "flat parameter"
+        sizes = [stream.unit_bytes[each.slot] if on_card else each.unit_bytes for each in weights]
+        if on_card:
+            whole = [each.slot for each in weights]
+        else:
+            whole = [
+                stream.allocate(unit, n_bytes, "other_temporaries", ("load", each.name, "whole"))
+                for each, n_bytes in zip(weights, sizes, strict=True)
+            ]
+        broadcast(stream, "fsdp", ((each.dtype, size) for each, size in zip(weights, sizes, strict=True)))
+        flat = stream.allocate(unit, sum(sizes), "other_temporaries", place)
+        term: TermName = "adapters" if weights[0].adapter else "weights"
+        shard = stream.allocate(unit, sum(sizes) / self.sizes.n, term, ("load", name, "shard"))
+        self.free(flat, *whole)
+        if self.offloads:
+            self.free(shard)
+        return shard
+
+    def _widen(self, name: str, weights: list[Weight], shard: int) -> None:
+        """A wider shard; the one before it goes when views of the new one are made behind the first forward
+        (``_use_sharded_views``).
+        """
+        stream = self.stream
+        trained = next((each for each in weights if each.requires_gradient), None)
+        if trained is None or self.offloads or self.sizes.stored(trained) == trained.dtype:
+            return
+        wider = ELEMENT_BYTES[self.sizes.stored(trained)] / ELEMENT_BYTES[trained.dtype]
+        n_bytes, term = stream.unit_bytes[shard] * wider, stream.term(shard)
+        stream.allocate(trained.unit, n_bytes, term, ("load", trained.name, "upcast"))
+        self._narrow.setdefault(name, []).append(shard)
+
+    def _after_forward(self, name: str, *, again: bool = False) -> None:
+        self.free(*self._narrow.pop(name, ()))
+        super()._after_forward(name, again=again)
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
         """Each unit, and the root with all that lies around them, which stays whole:
@@ -80,6 +142,25 @@ class Fsdp1(Fsdp):
         """In the flat tensor of the root what is not read has a gradient of zeros, and states."""
         return weight.trained or (weight.unread and not weight.adapter and not self.units.of(weight))
 
+    def local_shards(self) -> list[Weight]:
+        """This GPU's part of each flat parameter, as the optimizer sees it: the first of its parameters
+        whole, one in part, and none of the others; all of them flat.
+
+        Source: torch 2.13 distributed/fsdp/_flat_param.py _use_sharded_views (``use_orig_params``), of the
+        first of the processes.
+        """
+        made = []
+        for group in self.groups.values():
+            left = sum(each.count for each in group.weights if not each.adapter) / self.sizes.n
+            for each in group.weights:
+                shard = self.sizes.shard(each)
+                if not each.adapter:
+                    shard = replace(shard, shape=((Unit.ONE, min(each.count, left)),))
+                    left -= shard.count
+                if shard.count and self.is_updated(each):
+                    made.append(shard)
+        return made
+
     def unshard(self, group: Group) -> None:
         """``_unshard``: shards that are wider are cast in a stream of their own;
         all parts arrive in the flat tensor.
@@ -90,7 +171,9 @@ class Fsdp1(Fsdp):
             return
         given = [self._cast(group.shard_bytes, "shard from the host")] if self.offloads else []
         if group.narrows:
-            given.append(self._cast(group.whole_bytes / self.sizes.n, "_mp_shard"))
+            apart = self.job.stack.fsdp1_wraps_adapters
+            cast_bytes = group.cast_bytes if apart else group.whole_bytes
+            given.append(self._cast(cast_bytes / self.sizes.n, "_mp_shard"))
         if len(given) > 1:
             self.free(given.pop(0))
         group.whole = [
@@ -102,9 +185,23 @@ class Fsdp1(Fsdp):
     def wait(self, group: Group, *, forward: bool) -> None:
         """Layers see views of what was received."""
 
+    def send_for_next(self, name: str) -> None:
+        """``_prefetch_handle``: where adapters are units, the one before a layer is its last adapter, and its
+        first adapter sends for the layer before.
+        """
+        if not self._has_adapters(self.groups[name]):
+            super().send_for_next(name)
+
+    def _has_adapters(self, group: Group) -> bool:
+        """Whether there are adapters, as units of their own, inside of this one."""
+        adapters = [each.adapter for each in group.weights if each.trained or not each.adapter]
+        return self.job.stack.fsdp1_wraps_adapters and any(adapters) and not all(adapters)
+
     def _after_backward(self, name: str) -> None:
         """``_post_backward_hook``, or ``_post_backward_reshard_only_hook`` where nothing has a gradient."""
         group = self.groups.get(name)
+        if group is not None and self._has_adapters(group):
+            super().send_for_next(name)
         if group is not None and group.gradients:
             self.reduce(group)
         elif group is not None:
@@ -140,7 +237,8 @@ class Fsdp1(Fsdp):
         small = [each.elements * width <= SMALL_REQUEST_BYTES for each in group.gradients]
         for each, is_small in zip(group.gradients, small, strict=True):
             self._free_late(group, each.slot, min(small.count(is_small), MOST_LAG))
-            if self.job.model.tied and each.module == self.job.model.token_embedding.name:
+            is_sum = self.stream.place(each.slot)[2] == "add"
+            if is_sum and self.job.model.tied and each.module == self.job.model.token_embedding.name:
                 self.stream.streams[each.slot] = GATHER_STREAM  # summed where it is used
         group.gradients = []
         if group.flat is None:
@@ -189,9 +287,12 @@ class Fsdp1(Fsdp):
             self.stream.free_late(slot, lag)
 
     def _reshard(self, group: Group) -> None:
-        """``_reshard``: the compute stream still uses what it gives back to the gathers."""
+        """``_reshard``: the compute stream still uses what it gives back to the gathers.
+
+        Where adapters are units, the host waits for it before one of them is gathered.
+        """
         for slot in group.whole:
-            self.stream.free_late(slot, _GATHER_LAG)
+            self.stream.free_late(slot, 0 if self._has_adapters(group) else _GATHER_LAG)
         group.whole = []
 
     def _initialise(self) -> None:

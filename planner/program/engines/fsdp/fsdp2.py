@@ -91,7 +91,7 @@ class Fsdp2(Fsdp):
         self._sent = self._replicating = None
 
     def unshard(self, group: Group) -> None:
-        """``unshard``: shards, cast where they are wider,
+        """``unshard``: shards, cast together where they are wider (``use_foreach_copy``),
         go into the buffer that the others' shards arrive in.
         """
         if group.received is not None or group.whole:
@@ -111,7 +111,8 @@ class Fsdp2(Fsdp):
                 for each in (group.weights if sizes.gathers_fp8 else ())
                 if sizes.seen(each) == "fp8"
             ]
-            given.append(self._gather(whole / group.n, "all_gather_input"))
+            if group.cast_bytes:
+                given.append(self._gather(group.cast_bytes / group.n, "all_gather_input"))
         group.received = self._gather(whole, "all_gather_output")
         self.free(*given)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 from planner.program.ops.operators import Operators
@@ -119,3 +120,25 @@ def test_a_compiled_adapter_scales_and_adds_in_one_kernel() -> None:
     of_tokens = [op for op, unit, _ in run.made("forward") if unit == "TOKENS"]
     assert of_tokens == ["mm", "mm", "add"]
     assert [op for op, unit, _ in run.made("backward") if unit == "TOKENS"].count("mul") == 1
+
+
+def test_under_fsdp1_the_input_of_an_adapter_is_widened_and_narrowed_again() -> None:
+    """PEFT reads the dtype of a shard; the unit of ``A`` casts what it is given. The last matrix of a layer
+    that runs again sees what was gathered, and so does one that is packed.
+
+    LoRA of Qwen2.5 0.5B: a forward pass took 0.69 GiB without, 0.73 in TRL's own run.
+    """
+    view = view_of("lora", dropout=0.1, base="bf16", adapter="bf16", autocast=False)
+    block = replace(view.block, linears=(SPEC,))
+    view = replace(view, block=block, dtypes=replace(view.dtypes, wide_adapter_input=True))
+
+    def branch(direction: str) -> list[tuple[str, int]]:
+        def run_in(torch: Operators, x: Tensor) -> Tensor:
+            torch.direction = direction
+            return linear(torch, view, SPEC, x)
+
+        made = Run(run_in, "bf16").made("forward")
+        return [(op, size) for op, _, size in made if op in ("to", "dropout")]
+
+    assert branch("forward") == [("to", 64 * 4), ("dropout", 64 * 4), ("dropout", 64), ("to", 64 * 2)]
+    assert branch("again") == [("dropout", 64 * 2), ("dropout", 64)]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from planner.program.engines.groups import Sizes
+from planner.program.ops.sizes import unit_values
+from planner.program.parameters import adapter_weights
 from planner.program.step import step_of
+from planner.units import MIB
 from tests.planner.program.engines.fsdp.test_fsdp import (
     ADAPTERS,
     LAYER,
     LAYERS,
     TABLE,
     TAIL,
+    WIDTH,
     N,
     job,
     left,
@@ -72,3 +77,83 @@ def test_fsdp1_keeps_gradients_on_the_card_until_backward_ends_though_they_are_o
     kept = [e for e in events[begin:] if e >= 0 and stream.place(e)[2] == "_cast_grad_to_param_dtype"]
     assert min(events.index(~e) for e in kept[: LAYERS + 1]) > events.index(kept[LAYERS])
     assert left(subject) == {}
+
+
+def test_fsdp1_loads_each_unit_whole_equal_flat_and_then_its_part() -> None:
+    """A unit is copied to be equal on all ranks, where 250 MiB close a copy, and once more to be flat; shards
+    are widened from the root on, and those before stay until the forward pass has seen them.
+
+    Qwen2.5 0.5B on four GPUs: loading took 1.48 GiB with fp32 from the start, 0.74 in TRL's own run.
+    """
+    subject = job(sharding="fsdp1", load_dtype="bf16")
+    stream, values = step_of(subject), unit_values(subject)
+    loaded = stream.events[: next(begin for begin, phase in stream.phases if phase == "forward")]
+    ops = [
+        (stream.place(event)[2], round(stream.unit_bytes[event] * values[stream.units[event]]))
+        for event in loaded
+        if event >= 0 and stream.place(event)[2] != "whole"
+    ]
+    assert [op for op, _ in ops[:4]] == ["broadcast", "broadcast", "flat parameter", "shard"]
+    sizes = [n_bytes for _, n_bytes in ops[:4]]
+    assert (sum(sizes[:2]), *sizes[2:]) == (2 * LAYER, 2 * LAYER, 2 * LAYER // N)
+    assert ops[-LAYERS - 1 :] == [
+        ("upcast", 4 * (TABLE + TAIL) // N),
+        *LAYERS * [("upcast", 4 * LAYER // N)],
+    ]
+    shards = [event for event in loaded if event >= 0 and stream.place(event)[2] == "shard"]
+    gone = [stream.events.index(~slot) for slot in shards]
+    assert min(gone) > len(loaded)
+    assert gone == sorted(gone)
+
+
+def test_the_first_gpu_updates_the_first_parameters_of_each_flat_one() -> None:
+    """Query whole, and of key what is left of an eighth of a layer; of the root a part of the table."""
+    sizes = [
+        round(stream.unit_bytes[event])
+        for stream in [step_of(job(sharding="fsdp1"))]
+        for event in stream.events
+        if event >= 0 and stream.term(event) == "optimizer_states"
+    ]
+    square, part = WIDTH**2, LAYER // N
+    moments = {4 * square, 4 * (part - square), 4 * (TABLE + TAIL) // N}
+    assert {size for size in sizes if size > MIB} == moments
+
+
+def test_the_first_adapter_of_a_layer_sends_for_the_layer_before() -> None:
+    """Adapters are units, so a layer's own hook sends for its last one: nothing is received while a layer's
+    backward runs, and no more than two layers are there.
+
+    QLoRA of Llama 3.2 1B: one layer more than in TRL's own run.
+    """
+    subject = job(method="lora", sharding="fsdp1", lora_rank=16, lora_targets="all-linear")
+    stream = step_of(subject)
+    begins = [begin for begin, phase in stream.phases if phase in ("backward_2", "optimizer_step")][-2:]
+    places = [stream.place(event) for event in stream.events[slice(*begins)] if event >= 0]
+    gathered = [index for index, place in enumerate(places) if place[2] == "_full_param_padded"]
+    # The joined gradients of the layer follow, with nothing of the layer itself between.
+    assert len(gathered) == LAYERS - 1
+    assert {places[index + 1][2] for index in gathered} == {"cat"}
+
+
+def test_a_micro_step_in_the_middle_joins_gradients_beside_those_before() -> None:
+    """Three of them or more have one that neither begins nor ends what is accumulated."""
+
+    def micro_steps(grad_accum: int) -> int:
+        return [phase for _, phase in step_of(job(sharding="fsdp1", grad_accum=grad_accum)).phases].count(
+            "forward_2"
+        )
+
+    assert [micro_steps(n) for n in (1, 2, 3, 8)] == [1, 2, 3, 3]
+
+
+def test_accelerate_widens_adapters_over_a_packed_base_under_fsdp1_alone() -> None:
+    """``prepare_model`` looks at no base; ``fsdp2_prepare_model`` leaves k-bit models as they are."""
+
+    def stored(sharding: str) -> set[str]:
+        subject = job(method="qlora", quant_storage="bf16", load_dtype="bf16", sharding=sharding)
+        adapters = adapter_weights(subject)
+        for each in adapters:
+            each.dtype = "bf16"
+        return {Sizes(subject).stored(each) for each in adapters}
+
+    assert (stored("fsdp1"), stored("fsdp")) == ({"fp32"}, {"bf16"})

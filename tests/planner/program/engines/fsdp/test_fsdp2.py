@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
 from tests.planner.program.engines.fsdp.test_fsdp import (
+    ADAPTERS,
     LAYER,
     LAYERS,
     TABLE,
@@ -163,3 +164,24 @@ def test_accelerate_keeps_a_four_bit_model_whole_until_its_last_shard_is_there()
 
 def _is_shard(stream: RequestStream, slot: int) -> bool:
     return stream.place(slot)[2] == "shard"
+
+
+def test_only_shards_that_are_wider_are_cast_to_be_gathered() -> None:
+    """Under LoRA the frozen base is 16-bit on the way and at rest; adapters in fp32 are cast together.
+
+    QLoRA of Llama 3.2 1B on four GPUs reserved 2.15 GiB with all of them, 1.90 in TRL's own run.
+    """
+    flags = {"method": "lora", "lora_rank": 16, "lora_targets": "all-linear", "load_dtype": "bf16"}
+    found = rows(job(**flags), "forward_2")
+    casts = [n_bytes for op, n_bytes, _ in found if op == "all_gather_input"]
+    assert casts == LAYERS * [2 * ADAPTERS // N]
+
+
+def test_a_shard_that_goes_to_the_host_is_made_on_the_card_where_the_model_is_there() -> None:
+    """Each parameter leaves one for a moment, beside all that the packed model is."""
+    flags = {"method": "qlora", "quant_storage": "bf16", "load_dtype": "bf16", "offload": "optimizer+params"}
+    stream = step_of(job(**flags))
+    shards = [event for event in stream.events if event >= 0 and stream.place(event)[2] == "shard"]
+    places = [stream.events.index(event) for event in shards]
+    assert shards
+    assert all(stream.events[place + 1] == ~event for place, event in zip(places, shards, strict=True))
