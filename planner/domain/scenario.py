@@ -16,6 +16,12 @@ EVAL_BATCH = 8
 """Samples of one evaluation step where nobody says any: transformers 5.23.0 training_args.py."""
 
 
+def segments_grow(stack: Stack, n_gpus: int, n_nodes: int = 1, *, deepspeed: bool = False) -> bool:
+    """Whether the allocator's segments grow in a job on so many GPUs of all nodes together."""
+    grow = {"one_node": n_nodes == 1, "several_gpus": n_gpus > 1, "torchrun": n_gpus > 1 or deepspeed}
+    return grow.get(stack.expandable_segments, stack.expandable_segments == "on")
+
+
 @dataclass(frozen=True, slots=True)
 class Assumption:
     """One resolved value.  ``origin`` (:mod:`planner.domain.origin`) is for people:
@@ -81,14 +87,8 @@ class Scenario:
     @property
     def segments_grow(self) -> bool:
         """Whether the allocator's segments grow, as the stack starts such a job."""
-        hardware, known = self.hardware, self.stack.expandable_segments
-        several = hardware.world_size > 1
-        grow = {
-            "one_node": hardware.nodes == 1,
-            "several_gpus": several,
-            "torchrun": several or self.recipe.uses_deepspeed,
-        }
-        return grow.get(known, known == "on")
+        hardware, deepspeed = self.hardware, self.recipe.uses_deepspeed
+        return segments_grow(self.stack, hardware.world_size, hardware.nodes, deepspeed=deepspeed)
 
     @property
     def batches_at_once(self) -> Number:

@@ -149,21 +149,13 @@ class Stack:
     ties_tables: bool
     """A model whose head is its token table is built so; else it gets a head of its own."""
     kbit_waits_on_host: bool
-    """A k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an engine divides
-    it; else it is whole on every GPU before.
-    """
+    """A k-bit model, packed on the GPU, waits in host RAM for its engine; else it is whole on every GPU."""
     kbit_reserves: KbitReserves
-    """What is taken in one piece, and let go, before a k-bit model comes: nothing, ``half`` of what it is in
-    the dtype of loading, or as much as it is ``stored`` in.
-    """
+    """Taken and let go before a k-bit model comes: ``half`` of it in the load dtype, or as ``stored``."""
     runs_trainer: bool
-    """The Trainer of Transformers runs the loop: the cache goes back to the driver before an engine gets the
-    model, and the host waits for each loss.
-    """
+    """Transformers' Trainer runs the loop: it empties the cache before engines, and waits for each loss."""
     engine_casts_on_host: bool
-    """DeepSpeed's engine gets a model that is not quantised in host RAM, and casts it there; else the model
-    is on the GPU before, in the dtype that it is loaded in.
-    """
+    """DeepSpeed's engine gets a whole model in host RAM and casts it there; else on the GPU, as loaded."""
     zero_init: bool
     """Under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before."""
     fsdp_loads_whole: bool
@@ -342,13 +334,9 @@ class Stack:
     zero12_early_buckets: bool
     """These buckets are made before the backward of the loss begins, so that they lie beside its logits."""
     zero12_flattens_on_gpu: bool
-    """Trained weights of stages 1 and 2 become one flat buffer on the GPU where it has room, not on the
-    host; what they lay in before stays cached until the next group's buffer is made.
-    """
+    """Trained weights of stages 1 and 2 become one flat buffer on the GPU where it has room, not the host."""
     zero12_engine: Zero12Engine
-    """Whose code divides states and gradients in stages 1 and 2: DeepSpeed's, or the low-level optimizer of
-    Colossal-AI.
-    """
+    """Whose code divides states and gradients in stages 1 and 2: DeepSpeed's, or that of Colossal-AI."""
     zero1_update: Zero1Update
     """How stage 1 spreads updated weights: equal parts are gathered, or each GPU broadcasts the whole tensors
     that it owns, to all GPUs or to those of its node, which then hold all states together.
@@ -364,9 +352,7 @@ class Stack:
     zero3_casts_adapters: bool
     """Stage 3 casts adapters to 16 bits that PEFT made in fp32."""
     zero3_keeps_recomputed: bool
-    """What a recomputation gathers of frozen parameters stays whole under stage 3 until the backward of the
-    module that it began in is done.
-    """
+    """Frozen parameters gathered for a recomputation stay whole until the backward of its first module."""
     recomputes_hooks: bool
     """Hooks of a checkpointed layer run within what is recomputed.  A reentrant recomputation then begins
     in the backward of the model, and not in that of the layer.

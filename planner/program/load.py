@@ -57,9 +57,9 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
         add_adapters(stream, job, weights)
     replace(stream, weights, engine_dtypes(job, weights))
     beside = (reference_job(job) if job.recipe.has_reference_model else None, reward_job(job))
-    for each in beside:
-        if each is not None:
-            _load_beside(stream, each)
+    for other in beside:
+        if other is not None:
+            _load_beside(stream, other)
     if job.stack.runs_trainer and not casts_on_host(job):
         stream.empty_cache()
     return weights

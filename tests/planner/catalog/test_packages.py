@@ -19,6 +19,7 @@ from planner.catalog.packages import TABLES, facts_of, package_names, package_pa
 from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
 from planner.domain.prediction import Prediction
 from planner.domain.run_record import RunRecord
+from planner.domain.scenario import segments_grow
 from planner.domain.term import Phase, TermName
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
@@ -284,15 +285,15 @@ def test_a_template_of_the_stack_wins_over_the_version() -> None:
 def test_whose_segments_grow_on_one_gpu_and_on_two(stack: str, one: bool, two: bool) -> None:
     """Tools that set it for all jobs, for those that they start on several GPUs, or not at all."""
     found = load_stack(stack)
-    assert (found.segments_grow(1), found.segments_grow(2)) == (one, two)
+    assert (segments_grow(found, 1), segments_grow(found, 2)) == (one, two)
 
 
 def test_a_script_for_several_nodes_lets_no_segments_grow() -> None:
     """torchtitan's script for one node sets the allocator, and that for several does not."""
     found = load_stack("torchtitan@2024")
-    assert found.segments_grow(8, 1)
-    assert not found.segments_grow(16, 2)
-    assert load_stack("axolotl").segments_grow(16, 2)
+    assert segments_grow(found, 8, 1)
+    assert not segments_grow(found, 16, 2)
+    assert segments_grow(load_stack("axolotl"), 16, 2)
 
 
 def test_older_unsloth_makes_products_of_adapters_apart_and_rounds_sizes() -> None:

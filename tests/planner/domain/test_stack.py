@@ -8,6 +8,7 @@ import pytest
 
 from planner.catalog.stacks import load_stack
 from planner.domain.recipes.recipe import Recipe
+from planner.domain.scenario import segments_grow
 from planner.domain.stack import Stack
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -64,9 +65,9 @@ def test_who_keeps_packed_samples_apart_by_a_mask(
 def test_segments_grow_by_the_number_of_gpus_and_nodes(setting: str, grows: list[bool]) -> None:
     """On one GPU, on eight of a node, and on eight of two nodes."""
     stack = switched(expandable_segments=setting)
-    assert [stack.segments_grow(*job) for job in ((1,), (8,), (8, 2))] == grows
+    assert [segments_grow(stack, *job) for job in ((1,), (8,), (8, 2))] == grows
     # DeepSpeed on one GPU.
-    assert stack.segments_grow(1, deepspeed=True) is (grows[0] or setting == "torchrun")
+    assert segments_grow(stack, 1, deepspeed=True) is (grows[0] or setting == "torchrun")
 
 
 @pytest.mark.parametrize(
