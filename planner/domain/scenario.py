@@ -18,7 +18,7 @@ EVAL_BATCH = 8
 
 def segments_grow(stack: Stack, n_gpus: int, n_nodes: int = 1, *, deepspeed: bool = False) -> bool:
     """Whether the allocator's segments grow in a job on so many GPUs of all nodes together."""
-    grow = {"one_node": n_nodes == 1, "several_gpus": n_gpus > 1, "torchrun": n_gpus > 1 or deepspeed}
+    grow = {"one_node": n_nodes == 1, "several_gpus": n_gpus > 1, "torchrun": (n_gpus > 1) | deepspeed}
     return grow.get(stack.expandable_segments, stack.expandable_segments == "on")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import Unit
-from planner.program.ops.work import FusedAttention, Kind, Product, Unpacking
+from planner.program.ops.work import FusedAttention, Kind, Product, ToHost, Unpacking
 from planner.throughput.counted import Cost, Counted, Pass, by_structure
 from planner.throughput.kernel_time import (
     attention_seconds,
@@ -100,6 +100,8 @@ def term_of(cost: Cost) -> str | None:
     """The term that some work counts to; ``None`` where a rate of another kind holds it."""
     if isinstance(cost.kind, str) and cost.kind in ("launches", "waits"):
         return cost.kind
+    if isinstance(cost.kind, ToHost):
+        return None
     if cost.share in ("weight_casts", "dequantization"):
         return cost.share
     if cost.place == "tower":

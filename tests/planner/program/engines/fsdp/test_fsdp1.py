@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.allocator.compiled import HOST_WAITS
 from planner.program.engines.groups import Sizes
 from planner.program.ops.sizes import unit_values
 from planner.program.parameters import adapter_weights
@@ -46,11 +47,11 @@ def test_fsdp1_joins_gradients_and_reduces_them_in_a_pool_of_its_own() -> None:
 
 def test_fsdp1_frees_late_what_another_stream_uses_and_fsdp2_nothing() -> None:
     """A flat parameter that compute uses, the cast shard that is sent, gradients that are joined, and
-    what is reduced of them.
+    what is reduced of them; the Trainer waits for each loss.
     """
     stream = step_of(job(sharding="fsdp1"))
     late = {(stream.place(slot)[2], lag) for slot, lag in stream.lags.items()}
-    of_engine = {("_full_param_padded", 1), ("cat", 2), ("_mp_shard", 2)}
+    of_engine = {("_full_param_padded", 1), ("cat", 2), ("_mp_shard", 2), ("wait", HOST_WAITS)}
     assert of_engine < late
     # The gradients of seven matrices and of two norms, while the next layer's backward runs.
     assert {lag for _, lag in late - of_engine} == {7, 2}
