@@ -76,10 +76,9 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
         for folder, model in checkpoints.items()
     )
     rows = "" if how.data is None else str(Path(how.data).resolve())
-    words = tuple(map(_from_here, command))
     job = ProgramJob(
-        str(compiled_library()), "", words, facts, how.steps, how.timeout_s, how.allocator or "",
-        how.trust_remote_code,
+        str(compiled_library()), "", tuple(map(_from_here, command)), facts, how.steps, how.timeout_s,
+        how.allocator or "", how.trust_remote_code,
         {} if job_of_file is None else dict(job_of_file.files), how.check is not None or bool(rows), rows,
         {} if job_of_file is None else dict(job_of_file.variables), checkpoints,
         job_of_file is not None and job_of_file.evaluates,

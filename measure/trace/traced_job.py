@@ -189,13 +189,8 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         NotModelledError: names the setting and the way out.
     """
     recipe, stack = scenario.recipe, scenario.stack
-    trained = (
-        recipe.adapter.dtype
-        if recipe.adapter
-        else "fp32"
-        if stack.trainable_fp32
-        else recipe.numerics.load_dtype
-    )
+    whole = "fp32" if stack.trainable_fp32 else recipe.numerics.load_dtype
+    trained = recipe.adapter.dtype if recipe.adapter else whole
     unscales = recipe.numerics.precision == "fp16-mixed"
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (

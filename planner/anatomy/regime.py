@@ -89,7 +89,7 @@ def frozen_regime(regime: Regime, recipe: Recipe) -> Regime:
 
 
 def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, copies_table: bool) -> Regime:
-    engine, numerics = recipe.sharding.engine, recipe.numerics
+    engine, numerics, is_lora = recipe.sharding.engine, recipe.numerics, recipe.method == "lora"
     compute = DTYPE_BYTES[numerics.compute_dtype]
     # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself, without autocast.
     autocast = engine == "native" and numerics.mixed
@@ -108,7 +108,6 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, co
     linear_out = _linear_out(recipe, stack, norm_out) if quantized else plain_out
     # The stream starts in the table's dtype and is widened by the first addition of a wider block output.
     residual = max(seen_outside, linear_out) if quantized else seen_outside
-    is_lora = recipe.method == "lora"
     return Regime(
         engine=engine,
         autocast=autocast,

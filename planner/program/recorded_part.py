@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 from planner.domain.term import TERM_NUMBERS, TermName
 from planner.program.ops.autograd import LEAF_ORDER, run_backward
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Dtype, Mark, Node, Parameter, Storage, Tensor, Unit, keep
+from planner.program.ops.tensors import Dtype, Mark, Node, Parameter, Storage, Tensor, Unit
 from planner.program.ops.work import Work
-from planner.program.saved_on_host import SavedOnHost
+from planner.program.saved_on_host import SavedOnHost, on_host
 
 INPUT_SLOT, GRADIENT_SLOT = 0, 1
 SHARED_SLOTS = 1_000_000_000
@@ -168,9 +168,7 @@ def run(
     """
     torch = Operators(accumulates=gradients == "added")
     torch.grad_enabled = gradients != "none"
-    hooks = None if saves == "here" else SavedOnHost(torch)
-    if hooks is not None:
-        torch.pack, torch.end_node = hooks.pack, hooks.end_node
+    hooks = None if saves == "here" else on_host(torch)
     torch.enter(_PORTS)
     crossing = [shape.shared for shape in (entry, *given.values()) if shape.shared]
     arguments = [torch.new(entry.unit, entry.count, entry.dtype, "input", cost=None)]
@@ -192,30 +190,30 @@ def run(
     shares, out_slot = _shares(torch), _slot(out)
     torch.shared.clear()
     name = next((name for name, (slot, _) in shares.items() if slot == out_slot), "")
-    root = out.node
-    shape = Shape(
-        out.count, out.dtype, root is not None, out.unit, name, root is not None and root.order == LEAF_ORDER
-    )
+    graph = [out.node]
+    needs_grad, is_leaf = out.node is not None, out.node is not None and out.node.order == LEAF_ORDER
+    shape = Shape(out.count, out.dtype, needs_grad, out.unit, name, is_leaf)
     out.node = None
     kept = None if name else out
     del out
-    torch.enter(BACKWARD)
-    if root is not None:
-        arrived[0].unit, arrived[0].count, arrived[0].dtype = shape.unit, shape.count, shape.dtype
-        run_backward(torch, root, arrived)
-        torch.go_back_to(())
-    torch.pack, torch.end_node = keep, None
-    if hooks is not None:
-        hooks.end_backward()
-        torch.enter(BACKWARD_NEXT)
-        hooks.back.clear()
-    graph = [root]
-    del root
+    arrived[0].unit, arrived[0].count, arrived[0].dtype = shape.unit, shape.count, shape.dtype
+    _go_back(torch, graph[0], arrived, hooks)
     _end(torch, graph)
     torch.enter(_NOWHERE)
     del kept
     end = _End(shape, out_slot, _slot(port.grad), shares | _shares(torch), tuple(crossing))
     return _template(torch, end, terms)
+
+
+def _go_back(torch: Operators, root: Node | None, arrived: list[Tensor], hooks: SavedOnHost | None) -> None:
+    torch.enter(BACKWARD)
+    if root is not None:
+        run_backward(torch, root, arrived)
+        torch.go_back_to(())
+    if hooks is not None:
+        hooks.end_backward()
+        torch.enter(BACKWARD_NEXT)
+        hooks.back.clear()
 
 
 def _return(torch: Operators) -> None:

@@ -91,6 +91,14 @@ class SavedOnHost:
 
     def end_backward(self) -> None:
         """The next part goes back: at once, or after all of it where its graph lies inside another one."""
+        self.torch.pack, self.torch.end_node = keep, None
         self.waiting.clear()
         if not self.nested:
             self.back.clear()
+
+
+def on_host(torch: Operators) -> SavedOnHost:
+    """The hooks, set for all that is saved from now on."""
+    hooks = SavedOnHost(torch)
+    torch.pack, torch.end_node = hooks.pack, hooks.end_node
+    return hooks

@@ -317,9 +317,9 @@ def is_on_a_stream_of_its_own(job: Job) -> bool:
 def by_offload(job: Job) -> str:
     """What a job asks for because something of it is in host RAM."""
     if job.recipe.offload == "activations":
-        return {"unsloth": "inputs_on_their_way", "trl": "input_of_the_layer_before"}.get(
-            job.stack.id, "copy_beside_the_leaf"
-        )
+        if job.stack.offloads_saved:
+            return "input_of_the_layer_before"
+        return "inputs_on_their_way" if job.stack.id == "unsloth" else "copy_beside_the_leaf"
     if is_on_a_stream_of_its_own(job):
         return "parameters_on_their_way"
     return "gradients_on_their_way" if job.recipe.uses_deepspeed else "no known mechanism"

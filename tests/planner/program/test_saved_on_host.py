@@ -16,7 +16,7 @@ from planner.program.ops.autograd import run_backward
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.ops.work import ToHost
-from planner.program.saved_on_host import SavedOnHost
+from planner.program.saved_on_host import SavedOnHost, on_host
 from planner.program.step import parts_of
 
 GIB = 2**30
@@ -39,9 +39,7 @@ def hooked() -> tuple[Operators, SavedOnHost]:
     """Operators whose saved tensors go through the hooks."""
     torch = Operators()
     torch.enter("forward")
-    hooks = SavedOnHost(torch)
-    torch.pack, torch.end_node = hooks.pack, hooks.end_node
-    return torch, hooks
+    return torch, on_host(torch)
 
 
 def made(torch: Operators, count: float = 64) -> Tensor:

@@ -264,9 +264,7 @@ def test_a_packed_checkpoint_that_nothing_knows_asks_how_it_is_stored(
     """Its name says no groups, and --model by hand does not make it a plain one."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    config = read(
-        tmp_path, BASE.replace("Qwen2.5-0.5B", f"Qwen3-0.6B-{name}") + "quantization_bit: 4\n"
-    )
+    config = read(tmp_path, BASE.replace("Qwen2.5-0.5B", f"Qwen3-0.6B-{name}") + "quantization_bit: 4\n")
     flags = {"gpu": "4090", "model": "qwen2.5-0.5b"}
     with pytest.raises(UsageError, match=f"quantised already: say --quantization {said}"):
         with_flags(config, from_flags(flags))
