@@ -91,6 +91,8 @@ def scenario_of(cell: Cell) -> Scenario:
         "batch": cell.batch,
         "gradient_checkpointing": cell.checkpointing,
         "attention": cell.attention,
+        # The trace runs a loop of its own, on a model that it builds.
+        "switches": "runs_trainer=false,kbit_reserves=nothing",
     }
     scenario = resolve(from_flags(flags))
     unlimited = replace(scenario.hardware.gpu, visible_memory_bytes=None)
