@@ -29,7 +29,7 @@ from planner.cli.main import main as plan_main
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_main, "measure": measure_main}
 EXIT_CODES = frozenset({0, 2, 3, 4, 5, 6})
-MAX_S, SEARCH_MAX_S = 10.0, 20.0
+MAX_S, SEARCH_MAX_S = 5.0, 10.0
 # The kernel's seconds and those of a shared processor may come to so many times as much.
 _MAX_SLOWDOWN = 4.0
 _MAX_WAIT_S = 120.0
