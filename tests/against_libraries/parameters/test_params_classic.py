@@ -254,7 +254,5 @@ def test_every_entry_file_is_complete() -> None:
         assert entry["id"] == name
         assert entry["hub_id"] in entry["aliases"]
         assert entry["params_source"]
-        assert entry["config_source"].startswith("https://huggingface.co/")
-        # Its own file, or a copy that names it.
-        assert entry["hub_id"] in entry["config_source"]
+        assert entry["config_source"].startswith(f"https://huggingface.co/{entry['hub_id']}/")
         assert Path(data_dir() / "models" / f"{name}.toml").is_file()
