@@ -51,7 +51,7 @@ def why_no_training(table: dict[str, Any], tool: str) -> str:
     """The point of the rule that leaves a file out; empty for a training recipe."""
     if not any(table.get(name) for name in _MODEL_KEYS):
         return "names no model"
-    other = any(table.get(name) not in (None, False, "huggingface", "hf") for name in _OTHER_TASKS)
+    other = any(table.get(name) not in (None, False) for name in _OTHER_TASKS)
     if tool == "llama-factory" and other and table.get("do_train") is not True:
         return "asks for something else than training"
     adapter = table.get("peft_config")

@@ -159,6 +159,7 @@ def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
         (TRAINER + "do_predict: true\n", "do_predict: .*does not train"),
         (TRAINER + "do_train: false\ndo_eval: true\n", "do_train: .*does not train"),
         (LLAMA_FACTORY + "do_predict: true\n", "does not train"),
+        (LLAMA_FACTORY + "infer_backend: huggingface\n", "infer_backend: this file does not train"),
         (TRL + "pass_rate_min: 0.1\nnum_generations: 4\n", "filters a data set and does not train"),
         (TRL + "num_ppo_epochs: 4\nnum_generations: 8\n", "reinforcement learning"),
         (
