@@ -68,6 +68,7 @@ class RunRecord:
     - ``memory_limit_mib``: what the job was allowed of the card, where that is less than all of it.
     - ``checkpoint_every``: every how many layers one is checkpointed, where not all are.
     - ``checkpoint_policy``: what a checkpointed layer keeps, where that is more than its input.
+    - ``optimizer_in_backward``: each parameter is updated as soon as its gradient is there.
     - ``task``: what is trained for, where that is not supervised fine-tuning; a sample of ``dpo``, ``orpo``,
       ``simpo`` and ``reward`` is a pair.
     - ``train_layers``: what a full fine-tune trained, where that was not everything.
@@ -140,6 +141,7 @@ class RunRecord:
     train_layers: tuple[str, ...] = ()
     dora: bool | None = None
     oft_block_size: int | None = None
+    optimizer_in_backward: bool | None = None
     optimizer_rank: int | None = None
     fp8: Fp8 | None = None
     expert_parallel: int | None = None

@@ -117,9 +117,7 @@ class Stack:
     whole_out_proj: WholeOutProj
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     fused_experts: bool
-    """Weights of experts are three-dimensional parameters that k-bit quantisers skip, as in
-    Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.
-    """
+    """Experts are three-dimensional parameters; k-bit quantisers skip these and subclasses of ``nn.Linear``."""
     quantizes_experts: bool
     """4-bit quantisers pack them all the same, a product expands those of a layer together, and
     adapters stay apart from them.
@@ -268,6 +266,8 @@ class Stack:
     probability, and adds how far the logits are from those of a second model, which each micro-step
     asks first.  ``none``: the loss is the model's own.
     """
+    widens_table_states: bool
+    """Under an 8-bit optimizer of bitsandbytes the states of token tables stay in fp32."""
     binds_loss: bool
     """The training loop refers to the loss, and so to its graph, until the next one is computed."""
     keeps_outputs: bool

@@ -122,6 +122,7 @@ def resolve_recipe(
         caches_reference=stack.caches_reference and task == "dpo",
         compares_logits=stack.loss_weights == "divergence" and task == "sft",
         frozen=resolve_frozen(ledger, model),
+        optimizer_in_backward=ledger.choose("optimizer_in_backward", False, origin),
         optimizer_rank=_resolve_optimizer_rank(ledger),
         rollout=resolve_rollout(ledger, task),
         parallel=parallel,
@@ -410,8 +411,7 @@ def _resolve_optimizer(
 
 def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
     """Entered only for an optimizer that projects, or where it was given."""
-    projects = ledger.request.get("optimizer") in ("apollo_adamw", "apollo_adamw_layerwise")
-    if not projects and not ledger.is_given("optimizer_rank"):
+    if ledger.request.get("optimizer") != "apollo_adamw" and not ledger.is_given("optimizer_rank"):
         return None
     rank: int = ledger.choose(
         "optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py: rank"

@@ -180,7 +180,6 @@ UPDATES: Mapping[Optimizer, Update] = {
     "adam_mini": Update(68, 14),
     "muon": Update(52, 45),
     "apollo_adamw": Update(44, 25),
-    "apollo_adamw_layerwise": Update(44, 25),
     "badam": Update(96),
 }
 # Gradient norm (read) and clipping (read, write), the default of the Trainer.

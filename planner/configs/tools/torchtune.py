@@ -74,7 +74,6 @@ _LOSS, _LINEAR_LOSS = (
 )
 _DTYPES = ("bf16", "fp32")
 _UNMODELLED = {
-    "optimizer_in_bwd": "an optimizer that steps inside of the backward pass is not modelled",
     "ac_mode": "torchtune's selective checkpointing is not modelled",
     "enable_fp8_training": "training in fp8 is not modelled",
     "quantizer": "training that rounds as if quantised (QAT) is not modelled",
@@ -286,6 +285,8 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     fused = part.flag("fused")
     ours = _OPTIMIZERS.get(kind) or ("adamw_torch_fused" if fused else "adamw_torch")
     reading.say("optimizer", ours, part.where(COMPONENT))
+    if keys.flag("optimizer_in_bwd"):
+        reading.say("optimizer_in_backward", True, keys.where("optimizer_in_bwd"))
     part.skip(("lr", "weight_decay", "betas", "eps", "fused", "momentum", "foreach"))
     if any(part.get(name) for name in ("amsgrad", "momentum")):
         raise part.not_modelled(

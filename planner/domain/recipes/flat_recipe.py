@@ -25,6 +25,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
             "checkpoint_policy",
             "attention",
             "loss",
+            "optimizer_in_backward",
             "optimizer_rank",
         )
     },

@@ -22,7 +22,6 @@ Optimizer = Literal[
     "adam_mini",
     "muon",
     "apollo_adamw",
-    "apollo_adamw_layerwise",
     "badam",
 ]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
@@ -90,6 +89,5 @@ OPTIMIZER_FACTS: Mapping[Optimizer, OptimizerFacts] = {
     "adam_mini": _of_tool(),
     "muon": OptimizerFacts("tool", (), "unread", gathers=True),
     "apollo_adamw": _of_tool(),
-    "apollo_adamw_layerwise": _of_tool(),
     "badam": _of_tool(),
 }

@@ -245,6 +245,7 @@ class Recipe:
     ``train_layers``: what a full fine-tune trains where that is not everything
     (:mod:`planner.intake.train_layers`); empty for all.  ``frozen``: parts of a vision-language model
     that are not trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO projects gradients.
+    ``optimizer_in_backward``: each parameter is updated as soon as its gradient is there, which then goes.
     ``rollout``: what is generated, of a task that does so.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and
     that of every second matrix product, too (``selective-op``).  ``caches_reference``: what the model was
@@ -270,6 +271,7 @@ class Recipe:
     caches_reference: bool = False
     compares_logits: bool = False
     frozen: tuple[FrozenPart, ...] = ()
+    optimizer_in_backward: bool = False
     optimizer_rank: int | None = None
     rollout: Rollout | None = None
     parallel: Parallel = ALONE
@@ -293,11 +295,6 @@ class Recipe:
     def copies(self, hardware: Hardware) -> Number:
         """Copies of what is divided: one, or those of HSDP."""
         return (self.parallel.replicas or hardware.nodes) if self.sharding.scope == "node" else 1
-
-    @property
-    def steps_in_backward(self) -> bool:
-        """Whether each parameter is updated as soon as its gradient is there, which then goes."""
-        return self.optimizer.endswith("_layerwise")
 
     @property
     def is_preference(self) -> bool:

@@ -231,6 +231,11 @@ _FIELDS = (
         65_536,
     ),
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
+    RequestField(
+        "optimizer_in_backward",
+        "flag",
+        "Update each parameter in the backward pass, as soon as its gradient is there, which then goes",
+    ),
     _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),
     _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),
     _one_of(

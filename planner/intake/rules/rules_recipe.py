@@ -22,7 +22,7 @@ _LORA_FIELDS = (
     "oft_block_size",
 )
 # Optimizers that were read for whole matrices.
-_WHOLE = ("adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise")
+_WHOLE = ("adam_mini", "muon", "apollo_adamw")
 _FOUR_BIT = ("nf4", "fp4")
 
 
@@ -69,8 +69,11 @@ def _dropout(case: Case) -> float:
     return case.adapter.dropout if case.adapter else 0.0
 
 
-def _is_not_alone(case: Case) -> bool:
-    return case.hardware.world_size > 1 or bool(case.recipe.batch.grad_accum > 1) or case.model.tied
+def _steps_elsewhere(case: Case) -> bool:
+    """Whether an optimizer steps in the backward pass of a job where no tool or no formula has it."""
+    recipe = case.recipe
+    alone = case.hardware.world_size == 1 and recipe.batch.grad_accum == 1
+    return recipe.optimizer_in_backward and not (alone and recipe.method == "full")
 
 
 def adapts_head(case: Case) -> bool:
@@ -252,12 +255,12 @@ RECIPE_RULES = (
     ),
     Rule(
         # transformers 5.23 trainer_optimizer.py:115-117 and 152; llamafactory 0.9.5
-        # hparams/parser.py:388-393.
-        "layerwise-alone",
-        "refuse",
-        "An optimizer that steps inside of backward is refused by its tools on several GPUs and beside "
-        "grad_accum, and not modelled where head and token table are one; leave _layerwise out",
-        lambda case: case.recipe.steps_in_backward and _is_not_alone(case),
+        # hparams/parser.py:388-393; torchtune 0.6.1 recipes/full_finetune_single_device.py:146-157.
+        "optimizer-in-backward",
+        "not-modelled",
+        "An optimizer that steps in the backward pass is modelled for a full fine-tune on one GPU without "
+        "gradient accumulation; leave --optimizer-in-backward out",
+        _steps_elsewhere,
     ),
     Rule(
         # llamafactory 0.9.5 hparams/parser.py:394-398, but for DeepSpeed's ZeRO-3, which badam 1.4 supports.

@@ -21,7 +21,7 @@ from planner.program.runtime import Runtime
 
 def runtime_of(job: Job) -> type[Runtime]:
     """The runtime of a job's sharding."""
-    if job.recipe.steps_in_backward:
+    if job.recipe.optimizer_in_backward:
         return Layerwise
     if job.recipe.optimizer == "badam":
         return Blockwise

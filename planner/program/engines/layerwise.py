@@ -1,8 +1,9 @@
 """An optimizer that steps inside of the backward pass: each parameter as soon as its gradient is there,
 which then goes.
 
-Source: llamafactory 0.9.5 train/trainer_utils.py (``register_post_accumulate_grad_hook``, an optimizer for
-each parameter); transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer.
+Source: torchtune 0.6.1 training/memory.py register_optim_in_bwd_hooks; llamafactory 0.9.5
+train/trainer_utils.py (``register_post_accumulate_grad_hook``, an optimizer for each parameter); transformers
+5.23 trainer_optimizer.py _setup_low_rank_optimizer.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Source: torch 2.13 optim/adam.py, rmsprop.py; bitsandbytes 0.50 optim/optimizer.py init_state and
 get_state_buffer; transformers 4.36.2 and 4.49.0 optimization.py AdamW.step, 5.23 Adafactor.step,
-trainer_optimizer.py (tables keep 32-bit states under an 8-bit optimizer).
+trainer_optimizer.py.
 Of others: adam_mini 1.1.1 adam_mini.py; llamafactory 0.9.5 third_party/muon/muon.py; torchao 0.17
 optim/adam.py _AdamBase._new_buffer, subclass_8bit.py, subclass_4bit.py, with the blocks of transformers 5.23
 trainer_optimizer.py _get_torchao_optimizer.
@@ -69,10 +69,11 @@ def states_of(job: Job, weight: Weight) -> list[State]:
 
 
 def _bitsandbytes(job: Job, weight: Weight) -> list[State]:
-    """8-bit codes and a scale for each block of a large parameter that is no table; else fp32."""
+    """8-bit codes and a scale for each block of a large parameter; else fp32."""
     facts, elements = OPTIMIZER_FACTS[job.recipe.optimizer], n_elements(job, weight)
     paged = facts.paged and elements >= _MIN_PAGED_ELEMENTS
-    if facts.bits == 8 and weight.kind != "table" and elements >= _MIN_8BIT_ELEMENTS:
+    widened = weight.kind == "table" and job.stack.widens_table_states
+    if facts.bits == 8 and elements >= _MIN_8BIT_ELEMENTS and not widened:
         codes = [State(weight.unit, each * weight.count, paged) for each in facts.state_elements]
         return codes + [State(weight.unit, 4 * each * weight.count / BLOCK) for each in facts.state_elements]
     return [State(weight.unit, 4 * each * weight.count, paged) for each in facts.state_elements]

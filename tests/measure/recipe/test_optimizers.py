@@ -19,7 +19,7 @@ import_or_skip("transformers")
 
 # LLaMA-Factory, torchao, APOLLO and Transformers 4 have code of their own for these, which is not installed
 # here.
-APOLLO = ("apollo_adamw", "apollo_adamw_layerwise")
+APOLLO = ("apollo_adamw",)
 OF_TOOLS = ("adam_mini", "muon", "adamw_torch_8bit", "adamw_torch_4bit", *APOLLO, "badam", "adamw_hf")
 NOT_MADE = ("unheard_of", *OF_TOOLS)
 

@@ -59,14 +59,12 @@ def _read_apollo(keys: Keys, reading: Reading) -> None:
             raise keys.not_modelled(name, f"'{show(keys.get(name))}' is not modelled; {default} is")
     if keys.get("optim") not in (None, "adamw_torch"):
         raise keys.not_modelled("optim", "LLaMA-Factory makes APOLLO of adamw_torch alone")
-    layerwise = keys.flag("apollo_layerwise")
-    if layerwise:
+    reading.say("optimizer", "apollo_adamw", keys.where("use_apollo"))
+    if keys.flag("apollo_layerwise"):
+        reading.say("optimizer_in_backward", True, keys.where("apollo_layerwise"))
         reading.alone = Alone(
             keys.where("apollo_layerwise"), "LLaMA-Factory refuses layer-wise APOLLO on several GPUs"
         )
-    reading.say(
-        "optimizer", "apollo_adamw_layerwise" if layerwise else "apollo_adamw", keys.where("use_apollo")
-    )
     reading.take(keys, {"apollo_rank": "optimizer_rank"})
     reading.default("optimizer_rank", 16, f"{_PLACE}: apollo_rank")
 

@@ -151,7 +151,8 @@ def test_apollo_steps_inside_of_backward_on_one_gpu(tmp_path: Path) -> None:
         + "use_apollo: true\n"
     )
     recipe = recipe_of(tmp_path, text + "apollo_layerwise: true\napollo_rank: 128\n").recipe
-    assert (recipe.optimizer, recipe.optimizer_rank) == ("apollo_adamw_layerwise", 128)
+    assert (recipe.optimizer, recipe.optimizer_rank) == ("apollo_adamw", 128)
+    assert recipe.optimizer_in_backward
     assert recipe_of(tmp_path, text).recipe.optimizer_rank == 16
     with pytest.raises(UsageError, match=r"refuses layer-wise APOLLO .*refused-by-its-tool"):
         recipe_of(tmp_path, text + "apollo_layerwise: true\n", "a100-80-sxm:8")

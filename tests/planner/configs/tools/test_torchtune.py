@@ -43,7 +43,6 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
 @pytest.mark.parametrize(
     ("added", "text"),
     [
-        ({"optimizer_in_bwd": True}, "steps inside of the backward pass"),
         ({"ac_mode": "selective"}, "selective checkpointing"),
         (
             {
@@ -116,6 +115,12 @@ def test_the_builder_says_model_and_method(tmp_path: Path) -> None:
     mistral = LORA | {"_component_": "torchtune.models.mistral.qlora_mistral_7b", "apply_lora_to_mlp": True}
     found = read(tmp_path, BASE | {"model": mistral})
     assert (found.value("model"), found.value("quantization")) == ("mistralai/Mistral-7B-v0.1", "nf4")
+
+
+def test_the_optimizer_may_step_in_the_backward_pass(tmp_path: Path) -> None:
+    """As the recipes of full fine-tuning on one card say."""
+    assert read(tmp_path, BASE | {"optimizer_in_bwd": True}).value("optimizer_in_backward")
+    assert read(tmp_path, BASE).value("optimizer_in_backward") is None
 
 
 def test_a_4_bit_base_that_trains_in_fp32_is_loaded_so(tmp_path: Path) -> None:

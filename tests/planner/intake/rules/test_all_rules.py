@@ -165,9 +165,9 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "zero2"},
         {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "ddp"},
     ),
-    "layerwise-alone": (
-        {"method": "full", "optimizer": "apollo_adamw_layerwise", "grad_accum": 2},
-        {"method": "full", "optimizer": "apollo_adamw_layerwise"},
+    "optimizer-in-backward": (
+        {"method": "full", "optimizer_in_backward": True, "grad_accum": 2},
+        {"method": "full", "optimizer_in_backward": True},
     ),
     "badam-of-one-layer": (
         {"method": "full", "optimizer": "badam"},

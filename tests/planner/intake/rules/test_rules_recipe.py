@@ -49,12 +49,12 @@ def test_a_step_takes_samples_of_all_gpus() -> None:
 
 @pytest.mark.parametrize(
     ("said", "answers"),
-    [({}, False), ({"gpus": 2}, True), ({"grad_accum": 2}, True), ({"model": "qwen2.5-0.5b"}, True)],
+    [({}, False), ({"gpus": 2}, True), ({"grad_accum": 2}, True), ({"method": "lora"}, True)],
 )
 def test_a_step_inside_of_backward_is_alone(said: dict[str, object], answers: bool) -> None:
-    """On one GPU, without accumulation, with a head of its own."""
-    job = {"method": "full", "optimizer": "apollo_adamw_layerwise", **said}
-    assert bool(warned("layerwise-alone", **job)) == answers
+    """A full fine-tune on one GPU, without accumulation."""
+    job = {"method": "full", "optimizer_in_backward": True, **said}
+    assert bool(warned("optimizer-in-backward", **job)) == answers
 
 
 def test_a_head_is_adapted_by_its_name_alone() -> None:
