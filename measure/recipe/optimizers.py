@@ -55,9 +55,14 @@ def optimizer_over(model: nn.Module, groups: list[dict[str, Any]], recipe: Recip
 
     Raises:
         UsageError: an optimizer whose library is not installed.
-        NotModelledError: an optimizer that nothing here makes.
+        NotModelledError: an optimizer that nothing here makes, or one that steps in the backward pass.
     """
     name = recipe.optimizer
+    if recipe.optimizer_in_backward:
+        raise NotModelledError(
+            "--optimizer-in-backward cannot be run or traced here; the dry run of a program can (measure trace "
+            "--gpu CARD -- PROGRAM)"
+        )
     if name in _TORCH:
         class_name, options = _TORCH[name]
         return _made(getattr(torch.optim, class_name), groups, options)

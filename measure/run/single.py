@@ -92,8 +92,8 @@ def prepare(values: Mapping[str, Any], options: RunOptions, machine: Machine, *,
 def _check_host(scenario: Scenario, machine: Machine) -> None:
     """On the CPU weights are in host RAM, and the kernel kills other programs too when it is short."""
     recipe, numerics = scenario.recipe, scenario.recipe.numerics
-    steps_in_backward = OPTIMIZER_FACTS[recipe.optimizer].library == "tool"
-    trains_all = not (recipe.adapter or recipe.train_layers or recipe.frozen or steps_in_backward)
+    at_once = OPTIMIZER_FACTS[recipe.optimizer].library != "tool" and not recipe.optimizer_in_backward
+    trains_all = at_once and not (recipe.adapter or recipe.train_layers or recipe.frozen)
     # Gradients have the dtype of the weights; states of the optimizer and activations come on top.
     least_bits = _WEIGHT_BITS.get(numerics.quantization, 8 * DTYPE_BYTES[numerics.load_dtype])
     on_all_nodes = scenario.model.param_count * least_bits / 8 * (2 if trains_all else 1)

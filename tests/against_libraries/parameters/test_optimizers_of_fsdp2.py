@@ -35,9 +35,7 @@ OPTIMIZERS_OF: dict[Optimizer, Callable[[list[Any]], Any]] = {
 
 
 # LLaMA-Factory's own, which a rule refuses under every engine.
-REFUSED: frozenset[Optimizer] = frozenset(
-    {"adam_mini", "muon", "apollo_adamw", "badam"}
-)
+REFUSED: frozenset[Optimizer] = frozenset({"adam_mini", "muon", "apollo_adamw", "badam"})
 
 # torchao is no dependency; that its states become DTensors is read in its source.  Transformers' own AdamW is
 # gone from the version that is installed.

@@ -19,8 +19,7 @@ import_or_skip("transformers")
 
 # LLaMA-Factory, torchao, APOLLO and Transformers 4 have code of their own for these, which is not installed
 # here.
-APOLLO = ("apollo_adamw",)
-OF_TOOLS = ("adam_mini", "muon", "adamw_torch_8bit", "adamw_torch_4bit", *APOLLO, "badam", "adamw_hf")
+OF_TOOLS = ("adam_mini", "muon", "adamw_torch_8bit", "adamw_torch_4bit", "apollo_adamw", "badam", "adamw_hf")
 NOT_MADE = ("unheard_of", *OF_TOOLS)
 
 
@@ -44,3 +43,5 @@ def test_the_name_decides_what_is_made(optimizer: str) -> None:
     made = type(optimizer_over(model, groups, recipe)).__name__.lower()
     family = optimizer.removeprefix("paged_").partition("_")[0]
     assert family in made
+    with pytest.raises(NotModelledError, match="optimizer-in-backward"):
+        optimizer_over(model, groups, replace(recipe, optimizer_in_backward=True))
