@@ -60,8 +60,8 @@ def optimizer_over(model: nn.Module, groups: list[dict[str, Any]], recipe: Recip
     name = recipe.optimizer
     if recipe.optimizer_in_backward:
         raise NotModelledError(
-            "--optimizer-in-backward cannot be run or traced here; the dry run of a program can (measure trace "
-            "--gpu CARD -- PROGRAM)"
+            "--optimizer-in-backward cannot be run or traced here; take the dry run of its program (measure "
+            "trace --gpu CARD -- PROGRAM)"
         )
     if name in _TORCH:
         class_name, options = _TORCH[name]
