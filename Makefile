@@ -55,7 +55,7 @@ env-axolotl env-llamafactory env-trl: env-%:
 
 # Recipes of PyTorch's own tools and of LitGPT; Transformers names the tensors of checkpoints that are not there.
 # torchtune 0.6.1 imports what torchao has up to 0.14; torchtitan 0.3.0 asks for a torch behind 2.13.
-env-torchtune: PACKAGES := torchtune==0.6.1 torchao==0.14.1 transformers==5.24.0
+env-torchtune: PACKAGES := torchtune==0.6.1 torchao==0.14.1 transformers==5.24.0 bitsandbytes==0.50.2
 env-litgpt: PACKAGES := litgpt==0.5.13 transformers==4.57.6
 env-torchtitan: PACKAGES := torchtitan==0.2.2 transformers==5.24.0 einops
 env-torchtune env-litgpt env-torchtitan: env-%:

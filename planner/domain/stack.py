@@ -186,6 +186,8 @@ class Stack:
     """Keys and values are copied for all heads before torch's fused attention."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
+    scales_norms_wide: bool
+    """RMS norms multiply by their weight in fp32, before the cast back."""
     fused_mlp: bool
     """The gated activation by one kernel that saves its inputs only."""
     one_gelu_kernel: bool
@@ -354,9 +356,7 @@ class Stack:
     zero3_keeps_recomputed: bool
     """Frozen parameters gathered for a recomputation stay whole until the backward of its first module."""
     recomputes_hooks: bool
-    """Hooks of a checkpointed layer run within what is recomputed.  A reentrant recomputation then begins
-    in the backward of the model, and not in that of the layer.
-    """
+    """Hooks run in what is recomputed; a reentrant recomputation begins in the backward of the model."""
     zero3_waits_for_copies: bool
     """Where stage 3 offloads the optimizer, the host waits for each gradient's copy."""
 

@@ -25,11 +25,14 @@ def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, name: str
             return _layer_norm(torch, view, spec, x, weight)
         if view.stack.fused_norm:
             return _fused_rms_norm(torch, x, weight)
-        return _rms_norm(torch, spec, x, weight)
+        return _rms_norm(torch, spec, x, weight, wide=view.stack.scales_norms_wide)
 
 
-def _rms_norm(torch: Operators, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
-    """``weight * (x / sqrt(mean(x^2)))`` in fp32, cast back before the weight (``cast``) or after it."""
+def _rms_norm(torch: Operators, spec: NormSpec, x: Tensor, weight: Tensor, *, wide: bool) -> Tensor:
+    """``weight * (x / sqrt(mean(x^2)))`` in fp32, cast back before the weight (``cast``) or after it.
+
+    ``wide``: the program's own norm casts after it where the model's would before.
+    """
     given, rows = x.dtype, spec.rows_per_token
     hidden = torch.to(x, "fp32")
     if spec.scaling == "centred":
@@ -38,13 +41,13 @@ def _rms_norm(torch: Operators, spec: NormSpec, x: Tensor, weight: Tensor) -> Te
         # A variable, which lives until the norm returns.
         variance = torch.mean_of_rows(torch.square(hidden), rows)
         hidden = torch.mul(hidden, torch.rsqrt(variance))
+    if spec.scaling == "wide" or (wide and spec.scaling in ("cast", "cast_first")):
+        return torch.to(torch.mul(weight, hidden), given)
     if spec.scaling == "cast":
         return torch.mul(weight, torch.to(hidden, given))
     if spec.scaling == "cast_first":
         hidden = torch.to(hidden, given)
         return torch.mul(weight, hidden)
-    if spec.scaling == "wide":
-        return torch.to(torch.mul(weight, hidden), given)
     if spec.scaling == "widened":
         product = torch.mul(torch.to(weight, "fp32"), hidden)
         return torch.to(product, given)

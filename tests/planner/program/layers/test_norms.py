@@ -22,12 +22,15 @@ def test_an_rms_norm_whose_weight_is_frozen_saves_the_wide_input_alone() -> None
 
 
 def test_a_trained_weight_has_its_factor_saved_in_the_dtype_of_the_product() -> None:
-    """Llama multiplies in the input's dtype, OLMo 2 in fp32."""
+    """Llama multiplies in the input's dtype, OLMo 2 in fp32, and so do programs with a norm of their own."""
     view = view_of("full", base="bf16", norm="bf16")
+    own = view_of("full", base="bf16", norm="bf16", scales_norms_wide=True)
 
     cast = Run(lambda torch, x: norm(torch, view, NormSpec("rms", 64), x), "bf16")
     wide = Run(lambda torch, x: norm(torch, view, NormSpec("rms", 64, scaling="wide"), x), "bf16")
+    of_program = Run(lambda torch, x: norm(torch, own, NormSpec("rms", 64), x), "bf16")
 
+    assert of_program.kept == wide.kept
     assert cast.kept == Counter({("to", "TOKENS", WIDE): 1, ("to", "TOKENS", NARROW): 1})
     assert wide.kept == Counter({("to", "TOKENS", WIDE): 1, ("mul", "TOKENS", WIDE): 1})
 
