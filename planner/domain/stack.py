@@ -117,7 +117,7 @@ class Stack:
     whole_out_proj: WholeOutProj
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     fused_experts: bool
-    """Experts are three-dimensional parameters, which k-bit quantisers skip, as subclasses of ``nn.Linear``."""
+    """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     quantizes_experts: bool
     """4-bit quantisers pack them all the same, a product expands those of a layer together, and
     adapters stay apart from them.
