@@ -36,7 +36,7 @@ from planner.program.recorded_part import NO_INPUT, Gradients, Saves, Shape, Tem
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Generation, Part, Pass, Runtime
 from planner.program.view import LayerView, head_view, layer_view
-from planner.program.vision.seeing import Before, Given, Manner, seeing_parts, take_pixels
+from planner.program.vision.seeing import Before, Given, seeing_parts, take_pixels
 from planner.program.vision.tower import of_patches
 
 
@@ -224,26 +224,18 @@ def _before_layers(job: Job, ends: EndsView, mode: Mode) -> Before:
 
 @lru_cache(maxsize=256)
 def _tower_layer(
-    mode: Mode, view: LayerView, again: bool, entry: Shape, manner: Manner, given: Given
+    mode: Mode, view: LayerView, again: bool, entry: Shape, unread: bool, given: Given
 ) -> Template:
     """A layer of a vision tower, in units of patches."""
     part = partial(_layer, view, _Call(again, enters=False))
-    if any(manner):
-        part = partial(_passing_layer, part, manner)
+    if unread:
+        part = partial(_unread_layer, part)
     return of_patches(run(part, entry, _LAYER, dict(given), gradients=mode.gradients), joined=bool(given))
 
 
-def _passing_layer(
-    part: Callable[[Operators, Tensor], Tensor], manner: Manner, torch: Operators, x: Tensor
-) -> Tensor:
-    """A layer of a tower that returns states; where nothing reads its output the stream goes on as it was."""
-    if manner.keeps_input:
-        torch.passing.append(x.alias())
-    if not manner.is_unread:
-        return part(torch, x)
-    out = part(torch, x)
-    if manner.keeps_output:
-        torch.passing.append(out)
+def _unread_layer(part: Callable[[Operators, Tensor], Tensor], torch: Operators, x: Tensor) -> Tensor:
+    """A layer whose output nothing reads: the stream goes on as it was."""
+    part(torch, x)
     return x
 
 
