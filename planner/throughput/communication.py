@@ -343,17 +343,6 @@ def sharding_copy_seconds(job: TimedJob) -> Number:
     return moved / job.rates.memory_bytes_per_s * _meetings(job) / recipe.batch.grad_accum
 
 
-def hideable_seconds(job: TimedJob) -> Number:
-    """The part of :func:`collective_seconds` that has kernels beside it: in a pipeline gradients are reduced
-    when all micro-batches have gone back.
-
-    Source: torch 2.13 distributed/pipelining/stage.py perform_reduce_grad.
-    """
-    if job.own.model.stage is None:
-        return collective_seconds(job)
-    return gathered_bytes(job) * _seconds_per_byte(job)
-
-
 def gained_seconds(job: TimedJob, hidden_s: Number) -> Number:
     """What hiding ``hidden_s`` of collectives saves: less than all of it,
     as the kernels meanwhile take longer; seconds.
@@ -364,8 +353,8 @@ def gained_seconds(job: TimedJob, hidden_s: Number) -> Number:
     measured the cost, so none is counted.
     Source: arXiv 2507.03114, abstract: mean over GPT and Llama models on four A100, H100,
     MI250 and MI210 each.
-    Ignored: that the slowdown differs by kernel and card (40 % at most there); transfers to the host,
-    which copy engines do.
+    Ignored: that a pipeline reduces behind its last micro-batch, 1.3 % of a step; that the slowdown differs
+    by kernel and card (40 % at most there); transfers to the host, which copy engines do.
     """
     if not talks_directly(job.scenario.hardware):
         return hidden_s
