@@ -32,6 +32,7 @@ from planner.domain.stack_values import (
     LogitsCopy,
     LossPieces,
     LossWeights,
+    MaskedModel,
     MixtureCode,
     ModelCode,
     ModelParallel,
@@ -391,6 +392,8 @@ class Stack:
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
     rotary_product: bool
     """Angles of positions come from a matrix product, once a pass and before the first layer."""
+    causal_masks: tuple[MaskedModel, ...]
+    """Architectures each of whose layers keeps a mask of all pairs of positions on the card."""
 
     # Batches and the cache
     sorts_lengths: bool

@@ -47,6 +47,7 @@ RotaryModel = Literal[
     "starcoder2",
     "olmo",
 ]
+MaskedModel = Literal["none", "gpt2", "gpt_neox", "gptj"]
 RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 Quantizer = Literal["transformers", "lightning"]
