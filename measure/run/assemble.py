@@ -129,11 +129,7 @@ def _identity(raw: Mapping[str, Any], environment: Mapping[str, Any], scenario: 
 
 def _measured_columns(scenario: Scenario, run: RunResult, counted: Sequence[Event]) -> dict[str, Any]:
     """Outcome, memory and speed; rates only of a run that was measured to its end."""
-    peaks = [
-        peak
-        for peak in (_rank_peak(events, "reserved_peak_bytes") for events in run.events)
-        if peak is not None
-    ]
+    peaks = [peak for peak in (_rank_peak(events) for events in run.events) if peak is not None]
     host = run.host.rss_process_bytes
     columns: dict[str, Any] = {
         "outcome": run.outcome,
@@ -181,8 +177,9 @@ def _phase_reached(run: RunResult) -> Phase | None:
     return next((phase for phase in reversed(PHASES) if phase in seen), None)
 
 
-def _rank_peak(events: Sequence[Event], name: str) -> int | None:
-    values = [phase[name] for event in events if event["event"] == "readings" for phase in event["phases"]]
+def _rank_peak(events: Sequence[Event]) -> int | None:
+    readings = [event for event in events if event["event"] == "readings"]
+    values = [phase["reserved_peak_bytes"] for event in readings for phase in event["phases"]]
     return max((value for value in values if value is not None), default=None)
 
 

@@ -47,7 +47,6 @@ from planner.domain.stack_values import (
     RotaryModel,
     RotaryRows,
     SdpaMask,
-    TowerStates,
     TowerUnits,
     WholeOutProj,
     Zero1Update,
@@ -369,8 +368,6 @@ class Stack:
     """What is gathered at a time: a layer, or its feed-forward part, beside which the root has the rest."""
     tower_units: TowerUnits
     """Layers of a vision tower are units of FSDP, or the root's: by Transformers' list, or as a file says."""
-    tower_states: TowerStates
-    """What a CLIP tower returns besides its last state: of ``all`` layers, or what the projector ``read``."""
     has_fsdp1: bool
     """Its own code, or what it runs through, has the first FSDP, too."""
     fsdp1_wraps_adapters: bool

@@ -50,7 +50,6 @@ RotaryModel = Literal[
 MaskedModel = Literal["none", "gpt2", "gpt_neox", "gptj"]
 RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
-TowerStates = Literal["all", "read"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 Fp8Linears = Literal["unread", "eager", "compiled"]

@@ -99,9 +99,9 @@ class TowerSpec:
     one behind the last layer.  ``token_share``: tokens for each patch.  ``behind``: norms behind the layers.
     ``has_hook``: Transformers finds the input of the tower, so that it can require a gradient.
     ``deepstack``: numbers of the layers whose output blocks of their own (``stacked``) turn into what is
-    added behind the first layers of the language model.  ``keeps_states``: the tower returns the inputs of
-    all layers.  ``n_unread``: last layers that run though nothing reads what they return.  ``listed``: the
-    classes that Transformers lists for the model (``_no_split_modules``) are all there, its own among them.
+    added behind the first layers of the language model.  ``n_unread``: last layers that run though nothing
+    reads what they return.  ``listed``: the classes that Transformers lists for the model
+    (``_no_split_modules``) are all there, its own among them.
     """
 
     code: TowerCode
@@ -115,7 +115,6 @@ class TowerSpec:
     deepstack: tuple[int, ...] = ()
     stacked: tuple[BlockGroup, ...] = ()
     behind: tuple[NormSpec, ...] = ()
-    keeps_states: bool = False
     n_unread: int = 0
     listed: bool = False
 

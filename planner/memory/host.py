@@ -111,7 +111,7 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
         return _parts_bytes(job, trained, pinned=True) + 2 * _parts_bytes(job, trained, pinned=False)
     partition = job.trained / job.optimizer_shards
     if recipe.offloads_to_nvme:
-        return 12 * minimum(partition, 2 * _sub_group(job))
+        return 12 * minimum(partition, 2 * settings_of(job).sub_group)
     masters = pinned_bytes(4 * partition) if _pins_masters(job) else 4 * partition
     return masters + 8 * partition
 
@@ -121,7 +121,7 @@ def offloaded_gradient_bytes(job: Job) -> Number:
     pinned where ``pin_memory`` says so (switch ``pins_offload``).
 
     Formula: stages 1 and 2: :func:`_gradients_of_stages_1_and_2`.  Stage 3: 4 bytes per parameter, in
-    sub-groups (:func:`_sub_group`), and one flat buffer in the gradient's own dtype.  FSDP: one pinned
+    sub-groups, and one flat buffer in the gradient's own dtype.  FSDP: one pinned
     tensor for each trained shard, in its dtype.
     Source: DeepSpeed 0.19 zero/stage3.py (subgroup_gradient_buffer, grad_partitions_flat_buffer); torch 2.13
     distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_reduce (``new_sharded_grad`` to the CPU).
@@ -134,21 +134,11 @@ def offloaded_gradient_bytes(job: Job) -> Number:
     partition = job.trained / job.optimizer_shards
     if not recipe.sharding.is_zero3:
         return _gradients_of_stages_1_and_2(job)
-    groups = maximum(1, ceil_div(partition, _sub_group(job)))
+    groups = maximum(1, ceil_div(partition, settings_of(job).sub_group))
     in_ram = minimum(groups, 2) if recipe.offloads_to_nvme else groups
     return in_ram * _offload_bytes(job, 4 * partition / groups) + _offload_bytes(
         job, job.regime.gradient * partition
     )
-
-
-def _sub_group(job: Job) -> Number:
-    """Elements of a sub-group of stage 3, which holds at least one parameter's part.
-
-    Source: DeepSpeed 0.19.8 zero/stage3.py _create_fp16_sub_groups.
-    Ignored: that all are as large as the largest where each parameter is one by itself.
-    """
-    largest = maximum(*(job.elements(each) for each in job.trained_parameters)) / job.optimizer_shards
-    return maximum(settings_of(job).sub_group, largest)
 
 
 def _gradients_of_stages_1_and_2(job: Job) -> Number:

@@ -113,8 +113,8 @@ def least_bytes(job: Job, limit_bytes: int | None = None) -> int:
 def without_card(scenario: Scenario) -> Scenario:
     """The scenario without what changes no request, so that equal programs are replayed once."""
     hardware, recipe = scenario.hardware, scenario.recipe
-    if recipe.sharding.engine == "native" and recipe.loss != "chunked":
-        # DeepSpeed flattens weights where the card has room, and some losses in pieces ask how much is free.
+    if recipe.sharding.engine == "native":
+        # DeepSpeed flattens weights where the card has room.
         hardware = replace(
             hardware, gpu_reserved_bytes=0, gpu=replace(hardware.gpu, visible_memory_bytes=None)
         )

@@ -26,7 +26,6 @@ from planner.program.recorded_part import (
     FORWARD_LOSS,
     FORWARD_NEXT,
     FORWARD_OUT,
-    FORWARD_RETURN,
     Shape,
 )
 from planner.program.request_stream import Instance, RequestStream, instances
@@ -192,8 +191,6 @@ def _forward(
         runtime.forward(each)
         stream.events += before.events(FORWARD_NEXT)
     stream.events += body[-1].events(FORWARD_NEXT)
-    for each in body:
-        stream.events += each.events(FORWARD_RETURN)
     if body is made:
         runtime.end_of_forward()
     else:

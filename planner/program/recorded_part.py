@@ -23,7 +23,7 @@ from planner.program.saved_on_host import SavedOnHost, on_host
 
 INPUT_SLOT, GRADIENT_SLOT = 0, 1
 SHARED_SLOTS = 1_000_000_000
-FORWARD, FORWARD_NEXT, FORWARD_RETURN = "forward", "forward_next", "forward_return"
+FORWARD, FORWARD_NEXT = "forward", "forward_next"
 FORWARD_END, FORWARD_OUT = "forward_end", "forward_out"
 FORWARD_LOSS, BACKWARD, BACKWARD_OUT, BACKWARD_END = (
     "forward_loss",
@@ -32,7 +32,7 @@ FORWARD_LOSS, BACKWARD, BACKWARD_OUT, BACKWARD_END = (
     "backward_end",
 )
 BACKWARD_NEXT, RETURNS_AGAIN = "backward_next", "returns_again"
-_FORWARD_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_RETURN, FORWARD_END, FORWARD_OUT, FORWARD_LOSS)
+_FORWARD_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT, FORWARD_LOSS)
 _STAGES = (*_FORWARD_STAGES, BACKWARD, BACKWARD_NEXT, BACKWARD_OUT, BACKWARD_END, RETURNS_AGAIN)
 Gradients = Literal["first", "added", "none"]
 Saves = Literal["here", "on_host", "on_host_last"]
@@ -217,13 +217,9 @@ def _go_back(torch: Operators, root: Node | None, arrived: list[Tensor], hooks: 
 
 
 def _return(torch: Operators) -> None:
-    """After forward goes what the next layer takes, then what the model below the head returns,
-    then the cast weights.
-    """
+    """After forward goes what the next layer takes, then the cast weights."""
     torch.enter(FORWARD_NEXT)
     torch.returned.clear()
-    torch.enter(FORWARD_RETURN)
-    torch.passing.clear()
     torch.enter(FORWARD_END)
     torch.autocast_cache.clear()
 

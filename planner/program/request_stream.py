@@ -20,7 +20,6 @@ from planner.program.recorded_part import (
     FORWARD_END,
     FORWARD_NEXT,
     FORWARD_OUT,
-    FORWARD_RETURN,
     GRADIENT_SLOT,
     INPUT_SLOT,
     SHARED_SLOTS,
@@ -278,7 +277,6 @@ def _share(made: list[Instance]) -> None:
         (BACKWARD, order),
         (FORWARD_OUT, order[::-1]),
         (FORWARD_END, order[::-1]),
-        (FORWARD_RETURN, order[::-1]),
         (FORWARD, order[::-1]),
         (FORWARD_NEXT, order[::-1]),
     )

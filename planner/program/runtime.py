@@ -26,7 +26,6 @@ from planner.program.recorded_part import (
     FORWARD_LOSS,
     FORWARD_NEXT,
     FORWARD_OUT,
-    FORWARD_RETURN,
     RETURNS_AGAIN,
     Template,
 )
@@ -121,8 +120,6 @@ class Runtime:
             self.forward(each)
             stream.events += before.events(FORWARD_NEXT)
         stream.events += made[-2].events(FORWARD_NEXT)
-        for each in made[:-1]:
-            stream.events += each.events(FORWARD_RETURN)
         stream.enter(phases.loss)
         self._loss(made, first)
         self.backward(made[-1])
@@ -234,8 +231,6 @@ class Runtime:
         for each in made[:-1]:
             self.forward(each)
             self.stream.events += each.events(FORWARD_NEXT)
-        for each in made[:-1]:
-            self.stream.events += each.events(FORWARD_RETURN)
         self.forward(made[-1])
         self.stream.events += made[-1].events(FORWARD_NEXT)
         if not waits:

@@ -34,9 +34,9 @@ from planner.program.ops.tensors import Tensor
 from planner.program.pipeline import run_pipeline
 from planner.program.recorded_part import NO_INPUT, Gradients, Saves, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
-from planner.program.runtime import Generation, Part, Pass, Runtime
+from planner.program.runtime import Generation, Part, Pass
 from planner.program.view import LayerView, head_view, layer_view
-from planner.program.vision.seeing import Before, Given, Manner, seeing_parts, take_pixels
+from planner.program.vision.seeing import Before, Given, seeing_parts, take_pixels
 from planner.program.vision.tower import of_patches
 
 
@@ -53,7 +53,7 @@ _LAYER = Terms("saved_activations", "block_recompute")
 _LOSS = Terms("logits_and_loss", "logits_and_loss")
 
 
-def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> RequestStream:
+def step_of(job: Job) -> RequestStream:
     """Loading, a first micro-step, the optimizer's step, a later micro-step,
     and an evaluation of as many samples.
 
@@ -62,7 +62,6 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> RequestStrea
 
     The first micro-step meets neither gradients nor optimizer states.  With accumulation a third one follows,
     which finds gradients; of three or more there is one between where that is the fullest.
-    ``runtime_type`` writes it, where that is not the job's own.
 
     Raises:
         NotModelledError: nothing is trained, which a forced job may ask for.
@@ -73,7 +72,7 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> RequestStrea
             " of the model"
         )
     stream = RequestStream()
-    runtime = (runtime_type or runtime_of(job))(stream, job)
+    runtime = runtime_of(job)(stream, job)
     parts, accumulates = parts_of(job), int(job.recipe.batch.grad_accum) > 1
     runtime.parts = parts
     if job.model.stage is not None:
@@ -224,26 +223,18 @@ def _before_layers(job: Job, ends: EndsView, mode: Mode) -> Before:
 
 @lru_cache(maxsize=256)
 def _tower_layer(
-    mode: Mode, view: LayerView, again: bool, entry: Shape, manner: Manner, given: Given
+    mode: Mode, view: LayerView, again: bool, entry: Shape, unread: bool, given: Given
 ) -> Template:
     """A layer of a vision tower, in units of patches."""
     part = partial(_layer, view, _Call(again, enters=False))
-    if any(manner):
-        part = partial(_passing_layer, part, manner)
+    if unread:
+        part = partial(_unread_layer, part)
     return of_patches(run(part, entry, _LAYER, dict(given), gradients=mode.gradients), joined=bool(given))
 
 
-def _passing_layer(
-    part: Callable[[Operators, Tensor], Tensor], manner: Manner, torch: Operators, x: Tensor
-) -> Tensor:
-    """A layer of a tower that returns states; where nothing reads its output the stream goes on as it was."""
-    if manner.keeps_input:
-        torch.passing.append(x.alias())
-    if not manner.is_unread:
-        return part(torch, x)
-    out = part(torch, x)
-    if manner.keeps_output:
-        torch.passing.append(out)
+def _unread_layer(part: Callable[[Operators, Tensor], Tensor], torch: Operators, x: Tensor) -> Tensor:
+    """A layer whose output nothing reads: the stream goes on as it was."""
+    part(torch, x)
     return x
 
 

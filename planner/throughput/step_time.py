@@ -14,7 +14,6 @@ from planner.program import job as program
 from planner.throughput.communication import (
     collective_seconds,
     gained_seconds,
-    hideable_seconds,
     hook_seconds,
     overlapping_share,
     sharding_copy_seconds,
@@ -161,7 +160,7 @@ def _once_per_step_terms(job: TimedJob, gpu_s: Number) -> list[TimeTerm]:
     hidden: Number = 0.0
     if recipe.sharding.communicates:
         seconds = collective_seconds(job)
-        hidden = minimum(hideable_seconds(job) * overlapping_share(job), gpu_s)
+        hidden = minimum(seconds * overlapping_share(job), gpu_s)
         terms += _term(
             "collectives", seconds, "communication:collective_seconds", gained_seconds(job, hidden)
         )

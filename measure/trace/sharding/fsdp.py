@@ -267,10 +267,7 @@ class FsdpRank:
         elif not same:
             self._stream.free(received)
         if self._settings.offloads:
-            unit.on_host += [
-                self._stream.pin(elements * stored, _GRADIENT.name, "offloaded_gradients")
-                for elements in parts
-            ]
+            unit.on_host += [self._stream.pin(elements * stored, _GRADIENT.name) for elements in parts]
         if self._settings.offloads or unit.reduced is not None:
             self._stream.free(kept)
         else:

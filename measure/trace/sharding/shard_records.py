@@ -61,9 +61,9 @@ class RankRecords:
         self.free(pageable)
         return kept
 
-    def pin(self, n_bytes: int, name: str, host_name: HostName) -> TracedBlock:
-        """Allocate pinned memory as the target of a copy from the card, which needs no pageable one."""
-        return self._on_host(n_bytes, name, host_name, "pinned")
+    def pin(self, n_bytes: int, name: str) -> TracedBlock:
+        """Allocate pinned memory as the target of a gradient's copy, which needs no pageable one."""
+        return self._on_host(n_bytes, name, "offloaded_gradients", "pinned")
 
     def _on_host(self, n_bytes: int, name: str, host_name: HostName, kind: HostKind) -> TracedBlock:
         block = self.take(n_bytes, TracedPurpose(name, "", HOST_STREAMS[kind]))

@@ -26,7 +26,7 @@ class Operators(Tape):
     Variables of running code keep tensors alive.  ``outputs``: those of the training loop, until the backward
     pass is over, ``bound`` until the model returns again.  ``hooked``: those of hooks, until the end of
     backward.  ``held``: those of a loss, until it is there.  ``summed``: those of a part of a layer, until
-    the sum behind it.  ``passing``: what a tower returns beside its output, until the loss is there.
+    the sum behind it.
 
     ``parameters`` are numbered as they are first asked for; ``n_parameters`` counts the calls, which a
     recomputation begins again.  ``flat``: the stream has rows alone, as that of some vision towers, so that
@@ -50,7 +50,6 @@ class Operators(Tape):
         self.bound: list[Tensor] = []
         self.flat = False
         self.caches = False
-        self.passing: list[Tensor] = []
 
     def parameter(self, unit: Unit, count: float, dtype: Dtype, *, trained: bool, owner: str = "") -> Tensor:
         """A weight, whose memory is the model's; ``trained``: its gradient stays after the backward pass.

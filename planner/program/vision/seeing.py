@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from planner.anatomy.trained_parts import is_tower_checkpointed, makes_patches_require_gradient, parts_of
 from planner.domain.vision import TowerSpec
@@ -46,19 +45,9 @@ _OUTSIDE = Terms("saved_activations", "other_temporaries")
 Given = tuple[tuple[str, Shape], ...]
 
 
-class Manner(NamedTuple):
-    """What a tower does with a layer: whether the model returns its input, whether nothing reads its output,
-    and whether the model returns that.
-    """
-
-    keeps_input: bool
-    is_unread: bool
-    keeps_output: bool
-
-
-RunLayer = Callable[[LayerView, bool, Shape, Manner, Given], Template]
-"""One layer by its view, whether it is called through checkpointing, its input, and what it shares with
-others; in units of patches.
+RunLayer = Callable[[LayerView, bool, Shape, bool, Given], Template]
+"""One layer by its view, whether it is called through checkpointing, its input, whether nothing reads what
+it returns, and what it shares with others; in units of patches.
 """
 
 
@@ -92,8 +81,8 @@ def seeing_parts(
     views, given = _layers(job, tower, stream, trained="tower" in trained)
     for number, view in enumerate(views):
         again = is_tower_checkpointed(job.recipe, job.stack, trained=_has_trained(view))
-        manner = _manner(job, tower, number)
-        template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), manner, given)
+        unread = number >= tower.n_layers - tower.n_unread
+        template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), unread, given)
         made.append(Part("vision layer", template, 1))
         stream = template.out
         if number in tower.deepstack:
@@ -128,16 +117,6 @@ def _layers(job: Job, tower: TowerSpec, stream: Shape, *, trained: bool) -> tupl
     pads = pads_mask(unit_values(job)[Unit.PATCHES])
     views = [beside_mask(view, stream.dtype, pads=pads) for view in views]
     return views, tuple(given_to_layers(views[0], stream.dtype).items())
-
-
-def _manner(job: Job, tower: TowerSpec, number: int) -> Manner:
-    """How layer ``number`` runs: of a tower that returns states their inputs are kept, or that alone which
-    the projector reads.  What the last layer returns is kept in any case.
-    """
-    n_read, returns_all = tower.n_layers - tower.n_unread, job.stack.tower_states == "all"
-    keeps_input = tower.keeps_states and (returns_all or number == n_read)
-    is_unread = number >= n_read
-    return Manner(keeps_input, is_unread, is_unread and (returns_all or number == tower.n_layers - 1))
 
 
 def take_pixels(stream: RequestStream, job: Job, before: int | None = None) -> int | None:

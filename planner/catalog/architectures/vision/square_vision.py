@@ -78,7 +78,6 @@ def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class:
         (BlockGroup(1, _projector(width, hidden)),),
         tokens / (grid + 1),
         behind=(layer_norm(width),),
-        keeps_states=True,
         n_unread=n_unread,
     )
 

@@ -14,7 +14,7 @@ from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
-from planner.program.recorded_part import FORWARD, FORWARD_RETURN
+from planner.program.recorded_part import FORWARD
 from planner.program.step import parts_of
 
 TEXT = {
@@ -102,18 +102,6 @@ def test_what_the_tower_let_go_of_is_gone_before_the_language_model(tmp_path: Pa
     parts = {part.name: part.template for part in parts_of(job(tmp_path, "internvl", "224x112"))}
     assert "pixel_values" in parts["projector"].crossing
     assert not {"pixel_values", "token_embeds"} & {*parts["head"].crossing}
-
-
-def test_since_transformers_5_23_a_clip_tower_returns_the_state_alone_that_is_read(tmp_path: Path) -> None:
-    """Before, the inputs of all layers live until the model returns."""
-
-    def n_kept(states: str) -> int:
-        switches = [f"tower_states={states}"]
-        made = job(tmp_path, "llava", "112x112", gradient_checkpointing=False, switches=switches)
-        layers = [part for part in parts_of(made) if part.name == "vision layer"]
-        return sum(part.count * bool(part.template.stages[FORWARD_RETURN]) for part in layers)
-
-    assert n_kept("all") > n_kept("read")
 
 
 def test_a_branch_is_weighed_by_a_parameter_of_the_layer(tmp_path: Path) -> None:
