@@ -48,6 +48,10 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
             # What training widens arrives narrow, too.
             each.dtype = job.recipe.numerics.load_dtype
         arrive(stream, job, weights)
+        if _passes_fp32(job):
+            replace(
+                stream, whole, {id(each): "fp32" for each in whole if each.outside or each.kind == "norm"}
+            )
         replace(stream, whole, prepared)
     if job.recipe.adapter is not None:
         stream.enter("adapters")
@@ -77,6 +81,20 @@ def _load_beside(stream: RequestStream, job: Job) -> None:
         _cast_on_host(job, weights)
     arrive(stream, job, weights)
     replace(stream, weights, engine_dtypes(job, weights))
+
+
+def _passes_fp32(job: Job) -> bool:
+    """Whether the loader widens token table, head and norms on the card before they get their dtype.
+
+    Models of bitsandbytes are there by then; others where there are several GPUs, else still in host RAM.
+    Source: switch ``loads_through_fp32``; axolotl 0.19.0 utils/config/__init__.py choose_device,
+    loaders/model.py _configure_embedding_dtypes; accelerate 1.15.0 utils/launch.py sets ACCELERATE_USE_CPU.
+    """
+    recipe = job.recipe
+    if not job.stack.loads_through_fp32 or recipe.sharding.gathers_weights or recipe.uses_fsdp:
+        return False
+    there = recipe.sharding.engine == "native" and job.hardware.world_size > 1
+    return there or recipe.numerics.quantization in BITSANDBYTES
 
 
 def casts_on_host(job: Job) -> bool:
