@@ -50,9 +50,15 @@ _NEW_KEYS = (
     "selective_checkpointing",
     "tiled_mlp",
 )
-# Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py);
-# in 4 bits with a scale for 128 elements in place of 256.
-_TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4bit"}
+# Names beside the Trainer's (axolotl 0.19.0 utils/schemas/enums.py CustomSupportedOptimizers, core/builders/
+# base.py _configure_optimizer).  Those with ``ao`` are older ones of the Trainer's (0.8.0
+# core/trainers/base.py), in 4 bits with a scale for 128 elements in place of 256.
+_OWN_OPTIMIZERS = {
+    "ao_adamw_8bit": "adamw_torch_8bit",
+    "ao_adamw_4bit": "adamw_torch_4bit",
+    "adopt_adamw": "adopt_adamw",
+    "adamc": "adamc",
+}
 
 
 def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
@@ -80,7 +86,7 @@ def read_optimizer(keys: Keys, reading: Reading, *, old: bool) -> None:
         NotModelledError: an optimizer that no formula covers.
     """
     if keys.text("optimizer") is not None:
-        say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_TORCHAO}, reading)
+        say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_OWN_OPTIMIZERS}, reading)
     elif old:
         place = "axolotl 501b4d137 (2023-11) to 0.7.0 core/trainer_builder.py"
         reading.default("optimizer", "adamw_hf", f"{place}; 0.8.0 takes adamw_torch_fused, which needs less")
