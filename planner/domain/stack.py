@@ -97,7 +97,9 @@ class Stack:
 
     # Dtypes of weights
     kbit_upcast: KbitUpcast
-    """What k-bit preparation turns into fp32; ``all``: every remaining 16-bit tensor, as PEFT does."""
+    """What k-bit preparation turns into fp32; ``all``: every remaining 16-bit tensor, as PEFT does;
+    ``layers``: those inside of layers other than norms, and nothing where an engine gathers weights.
+    """
     loads_through_fp32: bool
     """Token table, head and norms on the card become fp32 and then 16 bits again, before adapters come."""
     prepares_unquantized: bool

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from planner.anatomy.packing import constants_bytes, packed_bytes
+from planner.anatomy.regime import kbit_upcast_of
 from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT
 from planner.domain.term import TermName
 from planner.program.job import Job, reference_job, reward_job
@@ -49,9 +50,10 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
             each.dtype = job.recipe.numerics.load_dtype
         arrive(stream, job, weights)
         if _passes_fp32(job):
-            replace(
-                stream, whole, {id(each): "fp32" for each in whole if each.outside or each.kind == "norm"}
-            )
+            ends: dict[int, Dtype] = {
+                id(each): "fp32" for each in whole if each.outside or each.kind == "norm"
+            }
+            replace(stream, whole, {**prepared, **ends})
         replace(stream, whole, prepared)
     if job.recipe.adapter is not None:
         stream.enter("adapters")
@@ -185,8 +187,10 @@ def prepared_dtype(job: Job, weight: Weight) -> Dtype:
         return weight.dtype
     if numerics.quantization == "none":
         return "fp32" if stack.prepares_unquantized else weight.dtype
-    widens = stack.kbit_upcast == "all" or (stack.kbit_upcast == "norms" and weight.kind == "norm")
-    return "fp32" if widens else weight.dtype
+    upcast = kbit_upcast_of(job.recipe, stack)
+    widens = upcast == "all" or (upcast == "norms" and weight.kind == "norm")
+    inside = upcast == "layers" and weight.kind != "norm" and not weight.outside
+    return "fp32" if widens or inside else weight.dtype
 
 
 def replace(stream: RequestStream, weights: Iterable[Weight], dtypes: dict[int, Dtype]) -> None:
