@@ -191,7 +191,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_batches(keys, reading)
     _read_checkpointing(keys, reading, old=old)
     read_optimizer(keys, reading, old=old)
-    read_numerics(keys, reading)
+    read_numerics(keys, reading, old=old, of_2023=of_2023)
     read_attention_keys(keys, reading, old=old)
     if of_2023:
         read_attention_of_2023(keys, reading)
@@ -346,7 +346,7 @@ def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
 
 def _read_checkpointing(keys: Keys, reading: Reading, *, old: bool) -> None:
     value = keys.get("gradient_checkpointing")
-    moves = not old and value == "offload"
+    moves = value == "offload" or (old and value == "unsloth")
     if isinstance(value, str) and not moves and value.lower() not in ("true", "false"):
         raise keys.not_modelled(
             "gradient_checkpointing", f"'{show(value)}' keeps checkpoints off the GPU, which is not modelled"
@@ -394,12 +394,18 @@ def _read_stored_weights(keys: Keys) -> None:
 def _read_offloading(keys: Keys, reading: Reading, name: str, *, old: bool) -> None:
     """Activations in host RAM; ``gradient_checkpointing: offload`` is an older way to say it.
 
+    Up to 0.8 inputs of layers lie there alone, by a function that runs as reentrant checkpointing does.
     Source: axolotl 0.19.0 utils/schemas/validation.py check_gradient_checkpointing_w_offload,
     core/builders/base.py _configure_gradient_checkpointing, loaders/model.py _apply_activation_checkpointing:
-    a full fine-tune gets checkpoints of torch's own, which are not reentrant; adapters get none.
+    a full fine-tune gets checkpoints of torch's own, which are not reentrant; adapters get none.  0.8.0
+    utils/models.py:560, utils/gradient_checkpointing/unsloth.py.
     """
-    reading.say("offload", "activations", keys.where(name))
-    if not (old or keys.has("adapter")):
+    where = keys.where(name)
+    reading.say("offload", "activations", where)
+    if old:
+        reading.said.pop("checkpoint_reentrant", None)
+        reading.say("checkpoint_reentrant", True, where, "it runs as reentrant checkpointing does")
+    elif not keys.has("adapter"):
         reading.said.pop("checkpoint_reentrant", None)
         place = "axolotl 0.19.0 loaders/model.py _apply_activation_checkpointing: checkpoint_wrapper of torch"
         reading.default("checkpoint_reentrant", False, place)
