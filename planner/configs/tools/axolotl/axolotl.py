@@ -138,6 +138,7 @@ _DROPPED = (
     "bnb_4bit_quant_storage",
     "quantization_config",
     "torch_dtype",
+    "lora_bias",
     "push_adapter_to_hub",
     "use_peft",
     "use_lora",
