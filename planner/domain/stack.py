@@ -97,11 +97,9 @@ class Stack:
 
     # Dtypes of weights
     kbit_upcast: KbitUpcast
-    """What k-bit preparation turns into fp32; ``all``: every remaining 16-bit tensor, as PEFT does;
-    ``layers``: those inside of layers other than norms, and nothing where an engine gathers weights.
-    """
+    """What k-bit preparation turns into fp32: ``all`` 16-bit tensors, or those in ``layers`` but norms."""
     loads_through_fp32: bool
-    """Token table, head and norms on the card become fp32 and then 16 bits again, before adapters come."""
+    """Token table, head and norms become fp32 on the card, and 16 bits again before adapters come."""
     prepares_unquantized: bool
     """K-bit preparation is called on 16-bit bases too, which turns all of their weights to fp32."""
     trainable_fp32: bool
@@ -121,9 +119,7 @@ class Stack:
     whole_out_proj: WholeOutProj
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     fused_experts: bool
-    """Weights of experts are three-dimensional parameters that k-bit quantisers skip, as in
-    Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.
-    """
+    """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     quantizes_experts: bool
     """4-bit quantisers pack them all the same, a product expands those of a layer together, and
     adapters stay apart from them.

@@ -202,6 +202,16 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_loss(keys, reading, old=old)
     read_kbit_tables(keys, reading, old=old, of_2023=of_2023)
     _read_fp32_ends(keys, reading, old=old, of_2023=of_2023)
+    _remark(keys, reading)
+    _read_model_config(keys, reading)
+    remark_on_tf32(keys, reading)
+    read_evaluation(keys, reading, old=old)
+    read_generated(keys, reading, old=old)
+    keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
+
+
+def _remark(keys: Keys, reading: Reading) -> None:
+    """What is counted otherwise than it is written, and what changes nothing."""
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
@@ -209,11 +219,6 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.remark(keys.where(name), "has no effect: it is no key of Axolotl")
     keys.skip(_DROPPED)
     remark_on_short_convolutions(keys, reading)
-    _read_model_config(keys, reading)
-    remark_on_tf32(keys, reading)
-    read_evaluation(keys, reading, old=old)
-    read_generated(keys, reading, old=old)
-    keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
 
 
 def _read_task(keys: Keys, reading: Reading) -> None:
