@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_preparation_replaces_each_unpacked_tensor_by_an_fp32_copy_of_its_own() 
     ],
 )
 def test_ends_pass_through_fp32_where_they_are_on_the_card(
-    method: str, flags: dict[str, object], passes: bool
+    method: str, flags: dict[str, Any], passes: bool
 ) -> None:
     """The head in fp32 beside that in 16 bits, behind the table in fp32; nothing of it is left.
 
@@ -137,8 +138,9 @@ def test_axolotl_leaves_experts_in_fp32_and_takes_norms_and_ends_back() -> None:
     The dry run of Axolotl 0.19 itself (QLoRA, Granite 3.1 1B-A400M, 128 tokens) allocates 4.82 GiB, as here;
     experts in bf16 would need 2.6.
     """
-    switches = {"kbit_upcast": "layers", "fused_experts": True}
-    for flags, dtype in (({}, "fp32"), ({"gpus": 2, "sharding": "zero3"}, "bf16")):
+    switches: dict[str, Any] = {"kbit_upcast": "layers", "fused_experts": True}
+    divided: dict[str, Any] = {"gpus": 2, "sharding": "zero3"}
+    for flags, dtype in (({}, "fp32"), (divided, "bf16")):
         subject = with_stack(job("mixtral-8x7b", "qlora", load_dtype="bf16", **flags), **switches)
         base = [each for each in loaded(subject)[1] if not each.packed and not each.adapter]
         inside = {each.dtype for each in base if not each.outside and each.kind != "norm"}
