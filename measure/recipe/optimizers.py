@@ -27,13 +27,8 @@ _TORCH: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"foreach": True}),
     "rmsprop": ("RMSprop", {"foreach": True}),
 }
-# Classes; in how many bits and whether paged, the facts say.
-_BITSANDBYTES: dict[Optimizer, str] = {
-    "adamw_8bit": "AdamW",
-    "paged_adamw_8bit": "AdamW",
-    "paged_adamw_32bit": "AdamW",
-    "lion": "Lion",
-}
+# Families and their classes; in how many bits and whether paged, the facts say.
+_BITSANDBYTES = {"adamw": "AdamW", "lion": "Lion", "ademamix": "AdEMAMix"}
 MIN_PAGED_ELEMENTS = 100_000
 """Smaller states of a paged optimizer are ordinary tensors.  Source:
 bitsandbytes 0.50 optim/optimizer.py get_state_buffer.
@@ -66,12 +61,13 @@ def optimizer_over(model: nn.Module, groups: list[dict[str, Any]], recipe: Recip
     if name in _TORCH:
         class_name, options = _TORCH[name]
         return _made(getattr(torch.optim, class_name), groups, options)
-    if name in _BITSANDBYTES:
-        facts = OPTIMIZER_FACTS[name]
+    facts = OPTIMIZER_FACTS.get(name)
+    if facts is not None and facts.library == "bitsandbytes":
         options = {"optim_bits": facts.bits, "is_paged": facts.paged}
-        return _bitsandbytes(model, _BITSANDBYTES[name], groups, options)
+        family = name.removeprefix("paged_").partition("_")[0]
+        return _bitsandbytes(model, _BITSANDBYTES[family], groups, options)
     if name != "adafactor":
-        known = ", ".join((*_TORCH, *_BITSANDBYTES, "adafactor"))
+        known = ", ".join((*_TORCH, "adafactor", "those of bitsandbytes"))
         raise NotModelledError(f"optimizer '{name}' is not among those that are made here: {known}")
     from transformers import Adafactor
 

@@ -13,6 +13,7 @@ from planner.domain.recipes.recipe import DTYPE_BYTES, STAYS_16_BIT, Recipe
 from planner.domain.recipes.sharding import Engine
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
+from planner.domain.stack_values import KbitUpcast
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +177,23 @@ def _weight_bytes(recipe: Recipe, stack: Stack) -> tuple[int, int, int]:
         return trained, ends, ends
     if numerics.quantization == "none" and stack.prepares_unquantized:
         return 4, 4, 4
-    if numerics.quantization in STAYS_16_BIT | {"none"} or stack.kbit_upcast == "none":
+    upcast = kbit_upcast_of(recipe, stack)
+    if numerics.quantization in STAYS_16_BIT | {"none"} or upcast == "none":
         return load, load, load
     # PEFT's preparation also turns what quantisers leave inside blocks to fp32: biases, routers,
     # fused experts.
-    rest = 4 if stack.kbit_upcast == "all" else load
-    return rest, rest, 4
+    outside = 4 if upcast == "all" else load
+    return (4 if upcast == "layers" else outside), outside, (load if upcast == "layers" else 4)
+
+
+def kbit_upcast_of(recipe: Recipe, stack: Stack) -> KbitUpcast:
+    """What preparation turns to fp32 over this recipe's base.
+
+    Source: axolotl 0.19.0 loaders/model.py _prepare_model_for_quantization, which leaves it out under ZeRO-3
+    and FSDP.
+    """
+    skips = stack.kbit_upcast == "layers" and recipe.sharding.gathers_weights
+    return "none" if skips else stack.kbit_upcast
 
 
 def _trained_bytes(recipe: Recipe, base: int, *, casts: bool) -> int:

@@ -96,7 +96,9 @@ class Stack:
 
     # Dtypes of weights
     kbit_upcast: KbitUpcast
-    """What k-bit preparation turns into fp32; ``all``: every remaining 16-bit tensor, as PEFT does."""
+    """What k-bit preparation turns into fp32: ``all`` 16-bit tensors, or those in ``layers`` but norms."""
+    loads_through_fp32: bool
+    """Token table, head and norms become fp32 on the card, and 16 bits again before adapters come."""
     prepares_unquantized: bool
     """K-bit preparation is called on 16-bit bases too, which turns all of their weights to fp32."""
     trainable_fp32: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-KbitUpcast = Literal["none", "norms", "all"]
+KbitUpcast = Literal["none", "norms", "layers", "all"]
 KbitReserves = Literal["nothing", "half", "stored"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
 DoraBranch = Literal["unread", "keeps_eye", "drops_eye"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from planner.anatomy.packing import constants_bytes, packed_bytes
+from planner.anatomy.regime import kbit_upcast_of
 from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT
 from planner.domain.term import TermName
 from planner.program.job import Job, reference_job, reward_job
@@ -48,6 +49,11 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
             # What training widens arrives narrow, too.
             each.dtype = job.recipe.numerics.load_dtype
         arrive(stream, job, weights)
+        if _passes_fp32(job):
+            ends: dict[int, Dtype] = {
+                id(each): "fp32" for each in whole if each.outside or each.kind == "norm"
+            }
+            replace(stream, whole, {**prepared, **ends})
         replace(stream, whole, prepared)
     if job.recipe.adapter is not None:
         stream.enter("adapters")
@@ -77,6 +83,20 @@ def _load_beside(stream: RequestStream, job: Job) -> None:
         _cast_on_host(job, weights)
     arrive(stream, job, weights)
     replace(stream, weights, engine_dtypes(job, weights))
+
+
+def _passes_fp32(job: Job) -> bool:
+    """Whether the loader widens token table, head and norms on the card before they get their dtype.
+
+    Models of bitsandbytes are there by then; others where there are several GPUs, else still in host RAM.
+    Source: switch ``loads_through_fp32``; axolotl 0.19.0 utils/config/__init__.py choose_device,
+    loaders/model.py _configure_embedding_dtypes; accelerate 1.15.0 utils/launch.py sets ACCELERATE_USE_CPU.
+    """
+    recipe = job.recipe
+    if not job.stack.loads_through_fp32 or recipe.sharding.gathers_weights or recipe.uses_fsdp:
+        return False
+    there = recipe.sharding.engine == "native" and job.hardware.world_size > 1
+    return there or recipe.numerics.quantization in BITSANDBYTES
 
 
 def casts_on_host(job: Job) -> bool:
@@ -167,8 +187,10 @@ def prepared_dtype(job: Job, weight: Weight) -> Dtype:
         return weight.dtype
     if numerics.quantization == "none":
         return "fp32" if stack.prepares_unquantized else weight.dtype
-    widens = stack.kbit_upcast == "all" or (stack.kbit_upcast == "norms" and weight.kind == "norm")
-    return "fp32" if widens else weight.dtype
+    upcast = kbit_upcast_of(job.recipe, stack)
+    widens = upcast == "all" or (upcast == "norms" and weight.kind == "norm")
+    inside = upcast == "layers" and weight.kind != "norm" and not weight.outside
+    return "fp32" if widens or inside else weight.dtype
 
 
 def replace(stream: RequestStream, weights: Iterable[Weight], dtypes: dict[int, Dtype]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
 
 from planner.arrays import maximum, minimum
 from planner.domain.model import ModelSpec
-from planner.domain.recipes.optimizers import Optimizer
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.ops.work import FusedAttention, Product, Unpacking
@@ -143,45 +142,6 @@ def expansion_seconds(job: TimedJob, kind: Unpacking, weights: Number) -> Number
     return maximum(moved, weights * _BRANCHING_INSTRUCTIONS / issued)
 
 
-class Update(NamedTuple):
-    """One update.  ``moved_bytes`` for each trained parameter, with 4-byte states.  ``operators`` that the
-    host issues for each trained tensor: lists of tensors that one kernel takes need about one for building
-    lists, clipping and zeroing.
-    """
-
-    moved_bytes: int
-    operators: int = 1
-
-
-# Bytes.  adamw_torch (foreach): decay 2, lerp
-# 3, scale 2, addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p
-# m v.  adamw_hf, one operator after the other: decay and add 5, decay and addcmul 6, root 2, add 2, addcdiv
-# 4.  adam_mini: square 2, mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon:
-# momentum 5, nesterov 3, decay 2, add 3, beside its products.  torchao in two kernels: read p g m v, write
-# both moments; read them and p g m v, write p m v, in 4 bits with the codes as int64.  rmsprop: scale 2,
-# addcmul 4, root 2, add 2, addcdiv 4.  badam: as adamw_torch, and 12 for copies of gradients and weights
-# between 16 bits and fp32.  apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which
-# are most.
-# Operators: bitsandbytes and adamw_hf update tensors one by one (about six calls each; a compiled step of
-# torchao: its buffers and kernels).
-UPDATES: Mapping[Optimizer, Update] = {
-    "adamw_torch": Update(84),
-    "adamw_torch_fused": Update(28),
-    "adamw_hf": Update(76, 7),
-    "adamw_8bit": Update(16, 6),
-    "adamw_torch_8bit": Update(38, 8),
-    "adamw_torch_4bit": Update(62, 11),
-    "paged_adamw_32bit": Update(28, 6),
-    "paged_adamw_8bit": Update(16, 6),
-    "adafactor": Update(40),
-    "sgd": Update(12),
-    "rmsprop": Update(56),
-    "lion": Update(20, 6),
-    "adam_mini": Update(68, 14),
-    "muon": Update(52, 45),
-    "apollo_adamw": Update(44, 25),
-    "badam": Update(96),
-}
 # Gradient norm (read) and clipping (read, write), the default of the Trainer.
 _CLIP_ACCESSES = 3
 # DeepSpeed copies 16-bit gradients to fp32 and the new fp32 weights to 16-bit: 6 bytes each.
@@ -205,9 +165,11 @@ def optimizer_seconds(job: TimedJob) -> Number:
     if recipe.offloads_optimizer:
         return accumulate / job.rates.memory_bytes_per_s
     engine = _ENGINE_COPY_BYTES if regime.engine == "deepspeed" and regime.master else 0
-    kind = UPDATES[recipe.optimizer]
-    update = share * (kind.moved_bytes * regime.state / 4 + engine) + share * _CLIP_ACCESSES * regime.gradient
-    issue = job.trained_tensors * kind.operators * job.coefficients.launch_s
+    facts = OPTIMIZER_FACTS[recipe.optimizer]
+    update = (
+        share * (facts.moved_bytes * regime.state / 4 + engine) + share * _CLIP_ACCESSES * regime.gradient
+    )
+    issue = job.trained_tensors * facts.operators * job.coefficients.launch_s
     products = (
         newton_schulz_flop(job.scenario.model) / job.rates.matmul_flop_per_s
         if recipe.optimizer == "muon"

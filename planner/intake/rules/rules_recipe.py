@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from planner.domain.model import LinearSpec
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import BITSANDBYTES, DTYPE_BYTES, PREPACKED, TARGET_PARAMETER
 from planner.intake.linears import linear_names, reaches_experts, unmatched_modules, unmatched_targets
 from planner.intake.rules.rule import Case, Rule
@@ -21,8 +22,6 @@ _LORA_FIELDS = (
     "dora",
     "oft_block_size",
 )
-# Optimizers that were read for whole matrices.
-_WHOLE = ("adam_mini", "muon", "apollo_adamw")
 _FOUR_BIT = ("nf4", "fp4")
 
 
@@ -250,7 +249,7 @@ RECIPE_RULES = (
         "This optimizer is modelled in a full fine-tune where every GPU holds all of its states, and Muon "
         "under FSDP2 of LLaMA-Factory v1; use --method full with --sharding ddp or none, or --optimizer "
         "adamw_torch",
-        lambda case: case.recipe.optimizer in _WHOLE and _divides_matrices(case),
+        lambda case: OPTIMIZER_FACTS[case.recipe.optimizer].whole_matrices and _divides_matrices(case),
         lambda case: f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}",
     ),
     Rule(

@@ -62,11 +62,23 @@ def _steps_of(job: Job, trained: Sequence[Weight], *, first: bool) -> Iterator[t
     elif optimizer == "adam_mini":
         yield adam_mini, trained
     else:
-        blocks = OPTIMIZER_FACTS[optimizer].library == "torchao"
+        facts = OPTIMIZER_FACTS[optimizer]
         alone = {"adafactor": _adafactor, "adamw_hf": _one_by_one}.get(optimizer)
-        step = alone or partial(_torchao if blocks else _together, job)
-        for decays in (True, False):
-            yield step, [each for each in trained if each.decays == decays]
+        step = alone or partial(_torchao if facts.library == "torchao" else _together, job)
+        for group in _groups(trained, apart=facts.ends_apart):
+            yield step, group
+
+
+def _groups(trained: Sequence[Weight], *, apart: bool) -> Iterator[list[Weight]]:
+    """What decays, then what does not; ``apart``: token table and head between them.
+
+    Source: transformers 5.23 trainer.py create_optimizer; axolotl 0.19.0 core/trainers/mixins/optimizer.py
+    create_optimizer_grouped_parameters.
+    """
+    ends = [apart and each.outside and each.decays for each in trained]
+    yield [each for each, is_end in zip(trained, ends, strict=True) if each.decays and not is_end]
+    yield [each for each, is_end in zip(trained, ends, strict=True) if is_end]
+    yield [each for each in trained if not each.decays]
 
 
 class Temporary:
@@ -94,24 +106,27 @@ def _together(job: Job, make: Make, states: States, group: Sequence[Weight]) -> 
         table = job.model.token_embedding.name
         _copies = [like(make, each, "clone") for each in group if each.name == table]
         del _copies
-    if job.recipe.optimizer in ("adamw_torch", "rmsprop", "badam"):
-        _foreach_roots(make, group, n_copies=job.stack.foreach_step_copies)
+    if lists := OPTIMIZER_FACTS[job.recipe.optimizer].lists:
+        _foreach(make, group, lists + job.stack.foreach_step_copies - 1)
 
 
-def _foreach_roots(make: Make, group: Sequence[Weight], n_copies: int) -> None:
-    """By dtype: all roots of second moments at once; before torch 2.1 a copy more to add epsilon.
+def _foreach(make: Make, group: Sequence[Weight], n_lists: int) -> None:
+    """By dtype: all roots of second moments at once, then what is divided by them; before torch 2.1 a copy
+    more to add epsilon.
 
     The dtype that appears last comes first: ``std::unordered_map`` of libstdc++ adds at the front.
     Source: torch 2.13 and 2.0 optim/adam.py _multi_tensor_adam, rmsprop.py _multi_tensor_rmsprop,
-    ATen/native/ForeachUtils.h.
+    ATen/native/ForeachUtils.h; schedulefree 1.4.1 adamw_schedulefree.py; axolotl 0.19.0
+    utils/optimizers/adopt.py _multi_tensor_adopt, adamc.py.
+    Ignored: the first step of ADOPT takes no roots.
     """
-    roots, sums = [], []
+    roots, others = [], []
     for dtype in reversed(dict.fromkeys(each.dtype for each in group)):
         same = [each for each in group if each.dtype == dtype]
         roots = [like(make, each, "_foreach_sqrt") for each in same]
-        if n_copies > 1:
-            sums = [like(make, each, "_foreach_add") for each in same]
-    del roots, sums
+        if n_lists > 1:
+            others = [like(make, each, "_foreach_div") for each in same]
+    del roots, others
 
 
 def _one_by_one(make: Make, states: States, group: Sequence[Weight]) -> None:

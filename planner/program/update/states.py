@@ -3,9 +3,10 @@
 Source: torch 2.13 optim/adam.py, rmsprop.py; bitsandbytes 0.50 optim/optimizer.py init_state and
 get_state_buffer; transformers 4.36.2 and 4.49.0 optimization.py AdamW.step, 5.23 Adafactor.step,
 trainer_optimizer.py.
-Of others: adam_mini 1.1.1 adam_mini.py; llamafactory 0.9.5 third_party/muon/muon.py; torchao 0.17
-optim/adam.py _AdamBase._new_buffer, subclass_8bit.py, subclass_4bit.py, with the blocks of transformers 5.23
-trainer_optimizer.py _get_torchao_optimizer.
+Of others: schedulefree 1.4.1 adamw_schedulefree.py; axolotl 0.19.0 utils/optimizers/adopt.py, adamc.py;
+bitsandbytes 0.50.2 optim/ademamix.py; adam_mini 1.1.1 adam_mini.py; llamafactory 0.9.5
+third_party/muon/muon.py; torchao 0.17 optim/adam.py _AdamBase._new_buffer, subclass_8bit.py,
+subclass_4bit.py, with the blocks of transformers 5.23 trainer_optimizer.py _get_torchao_optimizer.
 Ignored: step counters and code books, of at most 2 KiB.
 """
 
@@ -51,7 +52,7 @@ def states_of(job: Job, weight: Weight) -> list[State]:
         return _torchao(job, weight)
     if facts.library == "bitsandbytes":
         return _bitsandbytes(job, weight)
-    if facts.library == "torch" or optimizer == "adamw_hf":
+    if facts.library in ("torch", "package") or optimizer == "adamw_hf":
         return [State(unit, each * like_weight) for each in facts.state_elements]
     if optimizer == "adam_mini":
         rows = [State(Unit.ONE, weight.shape[0][1] * ELEMENT_BYTES[weight.dtype])]

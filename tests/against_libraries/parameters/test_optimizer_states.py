@@ -125,7 +125,12 @@ def test_adafactor(name: str, setup: str) -> None:
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(
-    ("optimizer", "class_name"), [("paged_adamw_32bit", "PagedAdamW32bit"), ("lion", "Lion32bit")]
+    ("optimizer", "class_name"),
+    [
+        ("paged_adamw_32bit", "PagedAdamW32bit"),
+        ("lion", "Lion32bit"),
+        ("paged_lion_32bit", "PagedLion32bit"),
+    ],
 )
 def test_bitsandbytes_32bit_states_to_the_byte(
     optimizer: Optimizer, class_name: str, name: str, setup: str
@@ -139,7 +144,13 @@ def test_bitsandbytes_32bit_states_to_the_byte(
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(
-    ("optimizer", "class_name"), [("adamw_8bit", "AdamW8bit"), ("paged_adamw_8bit", "PagedAdamW8bit")]
+    ("optimizer", "class_name"),
+    [
+        ("adamw_8bit", "AdamW8bit"),
+        ("paged_adamw_8bit", "PagedAdamW8bit"),
+        ("lion_8bit", "Lion8bit"),
+        ("ademamix_8bit", "AdEMAMix8bit"),
+    ],
 )
 def test_bitsandbytes_8bit_states(optimizer: Optimizer, class_name: str, name: str, setup: str) -> None:
     """8-bit states from 4096 elements on, tables in 32 bits as the Trainer registers them."""

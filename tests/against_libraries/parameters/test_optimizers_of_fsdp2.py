@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from planner.domain.recipes.optimizers import OPTIMIZERS, Optimizer
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, OPTIMIZERS, Optimizer
 from planner.domain.recipes.sharding import FSDP
 from planner.intake.supported import cannot_step
 from tests.extras import import_or_skip
@@ -31,11 +31,20 @@ OPTIMIZERS_OF: dict[Optimizer, Callable[[list[Any]], Any]] = {
     "paged_adamw_8bit": bnb.optim.PagedAdamW8bit,
     "paged_adamw_32bit": bnb.optim.PagedAdamW32bit,
     "lion": bnb.optim.Lion32bit,
+    "lion_8bit": bnb.optim.Lion8bit,
+    "paged_lion_32bit": bnb.optim.PagedLion32bit,
+    "paged_lion_8bit": bnb.optim.PagedLion8bit,
+    "ademamix": bnb.optim.AdEMAMix32bit,
+    "ademamix_8bit": bnb.optim.AdEMAMix8bit,
+    "paged_ademamix_32bit": bnb.optim.PagedAdEMAMix32bit,
+    "paged_ademamix_8bit": bnb.optim.PagedAdEMAMix8bit,
 }
 
 
-# LLaMA-Factory's own, which a rule refuses under every engine.
-REFUSED: frozenset[Optimizer] = frozenset({"adam_mini", "muon", "apollo_adamw", "badam"})
+# Tools' own, which a rule refuses under every engine, and those of packages, which nobody tried.
+REFUSED: frozenset[Optimizer] = frozenset(
+    name for name, facts in OPTIMIZER_FACTS.items() if facts.library in ("tool", "package")
+)
 
 # torchao is no dependency; that its states become DTensors is read in its source.  Transformers' own AdamW is
 # gone from the version that is installed.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.domain.recipes.optimizers import OPTIMIZERS
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, OPTIMIZERS
 from planner.errors import NotModelledError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -17,10 +17,12 @@ import_or_skip("bitsandbytes")
 import_or_skip("transformers")
 
 
-# LLaMA-Factory, torchao, APOLLO and Transformers 4 have code of their own for these, which is not installed
-# here.
-OF_TOOLS = ("adam_mini", "muon", "adamw_torch_8bit", "adamw_torch_4bit", "apollo_adamw", "badam", "adamw_hf")
-NOT_MADE = ("unheard_of", *OF_TOOLS)
+# Tools, packages, torchao and Transformers 4 have code of their own for these, which is not installed here.
+NOT_MADE = (
+    "unheard_of",
+    "adamw_hf",
+    *(name for name, facts in OPTIMIZER_FACTS.items() if facts.library in ("tool", "package", "torchao")),
+)
 
 
 @pytest.mark.parametrize("optimizer", sorted({*OPTIMIZERS, *NOT_MADE}))

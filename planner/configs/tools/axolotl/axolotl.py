@@ -25,6 +25,7 @@ from planner.configs.shared.trainer_arguments import (
     read_files,
     remark_on_tf32,
 )
+from planner.configs.tools.axolotl.axolotl_adapters import read_method
 from planner.configs.tools.axolotl.axolotl_age import read_age, read_optimizer
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
@@ -39,13 +40,11 @@ from planner.configs.tools.axolotl.axolotl_parts import (
     read_loss,
     read_numerics,
     refuse_8bit_in_ram,
-    refuse_partly_packed,
     remark_on_short_convolutions,
-    stores_in_fp32,
 )
 from planner.configs.tools.axolotl.axolotl_plugins import read_plugins
-from planner.configs.tools.axolotl.axolotl_vision import language_model_targets, read_images
-from planner.errors import UsageError, show
+from planner.configs.tools.axolotl.axolotl_vision import read_images
+from planner.errors import show
 
 TOOL = "Axolotl 0.19.0"
 STACK = "axolotl"
@@ -69,15 +68,6 @@ _TABLE = {
     "eval_batch_size": "eval_batch",
     "num_epochs": "epochs",
 }
-_ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
-_UNUSED_WITHOUT_ADAPTER = (
-    "peft_use_dora",
-    "peft_autocast_adapter_dtype",
-    "lora_target_modules",
-    "lora_target_linear",
-    "lora_target_parameters",
-    "lora_modules_to_save",
-)
 _UNMODELLED = {
     "peft_layers_to_transform": "adapters on some layers only are not modelled",
     "peft_layer_replication": "replicated layers are not modelled",
@@ -139,6 +129,21 @@ _REMARKS = {
 }
 
 
+# No version of Axolotl reads these, and validation drops them (utils/schemas/config.py, pydantic's own
+# ``extra: ignore``); the loader says them itself (loaders/model.py, utils/config/__init__.py resolve_dtype).
+_DROPPED = (
+    "bnb_4bit_quant_type",
+    "bnb_4bit_compute_dtype",
+    "bnb_4bit_use_double_quant",
+    "bnb_4bit_quant_storage",
+    "quantization_config",
+    "torch_dtype",
+    "lora_bias",
+    "push_adapter_to_hub",
+    "use_peft",
+    "use_lora",
+    "use_qlora",
+)
 # Keys of a model's config.json that move no tensor of a step.
 _MODEL_CONFIG_HARMLESS = frozenset(
     {
@@ -176,7 +181,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
     ends_by_steps(keys, reading)
     _read_total(keys, reading)
-    _read_method(keys, reading, of_2023=of_2023)
+    read_method(keys, reading, old=old, of_2023=of_2023)
     read_unfrozen(keys, reading)
     read_lisa(keys, reading)
     read_checkpoint(keys, "base_model", reading)
@@ -187,7 +192,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_batches(keys, reading)
     _read_checkpointing(keys, reading, old=old)
     read_optimizer(keys, reading, old=old)
-    read_numerics(keys, reading)
+    read_numerics(keys, reading, old=old, of_2023=of_2023)
     read_attention_keys(keys, reading, old=old)
     if of_2023:
         read_attention_of_2023(keys, reading)
@@ -197,15 +202,23 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_loss(keys, reading, old=old)
     read_kbit_tables(keys, reading, old=old, of_2023=of_2023)
     _read_fp32_ends(keys, reading, old=old, of_2023=of_2023)
-    for name, text in _REMARKS.items():
-        if keys.get(name) not in (None, False, 0, 0.0, []):
-            reading.remark(keys.where(name), text)
-    remark_on_short_convolutions(keys, reading)
+    _remark(keys, reading)
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
     read_evaluation(keys, reading, old=old)
     read_generated(keys, reading, old=old)
     keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
+
+
+def _remark(keys: Keys, reading: Reading) -> None:
+    """What is counted otherwise than it is written, and what changes nothing."""
+    for name, text in _REMARKS.items():
+        if keys.get(name) not in (None, False, 0, 0.0, []):
+            reading.remark(keys.where(name), text)
+    for name in filter(keys.holds, _DROPPED):
+        reading.remark(keys.where(name), "has no effect: it is no key of Axolotl")
+    keys.skip(_DROPPED)
+    remark_on_short_convolutions(keys, reading)
 
 
 def _read_task(keys: Keys, reading: Reading) -> None:
@@ -282,68 +295,6 @@ def _read_total(keys: Keys, reading: Reading) -> None:
     reading.default("grad_accum", 1, "axolotl 0.19.0 utils/schemas/training.py: gradient_accumulation_steps")
 
 
-def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
-    adapter = keys.text("adapter")
-    if adapter not in (None, "", "lora", "qlora"):
-        raise keys.not_modelled("adapter", f"'{show(adapter)}' is not modelled; lora and qlora are")
-    four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
-    if not adapter:
-        if four or eight:
-            where = keys.where("load_in_4bit" if four else "load_in_8bit")
-            raise UsageError(
-                f"{where}: a quantised base is trained through adapters only; say adapter: lora or qlora"
-            )
-        reading.default(
-            "method", "full", "axolotl 0.19.0 utils/schemas/peft.py: adapter left blank trains all parameters"
-        )
-        keys.skip((*_ADAPTER, *_UNUSED_WITHOUT_ADAPTER))
-        return
-    if (adapter == "qlora") != bool(four):
-        raise UsageError(
-            f"{keys.where('adapter')} is {adapter} and load_in_4bit is {bool(four)}: Axolotl refuses that"
-        )
-    reading.say("method", "lora", keys.where("adapter"))
-    if four:
-        place = "axolotl 0.19.0 loaders/model.py, set_quantization_config"
-        reading.say("quantization", "nf4", keys.where("load_in_4bit"))
-        reading.default("double_quant", True, place)
-        if not of_2023:
-            # Since 2024-03 (pull request 1378); before, bitsandbytes' own, which is bytes.
-            divided = any(keys.get(name) for name in ("deepspeed", "fsdp", "fsdp_config"))
-            storage = "fp32" if not divided and stores_in_fp32(keys) else "bf16"
-            reading.default("quant_storage", storage, place)
-    elif eight:
-        reading.say("quantization", "int8", keys.where("load_in_8bit"))
-        refuse_partly_packed(keys)
-    reading.take(keys, _ADAPTER)
-    if keys.flag("peft_use_dora"):
-        reading.say("dora", True, keys.where("peft_use_dora"))
-    _read_targets(keys, reading)
-    if keys.flag("peft_autocast_adapter_dtype") is False:
-        where = keys.where("peft_autocast_adapter_dtype")
-        reading.remark(where, "adapters are counted in fp32: say --adapter-dtype for the dtype of the base")
-
-
-def _read_targets(keys: Keys, reading: Reading) -> None:
-    said, extra = keys.get("lora_target_modules"), keys.names("lora_modules_to_save")
-    if isinstance(said, str) and (names := language_model_targets(said)):
-        where = keys.where("lora_target_modules")
-        reading.say("lora_targets", names, where)
-        reading.say(
-            "freeze", ("vision_tower", "projector"), where, "the pattern reaches the language model alone"
-        )
-        return
-    targets = keys.targets("lora_target_modules")
-    parameters = keys.parameter_targets("lora_target_parameters")
-    if keys.flag("lora_target_linear"):
-        reading.say("lora_targets", ("all-linear", *parameters), keys.where("lora_target_linear"))
-    elif targets or parameters:
-        place = keys.where("lora_target_modules" if targets else "lora_target_parameters")
-        reading.say("lora_targets", (*targets, *parameters), place)
-    if extra:
-        reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
-
-
 def _read_old_packing(keys: Keys, reading: Reading) -> None:
     """``max_packed_sequence_len`` packed to the smaller of it and ``sequence_len``;
     0.4.1 and later end at it.
@@ -401,7 +352,7 @@ def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
 
 def _read_checkpointing(keys: Keys, reading: Reading, *, old: bool) -> None:
     value = keys.get("gradient_checkpointing")
-    moves = not old and value == "offload"
+    moves = value == "offload" or (old and value == "unsloth")
     if isinstance(value, str) and not moves and value.lower() not in ("true", "false"):
         raise keys.not_modelled(
             "gradient_checkpointing", f"'{show(value)}' keeps checkpoints off the GPU, which is not modelled"
@@ -449,12 +400,18 @@ def _read_stored_weights(keys: Keys) -> None:
 def _read_offloading(keys: Keys, reading: Reading, name: str, *, old: bool) -> None:
     """Activations in host RAM; ``gradient_checkpointing: offload`` is an older way to say it.
 
+    Up to 0.8 inputs of layers lie there alone, by a function that runs as reentrant checkpointing does.
     Source: axolotl 0.19.0 utils/schemas/validation.py check_gradient_checkpointing_w_offload,
     core/builders/base.py _configure_gradient_checkpointing, loaders/model.py _apply_activation_checkpointing:
-    a full fine-tune gets checkpoints of torch's own, which are not reentrant; adapters get none.
+    a full fine-tune gets checkpoints of torch's own, which are not reentrant; adapters get none.  0.8.0
+    utils/models.py:560, utils/gradient_checkpointing/unsloth.py.
     """
-    reading.say("offload", "activations", keys.where(name))
-    if not (old or keys.has("adapter")):
+    where = keys.where(name)
+    reading.say("offload", "activations", where)
+    if old:
+        reading.said.pop("checkpoint_reentrant", None)
+        reading.say("checkpoint_reentrant", True, where, "it runs as reentrant checkpointing does")
+    elif not keys.has("adapter"):
         reading.said.pop("checkpoint_reentrant", None)
         place = "axolotl 0.19.0 loaders/model.py _apply_activation_checkpointing: checkpoint_wrapper of torch"
         reading.default("checkpoint_reentrant", False, place)

@@ -31,6 +31,9 @@ _OLD_KEYS = (
     *_KEYS_OF_2023,
     "flash_attn_fuse_qkv",
 )
+# Names that went: Transformers dropped the first in 4.50, Axolotl the second between 0.10 and 0.12, the third
+# with its first schema (2024-03).
+_OLD_VALUES = {"optimizer": "adamw_hf", "gradient_checkpointing": "unsloth", "bf16": "full"}
 # Keys of 0.19.0 (utils/schemas) that 0.8.1 does not have: beside one, an older key is a leftover.
 _NEW_KEYS = (
     "activation_offloading",
@@ -50,9 +53,15 @@ _NEW_KEYS = (
     "selective_checkpointing",
     "tiled_mlp",
 )
-# Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py);
-# in 4 bits with a scale for 128 elements in place of 256.
-_TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4bit"}
+# Names beside the Trainer's (axolotl 0.19.0 utils/schemas/enums.py CustomSupportedOptimizers, core/builders/
+# base.py _configure_optimizer).  Those with ``ao`` are older ones of the Trainer's (0.8.0
+# core/trainers/base.py), in 4 bits with a scale for 128 elements in place of 256.
+_OWN_OPTIMIZERS = {
+    "ao_adamw_8bit": "adamw_torch_8bit",
+    "ao_adamw_4bit": "adamw_torch_4bit",
+    "adopt_adamw": "adopt_adamw",
+    "adamc": "adamc",
+}
 
 
 def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
@@ -60,15 +69,14 @@ def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
     if any(keys.has(name) for name in _NEW_KEYS):
         return False, False
     old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
-    if old is None and keys.get("optimizer") == "adamw_hf":  # Transformers dropped it in 4.50.
-        old = "optimizer"
+    old = old or next((name for name, value in _OLD_VALUES.items() if keys.get(name) == value), None)
     of_2023 = next((name for name in _KEYS_OF_2023 if keys.holds(name)), None)
     if any(keys.holds(name) for name in _KEYS_SINCE) or keys.get("bf16") == "auto":
         of_2023 = None
     if of_2023 is not None:
         reading.take_stack(STACK_OF_2023, "Axolotl 0.3", keys.where(of_2023), "a key of Axolotl in 2023")
     elif old is not None:
-        what = "adamw_hf is a name" if old == "optimizer" else "a key"
+        what = f"{_OLD_VALUES[old]} is a name" if old in _OLD_VALUES else "a key"
         reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), f"{what} of {_OLD_TOOL}")
     return old is not None, of_2023 is not None
 
@@ -80,7 +88,7 @@ def read_optimizer(keys: Keys, reading: Reading, *, old: bool) -> None:
         NotModelledError: an optimizer that no formula covers.
     """
     if keys.text("optimizer") is not None:
-        say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_TORCHAO}, reading)
+        say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_OWN_OPTIMIZERS}, reading)
     elif old:
         place = "axolotl 501b4d137 (2023-11) to 0.7.0 core/trainer_builder.py"
         reading.default("optimizer", "adamw_hf", f"{place}; 0.8.0 takes adamw_torch_fused, which needs less")

@@ -88,40 +88,44 @@ _OWN_ROLLOUTS_HARMLESS = (
 )
 
 
-def read_numerics(keys: Keys, reading: Reading) -> None:
-    """Enter the precision; ``bf16: auto`` is the default and follows the card, as the stack says.
+def read_numerics(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
+    """Enter the precision.  ``bf16`` is auto where the file leaves the key out, and off where it is empty.
+
+    ``auto`` follows the card, as the stack says; beside ``fp16: true`` it is off, but up to 0.8.
+    ``bf16: full`` means no autocast; schemas since 2024-03 refuse it.
+    Source: axolotl 0.19.0 utils/config/__init__.py resolve_dtype, core/builders/base.py:271-278,
+    utils/schemas/config.py bf16; 0.8.0 core/trainer_builder.py:336-341; 501b4d137 (2023-11)
+    utils/config.py:67-76, where nothing is the default.
 
     Raises:
         InputFileError: a value that cannot be used.
+        UsageError: one of older versions than the file's.
     """
-    pure = {"bfloat16": "bf16", "float16": "fp16"}
-    for name, dtype in pure.items():
-        if keys.flag(name):
-            reading.say("precision", dtype, keys.where(name), "no autocast")
-            reading.say("load_dtype", dtype, keys.where(name))
-    if keys.flag("float32"):
-        reading.say("precision", "fp32", keys.where("float32"))
-        reading.say("load_dtype", "fp32", keys.where("float32"))
-    auto = keys.get("bf16") in (None, "auto")
-    bf16, fp16 = None if auto else _bf16(keys), keys.flag("fp16")
-    if reading.value("precision") is not None:
+    value, where = keys.get("bf16"), keys.where("bf16")
+    if value == "full" and not old:
+        raise UsageError(f"{where}: Axolotl since 2024-03 refuses full; say true [{REFUSED_BY_TOOL}]")
+    fp16, half, alone = keys.flag("fp16"), keys.flag("float16"), keys.flag("bfloat16")
+    keys.flag("float32")
+    is_auto = value == "auto" or not (keys.holds("bf16") or of_2023)
+    if is_auto and (old or not fp16):
         return
-    if bf16:
-        reading.say("precision", "bf16-mixed", keys.where("bf16"))
-        reading.say("load_dtype", "bf16", keys.where("bf16"))
+    if not is_auto and value != "full" and keys.flag("bf16"):
+        _say_precision(reading, "bf16-mixed", "bf16", where)
+    elif value == "full" or alone:
+        name = "bf16" if value == "full" else "bfloat16"
+        _say_precision(reading, "bf16" if old else "bf16-mixed", "bf16", keys.where(name))
     elif fp16:
-        reading.say("precision", "fp16-mixed", keys.where("fp16"))
-        reading.say("load_dtype", "fp16", keys.where("fp16"))
-    elif bf16 is False:
-        reading.say("precision", "fp32", keys.where("bf16"), "no 16-bit dtype is on")
-        reading.say(
-            "load_dtype", "fp16" if reading.value("quantization") == "int8" else "fp32", keys.where("bf16")
-        )
+        _say_precision(reading, "fp16-mixed", "fp16", keys.where("fp16"))
+    elif half:
+        _say_precision(reading, "fp16", "fp16", keys.where("float16"))
+    else:
+        stored = "fp16" if reading.value("quantization") == "int8" else "fp32"
+        _say_precision(reading, "fp32", stored, where)
 
 
-def _bf16(keys: Keys) -> bool | None:
-    """``full`` is what older files say for true."""
-    return True if keys.get("bf16") == "full" else keys.flag("bf16")
+def _say_precision(reading: Reading, precision: str, stored: str, where: str) -> None:
+    reading.say("precision", precision, where, "" if "-mixed" in precision else "no autocast")
+    reading.say("load_dtype", stored, where)
 
 
 def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
@@ -307,13 +311,12 @@ def read_kbit_tables(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) 
     model = str(keys.get("base_model") or "").lower()
     stays = _STAYS if of_2023 else _STAYS[:2]
     found = next((texts for pattern, *texts in stays if pattern.search(model)), None)
-    unprepared = "qwen" in model and keys.get("adapter") == "lora"
-    if (
-        found is None
-        or unprepared
-        or reading.sharding.gathers_weights
-        or reading.value("quantization") not in ("nf4", "fp4", "int8")
-    ):
+    if reading.sharding.gathers_weights or reading.value("quantization") not in ("nf4", "fp4", "int8"):
+        return
+    if _QWEN_1.search(model) and keys.get("adapter") == "lora":
+        reading.switch("kbit_upcast", "none", keys.where("base_model"))
+        return
+    if found is None:
         return
     reading.switch("kbit_upcast", "all", keys.where("base_model"))
     kept, beside = found

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from planner.configs.shared import trainer_arguments
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, OPTIMIZERS
-from planner.throughput.kernel_time import UPDATES
 from tests.extras import import_or_skip
 
 
-def test_every_optimizer_has_facts_and_the_costs_of_an_update() -> None:
+def test_every_optimizer_has_facts() -> None:
     """A name without them would end in an internal error."""
-    assert set(OPTIMIZERS) == set(OPTIMIZER_FACTS) == set(UPDATES)
+    assert set(OPTIMIZERS) == set(OPTIMIZER_FACTS)
 
 
 def test_a_name_of_the_trainer_is_that_of_one_optimizer_and_exists() -> None:
@@ -24,10 +23,10 @@ def test_a_name_of_the_trainer_is_that_of_one_optimizer_and_exists() -> None:
 def test_an_optimizer_that_only_tools_make_has_no_name_in_the_trainer() -> None:
     """`optim` says nothing where a tool's own key chose one."""
     tools = {name for name, facts in OPTIMIZER_FACTS.items() if facts.library == "tool"}
-    assert tools == set(trainer_arguments.OWN_OPTIMIZERS)
+    assert tools <= set(trainer_arguments.OWN_OPTIMIZERS)
 
 
 def test_optimizers_of_bitsandbytes_are_issued_tensor_by_tensor() -> None:
     """All of them go through one loop over parameters (bitsandbytes 0.50 optim/optimizer.py step)."""
-    issued = {UPDATES[n].operators for n, facts in OPTIMIZER_FACTS.items() if facts.library == "bitsandbytes"}
+    issued = {facts.operators for facts in OPTIMIZER_FACTS.values() if facts.library == "bitsandbytes"}
     assert len(issued) == 1

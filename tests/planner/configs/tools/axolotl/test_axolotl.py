@@ -37,6 +37,10 @@ def read(folder: Path, text: str) -> ConfigFile:
             "gradient_checkpointing: true\nfsdp_config: {fsdp_activation_checkpointing: true}\n",
             {"gradient_checkpointing": True, "checkpoint_reentrant": False, "sharding": "fsdp1"},
         ),
+        (
+            "gradient_checkpointing: unsloth\n",
+            {"stack": "axolotl@0.8", "offload": "activations", "checkpoint_reentrant": True},
+        ),
         ("attn_implementation: flash_attention_2\n", {"attention": "flash2", "stack": "axolotl"}),
         ("attn_implementation: xformers\n", {"attention": "flash2"}),
         ("flash_attention: true\n", {"attention": "flash2", "stack": "axolotl"}),

@@ -49,10 +49,10 @@ def test_axolotl_of_2023_cast_back_what_flash_attention_needs_for_llama_only(tmp
         (INT8 + "EleutherAI/gpt-j-6b\n", "all"),
         # Axolotl prepares no Qwen with adapter: lora, and has known the names of GPT-NeoX since 2024.
         (INT8 + "Qwen/Qwen-7B\n", "none"),
-        (INT8 + "EleutherAI/pythia-1.4b\n", "none"),
+        (INT8 + "EleutherAI/pythia-1.4b\n", "layers"),
         (INT8 + "EleutherAI/pythia-1.4b\nwandb_run_id:\n", "all"),
-        (QLORA + "Qwen/Qwen2.5-7B\n", "none"),
-        (QLORA + "EleutherAI/gpt-j-6b\nfsdp: [full_shard]\n", "none"),
+        (QLORA + "Qwen/Qwen2.5-7B\n", "layers"),
+        (QLORA + "EleutherAI/gpt-j-6b\nfsdp: [full_shard]\n", "layers"),
     ],
 )
 def test_k_bit_preparation_stays_where_axolotl_does_not_know_the_names(
@@ -72,9 +72,9 @@ def test_k_bit_preparation_stays_where_axolotl_does_not_know_the_names(
         (QLORA + "Qwen/Qwen2.5-0.5B\nrl: kto\nlocal_rank:\n", "norms"),
         (QLORA + "Qwen/Qwen2.5-0.5B\nrl: orpo\nlocal_rank:\nbf16: false\nfp16: true\n", "all"),
         # TRL has not prepared bases since 0.27, and a supervised fine-tune does without it.
-        (INT8 + "Qwen/Qwen2.5-0.5B\nrl: dpo\n", "none"),
-        (INT8 + "Qwen/Qwen2.5-0.5B\nlocal_rank:\n", "none"),
-        (LORA + "rl: dpo\nlocal_rank:\n", "none"),
+        (INT8 + "Qwen/Qwen2.5-0.5B\nrl: dpo\n", "layers"),
+        (INT8 + "Qwen/Qwen2.5-0.5B\nlocal_rank:\n", "layers"),
+        (LORA + "rl: dpo\nlocal_rank:\n", "layers"),
     ],
 )
 def test_trl_prepared_a_quantised_base_of_preferences_once_more(
@@ -84,7 +84,7 @@ def test_trl_prepared_a_quantised_base_of_preferences_once_more(
     config = read(tmp_path, text)
     stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).stack
     assert stack.kbit_upcast == upcast
-    assert any("once more" in remark.text for remark in config.remarks) == (upcast != "none")
+    assert any("once more" in remark.text for remark in config.remarks) == (upcast != "layers")
 
 
 @pytest.mark.parametrize("since", ["", "wandb_name:\n", "evals_per_epoch: 4\n", "bf16: auto\n"])

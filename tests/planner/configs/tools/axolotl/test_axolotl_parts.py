@@ -243,3 +243,41 @@ def test_an_8_bit_optimizer_in_host_ram_is_refused_by_the_tool(tmp_path: Path, o
         resolve(with_flags(file, from_flags({"gpu": "a100-80-sxm:8"})))
     zero.write_text("{" + table + "}", encoding="utf-8")
     assert read(tmp_path, text + "deepspeed: zero.json\n").request.get("optimizer") == "adamw_torch"
+
+
+@pytest.mark.parametrize(
+    ("text", "precision", "stored"),
+    [
+        ("", None, None),
+        ("bf16: auto\n", None, None),
+        ("bf16: true\n", "bf16-mixed", "bf16"),
+        ("bf16:\n", "fp32", "fp32"),
+        ("bf16: false\nfp16: false\n", "fp32", "fp32"),
+        ("fp16: true\n", "fp16-mixed", "fp16"),
+        ("bf16: auto\nfp16: true\n", "fp16-mixed", "fp16"),
+        ("bf16:\nfp16:\nfloat16: true\n", "fp16", "fp16"),
+        # Beside bf16 that is on by itself these change nothing.
+        ("float16: true\n", None, None),
+        ("float32: true\n", None, None),
+        ("bf16: false\nbfloat16: true\n", "bf16-mixed", "bf16"),
+        # Up to 0.8 ``auto`` won over fp16, and the trainer did not ask for bfloat16.
+        ("fp16: true\nlocal_rank:\n", None, None),
+        ("bf16: false\nbfloat16: true\nlocal_rank:\n", "bf16", "bf16"),
+        ("bf16: full\n", "bf16", "bf16"),
+        # In 2023 the key had no default.
+        ("wandb_run_id:\n", "fp32", "fp32"),
+        ("fp16: true\nwandb_run_id:\n", "fp16-mixed", "fp16"),
+    ],
+)
+def test_the_precision_is_that_of_resolve_dtype(
+    tmp_path: Path, text: str, precision: str | None, stored: str | None
+) -> None:
+    """As validate_config and resolve_dtype of Axolotl 0.19.0 answer these files on a card with bf16."""
+    request = read(tmp_path, BASE + text).request
+    assert (request.get("precision"), request.get("load_dtype")) == (precision, stored)
+
+
+def test_full_is_a_word_of_2023(tmp_path: Path) -> None:
+    """The schema of today knows auto, true and false."""
+    with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
+        read(tmp_path, BASE + "bf16: full\neot_tokens: [x]\n")

@@ -1,0 +1,125 @@
+"""What an Axolotl file trains: all weights, or adapters over a base that may be quantised.
+
+Keys: axolotl 0.19.0 utils/schemas/peft.py, loaders/model.py, loaders/adapter.py.
+"""
+
+from __future__ import annotations
+
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.keys import Keys
+from planner.configs.tools.axolotl.axolotl_parts import refuse_partly_packed, stores_in_fp32
+from planner.configs.tools.axolotl.axolotl_vision import language_model_targets
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
+
+_ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
+_UNUSED_WITHOUT_ADAPTER = (
+    "peft_use_dora",
+    "peft_autocast_adapter_dtype",
+    "lora_target_modules",
+    "lora_target_linear",
+    "lora_target_parameters",
+    "lora_modules_to_save",
+)
+
+
+def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
+    """Enter what is trained, over which base; ``old``: the file is of 0.8 or before.
+
+    Raises:
+        UsageError: settings that exclude each other.
+        NotModelledError: another adapter, or a base that is packed in part.
+    """
+    adapter = keys.text("adapter")
+    if adapter not in (None, "", "lora", "qlora"):
+        raise keys.not_modelled("adapter", f"'{show(adapter)}' is not modelled; lora and qlora are")
+    four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+    if not adapter:
+        _read_full(keys, reading, four=four, eight=eight)
+        return
+    if adapter == "qlora" and not four:
+        raise UsageError(
+            f"{keys.where('adapter')} is qlora, and load_in_4bit is not true: Axolotl refuses that "
+            f"[{REFUSED_BY_TOOL}]"
+        )
+    reading.say("method", "lora", keys.where("adapter"))
+    if adapter == "qlora":
+        place = "axolotl 0.19.0 loaders/model.py, set_quantization_config"
+        reading.say("quantization", "nf4", keys.where("load_in_4bit"))
+        reading.default("double_quant", True, place)
+        if not of_2023:
+            # Since 2024-03 (pull request 1378); before, bitsandbytes' own, which is bytes.
+            divided = any(keys.get(name) for name in ("deepspeed", "fsdp", "fsdp_config"))
+            storage = "fp32" if not divided and stores_in_fp32(keys) else "bf16"
+            reading.default("quant_storage", storage, place)
+    elif eight:
+        reading.say("quantization", "int8", keys.where("load_in_8bit"))
+        refuse_partly_packed(keys)
+    elif four:
+        _read_four_bits_of_lora(keys, reading, old=old, of_2023=of_2023)
+    reading.take(keys, _ADAPTER)
+    if keys.flag("peft_use_dora"):
+        reading.say("dora", True, keys.where("peft_use_dora"))
+    _read_targets(keys, reading)
+    if keys.flag("peft_autocast_adapter_dtype") is False:
+        where = keys.where("peft_autocast_adapter_dtype")
+        reading.remark(where, "adapters are counted in fp32: say --adapter-dtype for the dtype of the base")
+
+
+def _read_full(keys: Keys, reading: Reading, *, four: bool | None, eight: bool | None) -> None:
+    if four or eight:
+        where = keys.where("load_in_4bit" if four else "load_in_8bit")
+        raise UsageError(
+            f"{where}: a quantised base is trained through adapters only; say adapter: lora or qlora"
+        )
+    reading.default(
+        "method", "full", "axolotl 0.19.0 utils/schemas/peft.py: adapter left blank trains all parameters"
+    )
+    keys.skip((*_ADAPTER, *_UNUSED_WITHOUT_ADAPTER))
+
+
+def _read_four_bits_of_lora(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
+    """``load_in_4bit`` beside ``adapter: lora``.
+
+    Up to 0.12.2 Transformers gets the key and takes its own defaults: fp4 without double quantisation.
+    Since 0.13 a base is quantised under ``adapter: qlora`` alone, and PEFT's preparation for it, which is
+    called all the same, turns matrices to fp32.  The kernels of adapters, which are on unless said, then
+    multiply fp32 with bf16.
+    Source: axolotl 0.8.0 utils/models.py:801-875, 0.12.2 loaders/model.py:519-602, pull request 3205
+    (2025-10), 0.19.0 loaders/model.py:801 and 1146, kernels/lora.py:646; transformers 4.51.3
+    utils/quantization_config.py BitsAndBytesConfig; peft 0.21 utils/other.py prepare_model_for_kbit_training.
+    Ignored: that the products of older versions are of fp32 copies, as nobody says their dtype.
+
+    Raises:
+        UsageError: the file is of a version that stops.
+        NotModelledError: it is of 2023, whose base is not prepared.
+    """
+    if of_2023:
+        what = "beside adapter: lora, as Axolotl of 2023 reads it, is not modelled; adapter: qlora is"
+        raise keys.not_modelled("load_in_4bit", what)
+    where = keys.where("load_in_4bit")
+    if not old:
+        raise UsageError(
+            f"{where}: beside adapter: lora Axolotl since 0.13 quantises nothing, and stops with an error in "
+            f"its kernels; say adapter: qlora [{REFUSED_BY_TOOL}]"
+        )
+    reading.say("quantization", "fp4", where, "Axolotl leaves its kind to Transformers")
+
+
+def _read_targets(keys: Keys, reading: Reading) -> None:
+    said, extra = keys.get("lora_target_modules"), keys.names("lora_modules_to_save")
+    if isinstance(said, str) and (names := language_model_targets(said)):
+        where = keys.where("lora_target_modules")
+        reading.say("lora_targets", names, where)
+        reading.say(
+            "freeze", ("vision_tower", "projector"), where, "the pattern reaches the language model alone"
+        )
+        return
+    targets = keys.targets("lora_target_modules")
+    parameters = keys.parameter_targets("lora_target_parameters")
+    if keys.flag("lora_target_linear"):
+        reading.say("lora_targets", ("all-linear", *parameters), keys.where("lora_target_linear"))
+    elif targets or parameters:
+        place = keys.where("lora_target_modules" if targets else "lora_target_parameters")
+        reading.say("lora_targets", (*targets, *parameters), place)
+    if extra:
+        reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))

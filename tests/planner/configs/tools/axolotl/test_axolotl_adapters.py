@@ -1,0 +1,66 @@
+"""What an Axolotl file trains, over which base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import REFUSED_BY_TOOL, NotModelledError, PlannerError, UsageError
+from planner.intake.given.config_file import ConfigFile, read_config_file
+
+BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nlora_r: 16\n"
+FOUR_BITS_OF_LORA = BASE + "adapter: lora\nload_in_4bit: true\n"
+OLD = "local_rank:\n"
+
+
+def read(folder: Path, text: str) -> ConfigFile:
+    """What a file with this text says."""
+    path = folder / "train.yml"
+    path.write_text(text, encoding="utf-8")
+    return read_config_file(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "quantization", "doubly"),
+    [
+        (BASE + "adapter: lora\n", None, None),
+        (BASE + "adapter: lora\nload_in_8bit: true\n", "int8", None),
+        (BASE + "adapter: lora\nload_in_8bit: true\nload_in_4bit: true\n", "int8", None),
+        (BASE + "adapter: qlora\nload_in_4bit: true\n", "nf4", True),
+        (FOUR_BITS_OF_LORA + OLD, "fp4", None),
+    ],
+)
+def test_the_base_of_adapters(
+    tmp_path: Path, text: str, quantization: str | None, doubly: bool | None
+) -> None:
+    """Axolotl's own settings are for its two words alone; up to 0.12 Transformers had the others."""
+    request = read(tmp_path, text).request
+    assert (request.get("quantization"), request.get("double_quant")) == (quantization, doubly)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        (FOUR_BITS_OF_LORA, UsageError, "say adapter: qlora " + REFUSED_BY_TOOL.join("[]")),
+        (BASE + "adapter: qlora\n", UsageError, "load_in_4bit is not true"),
+        (FOUR_BITS_OF_LORA + "wandb_run_id:\n", NotModelledError, "as Axolotl of 2023 reads it"),
+        (BASE + "load_in_4bit: true\n", UsageError, "through adapters only"),
+    ],
+)
+def test_a_base_that_is_not_trained_so_is_refused(
+    tmp_path: Path, text: str, error: type[PlannerError], message: str
+) -> None:
+    """Since 0.13 a base in 4 bits beside ``adapter: lora`` stops with an error, as the tool's own dry run
+    does: its kernels multiply bf16 with matrices that stay in fp32.
+    """
+    with pytest.raises(error) as found:
+        read(tmp_path, text)
+    assert message in str(found.value)
+
+
+def test_words_of_transformers_that_axolotl_drops_change_nothing(tmp_path: Path) -> None:
+    """They are no keys of its schema; the answer says so."""
+    config = read(tmp_path, BASE + "adapter: lora\nbnb_4bit_quant_type: fp4\ntorch_dtype: float32\n")
+    assert (config.request.get("quantization"), config.request.get("load_dtype")) == (None, None)
+    assert sum("no key of Axolotl" in remark.text for remark in config.remarks) == 2
