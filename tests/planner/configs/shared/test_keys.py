@@ -78,6 +78,27 @@ def test_an_unknown_key_stops_where_its_name_may_mean_memory() -> None:
     assert keys.left_over() == ("colour", "lora_alpha")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "stops"),
+    [
+        ("mode", "qlora", True),
+        ("mode", " LoRA ", True),
+        ("mode", "4bit", True),
+        ("train_mode", "full", True),
+        ("mode", "full", False),
+        ("run_name", "my-qlora-run", False),
+    ],
+)
+def test_an_unknown_key_stops_where_its_value_may_mean_memory(key: str, value: str, stops: bool) -> None:
+    """A program of one's own may say QLoRA under any name; a name that only mentions it says nothing."""
+    keys = Keys(FILE, {key: value})
+    if stops:
+        with pytest.raises(NotModelledError, match=f"{key}: unknown key, whose (name|value)"):
+            keys.refuse_unknown()
+    else:
+        keys.refuse_unknown()
+
+
 @pytest.mark.parametrize("value", ["{{ model }}", "a/${NAME}", "$1x $NAME", "<YOUR_MODEL>"])
 def test_a_placeholder_is_asked_to_be_filled_in(value: str) -> None:
     """Of templates and scripts, but in a key that changes nothing; a price of 5$ is none."""
