@@ -17,6 +17,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _OFF = (None, False, 0, "", "none", "no", "false")
 # Zero as a command line may write it, whose numbers with a point stay text.
 _ZERO = re.compile(r"[+-]?(?:0{1,20}\.?0{0,20}|\.0{1,20})(?:[eE][+-]?\d{1,5})?")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,20}\.?\d{0,20}|\.\d{1,20})(?:[eE][+-]?\d{1,2})?")
 # Words of keys that may change memory: what is trained and in which dtype, where it lies,
 # what the step keeps, how long it is.
 _MATTERS = re.compile(
@@ -131,6 +132,19 @@ class Keys:
         if number is None or (isinstance(number, int) and not isinstance(number, bool) and number > 0):
             return number
         raise self.wrong(name, "a whole number above zero", value)
+
+    def number(self, name: str) -> float | None:
+        """A key that must be a number; one with a point may be text, as on a command line.
+
+        Raises:
+            InputFileError: something else.
+        """
+        value = self.get(name)
+        if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+            return float(value)
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return value
+        raise self.wrong(name, "a number", value)
 
     def names(self, name: str) -> tuple[str, ...]:
         """A key that must be a list of names, or one text with commas; empty where it is not given.

@@ -162,7 +162,7 @@ def read_likelihood(keys: Keys, reading: Reading, stage: str) -> None:
         InputFileError: a weight that is no number.
     """
     for name in ("dpo_ftx", "kto_ftx"):
-        weight = _weight(keys, name)
+        weight = keys.number(name)
         if name.startswith(stage) and weight is not None and weight > _LEAST_WEIGHT:
             reading.switch("pair_logps", "whole_twice", keys.where(name))
 
@@ -176,15 +176,8 @@ def read_chosen_likelihood(keys: Keys, reading: Reading) -> None:
     Raises:
         InputFileError: a weight that is no number.
     """
-    if _weight(keys, "cpo_alpha") == 0 and reading.value("task") in (None, "simpo"):
+    if keys.number("cpo_alpha") == 0 and reading.value("task") in (None, "simpo"):
         reading.switch("chosen_likelihood", False, keys.where("cpo_alpha"))
-
-
-def _weight(keys: Keys, name: str) -> float | None:
-    weight = keys.get(name)
-    if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
-        raise keys.wrong(name, "a number", weight)
-    return weight
 
 
 def axolotl_task(keys: Keys) -> Task | None:
