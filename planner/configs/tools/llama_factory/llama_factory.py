@@ -182,9 +182,8 @@ def _refuse_other_kinds(keys: Keys) -> None:
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
             raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
-    template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
-    text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
-    if template in VISION_TEMPLATES - READ_TEMPLATES and not text_only:
+    template = keys.text("template")
+    if template in VISION_TEMPLATES - READ_TEMPLATES:
         raise keys.not_modelled(
             "template", f"'{template}' is for a model that sees or hears, which is not modelled"
         )

@@ -247,7 +247,7 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
     [
         (BASE + "tensor_model_parallel_size: 1\n", "tensor_model_parallel_size: a key of Megatron"),
         (BASE + "moe_grouped_gemm: true\n", "moe_grouped_gemm: a key of Megatron"),
-        (BASE.replace("qwen\n", "gemma3\n"), "template: 'gemma3' is for a model that sees or hears"),
+        (BASE.replace("qwen\n", "kimi_vl\n"), "template: 'kimi_vl' is for a model that sees or hears"),
         (BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b"), "vLLM's FlashAttention 3"),
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-HQQ"), "is quantised already (HQQ)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
