@@ -25,7 +25,7 @@ class CheckOptions:
     """How to read the files and how to answer; ``deepspeed`` and ``accelerate`` stand in for files that
     configs refer to.
 
-    ``task``: what the name of a script says that its arguments are for.
+    ``task``: what the name of a script says that its arguments are for.  ``script``: its name.
     """
 
     output_format: str = "human"
@@ -35,12 +35,13 @@ class CheckOptions:
     calibration: str | None = None
     force: bool = False
     task: str = ""
+    script: str = ""
 
     @property
     def beside(self) -> Beside:
         """The files given beside the configs."""
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
-        return Beside(deepspeed, accelerate, task=self.task)
+        return Beside(deepspeed, accelerate, task=self.task, script=self.script)
 
 
 def check_file(config: str, given: ScenarioRequest, options: CheckOptions) -> Checked:

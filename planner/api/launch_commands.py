@@ -52,4 +52,5 @@ def command_files(config: str, command: str, options: CheckOptions) -> CommandFi
     text = f"{show(job.script)} is taken to hand its arguments to Transformers or TRL, as their names say"
     tool = options.tool or job.tool
     text = "" if job.says_its_tool else text
-    return CommandFiles(texts, replace(options, accelerate=beside, tool=tool, task=job.task), text)
+    read = replace(options, accelerate=beside, tool=tool, task=job.task, script=job.script)
+    return CommandFiles(texts, read, text)

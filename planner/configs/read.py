@@ -117,6 +117,7 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     if chosen.stack:
         reading.say("stack", chosen.stack, str(path), f"the keys are those of {chosen.title}")
     beside = beside or Beside()
+    reading.script = beside.script
     if beside.accelerate == _NO_FILE:
         beside = replace(beside, accelerate=None, look=False)
     if chosen in _TRAINING:

@@ -64,6 +64,7 @@ class Reading:
     that could be meant, where none was.  ``several``: the sharding where the job has several GPUs and nothing
     says one, with the place that settles it.  ``alone``: a key that the tool takes on one GPU only.
     ``most_pixels``: of an image, above which the tool makes it smaller, with sides of whole multiples.
+    ``script``: what a command runs, where the file stands for one.
     """
 
     path: Path
@@ -81,6 +82,7 @@ class Reading:
     several: tuple[str, str] | None = None
     alone: Alone | None = None
     most_pixels: tuple[int, int] | None = None
+    script: str = ""
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.

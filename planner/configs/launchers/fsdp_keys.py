@@ -59,13 +59,14 @@ class Beside:
     """Files given beside a config on the command line, in place of those that it refers to.
 
     ``look``: whether a launch file is looked for beside the config where none is given.  ``task``: what the
-    name of a script says that its arguments are for.
+    name of a script says that its arguments are for.  ``script``: its name, where a command runs one.
     """
 
     deepspeed: Path | None = None
     accelerate: Path | None = None
     look: bool = True
     task: str = ""
+    script: str = ""
 
     @property
     def given(self) -> bool:

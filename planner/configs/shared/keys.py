@@ -17,14 +17,17 @@ _PLAIN = (bool, int, float, str, type(None))
 _OFF = (None, False, 0, "", "none", "no", "false")
 # Zero as a command line may write it, whose numbers with a point stay text.
 _ZERO = re.compile(r"[+-]?(?:0{1,20}\.?0{0,20}|\.0{1,20})(?:[eE][+-]?\d{1,5})?")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,20}\.?\d{0,20}|\.\d{1,20})(?:[eE][+-]?\d{1,2})?")
 # Words of keys that may change memory: what is trained and in which dtype, where it lies,
 # what the step keeps, how long it is.
 _MATTERS = re.compile(
     "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16"
     "|expert|moe|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim"
     "|ref_model|reference_model|spectrum|galore|trainable|unsloth|batch_size|seq_len|sequence_len|seq_length"
-    "|sequence_length|max_length|packed|packing"
+    "|sequence_length|max_length|packed|packing|train(?:ing)?_(?:mode|type)|tuner"
 )
+# Words of values that name a way of training, whatever their key is called.
+_WAYS = re.compile(r"(?:q?lora|dora|oft|[48]-?bit|int[48]|nf4|fp4|adapters?|freeze|frozen)", re.IGNORECASE)
 # What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``$name``, ``<name>``.
 _PLACEHOLDER = re.compile(
     r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|\$[A-Za-z_0-9@*][A-Za-z0-9_]{0,80}|<[A-Z][A-Z0-9_]{0,80}>"
@@ -59,12 +62,15 @@ class Keys:
     def get(self, name: str) -> Any:
         """The value of a key, ``None`` where it is not given; it counts as read.
 
+        Tokens that are added to a vocabulary look like placeholders (``<IMG>``).
+
         Raises:
             InputFileError: a placeholder that nobody filled in.
         """
         self._read.add(name)
         value = self._table.get(name)
-        if isinstance(value, str) and (found := _PLACEHOLDER.search(value)):
+        new_tokens = name.endswith("_tokens")
+        if isinstance(value, str) and not new_tokens and (found := _PLACEHOLDER.search(value)):
             raise InputFileError(
                 self.path,
                 f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first",
@@ -126,6 +132,19 @@ class Keys:
         if number is None or (isinstance(number, int) and not isinstance(number, bool) and number > 0):
             return number
         raise self.wrong(name, "a whole number above zero", value)
+
+    def number(self, name: str) -> float | None:
+        """A key that must be a number; one with a point may be text, as on a command line.
+
+        Raises:
+            InputFileError: something else.
+        """
+        value = self.get(name)
+        if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+            return float(value)
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return value
+        raise self.wrong(name, "a number", value)
 
     def names(self, name: str) -> tuple[str, ...]:
         """A key that must be a list of names, or one text with commas; empty where it is not given.
@@ -223,7 +242,7 @@ class Keys:
         self._read.update(names)
 
     def refuse_unknown(self) -> None:
-        """Refuse keys that nobody read and whose name says that they may change memory,
+        """Refuse keys that nobody read and whose name or value says that they may change memory,
         in the tables below as well.
 
         The one rule about unknown keys: others are reported and ignored.  A key of this kind that changes
@@ -233,7 +252,12 @@ class Keys:
             NotModelledError: names the first of them, and the known key that its name is nearest to.
         """
         for name in self.left_over_here():
-            if (found := _MATTERS.search(name.lower())) is None or self._table[name] is None:
+            value = self._table[name]
+            if isinstance(value, str) and _WAYS.fullmatch(value.strip()):
+                raise self.not_modelled(
+                    show(name), f"unknown key, whose value ('{value.strip()}') may change what is trained"
+                )
+            if (found := _MATTERS.search(name.lower())) is None or value is None:
                 continue
             near = difflib.get_close_matches(name, self._read, n=1, cutoff=0.8)
             advice = f"; is {near[0]} meant?" if near else "; take it out if it changes nothing"

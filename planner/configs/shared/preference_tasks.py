@@ -7,7 +7,7 @@ import re
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import Task
-from planner.errors import show
+from planner.errors import NotModelledError, show
 
 # LLaMA-Factory 0.9.5 hparams/finetuning_args.py pref_loss;
 # losses that compare with a reference are DPO's in memory and time.
@@ -59,6 +59,7 @@ _AXOLOTL_UNMODELLED = {
     "dpo_use_weighting": _WEIGHTED,
     "rpo_alpha": _LIKELIHOOD,
 }
+_GENERATED = "preferences between completions that are generated in training are not modelled"
 _TRL_UNMODELLED = {
     "padding_free": _UNPADDED,
     "use_liger_loss": _LIGER,
@@ -68,6 +69,8 @@ _TRL_UNMODELLED = {
     "ref_adapter_name": _OTHER_REFERENCE,
     "force_use_ref_model": _OTHER_REFERENCE,
     "sync_ref_model": "a reference that follows the policy is not modelled",
+    # Of trainers that generate alone: trl 1.16.0 experimental/online_dpo/online_dpo_config.py.
+    "max_new_tokens": _GENERATED,
 }
 _TRL_KEYS: dict[str, Task] = {
     "center_rewards_coefficient": "reward",
@@ -90,7 +93,7 @@ _TRL_SHARED = (
     "reference_free",
     "disable_dropout",
 )
-_WORD = re.compile(r"(?<![a-z])(sft|dpo|kto|orpo|simpo|reward)(?![a-z])")
+_WORD = re.compile(r"(?<![a-z])(online[-_]?dpo|sft|dpo|kto|orpo|simpo|reward)(?![a-z])")
 TRL_HARMLESS = (
     *_TRL_KEYS,
     *_TRL_SHARED,
@@ -159,7 +162,7 @@ def read_likelihood(keys: Keys, reading: Reading, stage: str) -> None:
         InputFileError: a weight that is no number.
     """
     for name in ("dpo_ftx", "kto_ftx"):
-        weight = _weight(keys, name)
+        weight = keys.number(name)
         if name.startswith(stage) and weight is not None and weight > _LEAST_WEIGHT:
             reading.switch("pair_logps", "whole_twice", keys.where(name))
 
@@ -173,15 +176,8 @@ def read_chosen_likelihood(keys: Keys, reading: Reading) -> None:
     Raises:
         InputFileError: a weight that is no number.
     """
-    if _weight(keys, "cpo_alpha") == 0 and reading.value("task") in (None, "simpo"):
+    if keys.number("cpo_alpha") == 0 and reading.value("task") in (None, "simpo"):
         reading.switch("chosen_likelihood", False, keys.where("cpo_alpha"))
-
-
-def _weight(keys: Keys, name: str) -> float | None:
-    weight = keys.get(name)
-    if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
-        raise keys.wrong(name, "a number", weight)
-    return weight
 
 
 def axolotl_task(keys: Keys) -> Task | None:
@@ -279,6 +275,8 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
         reading.say("task", script, str(keys.path), "the script's name")
         return True
     named = next((word for word in words if word != "sft"), None)
+    if named is not None and named.startswith("online"):
+        raise NotModelledError(f"{keys.path}: the path says {named}: {_GENERATED}")
     if named is not None:
         key = told or shared
         origin = keys.where(key) if key else str(keys.path)

@@ -128,13 +128,11 @@ def read_rollout(keys: Keys, reading: Reading, *, old: bool) -> None:
 
 def _read_reference(keys: Keys, reading: Reading, *, old: bool) -> None:
     """``beta``, unless the tool has settled it already."""
-    beta = keys.get("beta")
+    beta = keys.number("beta")
     if reading.value("compare_reference") is not None:
         return
-    if isinstance(beta, int | float) and not isinstance(beta, bool):
+    if beta is not None:
         reading.say("compare_reference", beta != 0, keys.where("beta"))
-    elif beta is not None:
-        raise keys.wrong("beta", "a number", beta)
     elif old:
         ages = "beta is 0.04 up to TRL 0.18 and 0 since"
         reading.needs["compare_reference"] = (

@@ -150,11 +150,9 @@ def _read_loss(keys: Keys, reading: Reading, default: str, place: str) -> None:
 
 def _read_budget(keys: Keys, reading: Reading) -> None:
     """``activation_memory_budget`` below 1 turns the checkpoints of Transformers on (dpo_tune_cache.py)."""
-    budget = keys.get("activation_memory_budget")
+    budget = keys.number("activation_memory_budget")
     if budget is None:
         return
-    if isinstance(budget, bool) or not isinstance(budget, int | float):
-        raise keys.wrong("activation_memory_budget", "a number", budget)
     reading.say("gradient_checkpointing", budget < 1, keys.where("activation_memory_budget"))
 
 

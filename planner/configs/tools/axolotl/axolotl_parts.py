@@ -440,8 +440,8 @@ def _read_beta(section: Keys, keys: Keys, reading: Reading, *, old: bool) -> Non
     0.16.0 trainer/grpo_config.py, which axolotl 0.7.0 to 0.8.0 pins: beta is 0.04.
     """
     for part, name in ((section, "beta"), (keys, "rl_beta")):
-        value = part.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and (value or not old):
+        value = part.number(name)
+        if value is not None and (value or not old):
             reading.say("compare_reference", value != 0, part.where(name))
             return
     if old:

@@ -23,7 +23,7 @@ from planner.configs.shared.trainer_arguments import (
 )
 from planner.configs.tools.llama_factory.llama_factory_age import (
     GONE,
-    STACK_OF_0_9,
+    old_length,
     old_place,
     read_old_load_dtype,
     take_old_stack,
@@ -117,7 +117,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     if task is not None or stage == "pt":
         reading.say("task", task or "pretrain", keys.where("stage"))
     _refuse_without_training(keys)
-    old = old_place(keys)
+    old = old_place(keys, reading)
     if old:
         take_old_stack(keys, reading, old)
     reading.take(keys, _TABLE)
@@ -163,12 +163,13 @@ def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
 
 
 def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:
-    if old and reading.value("seq") is None and reading.value("stack") != STACK_OF_0_9:
+    length = old_length(keys, reading) if old else 2048
+    if length is not None:
+        reading.default("seq", length, "llamafactory 0.9.5 hparams/data_args.py: cutoff_len")
+    elif reading.value("seq") is None:
         reading.needs["seq"] = (
             f"{keys.path}: cutoff_len is 1,024 up to LLaMA-Factory 0.8 and 2,048 since: say --seq"
         )
-    else:
-        reading.default("seq", 2048, "llamafactory 0.9.5 hparams/data_args.py: cutoff_len")
 
 
 def _refuse_other_kinds(keys: Keys) -> None:
@@ -181,9 +182,8 @@ def _refuse_other_kinds(keys: Keys) -> None:
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
             raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
-    template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
-    text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
-    if template in VISION_TEMPLATES - READ_TEMPLATES and not text_only:
+    template = keys.text("template")
+    if template in VISION_TEMPLATES - READ_TEMPLATES:
         raise keys.not_modelled(
             "template", f"'{template}' is for a model that sees or hears, which is not modelled"
         )
@@ -371,7 +371,7 @@ def _read_rotations(keys: Keys, reading: Reading) -> None:
     Raises:
         NotModelledError: so many blocks in each matrix.
     """
-    if keys.count("oft_rank"):
+    if keys.is_on("oft_rank"):
         raise keys.not_modelled(
             "oft_rank", "so many blocks in each matrix are not modelled; oft_block_size is"
         )
@@ -407,6 +407,11 @@ def _read_numerics(keys: Keys, reading: Reading) -> None:
         raise keys.not_modelled(
             "quantization_method", f"quantisation by {show(maker)} is not modelled; bnb is"
         )
+    if bits is not None and maker == "bitsandbytes" and reading.value("stack") == STACK:
+        # model/model_utils/quantization.py _configure_quantization: no branch is for this name.
+        text = "a name of 0.9.2 and before: LLaMA-Factory 0.9.5 quantises nothing; it says bnb"
+        reading.remark(keys.where("quantization_method"), text)
+        bits = None
     _read_bits(keys, reading, bits)
 
 

@@ -6,9 +6,12 @@ oldest version that a file can be for, and one that was dropped the newest.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
 from planner.configs.shared.keys import Keys
+from planner.errors import show
 
 OLD_STACK = "llama-factory@0.8"
 STACK_OF_0_9 = "llama-factory@0.9"
@@ -32,8 +35,10 @@ _OLD_KEYS = (
     "dpo_loss",
     "orpo_beta",
 )
-# hparams/finetuning_args.py of 0.7.1, gone by 0.8.0, with a name of the Trainer's.
-_KEYS_OF_0_7 = ("evaluation_strategy", "dpo_ftx", "kto_ftx", "dpo_beta", "dpo_loss", "orpo_beta")
+# hparams/finetuning_args.py of 0.7.1, gone by 0.8.0.
+_OWN_KEYS_OF_0_7 = ("dpo_ftx", "kto_ftx", "dpo_beta", "dpo_loss", "orpo_beta")
+# A name of the Trainer's, which its later versions take as well, but their files do not say.
+_KEYS_OF_0_7 = ("evaluation_strategy", *_OWN_KEYS_OF_0_7)
 # Keys that 0.9.1 does not know and 0.9.2 does, and with which 0.9.1 stops.
 _KEYS_OF_0_9_2 = (
     "trust_remote_code",
@@ -47,6 +52,17 @@ _KEYS_OF_0_9_2 = (
     "disable_shuffling",
     "ray_num_workers",
 )
+# src/train_bash.py of its repository: up to 0.7, whose successor is src/train.py.
+_SCRIPT_OF_0_7 = "train_bash.py"
+# Templates of 0.9.5 and 0.9.3 that 0.9.2 does not have (data/template.py of each).
+_NEW_TEMPLATES = """
+    aeva bailing_v2 cpm4 deepseekr1 dots_ocr ernie ernie_nothink ernie_vl falcon_h1 gemma2 gemma3
+    gemma3n gemma4 gemma4n glm4_5v glm4_7 glm4_moe glm4v glm_ocr glmz1 gpt_oss granite3_vision
+    granite4 hunyuan hunyuan_small hy3 intern_s1 intern_vl keye_vl kimi_vl lfm2 lfm2_vl llama4 mimo
+    mimo_v2 mimo_vl minicpm_v_4_6 minimax1 minimax2 ministral3 phi4_mini qwen2_omni qwen3 qwen3_5
+    qwen3_5_nothink qwen3_6 qwen3_nothink qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink
+    seed_coder seed_oss smollm smollm2 youtu youtu_vl
+"""
 GONE = (
     "split",
     "reserved_label_len",
@@ -56,10 +72,17 @@ GONE = (
 )
 
 
-def old_place(keys: Keys) -> str:
-    """Place of a key that tells a file of 0.9.2 or before; empty where none does."""
+def old_place(keys: Keys, reading: Reading) -> str:
+    """Place of what tells a file of 0.9.2 or before; empty where nothing does.
+
+    A template that 0.9.2 does not have outweighs what only those files usually say.
+    """
+    if _is_run_by_0_7(reading):
+        return f"{keys.path}: {show(reading.script)}"
     if (name := first_held(keys, _OLD_KEYS)) is not None:
         return keys.where(name)
+    if (keys.text("template") or "") in _NEW_TEMPLATES.split():
+        return ""
     # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
     if keys.get("quantization_method") == "bitsandbytes":
         return keys.where("quantization_method")
@@ -70,16 +93,31 @@ def old_place(keys: Keys) -> str:
     return ""
 
 
-def is_of_0_7(keys: Keys) -> bool:
-    """Whether a key tells a file of 0.7, before Transformers 4.43."""
-    return first_held(keys, _KEYS_OF_0_7) is not None
+def is_of_0_7(keys: Keys, reading: Reading) -> bool:
+    """Whether a key or the script tells a file of 0.7, before Transformers 4.43."""
+    return _is_run_by_0_7(reading) or first_held(keys, _KEYS_OF_0_7) is not None
+
+
+def _is_run_by_0_7(reading: Reading) -> bool:
+    return Path(reading.script).name == _SCRIPT_OF_0_7
+
+
+def old_length(keys: Keys, reading: Reading) -> int | None:
+    """``cutoff_len`` of an old file that does not say it: 1,024 in 0.7.1 and 0.8.3, 2,048 in 0.9.1 and later
+    (hparams/data_args.py); ``None`` where nothing tells which.
+    """
+    if _is_run_by_0_7(reading) or first_held(keys, _OWN_KEYS_OF_0_7):
+        return 1024
+    return None if first_held(keys, _KEYS_OF_0_9_2) is None else 2048
 
 
 def take_old_stack(keys: Keys, reading: Reading, old: str) -> None:
     """0.9.2 and 0.9.3 where a key tells it and none that they dropped, else the versions before."""
     newer = first_held(keys, _KEYS_OF_0_9_2)
-    if newer is None or first_held(keys, (*GONE, *_KEYS_OF_0_7, "visual_inputs", "train_mm_proj_only")):
-        reading.take_stack(OLD_STACK, _OLD_TOOL, old, f"a key of {_OLD_TOOL}")
+    gone = (*GONE, "visual_inputs", "train_mm_proj_only")
+    if newer is None or is_of_0_7(keys, reading) or first_held(keys, gone):
+        sign = "the script" if _is_run_by_0_7(reading) else "a key"
+        reading.take_stack(OLD_STACK, _OLD_TOOL, old, f"{sign} of {_OLD_TOOL}")
     else:
         text = "a key since LLaMA-Factory 0.9.2, in a file that another key puts before 0.9.3"
         reading.take_stack(STACK_OF_0_9, _TOOL_OF_0_9, keys.where(newer), text)
@@ -99,7 +137,11 @@ def read_old_load_dtype(keys: Keys, reading: Reading) -> None:
     Files of 0.7 said ``evaluation_strategy``, and weights of a likelihood had names of their own.
     """
     place = "llamafactory 0.8.3 model/patcher.py:98-102, the same in 0.9.2; 0.7.1 patcher.py:72"
-    if not is_of_0_7(keys) and reading.sharding.gathers_weights and reading.value("quantization") is None:
+    if (
+        not is_of_0_7(keys, reading)
+        and reading.sharding.gathers_weights
+        and reading.value("quantization") is None
+    ):
         reading.default("load_dtype", "fp32", place)
     elif (precision := reading.value("precision")) is not None:
         reading.default("load_dtype", str(precision).removesuffix("-mixed"), place)

@@ -56,7 +56,7 @@ def read_depths(keys: Keys, reading: Reading, *, old: bool) -> None:
     llama = kind == "convert" and "llama" in str(keys.get("model_name_or_path") or "").lower()
     if old and not llama:
         raise keys.not_modelled(_DEPTHS, "mixture of depths is modelled for a Llama that is converted")
-    if old and is_of_0_7(keys):
+    if old and is_of_0_7(keys, reading):
         _count_whole_layers(keys, reading)
         return
     what = (

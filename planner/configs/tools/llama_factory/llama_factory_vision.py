@@ -26,7 +26,8 @@ _OF_IMAGES = re.compile(r"mllm|llava|image|vision|visual|rlhf_v|multimodal", re.
 _LLAVA_NEXT = frozenset(
     {"llava_next", "llava_next_llama3", "llava_next_mistral", "llava_next_qwen", "llava_next_yi"}
 )
-READ_TEMPLATES = _TEXT_TOO | _LLAVA_NEXT | {"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava", "pixtral"}
+_OF_ONE_TOWER = frozenset({"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava", "pixtral", "gemma3"})
+READ_TEMPLATES = _TEXT_TOO | _LLAVA_NEXT | _OF_ONE_TOWER
 """Templates of models whose towers are modelled.  InternVL's is not among them: LLaMA-Factory calls the image
 processor itself, so that a file of the checkpoint, which nobody read, says whether it cuts.
 """
@@ -58,6 +59,12 @@ def sees_images(template: str | None, data: Iterable[str]) -> bool:
     )
 
 
+def reads_text_alone(keys: Keys) -> bool:
+    """Whether the model of a template for images has no tower: the small ones of Gemma 3."""
+    model = str(keys.get("model_name_or_path") or "").lower()
+    return keys.text("template") == "gemma3" and ("-1b" in model or "-270m" in model)
+
+
 def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
     """Images and frozen parts; nothing where the template is for text.
 
@@ -67,6 +74,7 @@ def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
     Raises:
         NotModelledError: keys whose effect nobody wrote down.
     """
+    template = None if reads_text_alone(keys) else template
     if template not in READ_TEMPLATES and not keys.flag("visual_inputs"):
         keys.refuse_switched_on(
             {"freeze_language_model": "a frozen language model is modelled for models that see only"}
@@ -78,6 +86,10 @@ def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
     elif sees_images(template, keys.names("dataset")):
         key = "dataset" if template in _TEXT_TOO else "template"
         reading.say("images_per_sample", 1, keys.where(key), IMAGES_UNSAID)
+    if template == "gemma3":
+        # data/collator.py: a white image, so that every rank runs the tower.
+        text = "a batch without images gets one, of 256 tokens beyond cutoff_len: not counted"
+        reading.remark(keys.where("template"), text)
     _read_largest(keys, reading)
     _read_frozen(keys, reading)
 

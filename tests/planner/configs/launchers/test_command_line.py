@@ -209,6 +209,17 @@ def test_a_command_is_answered_as_its_files_would_be(tmp_path: Path) -> None:
     assert again.launch == f"bash {script}"
 
 
+def test_the_script_that_runs_is_a_sign_of_age() -> None:
+    """LLaMA-Factory had src/train_bash.py up to 0.7, when a length that is not said was 1,024."""
+    arguments = "--finetuning_type lora --template qwen --model_name_or_path gpt2 --max_steps 1 --bf16"
+    command = f"python src/train_bash.py {arguments}"
+    checked = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "a100-80-sxm"}))
+    assert checked.subject is not None
+    scenario = checked.subject.scenario
+    assert (scenario.stack.id, scenario.recipe.batch.seq_len) == ("llama-factory@0.8", 1024)
+    assert any("train_bash.py" in place for place, _ in checked.remarks)
+
+
 def test_a_launch_file_may_lie_beside_its_script(tmp_path: Path) -> None:
     """It is looked for here, then beside the script; else the answer says where to ask."""
     (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 4\n", encoding="utf-8")

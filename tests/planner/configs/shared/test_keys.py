@@ -56,6 +56,21 @@ def test_what_is_no_count_is_refused(value: object) -> None:
         Keys(FILE, {"n": value}).count("n")
 
 
+@pytest.mark.parametrize(
+    ("value", "number"), [(3, 3), (0.5, 0.5), ("0.04", 0.04), ("1e-3", 0.001), (None, None)]
+)
+def test_a_number_may_be_text(value: object, number: float | None) -> None:
+    """A command line has ``--beta 0.04``, and YAML reads 1e-3 as text."""
+    assert Keys(FILE, {"beta": value}).number("beta") == number
+
+
+@pytest.mark.parametrize("value", [True, "much", "0x1", "1e999", [1], "nan"])
+def test_what_is_no_number_is_refused(value: object) -> None:
+    """True is none either."""
+    with pytest.raises(InputFileError, match="must be a number"):
+        Keys(FILE, {"beta": value}).number("beta")
+
+
 def test_degrees_of_one_pass_and_of_two_do_not() -> None:
     """The message says which number, and that 1 is modelled."""
     Keys(FILE, {"tp": 1, "cp": None}).refuse_above_one({"tp": "a degree", "cp": "a degree"})
@@ -76,6 +91,27 @@ def test_an_unknown_key_stops_where_its_name_may_mean_memory() -> None:
     inner.skip(["lora_ranks"])
     keys.refuse_unknown()
     assert keys.left_over() == ("colour", "lora_alpha")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "stops"),
+    [
+        ("mode", "qlora", True),
+        ("mode", " LoRA ", True),
+        ("mode", "4bit", True),
+        ("train_mode", "full", True),
+        ("mode", "full", False),
+        ("run_name", "my-qlora-run", False),
+    ],
+)
+def test_an_unknown_key_stops_where_its_value_may_mean_memory(key: str, value: str, stops: bool) -> None:
+    """A program of one's own may say QLoRA under any name; a name that only mentions it says nothing."""
+    keys = Keys(FILE, {key: value})
+    if stops:
+        with pytest.raises(NotModelledError, match=f"{key}: unknown key, whose (name|value)"):
+            keys.refuse_unknown()
+    else:
+        keys.refuse_unknown()
 
 
 @pytest.mark.parametrize("value", ["{{ model }}", "a/${NAME}", "$1x $NAME", "<YOUR_MODEL>"])

@@ -77,6 +77,17 @@ def test_a_trl_file_that_names_no_trainer_is_asked(tmp_path: Path) -> None:
     assert any("as its path says" in remark.text for remark in config.remarks)
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("online_dpo.yaml", ""), ("recipes/online-dpo/config.yaml", ""), ("dpo.yaml", "max_new_tokens: 64\n")],
+)
+def test_pairs_that_are_generated_are_no_dpo(tmp_path: Path, name: str, key: str) -> None:
+    """TRL's trainer of online DPO generates them in each step, and has a reward model beside."""
+    with pytest.raises(NotModelledError, match="generated in training"):
+        read(tmp_path, TRL + "beta: 0.1\n" + key, name)
+    assert read(tmp_path, TRL + "beta: 0.1\n", "online/dpo.yaml").request.get("task") == "dpo"
+
+
 PRECOMPUTED = TRL.replace("use_peft: true\n", "") + "precompute_ref_log_probs: true\n"
 
 

@@ -153,6 +153,53 @@ def test_the_default_length_is_known_where_the_age_is(tmp_path: Path) -> None:
     assert read(tmp_path, text).request.get("seq") == 2048
 
 
+@pytest.mark.parametrize(
+    ("template", "method", "stack"),
+    [("qwen", "qlora", OLD), ("qwen3_5_nothink", "lora", "llama-factory")],
+)
+def test_a_template_that_came_later_outweighs_signs_of_age(
+    tmp_path: Path, template: str, method: str, stack: str
+) -> None:
+    """0.9.5 calls it bnb and quantises nothing under the older name: its own run of Qwen3 0.6B allocated
+    as much as without quantization_bit.
+    """
+    text = BASE.replace("qwen\n", f"{template}\n") + "cutoff_len: 512\nquantization_bit: 4\n"
+    config = read(tmp_path, text + "quantization_method: bitsandbytes\noverwrite_cache: true\n")
+    assert config.request.get("stack") == stack
+    assert (config.request.get("quantization") is None) == (method == "lora")
+    assert any("quantises nothing" in remark.text for remark in config.remarks) == (method == "lora")
+
+
+@pytest.mark.parametrize(("script", "length"), [("src/train_bash.py", 1024), ("src/train.py", 2048)])
+def test_the_script_of_0_7_tells_its_age(tmp_path: Path, script: str, length: int) -> None:
+    """Its length is that of 0.7, whatever the keys say; later scripts tell nothing."""
+    path = tmp_path / "train.yaml"
+    path.write_text(BASE, encoding="utf-8")
+    config = read_config_file(path, None, Beside(script=script))
+    assert config.request.get("seq") == length
+    assert config.request.get("stack") == (OLD if length == 1024 else "llama-factory")
+
+
+def test_added_tokens_are_no_placeholders(tmp_path: Path) -> None:
+    """They have the looks of one."""
+    config = read(tmp_path, BASE + "cutoff_len: 512\nnew_special_tokens: <IMG>,</IMG>\n")
+    assert config.request.get("modules_to_save") == ("embed_tokens", "lm_head")
+
+
+def test_no_blocks_in_each_matrix_is_what_oft_is_by_default(tmp_path: Path) -> None:
+    """``oft_rank: 0`` leaves the size of a block to oft_block_size; a number is refused."""
+    text = BASE.replace("lora", "oft") + "oft_block_size: 16\n"
+    assert read(tmp_path, text + "oft_rank: 0\n").request.get("oft_block_size") == 16
+    with pytest.raises(NotModelledError, match="oft_rank"):
+        read(tmp_path, text + "oft_rank: 4\n")
+
+
+def test_a_file_between_two_versions_has_the_length_of_the_newer(tmp_path: Path) -> None:
+    """The checkout before 0.9.2 still had the first key: 2,048 tokens as in 0.9.1."""
+    text = BASE + "train_mm_proj_only: false\nimage_max_pixels: 262144\n"
+    assert (read(tmp_path, text).request.get("stack"), read(tmp_path, text).request.get("seq")) == (OLD, 2048)
+
+
 def test_an_old_file_without_a_length_has_two_defaults_and_asks(tmp_path: Path) -> None:
     """1,024 tokens up to 0.8 and 2,048 since."""
     config = read(tmp_path, BASE + "evaluation_strategy: steps\n")
@@ -200,7 +247,7 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
     [
         (BASE + "tensor_model_parallel_size: 1\n", "tensor_model_parallel_size: a key of Megatron"),
         (BASE + "moe_grouped_gemm: true\n", "moe_grouped_gemm: a key of Megatron"),
-        (BASE.replace("qwen\n", "gemma3\n"), "template: 'gemma3' is for a model that sees or hears"),
+        (BASE.replace("qwen\n", "kimi_vl\n"), "template: 'kimi_vl' is for a model that sees or hears"),
         (BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b"), "vLLM's FlashAttention 3"),
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-HQQ"), "is quantised already (HQQ)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
