@@ -194,7 +194,7 @@ def read_document(path: Path) -> CalibrationDocument:
     data = json_value(path, read_text(path, _MAX_BYTES))
     if not isinstance(data, dict) or data.get("schema") != CALIBRATION_SCHEMA_ID:
         raise InputFileError(path, f"no calibration file: its schema is not '{CALIBRATION_SCHEMA_ID}'")
-    # Up to formulas 9 a fit chose how wide each cause made intervals; such a file is refused for its formulas.
+    # Up to formulas 9 a fit chose how wide causes make intervals; such a file is refused for its formulas.
     data.pop("scale", None)
     try:
         return CalibrationDocument.model_validate(data)
