@@ -16,13 +16,12 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration, Knob, Offset, Support, formulas_version
 from planner.domain.uncertainty.hierarchy import FREEDOM, PRIOR_BY_NAME, Level
 from planner.domain.uncertainty.interval import Quantity, Spread, SpreadKey, SpreadOf
-from planner.domain.uncertainty.scale import ScaleParts
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.files.checking import first_problem
 from planner.files.reading import read_text
 from planner.files.structured import json_value
 from planner.files.writing import whole_file
-from planner.units import MIB, TERA
+from planner.units import MIB
 
 CALIBRATION_SCHEMA_ID: Final = "planner/calibration@1"
 DEFAULT_CALIBRATION = "default"
@@ -35,7 +34,6 @@ _MAX_BYTES = 4 * MIB
 # (``Prior.low``, ``Prior.high``).
 MAX_OFFSET = 1000.0
 _MAX_SCORE = 100.0
-_MAX_SCALE = 1000.0
 _MAX_ROWS = 1_000_000_000
 _MAX_CHARS = 1000
 _MAX_ITEMS = 10_000
@@ -46,7 +44,6 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Shift = Annotated[float, Field(ge=-MAX_OFFSET, le=MAX_OFFSET)]
 Score = Annotated[float, Field(ge=-_MAX_SCORE, le=_MAX_SCORE)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Part = Annotated[float, Field(gt=0, le=_MAX_SCALE)]
 Count = Annotated[int, Field(ge=1, le=_MAX_ROWS)]
 
 
@@ -101,18 +98,6 @@ class SupportPart(_Part):
     vendors: Names = Field(default_factory=list)
 
 
-class ScalePart(_Part):
-    """How much each cause of scatter counts in the scale of an interval; see ``ScaleParts`` of
-    :mod:`planner.domain.uncertainty.scale`.
-    """
-
-    counted: Part
-    unknown_lengths: Part
-    order: Part
-    fixed_bytes: Annotated[float, Field(gt=0, le=TERA)]
-    machine: Part
-
-
 class EnvironmentPart(_Part):
     """Where the records of a personal calibration were measured; empty where they do not say."""
 
@@ -138,7 +123,6 @@ class CalibrationDocument(_Part):
     groups: Names
     machine: Name
     environment: EnvironmentPart | None = None
-    scale: ScalePart
     priors: Annotated[dict[Name, Finite], Field(max_length=_MAX_ITEMS)] = {}
     """Priors that the offsets start from, for people."""
 
@@ -210,6 +194,8 @@ def read_document(path: Path) -> CalibrationDocument:
     data = json_value(path, read_text(path, _MAX_BYTES))
     if not isinstance(data, dict) or data.get("schema") != CALIBRATION_SCHEMA_ID:
         raise InputFileError(path, f"no calibration file: its schema is not '{CALIBRATION_SCHEMA_ID}'")
+    # Up to formulas 9 a fit chose how wide causes make intervals; such a file is refused for its formulas.
+    data.pop("scale", None)
     try:
         return CalibrationDocument.model_validate(data)
     except ValidationError as error:
@@ -315,7 +301,6 @@ def calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
         groups=tuple(document.groups),
         machine=document.machine,
         environment=_environment_of(document),
-        scale=ScaleParts(**document.scale.model_dump()),
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -116,9 +115,6 @@ def accuracy_parts(
         "rows": calibration.n_rows,
         "groups": len(calibration.groups),
         "coverage": {of: round(share, 3) for of, share in calibration.coverage},
-        "scale": {
-            each.name: float(getattr(calibration.scale, each.name)) for each in fields(calibration.scale)
-        },
         "goals": [_goal_part(goal, best_reached(stored)) for goal in goals(result, anchors)],
         "anchors": {
             gain.group: {"n": gain.n_rows, "before": rounded_up(gain.before), "after": rounded_up(gain.after)}

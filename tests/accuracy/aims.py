@@ -28,13 +28,17 @@ class Errors(_Table):
     """
 
     memory: Share
-    memory_90th_percentile: Share | None = None
-    throughput: Share | None = None
     others_memory: Share
-    others_throughput: Share
     memory_of: Mapping[str, Share]
-    throughput_of: Mapping[str, Share]
     host_memory_of: Mapping[str, Share]
+
+
+class HeldOut(Errors):
+    """The same of sources that no fit saw, and of times."""
+
+    memory_90th_percentile: Share
+    others_throughput: Share
+    throughput_of: Mapping[str, Share]
 
     def others(self, quantity: str) -> float:
         """The aim for sources without one of their own."""
@@ -84,7 +88,7 @@ class Aims(_Table):
 
     sources: Mapping[str, str]
     in_sample: Errors
-    held_out: Errors
+    held_out: HeldOut
     verdicts: Verdicts
     host_bound: HostBound
     predictive: Predictive

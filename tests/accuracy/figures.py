@@ -17,7 +17,6 @@ from typing import get_args
 from planner.calibration.score.rows import QUANTITIES
 from planner.catalog.location import data_dir
 from planner.errors import ExitCode
-from planner.units import GIB
 from tests.accuracy.goals import percent_text
 from tests.accuracy.interval_tables import kinds_table, reliability_table, worth_table
 from tests.accuracy.longest import longest_table, stored_answers
@@ -172,20 +171,6 @@ def sources_table() -> str:
     return table("source | memory rows | error | time rows | error", "---|--:|--:|--:|--:", rows)
 
 
-def weights_table() -> str:
-    """How much each cause of scatter counts in an interval."""
-    scale = stored_accuracy()["scale"]
-    rows = (
-        ("activations of a pass", "1"),
-        ("bytes counted tensor by tensor", f"{scale['counted']:g}"),
-        ("passes of unknown length", f"{scale['unknown_lengths']:g}"),
-        ("the order of the samples", f"{scale['order']:g}"),
-        ("a fixed part of every peak", f"{scale['fixed_bytes'] / GIB:g} GiB"),
-        ("waiting for host and links, in a step", f"{scale['machine']:g} more"),
-    )
-    return table("cause of scatter | weight", "---|--:", rows)
-
-
 def longest_tables() -> str:
     """Longest sequences that Unsloth publishes beside ours, by the calibration that ships."""
     return longest_table(stored_answers()) + "\n"
@@ -206,7 +191,6 @@ FIGURES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "unfitted": ("Literature values alone", unfitted_table),
     "worth": ("What each fitted coefficient is worth", worth_table),
     "other-tools": ("Other estimators on the same rows", other_tools_table),
-    "interval-weights": ("What the width of an interval is made of", weights_table),
 }
 
 

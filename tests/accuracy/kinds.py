@@ -1,8 +1,8 @@
 """How often intervals hold readings of a kind of job that no source had: an engine, a family of trainers,
 a method, a generation.
 
-Each kind is left out whole, with all other readings of the sources that have it in turn: quantiles and scales
-are those of the rest, and what is judged is widened for what the rest never had.  Predictions are those of
+Each kind is left out whole, with all other readings of the sources that have it in turn: quantiles are those
+of the rest, and what is judged is widened for what the rest never had.  Predictions are those of
 fits that did not see its source.
 """
 
@@ -103,5 +103,4 @@ def _held(
 
 def _widened(residual: Residual, scenario: Scenario, blind: Calibration, unseen: Calibration) -> Residual:
     more = unseen.doubt(scenario).n_unseen - blind.doubt(scenario).n_unseen
-    scale, *scales = (float(widened(each, more)) for each in (residual.scale, *residual.scales))
-    return replace(residual, scale=scale, scales=tuple(scales))
+    return replace(residual, scale=float(widened(residual.scale, more)))

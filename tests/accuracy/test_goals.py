@@ -93,14 +93,12 @@ def test_aims_name_published_sources_and_nothing_else() -> None:
     assert {f"{source}.csv" for source in aims.sources.values()} == {
         path.name for path in published_dir().glob(CORE_PATTERN)
     }
-    for errors in (aims.in_sample, aims.held_out):
-        for table in (
-            errors.memory_of,
-            errors.throughput_of,
-            errors.host_memory_of,
-            aims.host_bound.above_installed_of,
-        ):
-            assert table.keys() <= aims.sources.keys()
+    tables = [
+        *(aims.held_out.throughput_of, aims.host_bound.above_installed_of),
+        *(errors.memory_of for errors in (aims.in_sample, aims.held_out)),
+        *(errors.host_memory_of for errors in (aims.in_sample, aims.held_out)),
+    ]
+    assert all(table.keys() <= aims.sources.keys() for table in tables)
     with pytest.raises(ValidationError, match="uncertian"):
         Aims.model_validate(
             aims.model_dump() | {"predictive": {**aims.predictive.model_dump(), "uncertian": 0.1}}

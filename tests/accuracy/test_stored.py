@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ def test_the_file_is_as_it_is_written() -> None:
 
 
 def test_figures_are_of_the_calibration_that_ships() -> None:
-    """The formulas, the rows, the coverage and the scale of both files are those of one fit."""
+    """The formulas, the rows, and the coverage of both files are those of one fit."""
     shipped = read_calibration(data_dir() / "calibration" / "default.json")
     found = stored_accuracy()
     assert (found["formulas"], found["rows"], found["groups"]) == (
@@ -39,7 +38,6 @@ def test_figures_are_of_the_calibration_that_ships() -> None:
         len(shipped.groups),
     )
     assert found["coverage"] == {of: pytest.approx(share, abs=0.0006) for of, share in shipped.coverage}
-    assert found["scale"] == {each.name: getattr(shipped.scale, each.name) for each in fields(shipped.scale)}
 
 
 def test_a_figure_that_is_another_one_is_named() -> None:

@@ -17,7 +17,6 @@ from planner.calibration.fit.targets import QUANTITIES, Target, targets_of
 from planner.calibration.fit.unused import not_fitted, unused_readings
 from planner.calibration.intervals.coverage import measured_coverage
 from planner.calibration.intervals.residuals import residuals_of
-from planner.calibration.intervals.scale_choice import choose, parts_of, rescaled
 from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
@@ -97,11 +96,8 @@ def _calibration(
 
 
 def _with_intervals(calibration: Calibration, residuals: Sequence[Residual]) -> Calibration:
-    """A calibration with intervals from what was held out: the parts of the scale,
-    and the quantiles under it.
-    """
-    choice = choose(residuals)
-    return replace(calibration, scale=parts_of(choice), spreads=make_spreads(rescaled(residuals, choice)))
+    """A calibration with intervals from what was held out."""
+    return replace(calibration, spreads=make_spreads(residuals))
 
 
 def support_of(readings: Sequence[tuple[str, Scenario]], vendor_sources: int = 2) -> Support:

@@ -1,8 +1,8 @@
 """How often intervals hold readings of a source that had no part in making them.
 
-For each group, the parts of the scale are chosen and the quantiles taken among the other groups alone.  What
-is left of the judged group in them: the predictions of the others are by fits that did see it (each misses
-only its own group), and moved a few numbers by it.
+For each group, quantiles are taken among the other groups alone.  What is left of the judged group in them:
+the predictions of the others are by fits that did see it (each misses only its own group), and moved a few
+numbers by it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.intervals.scale_choice import choose, rescaled
 from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.domain.uncertainty.interval import SpreadOf, find_spread, log_range
 
@@ -41,9 +40,8 @@ def held_out(residuals: Sequence[Residual]) -> tuple[Held, ...]:
 
 def judged(mine: Sequence[Residual], others: Sequence[Residual]) -> Iterator[Held]:
     """Readings against the intervals that all others make."""
-    choice = choose(others)
-    spreads = {each.key: each for each in make_spreads(rescaled(others, choice))}
-    for each in rescaled(mine, choice):
+    spreads = {each.key: each for each in make_spreads(others)}
+    for each in mine:
         if spread := find_spread(spreads, each.key):
             low, high = log_range(spread, each.scale)
             low, high = min(low, each.reach[0]), max(high, each.reach[1])

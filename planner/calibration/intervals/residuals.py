@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-
-import numpy as np
 
 from planner.calibration.fit.split import CrossFit
 from planner.calibration.fit.targets import Target
-from planner.calibration.intervals.scale_choice import all_candidates
 from planner.calibration.intervals.spreads import Residual
 from planner.calibration.score.rows import KIND_WHEN_BLANK
 from planner.domain.recipes.recipe import Number
@@ -35,19 +31,16 @@ def residuals_of(fit: CrossFit, blind: Mapping[str, Calibration]) -> Iterator[Re
             target.quantity != "memory" or target.record.memory_kind is not None
         )
         if target.bound == "both" and known:
-            key, scales, reach = _judged(target, blind[target.group])
-            of, choice = spread_of(target), tuple(map(float, np.atleast_1d(scales)))
-            known_scales = choice if len(choice) > 1 else ()
+            key, scale, reach = _judged(target, blind[target.group])
             yield Residual(
                 target.record.id,
                 target.group,
-                of,
+                spread_of(target),
                 key,
                 -float(error),
-                choice[0],
+                float(scale),
                 target.weight,
                 reach,
-                known_scales,
             )
 
 
@@ -55,11 +48,8 @@ _NO_REACH = (0.0, 0.0)
 
 
 def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, Number, tuple[float, float]]:
-    """The class of a reading, and scales and reach of its prediction by a calibration that never saw its
+    """The class of a reading, and scale and reach of its prediction by a calibration that never saw its
     group.
-
-    One scale for each candidate of :mod:`planner.calibration.intervals.scale_choice`;
-    a single number where there is no choice.
     """
     scenario, of = target.scenario, spread_of(target)
     coefficients, doubt = judge.coefficients_for(scenario), judge.doubt(scenario)
@@ -75,8 +65,7 @@ def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, Number, tupl
     value = float(memory.uncapped_driver_bytes if of == "driver" else getattr(memory, f"{of}_peak_bytes"))
     down, up = _NO_REACH if of == "allocated" else map(float, order_reach_bytes(memory))
     reach = (math.log1p(-down / value), math.log1p(up / value))
-    scales = memory_scale(memory, of, replace(doubt, parts=all_candidates("memory")))
-    return SpreadKey.memory(of, lengths_of(scenario)), scales, reach
+    return SpreadKey.memory(of, lengths_of(scenario)), memory_scale(memory, of, doubt), reach
 
 
 def spread_of(target: Target) -> SpreadOf:

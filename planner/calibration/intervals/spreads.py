@@ -41,8 +41,7 @@ class Residual:
 
     ``of``: what was read; ``scale``: of that prediction; ``weight``: how much the reading counts beside
     others of its group; ``reach``: how far the order of samples alone moves it, down and up, as logarithms:
-    its interval is at least as wide.  ``scales``: what the scale is under each candidate of
-    :mod:`planner.calibration.intervals.scale_choice`; empty where there is no choice.
+    its interval is at least as wide.
     """
 
     record_id: str
@@ -53,7 +52,6 @@ class Residual:
     scale: float = 1.0
     weight: float = 1.0
     reach: tuple[float, float] = (0.0, 0.0)
-    scales: tuple[float, ...] = ()
 
 
 def make_spreads(residuals: Iterable[Residual]) -> tuple[Spread, ...]:
@@ -111,8 +109,7 @@ def _stated(key: SpreadKey, members: Sequence[Residual]) -> tuple[Sequence[Resid
     deviation, one = NormalDist(0.0, _STATED_DEVIATION[key.of]), members[0]
     shares = [(place + 0.5) / _STATED_READINGS for place in range(_STATED_READINGS)]
     stated = [
-        replace(one, group="", log_ratio=deviation.inv_cdf(share), scale=1.0, scales=(), weight=1.0)
-        for share in shares
+        replace(one, group="", log_ratio=deviation.inv_cdf(share), scale=1.0, weight=1.0) for share in shares
     ]
     return stated, np.full(_STATED_READINGS, _COARSER_COUNTS / _STATED_READINGS)
 

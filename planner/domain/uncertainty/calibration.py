@@ -13,11 +13,11 @@ from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import PRIORS, Coefficients
 from planner.domain.uncertainty.hierarchy import FREEDOM, Level, moved
 from planner.domain.uncertainty.interval import Lengths, Spread, SpreadKey, SpreadOf, find_spread
-from planner.domain.uncertainty.scale import Doubt, ScaleParts
+from planner.domain.uncertainty.scale import Doubt
 
 # Raised by hand when a formula changes what it means for a coefficient, or a scale what it means for an
 # interval; a change of priors changes the version by itself.
-_FORMULAS = 9
+_FORMULAS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Calibration:
     ``offsets``: the fitted numbers.  ``spreads``: distributions of measured over predicted.  ``coverage``:
     share of held-out readings inside their interval, by what was read.  ``machine``: host key that a personal
     calibration is for (empty: any).  ``environment``: where the records of a personal calibration were
-    measured.  ``scale``: how much each cause of scatter counts in the scales that ``spreads`` are of.
+    measured.
     """
 
     name: str
@@ -96,7 +96,6 @@ class Calibration:
     groups: tuple[str, ...] = ()
     machine: str = ""
     environment: Environment | None = None
-    scale: ScaleParts = field(default_factory=ScaleParts)
     table: dict[SpreadKey, Spread] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -139,7 +138,7 @@ class Calibration:
         """
         gpu = scenario.hardware.gpu
         unsourced = gpu.rates_are_unsourced or gpu.vendor not in self.support.vendors
-        return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario), self.scale, unsourced)
+        return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario), unsourced)
 
     def spread_for(self, key: SpreadKey) -> Spread | None:
         """The distribution for a number of this kind, or the nearest coarser one;

@@ -7,7 +7,7 @@ ratios of scales matter. All functions take numbers or arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from planner.domain.prediction import MemoryLevel, MemoryPrediction, TimePrediction
 from planner.domain.recipes.recipe import Number
@@ -25,6 +25,23 @@ _LINK_TERMS = frozenset(
 # Where no mean length is given, a step may take less than half of the time of full samples, like its memory.
 # No published time of such a job tests this guess.
 _UNTOLD_LENGTHS = 5.0
+# How much each cause of scatter counts, where a scale of 1 is a peak that is all transient: its bytes are off
+# by a sixth or so, as one standard deviation of the logarithm.  These were settled with the published tables
+# known.  Chosen for each source by all others, they held as many of its readings in intervals as wide.
+# Weights, states and gradients are counted element by element, while transient bytes depend on kernels and
+# the allocator.  A peak that is all counted still scatters by this much: alignment, what a source rounds.
+_COUNTED = 0.6
+# Where not even the mean length is given, samples are taken to fill the cap.  What is allocated is that of
+# the longest batch, which fills it.  What shorter batches leave reserved may be several times the guess.
+_UNKNOWN_LENGTHS = 10.0
+# The order of samples, whose deviation is known, in scales: the inverse of that sixth.
+_ORDER = 6.0
+# Context, libraries, other processes and rounding scatter by bytes, whatever the job's size, like so many
+# transient bytes.
+_FIXED_BYTES = 2.0 * GIB
+# How far hosts, links and disks of one kind lie apart, in parts of what kernels do: 0.3 to 0.8, and 0.15
+# (``FREEDOM`` of :mod:`planner.domain.uncertainty.hierarchy`).
+_MACHINE = 3.3
 # One standard deviation of what kernels take, which is a scale of 1, and of all rates of a card whose chip
 # nobody names: ``FREEDOM`` of :mod:`planner.domain.uncertainty.hierarchy` has both, by machine.
 _KERNELS = 0.15
@@ -37,47 +54,17 @@ _SMALLEST_BYTES = 0.5 * GIB
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleParts:
-    """How much each cause of scatter counts.
-
-    A calibration's choice starts from these round figures
-    (:mod:`planner.calibration.intervals.scale_choice`); ``machine`` stands as it is.  They were settled with
-    the published tables known.
-    A scale of 1 is a peak that is all transient: its bytes are off by a sixth or so, as one standard
-    deviation of the logarithm.
-
-    ``counted``: weights, states and gradients are counted element by element, while transient bytes depend on
-    kernels and on the allocator.  A peak that is all counted still scatters by this much (alignment, what a
-    source rounds).  ``unknown_lengths``: where not even the mean length is given, samples are taken to fill
-    the cap.  What is allocated is that of the longest batch, which fills it.  What shorter batches leave
-    reserved may be more than twice the transient bytes of the guess.
-    ``order``: the order of samples, whose deviation is known, in scales: the inverse of that sixth.
-    ``fixed_bytes``: context, libraries, other processes and rounding scatter by bytes, whatever the job's
-    size.  They count like so many transient bytes.  ``machine``: how far hosts, links and disks of one kind
-    lie apart, in parts of what kernels do: 0.3 to 0.8, and 0.15 (``FREEDOM`` of
-    :mod:`planner.domain.uncertainty.hierarchy`).
-    """
-
-    counted: Number = 0.3
-    unknown_lengths: Number = 5.0
-    order: Number = 6.0
-    fixed_bytes: Number = 2.0 * GIB
-    machine: Number = 3.3
-
-
-@dataclass(frozen=True, slots=True)
 class Doubt:
     """What makes one scenario less sure than others, beside what its prediction is made of.
 
     ``n_unseen``: things about it that no calibrated record had.  ``lengths_unknown``: samples are padded to
-    the longest of their batch, and how long they are is not given.  ``parts``: how much each cause of scatter
-    counts, by the calibration that judges.  ``rates_unsourced``: no source says how fast the card is, such as
-    a rented card of unknown chip, or how much of its rates the libraries of its vendor reach in training.
+    the longest of their batch, and how long they are is not given.  ``rates_unsourced``: no source says how
+    fast the card is, such as a rented card of unknown chip, or how much of its rates the libraries of its
+    vendor reach in training.
     """
 
     n_unseen: int = 0
     lengths_unknown: bool = False
-    parts: ScaleParts = field(default_factory=ScaleParts)
     rates_unsourced: bool = False
 
 
@@ -96,20 +83,20 @@ def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> 
     """Scale of one level of the peak: its predictive standard deviation,
     in that of a peak that is all transient.
 
-    Formula: sqrt(counted^2 + (u x t)^2 + (order x d)^2 + (fixed_bytes / peak)^2), :func:`widened`.
-    ``t``: the share of the peak that is not counted element by element.  ``u``: ``unknown_lengths`` where
-    lengths are unknown and blocks of shorter batches count, else 1.  ``d``: what natural lengths pile up, as
-    its standard deviation over orders of the samples, in shares of the peak; 0 of what is allocated.  A peak
-    of less than half a GiB has the shares of half a GiB (:func:`lifted`).
+    Formula: sqrt(0.6^2 + (u x t)^2 + (6 x d)^2 + (2 GiB / peak)^2), :func:`widened`.
+    ``t``: the share of the peak that is not counted element by element.  ``u``: 10 where lengths are unknown
+    and blocks of shorter batches count, else 1.  ``d``: what natural lengths pile up, as its standard
+    deviation over orders of the samples, in shares of the peak; 0 of what is allocated.  A peak of less than
+    half a GiB has the shares of half a GiB (:func:`lifted`).
     Ignored: that no batch at all may be as long as the cap.
     """
     value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
     outside: frozenset[str] = frozenset() if level == "driver" else DRIVER_TERMS
     piles_up = level != "allocated"
     deviation: Number = memory.order_spread_bytes / lifted(value) if piles_up else 0.0
-    guessed = doubt.parts.unknown_lengths if doubt.lengths_unknown and piles_up else 1.0
+    guessed = _UNKNOWN_LENGTHS if doubt.lengths_unknown and piles_up else 1.0
     held = _uncounted(memory, value, outside) * guessed
-    return widened(_root(doubt.parts, value, held, doubt.parts.order * deviation), doubt.n_unseen)
+    return widened(_root(value, held, _ORDER * deviation), doubt.n_unseen)
 
 
 def lifted(value: Number) -> Number:
@@ -129,15 +116,15 @@ def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:
     whatever the lengths are.
     """
     held = _uncounted(memory, memory.must_have_bytes, _PAGED_OUT)
-    return widened(_root(doubt.parts, memory.must_have_bytes, held), doubt.n_unseen)
+    return widened(_root(memory.must_have_bytes, held), doubt.n_unseen)
 
 
-def _root(known: ScaleParts, value: Number, *parts: Number) -> Number:
+def _root(value: Number, *parts: Number) -> Number:
     """Independent causes add as squares: parts of a peak ``value``, what every peak scatters,
     and bytes that know no size.
     """
-    squares: Number = known.counted**2
-    for part in (known.fixed_bytes / lifted(value), *parts):
+    squares: Number = _COUNTED**2
+    for part in (_FIXED_BYTES / lifted(value), *parts):
         squares = squares + part * part
     total: Number = squares**0.5
     return total
@@ -170,7 +157,7 @@ def machine_share(time: TimePrediction) -> Number:
 
 
 def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
-    """Scale of a step time: sqrt(1 + (``machine`` x :func:`machine_share`)^2), :func:`widened`: kernels and
+    """Scale of a step time: sqrt(1 + (3.3 x :func:`machine_share`)^2), :func:`widened`: kernels and
     machine err independently.
 
     Five times as much where lengths vary and their mean is not given: tokens that are not there take no more
@@ -180,5 +167,5 @@ def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
     """
     guessed = _UNTOLD_LENGTHS if doubt.lengths_unknown else 1.0
     rates = _UNSOURCED_RATES if doubt.rates_unsourced else 0.0
-    own = (1 + (doubt.parts.machine * machine_share(time)) ** 2 + rates**2) ** 0.5
+    own = (1 + (_MACHINE * machine_share(time)) ** 2 + rates**2) ** 0.5
     return widened(own, doubt.n_unseen) * guessed

@@ -16,7 +16,6 @@ from planner.calibration.score.validate import SourceScore
 from planner.domain.uncertainty.calibration import Offset
 from planner.domain.uncertainty.hierarchy import PRIOR_BY_NAME, moved
 from planner.domain.uncertainty.interval import NOMINAL_COVERAGE
-from planner.domain.uncertainty.scale import ScaleParts
 from planner.report.render.layout import Column, Grid, Note, Row, Section
 from planner.report.render.numbers import percent, whole_percent
 from planner.report.validation.sections import validation_sections
@@ -79,25 +78,9 @@ def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Sectio
     notes += [
         Note(f"{of.replace('_', ' ')}: {whole_percent(share)} {inside}") for of, share in calibration.coverage
     ]
-    notes.append(Note(_scale_text(calibration.scale)))
     fit = Section("What was fitted", (*notes, _table(calibration.offsets)))
     sections = (fit, _not_fitted(fitted.not_fitted), _left_out((*unread, *fitted.left_out)))
     return tuple(section for section in sections if section.blocks)
-
-
-def _scale_text(scale: ScaleParts) -> str:
-    """The parts of a scale beside what a pass holds, which counts once, and where they are from."""
-    origin = (
-        "as it stands without a choice"
-        if scale == ScaleParts()
-        else "chosen by the intervals of held-out sources"
-    )
-    return (
-        f"counts in an interval, {origin}: a pass 1, what is counted {scale.counted:g}, a pass of unknown "
-        f"lengths {scale.unknown_lengths:g}, the order of samples {scale.order:g}, "
-        f"{format_bytes(float(scale.fixed_bytes))} of every peak, waiting for host and links "
-        f"{scale.machine:g}"
-    )
 
 
 def personal_sections(own: Personal, unread: Sequence[LeftOut] = ()) -> tuple[Section, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
@@ -214,11 +213,7 @@ class UnusedPart(DocumentPart):
 
 
 class FitPart(DocumentPart):
-    """What was fitted.  ``coverage``: of the held-out intervals.
-
-    ``scale``: how much each cause of scatter counts in an interval, chosen with all groups; ``fixed_bytes``
-    in bytes, the others are factors.  ``coverage`` is with choices that leave the judged group out.
-    """
+    """What was fitted.  ``coverage``: of the held-out intervals."""
 
     formulas: str
     free_numbers: Count
@@ -228,7 +223,6 @@ class FitPart(DocumentPart):
     left_out: list[UnusedPart]
     nominal_coverage: float
     coverage: dict[str, float]
-    scale: dict[str, float]
 
 
 class ValidationDocument(DocumentPart):
@@ -322,9 +316,6 @@ def _fit(fitted: Fitted) -> dict[str, Any]:
         "left_out": fitted.left_out,
         "nominal_coverage": NOMINAL_COVERAGE,
         "coverage": dict(calibration.coverage),
-        "scale": {
-            each.name: float(getattr(calibration.scale, each.name)) for each in fields(calibration.scale)
-        },
     }
 
 

@@ -67,25 +67,18 @@ def test_other_formulas_are_refused_with_the_command(tmp_path: Path) -> None:
         read_calibration(changed(tmp_path, formulas="0-old"))
 
 
+def test_a_file_with_chosen_weights_of_an_interval_is_refused_for_its_formulas(tmp_path: Path) -> None:
+    """Up to formulas 9 a fit chose them; the command that makes it anew is named."""
+    with pytest.raises(InputFileError, match=r"fitted with formulas 9-.*plan calibrate RECORDS... --out"):
+        read_calibration(changed(tmp_path, formulas="9-4f6a38a020a9", scale={"counted": 0.6}))
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [
         ({"schema": "planner/calibration@2"}, "schema"),
         ({"surprise": 1}, "surprise"),
         ({"name": "../up"}, "name"),
-        ({"scale": None}, "scale"),
-        (
-            {
-                "scale": {
-                    "counted": 0.0,
-                    "unknown_lengths": 5.0,
-                    "order": 6.0,
-                    "fixed_bytes": 1.0,
-                    "machine": 1.0,
-                }
-            },
-            "scale.counted",
-        ),
         (
             {
                 "offsets": [
@@ -187,7 +180,7 @@ def test_two_writers_of_one_name(tmp_path: Path) -> None:
 def test_extremes_of_every_number_give_a_finite_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sign: int
 ) -> None:
-    """Offsets, scores and scales at their bounds: one answer and a search end with a verdict,
+    """Offsets and scores at their bounds: one answer and a search end with a verdict,
     and no number is infinite.
     """
     content = content_of_shipped()
@@ -195,7 +188,6 @@ def test_extremes_of_every_number_give_a_finite_answer(
         each.update(offset=sign * MAX_OFFSET, spread=MAX_OFFSET)
     for each in content["spreads"]:
         each["scores"] = [sign * 100.0] * len(each["scores"])
-    content["scale"] = dict.fromkeys(content["scale"], 1000.0)
     path = written(tmp_path, content)
     for command in (JOB, ["search", "--model", "7b", "--gpu", "4090", "--seq", "1024"]):
         assert main([*command, "--calibration", str(path), "--json"]) != 1
@@ -208,7 +200,6 @@ def test_extremes_of_every_number_give_a_finite_answer(
         (("offsets", 0, "offset"), 1e300),
         (("offsets", 0, "spread"), -1.0),
         (("spreads", 0, "scores", 0), -1e9),
-        (("scale", "fixed_bytes"), 1e30),
         (("n_rows",), 10**200),
         (("groups",), ["g"] * 20_000),
         (("machine",), "m" * 5_000),

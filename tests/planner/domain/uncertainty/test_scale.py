@@ -11,7 +11,6 @@ from planner.domain.prediction import MemoryPrediction, TimePrediction
 from planner.domain.term import Term, TermName, TimeTerm
 from planner.domain.uncertainty.scale import (
     Doubt,
-    ScaleParts,
     lifted,
     machine_share,
     memory_scale,
@@ -21,8 +20,7 @@ from planner.domain.uncertainty.scale import (
 )
 from planner.units import GIB
 
-PARTS = ScaleParts(counted=0.3, unknown_lengths=5.0, order=6.0, fixed_bytes=2.0 * GIB, machine=3.3)
-SURE = Doubt(parts=PARTS)
+SURE = Doubt()
 
 
 def term(name: TermName, n_bytes: float) -> Term:
@@ -48,19 +46,19 @@ MEMORY = MemoryPrediction(
 
 def test_what_is_allocated_scatters_by_what_is_not_counted() -> None:
     """A quarter of 16 GiB is no state, and 2 GiB are an eighth of it; the order of samples changes none."""
-    assert memory_scale(MEMORY, "allocated", SURE) == pytest.approx((0.3**2 + 0.25**2 + 0.125**2) ** 0.5)
+    assert memory_scale(MEMORY, "allocated", SURE) == pytest.approx((0.6**2 + 0.25**2 + 0.125**2) ** 0.5)
 
 
 def test_what_the_driver_shows_scatters_by_the_order_of_samples_too() -> None:
     """Of 20 GiB without a limit 15 are counted; the order moves a twentieth of it, six times."""
-    expected = (0.3**2 + 0.25**2 + 0.1**2 + 0.3**2) ** 0.5  # order: 6 x 1 / 20
+    expected = (0.6**2 + 0.25**2 + 0.1**2 + 0.3**2) ** 0.5  # order: 6 x 1 / 20
     assert memory_scale(MEMORY, "driver", SURE) == pytest.approx(expected)
 
 
 def test_unknown_lengths_multiply_what_comes_and_goes() -> None:
-    """Five times 6 of the 18 GiB that are reserved, and nothing of what is allocated."""
+    """Ten times 6 of the 18 GiB that are reserved, and nothing of what is allocated."""
     unknown = replace(SURE, lengths_unknown=True)
-    expected = ((5 / 3) ** 2 + 0.3**2 + (1 / 9) ** 2 + (6 / 18) ** 2) ** 0.5
+    expected = ((10 / 3) ** 2 + 0.6**2 + (1 / 9) ** 2 + (6 / 18) ** 2) ** 0.5
     assert memory_scale(MEMORY, "reserved", unknown) == pytest.approx(expected)
     assert memory_scale(MEMORY, "allocated", unknown) == memory_scale(MEMORY, "allocated", SURE)
 
@@ -68,12 +66,12 @@ def test_unknown_lengths_multiply_what_comes_and_goes() -> None:
 def test_more_states_than_a_peak_leave_nothing_uncounted() -> None:
     """A share below zero would widen what is surest."""
     counted = replace(MEMORY, state_bytes=17 * GIB)
-    assert memory_scale(counted, "allocated", SURE) == pytest.approx((0.3**2 + 0.125**2) ** 0.5)
+    assert memory_scale(counted, "allocated", SURE) == pytest.approx((0.6**2 + 0.125**2) ** 0.5)
 
 
 def test_the_minimum_leaves_out_what_can_be_paged_out() -> None:
     """Of 16 GiB 12 are states and 2 context: an eighth is left, and 2 GiB are an eighth, too."""
-    assert need_scale(MEMORY, SURE) == pytest.approx((0.3**2 + 2 * 0.125**2) ** 0.5)
+    assert need_scale(MEMORY, SURE) == pytest.approx((0.6**2 + 2 * 0.125**2) ** 0.5)
 
 
 @pytest.mark.parametrize(
