@@ -10,16 +10,18 @@ its host uses blocks again sooner.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from planner.allocator.compiled import MOST_LAG
 from planner.allocator.settings import SMALL_REQUEST_BYTES
+from planner.anatomy.packing import packed_bytes
 from planner.domain.term import TermName
 from planner.program.engines.ddp import broadcast
 from planner.program.engines.fsdp.fsdp import CAST_STREAM, GATHER_STREAM, REDUCE_STREAM, Fsdp
 from planner.program.engines.groups import ROOT, Group, comes_whole
 from planner.program.job import Job
-from planner.program.load import load_whole, prepared_dtype, take_workspaces
+from planner.program.load import arrive, load_whole, prepared_dtype, take_workspaces
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
 from planner.program.request_stream import RequestStream
@@ -54,17 +56,18 @@ class Fsdp1(Fsdp):
 
         An adapter is a unit of its own, before that of its layer.
         Source: accelerate 1.15 accelerator.py prepare_model (``upcasting``).
-        Ignored: the same of k-bit models that wait in host RAM.
+        Ignored: k-bit matrices that are not divided and wait in host RAM.
         """
         stream, job = self.stream, self.job
         on_card = comes_whole(job)
-        if job.recipe.numerics.quantization != "none" and not on_card:
+        if job.recipe.numerics.quantization != "none" and not on_card and not job.recipe.divides_base:
             return super().load_weights()
         if on_card:
             weights = load_whole(stream, job)
         else:
             stream.enter("load")
             weights = [*model_weights(job), *adapter_weights(job)]
+            self._pack_on_card(each for each in weights if each.packed)
             for each in weights:
                 each.dtype = prepared_dtype(job, each)
         units: dict[str, list[list[Weight]]] = {}
@@ -87,6 +90,24 @@ class Fsdp1(Fsdp):
         take_workspaces(stream, job)
         return weights
 
+    def _pack_on_card(self, weights: Iterable[Weight]) -> None:
+        """Matrices are packed on the card and go to host RAM; what unpacking reads stays, and is not divided.
+
+        Source: transformers 4.46.3 modeling_utils.py _load_state_dict_into_meta_model
+        (``is_fsdp_enabled``); AnswerDotAI/fsdp_qlora train.py load_and_quantize; bitsandbytes 0.43.0
+        nn/modules.py Params4bit (``quant_state``).
+        """
+        for each in weights:
+            arrive(self.stream, self.job, [each])
+            self.free(each.slot)
+        if self.job.stack.runs_trainer:
+            self.stream.empty_cache()
+
+    def _whole_bytes(self, weight: Weight) -> float:
+        if weight.packed:
+            return packed_bytes(self.job.recipe.numerics, weight.count)
+        return weight.unit_bytes
+
     def _divide(self, weights: list[Weight], *, on_card: bool) -> int:
         """The shard of one unit: its parameters are made equal on all ranks, and joined in one flat tensor.
 
@@ -95,7 +116,7 @@ class Fsdp1(Fsdp):
         """
         stream, unit, name = self.stream, weights[0].unit, weights[0].name
         place = "load", name, "flat parameter"
-        sizes = [stream.unit_bytes[each.slot] if on_card else each.unit_bytes for each in weights]
+        sizes = [stream.unit_bytes[each.slot] if on_card else self._whole_bytes(each) for each in weights]
         if on_card:
             whole = [each.slot for each in weights]
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.allocator.compiled import HOST_WAITS
 from planner.program.engines.groups import Sizes
 from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import Unit
 from planner.program.parameters import adapter_weights
 from planner.program.step import step_of
 from planner.units import MIB
@@ -158,3 +159,38 @@ def test_accelerate_widens_adapters_over_a_packed_base_under_fsdp1_alone() -> No
         return {Sizes(subject).stored(each) for each in adapters}
 
     assert (stored("fsdp1"), stored("fsdp")) == ({"fp32"}, {"bf16"})
+
+
+def test_packed_matrices_wait_on_the_host_and_come_back_to_be_flat() -> None:
+    """Each is packed on the card; what unpacking reads (a byte for 64 elements, and 4 for 256 of those)
+    stays whole there.  A layer is one flat tensor with packed bytes, of which the shard is a copy.
+    """
+    subject = job(
+        method="qlora",
+        quant_storage="bf16",
+        load_dtype="bf16",
+        sharding="fsdp1",
+        lora_rank=16,
+        lora_targets="q_proj",
+        switches="kbit_waits_on_host=true",
+    )
+    stream, values = step_of(subject), unit_values(subject)
+    begins = next(begin for begin, phase in stream.phases if phase == "forward")
+    loaded = stream.events[:begins]
+
+    def sizes(op: str, term: str) -> list[int]:
+        return [
+            round(float(stream.unit_bytes[event] * values[Unit(stream.units[event])]))
+            for event in loaded
+            if event >= 0 and stream.place(event)[2] == op and stream.term(event) == term
+        ]
+
+    matrices = LAYER - 2 * WIDTH
+    layer = matrices // 2 + 4 * 2 * WIDTH
+    assert sizes("flat parameter", "other_temporaries").count(layer) == LAYERS
+    assert sizes("shard", "weights").count(layer // N) == LAYERS
+    assert sum(sizes("scales", "quantization_constants")) == LAYERS * (matrices // 64) * 260 // 256
+    gone = {~event for event in loaded if event < 0}
+    packed = [event for event in loaded if event >= 0 and stream.place(event)[2] == "packed"]
+    assert packed
+    assert gone.issuperset(packed)
