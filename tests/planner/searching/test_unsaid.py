@@ -74,13 +74,13 @@ def test_what_is_not_modelled_otherwise_does_not_keep_the_answer_back(
 
 @pytest.mark.parametrize("name", JOBS)
 def test_typing_the_flags_moves_the_answer_as_stated(name: str) -> None:
-    """With the flags after the job's own, the peak, the speed and the verdict are those that are stated."""
+    """With the flags after the job's own, the need, the speed and the verdict are those that are stated."""
     before = estimate(resolve(from_flags(JOBS[name])))
     found = named(JOBS[name])
     assert 3 <= len(found) <= MAX_ROWS
     for each in found:
         after = estimate(resolve(merge(from_flags(JOBS[name]), from_flags(typed(each.flags)))))
-        moved = float(after.memory.uncapped_driver_bytes) - float(before.memory.uncapped_driver_bytes)
+        moved = float(after.memory.must_have_bytes) - float(before.memory.must_have_bytes)
         assert before.time is not None
         assert after.time is not None
         assert moved == pytest.approx(each.moves_bytes, abs=1), each
