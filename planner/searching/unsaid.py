@@ -58,12 +58,16 @@ class Unsaid:
 
 
 def unsaid_settings(
-    scenario: Scenario, prediction: Prediction, model: Coefficients | Calibration = PRIORS
+    scenario: Scenario,
+    prediction: Prediction,
+    model: Coefficients | Calibration = PRIORS,
+    *,
+    stacks: bool = True,
 ) -> tuple[Unsaid, ...]:
     """At most ``MAX_ROWS`` settings that nobody gave and that move the need or the speed by 5 % or more,
     the largest first.
 
-    ``prediction`` is that of the scenario under ``model``.
+    ``prediction`` is that of the scenario under ``model``.  ``stacks``: other versions of the stack, too.
     A value that a rule refuses or warns about is not tried, and one that is not modelled is left out.  Of
     large programs the first settings alone are tried, and what makes a program large is not.
     """
@@ -72,6 +76,7 @@ def unsaid_settings(
     tried = (
         (f"{name}={value}", flags, after)
         for name, value in _assumed(scenario)
+        if stacks or name != "stack"
         for flags in _flags_otherwise(name, value)
         if (after := _variant(scenario, flags)) is not None
         and not (refusals(after).keys() | warnings_about(after)) - before

@@ -107,6 +107,17 @@ def test_what_moves_most_comes_first() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_stacks_are_left_out_where_they_have_a_line_of_their_own() -> None:
+    """All other rows stay."""
+    job = resolve(from_flags(LORA))
+    found = unsaid_settings(job, estimate(job))
+    rest = tuple(each for each in found if not each.setting.startswith("stack="))
+    assert len(rest) < len(found)
+    without = unsaid_settings(job, estimate(job), stacks=False)
+    assert without[: len(rest)] == rest
+    assert not any(each.setting.startswith("stack=") for each in without)
+
+
 def test_what_was_said_is_not_named() -> None:
     """A setting from the command line is the user's own."""
     said = {**LORA, "attention": "sdpa", "batch": "1", "stack": "hf-trainer@5"}
