@@ -57,14 +57,14 @@ def parse_size_bytes(text: str) -> int:
 
 def format_gib(n_bytes: float) -> str:
     """``n_bytes`` as GiB with two decimals, for example ``14.06 GiB``."""
-    return f"{n_bytes / GIB:.2f} GiB"
+    return f"{n_bytes / GIB:,.2f} GiB"
 
 
 def format_bytes(n_bytes: float) -> str:
     """``n_bytes`` in the binary unit that keeps it readable: B, KiB, MiB or GiB."""
     size = abs(n_bytes)
     if size >= GIB:
-        return f"{n_bytes / GIB:.2f} GiB"
+        return f"{n_bytes / GIB:,.2f} GiB"
     if size >= MIB:
         return f"{n_bytes / MIB:.1f} MiB"
     if size >= KIB:

@@ -101,10 +101,12 @@ def _advised(subject: Subject, model: Coefficients | Calibration, *, brief: bool
         warning = f"no other settings were tried: this job makes {n_made:,} allocations beside its layers"
         return replace(subject, scenario=replace(scenario, warnings=(*scenario.warnings, warning)))
     kinds = CHEAP if brief and prediction.verdict == "fits" else KINDS
+    needs = stack_needs(scenario, model)
     return replace(
         subject,
-        unsaid=unsaid_settings(scenario, prediction, model),
+        # The first answer has a line of all stacks instead of rows.
+        unsaid=unsaid_settings(scenario, prediction, model, stacks=not (brief and needs)),
         levers=levers(scenario, model, kinds=kinds),
-        stacks=stack_needs(scenario, model),
+        stacks=needs,
         at_length=at_example_length(scenario, prediction, model),
     )

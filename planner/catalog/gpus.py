@@ -25,6 +25,8 @@ CatalogOrigin = Literal["datasheet", "measured", "derived", "unsourced", "assume
 
 # Words that drivers and shops put around a card's name and that choose nothing.
 _DECORATION = re.compile(r"\b(nvidia|geforce|tesla|quadro|amd|instinct|intel|huawei|gpu)\b")
+# Shares and gigabytes of a MIG slice, as nvidia-smi writes them.
+_SLICE = re.compile(r"\b\d+g\.\d+gb\b")
 _MIB_PER_GIB = GIB // MIB
 
 # Key in the file -> field of GpuSpec.  The nvidia-smi total is for listing only.
@@ -139,7 +141,7 @@ def resolve_gpu_id(name: str) -> str:
         UnknownNameError: no such card; says the nearest.
         UsageError: a name that several cards share, or a MIG slice.
     """
-    if "mig" in name.lower():
+    if "mig" in name.lower() or _SLICE.search(name.lower()):
         raise UsageError(
             f"MIG slices such as '{show(name)}' are not in the catalog: name the parent card with --gpu "
             "and give the memory of the slice with --gpu-memory SIZE; time and CUDA context are then "

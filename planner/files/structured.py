@@ -126,6 +126,12 @@ def yaml_value(path: str | Path, text: str) -> tuple[Any, dict[str, int]]:
     except yaml.MarkedYAMLError as error:
         mark: yaml.Mark | None = error.problem_mark
         kind = _YAML_QUOTED.sub("(...)", error.problem or "unknown").partition("\n")[0]
+        if (
+            mark is not None
+            and mark.buffer is not None
+            and mark.buffer[mark.pointer : mark.pointer + 1] == "\t"
+        ):
+            kind = "a tab where YAML takes spaces"
         raise InputFileError(
             path, f"not valid YAML: {kind}", None if mark is None else mark.line + 1
         ) from None

@@ -132,6 +132,17 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
         UsageError: something without a default was not given.
         RefusedCombinationError: settings that exclude each other (unless ``force``).
     """
+    scenario = assembled(request, found)
+    warnings = check(Case(scenario, request.values), force=force)
+    return replace(scenario, warnings=(*found.doubts, *warnings))
+
+
+def assembled(request: ScenarioRequest, found: LookedUp) -> Scenario:
+    """:func:`complete`, with no word about combinations that the rules refuse or warn about.
+
+    Raises:
+        UsageError: something without a default was not given.
+    """
     ledger = Ledger(request, found.entries)
     loaded = loaded_part(ledger, found.model, found.stack)
     recipe = resolve_recipe(ledger, loaded, found.hardware, found.stack, found.lengths)
@@ -146,10 +157,18 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     model = without_adapters(model, recipe.frozen)
     stack = with_own_loss(stack_for(found.stack, recipe, model), model)
     run = _run_over(found, recipe.batch)
-    scenario = Scenario(model, found.hardware, recipe, stack, run, ledger.assumptions)
+    scenario = Scenario(
+        model,
+        found.hardware,
+        recipe,
+        stack,
+        run,
+        ledger.assumptions,
+        whole_model=found.model,
+        whole_reward=found.reward,
+    )
     check_parallel(scenario)
-    warnings = check(Case(scenario, request.values), force=force)
-    return replace(scenario, warnings=(*found.doubts, *warnings))
+    return scenario
 
 
 def _resolve_model(ledger: Ledger, reader: ConfigReader) -> tuple[ModelSpec, tuple[str, ...]]:

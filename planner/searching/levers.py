@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from planner.catalog.stacks import load_stack
 from planner.domain.prediction import Prediction, Verdict
-from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -111,7 +110,7 @@ class Lever:
         """
         ratio = self.step_time_ratio
         parts = [] if ratio is None or abs(ratio - 1) < _SHOWN_RATIO else [f"step x {ratio:.2f}"]
-        parts += [f"{self.host_bytes / GIB:.0f} GiB host RAM"] if self.host_bytes >= GIB else []
+        parts += [f"{self.host_bytes / GIB:,.0f} GiB host RAM"] if self.host_bytes >= GIB else []
         parts += ["other cards"] if "gpu" in self.flags else []
         parts += ["changes the training"] if self.kind == "training" else []
         return ", ".join(parts) or self.nothing_more
@@ -276,7 +275,7 @@ def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) 
             continue
         stack = scenario.stack if name == scenario.stack.id else load_stack(name)
         try:
-            after = with_flags(replace(scenario, stack=stack), {})
+            after = with_flags(scenario, {}, stack=stack)
             if refusals(after).keys() - refusals(scenario).keys():
                 continue
             prediction = predict_with(after, model)
@@ -322,9 +321,7 @@ def _lacks(scenario: Scenario) -> tuple[str, ...]:
 
 def _moved(scenario: Scenario, move: Move) -> Scenario:
     of_recipe = {name: value for name, value in move.flags.items() if name not in _OF_PLACE}
-    if move.stack is not None:
-        scenario = replace(scenario, stack=move.stack)
-    return with_flags(scenario, of_recipe, move.hardware)
+    return with_flags(scenario, of_recipe, move.hardware, move.stack)
 
 
 def _together(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
@@ -391,12 +388,11 @@ def _step_ratio(before: Prediction, after: Prediction) -> float | None:
 
 
 def _host_bytes(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> int:
-    """Host RAM that is needed on top, where the change moves something there."""
-    moves_more = (
-        changed.recipe.offload != scenario.recipe.offload or OPTIMIZER_FACTS[changed.recipe.optimizer].paged
-    )
+    """Host RAM that a node needs on top; other cards stand in another node."""
+    if changed.hardware != scenario.hardware:
+        return 0
     more = float(after.host.required_per_node_bytes) - float(before.host.required_per_node_bytes)
-    return max(0, round(more)) if moves_more else 0
+    return max(0, round(more))
 
 
 def _usd_ratio(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> float | None:

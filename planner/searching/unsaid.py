@@ -5,7 +5,7 @@ and how far memory and time move where they are otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from planner.searching.affordable import is_affordable_beside, n_affordable
 from planner.searching.variants import Flags, refusals, warnings_about, with_flags
 
 MAX_ROWS = 6
-# What moves the peak or the speed by less is no reason why an estimate was wrong.
+# What moves the need or the speed by less is no reason why an estimate was wrong.
 _WORTH_SHARE = 0.05
 # What else people commonly run, by setting and by the value that was assumed.
 _OTHERWISE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -45,9 +45,9 @@ _OTHERWISE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
 class Unsaid:
     """One setting that nobody gave, and the answer where it is otherwise.
 
-    ``setting`` is what was taken, ``flags`` ask for the other value.  ``moves_bytes``: the driver's peak
-    after less before, on a card with room to spare; ``speed_ratio``: real tokens per second, after over
-    before (``None``: unknown); ``verdict``: after.
+    ``setting`` is what was taken, ``flags`` ask for the other value.  ``moves_bytes``: what one GPU needs at
+    least, after less before; ``speed_ratio``: real tokens per second, after over before (``None``: unknown);
+    ``verdict``: after.
     """
 
     setting: str
@@ -58,20 +58,25 @@ class Unsaid:
 
 
 def unsaid_settings(
-    scenario: Scenario, prediction: Prediction, model: Coefficients | Calibration = PRIORS
+    scenario: Scenario,
+    prediction: Prediction,
+    model: Coefficients | Calibration = PRIORS,
+    *,
+    stacks: bool = True,
 ) -> tuple[Unsaid, ...]:
-    """At most ``MAX_ROWS`` settings that nobody gave and that move the peak or the speed by 5 % or more,
+    """At most ``MAX_ROWS`` settings that nobody gave and that move the need or the speed by 5 % or more,
     the largest first.
 
-    ``prediction`` is that of the scenario under ``model``.
+    ``prediction`` is that of the scenario under ``model``.  ``stacks``: other versions of the stack, too.
     A value that a rule refuses or warns about is not tried, and one that is not modelled is left out.  Of
     large programs the first settings alone are tried, and what makes a program large is not.
     """
-    peak_bytes = float(prediction.memory.uncapped_driver_bytes)
+    need_bytes = float(prediction.memory.must_have_bytes)
     before = frozenset(refusals(scenario)) | warnings_about(scenario)
     tried = (
         (f"{name}={value}", flags, after)
         for name, value in _assumed(scenario)
+        if stacks or name != "stack"
         for flags in _flags_otherwise(name, value)
         if (after := _variant(scenario, flags)) is not None
         and not (refusals(after).keys() | warnings_about(after)) - before
@@ -85,7 +90,7 @@ def unsaid_settings(
 
     def weight(each: Unsaid) -> float:
         speed = 0.0 if each.speed_ratio is None else abs(each.speed_ratio - 1)
-        return max(abs(each.moves_bytes) / peak_bytes, speed)
+        return max(abs(each.moves_bytes) / need_bytes, speed)
 
     return tuple(
         sorted((each for each in found if weight(each) >= _WORTH_SHARE), key=lambda each: -weight(each))[
@@ -115,7 +120,7 @@ def _variant(scenario: Scenario, flags: Flags) -> Scenario | None:
     """The job with other flags, or ``None`` where they exclude each other."""
     try:
         if "stack" in flags:
-            return with_flags(replace(scenario, stack=load_stack(str(flags["stack"]))), {})
+            return with_flags(scenario, {}, stack=load_stack(str(flags["stack"])))
         return with_flags(scenario, flags)
     except UsageError:
         return None
@@ -135,7 +140,7 @@ def _unsaid(setting: str, flags: Flags, before: Prediction, after: Prediction) -
         if before.time and after.time
         else None
     )
-    moved = float(after.memory.uncapped_driver_bytes) - float(before.memory.uncapped_driver_bytes)
+    moved = float(after.memory.must_have_bytes) - float(before.memory.must_have_bytes)
     return Unsaid(setting, " ".join(map(_flag_text, flags.items())), round(moved), ratio, after.verdict)
 
 

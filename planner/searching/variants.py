@@ -10,22 +10,24 @@ from planner.domain.hardware import Hardware
 from planner.domain.recipes.flat_recipe import flat_recipe, seeing_values, with_flat
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Assumption, Scenario
-from planner.intake.fill_recipe import resolve_recipe
+from planner.domain.stack import Stack
 from planner.intake.given.fields import FIELD_OF_COLUMN, REQUEST_FIELDS
-from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import Given, ScenarioRequest
-from planner.intake.model_parallel import check_parallel
+from planner.intake.resolve import LookedUp, assembled
 from planner.intake.rules.all_rules import RULES, Case
 
 # Values of flags: text, ``True`` for a switch, ``None`` for a flag of the job that is left out.
 Flags = Mapping[str, str | bool | None]
 
 
-def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = None) -> Scenario:
-    """The scenario with other flags of the recipe or of evaluation, and on other hardware if some is given.
+def with_flags(
+    scenario: Scenario, flags: Flags, hardware: Hardware | None = None, stack: Stack | None = None
+) -> Scenario:
+    """The scenario with other flags of the recipe or of evaluation, and on other hardware or another software
+    stack if some is given.
 
-    What nobody gave follows anew from the stack and from what was given, as in the intake.  Names of
-    ``flags`` are those of fields, with hyphens.
+    What nobody gave follows anew from the stack and from what was given, as in the intake, and so does what
+    the stack and the task make of the model.  Names of ``flags`` are those of fields, with hyphens.
 
     Raises:
         UsageError: a value that cannot be used, or settings that exclude each other.
@@ -37,17 +39,20 @@ def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = Non
             given.pop(name, None)
         else:
             given[name] = Given(REQUEST_FIELDS[name].parse(value), "cli")
-    ledger = Ledger(ScenarioRequest(MappingProxyType(given)))
-    hardware = hardware or scenario.hardware
-    lengths = scenario.recipe.batch.lengths
-    recipe = resolve_recipe(ledger, scenario.model, hardware, scenario.stack, lengths)
     run = scenario.run
     if "eval_batch" in given:
-        run = replace(run, eval_micro_batch=ledger.choose("eval_batch", 0, ""))
-    assumptions = _updated(scenario.assumptions, ledger.assumptions)
-    changed = replace(scenario, hardware=hardware, recipe=recipe, run=run, assumptions=assumptions)
-    check_parallel(changed)
-    return changed
+        run = replace(run, eval_micro_batch=given["eval_batch"].value)
+    found = LookedUp(
+        scenario.whole_model or scenario.model,
+        hardware or scenario.hardware,
+        stack or scenario.stack,
+        run,
+        scenario.assumptions,
+        lengths=scenario.recipe.batch.lengths,
+        reward=scenario.whole_reward,
+    )
+    changed = assembled(ScenarioRequest(MappingProxyType(given)), found)
+    return replace(changed, warnings=scenario.warnings)
 
 
 def request_of(scenario: Scenario) -> ScenarioRequest:
@@ -56,6 +61,8 @@ def request_of(scenario: Scenario) -> ScenarioRequest:
     """
     values = {FIELD_OF_COLUMN[name]: value for name, value in flat_recipe(scenario.recipe).items()}
     values |= seeing_values(scenario.recipe)
+    if scenario.recipe.rollout is not None and scenario.recipe.rollout.reward is not None:
+        values["reward_dtype"] = scenario.recipe.rollout.reward.load_dtype
     entries = {each.name: each for each in scenario.assumptions}
     return ScenarioRequest(
         MappingProxyType(
@@ -70,12 +77,6 @@ def request_of(scenario: Scenario) -> ScenarioRequest:
 
 def _is_open(entry: Assumption) -> bool:
     return entry.is_assumed or entry.is_from_catalog or entry.is_from_data
-
-
-def _updated(old: tuple[Assumption, ...], new: tuple[Assumption, ...]) -> tuple[Assumption, ...]:
-    renewed = {each.name: each for each in new}
-    kept = tuple(renewed.pop(each.name, each) for each in old)
-    return (*kept, *renewed.values())
 
 
 def with_sizes(

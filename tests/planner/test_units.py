@@ -61,6 +61,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (GIB, "1.00 GiB"),
         (-3 * MIB, "-3.0 MiB"),
         (1.375 * GIB, "1.38 GiB"),
+        (1890 * GIB, "1,890.00 GiB"),
     ],
 )
 def test_bytes_have_the_unit_that_keeps_them_readable(n_bytes: float, text: str) -> None:

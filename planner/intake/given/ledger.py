@@ -39,8 +39,10 @@ class Ledger:
         self._entries[name] = Assumption(name, _text(name, value), origin, note)
 
     def remark(self, name: str, note: str) -> None:
-        """Say more about an entry."""
+        """Say more about an entry, once."""
         entry = self._entries[name]
+        if note in entry.note.split("; "):
+            return
         self._entries[name] = replace(entry, note=f"{entry.note}; {note}" if entry.note else note)
 
     def choose(self, name: str, default: ValueT, origin: str, note: str = "") -> ValueT:

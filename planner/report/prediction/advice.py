@@ -76,7 +76,7 @@ def _cost(lever: Lever) -> str:
     """
     if lever.kind == "training":
         return "training"
-    parts = [f"{lever.host_bytes / GIB:.0f} GiB RAM"] if lever.host_bytes >= GIB else []
+    parts = [f"{lever.host_bytes / GIB:,.0f} GiB RAM"] if lever.host_bytes >= GIB else []
     if lever.kind == "money" and not parts:
         parts.append("other cards" if "gpu" in lever.flags else "<1 GiB RAM")
     ratio, usd = lever.step_time_ratio, lever.usd_ratio

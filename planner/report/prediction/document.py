@@ -319,7 +319,7 @@ class ByteIntervalPart(DocumentPart):
 class UnsaidPart(DocumentPart):
     """A setting that is assumed, and the answer with another value of it.
 
-    ``moves_bytes``: the driver's peak with it less without; ``speed_ratio``:
+    ``moves_bytes``: what one GPU needs at least with it, less without; ``speed_ratio``:
     real tokens per second with it over without.
     """
 

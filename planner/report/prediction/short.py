@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 
 from planner.domain.recipes.job_line import short_job_line
+from planner.domain.term import PHASE_WORDS
 from planner.report.prediction.advice import assumption_choices, lever_choices, stacks_text
 from planner.report.prediction.bar_terms import largest_parts
 from planner.report.prediction.sections import asks_for_run, data_notes, run_notes, step_note
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.verdict import doubts, uses_text, verdict_note
 from planner.report.render.human import to_text
-from planner.report.render.layout import Block, Note, Section
+from planner.report.render.layout import Block, Choices, Note, Section
 from planner.report.render.numbers import gib
 from planner.searching.levers import Lever
 from planner.searching.moves import CHEAP
@@ -74,12 +75,13 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
     if not subject.scenario.hardware.gpu.is_cuda:
         # Terms and levers are those of CUDA's allocator.
         return (Section("", (verdict_note(subject), *_about(subject, room), *_warnings(subject, room))),)
+    levers = _levers(subject, room.levers)
     parts: tuple[tuple[Block, ...], ...] = (
         (verdict_note(subject), *_about(subject, room), _parts(subject), *_warnings(subject, room)),
-        _levers(subject, room.levers),
+        levers,
         (
             *(_stacks(subject, with_lacks=room.lacks) if room.stacks else ()),
-            *_assumptions(subject, room.assumptions),
+            *_assumptions(subject, room.assumptions, {row.flags for each in levers for row in each.rows}),
         ),
         (_more(subject),),
     )
@@ -123,10 +125,13 @@ def _warnings(subject: Subject, room: Room) -> Iterator[Note]:
 def _parts(subject: Subject) -> Note:
     """What the peak is made of, the largest first."""
     parts = (f"{name} {gib(size)}" for name, size in largest_parts(subject.prediction, N_PARTS))
-    return Note(f"At the peak, in GiB: {', '.join(parts)}")
+    phase = subject.prediction.memory.limiting_phase
+    # No setting of the step moves a peak that comes before the first one.
+    when = f" ({PHASE_WORDS[phase]})" if phase in ("load", "adapters") else ""
+    return Note(f"At the peak{when}, in GiB: {', '.join(parts)}")
 
 
-def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
+def _levers(subject: Subject, count: int) -> tuple[Choices, ...]:
     """The cheap levers of a job that fits; of one that does not those that are enough,
     or what saves most where none is.
     """
@@ -160,11 +165,13 @@ def _stacks(subject: Subject, *, with_lacks: bool) -> Iterator[Note]:
         yield Note(stacks_text(subject.stacks, with_lacks=with_lacks))
 
 
-def _assumptions(subject: Subject, count: int) -> tuple[Block, ...]:
-    """What moves the answer most of what was assumed."""
+def _assumptions(subject: Subject, count: int, shown: set[str]) -> tuple[Block, ...]:
+    """What moves the answer most of what was assumed, but for the flags that are ``shown`` already."""
     # Stacks have a line of their own.
     moving = [
-        each for each in subject.unsaid or () if not (subject.stacks and each.flags.startswith("--stack "))
+        each
+        for each in subject.unsaid or ()
+        if each.flags not in shown and not (subject.stacks and each.flags.startswith("--stack "))
     ][:count]
     if not moving:
         return ()

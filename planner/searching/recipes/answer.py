@@ -102,7 +102,7 @@ def answer_of(pool: Pool, choice: Choice, settle: Settle = confirmed) -> FoundRe
         n_tried=pool.n_tried,
         n_refused=len(refused),
         confidence=pool.confidence,
-        tried=_values_tried(tried for group in pool.by_training.values() for tried in group),
+        tried=values_tried(tried for group in pool.by_training.values() for tried in group),
         notes=(*_notes(pool.space), *pool.left_out),
         levers=() if n_fit else _levers(groups, pool.confidence),
     )
@@ -187,7 +187,7 @@ def _verdict(groups: Sequence[RecipeGroup], confidence: float) -> Verdict:
     return min((state_of(tried.prediction, confidence) for tried in shown), key=_STATES.index)
 
 
-def _values_tried(every: Iterable[Tried]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def values_tried(every: Iterable[Tried]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Values of each setting of which more than one was estimated."""
     seen: dict[str, dict[str, None]] = {}
     for tried in every:

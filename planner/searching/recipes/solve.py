@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 from planner.domain.recipes.recipe import Number
@@ -14,7 +15,15 @@ from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.model_parallel import group_gpus
 from planner.intake.resolve import complete
 from planner.searching.grid import GridAxes, estimate_grid
-from planner.searching.recipes.answer import Choice, FoundRecipes, Quantity, RecipeGroup, answer_of, place_of
+from planner.searching.recipes.answer import (
+    Choice,
+    FoundRecipes,
+    Quantity,
+    RecipeGroup,
+    answer_of,
+    place_of,
+    values_tried,
+)
 from planner.searching.recipes.attempt import Model, ModelFor, Tried, confirmed, rank
 from planner.searching.recipes.choose import all_options, by_place, try_sizes
 from planner.searching.recipes.counts import counted_places, world_of
@@ -88,7 +97,10 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
     exact = [
         _exact(pool, quantity, choice, group, settled) if group.rows else group for group in answer.groups
     ]
-    return replace(answer, solved=quantity, groups=tuple(_largest_first(exact, quantity)))
+    groups = tuple(_largest_first(exact, quantity))
+    # The sizes of the answer itself were found by replays, beside those that the search tried.
+    every = chain(*pool.by_training.values(), *(group.rows for group in groups))
+    return replace(answer, solved=quantity, groups=groups, tried=values_tried(every))
 
 
 def _exact(

@@ -212,7 +212,7 @@ def test_a_laptop_card_is_not_the_desktop_card_of_its_number() -> None:
     assert load_gpu("4090 laptop").marketing_memory_bytes == 16 * GIB
 
 
-@pytest.mark.parametrize("name", ["a100-80-sxm:mig-3g.40gb", "MIG 1g.10gb"])
+@pytest.mark.parametrize("name", ["a100-80-sxm:mig-3g.40gb", "MIG 1g.10gb", "a100-1g.10gb"])
 def test_mig_slices_are_refused_with_the_way_to_go_on(name: str) -> None:
     """A slice of a card is no entry; the message says to name the parent card and the memory."""
     with pytest.raises(UsageError, match=r"MIG slices .* not in the catalog: .* --gpu-memory SIZE"):

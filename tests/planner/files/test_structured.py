@@ -86,6 +86,7 @@ def test_no_text_takes_the_square_of_its_length(form: str, text: str) -> None:
         ("yaml", "a: 1\nb: " + "9" * 301, "f:2: not valid YAML: a number of more than 300 digits"),
         ("yaml", "a: 1\nb: 2026-02-31", "f:2: not valid YAML: a date or a number that does not exist"),
         ("yaml", "a: !key value", "f:1: not valid YAML: could not determine a constructor for the tag (...)"),
+        ("yaml", "a: 1\n\tb: 2", "f:2: not valid YAML: a tab where YAML takes spaces"),
         ("yaml", "a: 1\nb: \x07", "f:2: not valid YAML: a character that no text has"),
         ("yaml", "a: *anchor", "f:1: aliases (*name) are not read"),
     ],

@@ -46,6 +46,17 @@ def by_flags(found: tuple[Lever, ...]) -> dict[str, Lever]:
     return {lever.flags_text: lever for lever in found}
 
 
+def test_host_ram_is_told_wherever_a_change_takes_it() -> None:
+    """Under ZeRO-2 every process clones the weights into RAM when it saves, although nothing is offloaded."""
+    job = {"model": "llama-3.2-1b", "method": "full", "gpu": "rtx3090", "gpus": "4", "seq": "512"}
+    zero2 = {**job, "sharding": "zero2"}
+    before, after = (predict_with(resolve(from_flags(each)), PRIORS).host for each in (job, zero2))
+    more = float(after.required_per_node_bytes) - float(before.required_per_node_bytes)
+    assert more > 4 * GIB
+    found = by_flags(levers_module.levers(resolve(from_flags(job)), alone=True))
+    assert found["--sharding zero2"].host_bytes == pytest.approx(more, abs=1)
+
+
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", JOBS)
 def test_flags_do_what_the_lever_promises(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.catalog.stacks import load_stack
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
 from planner.intake.given.request import from_flags
@@ -46,6 +47,37 @@ def test_flags_that_are_added_are_those_that_are_typed(flags: Flags) -> None:
     assert changed.hardware == read.hardware
     entries = {each.name: each.value for each in changed.assumptions}
     assert {each.name: each.value for each in read.assumptions}.items() <= entries.items()
+
+
+@pytest.mark.parametrize(
+    ("job", "stack"),
+    [
+        # Unsloth loads the text part of the checkpoint alone.
+        ({"model": "gemma-3-4b", "method": "qlora"}, "unsloth"),
+        ({"model": "gemma-3-4b", "method": "qlora", "stack": "unsloth"}, "hf-trainer@5"),
+        # Axolotl's kernels for adapters are off where preferences are trained.
+        ({"task": "dpo"}, "axolotl"),
+        # Before Transformers 5 each expert has matrices of its own.
+        ({"model": "qwen3-30b-a3b"}, "hf-trainer@4"),
+    ],
+)
+def test_another_stack_is_as_if_it_had_been_typed(job: dict[str, str], stack: str) -> None:
+    """Model, recipe and stack are those of the job whose flags name the stack."""
+    changed, read = (
+        with_flags(scenario(**job), {}, stack=load_stack(stack)),
+        scenario(**{**job, "stack": stack}),
+    )
+    assert changed.model == read.model
+    assert changed.recipe == read.recipe
+    assert changed.stack == read.stack
+
+
+@pytest.mark.parametrize("more", [{}, {"reward_dtype": "bf16"}])
+def test_a_reward_model_stays_on_the_card(more: dict[str, str]) -> None:
+    """Another batch saves nothing of the model that scores."""
+    grpo = {"task": "grpo", "reward_model": "llama-3.2-1b", "stack": "trl", **more}
+    read = scenario(**grpo, batch="16")
+    assert with_flags(scenario(**grpo, batch="8"), {"batch": "16"}).recipe == read.recipe
 
 
 def test_a_flag_may_be_taken_away() -> None:

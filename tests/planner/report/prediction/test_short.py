@@ -8,6 +8,7 @@ import pytest
 
 from planner.domain.recipes.job_line import short_job_line
 from planner.domain.scenario import RunPlan
+from planner.domain.term import PHASE_WORDS, Phase
 from planner.report.prediction.short import MAX_LINES, Room, short_sections
 from planner.report.prediction.subject import Subject
 from planner.report.render.layout import Note
@@ -56,6 +57,23 @@ def test_of_several_stacks_the_one_that_is_enough_is_the_lever() -> None:
     assert "--stack unsloth" in text
     assert "--stack axolotl" not in text
     assert "Nothing that was tried" not in text
+
+
+def test_a_lever_that_is_shown_is_no_assumption_besides() -> None:
+    """One change has one line; an assumption that no lever shows stays."""
+    unsaid = [Unsaid(f"{name}=1", f"--{name} 2", -GIB, 1.1, "fits") for name in ("batch", "lora-rank")]
+    shown = lever("less", {"batch": "2"}, kind="time")
+    text = draw_short(Subject(scenario(), prediction(), [shown], unsaid=unsaid))
+    assert text.count("--batch 2") == 1
+    assert text.count("--lora-rank 2") == 1
+
+
+@pytest.mark.parametrize(("phase", "named"), [("load", True), ("adapters", True), ("loss", False)])
+def test_a_peak_before_the_first_step_is_named(phase: Phase, named: bool) -> None:
+    """No setting of the step moves it."""
+    made = prediction()
+    made = replace(made, memory=replace(made.memory, limiting_phase=phase))
+    assert (PHASE_WORDS[phase] in draw_short(Subject(scenario(), made))) == named
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
