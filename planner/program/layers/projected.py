@@ -17,8 +17,6 @@ from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.parameters import Weight
 from planner.program.update.step_kernels import Make, States, like
 
-APOLLO = ("apollo_adamw", "apollo_adamw_layerwise")
-
 
 def is_projected(weight: Weight) -> bool:
     """Whether it is a matrix of a layer; ``all`` and ``all-linear`` leave the head out, too."""

@@ -13,7 +13,7 @@ from functools import partial
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.program.job import Job
-from planner.program.layers.projected import APOLLO, apollo
+from planner.program.layers.projected import apollo
 from planner.program.ops.tensors import Unit
 from planner.program.parameters import Weight
 from planner.program.request_stream import RequestStream
@@ -54,7 +54,7 @@ def make_states(stream: RequestStream, job: Job, weight: Weight) -> list[int]:
 def _steps_of(job: Job, trained: Sequence[Weight], *, first: bool) -> Iterator[tuple[Step, Sequence[Weight]]]:
     """The steps of an optimizer, and what each is over: two groups, or all."""
     optimizer, rank = job.recipe.optimizer, job.recipe.optimizer_rank
-    if rank and optimizer in APOLLO:
+    if rank and optimizer == "apollo_adamw":
         yield partial(apollo, rank=rank, first=first), trained
     elif optimizer == "muon":
         n_parts = int(job.recipe.shards(job.hardware)) if job.recipe.sharding.dtensors else 1

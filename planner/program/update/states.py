@@ -19,7 +19,7 @@ from planner.arrays import largest
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.errors import NotModelledError
 from planner.program.job import Job
-from planner.program.layers.projected import APOLLO, is_projected, projection_elements
+from planner.program.layers.projected import is_projected, projection_elements
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.parameters import Weight
 from planner.program.update.step_kernels import is_orthogonalized
@@ -46,7 +46,7 @@ def states_of(job: Job, weight: Weight) -> list[State]:
     """
     optimizer, unit, like_weight = job.recipe.optimizer, weight.unit, weight.unit_bytes
     facts = OPTIMIZER_FACTS[optimizer]
-    if optimizer in APOLLO:
+    if optimizer == "apollo_adamw":
         return _projected(job, weight)
     if facts.library == "torchao":
         return _torchao(job, weight)
