@@ -193,9 +193,7 @@ def _read_stage_3(zero: Keys, reading: Reading) -> None:
         if name not in auto and (follows or number != usual):
             reading.switch(switch, number, tool_default(TOOL) if said is None else zero.where(name))
     if zero.get("overlap_comm") is False:
-        reading.remark(
-            zero.where("overlap_comm"), "false is not taken over: communication is counted beside computation"
-        )
+        reading.switch("zero3_overlap", False, zero.where("overlap_comm"))
     if zero.flag("memory_efficient_linear") is False:
         reading.remark(
             zero.where("memory_efficient_linear"),
