@@ -20,7 +20,6 @@ _ZERO_HARMLESS = (
     "load_from_fp32_weights",
     "ignore_unused_parameters",
     "round_robin_gradients",
-    "reduce_scatter",
     "allgather_partitions",
     "legacy_stage1",
     "log_trace_cache_warnings",
@@ -144,6 +143,11 @@ def read_zero(zero: Keys, reading: Reading) -> None:
     if zero.flag("contiguous_gradients") is False:
         reading.remark(
             zero.where("contiguous_gradients"), "false is not taken over: gradients are counted in one buffer"
+        )
+    if zero.flag("reduce_scatter") is False:
+        reading.remark(
+            zero.where("reduce_scatter"),
+            "false is not taken over: what copies for scattering take is counted",
         )
     zero.skip(_ZERO_HARMLESS)
 

@@ -69,17 +69,17 @@ def _second_model_read(case: Case) -> bool:
         return False
     if recipe.sharding.dtensors:
         return recipe.task == "dpo" and stack.pair_logps in _ONE_GROUP
-    pairs = recipe.task == "dpo" or (recipe.compares_logits and recipe.loss == "hf")
+    pairs = recipe.loss == "hf" and (recipe.task == "dpo" or recipe.compares_logits)
     return recipe.sharding.is_zero3 and stack.zero_init and pairs
 
 
 def _adapters_off_read(case: Case) -> bool:
-    """The model itself without its adapters, whose order of modules ZeRO-3 gives up."""
+    """The model itself without its adapters: whole logits under FSDP2, TRL's tiles of DPO under ZeRO-3."""
     recipe, stack = case.recipe, case.stack
     if recipe.sharding.dtensors:
-        return recipe.loss == "hf" or recipe.task == "dpo"
+        return recipe.loss == "hf"
     whole = stack.zero_init and not recipe.offloads_params and recipe.numerics.quantization == "none"
-    return recipe.sharding.is_zero3 and whole and recipe.task == "dpo"
+    return recipe.sharding.is_zero3 and whole and recipe.task == "dpo" and recipe.loss == "chunked"
 
 
 def _compares_otherwise(case: Case) -> bool:
@@ -174,9 +174,10 @@ TASK_RULES = (
     Rule(
         "reference-divided",
         "not-modelled",
-        "The pass of a reference is modelled where every GPU has whole weights, under FSDP2 with adapters, "
-        "and for DPO under ZeRO-3 and under FSDP2 of TRL from 0.29 on, with weights on the GPUs; use "
-        "--sharding zero2, ddp or none, or another task",
+        "The pass of a reference is modelled where every GPU has whole weights. With whole logits also under "
+        "FSDP2 with adapters, and for DPO under ZeRO-3 with a second model; under FSDP2 with a second model "
+        "for DPO of TRL from 0.29 on, and under ZeRO-3 with adapters from 1.15 on. Use --sharding zero2, ddp "
+        "or none, or another task",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),
