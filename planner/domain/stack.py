@@ -334,6 +334,10 @@ class Stack:
     """Bucket of stages 1 and 2 as the stack's template sets it; 0: hidden squared, Hugging Face ``auto``."""
     zero12_overlap: bool
     """Stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket."""
+    zero3_overlap: bool
+    """Stage 3 gathers and reduces in streams of its own (``overlap_comm``)."""
+    zero_reduces_fp32: bool
+    """ZeRO casts gradients of 16 bits to fp32 for their sums (``communication_data_type``)."""
     zero12_early_buckets: bool
     """These buckets are made before the backward of the loss begins, so that they lie beside its logits."""
     zero12_flattens_on_gpu: bool

@@ -114,7 +114,7 @@ class Runtime:
             # trl 1.9.0 and 1.16.0 models/activation_offloading.py __enter__, where bitsandbytes is imported,
             # which PEFT does.
             stream.empty_cache()
-        first = [self.run_aside(given) for given in self.before]
+        first = [self.run_beside(given) for given in self.before]
         self.forward(made[0])
         for before, each in pairwise(made[:-1]):
             self.forward(each)
@@ -158,7 +158,7 @@ class Runtime:
             stream.events += each.events(BACKWARD_END)
         for aside in first:
             self.let_go(aside)
-        asides = [self.run_aside(given) for given in self.after]
+        asides = [self.run_beside(given) for given in self.after]
         stream.events += made[-1].events(FORWARD_LOSS)
         if self._waits:
             self._end_autocast(made)
@@ -189,11 +189,11 @@ class Runtime:
     def evaluate(self, parts: list[Part]) -> None:
         """The forward pass of one batch that is evaluated, of parts that were made without gradients."""
         self.stream.enter("eval")
-        first = [self.run_aside(_in_units(aside, EVALUATED)) for aside in self.before]
+        first = [self.run_beside(_in_units(aside, EVALUATED)) for aside in self.before]
         made = self.run_aside(_in_units(parts, EVALUATED), waits=self._waits)
         for each in first:
             self.let_go(each)
-        asides = [self.run_aside(_in_units(aside, EVALUATED)) for aside in self.after]
+        asides = [self.run_beside(_in_units(aside, EVALUATED)) for aside in self.after]
         self.stream.events += made[-1].events(FORWARD_LOSS)
         if self._waits:
             self._end_autocast(made)
@@ -237,6 +237,10 @@ class Runtime:
             self._end_autocast(made)
         self.stream.events += made[-1].events(FORWARD_OUT)
         return made
+
+    def run_beside(self, parts: list[Part]) -> list[Instance]:
+        """The same of what a policy is compared with."""
+        return self.run_aside(parts)
 
     def let_go(self, made: list[Instance]) -> None:
         """What such a pass returned goes."""

@@ -75,7 +75,6 @@ _UNMODELLED = {
 }
 _REMARKS = {
     "compile": "compilation is not counted: memory and time are those without it",
-    "communication_data_type": "gradients are counted as reduced in their own dtype",
     "fp32_allreduce": "gradients are counted as reduced in their own dtype",
 }
 _ENGINE_UNMODELLED = {
@@ -99,6 +98,8 @@ def read_deepspeed(keys: Keys, reading: Reading) -> None:
     _read_degrees(keys)
     _read_sizes(keys, reading)
     _read_precision(keys, reading)
+    if keys.get("communication_data_type"):
+        _read_sums(keys, reading)
     for name, text in _REMARKS.items():
         if keys.get(name):
             reading.remark(keys.where(name), text)
@@ -110,6 +111,18 @@ def read_deepspeed(keys: Keys, reading: Reading) -> None:
         read_zero(zero, reading)
     _read_optimizer(keys, reading)
     keys.skip(_HARMLESS)
+
+
+def _read_sums(keys: Keys, reading: Reading) -> None:
+    """Enter the dtype of sums: one wider than gradients takes copies.
+
+    Ignored: stage 0, and one of 16 bits that is not that of gradients.
+    """
+    name, zero = "communication_data_type", keys.part("zero_optimization")
+    if keys.text(name) == "fp32" and zero is not None and zero.get("stage"):
+        reading.switch("zero_reduces_fp32", True, keys.where(name))
+    else:
+        reading.remark(keys.where(name), "gradients are counted as reduced in their own dtype")
 
 
 def _read_degrees(keys: Keys) -> None:

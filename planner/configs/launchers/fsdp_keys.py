@@ -202,6 +202,7 @@ def say_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
     kinds = {
         (1, "full_shard"): "fsdp1",
         (2, "full_shard"): "fsdp",
+        (1, "shard_grad_op"): "fsdp1-grad-op",
         (2, "shard_grad_op"): "fsdp-grad-op",
         (1, "no_shard"): "ddp",
         (1, "hybrid_shard"): "hsdp1",

@@ -20,7 +20,6 @@ _ZERO_HARMLESS = (
     "load_from_fp32_weights",
     "ignore_unused_parameters",
     "round_robin_gradients",
-    "reduce_scatter",
     "allgather_partitions",
     "legacy_stage1",
     "log_trace_cache_warnings",
@@ -145,6 +144,11 @@ def read_zero(zero: Keys, reading: Reading) -> None:
         reading.remark(
             zero.where("contiguous_gradients"), "false is not taken over: gradients are counted in one buffer"
         )
+    if zero.flag("reduce_scatter") is False:
+        reading.remark(
+            zero.where("reduce_scatter"),
+            "false is not taken over: what copies for scattering take is counted",
+        )
     zero.skip(_ZERO_HARMLESS)
 
 
@@ -193,9 +197,7 @@ def _read_stage_3(zero: Keys, reading: Reading) -> None:
         if name not in auto and (follows or number != usual):
             reading.switch(switch, number, tool_default(TOOL) if said is None else zero.where(name))
     if zero.get("overlap_comm") is False:
-        reading.remark(
-            zero.where("overlap_comm"), "false is not taken over: communication is counted beside computation"
-        )
+        reading.switch("zero3_overlap", False, zero.where("overlap_comm"))
     if zero.flag("memory_efficient_linear") is False:
         reading.remark(
             zero.where("memory_efficient_linear"),

@@ -12,7 +12,18 @@ if TYPE_CHECKING:
     from planner.domain.recipes.recipe import Number
 
 ShardingName = Literal[
-    "none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp", "hsdp1"
+    "none",
+    "ddp",
+    "zero0",
+    "zero1",
+    "zero2",
+    "zero3",
+    "fsdp",
+    "fsdp1",
+    "fsdp-grad-op",
+    "fsdp1-grad-op",
+    "hsdp",
+    "hsdp1",
 ]
 Engine = Literal["native", "deepspeed", "fsdp"]
 Scope = Literal["process", "world", "node"]
@@ -135,12 +146,13 @@ ZERO3 = Sharding(
 FSDP = _fsdp("fsdp")
 FSDP1 = _fsdp("fsdp1", dtensors=False)
 FSDP_GRAD_OP = _fsdp("fsdp-grad-op", divides_weights=False)
+FSDP1_GRAD_OP = _fsdp("fsdp1-grad-op", divides_weights=False, dtensors=False)
 HSDP = _fsdp("hsdp", "node")
 HSDP1 = _fsdp("hsdp1", "node", dtensors=False)
 
 _BY_NAME: dict[str, Sharding] = {
     each.name: each
-    for each in (NONE, DDP, ZERO0, ZERO1, ZERO2, ZERO3, FSDP, FSDP1, FSDP_GRAD_OP, HSDP, HSDP1)
+    for each in (NONE, DDP, ZERO0, ZERO1, ZERO2, ZERO3, FSDP, FSDP1, FSDP_GRAD_OP, FSDP1_GRAD_OP, HSDP, HSDP1)
 }
 
 

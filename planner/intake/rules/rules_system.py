@@ -230,6 +230,18 @@ SYSTEM_RULES = (
         lambda case: f"{case.recipe.sharding}, {case.stack.id}",
     ),
     Rule(
+        "whole-weights-accumulate",
+        "not-modelled",
+        "FSDP1 that keeps weights whole gives nothing back until gradients are reduced, which is not "
+        "modelled over several micro-batches; use --sharding fsdp1, or --grad-accum 1",
+        lambda case: (
+            case.recipe.sharding.is_fsdp1
+            and not case.recipe.sharding.divides_weights
+            and case.stack.fsdp_no_sync
+            and bool(case.recipe.batch.grad_accum > 1)
+        ),
+    ),
+    Rule(
         "fsdp-units-elsewhere",
         "not-modelled",
         "Units of FSDP inside of layers are modelled for mixtures of experts under FSDP1, without reentrant "

@@ -25,6 +25,8 @@ _READ: dict[str, frozenset[Task]] = {
     "tiles": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
 }
 _SEPARATE_PASSES = ("rows",)
+_ONE_GROUP = ("shifted_rows", "fused_rows", "tiles")
+"""Of TRL from 0.29 on: 0.29.0, 1.9.0 and 1.16.0 models/utils.py prepare_fsdp (``fully_shard(model)``)."""
 _SHARES_PACKING = ("divided", "in_place")
 """What stacks have, some of whose scripts hand ``quantization_config`` to both models: trl 0.29.0 and 1.0.0
 scripts/grpo.py; not those of 0.21.0, 1.14.0 and 1.16.0.
@@ -53,22 +55,31 @@ def _labels_unread(case: Case) -> bool:
 
 
 def _divides_reference(case: Case) -> bool:
-    """Whether an engine divides what the reference runs with, in a way that was not read.
+    """Whether an engine divides what the reference runs with, in a way that was not read."""
+    recipe = case.recipe
+    divided = recipe.has_reference and recipe.rollout is None and recipe.sharding.gathers_weights
+    known = _second_model_read if recipe.has_reference_model else _adapters_off_read
+    return divided and not known(case)
 
-    A second model has an engine of its own.  With adapters ZeRO-3 gives up its order of modules where a
-    forward pass follows a forward pass; TRL's tiles gather the head by themselves.
-    """
+
+def _second_model_read(case: Case) -> bool:
+    """An engine of its own under ZeRO-3; one group of FSDP2 in TRL from 0.29 on."""
     recipe, stack = case.recipe, case.stack
-    adapters = recipe.sharding.dtensors and recipe.adapter is not None
-    second = (
-        recipe.sharding.is_zero3
-        and recipe.has_reference_model
-        and stack.zero_init
-        and not recipe.offloads_params
-    )
-    second = second and (recipe.task == "dpo" or recipe.compares_logits)
-    known = (adapters or second) and recipe.loss == "hf"
-    return recipe.has_reference and recipe.rollout is None and recipe.sharding.gathers_weights and not known
+    if recipe.offloads_params:
+        return False
+    if recipe.sharding.dtensors:
+        return recipe.task == "dpo" and stack.pair_logps in _ONE_GROUP
+    pairs = recipe.loss == "hf" and (recipe.task == "dpo" or recipe.compares_logits)
+    return recipe.sharding.is_zero3 and stack.zero_init and pairs
+
+
+def _adapters_off_read(case: Case) -> bool:
+    """The model itself without its adapters: whole logits under FSDP2, TRL's tiles of DPO under ZeRO-3."""
+    recipe, stack = case.recipe, case.stack
+    if recipe.sharding.dtensors:
+        return recipe.loss == "hf"
+    whole = stack.zero_init and not recipe.offloads_params and recipe.numerics.quantization == "none"
+    return recipe.sharding.is_zero3 and whole and recipe.task == "dpo" and recipe.loss == "chunked"
 
 
 def _compares_otherwise(case: Case) -> bool:
@@ -163,9 +174,10 @@ TASK_RULES = (
     Rule(
         "reference-divided",
         "not-modelled",
-        "The pass of a reference is modelled where every GPU has whole weights, under FSDP2 with adapters, "
-        "and for DPO or compared logits with a second model under ZeRO-3, the last two with whole logits; "
-        "use --sharding zero2, ddp or none, or another task",
+        "The pass of a reference is modelled where every GPU has whole weights. With whole logits also under "
+        "FSDP2 with adapters, and for DPO under ZeRO-3 with a second model; under FSDP2 with a second model "
+        "for DPO of TRL from 0.29 on, and under ZeRO-3 with adapters from 1.15 on. Use --sharding zero2, ddp "
+        "or none, or another task",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),

@@ -82,13 +82,18 @@ class Fsdp(Runtime):
         divided = [each for each in self.weights if self.sizes.divides(each)]
         self.groups = {name: group for name, group in self.make_groups(divided).items() if group.weights}
         for group in self.groups.values():
-            group.n = self.sizes.parts(group.weights[0])
-            group.seen_bytes = [self.sizes.seen_bytes(each) for each in group.weights]
-            group.whole_bytes = sum(group.seen_bytes)
-            group.shard_bytes = sum(self.sizes.stored_bytes(each) for each in group.weights)
-            casts = [self.sizes.stored(each) != self.sizes.seen(each) for each in group.weights]
-            group.cast_bytes = sum(compress(group.seen_bytes, casts))
+            self.measure(group)
         self._shards = self.local_shards()
+
+    def measure(self, group: Group) -> None:
+        """Enter the sizes of a group's parameters."""
+        sizes = self.sizes
+        group.n = sizes.parts(group.weights[0])
+        group.seen_bytes = [sizes.seen_bytes(each) for each in group.weights]
+        group.whole_bytes = sum(group.seen_bytes)
+        group.shard_bytes = sum(sizes.stored_bytes(each) for each in group.weights)
+        casts = [sizes.stored(each) != sizes.seen(each) for each in group.weights]
+        group.cast_bytes = sum(compress(group.seen_bytes, casts))
 
     def local_shards(self) -> list[Weight]:
         """What the optimizer updates here."""

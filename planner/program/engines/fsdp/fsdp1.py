@@ -134,8 +134,8 @@ class Fsdp1(Fsdp):
         return shard
 
     def _widen(self, name: str, weights: list[Weight], shard: int) -> None:
-        """A wider shard; the one before it goes when views of the new one are made behind the first forward
-        (``_use_sharded_views``).
+        """A wider shard; the one before it goes when views of the new one are made (``_use_sharded_views``):
+        behind the first forward, or behind the first backward where parameters stay whole until then.
         """
         stream = self.stream
         trained = next((each for each in weights if each.requires_gradient), None)
@@ -147,7 +147,8 @@ class Fsdp1(Fsdp):
         self._narrow.setdefault(name, []).append(shard)
 
     def _after_forward(self, name: str, *, again: bool = False) -> None:
-        self.free(*self._narrow.pop(name, ()))
+        if self.job.recipe.sharding.divides_weights:
+            self.free(*self._narrow.pop(name, ()))
         super()._after_forward(name, again=again)
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
@@ -221,6 +222,7 @@ class Fsdp1(Fsdp):
     def _after_backward(self, name: str) -> None:
         """``_post_backward_hook``, or ``_post_backward_reshard_only_hook`` where nothing has a gradient."""
         group = self.groups.get(name)
+        self.free(*self._narrow.pop(name, ()))
         if group is not None and self._has_adapters(group):
             super().send_for_next(name)
         if group is not None and group.gradients:

@@ -13,9 +13,10 @@ from planner.domain.stack_values import Fsdp2Units
 from planner.program.engines.fsdp.fsdp import GATHER_STREAM, REDUCE_STREAM, Fsdp
 from planner.program.engines.fsdp.fsdp_units import INNER
 from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group
-from planner.program.job import Job
-from planner.program.ops.tensors import ELEMENT_BYTES
-from planner.program.parameters import Weight
+from planner.program.job import Job, reference_job
+from planner.program.load import arrive
+from planner.program.ops.tensors import ELEMENT_BYTES, Unit
+from planner.program.parameters import Weight, model_weights
 from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Part, Pass
 
@@ -40,8 +41,32 @@ class Fsdp2(Fsdp):
         self._kept: int | None = None
         self._sent: int | None = None
         self._replicating: int | None = None
+        self._reference: Group | None = None
         own_unit = self._head_alone and job.stack.fsdp2_units == "ends_apart"
         self._reads_head = job.scenario.reads_head and own_unit
+
+    def load_weights(self) -> list[Weight]:
+        """A second model comes before: whole, then divided as one group, and it is not widened.
+
+        Then the Trainer empties the cache.
+        Source: trl 1.9.0 and 1.16.0 models/utils.py prepare_fsdp (``fully_shard(model)``); transformers 5.23
+        trainer.py (``free_memory``).
+        Ignored: what a process sends to the others while it reads the model.
+        """
+        if self.job.recipe.has_reference_model:
+            job, stream = reference_job(self.job), self.stream
+            stream.enter("load")
+            weights = [replace(each, trained=False) for each in model_weights(job)]
+            arrive(stream, job, weights)
+            self._reference = Group(weights, stays=not job.recipe.sharding.divides_weights)
+            self.measure(self._reference)
+            for each in weights:
+                stream.allocate(
+                    Unit.ONE, self.sizes.stored_bytes(each), "weights", ("load", each.name, "shard")
+                )
+            self.free(*(each.slot for each in weights))
+            stream.empty_cache()
+        return super().load_weights()
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
         """Each layer; the token table; the last norm with the head, and a table that is tied to it;
@@ -138,6 +163,20 @@ class Fsdp2(Fsdp):
         made = super().run_aside(parts, cached, waits=waits)
         if self._reads_head:
             self._reshard(self.groups[TAIL])
+        return made
+
+    def run_beside(self, parts: list[Part]) -> list[Instance]:
+        """A second model is one group: all of it is whole during its pass."""
+        group = self._reference
+        if group is None:
+            return super().run_beside(parts)
+        groups, self.groups = self.groups, {}
+        self.unshard(group)
+        self.wait(group, forward=True)
+        made = super().run_beside(parts)
+        self.groups = groups
+        if not group.stays:
+            self._reshard(group)
         return made
 
     def _before_forward(self, name: str) -> None:

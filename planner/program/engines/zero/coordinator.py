@@ -77,6 +77,7 @@ class Coordinator:
 
     def __init__(self, engine: DeepSpeed, settings: Settings | None = None) -> None:
         self._engine, self.settings = engine, settings or engine.settings
+        self._records = False
         self._recorded: list[Module] = []
         self._passed: list[int] = []
         self._order: list[tuple[Live, int]] = []
@@ -93,19 +94,35 @@ class Coordinator:
     def new_pass(self, everything: Iterable[Live]) -> None:
         """``reset_step``, when the model's forward begins:
         from the second time on the order of modules is known.
+
+        Until then ranks compare their orders, for which the host waits (``assert_ints_same_as_other_ranks``).
         """
-        for live in list(self._in_flight):
-            self._ask(live)
-            self._release_one(live)
-        if self._recorded and not self._passed:
+        self._clean()
+        if not self._passed:
+            self._engine.wait(0)
+        if self._records:
             self._order = [(live, step) for step, module in enumerate(self._recorded) for live in module.own]
             elements = (sum(live.param.elements for live in module.own) for module in self._recorded)
             self._passed = [*accumulate(elements, initial=0)]
             for live, step in self._order:
                 live.uses.append(step)
+        self._records = not self._passed
         self._next = self._step = self._available = 0
         for live in everything:
             live.fetched_for = _LONG_AGO
+
+    def forget(self) -> None:
+        """``_invalidate_trace``, where another module came than the order says."""
+        for live, _ in self._order:
+            live.uses.clear()
+        self._recorded, self._passed, self._order = [], [], []
+        self._clean()
+
+    def _clean(self) -> None:
+        """``_clean_inflight_param_registry``."""
+        for live in list(self._in_flight):
+            self._ask(live)
+            self._release_one(live)
 
     def fetch(self, module: Module, *, forward: bool, recomputes: bool) -> None:
         """``fetch_sub_module``: gather what the module needs, wait for it,
@@ -113,7 +130,7 @@ class Coordinator:
         """
         if not forward:
             self._active.setdefault(module, set())
-        if not self._passed:
+        if self._records:
             self._recorded.append(module)
         needed, n_new = module.own, 0
         keeps = recomputes and self.settings.keeps_recomputed and (self._active or self.settings.for_model)

@@ -22,7 +22,7 @@ from planner.program.runtime import Part, Pass, Runtime
 from planner.program.update.optimizer import optimizer_step
 
 MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM = 0, 1, 2
-FP32, FP64 = 4, 8
+FP64 = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,10 @@ class DeepSpeed(Runtime):
         raise NotImplementedError
 
     def take(self, n_bytes: int, what: Purpose, param: Param | None = None) -> int:
-        """Allocate; the caller frees it or keeps it."""
+        """Allocate; the caller frees it or keeps it.  Without ``overlap_comm`` all is in one stream."""
         place = param.place if param else (self.buffers, "")
-        return self.stream.allocate(Unit.ONE, n_bytes, what.term, (*place, what.name), what.stream)
+        stream = what.stream if self.settings.overlaps else MAIN_STREAM
+        return self.stream.allocate(Unit.ONE, n_bytes, what.term, (*place, what.name), stream)
 
     def free(self, *slots: int | None) -> None:
         """Free what was taken, or a gradient."""
@@ -140,8 +141,10 @@ class DeepSpeed(Runtime):
 
     def free_late(self, slot: int | None, lag: int) -> None:
         """Free what another stream still uses, as :meth:`RequestStream.free_late` says."""
-        if slot is not None:
+        if slot is not None and self.settings.overlaps:
             self.stream.free_late(slot, lag)
+        else:
+            self.free(slot)
 
     def wait(self, left: int) -> None:
         """The host waits, as :meth:`RequestStream.wait` says."""

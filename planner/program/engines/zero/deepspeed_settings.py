@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.program.job import Job
 
+FP32 = 4
 # DeepSpeed's own defaults, in elements.
 _REDUCE_BUCKET = 500_000_000
 _PREFETCH_BUCKET = 50_000_000
@@ -26,8 +27,8 @@ class Settings:
 
     ``max_live``: what may be whole at a time; ``max_reuse``: how far ahead a use counts as soon;
     ``sub_group``: what the optimizer updates at a time; ``hpz``: processes that divide a second copy.
-    ``keeps_recomputed``: see the switch ``zero3_keeps_recomputed``; ``for_model``: until all of the model is
-    done.
+    ``reduces_wide``: gradients of 16 bits are sent in fp32.  ``keeps_recomputed``: see the switch
+    ``zero3_keeps_recomputed``; ``for_model``: until all of the model is done.
     """
 
     world: int
@@ -43,6 +44,7 @@ class Settings:
     max_reuse: int
     sub_group: int
     hpz: int = 1
+    reduces_wide: bool = False
     keeps_recomputed: bool = False
     for_model: bool = False
 
@@ -65,11 +67,12 @@ def settings_of(job: Job, *, fills: bool = True) -> Settings:
     stage_3_bucket = _said(stack.zero3_bucket_elements, width * width if auto else _REDUCE_BUCKET)
     prefetch = int(_PREFETCH_SHARE * width * width) if auto else _PREFETCH_BUCKET
     persistence = _PERSISTENCE_WIDTHS * width if auto else _PERSISTENCE
+    element_bytes = DTYPE_BYTES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else FP32
     return Settings(
         world=int(job.hardware.world_size),
-        element_bytes=DTYPE_BYTES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else 4,
+        element_bytes=element_bytes,
         bucket=stage_3_bucket if stage_3 else stage_12_bucket,
-        overlaps=stage_3 or stack.zero12_overlap,
+        overlaps=stack.zero3_overlap if stage_3 else stack.zero12_overlap,
         accumulates=int(recipe.batch.grad_accum) > 1,
         offloads_optimizer=recipe.offloads_optimizer,
         offloads_params=recipe.offloads_params,
@@ -79,6 +82,7 @@ def settings_of(job: Job, *, fills: bool = True) -> Settings:
         max_reuse=stack.zero3_reuse_elements,
         sub_group=stack.zero3_sub_group_elements,
         hpz=recipe.parallel.hpz,
+        reduces_wide=stack.zero_reduces_fp32 and element_bytes < FP32,
         keeps_recomputed=stack.zero3_keeps_recomputed,
         for_model=recipe.checkpoint_reentrant and stack.recomputes_hooks,
     )

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from planner.arrays import ceil_div
 from planner.program.engines.params import Param
-from planner.program.engines.zero.deepspeed import FP32, FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, Purpose
+from planner.program.engines.zero.deepspeed import FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, Purpose
+from planner.program.engines.zero.deepspeed_settings import FP32
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.request_stream import RequestStream

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from planner.domain.term import TermName
 from planner.program.engines.params import Param
-from planner.program.engines.zero.deepspeed import FP32, DeepSpeed, Purpose
+from planner.program.engines.zero.deepspeed import DeepSpeed, Purpose
+from planner.program.engines.zero.deepspeed_settings import FP32
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype

@@ -9,7 +9,8 @@ Ignored: host memory.
 from __future__ import annotations
 
 from planner.program.engines.params import Param, optimizer_groups
-from planner.program.engines.zero.deepspeed import FP32, FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, Purpose
+from planner.program.engines.zero.deepspeed import FP64, REDUCE_STREAM, DeepSpeed, Purpose
+from planner.program.engines.zero.deepspeed_settings import FP32
 from planner.program.engines.zero.partition import FlatGroup, merged, sent_together
 from planner.program.job import Job
 from planner.program.load import load_whole
@@ -22,6 +23,11 @@ _INITIAL = Purpose("initialize_optimizer_states", "optimizer_temporaries")
 _STAGING = Purpose("temp_grad_buffer_for_gpu_offload", "gradient_buckets")
 _BUCKET = Purpose("ipg_buffer", "gradient_buckets")
 _CLONED = Purpose("gradient.clone()", "gradients")
+_SENT = Purpose("flatten(bucket)", "gradient_buckets", REDUCE_STREAM)
+_SENT_WIDE = Purpose("flatten(bucket) in fp32", "gradient_buckets", REDUCE_STREAM)
+_PART = Purpose("grads_in_partition", "gradients", REDUCE_STREAM)
+_NORM_ON_WAY = Purpose("norm in fp64", "optimizer_temporaries", REDUCE_STREAM)
+_HOST_COPY = Purpose("gradient in fp32 for the host", "gradient_buckets", REDUCE_STREAM)
 _NORM = Purpose("norm in fp64", "optimizer_temporaries")
 _FLAT = Purpose("flatten(averaged_gradients)", "optimizer_temporaries")
 _WIDE = Purpose("flat gradients in fp32", "optimizer_temporaries")
@@ -45,11 +51,6 @@ class Zero12(DeepSpeed):
         self._left_over: list[int] = []
         self._partition: int | None = None
         self._accumulated: int | None = None
-        stream_of_sums = REDUCE_STREAM if self.settings.overlaps else MAIN_STREAM
-        self._sent = Purpose("flatten(bucket)", "gradient_buckets", stream_of_sums)
-        self._part = Purpose("grads_in_partition", "gradients", stream_of_sums)
-        self._norm_on_way = Purpose("norm in fp64", "optimizer_temporaries", stream_of_sums)
-        self._host_copy = Purpose("gradient in fp32 for the host", "gradient_buckets", stream_of_sums)
 
     def load_weights(self) -> None:
         """The 16-bit module is on the card whole (engine.py ``_configure_distributed_model``)."""
@@ -189,13 +190,16 @@ class Zero12(DeepSpeed):
             self._oversized = slot
 
     def _reduce(self) -> None:
-        """``reduce_ipg_grads``: pieces of several processes are copied together before they are sent."""
+        """``reduce_ipg_grads``: pieces of several processes are copied together before they are sent,
+        and cast where they are sent in another dtype (``allreduce_bucket``).
+        """
         bucket, oversized = self._bucket, self._oversized
         self._bucket, self._filled, self._oversized = [], 0, None
         sizes = merged(piece for each in bucket for piece in self._group_of[each].slices(each))
         for call in sent_together(sizes, self.settings.bucket):
-            if len(call) > 1:
-                self.brief(sum(call) * self.settings.element_bytes, self._sent)
+            sent = self.take(sum(call) * self.settings.element_bytes, _SENT) if len(call) > 1 else None
+            wide = self.take(sum(call) * FP32, _SENT_WIDE) if self.settings.reduces_wide else None
+            self.free(sent, wide)
         for param in bucket:
             if param in self._own:
                 self._keep_own(param)
@@ -209,8 +213,8 @@ class Zero12(DeepSpeed):
         own = self._own[param]
         if self.settings.offloads_optimizer:
             if self.boundary:
-                self.brief(own * FP64, self._norm_on_way)
-                self.brief(own * FP32, self._host_copy)
+                self.brief(own * FP64, _NORM_ON_WAY)
+                self.brief(own * FP32, _HOST_COPY)
         elif self._partition is None:
             whole = sum(each.elements for each in self._own)
-            self._partition = self.take(whole * self.settings.element_bytes, self._part)
+            self._partition = self.take(whole * self.settings.element_bytes, _PART)

@@ -18,11 +18,12 @@ from planner.domain.term import TermName
 from planner.program.engines.groups import EMBEDDINGS, HEAD
 from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements, params_of
 from planner.program.engines.zero.coordinator import Coordinator, Live, Module
-from planner.program.engines.zero.deepspeed import FP32, FP64, REDUCE_STREAM, DeepSpeed, Purpose
-from planner.program.engines.zero.deepspeed_settings import reference_settings
+from planner.program.engines.zero.deepspeed import FP64, REDUCE_STREAM, DeepSpeed, Purpose
+from planner.program.engines.zero.deepspeed_settings import FP32, reference_settings
 from planner.program.job import Job, reference_job
 from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES, Mark
+from planner.program.recorded_part import Template
 from planner.program.request_stream import Instance, RequestStream, labelled
 from planner.program.runtime import Part, Pass
 
@@ -34,6 +35,8 @@ _HOOKED = Purpose("_allgather_params_sequential", "gathered_parameters")
 _BUCKET = Purpose("ipg_bucket.buffer", "gradient_buckets")
 _GRADIENTS = Purpose("grad_partitions_flat_buffer", "gradients")
 _SENT = Purpose("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
+_WIDE_GRADIENT = Purpose("gradient in fp32", "gradient_buckets", REDUCE_STREAM)
+_NARROW_PART = Purpose("gradient partition", "gradient_buckets", REDUCE_STREAM)
 _PART = Purpose("gradient partition on its way to the host", "gradient_buckets", REDUCE_STREAM)
 _NORM_ON_WAY = Purpose("norm in fp64", "optimizer_temporaries", REDUCE_STREAM)
 _HOST_COPY = Purpose("gradient partition in fp32", "gradient_buckets", REDUCE_STREAM)
@@ -47,20 +50,30 @@ _WIDE = Purpose("flat gradients in fp32", "optimizer_temporaries")
 _GRADIENT_LAG = 3
 # Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
 _NORM_PART = 250_000_000
+# What PEFT calls a module inside of its own.  Source: peft 0.21 tuners/tuners_utils.py BaseTunerLayer.
+_WRAPPED = ("base_layer",)
 
 
 @dataclass(slots=True)
 class _Engine:
     """What divides one model: its parameters, the modules that hold them, and who fetches them.
 
-    ``around``: the model and the one inside of it,
-    which hold none themselves but prefetch for those behind them.
+    ``around``: the model and the one inside of it, behind PEFT's two, which prefetch for those behind them.
+    ``read``: the head, where a loss reads its weight.  ``adapted``: modules inside of PEFT's,
+    seen by a pass without adapters.
     """
 
     coordinator: Coordinator
     live: dict[Param, Live] = field(default_factory=dict)
     modules: dict[str, list[Module]] = field(default_factory=dict)
-    around: tuple[Module, Module] = field(default_factory=lambda: (Module(), Module()))
+    around: tuple[Module, ...] = ()
+    read: Module | None = None
+    adapted: frozenset[Module] = frozenset()
+
+    @property
+    def outer(self) -> Module:
+        """The model, which holds parameters that others read."""
+        return self.around[-2]
 
 
 class Zero3(DeepSpeed):
@@ -70,11 +83,13 @@ class Zero3(DeepSpeed):
 
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
-        self._own = _Engine(Coordinator(self))
-        # What holds parameters that others read: the model around the layers.
-        self._outer = Module()
-        self._read: Module | None = None
-        self._reference = _Engine(Coordinator(self, reference_settings(job)))
+        around = tuple(Module() for _ in range(2 if job.recipe.adapter is None else 4))
+        self._own = _Engine(Coordinator(self), around=around)
+        self._reference: _Engine | None = None
+        self._shares = (
+            job.recipe.has_reference and job.recipe.adapter is not None and job.recipe.rollout is None
+        )
+        self._again: set[Module] = set()
         # The one whose model runs.
         self._now = self._own
         self._trained_parts: list[int] = []
@@ -91,8 +106,8 @@ class Zero3(DeepSpeed):
         A k-bit model is on the card whole before.
         """
         self._note(self._own, self.parts, self.params)
-        if self.job.scenario.reads_head:
-            self._read = self._module_of_head()
+        if self._shares:
+            self._reference = self._without_adapters()
         if self._loads_whole:
             self.weights = load_whole(self.stream, self.job)
             return
@@ -106,18 +121,39 @@ class Zero3(DeepSpeed):
         if self.job.recipe.has_reference_model:
             self._load_reference()
 
-    def _module_of_head(self) -> Module:
-        (head,) = (part.template for part in self.parts if part.name == HEAD)
-        names = [".".join(each) for each in head.modules]
-        return self._own.modules[HEAD][names.index(self.job.model.head.name)]
+    def _without_adapters(self) -> _Engine:
+        """The same parameters and their coordinator, as passes see them whose adapters are switched off."""
+        own, parts = self._own, (*self.before, *self.after)[0]
+        made = _Engine(own.coordinator, own.live, around=own.around)
+        base = {name: [each for each in params if not each.trained] for name, params in self.params.items()}
+        self._note(made, parts, base)
+        wrapped = {
+            (label, path[:-1])
+            for label, template in self._templates(self.parts)
+            for path in template.modules
+            if path[-1:] == _WRAPPED
+        }
+        made.adapted = frozenset(
+            made.modules[label][number]
+            for label, template in self._templates(parts)
+            for number, path in enumerate(template.modules)
+            if (label, path) in wrapped
+        )
+        return made
+
+    @staticmethod
+    def _templates(parts: list[Part]) -> Iterator[tuple[str, Template]]:
+        return labelled((part.name, part.template, part.count) for part in parts)
 
     def _load_reference(self) -> None:
         """A second model, which an engine without an optimizer divides (trl 1.16.0 models/utils.py
         prepare_deepspeed).
         """
         parts = (*self.before, *self.after)[0]
-        self._note(self._reference, parts, params_of(reference_job(self.job), parts))
-        for param in self._reference.live:
+        coordinator = Coordinator(self, reference_settings(self.job))
+        self._reference = made = _Engine(coordinator, around=(Module(), Module()))
+        self._note(made, parts, params_of(reference_job(self.job), parts))
+        for param in made.live:
             self.brief(param.n_bytes, _WHOLE)
             self._keep_part(param.elements, param.element_bytes, param.term, trained=False)
 
@@ -127,10 +163,13 @@ class Zero3(DeepSpeed):
             for param in own:
                 if param not in engine.live:
                     engine.live[param] = engine.coordinator.live(param)
-        for label, template in labelled((part.name, part.template, part.count) for part in parts):
+        for label, template in self._templates(parts):
             modules = engine.modules[label] = [Module() for _ in template.modules]
             for parameter, param in zip(template.parameters, params[label], strict=True):
                 modules[parameter.module].own.append(engine.live[param])
+            if label == HEAD and self.job.scenario.reads_head:
+                names = [".".join(each) for each in template.modules]
+                engine.read = modules[names.index(self.job.model.head.name)]
 
     @property
     def _loads_whole(self) -> bool:
@@ -221,72 +260,103 @@ class Zero3(DeepSpeed):
 
     def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """A micro-step, at whose beginning prefetch starts anew."""
-        self._own.coordinator.new_pass(self._own.live.values())
+        self._now.coordinator.new_pass(self._now.live.values())
+        self._again.clear()
         return super().micro_step(parts, phases)
 
     def run_aside(
         self, parts: list[Part], cached: list[Instance] | None = None, *, waits: bool = False
     ) -> list[Instance]:
-        """A pass of a second model starts prefetch of its own engine anew, at its beginning and at its end.
+        """A pass without gradients, at whose beginning prefetch starts anew, too.
 
-        Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _start_of_forward_hook,
-        _end_of_forward_hook.
+        Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _start_of_forward_hook.
         """
-        if not self._reference.live or all(parts is not each for each in (*self.before, *self.after)):
-            return super().run_aside(parts, cached, waits=waits)
-        self._now = reference = self._reference
-        reference.coordinator.new_pass(reference.live.values())
-        for module in reference.around:
-            reference.coordinator.fetch(module, forward=True, recomputes=False)
-        made = super().run_aside(parts, waits=waits)
-        reference.coordinator.new_pass(reference.live.values())
+        self._now.coordinator.new_pass(self._now.live.values())
+        return super().run_aside(parts, cached, waits=waits)
+
+    def run_beside(self, parts: list[Part]) -> list[Instance]:
+        """A pass of a second model with its own engine, or of the same one without its adapters."""
+        self._now = self._reference or self._own
+        made = super().run_beside(parts)
         self._now = self._own
         return made
 
     def forward(self, part: Instance) -> None:
         """The forward of a part; a layer is a module itself."""
-        is_module, module = part.name.startswith("layer"), self._now.modules[part.name][0]
-        if self._read is not None and part.name == EMBEDDINGS:
-            self._own.coordinator.fetch(self._outer, forward=True, recomputes=False)
+        now, is_module = self._now, part.name.startswith("layer")
+        module = now.modules[part.name][0]
+        if part.name == EMBEDDINGS:
+            for each in now.around:
+                now.coordinator.fetch(each, forward=True, recomputes=False)
         if is_module or module.own:
-            self._now.coordinator.fetch(module, forward=True, recomputes=False)
+            now.coordinator.fetch(module, forward=True, recomputes=False)
         super().forward(part)
         if is_module or module.own:
-            self._now.coordinator.release(module, forward=True)
-        if self._read is not None and part.name == HEAD:
-            self._own.coordinator.release(self._outer, forward=True)
+            now.coordinator.release(module, forward=True)
+        if part.name == EMBEDDINGS and self.job.recipe.batch.padding != "packed":
+            # transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa (``padding_mask.all()``)
+            self.stream.wait()
+        if part.name == HEAD:
+            now.coordinator.release(now.outer, forward=True)
+
+    def begin_backward(self) -> None:
+        """The model has a hook on what it returns.  Trainers of preferences have read their metrics before:
+        trl 1.16.0 trainer/dpo_trainer.py _compute_loss.
+        """
+        if self.job.recipe.is_preference:
+            self.stream.wait()
+        self._own.coordinator.fetch(self._own.outer, forward=False, recomputes=False)
 
     def backward(self, part: Instance) -> None:
         """The backward of a part, within that of the model."""
-        if self._read is not None and part.name == HEAD:
-            self._own.coordinator.fetch(self._outer, forward=False, recomputes=False)
         super().backward(part)
-        if self._read is not None and part.name == EMBEDDINGS:
-            self._own.coordinator.release(self._outer, forward=False)
+        if part.name == EMBEDDINGS:
+            self._own.coordinator.release(self._own.outer, forward=False)
 
     def at(self, part: Instance, mark: Mark, *, recomputes: bool) -> None:
         """A hook of a module."""
         module = self._now.modules[part.name][mark.number]
-        if module is self._read:
+        if module is self._now.read:
             if mark.moment == "before_forward":
-                self._read_head()
+                self._read_head(module)
             return
         if mark.number == 0 and not (part.name.startswith("layer") or module.own):
             return
-        forward = mark.moment in ("before_forward", "after_forward")
+        coordinator, forward = self._now.coordinator, mark.moment in ("before_forward", "after_forward")
         if mark.moment in ("before_forward", "before_backward"):
-            self._now.coordinator.fetch(module, forward=forward, recomputes=forward and recomputes)
-        else:
-            self._now.coordinator.release(module, forward=forward)
+            if module in self._now.adapted:
+                coordinator.fetch(Module(), forward=True, recomputes=False)
+            if forward and recomputes:
+                self._again.add(module)
+            coordinator.fetch(module, forward=forward, recomputes=forward and recomputes)
+        elif forward or not self._misses(part, mark, module):
+            coordinator.release(module, forward=forward)
+            if module in self._now.adapted:
+                coordinator.forget()
 
-    def _read_head(self) -> None:
+    def _misses(self, part: Instance, mark: Mark, module: Module) -> bool:
+        """Whether the hook behind a backward is not called: a reference ran the module since its forward,
+        and no checkpoint has run it again.
+
+        So it is active until all of backward is over.
+        Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _post_backward_module_hook
+        (``ds_grads_remaining = 0``).
+        """
+        job = self.job
+        is_inside = mark.number == 0 and job.stack.recomputes_hooks and job.recipe.gradient_checkpointing
+        return (
+            self._shares and module not in self._again and not (is_inside and part.name.startswith("layer"))
+        )
+
+    def _read_head(self, head: Module) -> None:
         """``_inject_parameters``: the weight is gathered where it is not whole, and becomes the model's.
 
         Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py ZeROOrderedDict.
         """
-        if self._read is not None and not self._outer.own:
-            self._outer.own += self._read.own
-        self._own.coordinator.gather_now(self._outer.own)
+        outer = self._now.outer
+        if not outer.own:
+            outer.own += head.own
+        self._now.coordinator.gather_now(outer.own)
 
     def gradient(self, param: Param, slot: int) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``:
@@ -362,7 +432,10 @@ class Zero3(DeepSpeed):
         world, width = self.settings.world, self.settings.element_bytes
         padded = sum(self._part(each) for each, _ in bucket) * world
         together = len(bucket) > 1 or padded != bucket[0][0].elements
-        sent = self.take(padded * width, _SENT) if together else None
+        if self.settings.reduces_wide:
+            sent = self._reduce_wide([param for param, _ in bucket], padded if together else 0)
+        else:
+            sent = [self.take(padded * width, _SENT)] if together else []
         for param, slot in bucket:
             part = self._part(param)
             if self.settings.offloads_optimizer:
@@ -372,7 +445,18 @@ class Zero3(DeepSpeed):
                     self.brief(part * FP32, _HOST_COPY)
                 self.free(uploaded)
             self.free_late(slot, self._gradient_lag)
-        self.free(sent)
+        self.free(*sent)
+
+    def _reduce_wide(self, params: list[Param], padded: int) -> list[int]:
+        """``__avg_scatter_grads`` in fp32: each gradient is cast, all are copied together,
+        and the parts are cast back; gives these.
+        """
+        wide = [self.take(each.elements * FP32, _WIDE_GRADIENT) for each in params]
+        sent = self.take(padded * FP32, _SENT) if padded else None
+        width = self.settings.element_bytes
+        parts = [self.take(self._part(each) * width, _NARROW_PART) for each in params]
+        self.free(sent, *wide)
+        return parts
 
     def _part(self, param: Param) -> int:
         return self._own.coordinator.part(param)

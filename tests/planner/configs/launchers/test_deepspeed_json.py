@@ -98,3 +98,14 @@ def test_states_in_ram_swap_the_optimizer(table: dict[str, Any], before: str, fo
     said = read(table, optimizer=before)
     assert said.value("optimizer") == found
     assert any("is swapped for" in each.text for each in said.remarks) == (found == "adamw_torch")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stage", "switch"),
+    [("fp32", 2, True), ("fp32", 3, True), ("fp32", 0, False), ("bf16", 2, False)],
+)
+def test_sums_in_fp32_are_taken_over_where_they_are_divided(dtype: str, stage: int, *, switch: bool) -> None:
+    """Else a remark says what is counted."""
+    said = read({"communication_data_type": dtype, "zero_optimization": {"stage": stage}})
+    assert ("zero_reduces_fp32" in said.switches) == switch
+    assert any("reduced in their own dtype" in each.text for each in said.remarks) != switch

@@ -31,6 +31,7 @@ def read(**table: Any) -> Reading:
         ({"sharding_strategy": 1}, "fsdp1"),
         ({"sharding_strategy": 3}, "ddp"),
         ({"sharding_strategy": "HYBRID_SHARD"}, "hsdp1"),
+        ({"sharding_strategy": 2}, "fsdp1-grad-op"),
         ({"version": 2, "reshard_after_forward": True}, "fsdp"),
         ({"fsdp_version": 2, "fsdp_reshard_after_forward": "false"}, "fsdp-grad-op"),
     ],
@@ -40,7 +41,7 @@ def test_a_strategy_is_a_name_a_number_or_a_truth_value(table: dict[str, Any], s
     assert read(**table).value("sharding") == sharding
 
 
-@pytest.mark.parametrize("strategy", ["SHARD_GRAD_OP", 2, 5])
+@pytest.mark.parametrize("strategy", ["HYBRID_SHARD_ZERO2", 5])
 def test_strategies_that_no_formula_covers_are_refused(strategy: object) -> None:
     """By their key."""
     with pytest.raises(NotModelledError, match=r"sharding_strategy: FSDP1 with \w+ is not modelled"):

@@ -94,6 +94,7 @@ def test_sizes_of_stage_3_are_the_files_own_beside_automatic_ones() -> None:
     own = read(stage=3, prefetch_bucket_size=50_000_000)
     assert (switches(own), own.remarks) == ({"zero_auto_buckets": "false"}, [])
     assert switches(read(stage=0, reduce_bucket_size=5)) == {}
+    assert switches(read(stage=3, overlap_comm=False))["zero3_overlap"] == "false"
 
 
 @pytest.mark.parametrize("size", [-1, 1e12, True, "many", "nan"])

@@ -39,6 +39,7 @@ SHARDS = {
     "fsdp": (8, 8, 8),
     "fsdp1": (8, 8, 8),
     "fsdp-grad-op": (1, 8, 8),
+    "fsdp1-grad-op": (1, 8, 8),
     "hsdp": (4, 4, 4),
     "hsdp1": (4, 4, 4),
 }
@@ -70,12 +71,12 @@ def test_engines_and_stages() -> None:
     assert {name: stage for name, stage in stages.items() if stage} == {"zero1": 1, "zero2": 2, "zero3": 3}
     assert [name for name in SHARDING_NAMES if sharding_named(name).is_zero12] == ["zero1", "zero2"]
     gathering = [name for name in SHARDING_NAMES if sharding_named(name).gathers_weights]
-    assert gathering == ["zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp", "hsdp1"]
+    assert gathering == ["zero3", "fsdp", "fsdp1", "fsdp-grad-op", "fsdp1-grad-op", "hsdp", "hsdp1"]
     assert not any(sharding_named(name).reduces_each_micro_step for name in ("none", "ddp", "zero0", "zero1"))
 
 
 def test_kinds_of_fsdp_are_told_apart() -> None:
     """FSDP1 has flat parameters; FSDP2 gives blocks back after their pass unless weights stay whole."""
     kinds = {name: sharding_named(name) for name in SHARDING_NAMES}
-    assert {name for name, each in kinds.items() if each.is_fsdp1} == {"fsdp1", "hsdp1"}
+    assert {name for name, each in kinds.items() if each.is_fsdp1} == {"fsdp1", "fsdp1-grad-op", "hsdp1"}
     assert {name for name, each in kinds.items() if each.frees_blocks} == {"fsdp", "hsdp"}

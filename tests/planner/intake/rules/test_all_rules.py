@@ -392,8 +392,12 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "reward", "stack": "trl"},
     ),
     "reference-divided": (
-        {"task": "dpo", "sharding": "zero3", "gpus": 2},
+        {"task": "kto", "sharding": "zero3", "gpus": 2},
         {"task": "orpo", "sharding": "zero3", "gpus": 2},
+    ),
+    "whole-weights-accumulate": (
+        {"sharding": "fsdp1-grad-op", "gpus": 2, "grad_accum": 2},
+        {"sharding": "fsdp1-grad-op", "gpus": 2, "grad_accum": 1},
     ),
     "generations-uneven": (
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 6, "generations": 4},

@@ -39,15 +39,19 @@ def test_generations_are_whole_prompts(batch: int, gpus: int, generations: int, 
     [
         ({"task": "dpo", "sharding": "zero2"}, False),
         ({"task": "dpo", "sharding": "fsdp"}, False),
+        ({"task": "dpo", "sharding": "fsdp", "method": "full"}, False),
+        ({"task": "dpo", "sharding": "fsdp", "method": "full", "versions": ["trl==0.24.0"]}, True),
         ({"task": "dpo", "sharding": "zero3"}, True),
+        ({"task": "dpo", "sharding": "zero3", "versions": ["trl==1.16.0"]}, False),
+        ({"task": "dpo", "sharding": "zero3", "method": "qlora", "versions": ["trl==1.16.0"]}, True),
         ({"task": "kto", "sharding": "zero3", "method": "full"}, True),
         ({"task": "orpo", "sharding": "zero3"}, False),
         ({"task": "dpo", "sharding": "fsdp1"}, True),
     ],
 )
 def test_a_reference_runs_on_whole_weights(flags: dict[str, object], answers: bool) -> None:
-    """Or under FSDP2 with adapters; ORPO has no reference."""
-    said = warned("reference-divided", **TRL, **flags, gpus=2, versions=["trl==1.14.0"])
+    """Or under FSDP2, whole in TRL from 0.29 on, and TRL's tiles under ZeRO-3; ORPO has none."""
+    said = warned("reference-divided", **{**TRL, "gpus": 2, "versions": ["trl==1.14.0"], **flags})
     assert bool(said) == answers
 
 

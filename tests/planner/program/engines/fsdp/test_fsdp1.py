@@ -194,3 +194,17 @@ def test_packed_matrices_wait_on_the_host_and_come_back_to_be_flat() -> None:
     packed = [event for event in loaded if event >= 0 and stream.place(event)[2] == "packed"]
     assert packed
     assert gone.issuperset(packed)
+
+
+def test_weights_that_stay_whole_are_gathered_once_and_seen_narrow_until_backward() -> None:
+    """TRL 1.16.0 on fake tensors, Qwen2.5 0.5B on four cards: 2.612 GiB in the first loss, as here."""
+    for sharding, n_again in (("fsdp1", LAYERS - 1), ("fsdp1-grad-op", 0)):
+        subject = job(sharding=sharding, stack="trl", load_dtype="bf16")
+        received = [op for op, _, _ in rows(subject, "backward_2") if op == "_full_param_padded"]
+        assert len(received) == n_again
+        stream = step_of(subject)
+        begins = {phase: begin for begin, phase in reversed(stream.phases)}
+        until_loss = stream.events[: begins["loss"]]
+        narrow = [e for e in until_loss if e >= 0 and stream.place(e)[2] == "shard"]
+        alive = [slot for slot in narrow if ~slot not in until_loss]
+        assert len(alive) == (1 if n_again else LAYERS + 1)

@@ -51,10 +51,12 @@ def allocated(stream: RequestStream, sizes: dict[int, int], op: str) -> list[int
     return [sizes[event] for event in stream.events if event >= 0 and stream.place(event)[2] == op]
 
 
-def left(stream: RequestStream, sizes: dict[int, int]) -> Counter[str | None]:
-    """Bytes that are allocated at the end, by term; nothing is freed twice or before it is made."""
+def left(stream: RequestStream, sizes: dict[int, int], *, before: str = "") -> Counter[str | None]:
+    """Bytes that are allocated at the end, or before a phase, by term;
+    nothing is freed twice or before it is made.
+    """
     alive: set[int] = set()
-    for event in stream.events:
+    for event in stream.events[: next((begin for begin, phase in stream.phases if phase == before), None)]:
         if event >= 0:
             assert event not in alive
             alive.add(event)

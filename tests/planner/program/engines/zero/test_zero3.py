@@ -11,14 +11,19 @@ PHASES = ("forward_2", "backward_2")
 
 
 def test_a_job_keeps_half_of_everything_and_no_gathered_matrix() -> None:
-    """After the step only norms and biases are whole."""
+    """After the step only norms and biases are whole.  An evaluation gives back nothing that a backward pass
+    would need soon.
+
+    TRL 1.16.0 on fake tensors: 942 MiB are gathered behind an evaluation of this model.
+    """
     stream, sizes = stream_of(sharding="zero3")
     assert allocated(stream, sizes, "lp_param_buffer") == [2 * TRAINED // 2]
     assert allocated(stream, sizes, "grad_partitions_flat_buffer") == [2 * TRAINED // 2]
     assert allocated(stream, sizes, "ipg_bucket.buffer") == [2 * 896 * 896]
-    end = left(stream, sizes)
+    end = left(stream, sizes, before="eval")
     assert end["master_weights"] == 4 * TRAINED / 2
     assert end["gathered_parameters"] == 2 * VECTORS
+    assert left(stream, sizes)["gathered_parameters"] == 2 * TRAINED
     assert end["weights"] == 2 * TRAINED / 2
 
 
@@ -50,8 +55,8 @@ def test_a_second_copy_is_made_when_parameters_are_given_back_and_goes_after_the
     """
     stream, sizes = stream_of(sharding="zero3", gpus="4", hpz="2")
     copies = allocated(stream, sizes, "ds_secondary_tensor")
-    # Loaded, in the second step, and in the evaluation after it, where small parameters stay whole.
-    assert sum(copies) == 3 * TRAINED - VECTORS
+    # Loaded and in the second step; the evaluation after it gives nothing back.
+    assert sum(copies) == 2 * TRAINED
     stream, sizes = stream_of(sharding="zero3", gpus="4", hpz="2", method="lora")
     seconds = [e for e in stream.events if e >= 0 and stream.place(e)[2] == "ds_secondary_tensor"]
     assert sum(sizes[slot] for slot in seconds if stream.term(slot) == "weights") == 2 * TRAINED / 2
@@ -60,7 +65,7 @@ def test_a_second_copy_is_made_when_parameters_are_given_back_and_goes_after_the
 def test_offloaded_parameters_and_optimizer_leave_the_bucket_and_small_parameters() -> None:
     """All else is on the host."""
     stream, sizes = stream_of(sharding="zero3", offload="optimizer+params")
-    end = left(stream, sizes)
+    end = left(stream, sizes, before="eval")
     assert end["weights"] == end["master_weights"] == end["gradients"] == 0
     assert end["gathered_parameters"] == 2 * VECTORS
 
@@ -213,3 +218,49 @@ def test_a_converted_group_is_there_until_the_next_one_is() -> None:
         live.discard(~event)
         most = max(most, len(live))
     assert (most, len(live)) == (2, 0)
+
+
+@pytest.mark.parametrize(("task", "stays"), [("sft", False), ("dpo", True)])
+def test_a_reference_without_adapters_leaves_gathered_what_the_policy_needs_for_backward(
+    task: str, *, stays: bool
+) -> None:
+    """Hooks behind a backward are not called where the module ran without gradients in between.
+
+    TRL 1.16.0 on fake tensors, four cards and batch 2 of 1,024 tokens: 2.446 GiB allocated, here 2.445.
+    """
+    flags = {"method": "lora", "task": task, "stack": "trl", "load_dtype": "bf16"}
+    stream, sizes = stream_of(
+        sharding="zero3", switches="zero3_reuse_elements=0;zero3_live_elements=0", **flags
+    )
+    begins = {phase: begin for begin, phase in reversed(stream.phases)}
+    alive, most = 0, 0
+    for index, event in enumerate(stream.events):
+        slot = event if event >= 0 else ~event
+        if stream.term(slot) == "gathered_parameters":
+            alive += sizes[slot] if event >= 0 else -sizes[slot]
+        if index >= begins["backward_2"]:
+            most = max(most, alive)
+    matrices = TRAINED - VECTORS - 151_936 * 896
+    assert (most >= 2 * matrices) == stays
+
+
+def test_sums_in_fp32_are_copies_of_gradients() -> None:
+    """A bucket's gradients are cast one by one under stage 3, where all are copied together at once
+    under stage 2.
+
+    DeepSpeed 0.19.8 on fake tensors, Qwen2.5 0.5B on four cards: 7,122 MiB allocated under stage 2, as here.
+    """
+    wide = {"switches": "zero_reduces_fp32=true"}
+    stream, sizes = stream_of(sharding="zero3", **wide)
+    cast = allocated(stream, sizes, "gradient in fp32")
+    assert sum(cast) == 2 * 4 * TRAINED
+    stream, sizes = stream_of(sharding="zero2", **wide)
+    assert sum(allocated(stream, sizes, "flatten(bucket) in fp32")) == 2 * 4 * TRAINED
+    assert not allocated(*stream_of(sharding="zero3"), "gradient in fp32")
+
+
+def test_without_overlap_all_is_in_one_stream() -> None:
+    """Nothing is used by another one, so the host never waits for a block."""
+    stream, _ = stream_of(sharding="zero3", switches="zero3_overlap=false")
+    assert set(stream.streams) == {0}
+    assert all(lag >= HOST_WAITS - MOST_LAG for lag in stream.lags.values())
