@@ -324,7 +324,7 @@ class Stack:
     zero3_live_elements: int
     zero3_reuse_elements: int
     zero3_sub_group_elements: int
-    """Nothing is prefetched while more are whole; used again within so many stays whole; updated at a time."""
+    """No prefetch while more are whole; used again within so many stays whole; updated at a time."""
     zero12_bucket_elements: int
     """Bucket of stages 1 and 2 as the stack's template sets it; 0: hidden squared, Hugging Face ``auto``."""
     zero12_overlap: bool
@@ -343,9 +343,7 @@ class Stack:
     that it owns, to all GPUs or to those of its node, which then hold all states together.
     """
     zero12_upload: Zero12Upload
-    """How stages 1 and 2 send weights that the host updated back to the GPU: cast on the host, through
-    an fp32 tensor on the GPU, or through a 16-bit buffer on the host.
-    """
+    """How weights that the host updated return: cast there, by an fp32 tensor here, or a 16-bit buffer there."""
     pins_offload: bool
     """What DeepSpeed offloads is in pinned host memory (``pin_memory``)."""
     pins_masters: PinsMasters
