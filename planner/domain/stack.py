@@ -343,7 +343,7 @@ class Stack:
     that it owns, to all GPUs or to those of its node, which then hold all states together.
     """
     zero12_upload: Zero12Upload
-    """How weights that the host updated return: cast there, by fp32 on the GPU, or by a 16-bit host buffer."""
+    """Updated weights return cast on the host, as fp32 on the GPU, or by a 16-bit host buffer."""
     pins_offload: bool
     """What DeepSpeed offloads is in pinned host memory (``pin_memory``)."""
     pins_masters: PinsMasters
