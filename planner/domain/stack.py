@@ -325,17 +325,14 @@ class Stack:
     zero3_persistence_elements: int
     """Bucket, prefetch bucket and persistence threshold of stage 3; -1: as ``zero_auto_buckets`` says."""
     zero3_live_elements: int
-    """``stage3_max_live_parameters``: nothing is prefetched while more are whole."""
     zero3_reuse_elements: int
-    """``stage3_max_reuse_distance``: what is used again within so many elements stays whole."""
     zero3_sub_group_elements: int
-    """``sub_group_size``: stage 3 updates parts of at least so many elements at a time."""
+    """No prefetch while more are whole; used again within so many stays whole; updated at a time."""
     zero12_bucket_elements: int
     """Bucket of stages 1 and 2 as the stack's template sets it; 0: hidden squared, Hugging Face ``auto``."""
     zero12_overlap: bool
-    """Stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket."""
     zero3_overlap: bool
-    """Stage 3 gathers and reduces in streams of its own (``overlap_comm``)."""
+    """``overlap_comm``: stages 1 and 2 take a second bucket, stage 3 gathers and reduces in other streams."""
     zero_reduces_fp32: bool
     """ZeRO casts gradients of 16 bits to fp32 for their sums (``communication_data_type``)."""
     zero12_early_buckets: bool
@@ -349,9 +346,7 @@ class Stack:
     that it owns, to all GPUs or to those of its node, which then hold all states together.
     """
     zero12_upload: Zero12Upload
-    """How stages 1 and 2 send weights that the host updated back to the GPU: cast on the host, through
-    an fp32 tensor on the GPU, or through a 16-bit buffer on the host.
-    """
+    """Updated weights return cast on the host, as fp32 on the GPU, or by a 16-bit host buffer."""
     pins_offload: bool
     """What DeepSpeed offloads is in pinned host memory (``pin_memory``)."""
     pins_masters: PinsMasters
