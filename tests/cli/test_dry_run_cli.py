@@ -217,9 +217,11 @@ def test_a_program_that_fails_shows_its_own_error(folder: Path) -> None:
             "(TORCH_COMPILE_DISABLE=1 before the command",
         ),
         ("", "torch.sparse_coo_tensor(torch.zeros(1, 1).long(), x[:1], device=x.device)", "of SparseCUDA"),
+        ("", "torch.nn.LSTM(1024, 8, device=x.device)(x)", "recurrent layer is one kernel of cuDNN"),
+        ("", "torch.nn.GRU(1024, 8, device=x.device)(x)", "recurrent layer is one kernel of cuDNN"),
         ("import ctypes", "ctypes.memset(x.data_ptr(), 0, 8)", "read or wrote memory, at train.py:14"),
     ],
-    ids=["compiled", "sparse", "foreign kernel"],
+    ids=["compiled", "sparse", "lstm", "gru", "foreign kernel"],
 )
 def test_what_cannot_be_pretended_ends_with_exit_code_6(
     before: str, after: str, says: str, folder: Path

@@ -14,6 +14,7 @@ from measure.dry_run.cuda.cuda_bindings import always
 from measure.dry_run.cuda.native import Native
 from measure.trace.cuda.grouped import grouped_product
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on_cuda
+from measure.trace.cuda.softplus import softplus_gradient
 
 
 def install(native: Native) -> Any:
@@ -23,6 +24,7 @@ def install(native: Native) -> Any:
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention_on_cuda, key)
     library.impl("_grouped_mm", grouped_product, "Meta", allow_override=True)
+    library.impl("softplus_backward", softplus_gradient, "Meta", allow_override=True)
     for overload in ("", ".Tensor"):
         library.impl(f"_use_cudnn_ctc_loss{overload}", _of_cudnn, "CUDA")
         # Of AMD's cards.

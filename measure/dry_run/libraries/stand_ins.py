@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,8 +26,8 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
     """Change Transformers and Datasets when the program imports them.
 
     ``rows``: a file that stands in for data sets, or none.  ``allowed``: whether another tokenizer may stand
-    in.  Transformers 5 makes one without words where no file is there, and all rows are then empty: that is
-    refused in any case.
+    in.  Transformers 5 makes one without words where no file is there, in a folder too, and all rows are then
+    empty: that is refused in any case.
     """
     imports.add(
         "transformers.models.auto.tokenization_auto", _tokenizers(guesses, "AutoTokenizer", allowed=allowed)
@@ -51,11 +52,11 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
                 if not allowed:
                     raise
             else:
-                if Path(str(name)).is_dir() or len(found) >= _FEWEST_WORDS:
+                if _knows_words(found, Path(str(name))):
                     return found
             if not allowed:
                 guesses.refuse(
-                    "is not in the Hub's cache; download it, or let one stand in with --data",
+                    "is not here; download it, or let one stand in with --data",
                     f"tokenizer of {name}",
                 )
                 raise OSError(f"there is no tokenizer of {name} here")
@@ -68,8 +69,19 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
     return change
 
 
+def _knows_words(found: Any, folder: Path) -> bool:
+    """Whether text becomes tokens.  A tokenizer of one's own, in a folder, may know few words."""
+    if folder.is_dir():
+        return bool(set(found.get_vocab()) - set(found.all_special_tokens))
+    return len(found) >= _FEWEST_WORDS
+
+
 def _n_tokens(name: str) -> int:
-    """Rows of the embedding of a model that the catalog has; 0 for another."""
+    """Rows of the embedding of a model in a folder or in the catalog; 0 for another."""
+    config = Path(name) / "config.json"
+    if config.is_file():
+        fields = json.loads(config.read_text(encoding="utf-8"))
+        return int(fields.get("text_config", fields).get("vocab_size") or 0)
     try:
         found: ModelEntry | None = model_entry(name)
     except UnknownNameError:

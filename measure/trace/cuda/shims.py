@@ -24,6 +24,7 @@ from measure.trace.cuda.quantized import dora_reads_stand_ins
 from measure.trace.cuda.recurrent import recurrent_kernels, recurrent_mask
 from measure.trace.cuda.sdpa import attention_on_cuda
 from measure.trace.cuda.softmax import softmax_on_cuda
+from measure.trace.cuda.softplus import softplus_laid_out
 from measure.trace.tracer import Recorder
 from planner.domain.hardware import USUAL_MULTIPROCESSORS
 
@@ -250,6 +251,14 @@ SHIMS: tuple[Shim, ...] = (
         "torch/_meta_registrations.py _meta_grouped_mm_common; ATen/native/cuda/GroupedBlas.cpp "
         "_grouped_mm_cuda",
         lambda _: grouped_product_in_every_dtype(),
+    ),
+    Shim(
+        "softplus_gradient",
+        "fake",
+        "the shape function lays the gradient of softplus out as its input, kernels as the gradient that "
+        "comes in",
+        "torch/_decomp/decompositions.py softplus_backward; ATen/native/cuda/ActivationSoftplusKernel.cu",
+        lambda _: softplus_laid_out(),
     ),
     Shim(
         "attention_kernel",

@@ -139,6 +139,9 @@ OF_TOOLS: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {
         "torchtitan", ("--checkpoint", "assets/hf/Llama-3.1-8B=meta-llama/Llama-3.1-8B"),
     ),
 }  # fmt: skip
+# Tasks of TRL, and those that ran with adapters, too.
+ADAPTED_TASKS = ("sft", "dpo", "kto", "orpo", "reward", "grpo")
+TASKS = (*ADAPTED_TASKS, "cpo", "tpo", "gkd", "rloo", "gmpo", "online_dpo", "sdft", "sdpo", "distillation")
 ADAPTERS = ("lora", "dora", "oft", "vera", "adalora", "boft", "loha", "ia3", "prompt")
 OF_TRANSFORMERS_4 = ("run_clm_no_trainer.py", "dora_finetuning.py")
 PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -158,9 +161,9 @@ PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("no_trainer.py", STEP[1]): (),
     ("lightning_loop.py", STEP[1]): (),
     **{("adapter.py", name): () for name in ADAPTERS},
-    **{("trl_task.py", task): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
+    **{("trl_task.py", task): () for task in TASKS},
     **{("--check", name): () for name in FILES},
-    **{("trl_task.py", task, "lora"): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
+    **{("trl_task.py", task, "lora"): () for task in ADAPTED_TASKS},
     (*TRL_SFT, "--packing"): (),
     (*TRL_SFT, "--use_peft", "--gradient_checkpointing", "False", "--accelerate_config", "multi_gpu",
      *FOUR): (),

@@ -25,7 +25,16 @@ from planner.catalog.models import model_entry, model_ids, spec_of
 SMALL = Small(2, 16)
 SETUPS = {"full": FULL, "lora": LORA}
 # Source: torch 2.13 csrc/autograd/variable.cpp grad_fn, functions/tensor.cpp CopySlices.
-WRITES_TO_SLICES = frozenset({"deepseek-v2-lite", "deepseek-v3"})
+WRITES_TO_SLICES = frozenset(
+    {
+        "deepseek-v2-lite",
+        "deepseek-v3",
+        "glm-4.7-flash",
+        "qwen3.5-0.8b",
+        "qwen3.5-35b-a3b",
+        "qwen3-next-80b-a3b",
+    }
+)
 # One each of: experts in one tensor, latent attention, sinks, one key head for all, position biases.
 # The rest is slow.
 QUICK = {
@@ -51,6 +60,9 @@ def setup_of(model: str, method: str) -> Setup:
     setup = SETUPS[method]
     if model in WITHOUT_SDPA:
         setup = replace(setup, attention="eager")
+    if model == "llama-4-scout":
+        # The adapter of its router fails in PEFT 0.21: the router is a linear layer that returns two tensors.
+        setup = replace(setup, targets=("attention",))
     return replace(setup, dropout=0.0) if model in FUSED_EXPERTS else setup
 
 
@@ -60,9 +72,9 @@ def test_fake_tensors_run_the_program_of_the_cpu(model: str, method: str) -> Non
     """Without the shims for CUDA, operators with their shapes,
     allocations and peaks are those of a real CPU run, exactly.
 
-    The code of DeepSeek writes into slices.  How autograd then finds the slice of what was written is a
-    switch of torch's: by slicing again, as it always does for subclasses of tensors, or by ``as_strided``, as
-    it does else.  Both runs do the former.
+    The code of DeepSeek, GLM and Qwen writes into slices.  How autograd then finds the slice of what was
+    written is a switch of torch's: by slicing again, as it always does for subclasses of tensors, or by
+    ``as_strided``, as it does else.  Both runs do the former.
     """
     case = small_scenario(model, setup_of(model, method), small=SMALL)
     with _force_original_view_tracking(model in WRITES_TO_SLICES):
@@ -84,7 +96,9 @@ def test_how_views_are_found_again_changes_views_only(model: str) -> None:
     assert peaks(plain) == peaks(replayed)
     counts = [Counter(name.partition(" ")[0] for name in operators_of(trace)) for trace in (plain, replayed)]
     assert set(counts[0] - counts[1]) == {"aten.as_strided.default"}
-    assert set(counts[1] - counts[0]) == {"aten.slice.Tensor"}
+    again = set(counts[1] - counts[0])
+    assert again
+    assert again <= {"aten.slice.Tensor", "aten.select.int"}
 
 
 def test_every_architecture_of_the_catalog_is_among_them() -> None:

@@ -1,12 +1,17 @@
-"""Data sets that are not there: rows of the user stand in for each part that a program asks for."""
+"""Data sets that are not there: rows of the user stand in for each part that a program asks for.
+Tokenizers that are not there: another stands in where the user allowed it.
+"""
 
 from __future__ import annotations
 
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
+
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.libraries.stand_ins import _data_sets
+from measure.dry_run.libraries.stand_ins import _data_sets, _n_tokens, _tokenizers
 
 
 def test_each_part_of_a_data_set_has_the_rows() -> None:
@@ -36,3 +41,38 @@ def test_how_often_something_was_assumed_is_said_in_words() -> None:
     for place in ("here", "there", "there"):
         guesses.assume("config.json", "none", place)
     assert {each.origin: each.note for each in guesses.listed()} == {"here": "once", "there": "2 times"}
+
+
+def _loading(known: list[str], guesses: Guesses, *, allowed: bool) -> Any:
+    """A class that reads a tokenizer which knows these words, and has an end of text."""
+
+    class Auto:
+        @classmethod
+        def from_pretrained(cls, _name: str) -> Any:
+            return SimpleNamespace(
+                get_vocab=lambda: dict.fromkeys(["</s>", *known], 0), all_special_tokens=["</s>"]
+            )
+
+    module: Any = ModuleType("auto")
+    module.AutoTokenizer = Auto
+    _tokenizers(guesses, "AutoTokenizer", allowed=allowed)(module)
+    return Auto.from_pretrained
+
+
+def test_a_folder_without_words_has_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers makes an empty one of it, with which all rows are empty: it is refused, or another stands
+    in.  A short one of the user's own is left alone.
+    """
+    (tmp_path / "config.json").write_text('{"vocab_size": 5000}', encoding="utf-8")
+    made: list[int] = []
+    monkeypatch.setattr(
+        "measure.dry_run.libraries.stand_ins.tokenizer_of_words", lambda _side, _images, n: made.append(n)
+    )
+    monkeypatch.setattr("measure.dry_run.libraries.stand_ins.image_tokens", lambda _: {})
+    guesses = Guesses()
+    with pytest.raises(OSError, match="there is no tokenizer"):
+        _loading([], guesses, allowed=False)(str(tmp_path))
+    assert len(guesses.refusals) == 1
+    _loading([], guesses, allowed=True)(str(tmp_path))
+    assert made == [5000] == [_n_tokens(str(tmp_path))]
+    assert "a" in _loading(["a"], guesses, allowed=False)(str(tmp_path)).get_vocab()

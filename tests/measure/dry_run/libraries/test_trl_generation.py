@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from measure.dry_run.libraries.trl_generation import again_in_second_step
+from measure.dry_run.libraries.importing import OnImport
+from measure.dry_run.libraries.trl_generation import again_in_second_step, install
 
 
 class Trainer:
@@ -46,3 +48,22 @@ def test_the_second_step_generates(micro_steps: int, accumulated: int, made: lis
             trainer._prepare_inputs(number)
     assert trainer.made == made
     assert len(said) == n_said
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("trl.trainer.grpo_trainer", "GRPOTrainer"),
+        ("trl.trainer.rloo_trainer", "RLOOTrainer"),
+        ("trl.experimental.sdft.sdft_trainer", "SDFTTrainer"),
+        ("trl.experimental.sdpo.sdpo_trainer", "SDPOTrainer"),
+    ],
+)
+def test_each_trainer_that_keeps_completions_is_changed(
+    module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GRPO, RLOO and both that teach themselves, where the program has imported them."""
+    changed: Any = type(name, (Trainer,), {})
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: changed}))
+    install(OnImport(), SimpleNamespace(steps_done=0), SimpleNamespace())  # type: ignore[arg-type]
+    assert changed._prepare_inputs is not Trainer._prepare_inputs

@@ -44,6 +44,7 @@ TESTED = {
     "no_overflow",
     "flash_attention",
     "grouped_product",
+    "softplus_gradient",
     "recurrent_mask",
     "recurrent_kernels",
 }
@@ -490,3 +491,20 @@ def test_grouped_products_of_every_dtype_have_the_shapes_of_the_cpu() -> None:
                 torch._grouped_mm(fakes[0].t(), fakes[3], fakes[2]),
             ]
         assert [(each.shape, each.dtype) for each in made] == [(each.shape, each.dtype) for each in real]
+
+
+def test_a_gradient_of_softplus_has_the_layout_of_what_comes_in() -> None:
+    """As a real kernel lays it out: a transposed gradient stays transposed, which shape functions forget."""
+
+    def strides() -> tuple[int, ...]:
+        gradient, given = torch.ones(2, 3, 16).transpose(1, 2), torch.ones(2, 16, 3)
+        made: Tensor = torch.ops.aten.softplus_backward(gradient, given, 1, 20)
+        return made.stride()
+
+    real = strides()
+    with FakeTensorMode():
+        assert strides() != real
+    with shimmed("softplus_gradient"):
+        assert strides() == real
+    with FakeTensorMode():
+        assert strides() != real
