@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +12,8 @@ from measure.dry_run.libraries.files.words import N_WORDS, tokenizer_of_words
 from measure.dry_run.libraries.importing import Change, OnImport
 from planner.catalog.models import ModelEntry, entry_named_in, model_entry
 from planner.errors import UnknownNameError
+from planner.files.reading import read_text
+from planner.files.structured import json_value
 
 # What a tokenizer without files ends with; the third where Transformers 4.57 hands no path to an old class.
 _NO_FILES = OSError, ValueError, TypeError
@@ -80,7 +81,7 @@ def _n_tokens(name: str) -> int:
     """Rows of the embedding of a model in a folder or in the catalog; 0 for another."""
     config = Path(name) / "config.json"
     if config.is_file():
-        fields = json.loads(config.read_text(encoding="utf-8"))
+        fields = json_value(config, read_text(config))
         return int(fields.get("text_config", fields).get("vocab_size") or 0)
     try:
         found: ModelEntry | None = model_entry(name)

@@ -106,9 +106,7 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
 def _exact(
     pool: Pool, quantity: Quantity, choice: Choice, group: RecipeGroup, settled: dict[int, Settled]
 ) -> RecipeGroup:
-    """The first row of ``group`` is the largest that fits when it is replayed,
-    and the next above it does not.
-    """
+    """The first row of ``group`` is the largest that fits when replayed, and the next above it does not."""
     rows = choice([*group.rows])
     while id(rows[0]) not in settled:
         made = _settled(pool, quantity, rows[0], rows[0])
@@ -118,9 +116,7 @@ def _exact(
 
 
 def _settle_down(quick: Tried, *, pool: Pool, quantity: Quantity, settled: dict[int, Settled]) -> Tried:
-    """``quick`` replayed; where that does not fit, the largest that does, if any,
-    and noted in ``settled``.
-    """
+    """``quick`` replayed; where that does not fit, the largest that does, if any, noted in ``settled``."""
     again = confirmed(quick)
     if pool.fits(again):
         return again
@@ -217,9 +213,7 @@ def _first_length(pool: Pool, option: Option, most: int) -> int:
 
 
 def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) -> bool:
-    """Solve one option with every accumulation (for the length: every micro-batch) that was given;
-    whether anything fits.
-    """
+    """Solve one option with every given accumulation (length: every micro-batch); whether anything fits."""
     if quantity == "batch":
         accums = pool.space.values_of("grad_accum")
         more: list[TypedFlags] = [{"grad_accum": str(accum)} for accum in accums] or [{}]
