@@ -230,8 +230,8 @@ def test_advice(benchmark: BenchmarkFixture) -> None:
 
 def test_catalogs_load_one_entry() -> None:
     """A prediction opens the file of its model, card, stack and host, and the list of sizes; and where nobody
-    named a stack, the common ones and the other version of the assumed one, to say how far they would move
-    the peak.  No other entry; and of the packages those that these stacks run, each once.
+    named a stack, the common ones, to say what they would need.  No other entry; and of the packages those
+    that these stacks run, each once.
     """
     done = subprocess.run(
         [sys.executable, "-c", OPENED, json.dumps(PREDICTION)],
@@ -250,13 +250,12 @@ def test_catalogs_load_one_entry() -> None:
         for path in opened
         if path.parent.name in folders and path.stem not in LISTS
     )
-    stacks_run = (*COMMON_STACKS, "hf-trainer@4")
-    stacks = {f"stacks/{name.replace('@', '-')}" for name in stacks_run}
+    stacks = {f"stacks/{name.replace('@', '-')}" for name in COMMON_STACKS}
     assert len(entries) == len(set(entries))
     assert stacks <= set(entries)
     assert set(entries) - stacks == {"gpus/rtx4090", "hosts/unknown", "models/llama-2-7b"}
     packages = [path.stem for path in opened if path.parent.name == "packages"]
     assert sorted(packages) == sorted(
-        {package for name in stacks_run for package, _ in load_stack(name).versions}
+        {package for name in COMMON_STACKS for package, _ in load_stack(name).versions}
     )
     assert len(opened) - len(packages) <= 15

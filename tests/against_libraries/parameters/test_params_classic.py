@@ -64,6 +64,8 @@ def _entries(types: set[str]) -> dict[str, dict[str, Any]]:
 
 SHIPPED_ENTRIES, REMOTE_ENTRIES = _entries(SHIPPED), _entries(REMOTE)
 ALL_ENTRIES = SHIPPED_ENTRIES | REMOTE_ENTRIES
+MADE_BY_TOOLS = ("qwen-7b-plus-4-layers",)
+"""Made of another model by a tool; nobody published their weights."""
 
 
 def _small(kind: str, **fields: Any) -> dict[str, Any]:
@@ -252,7 +254,8 @@ def test_every_entry_file_is_complete() -> None:
     for name, entry in ALL_ENTRIES.items():
         assert entry["schema"] == 1
         assert entry["id"] == name
-        assert entry["hub_id"] in entry["aliases"]
         assert entry["params_source"]
-        assert entry["config_source"].startswith(f"https://huggingface.co/{entry['hub_id']}/")
+        if name not in MADE_BY_TOOLS:
+            assert entry["hub_id"] in entry["aliases"]
+            assert entry["config_source"].startswith(f"https://huggingface.co/{entry['hub_id']}/")
         assert Path(data_dir() / "models" / f"{name}.toml").is_file()
