@@ -618,7 +618,7 @@ def test_a_trainer_that_evaluates_is_seen_evaluating(folder: Path) -> None:
                     return {"input_ids": torch.arange(64), "labels": index % 2}
 
             model = BertForSequenceClassification(
-                BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128)
+                BertConfig(vocab_size=100, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
             )
             args = TrainingArguments(
                 "out", per_device_train_batch_size=1, per_device_eval_batch_size=40, report_to=[],
