@@ -38,7 +38,7 @@ from planner.domain.recipes.recipe import (
     Task,
 )
 from planner.domain.recipes.sample_lengths import SampleLengths
-from planner.domain.recipes.sharding import DDP, FSDP, FSDP_GRAD_OP, NONE, ZERO3, Sharding, sharding_named
+from planner.domain.recipes.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.scenario import TRAINER_BATCH
 from planner.domain.stack import Stack, StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
@@ -49,7 +49,7 @@ from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import require
 from planner.intake.images import resolve_frozen, resolve_images
 from planner.intake.linears import failing_routers, linear_names_without, peft_targets, refused_by_peft
-from planner.intake.model_parallel import degrees, resolve_parallel
+from planner.intake.model_parallel import default_sharding, degrees, resolve_parallel
 from planner.intake.patterns import matched_targets
 from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
@@ -187,29 +187,11 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
 
 
 def _resolve_sharding(ledger: Ledger, setting: RecipeContext, parallel: Parallel) -> Sharding:
-    chosen, note = _default_sharding(setting, parallel)
+    chosen, note = default_sharding(parallel, setting.hardware, setting.stack, setting.defaults.sharding)
     from_stack = not note and chosen not in (NONE.name, DDP.name)
     return sharding_named(
         ledger.choose("sharding", chosen, setting.origin if from_stack else "assumed", note)
     )
-
-
-def _default_sharding(setting: RecipeContext, parallel: Parallel) -> tuple[str, str]:
-    """What is taken where nothing is given, and why."""
-    divides_by, world = setting.stack.model_parallel, setting.hardware.world_size
-    if parallel.pipeline > 1:
-        chosen = NONE if world == parallel.gpus else FSDP_GRAD_OP
-        return chosen.name, "torchtitan keeps weights whole between the micro-batches of a pipeline"
-    if divides_by == "features" and parallel.context > 1:
-        return ZERO3.name, "the Trainer divides sequences beside ZeRO alone"
-    if parallel.divides and divides_by != "gathered_heads" and world > parallel.tensor:
-        return FSDP.name, "beside GPUs that share a batch the libraries have FSDP2 alone"
-    if parallel.experts > 1 and parallel.replicas is None:
-        return FSDP.name, "beside experts that are divided torchtitan has FSDP2 alone"
-    if world == parallel.tensor:
-        return NONE.name, ""
-    default = setting.defaults.sharding
-    return default, "several GPUs and nothing given: each holds everything" if default == DDP.name else ""
 
 
 def _resolve_offload(ledger: Ledger, setting: RecipeContext, *, every_layer: bool) -> Offload:
