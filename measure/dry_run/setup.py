@@ -27,6 +27,7 @@ from measure.dry_run.libraries import (
     host_optimizers,
     refused,
     stand_ins,
+    trainer_evaluation,
     triton_kernels,
     trl_generation,
 )
@@ -71,6 +72,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)
     trl_generation.install(imports, stages, guesses)
+    trainer_evaluation.install(imports, stages, guesses)
     process_group.install(guesses)
     Launches(guesses, job.card.n_cards).install(imports)
     refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)

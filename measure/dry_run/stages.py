@@ -79,7 +79,7 @@ class Stages:
         self.most_tokens = (0, 0)
         self.allocator = ""
         self._numbers: dict[tuple[Stage, int, str], int] = {}
-        self._n_steps, self._evaluates = n_steps, evaluates
+        self.n_steps, self.evaluates = n_steps, evaluates
         self._stage: Stage = "load"
         # A program that lets a model go gets its memory back.
         self._models: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
@@ -118,7 +118,7 @@ class Stages:
         if module.training:
             self._trained[id(module)] = module
         if torch.is_grad_enabled() and self._is_trained(module):
-            if self.steps_done >= self._n_steps:
+            if self.steps_done >= self.n_steps:
                 raise StepsDone
             self.micro_steps += 1
             self.enter("forward")
@@ -193,7 +193,7 @@ class Stages:
         # one step of the program all the same.
         if self.micro_steps > self._counted:
             self.steps_done, self._counted = self.steps_done + 1, self.micro_steps
-        if self.steps_done >= self._n_steps and not self._evaluates:
+        if self.steps_done >= self.n_steps and not self.evaluates:
             raise StepsDone
 
     def _mark(self, tensor: torch.Tensor, role: Role) -> None:

@@ -8,10 +8,9 @@ from measure.trace.host_records import HOST_STREAMS, NO_HOST_MEMORY, HostMemory
 from planner.allocator.documents.summary import PhaseSummary, Summary
 from planner.allocator.documents.timeline import Moment
 from planner.allocator.replay import ReplayResult
-from planner.domain.term import PHASE_WORDS
+from planner.domain.term import in_words
 from planner.units import GIB, format_bytes, format_gib
 
-_PHASE_WORDS = {str(phase): words for phase, words in PHASE_WORDS.items()}
 _PHASE_HEAD = f"{'phase':<16}{'allocated':>11}{'reserved':>11}{'unused':>9}  most allocated at"
 
 
@@ -25,7 +24,7 @@ def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
     lines += [_expandable_sentence(summary.expandable)] if summary.expandable is not None else []
     lines += [
         *(
-            f"{level} peak {format_gib(size)} in {_words(moment.phase)}, at {_place(moment)}"
+            f"{level} peak {format_gib(size)} in {in_words(moment.phase)}, at {_place(moment)}"
             for level, size, moment in peaks
         ),
         "",
@@ -33,20 +32,12 @@ def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
         _PHASE_HEAD,
         *(_phase_line(each) for each in summary.phases),
         "",
-        f"Terms at the allocated peak ({_words(summary.peak.phase)})",
-        *(
-            f"  {term.replace('_', ' '):<24}{format_bytes(size):>12}"
-            for term, size in summary.peak.terms.items()
-        ),
+        f"Terms at the allocated peak ({in_words(summary.peak.phase)})",
+        *(f"  {in_words(term):<28}{format_bytes(size):>12}" for term, size in summary.peak.terms.items()),
     ]
     if host.holdings:
         lines += ["", *_host_lines(host)]
     return "\n".join(lines) + "\n"
-
-
-def _words(phase: str) -> str:
-    """The phase as people call it."""
-    return _PHASE_WORDS.get(phase, phase)
 
 
 def _host_lines(host: HostMemory) -> list[str]:
@@ -74,7 +65,7 @@ def verdict_sentence(verdict: ReplayResult) -> str:
     releases = f"gave its cache back {verdict.n_retries} time{'s' if verdict.n_retries > 1 else ''}"
     if failed is not None:
         return (
-            f"DOES NOT FIT in {size}: out of memory in {_words(failed.phase)} at {failed.op} "
+            f"DOES NOT FIT in {size}: out of memory in {in_words(failed.phase)} at {failed.op} "
             f"({failed.module or 'no module'}), which asked for {format_bytes(failed.requested_bytes)} "
             f"with {format_gib(failed.allocated_bytes)} allocated and {format_gib(failed.reserved_bytes)} "
             f"reserved, after the allocator {releases}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.errors import InputFileError
+from planner.errors import InputFileError, show
 from planner.files.reading import read_text
 from planner.files.structured import json_value, toml_table, yaml_value
 from planner.units import MIB
@@ -36,6 +36,13 @@ def read_document(path: Path) -> Document:
         InputFileError: unreadable, too large, not YAML, JSON or TOML, empty, not a table, with aliases; JSON
             with a key given twice, which DeepSpeed refuses too.
     """
+    if path.suffix == ".py":
+        program = f"python {show(str(path))}"
+        raise InputFileError(
+            path,
+            f'a program: give its arguments, as --command "{program} --NAME VALUE ...", '
+            f"or run it without a GPU: measure trace --gpu NAME -- {program}",
+        )
     text = read_text(path, MAX_DOCUMENT_BYTES)
     twice: dict[str, int] = {}
     if not text.strip():

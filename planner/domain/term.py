@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from planner.domain.recipes.recipe import Number
 
@@ -78,6 +78,33 @@ ALLOCATED_TERMS: frozenset[str] = frozenset(get_args(TermName)) - RESERVED_TERMS
 STATE_TERMS: frozenset[TermName] = frozenset(
     {"weights", "quantization_constants", "adapters", "master_weights", "optimizer_states"}
 )
+TERM_WORDS: dict[TermName, str] = {
+    "weights": "weights",
+    "quantization_constants": "quantization constants",
+    "adapters": "LoRA adapters",
+    "master_weights": "fp32 master weights",
+    "autocast_copies": "autocast weight copies",
+    "gradients": "gradients",
+    "gradient_buckets": "gradient buckets",
+    "optimizer_states": "optimizer states",
+    "optimizer_temporaries": "optimizer temporaries",
+    "saved_activations": "saved activations",
+    "block_recompute": "one layer at work",
+    "logits_and_loss": "logits and loss",
+    "kv_cache": "KV cache of generation",
+    "dequantization": "expanded weights",
+    "gathered_parameters": "gathered parameters",
+    "other_temporaries": "masks, workspaces, rounding",
+}
+"""What people call each term of what the training itself allocates."""
+
+
+def in_words(name: str) -> str:
+    """What people call a phase or a term of this name."""
+    words: dict[Any, str] = {**PHASE_WORDS, **TERM_WORDS}
+    return words.get(name, name.replace("_", " "))
+
+
 # Label of the term of what changing shapes leave behind in the cache.
 LENGTH_CACHE = "length-varying cache"
 # Place of each allocated term in every table that has a row per term.

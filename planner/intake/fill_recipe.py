@@ -38,7 +38,7 @@ from planner.domain.recipes.recipe import (
     Task,
 )
 from planner.domain.recipes.sample_lengths import SampleLengths
-from planner.domain.recipes.sharding import DDP, FSDP, FSDP_GRAD_OP, NONE, Sharding, sharding_named
+from planner.domain.recipes.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.scenario import TRAINER_BATCH
 from planner.domain.stack import Stack, StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
@@ -49,7 +49,7 @@ from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import require
 from planner.intake.images import resolve_frozen, resolve_images
 from planner.intake.linears import failing_routers, linear_names_without, peft_targets, refused_by_peft
-from planner.intake.model_parallel import degrees, resolve_parallel
+from planner.intake.model_parallel import default_sharding, degrees, resolve_parallel
 from planner.intake.patterns import matched_targets
 from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
@@ -187,26 +187,11 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
 
 
 def _resolve_sharding(ledger: Ledger, setting: RecipeContext, parallel: Parallel) -> Sharding:
-    if parallel.pipeline > 1:
-        alone = setting.hardware.world_size == parallel.gpus
-        note = "torchtitan keeps weights whole between the micro-batches of a pipeline"
-        return sharding_named(
-            ledger.choose("sharding", NONE.name if alone else FSDP_GRAD_OP.name, "assumed", note)
-        )
-    divides_model = parallel.divides and setting.stack.model_parallel != "gathered_heads"
-    if divides_model and setting.hardware.world_size > parallel.tensor:
-        note = "beside GPUs that share a batch the libraries have FSDP2 alone"
-        return sharding_named(ledger.choose("sharding", FSDP.name, "assumed", note))
-    if parallel.experts > 1 and parallel.replicas is None:
-        note = "beside experts that are divided torchtitan has FSDP2 alone"
-        return sharding_named(ledger.choose("sharding", FSDP.name, "assumed", note))
-    if setting.hardware.world_size == parallel.tensor:
-        return sharding_named(ledger.choose("sharding", NONE.name, "assumed"))
-    default = setting.defaults.sharding
-    if default != DDP.name:
-        return sharding_named(ledger.choose("sharding", default, setting.origin))
-    note = "several GPUs and nothing given: each holds everything"
-    return sharding_named(ledger.choose("sharding", default, "assumed", note))
+    chosen, note = default_sharding(parallel, setting.hardware, setting.stack, setting.defaults.sharding)
+    from_stack = not note and chosen not in (NONE.name, DDP.name)
+    return sharding_named(
+        ledger.choose("sharding", chosen, setting.origin if from_stack else "assumed", note)
+    )
 
 
 def _resolve_offload(ledger: Ledger, setting: RecipeContext, *, every_layer: bool) -> Offload:
@@ -422,6 +407,8 @@ def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
 def _resolve_attention(ledger: Ledger, setting: RecipeContext, numerics: Numerics) -> Attention:
     model, gpu, stack = setting.model, setting.hardware.gpu, setting.stack
     default, origin, note = setting.defaults.attention, setting.origin, ""
+    if degrees(ledger.request).context > 1 and stack.model_parallel in ("gathered_heads", "exchanged_heads"):
+        default, origin, note = "flash2", "assumed", "sequences are divided with FlashAttention alone"
     if ATTENTION_FACTS[default].is_flash and (
         lacks_flash2(gpu) or numerics.compute_dtype == "fp32" or widest_head(model) > 256
     ):
@@ -450,7 +437,11 @@ def _resolve_loss(ledger: Ledger, setting: RecipeContext, task: Task) -> Loss:
 
 
 def _resolve_padding(ledger: Ledger, setting: RecipeContext, task: Task) -> Padding:
-    """How batches are filled: nobody packs pairs; pre-training always packs."""
+    """How batches are filled: nobody packs pairs; pre-training always packs, and so does who divides
+    sequences.
+    """
+    if degrees(ledger.request).context > 1:
+        return ledger.choose("padding", "packed", "assumed", "sequences that GPUs divide are filled")
     if task in LANGUAGE_TASKS:
         default: Padding = "packed" if task == "pretrain" else setting.defaults.padding
         return ledger.choose("padding", default, "assumed" if task == "pretrain" else setting.origin)

@@ -16,7 +16,9 @@ from planner.domain.attention_shape import AttentionSpec
 from planner.domain.hardware import Hardware
 from planner.domain.model import BlockSpec, ModelSpec
 from planner.domain.recipes.parallel import Parallel
+from planner.domain.recipes.sharding import DDP, FSDP, FSDP_GRAD_OP, NONE, ZERO3, ShardingName
 from planner.domain.scenario import Scenario
+from planner.domain.stack import Stack
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.expert_parallel import of_experts, resolve_experts
 from planner.intake.given.ledger import Ledger
@@ -114,6 +116,25 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
                 f"{sharing} GPUs that share a batch across nodes are not modelled; a node at most is"
             )
     return _resolve_pipeline(ledger, hardware, resolve_experts(ledger, hardware, parallel))
+
+
+def default_sharding(
+    parallel: Parallel, hardware: Hardware, stack: Stack, of_stack: ShardingName
+) -> tuple[ShardingName, str]:
+    """The sharding where nothing is given, and why; ``of_stack``: what the stack takes by itself."""
+    divides_by, world = stack.model_parallel, hardware.world_size
+    if parallel.pipeline > 1:
+        chosen = NONE if world == parallel.gpus else FSDP_GRAD_OP
+        return chosen.name, "torchtitan keeps weights whole between the micro-batches of a pipeline"
+    if divides_by == "features" and parallel.context > 1:
+        return ZERO3.name, "the Trainer divides sequences beside ZeRO alone"
+    if parallel.divides and divides_by != "gathered_heads" and world > parallel.tensor:
+        return FSDP.name, "beside GPUs that share a batch the libraries have FSDP2 alone"
+    if parallel.experts > 1 and parallel.replicas is None:
+        return FSDP.name, "beside experts that are divided torchtitan has FSDP2 alone"
+    if world == parallel.tensor:
+        return NONE.name, ""
+    return of_stack, "several GPUs and nothing given: each holds everything" if of_stack == DDP.name else ""
 
 
 def _resolve_pipeline(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:

@@ -13,6 +13,7 @@ from planner.catalog.models import load_model
 from planner.catalog.stacks import load_stack, with_switches
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
+from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import LANGUAGE_TASKS, Batch
 from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.scenario import EVAL_BATCH, Assumption, RunPlan, Scenario
@@ -38,7 +39,9 @@ DEFAULT_STACK = "hf-trainer@5"
 PREFERENCE_STACK = "trl"
 """Where nothing is given: the Trainer of Transformers has no loss of preferences."""
 PARALLEL_STACK = "torchtitan"
-"""Where nothing is given: the Trainer of Transformers cannot divide matrices beside batches or sequences."""
+"""Where nothing is given: the Trainer of Transformers cannot divide matrices beside batches or sequences,
+nor sequences without ZeRO.
+"""
 EXPERT_STACK = "torchtitan@2025"
 """Where no stack is given beside experts that GPUs divide: the one whose exchange of tokens was read."""
 
@@ -193,7 +196,7 @@ def _resolve_stack(ledger: Ledger, hardware: Hardware, model: ModelSpec) -> Stac
     trains_tokens = (ledger.request.get("task") or "sft") in LANGUAGE_TASKS
     parallel = degrees(ledger.request)
     default = DEFAULT_STACK if trains_tokens else PREFERENCE_STACK
-    if parallel.divides and trains_tokens and hardware.world_size > parallel.tensor:
+    if trains_tokens and _needs_parallel_stack(ledger.request, parallel, hardware):
         default = PARALLEL_STACK
     if (ledger.request.get("expert_parallel") or 1) > 1:
         default = EXPERT_STACK
@@ -203,6 +206,15 @@ def _resolve_stack(ledger: Ledger, hardware: Hardware, model: ModelSpec) -> Stac
     else:
         ledger.enter("stack", stack.id, "assumed", stack.title)
     return _switched(ledger, stack, model)
+
+
+def _needs_parallel_stack(request: ScenarioRequest, parallel: Parallel, hardware: Hardware) -> bool:
+    """Whether the Trainer cannot divide the job so: it divides sequences beside ZeRO, and nothing else."""
+    if not parallel.divides or hardware.world_size <= parallel.tensor:
+        return False
+    sequences_alone = parallel.gpus == parallel.context
+    by_deepspeed = request.get("method") != "full" or str(request.get("sharding")).startswith("zero")
+    return not (sequences_alone and by_deepspeed)
 
 
 def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:

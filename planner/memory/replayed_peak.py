@@ -15,6 +15,7 @@ from planner.domain.term import (
     LENGTH_CACHE,
     PHASES,
     STATE_TERMS,
+    TERM_WORDS,
     Phase,
     Term,
     TermKind,
@@ -31,24 +32,6 @@ _LATER: frozenset[Phase] = frozenset({"forward_2", "loss_2", "backward_2", "eval
 REPLAY = "planner.allocator.slots:replay_slots"
 """Formula of the allocator's cache."""
 _LENGTHS = "planner.memory.drawn_lengths:drawn_longest"
-_LABELS: dict[TermName, str] = {
-    "weights": "weights",
-    "quantization_constants": "quantization constants",
-    "adapters": "LoRA adapters",
-    "master_weights": "fp32 master weights",
-    "autocast_copies": "autocast weight copies",
-    "gradients": "gradients",
-    "gradient_buckets": "gradient buckets",
-    "optimizer_states": "optimizer states",
-    "optimizer_temporaries": "optimizer temporaries",
-    "saved_activations": "saved activations",
-    "block_recompute": "one layer at work",
-    "logits_and_loss": "logits and loss",
-    "kv_cache": "KV cache of generation",
-    "dequantization": "expanded weights",
-    "gathered_parameters": "gathered parameters",
-    "other_temporaries": "masks, workspaces, rounding",
-}
 
 
 def predict_replayed(job: Job, *, minimum_too: bool = True, why: bool = False) -> MemoryPrediction:
@@ -158,7 +141,7 @@ def _terms(job: Job, done: Replayed) -> tuple[Term, ...]:
     return tuple(
         Term(
             name,
-            _LABELS[name],
+            TERM_WORDS[name],
             n_bytes,
             _kind(job, name, n_bytes == standing[name]),
             frozenset(phases),

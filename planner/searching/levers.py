@@ -20,14 +20,17 @@ from planner.predicting import PRIORS, predict_with
 from planner.searching.affordable import n_affordable
 from planner.searching.common_stacks import COMMON_STACKS, runs_sharding, stack_is_open
 from planner.searching.moves import (
+    CHEAP,
     KINDS,
     LeverKind,
     Move,
+    divided_sequences,
     larger_cards,
     less_offload,
     more_cards,
     moves,
     other_stacks,
+    smaller_batches,
 )
 from planner.searching.variants import refusals, request_of, warnings_about, with_flags
 from planner.units import GIB, MIB
@@ -247,13 +250,15 @@ def levers(
     verdict = judge.base.verdict
     less = less_offload(scenario) if verdict == "host_memory_short" else ()
     options = (*moves(scenario), *other_stacks(scenario), *less)
-    trials = [trial for trial in judge.tries(options) if trial.lever.saves_of(verdict) >= _WORTH_BYTES]
+    singles = _roomiest(judge, judge.tries(options), scenario)
+    trials = [trial for trial in singles if trial.lever.saves_of(verdict) >= _WORTH_BYTES]
     if verdict not in ("fits", "no_verdict") and not alone:
         memory, first = judge.base.memory, _Judge(scenario, model, quick=True)
         first.left = min(first.left, n_affordable(scenario, quick=True))
         need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
         found = [trial for trial in first.tries(larger_cards(scenario, need)) if trial.lever.fits]
         found += [trial for trial in first.tries(more_cards(scenario)) if trial.lever.fits][:1]
+        found += _downhill(first, first.tries(divided_sequences(scenario)))
         found += _together(first, [trial for trial in (*trials, *found) if trial.move.topic != "card"])
         trials += judge.again(found)
     return _ordered(_not_padded([trial.lever for trial in trials]), verdict)
@@ -345,6 +350,36 @@ def _together(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
                 :MAX_PAIRS
             ]
     return []
+
+
+def _roomiest(judge: _Judge, singles: list[_Trial], scenario: Scenario) -> list[_Trial]:
+    """``singles``; where half the micro-batch is too much and one sample is not, the largest that fits is in
+    the place of one sample.
+    """
+    batches = [trial for trial in singles if trial.move.topic == "batch"]
+    if [trial.lever.fits for trial in batches] != [False, True]:
+        return singles
+    for move in smaller_batches(scenario)[1:-1]:
+        if found := [trial for trial in judge.tries([move]) if trial.lever.fits]:
+            return [*(trial for trial in singles if trial is not batches[-1]), *found]
+    return singles
+
+
+def _downhill(judge: _Judge, starts: list[_Trial]) -> list[_Trial]:
+    """The first of ``starts`` that fits; else the best of them with whatever saves most on top of it, and so
+    on until it fits, by changes that are free or cost time.
+    """
+    if fitting := [trial for trial in starts if trial.lever.fits]:
+        return fitting[:1]
+    best = max(starts, key=lambda trial: trial.lever.saves_bytes, default=None)
+    while best is not None and not best.lever.fits:
+        others = [
+            move for move in moves(best.after) if move.kind in CHEAP and move.topic not in best.move.topic
+        ]
+        tried = judge.tries(_joined(best.move, move) for move in others)
+        saved = best.lever.saves_bytes + _WORTH_BYTES
+        best = next((trial for trial in _largest_first(tried) if trial.lever.saves_bytes >= saved), None)
+    return [] if best is None else [best]
 
 
 def _largest_first(trials: list[_Trial]) -> list[_Trial]:

@@ -31,6 +31,8 @@ CHEAP = KINDS[:2]
 MAX_LARGER_CARDS = 3
 MAX_GPUS_OF_A_NODE = 8
 _SMALLEST_LENGTH_TOKENS = 2
+# Sequences that fit one GPU are not worth an exchange in every layer.
+_LONG_TOKENS = 16_384
 # Cards of one size differ by a few per cent in what they make visible; that is not more memory.
 _LARGER = 1.1
 # Cards that are commonly bought or rented, of every size.
@@ -108,6 +110,20 @@ def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
     )
 
 
+def smaller_batches(scenario: Scenario) -> tuple[Move, ...]:
+    """Half of the micro-batch, half of that and so on; where it does not halve, one sample.
+
+    The optimizer step stays the same: it is summed up over more and smaller passes.
+    """
+    micro, accum = int(scenario.recipe.batch.micro_batch), int(scenario.recipe.batch.grad_accum)
+    found, size = [], micro
+    while size > 1:
+        size = size // 2 if size % 2 == 0 else 1
+        flags: Flags = {"batch": str(size), "grad-accum": str(accum * micro // size)}
+        found.append(Move("batch", "time", f"micro-batch {size}, same global batch", flags))
+    return tuple(found)
+
+
 def less_offload(scenario: Scenario) -> tuple[Move, ...]:
     """Less in host RAM, for a node that has too little of it: what comes back takes memory of the card."""
     options = {"optimizer+params": ("optimizer", "none"), "none": ()}.get(scenario.recipe.offload, ("none",))
@@ -163,6 +179,33 @@ def more_cards(scenario: Scenario) -> tuple[Move, ...]:
         more = replace(hardware, gpus_per_node=count)
         found.append(Move("card", "money", f"{count} of these cards, weights divided", flags, more))
     return tuple(found)
+
+
+def divided_sequences(scenario: Scenario) -> tuple[Move, ...]:
+    """Each long sequence over two, four or eight GPUs of a node, with what the software wants beside that.
+
+    Accumulation grows with the number of GPUs that share a sequence, so that the global batch stays.
+    """
+    recipe, batch = scenario.recipe, scenario.recipe.batch
+    if batch.seq_len < _LONG_TOKENS or batch.rows > 1 or batch.is_padded or recipe.parallel.divides:
+        return ()
+    by_deepspeed = scenario.stack.model_parallel == "features"
+    sharding = ZERO3 if by_deepspeed and recipe.sharding.engine != "deepspeed" else recipe.sharding
+    wanted: dict[str, str] = {} if batch.padding == "packed" else {"padding": "packed"}
+    wanted |= {"sharding": sharding.name} if sharding != recipe.sharding else {}
+    wanted |= {**_mixed_precision(scenario, sharding), **_divisible(scenario, sharding)}
+    if not by_deepspeed and scenario.stack.model_parallel != "tokens" and recipe.attention != "flash2":
+        wanted["attention"] = "flash2"
+    return tuple(
+        Move(
+            "context",
+            "time",
+            f"each sequence divided over {count} GPUs",
+            {"context-parallel": str(count), **wanted, "grad-accum": str(int(batch.grad_accum) * count)},
+        )
+        for count in (2, 4, 8)
+        if scenario.hardware.gpus_per_node % count == 0
+    )
 
 
 def _own_memory(scenario: Scenario) -> dict[str, None]:
@@ -229,13 +272,9 @@ def _checkpointing(scenario: Scenario) -> Iterator[Move]:
 
 
 def _batch(scenario: Scenario) -> Iterator[Move]:
-    """The optimizer step stays the same: it is summed up over more and smaller passes."""
-    micro, accum = int(scenario.recipe.batch.micro_batch), int(scenario.recipe.batch.grad_accum)
-    halved = micro // 2 if micro % 2 == 0 else 1
-    for size in sorted({halved, 1}, reverse=True):
-        if size < micro:
-            flags: Flags = {"batch": str(size), "grad-accum": str(accum * micro // size)}
-            yield Move("batch", "time", f"micro-batch {size}, same global batch", flags)
+    """Half of the micro-batch, and one sample."""
+    found = smaller_batches(scenario)
+    yield from (*found[:1], *found[1:][-1:])
 
 
 def _sharding(scenario: Scenario) -> Iterator[Move]:

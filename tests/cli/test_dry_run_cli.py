@@ -600,3 +600,37 @@ def test_without_a_compiler_there_is_a_refusal(folder: Path, monkeypatch: pytest
     code, _, err = run("trace", "--gpu", "4090", "--", "python", program())
     assert code == 2
     assert "C++ compiler" in err
+
+
+def test_a_trainer_that_evaluates_is_seen_evaluating(folder: Path) -> None:
+    """Its batches are ten times as large, and the card keeps what the model returns: the peak is there."""
+    pytest.importorskip("transformers")
+    Path("train.py").write_text(
+        textwrap.dedent(
+            """
+            import torch
+            from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+            class Rows(torch.utils.data.Dataset):
+                def __len__(self):
+                    return 400
+                def __getitem__(self, index):
+                    return {"input_ids": torch.arange(64), "labels": index % 2}
+
+            model = BertForSequenceClassification(
+                BertConfig(vocab_size=100, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
+            )
+            args = TrainingArguments(
+                "out", per_device_train_batch_size=1, per_device_eval_batch_size=40, report_to=[],
+                eval_strategy="epoch",
+            )
+            right = lambda found: {"accuracy": (found.predictions.argmax(-1) == found.label_ids).mean()}
+            Trainer(model, args, train_dataset=Rows(), eval_dataset=Rows(), compute_metrics=right).train()
+            """
+        ),
+        encoding="utf-8",
+    )
+    code, out, _ = run("trace", "--gpu", "4090", "--json", "--", "python", "train.py")
+    report = json.loads(out)
+    assert code == 0
+    assert report["peak"]["phase"] == "eval"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.allocator.documents.timeline import Moment, Span, Timeline
-from planner.domain.term import ALLOCATED_TERM_ORDER
+from planner.domain.term import ALLOCATED_TERM_ORDER, in_words
 from planner.files.writing import whole_file
 from planner.units import GIB, format_gib
 
@@ -136,7 +136,7 @@ def _stack_terms(axes: Axes, moments: Sequence[Moment], scale: _Scale) -> None:
         places,
         *layers,
         step="post",
-        labels=[name.replace("_", " ") or "no term" for name in ordered],
+        labels=[in_words(name) or "no term" for name in ordered],
         colors=[_COLOURS.get(name, _UNNAMED) for name in ordered],
         linewidth=0,
     )

@@ -6,10 +6,10 @@ Command-line flags, TOML keys, record columns and the messages about wrong value
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from planner.domain.recipes.attention_kernels import ATTENTIONS
-from planner.domain.recipes.optimizers import OPTIMIZERS
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, OPTIMIZERS
 from planner.domain.recipes.parallel import SCHEDULES
 from planner.domain.recipes.recipe import (
     CHECKPOINT_POLICIES,
@@ -36,8 +36,23 @@ MAX_SEQ_TOKENS = 16_777_216
 _TIB = 1024 * GIB
 
 
-def _one_of(name: str, help_text: str, choices: tuple[str, ...]) -> RequestField:
-    return RequestField(name, "choice", help_text, choices=choices)
+Spellings = tuple[tuple[str, str], ...]
+# Long dtype names as PyTorch writes them.
+_OF_DTYPES = (
+    ("bfloat16", "bf16"),
+    ("float16", "fp16"),
+    ("half", "fp16"),
+    ("float32", "fp32"),
+    ("float", "fp32"),
+)
+
+
+def _one_of(name: str, help_text: str, choices: tuple[str, ...], spellings: Spellings = ()) -> RequestField:
+    return RequestField(name, "choice", help_text, choices=choices, spellings=spellings)
+
+
+def _named(names_of: Mapping[str, tuple[str, ...]]) -> Spellings:
+    return tuple((name, choice) for choice, names in names_of.items() for name in names)
 
 
 def _count(name: str, help_text: str, high: int, column: str = "") -> RequestField:
@@ -77,7 +92,10 @@ _FIELDS = (
     _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),
     RequestField("double_quant", "flag", "Quantise the scales of a 4-bit base once more"),
     _one_of(
-        "quant_storage", "Dtype in which 4-bit bytes are stored; lets FSDP and ZeRO-3 shard them", DTYPES
+        "quant_storage",
+        "Dtype in which 4-bit bytes are stored; lets FSDP and ZeRO-3 shard them",
+        DTYPES,
+        _OF_DTYPES,
     ),
     RequestField(
         "gpu",
@@ -178,6 +196,7 @@ _FIELDS = (
         "reward_dtype",
         "Dtype in which it is loaded, or checkpoint for that of its file",
         (*DTYPES, CHECKPOINT_DTYPE),
+        _OF_DTYPES,
     ),
     RequestField(
         "data",
@@ -230,14 +249,24 @@ _FIELDS = (
         "Turn so many neighbouring inputs of a matrix at a time, without LoRA matrices (OFT)",
         65_536,
     ),
-    _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
+    _one_of(
+        "optimizer",
+        "Optimizer, by its name in Hugging Face",
+        OPTIMIZERS,
+        _named({optimizer: facts.trainer_names for optimizer, facts in OPTIMIZER_FACTS.items()}),
+    ),
     RequestField(
         "optimizer_in_backward",
         "flag",
         "Update each parameter in the backward pass, as soon as its gradient is there, which then goes",
     ),
     _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),
-    _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),
+    _one_of(
+        "precision",
+        "Dtype of the computation; -mixed keeps fp32 masters or uses autocast",
+        PRECISIONS,
+        _OF_DTYPES,
+    ),
     _one_of(
         "fp8",
         "Scaling of products of the layers' matrices in 8 bits, as torchao names it; gathered: FSDP2 sends "
@@ -248,9 +277,10 @@ _FIELDS = (
         "load_dtype",
         "Dtype in which the weights are loaded: fp32, bf16, fp16, or checkpoint for that of the file",
         (*DTYPES, CHECKPOINT_DTYPE),
+        _OF_DTYPES,
     ),
-    _one_of("adapter_dtype", "Dtype of the LoRA matrices", DTYPES),
-    _one_of("sharding", "How state is spread over GPUs", SHARDING_NAMES),
+    _one_of("adapter_dtype", "Dtype of the LoRA matrices", DTYPES, _OF_DTYPES),
+    _one_of("sharding", "How state is spread over GPUs", SHARDING_NAMES, (("fsdp2", "fsdp"),)),
     _one_of("offload", "What leaves the GPU for host RAM or NVMe", OFFLOADS),
     RequestField(
         "gradient_checkpointing", "flag", "Recompute activations in the backward pass instead of keeping them"
@@ -263,7 +293,12 @@ _FIELDS = (
         "product, too (selective-op)",
         CHECKPOINT_POLICIES,
     ),
-    _one_of("attention", "Attention kernel", ATTENTIONS),
+    _one_of(
+        "attention",
+        "Attention kernel",
+        ATTENTIONS,
+        _named({kernel: facts.names for kernel, facts in ATTENTION_FACTS.items()}),
+    ),
     _one_of("loss", "Loss kernel: hf (full logits), chunked or liger", LOSSES),
     RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),
     RequestField("versions", "names", "Versions of packages inside the stack, such as deepspeed==0.16.4"),

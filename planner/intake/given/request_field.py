@@ -25,8 +25,6 @@ _NUMBER = re.compile(r"[+-]?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]
 _TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s?([km])")
 _TOKEN_UNITS = {"k": 1_024, "m": 1_048_576}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-# Long dtype names as PyTorch writes them.
-_DTYPE_SPELLINGS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +33,18 @@ class RequestField:
 
     ``name`` is the TOML key, and with hyphens the flag.  ``low`` and ``high`` are the allowed range, in bytes
     for a ``size``; ``low`` itself is excluded when ``above_low``, ``high`` when ``below_high``.  A ``names``
-    value is a list with ``;`` or ``,``.  ``of_tokens``: text may end in k (1,024) or m (1,048,576), as
-    context lengths are written.  ``needed_for``: the part of a job that cannot be settled without this field,
-    because it has no default; ``or_else`` is a field that says enough in its place.  ``other_column``: its
-    name in records and documents, where that is another.
+    value is a list with ``;`` or ``,``.  ``spellings``: names in libraries, with their choice.
+    ``of_tokens``: text may end in k (1,024) or m (1,048,576), as context lengths are written.
+    ``needed_for``: the part of a job that cannot be settled without this field, because it has no default;
+    ``or_else`` is a field that says enough in its place.  ``other_column``: its name in records and
+    documents, where that is another.
     """
 
     name: str
     kind: Kind
     help: str
     choices: tuple[str, ...] = ()
+    spellings: tuple[tuple[str, str], ...] = ()
     low: float | None = None
     high: float | None = None
     above_low: bool = False
@@ -111,9 +111,12 @@ def _name(field: RequestField, value: object) -> str:
 
 def _choice(field: RequestField, value: object) -> str:
     text = _text(field, value)
-    folded = _fold(_DTYPE_SPELLINGS.get(text.lower(), text) if "bf16" in field.choices else text)
+    folded = _fold(text)
     for choice in field.choices:
         if _fold(choice) == folded:
+            return choice
+    for spelling, choice in field.spellings:
+        if _fold(spelling) == folded:
             return choice
     raise UnknownNameError(field.name, show(text), field.choices, hint=f"allowed: {', '.join(field.choices)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.allocator.documents.trace_document import TraceDocument
+from planner.domain.term import in_words
 from planner.errors import ExitCode
 from planner.report.render.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.render.numbers import gib
@@ -35,19 +36,20 @@ def alone_sections(
     phases = Grid(
         (Column("phase"), Column("allocated", "right"), Column("reserved", "right")),
         tuple(
-            Row((each.phase.replace("_", " "), gib(each.allocated_bytes), gib(each.reserved_bytes)))
+            Row((in_words(each.phase), gib(each.allocated_bytes), gib(each.reserved_bytes)))
             for each in traced.phases
         ),
     )
     terms = Grid(
         (Column("term"), Column("GiB", "right")),
-        tuple(Row((term.name.replace("_", " "), gib(term.bytes))) for term in traced.peak.terms),
+        tuple(Row((in_words(term.name), gib(term.bytes))) for term in traced.peak.terms),
     )
     peak = traced.peak
     return [
         Section("", tuple(notes)),
         Section("Peak of each phase in GiB (2^30 bytes)", (phases,)),
         Section(
-            f"Terms at the peak, in {peak.phase} at {peak.operator} ({peak.module or 'no module'})", (terms,)
+            f"Terms at the peak, in {in_words(peak.phase)} at {peak.operator} ({peak.module or 'no module'})",
+            (terms,),
         ),
     ]

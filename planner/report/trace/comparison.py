@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from planner.allocator.documents.trace_document import TraceDocument
 from planner.domain.prediction import MemoryPrediction, Prediction
-from planner.domain.term import ALLOCATED_TERM_ORDER
+from planner.domain.term import ALLOCATED_TERM_ORDER, in_words
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.render.numbers import gib
 from planner.report.trace.requests import Difference, Request
@@ -227,7 +227,7 @@ def _grid(title: str, pairs: tuple[Pair, ...]) -> Grid:
     rows = [
         Row(
             (
-                pair.name.replace("_", " "),
+                in_words(pair.name),
                 gib(pair.plan_bytes),
                 gib(pair.trace_bytes),
                 f"{pair.difference_bytes / GIB:+.2f}",

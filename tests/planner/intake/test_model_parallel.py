@@ -33,6 +33,17 @@ def test_both_degrees_take_the_stack_that_has_them() -> None:
     assert scenario.recipe.shards(scenario.hardware) == 4
 
 
+def test_sequences_alone_stay_with_the_trainer_beside_zero() -> None:
+    """Adapters, and whoever names a ZeRO stage; all other weights are torchtitan's.  Rows are filled."""
+    adapters = scenario_of(context_parallel=8, method="lora")
+    assert (adapters.stack.id, adapters.recipe.sharding.name) == ("hf-trainer@5", "zero3")
+    assert adapters.recipe.batch.padding == "packed"
+    assert scenario_of(context_parallel=8, sharding="zero2").stack.id == "hf-trainer@5"
+    assert scenario_of(context_parallel=8).stack.id == "torchtitan"
+    gathered = scenario_of(context_parallel=8, method="lora", stack="axolotl")
+    assert (gathered.recipe.attention, gathered.recipe.batch.padding) == ("flash2", "packed")
+
+
 def test_matrices_alone_stay_with_the_trainer() -> None:
     """Transformers divides a model over all GPUs, without data parallelism."""
     scenario = scenario_of(gpu="h100-sxm:2", tensor_parallel=2, seq=4096)

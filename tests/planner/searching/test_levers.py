@@ -435,3 +435,25 @@ def test_nothing_is_free_because_its_time_is_not_known() -> None:
     assert (lever.kind, lever.step_time_ratio) == ("time", None)
     assert "free" not in lever.cost_text
     assert lever.cost_text.endswith("time")
+
+
+def test_the_largest_micro_batch_that_fits_is_offered() -> None:
+    """64 samples at once are far too many for a small card; one at a time is fewer than it has room for."""
+    job: Flags = {"model": "gpt2", "method": "full", "gpu": "t4", "seq": "1024", "batch": "64"}
+    offered = [lever for lever in levers(scenario(job)) if lever.flags.keys() == {"batch", "grad-accum"}]
+    fitting = next(lever for lever in offered if lever.fits)
+    size = int(str(fitting.flags["batch"]))
+    assert 1 < size < 32
+    doubled = {"batch": str(2 * size), "grad_accum": str(32 // size)}
+    assert predict_with(scenario({**job, **doubled}), PRIORS).verdict != "fits"
+
+
+@pytest.mark.parametrize(("method", "seq", "more"), [("lora", "128k", 0), ("full", "512k", 2)])
+def test_a_sequence_that_is_too_long_is_divided_over_the_gpus(method: str, seq: str, more: int) -> None:
+    """Alone where that is enough, else with what saves most beside it; the job then fits as it says."""
+    job: Flags = {"model": "llama-3.1-8b", "method": method, "gpu": "h100-sxm:8", "seq": seq}
+    job |= {"sharding": "fsdp"} if more else {"gradient_checkpointing": True, "loss": "liger"}
+    divided = [lever for lever in levers(scenario(job)) if lever.fits and "context-parallel" in lever.flags]
+    assert len(divided) == 1
+    assert len(divided[0].flags.keys() - {"context-parallel", "padding", "sharding", "grad-accum"}) == more
+    assert predict_with(scenario({**job, **as_request(divided[0])}), PRIORS).verdict == "fits"

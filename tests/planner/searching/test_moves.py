@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from planner.searching.moves import MAX_LARGER_CARDS, Move, larger_cards, moves
+from planner.searching.moves import (
+    MAX_LARGER_CARDS,
+    Move,
+    divided_sequences,
+    larger_cards,
+    moves,
+    smaller_batches,
+)
 from planner.searching.variants import with_flags
 from planner.units import GIB
 from tests.planner.searching.jobs import FULL_ON_SMALL, MANY_CARDS, QLORA_ON_MANY, Flags, scenario
@@ -102,3 +109,31 @@ def test_a_large_evaluation_is_made_as_small_as_the_training() -> None:
     changed = with_flags(scenario(base), move.flags)
     assert changed.run == scenario({**base, "eval_batch": "1"}).run
     assert not [move for move in moves(changed) if move.topic == "evaluation"]
+
+
+def test_batches_halve_down_to_one_sample() -> None:
+    """The samples of an optimizer step stay as many; what does not halve goes to one sample at once."""
+    several = {**FULL_ON_SMALL, "batch": 24, "grad_accum": 2}
+    assert [flags_of(move) for move in smaller_batches(scenario(several))] == [
+        "--batch 12 --grad-accum 4",
+        "--batch 6 --grad-accum 8",
+        "--batch 3 --grad-accum 16",
+        "--batch 1 --grad-accum 48",
+    ]
+    assert not smaller_batches(scenario({**several, "batch": 1}))
+
+
+def test_long_sequences_of_one_sample_are_divided_as_the_software_can() -> None:
+    """The Trainer wants ZeRO, and rows that are filled; Axolotl FlashAttention; who accumulates gradients
+    over more steps keeps the global batch.
+    """
+    long: Flags = {"model": "llama-3.1-8b", "method": "lora", "gpu": "h100-sxm:4", "seq": "64k"}
+    assert [flags_of(move) for move in divided_sequences(scenario({**long, "grad_accum": 3}))] == [
+        "--context-parallel 2 --padding packed --sharding zero3 --grad-accum 6",
+        "--context-parallel 4 --padding packed --sharding zero3 --grad-accum 12",
+    ]
+    assert flags_of(divided_sequences(scenario({**long, "stack": "axolotl"}))[0]) == (
+        "--context-parallel 2 --padding packed --attention flash2 --grad-accum 2"
+    )
+    for other in ({"seq": "8k"}, {"batch": 2}, {"tokens_per_sample": 30_000}, {"gpu": "h100-sxm"}):
+        assert not divided_sequences(scenario({**long, **other}))

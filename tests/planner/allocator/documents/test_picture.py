@@ -41,7 +41,7 @@ def test_terms_are_stacked_in_the_order_of_every_table() -> None:
     axes, drawn = Figure().add_subplot(), timeline()
     _stack_terms(axes, drawn.moments, _Scale(drawn.spans))
     _, labels = axes.get_legend_handles_labels()
-    assert labels == ["weights", "gradients", "saved activations", "block recompute"]
+    assert labels == ["weights", "gradients", "saved activations", "one layer at work"]
     tops = [max(y for x, y in each.get_paths()[0].vertices if x == 1.0) for each in axes.collections[:2]]
     assert [top * GIB / MIB for top in tops] == pytest.approx([12, 18], abs=0.01)
 
