@@ -116,6 +116,7 @@ def full_bytes(job: Job, limit_bytes: int) -> int:
 
     A request for which there is no room has all cached blocks given back first, so the fullest moment is
     before one of them: how far below the limit depends on their sizes.
+    Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp, ``release_cached_blocks``.
     """
     return _full_bytes(without_card(job.scenario), limit_bytes)
 
