@@ -472,8 +472,9 @@ def test_kernels_and_machine_err_independently() -> None:
 
 
 def test_rates_of_no_source_are_less_sure_than_an_unseen_card() -> None:
-    """Virtual and shared cards of one name differ by three times what kernels do; a card on which somebody measured
-    products is not one of them, whoever says its peak.
+    """Virtual and shared cards of one name differ by three times what kernels do.
+
+    A card on which somebody measured products is not one of them, whoever says its peak.
     """
     time = estimate(job(method="full", batch=8)).time
     assert time is not None
