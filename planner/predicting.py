@@ -213,7 +213,7 @@ def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibr
 def _peak_interval(
     memory: MemoryPrediction, level: MemoryLevel, lengths: Lengths, calibration: Calibration, doubt: Doubt
 ) -> Interval | None:
-    """Around what an unlimited card would show;
+    """Around what an unlimited card would show, downwards around what this card shows where that is less;
     no reading is above the card where the job is predicted to fit on it.
     """
     spread = calibration.spread_for(SpreadKey.memory(level, lengths))
@@ -223,9 +223,9 @@ def _peak_interval(
     value = float(memory.uncapped_driver_bytes) if level == "driver" else shown
     moved = float(lifted(value)) - value
     lifted_around = interval_around(spread, value + moved, float(memory_scale(memory, level, doubt)))
-    around = Interval(max(0.0, lifted_around.low - moved), lifted_around.high - moved)
-    outside = 0.0 if level == "driver" else float(memory.driver_peak_bytes - memory.reserved_peak_bytes)
-    ceiling = math.inf if memory.limit_bytes is None else memory.limit_bytes - outside
+    low = lifted_around.low * min(1.0, shown / value)
+    around = Interval(max(0.0, low - moved), lifted_around.high - moved)
+    ceiling = math.inf if memory.limit_bytes is None else memory.limit_bytes
     if level != "allocated":
         down, up = map(float, order_reach_bytes(memory))
         around = Interval(min(around.low, value - down), max(around.high, value + up))

@@ -110,6 +110,17 @@ def least_bytes(job: Job, limit_bytes: int | None = None) -> int:
     return _least_bytes(without_card(job.scenario), limit_bytes if near else None)
 
 
+def full_bytes(job: Job, limit_bytes: int) -> int:
+    """Most bytes that the program of ``job`` reserves on a card that lets the allocator reserve
+    ``limit_bytes``, less than it would reserve without a limit.
+
+    A request for which there is no room has all cached blocks given back first, so the fullest moment is
+    before one of them: how far below the limit depends on their sizes.
+    Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp, ``release_cached_blocks``.
+    """
+    return _full_bytes(without_card(job.scenario), limit_bytes)
+
+
 def without_card(scenario: Scenario) -> Scenario:
     """The scenario without what changes no request, so that equal programs are replayed once."""
     hardware, recipe = scenario.hardware, scenario.recipe
@@ -141,6 +152,11 @@ def _replayed(scenario: Scenario) -> Replayed:
     spread = sum(each * each for each in steps) ** 0.5 if piled else 0.0
     states = states_at_end(stream, events)
     return Replayed(tuple(_by_phase(stream, events, done)), states, piled, spread, stream.n_single)
+
+
+@lru_cache(maxsize=4096)
+def _full_bytes(scenario: Scenario, limit_bytes: int) -> int:
+    return replay_slots(_run(scenario).events, limit_bytes).reserved_bytes
 
 
 @lru_cache(maxsize=4096)

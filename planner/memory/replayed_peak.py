@@ -23,7 +23,7 @@ from planner.domain.term import (
 )
 from planner.memory import outside
 from planner.memory.failing import failed_request
-from planner.memory.replayed import Replayed, least_bytes, replayed
+from planner.memory.replayed import Replayed, full_bytes, least_bytes, replayed
 from planner.program.engines import runtime_of
 from planner.program.job import Job
 
@@ -47,9 +47,25 @@ def predict_replayed(job: Job, *, minimum_too: bool = True, why: bool = False) -
     # A fit asks with many values of what lies beside at once: then the card's own limit is not looked at.
     room = max(int(limit - beside), 0) if limit is not None and isinstance(beside, int | float) else None
     made = prediction_of(job, done, least_bytes(job, room))
-    if not why or limit is None or room is None or made.must_have_bytes <= limit:
+    if limit is None or room is None:
         return made
-    return replace(made, failed=failed_request(job, room))
+    if made.must_have_bytes > limit:
+        return replace(made, failed=failed_request(job, room)) if why else made
+    return made if done.length_cache_bytes or made.uncapped_driver_bytes <= limit else _full(job, made, room)
+
+
+def _full(job: Job, made: MemoryPrediction, room: int) -> MemoryPrediction:
+    """The same with what a card that fills shows: what is reserved before cached blocks are given back.
+
+    Batches of natural lengths fill it bit by bit, so they come near to the limit.
+    """
+    reserved = minimum(full_bytes(job, room) + outside.outlier_weight_bytes(job), made.reserved_peak_bytes)
+    lower = made.reserved_peak_bytes - maximum(reserved, made.allocated_peak_bytes)
+    return replace(
+        made,
+        reserved_peak_bytes=made.reserved_peak_bytes - lower,
+        driver_peak_bytes=made.driver_peak_bytes - lower,
+    )
 
 
 def _beside(job: Job) -> Number:

@@ -305,15 +305,15 @@ class Judge:
             )
 
     def _driver(self, spread: Spread, memory: MemoryPrediction) -> tuple[Floats, Floats]:
-        """Around what an unlimited card would show;
+        """Around what an unlimited card would show, downwards around what this card shows where that is less;
         nothing above the card is expected of a job that is predicted to fit.
         """
         shown = np.asarray(memory.driver_peak_bytes, dtype=np.float64)
         scale = np.asarray(memory_scale(memory, "driver", self.doubt), dtype=np.float64)
         value = memory.uncapped_driver_bytes
         moved = lifted(value) - value
-        low, high = (lifted(value) * _exp(end * scale) - moved for end in log_range(spread, 1.0))
-        low = np.maximum(low, 0.0)
+        low, high = (lifted(value) * _exp(end * scale) for end in log_range(spread, 1.0))
+        low, high = np.maximum(low * np.minimum(shown / value, 1.0) - moved, 0.0), high - moved
         down, up = order_reach_bytes(memory)
         low, high = np.minimum(low, value - down), np.maximum(high, value + up)
         ceiling = np.inf if memory.limit_bytes is None else float(memory.limit_bytes)

@@ -104,6 +104,20 @@ def test_without_distributions_nothing_is_promised() -> None:
     assert plain == estimate(scenario)
 
 
+def test_the_interval_of_a_full_card_begins_below_what_it_shows() -> None:
+    """By as much as that of a roomy one, though an unlimited card would show more."""
+    roomy = estimate(on_card(80 * GIB)).memory
+    need, shown = float(roomy.must_have_bytes), float(roomy.uncapped_driver_bytes)
+    card = int(need + 0.7 * (shown - need))
+    found = estimate_calibrated(on_card(card), calibration(PEAK))
+    assert found.uncertainty is not None
+    around, peak = dict(found.uncertainty.memory)["driver"], float(found.memory.driver_peak_bytes)
+    plain = dict(estimate_calibrated(on_card(80 * GIB), calibration(PEAK)).uncertainty.memory)["driver"]  # type: ignore[union-attr]
+    assert peak < shown
+    assert around.low / peak == pytest.approx(plain.low / shown)
+    assert around.high == card
+
+
 def test_an_interval_holds_its_prediction_and_ends_at_the_card() -> None:
     """Where the job fits, no reading is above the card; its upper side is the longer one."""
     roomy, known = on_card(80 * GIB), calibration(PEAK)

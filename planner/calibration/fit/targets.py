@@ -15,6 +15,7 @@ from planner.calibration.score.rows import (
     KIND_WHEN_BLANK,
     SETUP_PHASES,
     host_bytes,
+    lengths_untold,
     level_bytes,
     predicted_throughput,
     throughput_column,
@@ -52,7 +53,8 @@ class Target:
     """One reading.  ``measured`` in bytes, or as a time (the inverse of a rate,
     so that more is always slower).
 
-    ``scenario`` has no memory limit where the reading is compared with what an unlimited card would show.
+    ``scenario`` has no memory limit where the reading is compared with what an unlimited card would show;
+    ``card_bytes`` is then that of the card that it was read on.
     """
 
     record: RunRecord
@@ -60,6 +62,7 @@ class Target:
     quantity: Quantity
     measured: float
     bound: Bound = "both"
+    card_bytes: int | None = None
 
     @property
     def group(self) -> str:
@@ -98,15 +101,20 @@ def _memory_target(record: RunRecord, scenario: Scenario) -> Target | None:
         return Target(record, scenario, "memory", limit - scenario.hardware.gpu_reserved_bytes, "at_least")
     if record.peak_memory_mib is None:
         return None
-    open_card = replace(scenario.hardware, gpu=replace(scenario.hardware.gpu, visible_memory_bytes=None))
     bound: Bound = "at_least" if record.censored else "both"
-    step = at_percentile(record, scenario)
-    return Target(record, replace(step, hardware=open_card), "memory", record.peak_memory_mib * MIB, bound)
+    step, card = at_percentile(record, scenario), scenario.hardware.gpu.visible_memory_bytes
+    return Target(record, on_card(step, None), "memory", record.peak_memory_mib * MIB, bound, card)
+
+
+def on_card(scenario: Scenario, visible_bytes: int | None) -> Scenario:
+    """The scenario on a card with so much visible memory; ``None``: without a limit."""
+    gpu = replace(scenario.hardware.gpu, visible_memory_bytes=visible_bytes)
+    return replace(scenario, hardware=replace(scenario.hardware, gpu=gpu))
 
 
 def _time_target(record: RunRecord, scenario: Scenario) -> Target | None:
     column = throughput_column(record) if record.outcome == "ok" else None
-    if column is None or record.use in NOT_ITS_TIME:
+    if column is None or record.use in NOT_ITS_TIME or lengths_untold(record):
         return None
     measured = float(getattr(record, column))
     target = Target(record, scenario, "throughput", 1 / measured if column.endswith("_per_s") else measured)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from planner.calibration.fit.problem import Problem
 from planner.calibration.fit.screen import RULES, LeftOut, screen
 from planner.calibration.fit.targets import MAX_SHARE_OF_PEAK, Target, is_impossible, predicted
-from planner.calibration.score.rows import throughput_column
+from planner.calibration.score.rows import lengths_untold, throughput_column
 from planner.domain.run_record import NOT_ITS_MEMORY, NOT_ITS_TIME, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -37,6 +37,9 @@ def unused_readings(pairs: Iterable[tuple[RunRecord, Scenario]]) -> tuple[LeftOu
             continue
         if record.use is not None and record.use in NOT_ITS_TIME:
             found.append(LeftOut(record.id, record.use, f"{column}: {RULES[record.use]}"))
+            continue
+        if lengths_untold(record):
+            found.append(LeftOut(record.id, "lengths_untold", f"{column}: {RULES['lengths_untold']}"))
             continue
         printed = float(getattr(record, column))
         target = Target(record, scenario, "throughput", 1 / printed if column.endswith("_per_s") else printed)

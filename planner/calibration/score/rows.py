@@ -182,7 +182,7 @@ def compare_throughput(record: RunRecord, time: TimePrediction | None) -> tuple[
     if record.use is not None and record.use in TIME_NOT_SCORED:
         what = "link between" if record.use == "link_unknown" else "power limit of"
         return None, f"{column}: the {what} its GPUs is not known"
-    if record.padding == "longest" and record.tokens_per_sample is None:
+    if lengths_untold(record):
         return None, f"{column}: the mean length of the samples is not said"
     if time is None:
         return None, f"{column}: the rates of this card are unknown"
@@ -190,6 +190,13 @@ def compare_throughput(record: RunRecord, time: TimePrediction | None) -> tuple[
     if predicted is None:
         return None, f"{column}: the number of samples is not said"
     return Comparison(column, float(getattr(record, column)), float(predicted)), ""
+
+
+def lengths_untold(record: RunRecord) -> bool:
+    """Whether the samples have natural lengths whose mean nobody printed:
+    then its time says nothing, because how many tokens it took is not known.
+    """
+    return record.padding == "longest" and record.tokens_per_sample is None
 
 
 def throughput_column(record: RunRecord) -> str | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.calibration.fit.targets import on_card
 from planner.domain.scenario import Scenario
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, RESERVED_TERMS
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -53,6 +54,21 @@ def test_the_verdict_is_that_of_the_card_of_the_job() -> None:
             job_of(replace(base, hardware=replace(base.hardware, gpu=card)), Coefficients()), why=True
         )
         assert (memory.must_have_bytes <= limit) == (memory.failed is None)
+
+
+def test_a_full_card_shows_less_than_its_limit() -> None:
+    """It gives cached blocks back before a request for which there is no room, which is smaller than what is
+    missing.  A card with room to spare shows what one without a limit would.
+    """
+    base = scenario(batch=4)
+    roomy = predict_replayed(job_of(base, PRIORS))
+    need, shown = float(roomy.must_have_bytes), float(roomy.uncapped_driver_bytes)
+    limit = int(need + 0.7 * (shown - need))
+    full = predict_replayed(job_of(on_card(base, limit), PRIORS))
+    assert roomy.driver_peak_bytes == shown == full.uncapped_driver_bytes
+    assert full.allocated_peak_bytes < full.reserved_peak_bytes < full.driver_peak_bytes < limit - 64 * MIB
+    assert full.driver_peak_bytes - full.reserved_peak_bytes == shown - roomy.reserved_peak_bytes
+    assert full.allocated_peak_bytes == roomy.allocated_peak_bytes
 
 
 def test_what_writes_a_term_down_exists_and_says_its_source() -> None:
