@@ -83,7 +83,6 @@ _UNMODELLED = {
     "dense_mixer": "DenseMixer is not modelled",
     "kd_trainer": "distillation is not modelled",
     "nemo_gym_enabled": "reinforcement learning is not modelled",
-    "bnb_config_kwargs": "settings of bitsandbytes' own are not modelled",
     "qat": "training that simulates quantisation is not modelled",
     "quantization": "quantisation after training is not modelled",
     "layer_offloading": "layers in host RAM are not modelled",
@@ -320,6 +319,8 @@ def _read_old_packing(keys: Keys, reading: Reading) -> None:
 def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
     packs, pads = keys.flag("sample_packing"), keys.flag("pad_to_sequence_len")
     _read_old_packing(keys, reading)
+    if reading.value("padding") == "packed":
+        pads = False  # all packs are of that length
     if packs:
         reading.say("padding", "packed", keys.where("sample_packing"))
         if old and keys.get("pretraining_dataset"):

@@ -12,6 +12,9 @@ from planner.configs.tools.axolotl.axolotl_vision import language_model_targets
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
+_KIND = "bnb_4bit_quant_type"
+# These say how 8-bit matrices multiply.
+_OF_EIGHT_BITS = ("llm_int8_has_fp16_weight", "llm_int8_threshold")
 _UNUSED_WITHOUT_ADAPTER = (
     "peft_use_dora",
     "peft_autocast_adapter_dtype",
@@ -19,6 +22,7 @@ _UNUSED_WITHOUT_ADAPTER = (
     "lora_target_linear",
     "lora_target_parameters",
     "lora_modules_to_save",
+    "bnb_config_kwargs",
 )
 
 
@@ -42,15 +46,9 @@ def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> No
             f"[{REFUSED_BY_TOOL}]"
         )
     reading.say("method", "lora", keys.where("adapter"))
+    keys.skip(("bnb_config_kwargs",))
     if adapter == "qlora":
-        place = "axolotl 0.19.0 loaders/model.py, set_quantization_config"
-        reading.say("quantization", "nf4", keys.where("load_in_4bit"))
-        reading.default("double_quant", True, place)
-        if not of_2023:
-            # Since 2024-03 (pull request 1378); before, bitsandbytes' own, which is bytes.
-            divided = any(keys.get(name) for name in ("deepspeed", "fsdp", "fsdp_config"))
-            storage = "fp32" if not divided and stores_in_fp32(keys) else "bf16"
-            reading.default("quant_storage", storage, place)
+        _read_four_bits(keys, reading, of_2023=of_2023)
     elif eight:
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
         refuse_partly_packed(keys)
@@ -63,6 +61,32 @@ def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> No
     if keys.flag("peft_autocast_adapter_dtype") is False:
         where = keys.where("peft_autocast_adapter_dtype")
         reading.remark(where, "adapters are counted in fp32: say --adapter-dtype for the dtype of the base")
+
+
+def _read_four_bits(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
+    """The base of ``adapter: qlora``: what Axolotl says to bitsandbytes, over which ``bnb_config_kwargs`` is
+    written, for such a base alone.
+
+    Raises:
+        InputFileError: another kind of 4 bits than bitsandbytes knows.
+        NotModelledError: another setting of bitsandbytes.
+    """
+    place = "axolotl 0.19.0 loaders/model.py, _set_quantization_config"
+    part = keys.part("bnb_config_kwargs") or Keys(keys.path, {})
+    kind = part.text(_KIND)
+    if kind not in (None, "nf4", "fp4"):
+        raise part.wrong(_KIND, "nf4 or fp4", kind)
+    reading.say("quantization", kind or "nf4", part.where(_KIND) if kind else keys.where("load_in_4bit"))
+    reading.take(part, {"bnb_4bit_use_double_quant": "double_quant", "bnb_4bit_quant_storage": "quant_storage"})
+    reading.default("double_quant", True, place)
+    if not of_2023:
+        # Since 2024-03 (pull request 1378); before, bitsandbytes' own, which is bytes.
+        divided = any(keys.get(name) for name in ("deepspeed", "fsdp", "fsdp_config"))
+        storage = "fp32" if not divided and stores_in_fp32(keys) else "bf16"
+        reading.default("quant_storage", storage, place)
+    part.skip(_OF_EIGHT_BITS)
+    if more := part.left_over_here():
+        raise part.not_modelled(show(more[0]), "this setting of bitsandbytes is not modelled")
 
 
 def _read_full(keys: Keys, reading: Reading, *, four: bool | None, eight: bool | None) -> None:
