@@ -179,7 +179,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
     ends_by_steps(keys, reading)
-    _read_total(keys, reading)
+    _read_total(keys, reading, of_2023=of_2023)
     read_method(keys, reading, old=old, of_2023=of_2023)
     read_unfrozen(keys, reading)
     read_lisa(keys, reading)
@@ -281,16 +281,20 @@ def _read_model_config(keys: Keys, reading: Reading) -> None:
         reading.remark(keys.where(name), "the model is counted as published")
 
 
-def _read_total(keys: Keys, reading: Reading) -> None:
-    """``batch_size`` counts the micro-batches of one GPU (utils/config/__init__.py normalize_config)."""
+def _read_total(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
+    """``batch_size``, the micro-batches of one GPU, says the accumulation in files of 2023.
+
+    Since 2024-02 the schema enters one micro-step before utils/config/__init__.py normalize_config divides
+    (cc3cebfa7 utils/config/models/input/v0_4_1, 0.19.0 utils/schemas/training.py).
+    """
     total, micro = keys.count("batch_size"), keys.count("micro_batch_size") or _MICRO_BATCH
+    where = keys.where("batch_size")
     if total is not None and reading.value("grad_accum") is None:
-        reading.say(
-            "grad_accum",
-            max(total // micro, 1),
-            keys.where("batch_size"),
-            f"batch_size {total} / micro_batch_size {micro}",
-        )
+        if of_2023:
+            note = f"batch_size {total} / micro_batch_size {micro}"
+            reading.say("grad_accum", max(total // micro, 1), where, note)
+        elif total != micro:
+            reading.remark(where, "has no effect since 2024-02: say gradient_accumulation_steps")
     reading.default("grad_accum", 1, "axolotl 0.19.0 utils/schemas/training.py: gradient_accumulation_steps")
 
 

@@ -62,7 +62,8 @@ def read(folder: Path, text: str) -> ConfigFile:
         ("reward_model: true\n", {"padding": "max_length"}),
         ("reward_model: true\npad_to_sequence_len: false\n", {"padding": None}),
         ("pretraining_dataset: a\npretraining_sample_concatenation: true\n", {"padding": "packed"}),
-        ("micro_batch_size: 2\nbatch_size: 8\n", {"batch": 2, "grad_accum": 4}),
+        ("micro_batch_size: 2\nbatch_size: 8\n", {"batch": 2, "grad_accum": 1}),
+        ("micro_batch_size: 2\nbatch_size: 8\nis_llama_derived_model: true\n", {"batch": 2, "grad_accum": 4}),
         ("model_config: {output_router_logits: true}\n", {"method": "full"}),
     ],
 )
