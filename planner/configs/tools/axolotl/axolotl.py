@@ -25,7 +25,7 @@ from planner.configs.shared.trainer_arguments import (
     read_files,
     remark_on_tf32,
 )
-from planner.configs.tools.axolotl.axolotl_adapters import read_method
+from planner.configs.tools.axolotl.axolotl_adapters import read_adapter_kernels, read_method
 from planner.configs.tools.axolotl.axolotl_age import read_age, read_optimizer
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
@@ -198,7 +198,8 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_plugins(keys, reading)
     _read_stored_weights(keys)
     _read_sharding(keys, reading, beside)
-    read_loss(keys, reading, old=old)
+    read_loss(keys, reading)
+    read_adapter_kernels(keys, reading, old=old)
     read_kbit_tables(keys, reading, old=old, of_2023=of_2023)
     _read_fp32_ends(keys, reading, old=old, of_2023=of_2023)
     _remark(keys, reading)
@@ -298,9 +299,9 @@ def _read_total(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     reading.default("grad_accum", 1, "axolotl 0.19.0 utils/schemas/training.py: gradient_accumulation_steps")
 
 
-def _read_old_packing(keys: Keys, reading: Reading) -> None:
-    """``max_packed_sequence_len`` packed to the smaller of it and ``sequence_len``;
-    0.4.1 and later end at it.
+def _read_old_packing(keys: Keys, reading: Reading) -> bool:
+    """Whether ``max_packed_sequence_len`` packed, to the smaller of it and ``sequence_len``;
+    0.4.1 and later end at it.  Packs are of one length, whatever is said of padding.
 
     Source: axolotl 575a082aa (2023-11) utils/data.py:405-410; fbe54be6b (2025-03)
     utils/config/models/input/v0_4_1.
@@ -310,7 +311,7 @@ def _read_old_packing(keys: Keys, reading: Reading) -> None:
     """
     packed, length = keys.count("max_packed_sequence_len"), keys.count("sequence_len")
     if packed is None:
-        return
+        return False
     where = keys.where("max_packed_sequence_len")
     if length is None or packed < length:
         raise keys.not_modelled(
@@ -318,13 +319,13 @@ def _read_old_packing(keys: Keys, reading: Reading) -> None:
         )
     reading.say("padding", "packed", where)
     reading.remark(where, "counted as Axolotl of 2023 packs; versions since 2024 end at this key")
+    keys.skip(("pad_to_sequence_len",))
+    return True
 
 
 def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
-    packs, pads = keys.flag("sample_packing"), keys.flag("pad_to_sequence_len")
-    _read_old_packing(keys, reading)
-    if reading.value("padding") == "packed":
-        pads = False  # all packs are of that length
+    packs, of_one_length = keys.flag("sample_packing"), _read_old_packing(keys, reading)
+    pads = False if of_one_length else keys.flag("pad_to_sequence_len")
     if packs:
         reading.say("padding", "packed", keys.where("sample_packing"))
         if old and keys.get("pretraining_dataset"):

@@ -70,3 +70,26 @@ def test_words_of_transformers_that_axolotl_drops_change_nothing(tmp_path: Path)
     config = read(tmp_path, BASE + "adapter: lora\nbnb_4bit_quant_type: fp4\ntorch_dtype: float32\n")
     assert (config.request.get("quantization"), config.request.get("load_dtype")) == (None, None)
     assert sum("no key of Axolotl" in remark.text for remark in config.remarks) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        ("", True),
+        ("lora_o_kernel: true\n", True),
+        ("lora_mlp_kernel: false\n", False),
+        ("lora_embedding_kernel: true\n", False),
+        ("load_in_8bit: true\n", False),
+        (OLD, False),
+    ],
+)
+@pytest.mark.parametrize("head", ["reward_model: true\n", "process_reward_model: true\n"])
+def test_fused_kernels_stop_at_heads_of_rewards(tmp_path: Path, head: str, text: str, stops: bool) -> None:
+    """PEFT wraps such a model as another than a causal one,
+    which the tool's own dry run ends at with a TypeError.
+    """
+    if not stops:
+        assert read(tmp_path, BASE + "adapter: lora\n" + head + text).request.get("method") == "lora"
+        return
+    with pytest.raises(UsageError, match=r"say lora_mlp_kernel: false \[refused-by-its-tool\]"):
+        read(tmp_path, BASE + "adapter: lora\n" + head + text)
