@@ -10,7 +10,6 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.axolotl.axolotl_parts import OLD_ATTENTION, refuse_partly_packed, stores_in_fp32
 from planner.configs.tools.axolotl.axolotl_vision import language_model_targets
-from planner.domain.recipes.sharding import FSDP1, HSDP1
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
@@ -160,8 +159,9 @@ def read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
     or all where it names none and Axolotl turns them on itself.
 
     Source: axolotl 0.19.0 utils/schemas/config.py:1976-2075 check_auto_enable_lora_kernels: nothing is turned
-    on where one of the four keys is set, over 8 bits, with remote code or under FSDP1.  It came with 0.10,
-    and up to 0.15 the kernels needed ``lora_dropout: 0`` (axolotl 0.15.0 monkeypatch/lora_kernels.py:349).
+    on where one of the four keys is set, over 8 bits, with remote code or under FSDP1.  A version that stands
+    in ``fsdp_config`` is moved out of it too late to count as FSDP2.  It came with 0.10, and up to 0.15 the
+    kernels needed ``lora_dropout: 0`` (axolotl 0.15.0 monkeypatch/lora_kernels.py:349).
 
     Raises:
         UsageError: they are on, and stop with an error.
@@ -202,7 +202,7 @@ def _why_not_fused(keys: Keys, reading: Reading) -> str:
     for name in ("load_in_8bit", "trust_remote_code"):
         if keys.flag(name):
             return keys.where(name)
-    if reading.sharding in (FSDP1, HSDP1):
+    if reading.sharding.engine == "fsdp" and str(keys.get("fsdp_version")) != "2":
         return reading.said["sharding"].origin
     before = [name for name in OLD_ATTENTION if keys.holds(name)]
     if before and reading.value("lora_dropout"):
