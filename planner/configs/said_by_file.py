@@ -11,7 +11,7 @@ from typing import Any
 from planner.configs.shared.keys import Keys
 from planner.domain.origin import tool_default
 from planner.domain.recipes.sharding import NONE, Sharding, sharding_named
-from planner.errors import UsageError
+from planner.errors import NotModelledError, UsageError
 
 IMAGES_UNSAID = "the data say how many images a sample has: one is assumed"
 
@@ -89,9 +89,15 @@ class Reading:
 
         Raises:
             UsageError: another key has said something else about it.
+            NotModelledError: another key offloads something beside activations.
         """
         before = self.said.get(name)
         if before is not None and before.value != value:
+            if name == "offload" and "activations" in (value, before.value):
+                raise NotModelledError(
+                    f"{origin}: offloading activations and weights or optimizer states ({before.origin}) at "
+                    "once is not modelled"
+                )
             raise UsageError(f"{origin}: says {name} {value}, but {before.origin} says {before.value}")
         if before is None:
             self.said[name] = Said(name, value, origin, note)

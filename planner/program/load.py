@@ -9,6 +9,7 @@ that a checkpoint's own order differs from that of the model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from planner.anatomy.packing import constants_bytes, packed_bytes
@@ -137,12 +138,26 @@ def _reserve(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None
 
 
 def arrive(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
-    """Tensor by tensor; those first that preparation replaces later."""
-    for each in sorted(weights, key=lambda each: prepared_dtype(job, each) == each.dtype):
+    """Tensor by tensor; those first that preparation replaces later, in the order of their names, so that
+    ``down`` of an expert layer lies before ``gate_up``, and what they leave free stays apart.
+
+    Source: transformers 5.16 core_model_loading.py convert_and_load_state_dict_in_model, dot_natural_key.
+    """
+
+    def order(each: Weight) -> tuple[bool, list[int | str]]:
+        stays = prepared_dtype(job, each) == each.dtype
+        return stays, [] if stays else _natural(each.name)
+
+    for each in sorted(weights, key=order):
         if each.packed:
             _pack(stream, job, each)
         else:
             each.slot = stream.allocate(each.unit, each.unit_bytes, "weights", ("load", each.name, "weight"))
+
+
+def _natural(name: str) -> list[int | str]:
+    """The parts of a name to sort by: layer 2 comes before layer 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _pack(stream: RequestStream, job: Job, weight: Weight) -> None:

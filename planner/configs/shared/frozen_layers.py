@@ -122,7 +122,9 @@ def read_unfrozen(keys: Keys, reading: Reading) -> None:
         return
     if keys.has("adapter"):
         raise keys.not_modelled(
-            "unfrozen_parameters", "beside adapters, which it freezes as well, this is not modelled"
+            "unfrozen_parameters",
+            "beside adapters it freezes them as well, whose names begin with base_model, and nothing is "
+            "trained: take it out",
         )
     patterns = [_compiled(keys, text) for text in written]
     halves = _OF_MIXTURE if any("block_sparse_moe" in text for text in written) else _OF_MLP

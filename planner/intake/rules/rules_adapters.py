@@ -5,10 +5,19 @@ bases and engines they were compared with the trace for.
 from __future__ import annotations
 
 from planner.domain.recipes.recipe import PREPACKED, TARGET_PARAMETER
+from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.rules.rules_recipe import adapted_expert_bytes, adapts_head
 
 _OF_LORA = ("lora_rank", "lora_dropout", "dora")
+# axolotl 0.19.0 monkeypatch/lora_kernels.py patch_self_attn_lora, called for every architecture of the
+# catalog with transformers 5.16.1: it finds no attention class of these, or not the lines that it replaces.
+_UNPATCHED = frozenset({
+    *("bloom", "cohere", "deepseek_v2", "deepseek_v3", "falcon", "falcon_h1", "glm4_moe", "glm4_moe_lite"),
+    *("gpt2", "gpt_neox", "gptj", "lfm2", "lfm2_moe", "llama4", "minimax_m2", "mllama", "mpt", "olmo"),
+    *("olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "stablelm"),
+    *("glm4v", "internvl", "llava", "llava_next", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe"),
+})  # fmt: skip
 _ROTATED = ("none", "nf4", "fp4", "int8", "gptq-int4", "awq-int4")
 
 
@@ -54,7 +63,21 @@ def _twice_without_autocast(case: Case) -> bool:
     return case.stack.oft == "twice" and quantization == "gptq-int4" and not precision.endswith("-mixed")
 
 
+def _patches_unknown_attention(case: Case) -> bool:
+    fused = case.adapter is not None and case.stack.adapter_kernels == "fused_dropped"
+    return fused and case.model.architecture in _UNPATCHED
+
+
 ADAPTER_RULES = (
+    Rule(
+        "kernels-of-attention",
+        "refuse",
+        "Axolotl writes its fused kernels of adapters, which are on unless said, into the attention's code, "
+        "and stops where that reads otherwise: say lora_qkv_kernel: false and lora_o_kernel: false, or "
+        f"--switches adapter_kernels=eager [{REFUSED_BY_TOOL}]",
+        _patches_unknown_attention,
+        lambda case: case.model.architecture,
+    ),
     Rule(
         "dora-unread",
         "not-modelled",

@@ -22,7 +22,7 @@ LLAVA_NEXT = FACTORY.replace("Qwen/Qwen2.5-VL-7B-Instruct", "llava-hf/llava-v1.6
 LLAVA_NEXT = LLAVA_NEXT.replace("qwen2_vl", "llava_next_mistral").replace("2048", "4096")
 AXOLOTL = (
     "base_model: Qwen/Qwen2.5-VL-7B-Instruct\nadapter: lora\nlora_r: 8\nlora_target_linear: "
-    "true\nsequence_len: 2048\n"
+    "true\nsequence_len: 2048\nlora_mlp_kernel: false\n"
 )
 TRL = QWEN + "use_peft: true\nlora_target_modules: all-linear\nmax_length: 4096\ntrust_remote_code: false\n"
 

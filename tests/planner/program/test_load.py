@@ -274,3 +274,14 @@ def test_the_trainer_gives_the_cache_back_when_the_model_is_there() -> None:
     assert emptied(job("gpt2-large", "full", stack="trl")) == 1
     assert emptied(job("gpt2-large", "full", stack="hf-loop")) == 0
     assert emptied(job("gpt2-large", "full", stack="trl", gpu="a100-80gb:2", sharding="zero2")) == 0
+
+
+def test_experts_that_are_widened_arrive_by_their_names() -> None:
+    """Each ``gate_up`` leaves a hole that ``down`` fills in fp32, and each ``down`` one that nothing fills.
+
+    A program of Transformers 5.23 with prepare_model_for_kbit_training over Granite 3.1 1B-A400M, run dry,
+    reserves 5.50 GiB when it has loaded and 7.38 GiB at its peak; the other way round it were 4.87 and 6.88.
+    """
+    requests, _ = loaded(job("granite-3.1-1b-a400m", "qlora", stack="hf-trainer@5"))
+    arrived = [int(each) // MIB for each in requests if int(each) > 8 * MIB]
+    assert arrived[1:6] == [96, 32, 64, 32, 64]

@@ -25,7 +25,7 @@ from planner.configs.shared.trainer_arguments import (
     read_files,
     remark_on_tf32,
 )
-from planner.configs.tools.axolotl.axolotl_adapters import read_method
+from planner.configs.tools.axolotl.axolotl_adapters import read_adapter_kernels, read_method
 from planner.configs.tools.axolotl.axolotl_age import read_age, read_optimizer
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
@@ -83,7 +83,6 @@ _UNMODELLED = {
     "dense_mixer": "DenseMixer is not modelled",
     "kd_trainer": "distillation is not modelled",
     "nemo_gym_enabled": "reinforcement learning is not modelled",
-    "bnb_config_kwargs": "settings of bitsandbytes' own are not modelled",
     "qat": "training that simulates quantisation is not modelled",
     "quantization": "quantisation after training is not modelled",
     "layer_offloading": "layers in host RAM are not modelled",
@@ -180,7 +179,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
     ends_by_steps(keys, reading)
-    _read_total(keys, reading)
+    _read_total(keys, reading, of_2023=of_2023)
     read_method(keys, reading, old=old, of_2023=of_2023)
     read_unfrozen(keys, reading)
     read_lisa(keys, reading)
@@ -199,7 +198,8 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_plugins(keys, reading)
     _read_stored_weights(keys)
     _read_sharding(keys, reading, beside)
-    read_loss(keys, reading, old=old)
+    read_loss(keys, reading)
+    read_adapter_kernels(keys, reading, old=old)
     read_kbit_tables(keys, reading, old=old, of_2023=of_2023)
     _read_fp32_ends(keys, reading, old=old, of_2023=of_2023)
     _remark(keys, reading)
@@ -282,22 +282,26 @@ def _read_model_config(keys: Keys, reading: Reading) -> None:
         reading.remark(keys.where(name), "the model is counted as published")
 
 
-def _read_total(keys: Keys, reading: Reading) -> None:
-    """``batch_size`` counts the micro-batches of one GPU (utils/config/__init__.py normalize_config)."""
+def _read_total(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
+    """``batch_size``, the micro-batches of one GPU, says the accumulation in files of 2023.
+
+    Since 2024-02 the schema enters one micro-step before utils/config/__init__.py normalize_config divides
+    (cc3cebfa7 utils/config/models/input/v0_4_1, 0.19.0 utils/schemas/training.py).
+    """
     total, micro = keys.count("batch_size"), keys.count("micro_batch_size") or _MICRO_BATCH
+    where = keys.where("batch_size")
     if total is not None and reading.value("grad_accum") is None:
-        reading.say(
-            "grad_accum",
-            max(total // micro, 1),
-            keys.where("batch_size"),
-            f"batch_size {total} / micro_batch_size {micro}",
-        )
+        if of_2023:
+            note = f"batch_size {total} / micro_batch_size {micro}"
+            reading.say("grad_accum", max(total // micro, 1), where, note)
+        elif total != micro:
+            reading.remark(where, "has no effect since 2024-02: say gradient_accumulation_steps")
     reading.default("grad_accum", 1, "axolotl 0.19.0 utils/schemas/training.py: gradient_accumulation_steps")
 
 
-def _read_old_packing(keys: Keys, reading: Reading) -> None:
-    """``max_packed_sequence_len`` packed to the smaller of it and ``sequence_len``;
-    0.4.1 and later end at it.
+def _read_old_packing(keys: Keys, reading: Reading) -> bool:
+    """Whether ``max_packed_sequence_len`` packed, to the smaller of it and ``sequence_len``;
+    0.4.1 and later end at it.  Packs are of one length, whatever is said of padding.
 
     Source: axolotl 575a082aa (2023-11) utils/data.py:405-410; fbe54be6b (2025-03)
     utils/config/models/input/v0_4_1.
@@ -307,7 +311,7 @@ def _read_old_packing(keys: Keys, reading: Reading) -> None:
     """
     packed, length = keys.count("max_packed_sequence_len"), keys.count("sequence_len")
     if packed is None:
-        return
+        return False
     where = keys.where("max_packed_sequence_len")
     if length is None or packed < length:
         raise keys.not_modelled(
@@ -315,11 +319,13 @@ def _read_old_packing(keys: Keys, reading: Reading) -> None:
         )
     reading.say("padding", "packed", where)
     reading.remark(where, "counted as Axolotl of 2023 packs; versions since 2024 end at this key")
+    keys.skip(("pad_to_sequence_len",))
+    return True
 
 
 def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
-    packs, pads = keys.flag("sample_packing"), keys.flag("pad_to_sequence_len")
-    _read_old_packing(keys, reading)
+    packs, of_one_length = keys.flag("sample_packing"), _read_old_packing(keys, reading)
+    pads = False if of_one_length else keys.flag("pad_to_sequence_len")
     if packs:
         reading.say("padding", "packed", keys.where("sample_packing"))
         if old and keys.get("pretraining_dataset"):

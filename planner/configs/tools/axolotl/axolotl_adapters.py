@@ -1,4 +1,5 @@
-"""What an Axolotl file trains: all weights, or adapters over a base that may be quantised.
+"""What an Axolotl file trains: all weights, or adapters over a base that may be quantised, and their
+kernels.
 
 Keys: axolotl 0.19.0 utils/schemas/peft.py, loaders/model.py, loaders/adapter.py.
 """
@@ -7,11 +8,16 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.tools.axolotl.axolotl_parts import refuse_partly_packed, stores_in_fp32
+from planner.configs.tools.axolotl.axolotl_parts import OLD_ATTENTION, refuse_partly_packed, stores_in_fp32
 from planner.configs.tools.axolotl.axolotl_vision import language_model_targets
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
+_ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+_EMBEDDING_KERNEL = "lora_embedding_kernel"
+_KIND = "bnb_4bit_quant_type"
+# These say how 8-bit matrices multiply.
+_OF_EIGHT_BITS = ("llm_int8_has_fp16_weight", "llm_int8_threshold")
 _UNUSED_WITHOUT_ADAPTER = (
     "peft_use_dora",
     "peft_autocast_adapter_dtype",
@@ -19,6 +25,7 @@ _UNUSED_WITHOUT_ADAPTER = (
     "lora_target_linear",
     "lora_target_parameters",
     "lora_modules_to_save",
+    "bnb_config_kwargs",
 )
 
 
@@ -42,15 +49,9 @@ def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> No
             f"[{REFUSED_BY_TOOL}]"
         )
     reading.say("method", "lora", keys.where("adapter"))
+    keys.skip(("bnb_config_kwargs",))
     if adapter == "qlora":
-        place = "axolotl 0.19.0 loaders/model.py, set_quantization_config"
-        reading.say("quantization", "nf4", keys.where("load_in_4bit"))
-        reading.default("double_quant", True, place)
-        if not of_2023:
-            # Since 2024-03 (pull request 1378); before, bitsandbytes' own, which is bytes.
-            divided = any(keys.get(name) for name in ("deepspeed", "fsdp", "fsdp_config"))
-            storage = "fp32" if not divided and stores_in_fp32(keys) else "bf16"
-            reading.default("quant_storage", storage, place)
+        _read_four_bits(keys, reading, of_2023=of_2023)
     elif eight:
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
         refuse_partly_packed(keys)
@@ -63,6 +64,34 @@ def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> No
     if keys.flag("peft_autocast_adapter_dtype") is False:
         where = keys.where("peft_autocast_adapter_dtype")
         reading.remark(where, "adapters are counted in fp32: say --adapter-dtype for the dtype of the base")
+
+
+def _read_four_bits(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
+    """The base of ``adapter: qlora``: what Axolotl says to bitsandbytes, over which ``bnb_config_kwargs`` is
+    written, for such a base alone.
+
+    Raises:
+        InputFileError: another kind of 4 bits than bitsandbytes knows.
+        NotModelledError: another setting of bitsandbytes.
+    """
+    place = "axolotl 0.19.0 loaders/model.py, _set_quantization_config"
+    part = keys.part("bnb_config_kwargs") or Keys(keys.path, {})
+    kind = part.text(_KIND)
+    if kind not in (None, "nf4", "fp4"):
+        raise part.wrong(_KIND, "nf4 or fp4", kind)
+    reading.say("quantization", kind or "nf4", part.where(_KIND) if kind else keys.where("load_in_4bit"))
+    reading.take(
+        part, {"bnb_4bit_use_double_quant": "double_quant", "bnb_4bit_quant_storage": "quant_storage"}
+    )
+    reading.default("double_quant", True, place)
+    if not of_2023:
+        # Since 2024-03 (pull request 1378); before, bitsandbytes' own, which is bytes.
+        divided = any(keys.get(name) for name in ("deepspeed", "fsdp", "fsdp_config"))
+        storage = "fp32" if not divided and stores_in_fp32(keys) else "bf16"
+        reading.default("quant_storage", storage, place)
+    part.skip(_OF_EIGHT_BITS)
+    if more := part.left_over_here():
+        raise part.not_modelled(show(more[0]), "this setting of bitsandbytes is not modelled")
 
 
 def _read_full(keys: Keys, reading: Reading, *, four: bool | None, eight: bool | None) -> None:
@@ -123,3 +152,75 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
         reading.say("lora_targets", (*targets, *parameters), place)
     if extra:
         reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
+
+
+def read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """Fused kernels of adapters: those that the file turns on,
+    or all where it names none and Axolotl turns them on itself.
+
+    Source: axolotl 0.19.0 utils/schemas/config.py:1976-2075 check_auto_enable_lora_kernels: nothing is turned
+    on where one of the four keys is set, over 8 bits, with remote code or under FSDP1.  A version that stands
+    in ``fsdp_config`` is moved out of it too late to count as FSDP2.  It came with 0.10, and up to 0.15 the
+    kernels needed ``lora_dropout: 0`` (axolotl 0.15.0 monkeypatch/lora_kernels.py:349).
+
+    Raises:
+        UsageError: they are on, and stop with an error.
+    """
+    said = {name: keys.flag(name) for name in (*_ADAPTER_KERNELS, _EMBEDDING_KERNEL)}
+    if reading.value("method") == "full":
+        _say_kernels(reading, {}, reading.said["method"].origin, old=old)
+    elif any(flag is not None for flag in said.values()):
+        on = {name: keys.where(name) for name, flag in said.items() if flag}
+        origin = next(keys.where(name) for name, flag in said.items() if flag is not None)
+        if not old and any(name in on for name in _ADAPTER_KERNELS):
+            _refuse_other_heads(reading)
+        _say_kernels(reading, on, origin, old=old)
+    elif not old and (place := _why_not_fused(keys, reading)):
+        _say_kernels(reading, {}, place, old=old)
+    elif not old:
+        _refuse_other_heads(reading)
+
+
+def _refuse_other_heads(reading: Reading) -> None:
+    """Fused kernels are put into models that PEFT wraps as causal ones, which a head of rewards is not.
+
+    Source: axolotl 0.19.0 monkeypatch/lora_kernels.py apply_lora_kernel_patches, loaders/adapter.py
+    _get_peft_task_type.
+
+    Raises:
+        UsageError: the model has such a head.
+    """
+    if reading.value("task") in ("reward", "prm"):
+        raise UsageError(
+            f"{reading.said['task'].origin}: Axolotl's fused kernels of adapters, which are on unless said, "
+            f"stop at this head: say lora_mlp_kernel: false [{REFUSED_BY_TOOL}]"
+        )
+
+
+def _why_not_fused(keys: Keys, reading: Reading) -> str:
+    """Place of what keeps Axolotl from turning the kernels on; empty where it does."""
+    for name in ("load_in_8bit", "trust_remote_code"):
+        if keys.flag(name):
+            return keys.where(name)
+    if reading.sharding.engine == "fsdp" and str(keys.get("fsdp_version")) != "2":
+        return reading.said["sharding"].origin
+    before = [name for name in OLD_ATTENTION if keys.holds(name)]
+    if before and reading.value("lora_dropout"):
+        return keys.where(before[0])
+    return ""
+
+
+def _say_kernels(reading: Reading, on: dict[str, str], origin: str, *, old: bool) -> None:
+    """Enter which kernels run; those of attention and MLP together are one switch.
+
+    Source: axolotl 0.8.0 kernels/lora.py matmul_lora, whose second product is a tensor of its own.
+    """
+    fused = all(name in on for name in _ADAPTER_KERNELS)
+    kind = "fused_apart" if old else "fused_dropped"
+    reading.switch("adapter_kernels", kind if fused else "eager", origin)
+    if on and not fused:
+        if "lora_mlp_kernel" in on:
+            reading.switch("fused_mlp", True, on["lora_mlp_kernel"])
+        reading.remark(
+            origin, "adapters are counted as not fused, which is more: only some of their kernels are on"
+        )

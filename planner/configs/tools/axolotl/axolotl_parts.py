@@ -8,7 +8,6 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.rollouts import read_rollout
 from planner.configs.shared.trainer_arguments import read_attention
-from planner.domain.recipes.sharding import FSDP1, HSDP1
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _PREFERENCES = ("dpo", "kto", "orpo", "simpo")
@@ -51,11 +50,9 @@ _STAYS = (
 _STORED_IN_FP32 = re.compile(
     r"jamba|qwen1\.5-moe|qwen2-57b-a14b|nemotron-h-|nemotron-nano-\d+b-v2|nemotron-3-"
 )
-_ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
-_EMBEDDING_KERNEL = "lora_embedding_kernel"
 # Names of kernels up to 0.16 -> ours, first come first served (axolotl 0.19.0 utils/schemas/enums.py
 # LEGACY_ATTN_FLAG_TO_IMPL); one that no formula covers has none.
-_OLD_ATTENTION = {
+OLD_ATTENTION = {
     "s2_attention": "",
     "xformers_attention": "flash2",
     "sage_attention": "",
@@ -137,7 +134,7 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
         NotModelledError: a kernel that no formula covers.
     """
     _read_flash_optimum(keys, reading)
-    on = [name for name in _OLD_ATTENTION if keys.flag(name)]
+    on = [name for name in OLD_ATTENTION if keys.flag(name)]
     if keys.get("attn_implementation") == "xformers":
         _say_xformers(reading, keys.where("attn_implementation"))
     else:
@@ -155,12 +152,12 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
             f"{keys.where(on[0])}: Axolotl refuses it beside attn_implementation; take one of them out"
         )
     name = on[0]
-    if not _OLD_ATTENTION[name]:
+    if not OLD_ATTENTION[name]:
         raise keys.not_modelled(
             name, "this attention is not modelled; flash_attention, sdp_attention and eager_attention are"
         )
     if name != "xformers_attention":
-        reading.say("attention", _OLD_ATTENTION[name], keys.where(name))
+        reading.say("attention", OLD_ATTENTION[name], keys.where(name))
         return
     if old and not is_llama(keys):
         # axolotl 0.8.0 utils/models.py:668-720 patches Llama's attention only.
@@ -171,7 +168,7 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
 
 def names_attention(keys: Keys) -> bool:
     """Whether a file names a kernel; Axolotl itself has no default."""
-    return keys.has("attn_implementation") or any(keys.flag(name) for name in _OLD_ATTENTION)
+    return keys.has("attn_implementation") or any(keys.flag(name) for name in OLD_ATTENTION)
 
 
 def read_attention_of_2023(keys: Keys, reading: Reading) -> None:
@@ -344,8 +341,8 @@ def _read_flash_parts(keys: Keys, reading: Reading) -> None:
             )
 
 
-def read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:
-    """Enter the loss, Liger's kernels and those of adapters; ``old``: the file is of 0.8 or before.
+def read_loss(keys: Keys, reading: Reading) -> None:
+    """Enter the loss and Liger's kernels.
 
     Raises:
         NotModelledError: a loss that no formula covers.
@@ -365,7 +362,6 @@ def read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:
         on = [name for name in names if name in liger]
         if on:
             reading.switch(switch, True, keys.where(on[0]))
-    _read_adapter_kernels(keys, reading, old=old)
     keys.skip(
         ("chunked_cross_entropy_num_chunks", "liger_use_token_scaling", "liger_kernel_impl", "liger_rope")
     )
@@ -382,54 +378,6 @@ def _liger_keys(keys: Keys, reading: Reading) -> list[str]:
         )
         return []
     return on
-
-
-def _read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
-    """Fused kernels of adapters: those that the file turns on,
-    or all where it names none and Axolotl turns them on itself.
-
-    Source: axolotl 0.19.0 utils/schemas/config.py:1976-2075 check_auto_enable_lora_kernels: nothing is turned
-    on where one of the four keys is set, over 8 bits, with remote code or under FSDP1.  It came with 0.10,
-    and up to 0.15 the kernels needed ``lora_dropout: 0`` (axolotl 0.15.0 monkeypatch/lora_kernels.py:349).
-    """
-    said = {name: keys.flag(name) for name in (*_ADAPTER_KERNELS, _EMBEDDING_KERNEL)}
-    if reading.value("method") == "full":
-        _say_kernels(reading, {}, reading.said["method"].origin, old=old)
-    elif any(flag is not None for flag in said.values()):
-        on = {name: keys.where(name) for name, flag in said.items() if flag}
-        origin = next(keys.where(name) for name, flag in said.items() if flag is not None)
-        _say_kernels(reading, on, origin, old=old)
-    elif not old and (place := _why_not_fused(keys, reading)):
-        _say_kernels(reading, {}, place, old=old)
-
-
-def _why_not_fused(keys: Keys, reading: Reading) -> str:
-    """Place of what keeps Axolotl from turning the kernels on; empty where it does."""
-    for name in ("load_in_8bit", "trust_remote_code"):
-        if keys.flag(name):
-            return keys.where(name)
-    if reading.sharding in (FSDP1, HSDP1):
-        return reading.said["sharding"].origin
-    before = [name for name in _OLD_ATTENTION if keys.holds(name)]
-    if before and reading.value("lora_dropout"):
-        return keys.where(before[0])
-    return ""
-
-
-def _say_kernels(reading: Reading, on: dict[str, str], origin: str, *, old: bool) -> None:
-    """Enter which kernels run; those of attention and MLP together are one switch.
-
-    Source: axolotl 0.8.0 kernels/lora.py matmul_lora, whose second product is a tensor of its own.
-    """
-    fused = all(name in on for name in _ADAPTER_KERNELS)
-    kind = "fused_apart" if old else "fused_dropped"
-    reading.switch("adapter_kernels", kind if fused else "eager", origin)
-    if on and not fused:
-        if "lora_mlp_kernel" in on:
-            reading.switch("fused_mlp", True, on["lora_mlp_kernel"])
-        reading.remark(
-            origin, "adapters are counted as not fused, which is more: only some of their kernels are on"
-        )
 
 
 def _read_beta(section: Keys, keys: Keys, reading: Reading, *, old: bool) -> None:

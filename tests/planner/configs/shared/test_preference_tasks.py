@@ -14,6 +14,7 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\ncutoff_len: 1024\n"
+PLAIN = "lora_mlp_kernel: false\n"
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nadapter: lora\nmicro_batch_size: 2\nbf16: true\n"
 TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nmax_length: 512\n"
 
@@ -48,8 +49,8 @@ def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
         (AXOLOTL + "rl: ipo\n", "dpo"),
         (AXOLOTL + "rl: orpo\n", "orpo"),
         (AXOLOTL + "rl: simpo\n", "simpo"),
-        (AXOLOTL + "reward_model: true\n", "reward"),
-        (AXOLOTL + "process_reward_model: true\nnum_labels: 2\n", "prm"),
+        (AXOLOTL + PLAIN + "reward_model: true\n", "reward"),
+        (AXOLOTL + PLAIN + "process_reward_model: true\nnum_labels: 2\n", "prm"),
         (AXOLOTL, "sft"),
         (TRL + "precompute_ref_log_probs: false\n", "dpo"),
         (TRL + "desirable_weight: 1.0\n", "kto"),
@@ -225,7 +226,7 @@ def test_a_reference_that_is_asked_before_training(tmp_path: Path) -> None:
         ("rl: dpo\n", True, False, "bf16", False),
         ("rl: orpo\n", True, False, "fp32", False),
         ("rl: dpo\n", False, False, "fp32", False),
-        ("reward_model: true\n", False, True, "fp32", True),
+        (PLAIN + "reward_model: true\n", False, True, "fp32", True),
         ("rl: dpo\nlocal_rank:\n", True, False, "fp32", False),
     ],
 )

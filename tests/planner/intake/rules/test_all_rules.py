@@ -141,6 +141,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "train_layers": "norm;head", "loss": "liger", "stack": "llama-factory"},
         {"method": "full", "train_layers": "last:1;head", "loss": "liger", "stack": "llama-factory"},
     ),
+    "kernels-of-attention": (
+        {"model": "phi-4", "stack": "axolotl"},
+        {"model": "phi-4", "stack": "axolotl", "switches": ("adapter_kernels=eager",)},
+    ),
     "dora-unread": ({"dora": True, "stack": "unsloth"}, {"dora": True, "stack": "llama-factory"}),
     "dora-of-kernels": ({"dora": True, "method": "int8"}, {"dora": True, "method": "qlora"}),
     "oft-unread": (

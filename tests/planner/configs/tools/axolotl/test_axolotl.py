@@ -62,7 +62,8 @@ def read(folder: Path, text: str) -> ConfigFile:
         ("reward_model: true\n", {"padding": "max_length"}),
         ("reward_model: true\npad_to_sequence_len: false\n", {"padding": None}),
         ("pretraining_dataset: a\npretraining_sample_concatenation: true\n", {"padding": "packed"}),
-        ("micro_batch_size: 2\nbatch_size: 8\n", {"batch": 2, "grad_accum": 4}),
+        ("micro_batch_size: 2\nbatch_size: 8\n", {"batch": 2, "grad_accum": 1}),
+        ("micro_batch_size: 2\nbatch_size: 8\nis_llama_derived_model: true\n", {"batch": 2, "grad_accum": 4}),
         ("model_config: {output_router_logits: true}\n", {"method": "full"}),
     ],
 )
@@ -99,6 +100,10 @@ def test_a_key_means_what_axolotl_makes_of_it(tmp_path: Path, text: str, values:
         ("max_packed_sequence_len: 256\n", "packing to another length than sequence_len"),
         ("flash_attn_fuse_qkv: true\n", "flash_attn_fuse_qkv: flash-attn's fused projections"),
         ("expert_parallel_size: 2\n", "an expert-parallel degree of 2"),
+        (
+            "activation_offloading: true\nfsdp_version: 2\nfsdp_config: {offload_params: true}\n",
+            "offloading activations and weights",
+        ),
         ("model_kwargs: {attn_bias: true}\n", "model_kwargs: what is handed to the loader"),
         ("model_config: {num_hidden_layers: 4}\n", "model_config.num_hidden_layers: a model that differs"),
         ("trainer_cls: mine.Trainer\n", "trainer_cls: a trainer of one's own"),
@@ -250,8 +255,8 @@ def test_workers_of_ray_are_said_not_to_be_the_number_of_gpus(tmp_path: Path) ->
 
 
 def test_packing_of_2023_to_the_length_of_samples_is_packing(tmp_path: Path) -> None:
-    """A longer one is cut to it; a shorter one is refused."""
-    config = read(tmp_path, BASE + "max_packed_sequence_len: 1024\n")
+    """A longer one is cut to it; a shorter one is refused.  Packs are of one length, padded or not."""
+    config = read(tmp_path, BASE + "max_packed_sequence_len: 1024\npad_to_sequence_len: true\n")
     assert config.request.get("padding") == "packed"
     assert any("versions since 2024 end at this key" in remark.text for remark in config.remarks)
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import REFUSED_BY_TOOL, NotModelledError, PlannerError, UsageError
+from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file
 
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nlora_r: 16\n"
+FOUR_BITS = BASE + "adapter: qlora\nload_in_4bit: true\nbnb_config_kwargs:\n"
 FOUR_BITS_OF_LORA = BASE + "adapter: lora\nload_in_4bit: true\n"
 OLD = "local_rank:\n"
 
@@ -28,6 +29,9 @@ def read(folder: Path, text: str) -> ConfigFile:
         (BASE + "adapter: lora\nload_in_8bit: true\n", "int8", None),
         (BASE + "adapter: lora\nload_in_8bit: true\nload_in_4bit: true\n", "int8", None),
         (BASE + "adapter: qlora\nload_in_4bit: true\n", "nf4", True),
+        (FOUR_BITS + "  bnb_4bit_quant_type: fp4\n", "fp4", True),
+        (FOUR_BITS + "  bnb_4bit_use_double_quant: false\n  llm_int8_threshold: 6.0\n", "nf4", False),
+        (FOUR_BITS.replace("qlora", "lora") + "  bnb_4bit_quant_type: nf4\n" + OLD, "fp4", None),
         (FOUR_BITS_OF_LORA + OLD, "fp4", None),
     ],
 )
@@ -46,6 +50,8 @@ def test_the_base_of_adapters(
         (BASE + "adapter: qlora\n", UsageError, "load_in_4bit is not true"),
         (FOUR_BITS_OF_LORA + "wandb_run_id:\n", NotModelledError, "as Axolotl of 2023 reads it"),
         (BASE + "load_in_4bit: true\n", UsageError, "through adapters only"),
+        (FOUR_BITS + "  bnb_4bit_quant_type: int8\n", InputFileError, "nf4 or fp4"),
+        (FOUR_BITS + "  llm_int8_skip_modules: [q_proj]\n", NotModelledError, "llm_int8_skip_modules"),
     ],
 )
 def test_a_base_that_is_not_trained_so_is_refused(
@@ -64,3 +70,26 @@ def test_words_of_transformers_that_axolotl_drops_change_nothing(tmp_path: Path)
     config = read(tmp_path, BASE + "adapter: lora\nbnb_4bit_quant_type: fp4\ntorch_dtype: float32\n")
     assert (config.request.get("quantization"), config.request.get("load_dtype")) == (None, None)
     assert sum("no key of Axolotl" in remark.text for remark in config.remarks) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        ("", True),
+        ("lora_o_kernel: true\n", True),
+        ("lora_mlp_kernel: false\n", False),
+        ("lora_embedding_kernel: true\n", False),
+        ("load_in_8bit: true\n", False),
+        (OLD, False),
+    ],
+)
+@pytest.mark.parametrize("head", ["reward_model: true\n", "process_reward_model: true\n"])
+def test_fused_kernels_stop_at_heads_of_rewards(tmp_path: Path, head: str, text: str, stops: bool) -> None:
+    """PEFT wraps such a model as another than a causal one,
+    which the tool's own dry run ends at with a TypeError.
+    """
+    if not stops:
+        assert read(tmp_path, BASE + "adapter: lora\n" + head + text).request.get("method") == "lora"
+        return
+    with pytest.raises(UsageError, match=r"say lora_mlp_kernel: false \[refused-by-its-tool\]"):
+        read(tmp_path, BASE + "adapter: lora\n" + head + text)

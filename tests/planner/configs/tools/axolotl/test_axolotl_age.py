@@ -44,8 +44,8 @@ def test_axolotl_of_2023_cast_back_what_flash_attention_needs_for_llama_only(tmp
     ("text", "upcast"),
     [
         (QLORA + "Qwen/Qwen-7B\n", "all"),
-        (QLORA + "EleutherAI/gpt-j-6b\n", "all"),
-        (QLORA + "cerebras/Cerebras-GPT-1.3B\n", "all"),
+        (QLORA + "EleutherAI/gpt-j-6b\nlora_o_kernel: false\n", "all"),
+        (QLORA + "cerebras/Cerebras-GPT-1.3B\nlora_o_kernel: false\n", "all"),
         (INT8 + "EleutherAI/gpt-j-6b\n", "all"),
         # Axolotl prepares no Qwen with adapter: lora, and has known the names of GPT-NeoX since 2024.
         (INT8 + "Qwen/Qwen-7B\n", "none"),

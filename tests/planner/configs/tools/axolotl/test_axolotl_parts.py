@@ -51,6 +51,7 @@ def kernels_of(folder: Path, text: str) -> tuple[bool, str]:
         ("trust_remote_code: true\n", OFF),
         ("fsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n", OFF),
         ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", FUSED),
+        ("fsdp_config: {fsdp_version: 2, reshard_after_forward: true}\n", OFF),
         # Before 0.16 dropout kept the kernels off, and before 0.10 nothing turned them on.
         ("flash_attention: true\n", FUSED),
         ("flash_attention: true\nlora_dropout: 0.05\n", OFF),
