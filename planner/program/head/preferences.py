@@ -9,9 +9,10 @@ trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward.  trl 1.16.0 tra
 and reward_trainer.py.
 hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
 get_batch_logps.  At b0d996666~1 their sft_loss, with get_batch_logps of trl 0.8.6.
-Of allenai/open-instruct b08997673 and 90e956120 open_instruct/dpo_utils.py
+Of allenai/open-instruct b08997673 open_instruct/dpo_utils.py
 concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py calculate_per_token_logps.
-Ignored: that copies of cut logits for metrics are one position shorter.
+Ignored: that copies of cut logits for metrics are one position shorter; that open-instruct compiled the
+log-softmax in 2025, which moves no peak by 0.1 % and a step of an 8B by 0.6 %.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from planner.program.weights.matrices import autocast, dropout
 
 _ENTROPY_ROWS = 128
 _WHOLE = ("whole", "whole_twice", "whole_with_loss")
-_LET_GO = ("whole_let_go", "unshifted", "compiled")
+_LET_GO = ("whole_let_go", "unshifted")
 _SHIFTED = ("shifted_rows", "fused_rows")
 
 
@@ -460,25 +461,6 @@ def _let_go(torch: Operators, logits: list[Tensor], kernel: PairLogps) -> Tensor
     part = logits.pop()
     if kernel != "unshifted":
         part = torch.shifted_rows(part)
-    if kernel == "compiled":
-        return _compiled(torch, part)
     scores = torch.kernel(part, "log_softmax", saves="output")
     del part
     return _gathered(torch, scores)
-
-
-def _compiled(torch: Operators, logits: Tensor) -> Tensor:
-    """Log-softmax and ``gather`` as torch.compile makes them: the logits are saved,
-    and backward fills zeros as large first.
-
-    Source: the code that torch 2.13 inductor writes for ``log_softmax_and_gather``.
-    """
-    out = torch.new(Unit.TOKENS, 1, logits.dtype, "log_softmax", cost=[logits, logits])
-    _sums = [torch.new(Unit.TOKENS, 1, logits.dtype, op, cost=None) for op in ("amax", "log")]
-
-    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        del gradient
-        _zeros = torch.like(kept[0], "scatter_add")
-        return [torch.like(kept[0], "log_softmax_backward", cost=(_zeros,))]
-
-    return record(torch, out, [logits], [logits, *_sums], backward)

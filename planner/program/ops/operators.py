@@ -321,19 +321,18 @@ class Operators(Tape):
         self,
         x: Tensor,
         other: Tensor,
-        to_unit: Unit,
-        to_count: float,
+        size: tuple[Unit, float],
         *,
         scaled: bool = False,
         inner: float = 0,
     ) -> Tensor:
-        """``x @ other`` head by head; each is saved for the gradient of the other one.
+        """``x @ other`` of this ``size``, head by head; each is saved for the gradient of the other one.
 
         ``scaled``: ``baddbmm`` with a factor, by which each gradient is multiplied; that of ``x`` is the
         first one then.  ``inner``: the dimension that is summed over, where neither operand nor result is
         scores.
         """
-        saved = save_for(self, x, other)
+        saved, (to_unit, to_count) = save_for(self, x, other), size
         macs = to_count * inner or (x.count if to_unit is Unit.PAIRS else to_count)
         of_scores = Unit.PAIRS if Unit.PAIRS in (x.unit, to_unit) else to_unit
         three = shape_of(x), shape_of(other), Tensor(None, to_unit, to_count, x.dtype)
