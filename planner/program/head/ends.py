@@ -251,7 +251,6 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
     """
     model, view = ends.model, ends.layer
     hidden = last_norm(torch, ends, passed)
-    torch.shared.clear()
     with torch.inside(model.head.name):
         weight = head_weight(torch, ends)
         if view.recipe.loss != "hf":
@@ -283,7 +282,7 @@ def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tens
 
 
 def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """The last norm, and OPT's projection behind the layers."""
+    """The last norm, and OPT's projection behind the layers; then goes what these shared."""
     model, view = ends.model, ends.layer
     hidden = passed.pop()
     for spec in model.final_norms[int(model.embedding_norm) :]:
@@ -292,7 +291,9 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     for linear_spec in model.extra_linears:
         if linear_spec.reads not in ("embed", "layer_inputs"):
             hidden = linear(torch, view, linear_spec, hidden)
-    return gathered(torch, view, hidden)
+    hidden = gathered(torch, view, hidden)
+    torch.shared.clear()
+    return hidden
 
 
 def head_weight(torch: Operators, ends: EndsView) -> Tensor:

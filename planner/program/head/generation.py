@@ -55,7 +55,6 @@ def sampled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     ``passed`` holds the stream, and is emptied.
     """
     hidden = last_norm(torch, ends, passed)
-    torch.shared.clear()
     last = hidden.alias()
     last.unit, last.is_view = Unit.ROWS, True
     with torch.inside(ends.model.head.name):

@@ -89,7 +89,6 @@ def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -
     """
     model, view = ends.model, ends.layer
     hidden = last_norm(torch, ends, passed)
-    torch.shared.clear()
     with torch.inside(model.head.name):
         logits = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
     # A variable of the trainer, until its loss is there.
@@ -143,7 +142,6 @@ def _logits(torch: Operators, ends: EndsView, passed: list[Tensor], unit: Unit =
     hidden = last_norm(torch, ends, passed)
     if unit is not Unit.TOKENS:
         hidden = _last_positions(torch, hidden, unit)
-    torch.shared.clear()
     with torch.inside(model.head.name):
         logits = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
     widens = model.fp32_logits and "compute" not in view.stack.loss_forward
@@ -225,9 +223,8 @@ def _odds(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
         parts.append(_fused_rows(torch, view, part) if fused else _rows(torch, part))
         del part
     out = _sum(torch, parts) if len(parts) > 1 else parts.pop()
-    torch.held = [logits.pop().alias()]
     torch.enter(FORWARD_LOSS)
-    torch.held.clear()
+    logits.clear()
     return out
 
 
@@ -247,11 +244,11 @@ def _kto_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
     if role == "divergence":
         torch.outputs = [logits.pop().alias()]
         return out
-    torch.held = [torch.like(logits[0], "index")]
+    copies = [torch.like(logits[0], "index")]
     logits.clear()
     if role == "policy":
         torch.enter(FORWARD_LOSS)
-    torch.held.clear()
+    copies.clear()
     return out
 
 
@@ -265,11 +262,9 @@ def _kto_whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
         logits.clear()
         _copies = torch.new(unit, count, dtype, "index", cost=[Tensor(None, unit, count, dtype)])
         return out
-    held = [logits.pop().alias()]
-    torch.outputs, torch.held = (held, []) if role == "reference" else ([], held)
-    del held
+    torch.outputs = [logits.pop().alias()] if role == "reference" else []
     torch.enter(FORWARD_LOSS)
-    torch.held.clear()
+    logits.clear()
     return out
 
 
@@ -409,15 +404,15 @@ def _shifted_rows(torch: Operators, view: LayerView, logits: list[Tensor], role:
     part = torch.shifted_rows(logits[0])
     out = _fused_rows(torch, view, part) if fused else _rows(torch, part)
     torch.outputs = [logits[0].alias()] if role == "reference" else []
-    torch.held = [part.alias()] if role != "divergence" else []
+    held = [part.alias()] if role != "divergence" else []
     del part
     logits.clear()
     torch.enter(FORWARD_LOSS)
     if role == "policy":
         if not fused:
-            _entropy(torch, torch.held[0], copies=not view.single)
-        _means(torch, torch.held[0], 1 if view.recipe.task == "kto" else 2)
-    torch.held.clear()
+            _entropy(torch, held[0], copies=not view.single)
+        _means(torch, held[0], 1 if view.recipe.task == "kto" else 2)
+    held.clear()
     return out
 
 

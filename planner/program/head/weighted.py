@@ -43,7 +43,6 @@ def compared_logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> T
 
 def _logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> list[Tensor]:
     hidden = last_norm(torch, ends, passed)
-    torch.shared.clear()
     with torch.inside(ends.model.head.name):
         return [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
 

@@ -25,8 +25,7 @@ class Operators(Tape):
 
     Variables of running code keep tensors alive.  ``outputs``: those of the training loop, until the backward
     pass is over, ``bound`` until the model returns again.  ``hooked``: those of hooks, until the end of
-    backward.  ``held``: those of a loss, until it is there.  ``summed``: those of a part of a layer, until
-    the sum behind it.
+    backward.  ``summed``: those of a part of a layer, until the sum behind it.
 
     ``parameters`` are numbered as they are first asked for; ``n_parameters`` counts the calls, which a
     recomputation begins again.  ``flat``: the stream has rows alone, as that of some vision towers, so that
@@ -45,7 +44,6 @@ class Operators(Tape):
         self.returned: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.hooked: list[Tensor] = []
-        self.held: list[Tensor] = []
         self.summed: list[Tensor] = []
         self.bound: list[Tensor] = []
         self.flat = False
