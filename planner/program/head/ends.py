@@ -63,6 +63,11 @@ class EndsView:
         return self.model.tied and self.head.trains_base
 
     @property
+    def widens_logits(self) -> bool:
+        """Whether the model itself casts its logits to fp32, as in Transformers before 4.46."""
+        return self.model.fp32_logits and "compute" not in self.layer.stack.loss_forward
+
+    @property
     def masked(self) -> tuple[LayerView, ...]:
         """The views that masks are made for; a window that no layer has is 0 tokens wide: SDPA gets a mask.
 
@@ -294,6 +299,12 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     hidden = gathered(torch, view, hidden)
     torch.shared.clear()
     return hidden
+
+
+def all_logits(torch: Operators, ends: EndsView, hidden: Tensor) -> Tensor:
+    """What the head makes of ``hidden``, all at once."""
+    with torch.inside(ends.model.head.name):
+        return scaled_logits(torch, ends, head_weight(torch, ends), hidden)
 
 
 def head_weight(torch: Operators, ends: EndsView) -> Tensor:

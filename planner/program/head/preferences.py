@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from planner.domain.recipes.recipe import PAIR_TASKS
 from planner.domain.stack_values import PairLogps
-from planner.program.head.ends import EndsView, head_weight, last_norm, own_loss, scaled_logits
+from planner.program.head.ends import EndsView, all_logits, last_norm, own_loss
 from planner.program.head.joined_pairs import joined_pairs
 from planner.program.head.losses import cross_entropy, full_loss
 from planner.program.head.roles import Role
@@ -89,15 +89,14 @@ def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -
     """
     model, view = ends.model, ends.layer
     hidden = last_norm(torch, ends, passed)
-    with torch.inside(model.head.name):
-        logits = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
+    logits = [all_logits(torch, ends, hidden)]
     # A variable of the trainer, until its loss is there.
     _own = None
     if view.recipe.task == "reward":
         _own, given = full_loss(torch, view, logits, upcast=model.fp32_logits)
         logits.append(given)
         del given
-    elif model.fp32_logits and "compute" not in view.stack.loss_forward:
+    elif ends.widens_logits:
         logits.append(torch.to(logits.pop(), "fp32"))
     returned = [hidden.alias()]
     hidden = dropout(torch, hidden)
@@ -135,17 +134,12 @@ def _policy(torch: Operators, logits: list[Tensor], value: Tensor, role: Role) -
 
 
 def _logits(torch: Operators, ends: EndsView, passed: list[Tensor], unit: Unit = Unit.TOKENS) -> Tensor:
-    """All logits, as the model returns them, or those of other positions;
-    Transformers before 4.46 widened them itself.
-    """
-    model, view = ends.model, ends.layer
+    """All logits, as the model returns them, or those of other positions."""
     hidden = last_norm(torch, ends, passed)
     if unit is not Unit.TOKENS:
         hidden = _last_positions(torch, hidden, unit)
-    with torch.inside(model.head.name):
-        logits = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
-    widens = model.fp32_logits and "compute" not in view.stack.loss_forward
-    return torch.to(logits.pop(), "fp32") if widens else logits.pop()
+    logits = [all_logits(torch, ends, hidden)]
+    return torch.to(logits.pop(), "fp32") if ends.widens_logits else logits.pop()
 
 
 def _completion_rows(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -> Tensor:
