@@ -257,7 +257,7 @@ class Stack:
     liger_loss: bool
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
     loss_pieces: LossPieces
-    """Pieces of a loss ``chunked``: eight; as many as half of the free memory asks for; or ``tiles`` of
+    """Pieces of a loss ``chunked``: eight; as many as a ``budget`` of bytes asks for; or ``tiles`` of
     tokens and words, without a loss's own log-softmax.
     """
     autocast_until_loss: bool
