@@ -9,7 +9,7 @@ trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward, which are those
 trl 1.16.0 trainer/dpo_trainer.py, kto_trainer.py and reward_trainer.py.  hiyouga/LLaMA-Factory (commit
 ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py get_batch_logps.
 At b0d996666~1 their sft_loss, with get_batch_logps of trl 0.8.6.  Of
-allenai/open-instruct b08997673, 90e956120 and e6c3044aa open_instruct/dpo_utils.py.
+allenai/open-instruct b08997673 and e6c3044aa open_instruct/dpo_utils.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from planner.domain.stack_values import PairLogps
 
 _ENTROPY_ROWS = 128
 _WHOLE = ("whole", "whole_twice", "whole_with_loss")
-_LET_GO = ("whole_let_go", "unshifted", "compiled")
+_LET_GO = ("whole_let_go", "unshifted")
 
 Inputs = dict[str, torch.Tensor]
 Stage = Literal["forward", "divergence", "reference", "reference_2", "metrics"]
@@ -391,30 +391,7 @@ def _logps_let_go(passes: Passes, model: Any, inputs: Inputs) -> torch.Tensor:
         return torch.gather(logits.log_softmax(-1), 2, ids.unsqueeze(2)).squeeze(2)[:, :-1].sum(-1)
     targets = ids[:, 1:].clone()
     logits = logits[:, :-1, :]
-    if passes.kernel == "compiled":
-        compiled: Any = CompiledLogps.apply
-        picked: torch.Tensor = compiled(logits, targets)
-        return picked.sum(-1)
     return torch.gather(logits.log_softmax(-1), dim=2, index=targets.unsqueeze(2)).squeeze(2).sum(-1)
-
-
-class CompiledLogps(torch.autograd.Function):
-    """Log-softmax and ``gather`` with the buffers of the kernels that torch 2.13's inductor makes of both."""
-
-    @staticmethod
-    def forward(context: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Nothing as large as the logits is made."""
-        largest, total, out = (torch.empty(targets.shape) for _ in range(3))
-        context.save_for_backward(logits, largest, total, targets)
-        return out
-
-    @staticmethod
-    def backward(context: Any, *gradients: Any) -> Any:
-        """Zeros into which the gradient is written, then the gradient of the logits."""
-        del gradients
-        logits, *_ = context.saved_tensors
-        _zeros = torch.empty(logits.shape)
-        return torch.empty(logits.shape), None
 
 
 def _sigmoid(

@@ -32,7 +32,6 @@ from planner.domain.stack_values import (
     LogitsCopy,
     LossPieces,
     LossWeights,
-    MaskedModel,
     MixtureCode,
     ModelCode,
     ModelParallel,
@@ -258,7 +257,7 @@ class Stack:
     liger_loss: bool
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
     loss_pieces: LossPieces
-    """Pieces of a loss ``chunked``: eight; as many as half of the free memory asks for; or ``tiles`` of
+    """Pieces of a loss ``chunked``: eight; as many as a ``budget`` of bytes asks for; or ``tiles`` of
     tokens and words, without a loss's own log-softmax.
     """
     autocast_until_loss: bool
@@ -282,8 +281,7 @@ class Stack:
     the loss is there.  ``whole_twice``: then once more of the chosen sequences or good samples, whose
     likelihood is added.  ``whole_with_loss``: the model gets labels, too, and takes a loss of its own,
     which goes when it returns (not for KTO).  ``whole_let_go``: not held; ``unshifted``: and not even cut
-    by one position.  ``compiled``: the log-softmax and what is picked of it are one compiled
-    kernel, which saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden
+    by one position.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden
     states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position first;
     ``fused_rows``: and copied for a kernel.  ``joined``: both sequences of a pair are one row, of half
     its length each.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no
@@ -393,8 +391,6 @@ class Stack:
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
     rotary_product: bool
     """Angles of positions come from a matrix product, once a pass and before the first layer."""
-    causal_masks: tuple[MaskedModel, ...]
-    """Architectures each of whose layers keeps a mask of all pairs of positions on the card."""
 
     # Batches and the cache
     sorts_lengths: bool

@@ -27,7 +27,7 @@ FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused", "fused_drop
 """Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
 SdpaMask = Literal["bool", "stream", "none", "given"]
 PackedMask = Literal["none", "collated", "varlen", "rows", "one_row"]
-LossPieces = Literal["eighths", "free_memory", "tiles"]
+LossPieces = Literal["eighths", "budget", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]
 ExpandableSegments = Literal["off", "one_node", "several_gpus", "torchrun", "on"]
@@ -47,7 +47,6 @@ RotaryModel = Literal[
     "starcoder2",
     "olmo",
 ]
-MaskedModel = Literal["none", "gpt2", "gpt_neox", "gptj"]
 RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 Quantizer = Literal["transformers", "lightning"]
@@ -65,7 +64,6 @@ PairLogps = Literal[
     "whole_with_loss",
     "whole_let_go",
     "unshifted",
-    "compiled",
     "rows",
     "rows_and_hidden",
     "shifted_rows",

@@ -19,7 +19,7 @@ from planner.domain.term import TermName
 from planner.program.job import Job, reference_job, reward_job
 from planner.program.ops.tensors import ELEMENT_BYTES, PRODUCTS, Dtype, Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
-from planner.program.position_tables import mask_bytes, table_row_bytes
+from planner.program.position_tables import table_row_bytes
 from planner.program.request_stream import RequestStream
 from planner.units import KIB, MIB
 
@@ -267,15 +267,13 @@ def add_adapters(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> 
 
 def take_workspaces(stream: RequestStream, job: Job) -> None:
     """What the first products take and keep: cuBLAS's workspace, a buffer for expanded weights where the
-    stack has one, and tables and masks of positions (which came with the weights).
+    stack has one, and tables of positions (which came with the weights).
 
     Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp;
     unsloth 2026.10.9 kernels/utils.py fast_dequantize.
     """
     if row_bytes := table_row_bytes(job):
         stream.allocate(Unit.TABLE_ROWS, row_bytes, "other_temporaries", ("load", "rotary_emb", "tables"))
-    if masks := mask_bytes(job):
-        stream.allocate(Unit.ONE, masks, "other_temporaries", ("load", "attention", "masks"))
     stream.workspace = stream.allocate(
         Unit.ONE, cublas_workspace_bytes(job), "other_temporaries", ("products", "cublas", "workspace")
     )

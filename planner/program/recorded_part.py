@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -280,6 +281,9 @@ class _End(NamedTuple):
 
 def _template(torch: Operators, end: _End, terms: Terms) -> Template:
     kept = _kept_slots(torch, end.out_slot)
+    marks = defaultdict[str, list[tuple[int, Mark]]](list)
+    for stage, place, mark in torch.marks:
+        marks[stage].append((place, mark))
     return Template(
         units=tuple(torch.units),
         unit_bytes=tuple(torch.unit_bytes),
@@ -295,10 +299,7 @@ def _template(torch: Operators, end: _End, terms: Terms) -> Template:
             for node in torch.leaves
             if node.grad is not None and node.grad.storage is not None
         ),
-        marks={
-            name: tuple((place, mark) for stage, place, mark in torch.marks if stage == name)
-            for name in _STAGES
-        },
+        marks={name: tuple(marks[name]) for name in _STAGES},
         modules=tuple(torch.modules),
         parameters=tuple(torch.parameters),
         work=torch.work,

@@ -744,6 +744,17 @@ def test_help_and_a_prediction_import_no_framework() -> None:
         assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
 
+def test_a_process_that_ends_does_not_look_for_garbage() -> None:
+    """What is left is frozen when the interpreter begins to end."""
+    code = (
+        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0)); "
+        "import planner.cli.main"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
+    assert done.stdout.split() == [b"True"]
+
+
 def test_a_terminal_without_unicode_gets_ascii() -> None:
     """Under an ASCII encoding the report still prints, and in ASCII."""
     done = run(*JOB, PYTHONIOENCODING="ascii", PYTHONUTF8="0")

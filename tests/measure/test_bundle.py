@@ -121,10 +121,9 @@ def test_what_only_a_missing_package_needs_is_left_out_with_it(
     assert " ".join(each.name for each in plan_bundle(WheelTarget(python, "x86_64"), without)) == names
 
 
-def test_what_would_be_fetched_is_said_and_nothing_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """pip's own report, by name; the folder is not even made."""
+@pytest.fixture(name="commands")
+def _commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that are run, each of which answers with pip's report."""
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -132,6 +131,13 @@ def test_what_would_be_fetched_is_said_and_nothing_written(
         return subprocess.CompletedProcess(command, 0, REPORT, "")
 
     monkeypatch.setattr(subprocess, "run", run)
+    return commands
+
+
+def test_what_would_be_fetched_is_said_and_nothing_written(
+    tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pip's own report, by name; the folder is not even made."""
     assert (
         main(["bundle", str(tmp_path / "w"), "--dry-run", "--python", "3.12", "--without", "torch,deepspeed"])
         == 0
@@ -146,17 +152,10 @@ def test_what_would_be_fetched_is_said_and_nothing_written(
     assert not any(part.startswith(("deepspeed", "torch")) for part in command)
 
 
-def test_a_folder_is_filled_with_exactly_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_filled_with_exactly_that(tmp_path: Path, commands: list[list[str]]) -> None:
     """The wheel of the package, then the planned versions;
     all that was carried is installed where something was left out.
     """
-    commands: list[list[str]] = []
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 0, REPORT, "")
-
-    monkeypatch.setattr(subprocess, "run", run)
     make_bundle(tmp_path / "w", WheelTarget("3.12", "x86_64"), ["torch", "deepspeed"])
     assert [command[3] for command in commands] == ["install", "wheel", "download"]
     assert commands[2][-5:] == [

@@ -211,7 +211,7 @@ def test_a_larger_job_asks_for_less_only_where_its_loss_has_smaller_pieces(flags
     for smaller, larger in pairs(short(flags), batch):
         if (share := asked_fall(smaller, larger)) > ROUNDING:
             assert is_cut_finer(smaller, larger), f"a fall of {share:.2%}"
-            assert not is_more_than_known("loss_by_free_memory", share)
+            assert not is_more_than_known("loss_in_a_budget", share)
 
 
 def asked_fall(smaller: Job, larger: Job) -> float:
@@ -245,9 +245,9 @@ def falls(smaller: Job, larger: Job) -> Iterator[tuple[str, float]]:
     finer = is_cut_finer(smaller, larger)
     if allocated > ROUNDING:
         # All that a job asks for is in its blocks: what falls is the rest of them.
-        yield "loss_by_free_memory" if finer else "remainders_in_blocks", allocated
+        yield "loss_in_a_budget" if finer else "remainders_in_blocks", allocated
     if reserved > FREE_FALL:
-        yield "loss_by_free_memory" if finer else f"blocks_of_{phase_of_fall(before, after)}", reserved
+        yield "loss_in_a_budget" if finer else f"blocks_of_{phase_of_fall(before, after)}", reserved
 
 
 def phase_of_fall(smaller: MemoryPrediction, larger: MemoryPrediction) -> str:

@@ -278,11 +278,13 @@ class Recipe:
 
     @property
     def without_sizes(self) -> Recipe:
-        """The same with sizes that say nothing, so that recipes which differ in sizes alone are equal;
-        how rows are filled is no size.
+        """The same with sizes that say nothing, so that recipes which differ in sizes alone are equal.
+
+        Whether rows are packed is no size; how far the others are padded is one.
         """
         adapter = replace(self.adapter, rank=1) if self.adapter else None
-        return replace(self, batch=Batch(1, 1, 1, self.batch.padding, 1), adapter=adapter)
+        padding: Padding = "packed" if self.batch.padding == "packed" else "max_length"
+        return replace(self, batch=Batch(1, 1, 1, padding, 1), adapter=adapter)
 
     def shards(self, hardware: Hardware) -> Number:
         """Over how many GPUs one copy of what is divided lies;

@@ -143,11 +143,13 @@ def _annotation(field: RequestField) -> Any:
     return Annotated[str | None, option]
 
 
-def _completion(field: RequestField) -> Callable[[str], list[str]]:
+def _completion(field: RequestField) -> Callable[[str], list[str]] | None:
     """What a shell offers for the value of a flag: its choices, or the ids of its catalog."""
+    catalog = _CATALOGS.get(field.name)
+    if not (catalog or field.choices):
+        return None
 
     def complete(incomplete: str) -> list[str]:
-        catalog = _CATALOGS.get(field.name)
         return [name for name in (catalog() if catalog else field.choices) if name.startswith(incomplete)]
 
     return complete

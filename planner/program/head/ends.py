@@ -63,6 +63,11 @@ class EndsView:
         return self.model.tied and self.head.trains_base
 
     @property
+    def widens_logits(self) -> bool:
+        """Whether the model itself casts its logits to fp32, as in Transformers before 4.46."""
+        return self.model.fp32_logits and "compute" not in self.layer.stack.loss_forward
+
+    @property
     def masked(self) -> tuple[LayerView, ...]:
         """The views that masks are made for; a window that no layer has is 0 tokens wide: SDPA gets a mask.
 
@@ -251,7 +256,6 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
     """
     model, view = ends.model, ends.layer
     hidden = last_norm(torch, ends, passed)
-    torch.shared.clear()
     with torch.inside(model.head.name):
         weight = head_weight(torch, ends)
         if view.recipe.loss != "hf":
@@ -283,7 +287,7 @@ def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tens
 
 
 def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """The last norm, and OPT's projection behind the layers."""
+    """The last norm, and OPT's projection behind the layers; then goes what these shared."""
     model, view = ends.model, ends.layer
     hidden = passed.pop()
     for spec in model.final_norms[int(model.embedding_norm) :]:
@@ -292,7 +296,15 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     for linear_spec in model.extra_linears:
         if linear_spec.reads not in ("embed", "layer_inputs"):
             hidden = linear(torch, view, linear_spec, hidden)
-    return gathered(torch, view, hidden)
+    hidden = gathered(torch, view, hidden)
+    torch.shared.clear()
+    return hidden
+
+
+def all_logits(torch: Operators, ends: EndsView, hidden: Tensor) -> Tensor:
+    """What the head makes of ``hidden``, all at once."""
+    with torch.inside(ends.model.head.name):
+        return scaled_logits(torch, ends, head_weight(torch, ends), hidden)
 
 
 def head_weight(torch: Operators, ends: EndsView) -> Tensor:

@@ -14,7 +14,7 @@ FlashAttention splits a long row of keys into; ids and masks.
 from __future__ import annotations
 
 from planner.domain.term import TermName
-from planner.program.head.ends import EndsView, head_weight, last_norm, scaled_logits
+from planner.program.head.ends import EndsView, all_logits, last_norm
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit, promoted
 from planner.program.recorded_part import SHARED_SLOTS, Shape
@@ -55,11 +55,9 @@ def sampled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     ``passed`` holds the stream, and is emptied.
     """
     hidden = last_norm(torch, ends, passed)
-    torch.shared.clear()
     last = hidden.alias()
     last.unit, last.is_view = Unit.ROWS, True
-    with torch.inside(ends.model.head.name):
-        logits = [scaled_logits(torch, ends, head_weight(torch, ends), last)]
+    logits = [all_logits(torch, ends, last)]
     del last, hidden
     logits.append(torch.to(logits.pop(), "fp32"))
     scores = torch.like(logits[0], "to")

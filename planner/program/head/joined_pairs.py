@@ -31,8 +31,6 @@ def joined_pairs(torch: Operators, view: LayerView, logits: list[Tensor], role: 
     del wide
     out = cross_entropy(torch, view, part if view.single else torch.contiguous(part))
     del part
-    torch.held = held
-    del held
     torch.enter(FORWARD_LOSS)
-    torch.held.clear()
+    held.clear()
     return out

@@ -29,7 +29,7 @@ def piece_tokens(job: Job) -> Number:
     tokens, model, loss = job.recipe.batch.rows * job.recipe.batch.seq_len, job.model, job.recipe.loss
     if loss == "liger":
         return minimum(ceil_pow2(ceil_div(tokens, ceil_div(model.vocab_size, model.hidden_size))), tokens)
-    if loss == "chunked" and job.stack.loss_pieces == "free_memory":
+    if loss == "chunked" and job.stack.loss_pieces == "budget":
         return _in_planned_bytes(job, tokens)
     return ceil_div(tokens, EIGHTHS) if loss == "chunked" or cuts_logits(job.stack) else tokens
 

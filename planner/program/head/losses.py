@@ -133,7 +133,7 @@ def piecewise_loss(
     """Head and loss together, so that the logits of one piece exist at a time."""
     if view.recipe.loss == "liger":
         return _liger(torch, view, spec, weight, hidden)
-    if view.stack.loss_pieces == "free_memory":
+    if view.stack.loss_pieces == "budget":
         return _differentiated(torch, view, spec, weight, hidden)
     loss = torch.new(Unit.TOKENS, 1, "fp32", "zeros")
     for _ in range(EIGHTHS):

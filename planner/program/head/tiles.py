@@ -26,7 +26,6 @@ def tiles(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     """TRL's fused head: log-probabilities tile by tile, which the backward pass computes again."""
     model, view = ends.model, ends.layer
     hidden = last_norm(torch, ends, passed)
-    torch.shared.clear()
     with torch.inside(model.head.name):
         rows = _picked(torch, hidden, Unit.TOKENS if view.recipe.rollout is None else Unit.COMPLETION_TOKENS)
         weight = head_weight(torch, ends)

@@ -10,7 +10,7 @@ Ignored: the twenty largest logits of each token.
 
 from __future__ import annotations
 
-from planner.program.head.ends import EndsView, head_weight, last_norm, own_loss, scaled_logits, widens
+from planner.program.head.ends import EndsView, all_logits, last_norm, own_loss, widens
 from planner.program.head.losses import cross_entropy, shifted
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
@@ -33,7 +33,7 @@ def compared_logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> T
 
     ``passed`` holds the stream, and is emptied.
     """
-    logits = _logits(torch, ends, passed)
+    logits = [all_logits(torch, ends, last_norm(torch, ends, passed))]
     torch.enter(FORWARD_OUT)
     if widens(ends.layer):
         logits.append(torch.to(logits.pop(), "fp32"))
@@ -41,19 +41,12 @@ def compared_logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> T
     return Tensor(None, Unit.TOKENS, 1, "fp32")
 
 
-def _logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> list[Tensor]:
-    hidden = last_norm(torch, ends, passed)
-    torch.shared.clear()
-    with torch.inside(ends.model.head.name):
-        return [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
-
-
 def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     """The loss of each token, from the logits that the model returns and that are there until it is done."""
-    model, view = ends.model, ends.layer
-    outputs = _logits(torch, ends, passed)
+    view = ends.layer
+    outputs = [all_logits(torch, ends, last_norm(torch, ends, passed))]
     torch.enter(FORWARD_OUT)
-    if widens(view) or (model.fp32_logits and "compute" not in view.stack.loss_forward):
+    if widens(view) or ends.widens_logits:
         outputs.append(torch.to(outputs.pop(), "fp32"))
     wide = torch.to(outputs[0], "fp32")
     loss = cross_entropy(torch, view, wide)

@@ -25,8 +25,7 @@ class Operators(Tape):
 
     Variables of running code keep tensors alive.  ``outputs``: those of the training loop, until the backward
     pass is over, ``bound`` until the model returns again.  ``hooked``: those of hooks, until the end of
-    backward.  ``held``: those of a loss, until it is there.  ``summed``: those of a part of a layer, until
-    the sum behind it.
+    backward.  ``summed``: those of a part of a layer, until the sum behind it.
 
     ``parameters`` are numbered as they are first asked for; ``n_parameters`` counts the calls, which a
     recomputation begins again.  ``flat``: the stream has rows alone, as that of some vision towers, so that
@@ -45,7 +44,6 @@ class Operators(Tape):
         self.returned: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.hooked: list[Tensor] = []
-        self.held: list[Tensor] = []
         self.summed: list[Tensor] = []
         self.bound: list[Tensor] = []
         self.flat = False
@@ -321,19 +319,18 @@ class Operators(Tape):
         self,
         x: Tensor,
         other: Tensor,
-        to_unit: Unit,
-        to_count: float,
+        size: tuple[Unit, float],
         *,
         scaled: bool = False,
         inner: float = 0,
     ) -> Tensor:
-        """``x @ other`` head by head; each is saved for the gradient of the other one.
+        """``x @ other`` of this ``size``, head by head; each is saved for the gradient of the other one.
 
         ``scaled``: ``baddbmm`` with a factor, by which each gradient is multiplied; that of ``x`` is the
         first one then.  ``inner``: the dimension that is summed over, where neither operand nor result is
         scores.
         """
-        saved = save_for(self, x, other)
+        saved, (to_unit, to_count) = save_for(self, x, other), size
         macs = to_count * inner or (x.count if to_unit is Unit.PAIRS else to_count)
         of_scores = Unit.PAIRS if Unit.PAIRS in (x.unit, to_unit) else to_unit
         three = shape_of(x), shape_of(other), Tensor(None, to_unit, to_count, x.dtype)

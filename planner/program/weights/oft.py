@@ -87,7 +87,7 @@ def _cayley(torch: Operators, view: LayerView, skew: Tensor, size: int) -> Tenso
 def _product(torch: Operators, view: LayerView, one: Tensor, other: Tensor, size: int) -> Tensor:
     """A batched product of blocks of ``size``, whose operands autocast casts, the last first."""
     cast = autocast(torch, view, other)
-    return torch.bmm(autocast(torch, view, one), cast, one.unit, one.count, inner=size)
+    return torch.bmm(autocast(torch, view, one), cast, (one.unit, one.count), inner=size)
 
 
 def _added(torch: Operators, total: Tensor, power: Tensor, *, doubled: bool) -> Tensor:

@@ -76,7 +76,6 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 # Ways of open-instruct, whose reference is asked before training.
 LET_GO = {
     "whole_let_go": {"stack": "open-instruct@2024"},
-    "compiled": {"stack": "open-instruct@2026-01"},
     "unshifted": {"stack": "open-instruct"},
 }
 TASKS = [
@@ -89,7 +88,7 @@ TASKS = [
     pytest.param("orpo", "whole_with_loss", marks=pytest.mark.slow),
     ("reward", "tiles"),
     *(("dpo", kernel) for kernel in LET_GO),
-    pytest.param("simpo", "compiled", marks=pytest.mark.slow),
+    pytest.param("simpo", "unshifted", marks=pytest.mark.slow),
     ("reward", "whole"),
     ("dpo", "joined"),
     pytest.param("orpo", "joined", marks=pytest.mark.slow),
@@ -222,7 +221,7 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
             {"method": "full", "sharding": "zero3", "switches": ("caches_reference=false",)},
             marks=pytest.mark.slow,
         ),
-        pytest.param("dpo", "compiled", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
+        pytest.param("dpo", "unshifted", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
         pytest.param(
             "kto",
             "whole",

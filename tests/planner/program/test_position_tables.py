@@ -12,7 +12,7 @@ from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
-from planner.program.position_tables import mask_bytes, table_row_bytes, table_rows
+from planner.program.position_tables import table_row_bytes, table_rows
 from planner.program.step import step_of
 
 MISTRAL_ROW = 32 * 128 * 2 * 2
@@ -65,24 +65,6 @@ def test_one_architecture_after_the_other_gave_them_up(
         for each in (last_with, first_without)
     }
     assert bytes_in[last_with] > bytes_in[first_without] == 0
-
-
-@pytest.mark.parametrize(
-    ("model", "mask", "last_with", "first_without"),
-    [
-        ("gpt-j-6b", 28 * 2048**2, "4.44.2", "4.45.2"),
-        ("pythia-1.4b", 24 * 2048**2, "4.48.3", "4.49.0"),
-        ("gpt2-xl", 48 * 1024**2, "5.0.0", "5.4.0"),
-    ],
-)
-def test_masks_of_all_positions_in_each_layer(
-    model: str, mask: int, last_with: str, first_without: str
-) -> None:
-    """A byte for each pair of positions, until the architecture gave them up; Llama has none."""
-    subject = job(model, versions=f"transformers=={last_with}")
-    assert held(subject, "attention", "masks") == mask_bytes(subject) == mask
-    assert not mask_bytes(job(model, versions=f"transformers=={first_without}"))
-    assert not mask_bytes(job("llama-2-7b"))
 
 
 def test_a_model_that_sees_has_the_tables_of_its_decoder() -> None:

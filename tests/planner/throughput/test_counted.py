@@ -100,20 +100,28 @@ def test_pairs_of_tokens_grow_with_the_square_of_a_length_that_varies() -> None:
     assert uneven[Unit.TOKENS] == 200
 
 
+SAID: dict[str, Any] = {
+    "model": "qwen2.5-0.5b",
+    "method": "lora",
+    "gpu": "a100-80-sxm",
+    "seq": 1024,
+    "batch": 8,
+}
+GENERATES: dict[str, Any] = {"task": "grpo", "stack": "trl", "completion_length": 256}
+
+
 def test_logits_are_made_of_completions_where_these_were_generated() -> None:
     """256 of 1,024 tokens; of all where nothing is generated, and in PPO."""
-    said = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "a100-80-sxm", "seq": 1024, "batch": 8}
-    grpo = scenario_of(**said, task="grpo", stack="trl", completion_length=256)
+    grpo = scenario_of(**SAID, **GENERATES)
     assert scored_share(grpo.recipe) == pytest.approx(256 / 1024)
     assert unit_values(grpo, micro(1024.0))[Unit.COMPLETION_TOKENS] == pytest.approx(2 * 256)
-    assert scored_share(scenario_of(**said).recipe) == 1.0
+    assert scored_share(scenario_of(**SAID).recipe) == 1.0
     assert scored_share(replace(grpo.recipe, task="ppo")) == 1.0
 
 
 def test_one_more_token_reads_what_was_cached_and_a_prompt_does_not() -> None:
     """Its attention is over keys of all tokens before it."""
-    said = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "a100-80-sxm", "seq": 1024, "batch": 8}
-    grpo = scenario_of(**said, task="grpo", stack="trl", completion_length=256)
+    grpo = scenario_of(**SAID, **GENERATES)
     cached = [
         by_structure(
             grpo,

@@ -203,8 +203,8 @@ def product(
     _cast_bias = None if bias is None else autocast(torch, view, bias)
     wide = _broadcast(torch, cast_right, spec.q_width if gives_scores else spec.out_width)
     one, other = batches(torch, view, cast_left), batches(torch, view, wide)
-    unit, count = (Unit.PAIRS, spec.n_heads) if gives_scores else (Unit.TOKENS, spec.out_width)
-    out = torch.bmm(one, other, unit, count, scaled=bias is not None)
+    size = (Unit.PAIRS, spec.n_heads) if gives_scores else (Unit.TOKENS, spec.out_width)
+    out = torch.bmm(one, other, size, scaled=bias is not None)
     return out if gives_scores else _unbatched(torch, view, out)
 
 

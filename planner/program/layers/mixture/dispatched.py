@@ -43,7 +43,7 @@ def _mixed(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tens
     beside = shared(x) if view.block.mlp.shared_width else None
     unsorted = _placed(torch, returned, Tensor(None, x.unit, n_chosen * hidden, returned.dtype), "zeros")
     with _made_again(torch):
-        summed = torch.bmm(weights, torch.to(unsorted, "fp32"), x.unit, hidden, inner=n_chosen)
+        summed = torch.bmm(weights, torch.to(unsorted, "fp32"), (x.unit, hidden), inner=n_chosen)
     out = torch.to(summed, dtype)
     del summed
     return out if beside is None else torch.add(beside, out)

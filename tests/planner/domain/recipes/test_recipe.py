@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -237,16 +238,18 @@ def test_log_probabilities_are_asked_before_where_weights_changed_since(recipe: 
 
 
 def test_recipes_that_differ_in_sizes_alone_are_equal_without_them() -> None:
-    """Batch, length and rank; dropout is no size, nor is the way in which rows are filled."""
+    """Batch, length, padding and rank; dropout is no size, nor is whether rows are packed."""
     adapter = Adapter(8, ("all-linear",), 0.0, (), "fp32", dora=False)
     small = replace(PLAIN, adapter=adapter)
     large = replace(small, adapter=replace(adapter, rank=64), batch=Batch(9, 9, 9, small.batch.padding, 9))
     assert small.without_sizes == large.without_sizes
     dropping = replace(small, adapter=replace(adapter, dropout=0.1))
     assert small.without_sizes != dropping.without_sizes
-    padding: Padding = "longest" if small.batch.padding == "packed" else "packed"
-    padded = replace(small, batch=replace(small.batch, padding=padding))
-    assert small.without_sizes != padded.without_sizes
+    packed, longest, whole = (
+        replace(small, batch=replace(small.batch, padding=padding)).without_sizes
+        for padding in get_args(Padding)
+    )
+    assert packed != longest == whole
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_a_product_of_scores_makes_the_gradient_of_keys_first() -> None:
     def part(torch: Operators, *, scaled: bool) -> Tensor:
         query, key = given(torch), given(torch)
         key.head_by_head = True
-        return torch.bmm(query, key, Unit.PAIRS, 2, scaled=scaled)
+        return torch.bmm(query, key, (Unit.PAIRS, 2), scaled=scaled)
 
     assert after(lambda t: part(t, scaled=False))[1] == [("bmm_backward", 128)] * 2
     assert after(lambda t: part(t, scaled=True))[1] == [("bmm_backward", 128), ("mul", 128)] * 2
