@@ -35,10 +35,15 @@ from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
     read_manner,
     read_switch,
 )
+from planner.configs.tools.llama_factory.llama_factory_dtype import read_weights_dtype
 from planner.configs.tools.llama_factory.llama_factory_optimizers import read_own_optimizer
 from planner.configs.tools.llama_factory.llama_factory_outdated import read_depths, read_fp8
 from planner.configs.tools.llama_factory.llama_factory_ppo import read_ppo
-from planner.configs.tools.llama_factory.llama_factory_refused import refuse_engine, refuse_keys
+from planner.configs.tools.llama_factory.llama_factory_refused import (
+    refuse_engine,
+    refuse_keys,
+    remark_on_unknown_keys,
+)
 from planner.configs.tools.llama_factory.llama_factory_v1 import MARKS as V1
 from planner.configs.tools.llama_factory.llama_factory_vision import (
     READ_TEMPLATES,
@@ -152,11 +157,13 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     drop_trainers_switch(keys, reading)
     read_distribution(keys, reading, beside)
     refuse_engine(keys, reading, stage)
+    read_weights_dtype(keys, reading, stage)
     read_manner(keys, reading)
     read_depths(keys, reading, old=bool(old))
     if old:
         read_old_load_dtype(keys, reading)
     keys.skip((*LLAMA_FACTORY_HARMLESS, *GONE))
+    remark_on_unknown_keys(keys, reading)
 
 
 def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:

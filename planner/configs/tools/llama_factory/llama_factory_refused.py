@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations, starmap
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.llama_factory.llama_factory_age import OLD_STACK, STACK_OF_0_9, is_of_0_7
-from planner.errors import REFUSED_BY_TOOL, UsageError
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _ALL, _0_8, _0_9_1, _0_9_5 = (0, 7, 1), (0, 8, 3), (0, 9, 1), (0, 9, 5)
 _WITHOUT_REFERENCE = ("orpo", "simpo")
@@ -83,24 +84,27 @@ def _has_reference(file: _File) -> bool:
     return file.stage == "dpo" and file.keys.get("pref_loss") not in _WITHOUT_REFERENCE
 
 
+def _beside_adapters(key: str) -> _Check:
+    why = "does not go beside adapters; finetuning_type: full goes with it"
+    return _Check(key, why, lambda file: file.kind == "lora" and file.on(key))
+
+
+def _beside_each_other(first: str, second: str) -> _Check:
+    return _Check(second, f"does not go beside {first}", lambda file: file.on(first, second))
+
+
+def _beside_deepspeed(key: str) -> _Check:
+    return _Check(
+        key,
+        "does not go with DeepSpeed",
+        lambda file: file.reading.sharding.engine == "deepspeed" and file.on(key),
+    )
+
+
 _OWN_OPTIMIZERS = ("use_galore", "use_apollo", "use_badam")
 _OF_KEYS = (
-    *(
-        _Check(
-            name,
-            "does not go beside adapters; finetuning_type: full goes with it",
-            lambda file, name=name: file.kind == "lora" and file.on(name),
-        )
-        for name in _OWN_OPTIMIZERS
-    ),
-    *(
-        _Check(second, f"does not go beside {first}", lambda file, both=(first, second): file.on(*both))
-        for first, second in (
-            ("use_galore", "use_apollo"),
-            ("use_galore", "use_badam"),
-            ("use_apollo", "use_badam"),
-        )
-    ),
+    *map(_beside_adapters, _OWN_OPTIMIZERS),
+    *starmap(_beside_each_other, combinations(_OWN_OPTIMIZERS, 2)),
     _Check(
         "adapter_name_or_path", "is for LoRA alone", lambda file: file.kind != "lora" and file.adapters > 0
     ),
@@ -215,14 +219,7 @@ _OF_ENGINES = (
         lambda file: file.reading.sharding.is_zero3 and file.on("predict_with_generate"),
         since=_0_9_1,
     ),
-    *(
-        _Check(
-            name,
-            "does not go with DeepSpeed",
-            lambda file, name=name: file.reading.sharding.engine == "deepspeed" and file.on(name),
-        )
-        for name in ("use_galore", "use_apollo")
-    ),
+    *map(_beside_deepspeed, ("use_galore", "use_apollo")),
     _Check(
         "quantization_bit",
         "must be 4 under DeepSpeed's ZeRO-3 and FSDP",
@@ -283,6 +280,14 @@ def refuse_keys(keys: Keys, reading: Reading, stage: str) -> None:
 def refuse_engine(keys: Keys, reading: Reading, stage: str) -> None:
     """Raises: UsageError where LLaMA-Factory stops at the keys beside this engine or this checkpoint."""
     _refuse(keys, reading, stage, _OF_ENGINES)
+
+
+def remark_on_unknown_keys(keys: Keys, reading: Reading) -> None:
+    """Say that its parser stops at a key that no version has (transformers hf_argparser.py parse_dict)."""
+    for name in keys.left_over_here():
+        reading.remark(
+            f"{keys.path}:{show(name)}", "LLaMA-Factory stops at it, unless ALLOW_EXTRA_ARGS=1 is set"
+        )
 
 
 def _refuse(keys: Keys, reading: Reading, stage: str, checks: tuple[_Check, ...]) -> None:

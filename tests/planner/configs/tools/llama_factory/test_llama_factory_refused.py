@@ -11,7 +11,7 @@ import pytest
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import REFUSED_BY_TOOL, UsageError
-from planner.intake.given.config_file import read_config_file
+from planner.intake.given.config_file import ConfigFile, read_config_file
 
 LORA = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"
 FULL = LORA.replace("lora", "full")
@@ -22,11 +22,11 @@ AWQ = LORA.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-AWQ")
 OF_0_7 = "dpo_ftx: 0.0\n"
 
 
-def read(folder: Path, text: str) -> None:
-    """Read a file with this text."""
+def read(folder: Path, text: str) -> ConfigFile:
+    """What a file with this text says."""
     path = folder / "train.yaml"
     path.write_text(text, encoding="utf-8")
-    read_config_file(path, None, Beside())
+    return read_config_file(path, None, Beside())
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,11 @@ def test_older_versions_did_not_stop_yet(tmp_path: Path) -> None:
     read(tmp_path, FULL + OF_0_7 + "use_dora: true\n")
     with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
         read(tmp_path, FULL + OF_0_7 + "quantization_bit: 4\n")
+
+
+def test_a_key_that_it_does_not_know_is_told(tmp_path: Path) -> None:
+    """It has no pad_to_multiple_of; each key of its own argument classes is known."""
+    found = read(tmp_path, LORA + "pad_to_multiple_of: 8\nsortish_sampler: false\n")
+    assert [each.origin.partition(":")[2] for each in found.remarks if "stops at it" in each.text] == [
+        "pad_to_multiple_of"
+    ]
