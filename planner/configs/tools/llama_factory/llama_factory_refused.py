@@ -46,6 +46,12 @@ class _File:
         return len(self.keys.names("adapter_name_or_path"))
 
     @property
+    def has_no_ranks(self) -> bool:
+        """Whether the launch is known, and starts one process without a launcher of ranks."""
+        gpus = self.reading.said.get("gpus")
+        return gpus is not None and gpus.origin.endswith(":distributed_type")
+
+    @property
     def is_packed_checkpoint(self) -> bool:
         """Whether the checkpoint is stored quantised, and LLaMA-Factory leaves it so."""
         kind = self.reading.value("quantization")
@@ -201,6 +207,12 @@ _OF_KEYS = (
 )
 """What the keys alone decide."""
 _OF_ENGINES = (
+    _Check(
+        "deepspeed",
+        "needs torchrun on one GPU, too: start it with FORCE_TORCHRUN=1",
+        lambda file: file.reading.sharding.engine == "deepspeed" and file.has_no_ranks,
+        since=_0_8,
+    ),
     _Check(
         "pissa_init",
         "does not go with DeepSpeed's ZeRO-3",

@@ -107,3 +107,19 @@ def test_a_key_that_it_does_not_know_is_told(tmp_path: Path) -> None:
     assert [each.origin.partition(":")[2] for each in found.remarks if "stops at it" in each.text] == [
         "pad_to_multiple_of"
     ]
+
+
+@pytest.mark.parametrize(("kind", "stops"), [("NO", True), ("MULTI_GPU", False)])
+def test_deepspeed_without_ranks_is_refused(tmp_path: Path, kind: str, stops: bool) -> None:
+    """A process that no launcher gave a rank; where the launch is not known nothing is said."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
+    (tmp_path / "launch.yaml").write_text(f"distributed_type: {kind}\nnum_processes: 1\n", encoding="utf-8")
+    text = LORA + "deepspeed: ds.json\n"
+    read(tmp_path, text)
+    path = tmp_path / "train.yaml"
+    beside = Beside(accelerate=tmp_path / "launch.yaml")
+    if stops:
+        with pytest.raises(UsageError, match="FORCE_TORCHRUN"):
+            read_config_file(path, None, beside)
+    else:
+        assert read_config_file(path, None, beside).request.get("sharding") == "zero2"
