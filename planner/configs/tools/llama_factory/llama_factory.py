@@ -155,15 +155,20 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_trainer(keys, reading)
     _refuse_written_evaluation(keys, reading)
     drop_trainers_switch(keys, reading)
+    _read_engine(keys, reading, beside, stage, old=bool(old))
+    keys.skip((*LLAMA_FACTORY_HARMLESS, *GONE))
+    remark_on_unknown_keys(keys, reading)
+
+
+def _read_engine(keys: Keys, reading: Reading, beside: Beside, stage: str, *, old: bool) -> None:
+    """How state is spread, and what depends on it."""
     read_distribution(keys, reading, beside)
     refuse_engine(keys, reading, stage)
     read_weights_dtype(keys, reading, stage)
     read_manner(keys, reading)
-    read_depths(keys, reading, old=bool(old))
+    read_depths(keys, reading, old=old)
     if old:
         read_old_load_dtype(keys, reading)
-    keys.skip((*LLAMA_FACTORY_HARMLESS, *GONE))
-    remark_on_unknown_keys(keys, reading)
 
 
 def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
