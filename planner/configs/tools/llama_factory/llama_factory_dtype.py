@@ -18,9 +18,12 @@ def read_weights_dtype(keys: Keys, reading: Reading, stage: str) -> None:
     """Enter it where whole weights lie on each GPU: fp32 where all are trained, with LoRA the checkpoint's.
 
     Adapters are fp32, and PEFT computes them so and hands on the base's dtype (peft 0.18
-    tuners/lora/layer.py).  A model that sees, another way of training and an engine are still asked about.
+    tuners/lora/layer.py).  A model that sees, another way of training and an engine are still asked about,
+    and so is a file that may not train: of a chat, which leaves do_train out, or one that prepares data.
     """
     if "precision" not in reading.needs or reading.value("stack") != "llama-factory":
+        return
+    if not keys.flag("do_train") or keys.has("tokenized_path"):
         return
     kind = keys.text("finetuning_type") or "lora"
     sees = (keys.text("template") or "") in VISION_TEMPLATES

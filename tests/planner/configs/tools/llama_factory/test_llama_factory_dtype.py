@@ -13,8 +13,10 @@ from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
-LORA = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\n"
-FP16 = "model_name_or_path: meta-llama/Llama-2-7b-hf\nfinetuning_type: lora\ntemplate: llama2\n"
+LORA = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\ndo_train: true\n"
+FP16 = (
+    "model_name_or_path: meta-llama/Llama-2-7b-hf\nfinetuning_type: lora\ntemplate: llama2\ndo_train: true\n"
+)
 ZERO2 = '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}'
 
 
@@ -47,6 +49,8 @@ def test_the_checkpoint_or_fp32_decides(tmp_path: Path, text: str, precision: st
 @pytest.mark.parametrize(
     "text",
     [
+        LORA.replace("do_train: true\n", ""),
+        LORA + "tokenized_path: saves/data\n",
         LORA.replace("lora", "freeze"),
         LORA.replace("lora", "full") + "stage: dpo\n",
         LORA + "deepspeed: ds.json\n",
@@ -56,7 +60,7 @@ def test_the_checkpoint_or_fp32_decides(tmp_path: Path, text: str, precision: st
     ],
 )
 def test_what_nobody_compared_is_asked_for(tmp_path: Path, text: str) -> None:
-    """Another way of training, an engine, older software, images, and a packed base that is not in bf16."""
+    """A chat, data for later, other training, an engine, older software, images, a packed fp16 base."""
     (tmp_path / "ds.json").write_text(ZERO2, encoding="utf-8")
     with pytest.raises(UsageError, match=r"say .*--precision"):
         numerics_of(tmp_path, text)
