@@ -79,10 +79,11 @@ def read_request(flags: Mapping[str, object], config: str | None) -> tuple[Scena
     request = from_flags(flags)
     if config is None:
         return request, ()
-    from planner.intake.given.config_file import read_config_file, with_flags
+    from planner.intake.given.config_file import overruled, read_config_file, with_flags
 
     read = read_config_file(config)
-    return with_flags(read, request), read.notes
+    whole = with_flags(read, request)
+    return whole, (*read.notes, *(f"{each.origin}: {each.text}" for each in overruled(read, whole)))
 
 
 def _advised(subject: Subject, model: Coefficients | Calibration, *, brief: bool) -> Subject:

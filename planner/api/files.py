@@ -10,7 +10,7 @@ from planner.api.answering import How, answer_request
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, PlannerError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.config_file import ConfigFile, overruled, read_config_file, with_flags
 from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import ScenarioRequest, require
 from planner.intake.given.request_field import PARTS
@@ -73,7 +73,7 @@ def answer_file(
     request = with_flags(read, given)
     require(request, *PARTS, example=_EXAMPLE, prefix="--")
     subject = answer_request(request, How(options.calibration, options.force, advise=False, why=why))
-    remarks = tuple((remark.origin, remark.text) for remark in read.remarks)
+    remarks = tuple((remark.origin, remark.text) for remark in (*read.remarks, *overruled(read, request)))
     return Checked(
         config,
         read.tool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from planner.files.structured import read_toml
 NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
 _SIZES_FILE, _STORED_FILE = "models/sizes.toml", "models/stored.toml"
+_IN_CACHE = re.compile(r"(?:^|/)models--([^/]+)/snapshots/[^/]+/?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,21 @@ def _as_path(name: str) -> Path | None:
         name.startswith((".", "~", os.sep)) or name.endswith(".json") or "\\" in name or name.count("/") > 1
     )
     return path if written_like_a_path else None
+
+
+def known_by_folder(path: str) -> str | None:
+    """Id of the model whose exact name a folder has that is not here; ``None`` where it has none,
+    where it is here, and for what is not written like a path.
+
+    The Hugging Face cache keeps owner and name in the path (huggingface_hub 2.4.0 file_download.py
+    repo_folder_name); ModelScope writes three underscores for a point (modelscope_hub 0.5.1 _download.py).
+    """
+    folder = _as_path(path)
+    if folder is None or os.path.lexists(folder):
+        return None
+    cached = _IN_CACHE.search(path)
+    name = cached[1].replace("--", "/") if cached else path.rstrip("/").rpartition("/")[2]
+    return _index().find(name.replace("___", "."))
 
 
 def _from_file(path: Path, reader: ConfigReader) -> ResolvedModel:

@@ -114,6 +114,9 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     chosen = recognise(document) if tool is None else _named(tool)
     keys, reading = Keys.of(document), Reading(path, chosen.title, tool_name=chosen.name)
     remark_on_twice(document, reading)
+    if document.twice and chosen.name == "llama-factory":
+        # hparams/parser.py read_args: OmegaConf.load since then, yaml.safe_load in 0.9.3.
+        reading.remark(str(path), "LLaMA-Factory 0.9.5 stops at a key that is given twice; 0.9.3 did not")
     if chosen.stack:
         reading.say("stack", chosen.stack, str(path), f"the keys are those of {chosen.title}")
     beside = beside or Beside()

@@ -64,7 +64,8 @@ class Reading:
     that could be meant, where none was.  ``several``: the sharding where the job has several GPUs and nothing
     says one, with the place that settles it.  ``alone``: a key that the tool takes on one GPU only.
     ``most_pixels``: of an image, above which the tool makes it smaller, with sides of whole multiples.
-    ``script``: what a command runs, where the file stands for one.
+    ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
+    that the dtype of the checkpoint decides the precision.
     """
 
     path: Path
@@ -83,6 +84,7 @@ class Reading:
     alone: Alone | None = None
     most_pixels: tuple[int, int] | None = None
     script: str = ""
+    in_weights_dtype: str = ""
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.

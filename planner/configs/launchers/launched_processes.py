@@ -49,7 +49,7 @@ def of_llama_factory(path: Path, variables: Mapping[str, str]) -> dict[str, Any]
         return processes("1", "1")
     if visible is None and "NPROC_PER_NODE" not in variables and "NNODES" not in variables:
         return {}
-    return processes(variables.get("NPROC_PER_NODE", visible), variables.get("NNODES", "1"))
+    return processes(variables.get("NPROC_PER_NODE", visible), variables.get("NNODES", "1"), ranks=True)
 
 
 def say_task_of_v1(path: Path, command: str, arguments: MutableMapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.catalog.models import entry_named_in, storage_of
+from planner.catalog.models import entry_named_in, known_by_folder, storage_of
 from planner.catalog.same_shape import QUANTISED, quantization_named
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
@@ -33,7 +33,7 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = ""
     model = keys.text(name)
     if model is None:
         return
-    reading.say("model", model, keys.where(name))
+    _say_model(keys, name, model, reading)
     remark_on_own_code(keys, model, reading, trusts)
     last = model.rstrip("/").rpartition("/")[2]
     found = QUANTISED.search(last)
@@ -47,6 +47,22 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = ""
     if kind == "nf4" and reading.value("quantization") == "nf4":
         return
     _ask(reading, f"{keys.where(name)}: {show(model)} is quantised already: say --quantization {kind}")
+
+
+def _say_model(keys: Keys, name: str, model: str, reading: Reading) -> None:
+    """Enter the model; of a folder that is not here the known model whose name it has, which is told."""
+    where = keys.where(name)
+    try:
+        beside = (keys.path.parent / model).exists()
+    except (OSError, ValueError):
+        beside = True
+    known = None if beside else known_by_folder(model)
+    if known is None:
+        reading.say("model", model, where)
+        return
+    text = f"{show(model)} is not here: unless --model says another, {known} is counted, whose name it has"
+    reading.say("model", known, where, text)
+    reading.remark(where, text)
 
 
 def remark_on_own_code(keys: Keys, model: str, reading: Reading, trusts: str = "") -> None:

@@ -75,6 +75,7 @@ LLAMA_FACTORY_HARMLESS = _names(
     kt_cpu_activation kt_config kt_non_expert_weight_path kt_mode kt_maxlen kt_use_cuda_graph kt_force_think
     kt_optimize_rule cpu_infer chunk_size mode hyper_parallel_cp_size badam_switch_block_every dpo_beta
     dpo_loss orpo_beta ppo_logger cache_path disable_version_checking train_mm_proj_only neft_alpha
+    sortish_sampler
     """
 )
 """LLaMA-Factory: data, tokens, schedules of adapters, experiment tracking, generation and export, and vision

@@ -33,6 +33,7 @@ class ConfigFile:
     beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
     ``several``: the sharding of several GPUs, where nothing says one.  ``alone``: a key that the tool takes
     on one GPU only.  ``most_pixels``: of an image, and what its sides are multiples of where it had more.
+    ``in_weights_dtype``: place of what says that the dtype of the checkpoint decides the precision.
     """
 
     request: ScenarioRequest
@@ -48,6 +49,7 @@ class ConfigFile:
     several: Given | None = None
     alone: Alone | None = None
     most_pixels: tuple[int, int] | None = None
+    in_weights_dtype: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -112,6 +114,7 @@ def config_of(reading: Reading) -> ConfigFile:
         several=None if reading.several is None else _several(reading, *reading.several),
         alone=reading.alone,
         most_pixels=reading.most_pixels,
+        in_weights_dtype=reading.in_weights_dtype,
     )
 
 
@@ -137,9 +140,41 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
         request = merge(ScenarioRequest({"sharding": config.several}), request)
     if config.least_batch is not None:
         request = _with_least(request, *config.least_batch)
+    if config.in_weights_dtype:
+        request = _in_weights_dtype(request, config.in_weights_dtype)
     if config.most_pixels is not None:
         request = _with_smaller_images(request, *config.most_pixels)
     return request if config.total_batch is None else _with_total(request, config.total_batch)
+
+
+def _in_weights_dtype(request: ScenarioRequest, place: str) -> ScenarioRequest:
+    """``request`` with the dtype of the checkpoint as precision, where nothing says one.
+
+    Raises:
+        UsageError: 16-bit kernels for a base of another dtype than bf16 (extras/misc.py infer_optim_dtype).
+    """
+    if request.get("precision") is not None or request.get("model") is None:
+        return request
+    from planner.catalog.models import load_model
+
+    spec = load_model(request.get("model")).spec
+    if request.get("quantization") not in (None, "none") and spec.checkpoint_dtype != "bf16":
+        raise UsageError(
+            f"{place}, and the checkpoint is in {spec.checkpoint_dtype}: say --precision, in which a "
+            "quantised base is computed"
+        )
+    note = f"{place}: the dtype of the checkpoint"
+    given = Given(spec.checkpoint_dtype, tool_default("LLaMA-Factory 0.9.5"), note)
+    return merge(ScenarioRequest({"precision": given}), request)
+
+
+def overruled(config: ConfigFile, request: ScenarioRequest) -> tuple[Remark, ...]:
+    """What a flag says otherwise than the launch that the file goes with: how many GPUs a node has."""
+    said, nodes = config.request.values.get("gpus"), request.get("nodes") or 1
+    counted = _gpus(request) // nodes
+    if said is None or said.value == counted:
+        return ()
+    return (Remark(said.origin, f"{said.value} GPUs in each node, and {counted} are counted: the flag wins"),)
 
 
 def _with_least(request: ScenarioRequest, samples: int, where: str) -> ScenarioRequest:

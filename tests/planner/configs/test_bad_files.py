@@ -94,7 +94,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (
             LLAMA_FACTORY + "use_badam: true\n",
             UsageError,
-            "use_badam: LLaMA-Factory refuses it beside adapters",
+            "use_badam: does not go beside adapters",
         ),
         (LLAMA_FACTORY + "stage: ppo\n", NotModelledError, "stage: PPO is modelled of LLaMA-Factory 0.7"),
         (

@@ -201,7 +201,11 @@ def test_of_a_key_given_twice_the_last_counts_and_is_said(tmp_path: Path) -> Non
     config = read_config_file(written(tmp_path, LLAMA_FACTORY + "cutoff_len: 512\ncutoff_len: 1024\n"))
     assert config.request.get("seq") == 1024
     assert [(remark.origin, remark.text) for remark in config.remarks if "twice" in remark.text] == [
-        (f"{tmp_path}/train.yaml:5", "key 'cutoff_len' is given twice: the last value counts")
+        (f"{tmp_path}/train.yaml:5", "key 'cutoff_len' is given twice: the last value counts"),
+        (
+            f"{tmp_path}/train.yaml",
+            "LLaMA-Factory 0.9.5 stops at a key that is given twice; 0.9.3 did not",
+        ),
     ]
     launch = written(
         tmp_path, "distributed_type: MULTI_GPU\nnum_processes: 2\nnum_processes: 4\n", "launch/a.yaml"

@@ -6,6 +6,7 @@ Keys and defaults: llamafactory 0.9.5 hparams/model_args.py, finetuning_args.py,
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
@@ -34,9 +35,15 @@ from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
     read_manner,
     read_switch,
 )
+from planner.configs.tools.llama_factory.llama_factory_dtype import read_weights_dtype
 from planner.configs.tools.llama_factory.llama_factory_optimizers import read_own_optimizer
 from planner.configs.tools.llama_factory.llama_factory_outdated import read_depths, read_fp8
 from planner.configs.tools.llama_factory.llama_factory_ppo import read_ppo
+from planner.configs.tools.llama_factory.llama_factory_refused import (
+    refuse_engine,
+    refuse_keys,
+    remark_on_unknown_keys,
+)
 from planner.configs.tools.llama_factory.llama_factory_v1 import MARKS as V1
 from planner.configs.tools.llama_factory.llama_factory_vision import (
     READ_TEMPLATES,
@@ -97,6 +104,8 @@ _UNMODELLED = {
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
 }
 _HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
+# The collators of all stages but pt and ppo.
+_MULTIPLE = 8
 _STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto", "orpo")
 _SHOWN_STAGES = "pt, sft, rm, ppo, dpo and kto"
 # What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
@@ -120,6 +129,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     old = old_place(keys, reading)
     if old:
         take_old_stack(keys, reading, old)
+    refuse_keys(keys, reading, stage)
     reading.take(keys, _TABLE)
     _read_length(keys, reading, old=bool(old))
     _read_method(keys, reading)
@@ -132,6 +142,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_switch(keys, reading)
     _read_attention(keys, reading)
     _read_packing(keys, reading, stage)
+    _read_padded_length(reading, stage)
     if keys.flag("enable_liger_kernel"):
         say_liger(reading, keys.where("enable_liger_kernel"))
         if task is not None:
@@ -144,12 +155,20 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_trainer(keys, reading)
     _refuse_written_evaluation(keys, reading)
     drop_trainers_switch(keys, reading)
+    _read_engine(keys, reading, beside, stage, old=bool(old))
+    keys.skip((*LLAMA_FACTORY_HARMLESS, *GONE))
+    remark_on_unknown_keys(keys, reading)
+
+
+def _read_engine(keys: Keys, reading: Reading, beside: Beside, stage: str, *, old: bool) -> None:
+    """How state is spread, and what depends on it."""
     read_distribution(keys, reading, beside)
+    refuse_engine(keys, reading, stage)
+    read_weights_dtype(keys, reading, stage)
     read_manner(keys, reading)
-    read_depths(keys, reading, old=bool(old))
+    read_depths(keys, reading, old=old)
     if old:
         read_old_load_dtype(keys, reading)
-    keys.skip((*LLAMA_FACTORY_HARMLESS, *GONE))
 
 
 def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
@@ -170,6 +189,26 @@ def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.needs["seq"] = (
             f"{keys.path}: cutoff_len is 1,024 up to LLaMA-Factory 0.8 and 2,048 since: say --seq"
         )
+
+
+def _read_padded_length(reading: Reading, stage: str) -> None:
+    """How long the longest row of a batch is: a whole multiple of eight (train/sft/workflow.py, and those of
+    dpo, kto and rm, the same since 0.7.1).
+
+    Pre-training pads to no multiple, and packing takes one token off since 0.9.3 (hparams/data_args.py
+    ``__post_init__``), which the rows of stage sft get back (data/processor/supervised.py).
+    """
+    said = reading.said.get("seq")
+    if said is None or stage == "ppo":
+        return
+    if stage != "pt":
+        length, why = -(-said.value // _MULTIPLE) * _MULTIPLE, f"padded to a whole multiple of {_MULTIPLE}"
+    elif reading.value("padding") == "packed" and reading.value("stack") == STACK:
+        length, why = said.value - 1, "less one token, as LLaMA-Factory packs"
+    else:
+        return
+    if 0 < length != said.value:
+        reading.said["seq"] = replace(said, value=length, note=f"{said.value}, {why}")
 
 
 def _refuse_other_kinds(keys: Keys) -> None:
@@ -444,9 +483,6 @@ def _read_packing(keys: Keys, reading: Reading, stage: str) -> None:
         reading.say("padding", "packed", where)
         # data/collator.py: a mask of four dimensions where the kernel is not FlashAttention 2.
         reading.switch("sdpa_mask", "given", where)
-        if reading.value("attention") == "flash2" and (keys.count("per_device_train_batch_size") or 8) > 1:
-            text = "LLaMA-Factory 0.9.5 stops at several packed rows under FlashAttention 2: "
-            reading.remark(where, text + "per_device_train_batch_size must be 1")
     elif packing:
         reading.say("padding", "packed", keys.where("packing"))
     elif packing is None and stage == "pt":

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
-from planner.errors import UsageError, show
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _PLACE = "llamafactory 0.9.5 hparams/finetuning_args.py"
 _GALORE = (
     "GaLore is not modelled (nobody measured the workspace of its decomposition); without the key "
     "AdamW is counted"
 )
+_GALORE_BASES = ("adamw_torch", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adafactor")
 _BADAM_OTHERS = {
     "badam_mode": ("layer", "some elements of every matrix are trained"),
     "optim": ("adamw_torch", "BAdam over another optimizer than AdamW is not modelled"),
@@ -25,15 +26,9 @@ def read_own_optimizer(keys: Keys, reading: Reading) -> None:
     """Enter the optimizer that the file switches on.
 
     Raises:
-        UsageError: beside adapters.
+        UsageError: a base that it is not made of.
         NotModelledError: one that no formula covers.
     """
-    for name in ("use_galore", "use_apollo", "use_badam"):
-        if keys.flag(name) and reading.value("method") == "lora":
-            raise UsageError(
-                f"{keys.where(name)}: LLaMA-Factory refuses it beside adapters; finetuning_type: "
-                "full goes with it"
-            )
     for name, optimizer in (("use_adam_mini", "adam_mini"), ("use_muon", "muon")):
         if keys.flag(name):
             reading.say("optimizer", optimizer, keys.where(name))
@@ -57,8 +52,7 @@ def _read_apollo(keys: Keys, reading: Reading) -> None:
     for name, default in (("apollo_proj", "random"), ("apollo_proj_type", "std")):
         if keys.get(name) not in (None, default):
             raise keys.not_modelled(name, f"'{show(keys.get(name))}' is not modelled; {default} is")
-    if keys.get("optim") not in (None, "adamw_torch"):
-        raise keys.not_modelled("optim", "LLaMA-Factory makes APOLLO of adamw_torch alone")
+    _check_base(keys, reading, "use_apollo", ("adamw_torch",))
     reading.say("optimizer", "apollo_adamw", keys.where("use_apollo"))
     if keys.flag("apollo_layerwise"):
         reading.say("optimizer_in_backward", True, keys.where("apollo_layerwise"))
@@ -67,6 +61,32 @@ def _read_apollo(keys: Keys, reading: Reading) -> None:
         )
     reading.take(keys, {"apollo_rank": "optimizer_rank"})
     reading.default("optimizer_rank", 16, f"{_PLACE}: apollo_rank")
+
+
+def _check_base(keys: Keys, reading: Reading, name: str, bases: tuple[str, ...]) -> None:
+    """Refuse what LLaMA-Factory makes no such optimizer of, and accumulation beside one for each layer.
+
+    Where nothing is said it is the Trainer's, which is fused with torch 2.8 and later (transformers 5.6.0
+    training_args.py ``default_optim``); older files ran where it was not.
+
+    Raises:
+        UsageError: another base, or several micro-steps (_create_galore_optimizer, _create_apollo_optimizer).
+    """
+    base = keys.get("optim") or (
+        "adamw_torch_fused" if reading.value("stack") == "llama-factory" else "adamw_torch"
+    )
+    if base not in bases:
+        place = keys.where("optim") if keys.has("optim") else keys.where(name)
+        raise UsageError(
+            f"{place}: LLaMA-Factory stops beside optim {show(base)}: say optim: {bases[0]} "
+            f"[{REFUSED_BY_TOOL}]"
+        )
+    layerwise = name.replace("use_", "") + "_layerwise"
+    if keys.flag(layerwise) and (keys.count("gradient_accumulation_steps") or 1) > 1:
+        raise UsageError(
+            f"{keys.where(layerwise)}: LLaMA-Factory stops beside gradient_accumulation_steps above 1 "
+            f"[{REFUSED_BY_TOOL}]"
+        )
 
 
 def _read_badam(keys: Keys, reading: Reading) -> None:
@@ -108,6 +128,7 @@ def _read_badam(keys: Keys, reading: Reading) -> None:
 
 def _read_galore(keys: Keys, reading: Reading) -> None:
     """GaLore, which is refused; layer by layer on several GPUs LLaMA-Factory refuses it itself."""
+    _check_base(keys, reading, "use_galore", _GALORE_BASES)
     if not keys.flag("galore_layerwise"):
         raise keys.not_modelled("use_galore", _GALORE)
     refused = "LLaMA-Factory refuses layer-wise GaLore on several GPUs"

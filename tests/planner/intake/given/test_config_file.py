@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Alone
 from planner.errors import NotModelledError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.config_file import ConfigFile, overruled, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
@@ -25,7 +26,9 @@ def test_what_a_file_leaves_open_is_asked_for(tmp_path: Path) -> None:
     """Without bf16 or fp16 LLaMA-Factory computes in the dtype of the weights: the flag is asked for,
     and is enough.
     """
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY.replace("bf16: true\n", "")))
+    config = read_config_file(
+        written(tmp_path, LLAMA_FACTORY.replace("lora", "freeze").replace("bf16: true\n", ""))
+    )
     with pytest.raises(UsageError, match="--precision bf16"):
         with_flags(config, from_flags({"gpu": "4090"}))
     assert with_flags(config, from_flags({"gpu": "4090", "precision": "fp32"})).get("precision") == "fp32"
@@ -115,3 +118,15 @@ def test_a_key_for_one_gpu_alone() -> None:
     nowhere = ConfigFile(from_flags({}), "a tool", alone=Alone("a.yaml:x", "one GPU only", "not read"))
     with pytest.raises(NotModelledError, match="not read"):
         with_flags(nowhere, flags[1])
+
+
+def test_a_count_of_gpus_over_that_of_the_launch_is_told(tmp_path: Path) -> None:
+    """The flag wins, and both numbers are named; the same number needs no word."""
+    path, launch = tmp_path / "train.yaml", tmp_path / "launch.yaml"
+    path.write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n", "utf-8")
+    launch.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\n", "utf-8")
+    job = read_config_file(path, None, Beside(accelerate=launch))
+    for gpu, told in (("4090:8", True), ("4090:4", False), ("4090", False)):
+        remarks = overruled(job, with_flags(job, from_flags({"gpu": gpu})))
+        assert bool(remarks) == told
+        assert all("4 GPUs in each node, and 8 are counted" in each.text for each in remarks)

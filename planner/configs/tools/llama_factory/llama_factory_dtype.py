@@ -1,0 +1,38 @@
+"""In which dtype a file computes that says neither bf16 nor fp16: no autocast runs then.
+
+Source: llamafactory 0.9.5 model/loader.py load_model (``torch_dtype`` auto), model/adapter.py init_adapter,
+which makes trained weights fp32, model/patcher.py patch_config and extras/misc.py infer_optim_dtype.
+"""
+
+from __future__ import annotations
+
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.keys import Keys
+from planner.configs.tools.llama_factory.llama_factory_vision import VISION_TEMPLATES
+
+_STAGES = ("pt", "sft", "dpo")
+_PLACE = "llamafactory 0.9.5 model/adapter.py init_adapter"
+
+
+def read_weights_dtype(keys: Keys, reading: Reading, stage: str) -> None:
+    """Enter it where whole weights lie on each GPU: fp32 where all are trained, with LoRA the checkpoint's.
+
+    Adapters are fp32, and PEFT computes them so and hands on the base's dtype (peft 0.18
+    tuners/lora/layer.py).  A model that sees, another way of training and an engine are still asked about,
+    and so is a file that may not train: of a chat, which leaves do_train out, or one that prepares data.
+    """
+    if "precision" not in reading.needs or reading.value("stack") != "llama-factory":
+        return
+    if not keys.flag("do_train") or keys.has("tokenized_path"):
+        return
+    kind = keys.text("finetuning_type") or "lora"
+    sees = (keys.text("template") or "") in VISION_TEMPLATES
+    if reading.sharding.engine != "native" or sees or stage not in _STAGES:
+        return
+    if kind == "full" and stage != "dpo":
+        del reading.needs["precision"]
+        reading.default("precision", "fp32", f"{_PLACE}: neither bf16 nor fp16 is true")
+        reading.default("load_dtype", "checkpoint", "llamafactory 0.9.5 model/loader.py load_model")
+    elif kind == "lora":
+        del reading.needs["precision"]
+        reading.in_weights_dtype = f"{_PLACE}: neither bf16 nor fp16 is true"

@@ -1,0 +1,55 @@
+"""The model of a file: folders of another machine, which are not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import InputFileError
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+
+REST = "finetuning_type: lora\ntemplate: qwen\nbf16: true\n"
+
+
+def read(folder: Path, model: str) -> ConfigFile:
+    """What a file says that names this model."""
+    path = folder / "train.yaml"
+    path.write_text(f"model_name_or_path: {model}\n{REST}", encoding="utf-8")
+    return read_config_file(path)
+
+
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [
+        ("/data/models/Qwen3-0.6B", "qwen3-0.6b"),
+        ("checkpoints/Qwen/Qwen2.5-14B-Instruct/", "qwen2.5-14b"),
+        ("/root/models/qwen/Qwen2___5-7B-Instruct", "qwen2.5-7b"),
+        ("/hf/models--Qwen--Qwen2.5-7B-Instruct/snapshots/5d8e171e5ee60e8c", "qwen2.5-7b"),
+    ],
+)
+def test_a_folder_of_another_machine_is_the_model_of_its_name(tmp_path: Path, model: str, meant: str) -> None:
+    """The answer says so; --model wins."""
+    found = read(tmp_path, model)
+    assert found.request.get("model") == meant
+    assert any("is not here" in each.text for each in found.remarks)
+    flags = from_flags({"model": "gpt2", "gpu": "4090"})
+    assert with_flags(found, flags).get("model") == "gpt2"
+
+
+@pytest.mark.parametrize("model", ["/out/checkpoint-900", "saves/qwen2.5/full/sft", "/m/Qwen3-0.6B-mine"])
+def test_another_folder_is_asked_for(tmp_path: Path, model: str) -> None:
+    """A name that no model has says nothing."""
+    request = with_flags(read(tmp_path, model), from_flags({"gpu": "4090"}))
+    with pytest.raises(InputFileError, match="no such file"):
+        resolve(request)
+
+
+def test_a_folder_that_is_here_is_itself(tmp_path: Path) -> None:
+    """Whatever its name is."""
+    (tmp_path / "a/b/Qwen3-0.6B").mkdir(parents=True)
+    found = read(tmp_path, "a/b/Qwen3-0.6B")
+    assert found.request.get("model") == "a/b/Qwen3-0.6B"
+    assert not any("is not here" in each.text for each in found.remarks)

@@ -1,0 +1,66 @@
+"""Files of LLaMA-Factory that say neither bf16 nor fp16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.errors import UsageError
+from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+
+LORA = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\ndo_train: true\n"
+FP16 = (
+    "model_name_or_path: meta-llama/Llama-2-7b-hf\nfinetuning_type: lora\ntemplate: llama2\ndo_train: true\n"
+)
+ZERO2 = '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}'
+
+
+def numerics_of(folder: Path, text: str, **flags: str) -> Any:
+    """The numbers that a file with this text computes in."""
+    path = folder / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    read = read_config_file(path, None, Beside())
+    return resolve(with_flags(read, from_flags({"gpu": "a100-80-sxm", **flags}))).recipe.numerics
+
+
+@pytest.mark.parametrize(
+    ("text", "precision", "load_dtype"),
+    [
+        (LORA, "bf16", "bf16"),
+        (LORA + "quantization_bit: 4\n", "bf16", "bf16"),
+        (LORA + "stage: dpo\n", "bf16", "bf16"),
+        (FP16, "fp16", "fp16"),
+        (LORA.replace("lora", "full"), "fp32", "bf16"),
+        (LORA + "bf16: true\n", "bf16-mixed", "bf16"),
+    ],
+)
+def test_the_checkpoint_or_fp32_decides(tmp_path: Path, text: str, precision: str, load_dtype: str) -> None:
+    """Each but that of the fp16 checkpoint was compared with the dry run of llamafactory 0.9.5."""
+    found = numerics_of(tmp_path, text)
+    assert (found.precision, found.load_dtype) == (precision, load_dtype)
+    assert numerics_of(tmp_path, text, precision="fp32").precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LORA.replace("do_train: true\n", ""),
+        LORA + "tokenized_path: saves/data\n",
+        LORA.replace("lora", "freeze"),
+        LORA.replace("lora", "full") + "stage: dpo\n",
+        LORA + "deepspeed: ds.json\n",
+        LORA + "cutoff_len: 512\noverwrite_cache: true\n",
+        LORA.replace("template: qwen", "template: qwen2_vl"),
+        FP16 + "quantization_bit: 4\n",
+    ],
+)
+def test_what_nobody_compared_is_asked_for(tmp_path: Path, text: str) -> None:
+    """A chat, data for later, other training, an engine, older software, images, a packed fp16 base."""
+    (tmp_path / "ds.json").write_text(ZERO2, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"say .*--precision"):
+        numerics_of(tmp_path, text)
