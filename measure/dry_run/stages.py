@@ -155,7 +155,7 @@ class Stages:
         torch.autograd.graph._engine_run_backward = follow
 
     def _follow_tokens(self) -> None:
-        """Note the largest batch that is looked up in the largest embedding,
+        """Note the largest batch of training that is looked up in the largest embedding,
         which is that of tokens and not of positions.
         """
         embedding = torch.nn.functional.embedding
@@ -170,6 +170,8 @@ class Stages:
             **kwargs: Any,
         ) -> torch.Tensor:
             nonlocal n_words
+            if self._stage == "eval":
+                return embedding(input, weight, *args, **kwargs)
             if weight.shape[0] > n_words:
                 n_words, self.most_tokens = weight.shape[0], (0, 0)
             whole = weight.shape[0] == n_words and input.dim() > 0

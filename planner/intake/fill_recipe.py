@@ -49,7 +49,7 @@ from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import require
 from planner.intake.images import resolve_frozen, resolve_images
 from planner.intake.linears import failing_routers, linear_names_without, peft_targets, refused_by_peft
-from planner.intake.model_parallel import default_sharding, degrees, resolve_parallel
+from planner.intake.model_parallel import asks_to_divide, default_sharding, degrees, resolve_parallel
 from planner.intake.patterns import matched_targets
 from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
@@ -407,7 +407,7 @@ def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
 def _resolve_attention(ledger: Ledger, setting: RecipeContext, numerics: Numerics) -> Attention:
     model, gpu, stack = setting.model, setting.hardware.gpu, setting.stack
     default, origin, note = setting.defaults.attention, setting.origin, ""
-    if degrees(ledger.request).context > 1 and stack.model_parallel in ("gathered_heads", "exchanged_heads"):
+    if asks_to_divide(ledger.request) and stack.model_parallel in ("gathered_heads", "exchanged_heads"):
         default, origin, note = "flash2", "assumed", "sequences are divided with FlashAttention alone"
     if ATTENTION_FACTS[default].is_flash and (
         lacks_flash2(gpu) or numerics.compute_dtype == "fp32" or widest_head(model) > 256
@@ -440,7 +440,7 @@ def _resolve_padding(ledger: Ledger, setting: RecipeContext, task: Task) -> Padd
     """How batches are filled: nobody packs pairs; pre-training always packs, and so does who divides
     sequences.
     """
-    if degrees(ledger.request).context > 1:
+    if asks_to_divide(ledger.request):
         return ledger.choose("padding", "packed", "assumed", "sequences that GPUs divide are filled")
     if task in LANGUAGE_TASKS:
         default: Padding = "packed" if task == "pretrain" else setting.defaults.padding

@@ -15,6 +15,7 @@ from dataclasses import replace
 from planner.domain.attention_shape import AttentionSpec
 from planner.domain.hardware import Hardware
 from planner.domain.model import BlockSpec, ModelSpec
+from planner.domain.origin import split_place
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.sharding import DDP, FSDP, FSDP_GRAD_OP, NONE, ZERO3, ShardingName
 from planner.domain.scenario import Scenario
@@ -67,6 +68,12 @@ def degrees(request: ScenarioRequest) -> Parallel:
         request.get("pipeline_schedule") or Parallel().schedule,
         request.get("pipeline_microbatches"),
     )
+
+
+def asks_to_divide(request: ScenarioRequest) -> bool:
+    """Whether flags ask for divided sequences: a file's tool decides itself what goes with them."""
+    given = request.values.get("context_parallel")
+    return given is not None and given.value > 1 and not split_place(given.origin)[1]
 
 
 def group_gpus(request: ScenarioRequest) -> int:
@@ -127,7 +134,7 @@ def default_sharding(
         chosen = NONE if world == parallel.gpus else FSDP_GRAD_OP
         return chosen.name, "torchtitan keeps weights whole between the micro-batches of a pipeline"
     if divides_by == "features" and parallel.context > 1:
-        return ZERO3.name, "the Trainer divides sequences beside ZeRO alone"
+        return ZERO3.name, "the Trainer's division of sequences was read beside ZeRO"
     if parallel.divides and divides_by != "gathered_heads" and world > parallel.tensor:
         return FSDP.name, "beside GPUs that share a batch the libraries have FSDP2 alone"
     if parallel.experts > 1 and parallel.replicas is None:
@@ -375,8 +382,8 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
 def _of_exchange(scenario: Scenario) -> Iterator[str]:
     if not scenario.recipe.uses_deepspeed or scenario.recipe.parallel.tensor > 1:
         yield (
-            f"on stack '{scenario.stack.id}' without ZeRO or with divided matrices (--sharding zero3 has "
-            "it); without --stack the answer is for one that has it"
+            f"on stack '{scenario.stack.id}' without ZeRO or with divided matrices: --sharding zero3 has it, "
+            "and --stack torchtitan divides full fine-tunes without ZeRO"
         )
     if scenario.run.eval_samples:
         yield "with evaluation, which runs on whole sequences"

@@ -209,7 +209,7 @@ def _resolve_stack(ledger: Ledger, hardware: Hardware, model: ModelSpec) -> Stac
 
 
 def _needs_parallel_stack(request: ScenarioRequest, parallel: Parallel, hardware: Hardware) -> bool:
-    """Whether the Trainer cannot divide the job so: it divides sequences beside ZeRO, and nothing else."""
+    """Whether the Trainer's way was not read: of sequences it was beside ZeRO, of matrices over all GPUs."""
     if not parallel.divides or hardware.world_size <= parallel.tensor:
         return False
     sequences_alone = parallel.gpus == parallel.context

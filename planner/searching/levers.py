@@ -353,8 +353,8 @@ def _together(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
 
 
 def _roomiest(judge: _Judge, singles: list[_Trial], scenario: Scenario) -> list[_Trial]:
-    """``singles``; where half the micro-batch is too much and one sample is not, the largest that fits is in
-    the place of one sample.
+    """``singles``; where half the micro-batch is too much and one sample is not, the first that fits of those
+    between is in the place of one sample.
     """
     batches = [trial for trial in singles if trial.move.topic == "batch"]
     if [trial.lever.fits for trial in batches] != [False, True]:

@@ -45,12 +45,13 @@ def micro_step(recipe: Recipe, coefficients: Coefficients, stack: Stack) -> Micr
     natural = mean_tokens(batch)
     real = batch.rows * natural
     if batch.padding == "max_length":
-        return MicroStep(batch.rows * batch.seq_len, real, batch.seq_len, natural < batch.seq_len)
+        whole = batch.seq_len * batch.parts
+        return MicroStep(batch.rows * batch.seq_len, real, whole, natural < batch.seq_len)
     draws = unlike_samples(batch, sorts_lengths=stack.sorts_lengths)
     variation = coefficients.length_variation
     longest = longest_sample(batch, draws, variation, drops_long=stack.drops_long_samples)
     length = longest.tokens
-    return MicroStep(batch.rows * length, real, length, length > natural, longest.spread)
+    return MicroStep(batch.rows * length, real, length * batch.parts, length > natural, longest.spread)
 
 
 def slowest_rank(
@@ -73,6 +74,6 @@ def slowest_rank(
     longest = longest_sample(batch, draws, variation, drops_long=stack.drops_long_samples)
     meets = recipe.sharding.reduces_each_micro_step
     share = 1.0 if meets else batch.grad_accum**-0.5
-    length = own.length + (longest.tokens - own.length) * share
+    length = own.length + (longest.tokens * batch.parts - own.length) * share
     spread = longest.spread if meets else own.spread
-    return replace(own, computed=batch.rows * length, length=length, spread=spread)
+    return replace(own, computed=batch.rows * length / batch.parts, length=length, spread=spread)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import ExitCode, NotModelledError, RefusedCombinationError, UsageError
+from planner.intake.given.config_file import read_config_file
+from planner.intake.given.config_file import with_flags as with_file_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import job_of
@@ -42,6 +45,20 @@ def test_sequences_alone_stay_with_the_trainer_beside_zero() -> None:
     assert scenario_of(context_parallel=8).stack.id == "torchtitan"
     gathered = scenario_of(context_parallel=8, method="lora", stack="axolotl")
     assert (gathered.recipe.attention, gathered.recipe.batch.padding) == ("flash2", "packed")
+
+
+def test_a_file_says_itself_how_rows_are_filled(tmp_path: Path) -> None:
+    """Axolotl without packing, or without FlashAttention, is not answered as if it had them."""
+    file = tmp_path / "a.yaml"
+    lines = "base_model: NousResearch/Meta-Llama-3.1-8B\nadapter: lora\nlora_r: 8\nsequence_len: 8192\n"
+    lines += "micro_batch_size: 1\ngradient_accumulation_steps: 1\nbf16: true\ncontext_parallel_size: 4\n"
+    for more, words in (("sample_packing: true\n", "attention"), ("flash_attention: true\n", "own lengths")):
+        file.write_text(lines + more, encoding="utf-8")
+        request = with_file_flags(
+            read_config_file(file), from_flags({"gpu": "a100-80-sxm:4", "tokens_per_sample": 3000})
+        )
+        with pytest.raises(NotModelledError, match=words):
+            resolve(request)
 
 
 def test_matrices_alone_stay_with_the_trainer() -> None:

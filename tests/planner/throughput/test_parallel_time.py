@@ -58,6 +58,18 @@ def test_one_head_of_keys_at_a_time() -> None:
     assert parallel_bytes(found) == pytest.approx(LAYERS * 2 * (1 + 8) * from_others)
 
 
+@pytest.mark.parametrize("padding", ["max_length", "longest"])
+def test_full_samples_take_as_long_as_packed_ones(padding: str) -> None:
+    """Every token of a part attends to the keys of the whole sample, however rows are filled."""
+    flags = {"gpu": "h100-sxm:4", "context_parallel": 4, "stack": "axolotl", "attention": "flash2"}
+    times = [
+        predict_time(job(**flags, seq=65_536, padding=each).scenario, Coefficients())
+        for each in ("packed", padding)
+    ]
+    packed, padded = (float(time.step_s) for time in times if time is not None)
+    assert padded == pytest.approx(packed)
+
+
 def test_exchanged_heads() -> None:
     """DeepSpeed: queries, keys, values and outputs, forward and back."""
     flags = {"gpu": "h100-sxm:8", "context_parallel": 8, "stack": "trl", "attention": "flash2", "batch": 1}

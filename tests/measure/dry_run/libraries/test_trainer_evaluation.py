@@ -1,7 +1,8 @@
-"""A Trainer that evaluates at some time does so after the last step of a dry run, over a few batches."""
+"""A Trainer that evaluates does so after the last step of a dry run, over the batches that count."""
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,8 @@ pytestmark = needs("torch")
 class Handler:
     """Callbacks as the Trainer calls them."""
 
+    eval_dataloader: list[int]
+
     def on_train_begin(self, args: Any, state: Any, control: Any) -> Any:
         """Nothing changes."""
         del args, state
@@ -24,87 +27,130 @@ class Handler:
 
 
 class Trainer:
-    """Evaluates every batch of a list; ``n_done``: how many."""
+    """Evaluates every batch of a list; ``n_computed``: how many of them by the model."""
 
-    def __init__(self, args: Any, handler: Any) -> None:
-        self.args, self.handler, self.n_done = args, handler, 0
+    def __init__(self, handler: Any) -> None:
+        self.handler, self.n_computed, self.shapes = handler, 0, set[tuple[int, ...]]()
 
-    def evaluation_loop(
-        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None
-    ) -> None:
-        """As Transformers calls it."""
-        del description, prediction_loss_only
-        for _ in dataloader:
-            self.n_done += 1
-            self.handler.on_prediction_step(self.args, None, None)
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool) -> Any:
+        """A loss, and what the model returns."""
+        import torch
+
+        del model, inputs
+        self.n_computed += 1
+        return torch.zeros(()), None if prediction_loss_only else (torch.zeros(4, 7), None)
+
+    def evaluate(self, n_batches: int, loss_only: bool, state: Any) -> None:
+        """As Transformers does."""
+        self.handler.eval_dataloader = [0] * n_batches
+        for _ in range(n_batches):
+            _, found = self.prediction_step(None, None, loss_only)
+            if found is not None:
+                self.shapes.add(found[0].shape)
+            self.handler.on_prediction_step(None, state, None)
 
 
-def evaluated(n_batches: int, loss_only: bool | None = None, **said: Any) -> tuple[int, bool, list[Any]]:
-    """Batches that were evaluated of so many, whether the dry run is over then, and what was assumed."""
+class OfItsOwn(Trainer):
+    """A prediction step that nobody sees."""
+
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool) -> Any:
+        """Nothing of the Trainer's is called."""
+        del model, inputs, prediction_loss_only
+        self.n_computed += 1
+        return None, None
+
+
+def evaluated(
+    n_batches: int, loss_only: bool, *, own: bool = False, max_steps: int = 9, **said: Any
+) -> tuple[int, bool, list[str]]:
+    """Batches that the model computed of so many, whether the dry run is over then, and what was assumed."""
     from measure.dry_run.libraries.trainer_evaluation import Evaluation
     from measure.dry_run.stages import StepsDone
 
-    notes: list[Any] = []
+    notes: list[str] = []
     stages: Any = SimpleNamespace(n_steps=2, evaluates=False)
-    guesses: Any = SimpleNamespace(assume=lambda *words: notes.append(words))
-    changed: Any = SimpleNamespace(
-        CallbackHandler=type("Handler", (Handler,), {}), Trainer=type("T", (Trainer,), {})
-    )
+    guesses: Any = SimpleNamespace(assume=lambda _, value, __: notes.append(value))
+    base = type("Base", (Trainer,), {})
+    changed: Any = SimpleNamespace(CallbackHandler=type("Handler", (Handler,), {}), Trainer=base)
     evaluation = Evaluation(stages, guesses)
     evaluation.follow_callbacks(changed)
-    evaluation.follow_loop(changed)
-    args = SimpleNamespace(
-        **{"eval_strategy": "epoch", "prediction_loss_only": False, "eval_accumulation_steps": None, **said}
-    )
+    evaluation.follow_batches(changed)
+    args = SimpleNamespace(**{"eval_strategy": "epoch", **said})
     handler = changed.CallbackHandler()
-    trainer, control = changed.Trainer(args, handler), SimpleNamespace(should_evaluate=False)
-    handler.on_train_begin(args, None, control)
-    over = False
-    for step in (1, 2):
+    trainer = type("Own", (OfItsOwn, base), {})(handler) if own else base(handler)
+    control = SimpleNamespace(should_evaluate=False)
+    handler.on_train_begin(args, SimpleNamespace(max_steps=max_steps), control)
+    for step in range(1, min(2, max_steps) + 1):
+        assert not control.should_evaluate
         handler.on_step_end(args, SimpleNamespace(global_step=step), control)
-        assert control.should_evaluate == (step == 2 and stages.evaluates)
+    over = False
     if control.should_evaluate:
         try:
-            trainer.evaluation_loop([0] * n_batches, "Evaluation", loss_only)
+            trainer.evaluate(n_batches, loss_only, SimpleNamespace(global_step=step))
         except StepsDone:
             over = True
-    return trainer.n_done, over, notes
+    assert trainer.shapes <= {(4, 7)}
+    return trainer.n_computed, over, notes
 
 
 @pytest.mark.parametrize(
-    ("n_batches", "loss_only", "said", "n_done", "note"),
+    ("n_batches", "loss_only", "how", "n_computed", "note"),
     [
         (30, True, {}, 2, "the first 2 of 30 batches"),
-        (30, None, {"prediction_loss_only": True}, 2, "the first 2 of 30 batches"),
-        (30, None, {"eval_accumulation_steps": 4}, 2, "the first 2 of 30 batches"),
-        (30, False, {}, 16, "the first 16 of 30 batches, and the card keeps what the model returns for each"),
+        (30, True, {"max_steps": 1}, 2, "the first 2 of 30 batches"),
+        (30, False, {}, 2, "what batch 2 returns, for each of the 28 after it"),
+        (30, False, {"own": True}, 16, "the first 16 of 30 batches"),
         (1, True, {}, 1, ""),
-        (30, True, {"eval_strategy": "no"}, 0, ""),
-        (
-            30,
-            True,
-            {"predict_with_generate": True},
-            0,
-            "not run, as it generates text (predict_with_generate)",
-        ),
+        (2, False, {}, 2, ""),
     ],
 )
-def test_the_first_batches_are_evaluated(
-    n_batches: int, loss_only: bool | None, said: dict[str, Any], n_done: int, note: str
+def test_batches_that_count_are_evaluated(
+    n_batches: int, loss_only: bool, how: dict[str, Any], n_computed: int, note: str
 ) -> None:
-    """Two where nothing grows, more where the card keeps predictions; what is left out is said."""
-    done, over, notes = evaluated(n_batches, loss_only, **said)
-    assert (done, over) == (n_done, 1 < n_done < n_batches)
-    assert [words[1] for words in notes] == ([note] if note else [])
+    """Two where nothing grows; all where the card keeps predictions, of which two are computed."""
+    assert evaluated(n_batches, loss_only, **how) == (n_computed, True, [note] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("said", "notes"),
+    [
+        ({"eval_strategy": "no"}, []),
+        ({"predict_with_generate": True}, ["not run, as it generates text (predict_with_generate)"]),
+    ],
+)
+def test_what_is_not_asked_for_or_generates_is_left_out(said: dict[str, Any], notes: list[str]) -> None:
+    """Text that is generated is said."""
+    assert evaluated(30, True, **said) == (0, False, notes)
+
+
+def test_an_evaluation_before_training_ends_nothing() -> None:
+    """``eval_on_start``: the steps come after it."""
+    from measure.dry_run.libraries.trainer_evaluation import Evaluation
+
+    stages: Any = SimpleNamespace(n_steps=2, evaluates=False)
+    changed: Any = SimpleNamespace(CallbackHandler=type("Handler", (Handler,), {}), Trainer=Trainer)
+    Evaluation(stages, SimpleNamespace()).follow_callbacks(changed)  # type: ignore[arg-type]
+    handler = changed.CallbackHandler()
+    args = SimpleNamespace(eval_strategy="steps")
+    handler.on_train_begin(args, SimpleNamespace(max_steps=9), None)
+    Trainer(handler).evaluate(5, loss_only=True, state=SimpleNamespace(global_step=0))
+    assert stages.evaluates
 
 
 def test_the_trainer_of_transformers_has_what_is_changed() -> None:
-    """The names exist, and the loop takes the same arguments."""
-    import inspect
+    """The names exist and take these arguments; who reads the source of a method finds its own."""
+    from measure.dry_run.libraries.trainer_evaluation import Evaluation
 
     transformers = pytest.importorskip("transformers")
-    taken = list(inspect.signature(transformers.Trainer.evaluation_loop).parameters)
-    assert taken[1:4] == ["dataloader", "description", "prediction_loss_only"]
     handler = transformers.trainer_callback.CallbackHandler
     for name in ("on_train_begin", "on_step_end", "on_prediction_step"):
         assert list(inspect.signature(getattr(handler, name)).parameters)[1:4] == ["args", "state", "control"]
+    changed: Any = SimpleNamespace(Trainer=type("T", (transformers.Trainer,), {}))
+    before = inspect.getsource(transformers.Trainer.prediction_step)
+    Evaluation(SimpleNamespace(), SimpleNamespace()).follow_batches(changed)  # type: ignore[arg-type]
+    assert inspect.getsource(changed.Trainer.prediction_step) == before
+    assert list(inspect.signature(changed.Trainer.prediction_step).parameters)[1:4] == [
+        "model",
+        "inputs",
+        "prediction_loss_only",
+    ]
