@@ -26,9 +26,10 @@ from planner.domain.stack_values import (
     FrozenLayers,
     Fsdp2Units,
     FsdpUnits,
-    KbitReserves,
     KbitUpcast,
     Linear4bitDtype,
+    LoaderPlaces,
+    LoaderReserves,
     LogitsCopy,
     LossPieces,
     LossWeights,
@@ -149,12 +150,19 @@ class Stack:
     """A model whose head is its token table is built so; else it gets a head of its own."""
     kbit_waits_on_host: bool
     """A k-bit model, packed on the GPU, waits in host RAM for its engine; else it is whole on every GPU."""
-    kbit_reserves: KbitReserves
-    """Taken and let go before a k-bit model comes: ``half`` of it in the load dtype, or as ``stored``."""
+    loader_reserves: LoaderReserves
+    """Taken and let go before the loader fills the card: ``stored``, all that comes; of a k-bit model
+    ``half`` of it in the load dtype.
+    """
+    loads_sorted: bool
+    """The loader takes tensors in the order of their names; else in that of the checkpoint."""
+    loader_places: LoaderPlaces
+    """Which models the loader brings to the card: ``kbit`` ones alone, while others wait in host RAM for the
+    Trainer or for DeepSpeed's engine; those of one process, too (``alone``); or all but under ZeRO-3 and
+    FSDP (``undivided``).
+    """
     runs_trainer: bool
     """Transformers' Trainer runs the loop: it empties the cache before engines, and waits for each loss."""
-    engine_casts_on_host: bool
-    """DeepSpeed's engine gets a whole model in host RAM and casts it there; else on the GPU, as loaded."""
     zero_init: bool
     """Under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before."""
     fsdp_loads_whole: bool
