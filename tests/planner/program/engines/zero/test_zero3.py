@@ -39,6 +39,19 @@ def test_each_trained_parameter_is_whole_once_for_its_hook() -> None:
     assert allocated(stream, sizes, "_allgather_params_sequential")[:2] == [table, table // 2]
 
 
+def test_a_part_is_made_while_its_parameter_is_still_whole() -> None:
+    """So it lies behind it, and later parts lie in the hole that the token table leaves.
+
+    LLaMA-Factory 0.9.5 on fake tensors, LoRA with Liger on two GPUs: parts in other places left 10 % less
+    reserved.
+    """
+    stream, sizes = stream_of(sharding="zero3")
+    table = 2 * 151_936 * 896
+    whole, part, freed = stream.events[:3]
+    assert (sizes[whole], sizes[part], ~freed) == (table, table // 2, whole)
+    assert stream.place(part)[2] == "ds_tensor"
+
+
 def test_a_tied_table_adds_both_parts_of_its_gradient_in_place() -> None:
     """DeepSpeed's linear makes the head's part as it is, and not as a view of a product."""
     for sharding, n_sums in (("zero2", 2), ("zero3", 0)):
@@ -192,7 +205,7 @@ def test_a_files_own_numbers_are_those_of_the_engine() -> None:
     assert {stream.place(e)[0].split()[0] for e in ahead} <= {"layer"}
 
 
-@pytest.mark.parametrize(("loss", "n_whole"), [("chunked", 1), ("hf", 0)])
+@pytest.mark.parametrize(("loss", "n_whole"), [("chunked", 1), ("liger", 1), ("hf", 0)])
 def test_a_head_that_the_loss_reads_is_whole_while_the_model_runs(loss: str, n_whole: int) -> None:
     """From the second pass on, from the beginning of forward to the end of backward.
 
