@@ -183,6 +183,20 @@ def test_the_host_waits_at_the_end_of_each_backward_and_for_the_norm() -> None:
     assert {"backward", "backward_2", "optimizer_step"} <= {*waits}
 
 
+@pytest.mark.parametrize(("gpus", "waits"), [("2", True), ("1", False)])
+def test_the_host_waits_for_each_part_that_it_uploads(gpus: str, waits: bool) -> None:
+    """``to(device)`` blocks; a process alone copies without (``_no_gather_coalesced``).
+
+    LLaMA-Factory 0.9.5 on fake tensors, Qwen2.5 1.5B: without these waits 5 % more would be reserved.
+    """
+    stream, _ = stream_of(sharding="zero3", offload="optimizer+params", gpus=gpus)
+    places = ["" if event < 0 else stream.place(event)[2] for event in stream.events]
+    uploads = [index for index, place in enumerate(places) if place == "partition from the host"]
+    behind = [index for index in uploads if stream.lags.get(~stream.events[index + 2]) == HOST_WAITS]
+    assert len(uploads) > 24
+    assert (len(behind) > len(uploads) / 2) == waits
+
+
 def test_gradients_in_fp16_are_looked_through_before_the_step() -> None:
     """All that a rank has: absolute values with a mark of each, then marks alone."""
     name = "isinf, isnan(grad_partitions_flat_buffer)"
