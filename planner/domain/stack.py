@@ -121,9 +121,7 @@ class Stack:
     fused_experts: bool
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     quantizes_experts: bool
-    """4-bit quantisers pack them all the same, a product expands those of a layer together, and
-    adapters stay apart from them.
-    """
+    """4-bit quantisers pack them, too; a product expands those of a layer together, without adapters."""
     unpacks_by_branches: bool
     """The kernel that expands 4-bit weights finds each value by nested branches instead of a table."""
     keeps_expanded_weight: bool
@@ -151,16 +149,11 @@ class Stack:
     kbit_waits_on_host: bool
     """A k-bit model, packed on the GPU, waits in host RAM for its engine; else it is whole on every GPU."""
     loader_reserves: LoaderReserves
-    """Taken and let go before the loader fills the card: ``stored``, all that comes; of a k-bit model
-    ``half`` of it in the load dtype.
-    """
+    """Taken and let go before the loader fills the card: all as ``stored``, or of k-bit models ``half``."""
     loads_sorted: bool
     """The loader takes tensors in the order of their names; else in that of the checkpoint."""
     loader_places: LoaderPlaces
-    """Which models the loader brings to the card: ``kbit`` ones alone, while others wait in host RAM for the
-    Trainer or for DeepSpeed's engine; those of one process, too (``alone``); or all but under ZeRO-3 and
-    FSDP (``undivided``).
-    """
+    """What the loader brings to the card: ``kbit``, all of one process (``alone``), or ``undivided`` ones."""
     runs_trainer: bool
     """Transformers' Trainer runs the loop: it empties the cache before engines, and waits for each loss."""
     zero_init: bool
@@ -177,9 +170,7 @@ class Stack:
     ``fused_dropped``: in place, and with dropout too, of which query, key and value share one.
     """
     dora: DoraBranch
-    """How long the identity lives that DoRA multiplies its factors by: until the layer's branch is
-    done, or the product.
-    """
+    """How long the identity lives by which DoRA multiplies: until the branch is done, or the product."""
     oft: OftWrappers
     """Who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or one of its
     own that leaves casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies
@@ -379,6 +370,8 @@ class Stack:
     """Layers of a vision tower are units of FSDP, or the root's: by Transformers' list, or as a file says."""
     has_fsdp1: bool
     """Its own code, or what it runs through, has the first FSDP, too."""
+    fsdp1_prefetches: bool
+    """In backward FSDP1 gathers the unit before while a layer computes (``backward_prefetch``)."""
     fsdp1_wraps_adapters: bool
     """Adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights."""
     fsdp2_units: Fsdp2Units
