@@ -26,9 +26,10 @@ from planner.domain.stack_values import (
     FrozenLayers,
     Fsdp2Units,
     FsdpUnits,
-    KbitReserves,
     KbitUpcast,
     Linear4bitDtype,
+    LoaderPlaces,
+    LoaderReserves,
     LogitsCopy,
     LossPieces,
     LossWeights,
@@ -119,9 +120,7 @@ class Stack:
     fused_experts: bool
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     quantizes_experts: bool
-    """4-bit quantisers pack them all the same, a product expands those of a layer together, and
-    adapters stay apart from them.
-    """
+    """4-bit quantisers pack them, too; a product expands those of a layer together, without adapters."""
     unpacks_by_branches: bool
     """The kernel that expands 4-bit weights finds each value by nested branches instead of a table."""
     keeps_expanded_weight: bool
@@ -148,12 +147,14 @@ class Stack:
     """A model whose head is its token table is built so; else it gets a head of its own."""
     kbit_waits_on_host: bool
     """A k-bit model, packed on the GPU, waits in host RAM for its engine; else it is whole on every GPU."""
-    kbit_reserves: KbitReserves
-    """Taken and let go before a k-bit model comes: ``half`` of it in the load dtype, or as ``stored``."""
+    loader_reserves: LoaderReserves
+    """Taken and let go before the loader fills the card: all as ``stored``, or of k-bit models ``half``."""
+    loads_sorted: bool
+    """The loader takes tensors in the order of their names; else in that of the checkpoint."""
+    loader_places: LoaderPlaces
+    """What the loader brings to the card: ``kbit``, all of one process (``alone``), or ``undivided`` ones."""
     runs_trainer: bool
     """Transformers' Trainer runs the loop: it empties the cache before engines, and waits for each loss."""
-    engine_casts_on_host: bool
-    """DeepSpeed's engine gets a whole model in host RAM and casts it there; else on the GPU, as loaded."""
     zero_init: bool
     """Under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before."""
     fsdp_loads_whole: bool
@@ -168,9 +169,7 @@ class Stack:
     ``fused_dropped``: in place, and with dropout too, of which query, key and value share one.
     """
     dora: DoraBranch
-    """How long the identity lives that DoRA multiplies its factors by: until the layer's branch is
-    done, or the product.
-    """
+    """How long the identity lives by which DoRA multiplies: until the branch is done, or the product."""
     oft: OftWrappers
     """Who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or one of its
     own that leaves casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies
@@ -369,6 +368,8 @@ class Stack:
     """Layers of a vision tower are units of FSDP, or the root's: by Transformers' list, or as a file says."""
     has_fsdp1: bool
     """Its own code, or what it runs through, has the first FSDP, too."""
+    fsdp1_prefetches: bool
+    """In backward FSDP1 gathers the unit before while a layer computes (``backward_prefetch``)."""
     fsdp1_wraps_adapters: bool
     """Adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights."""
     fsdp2_units: Fsdp2Units

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 KbitUpcast = Literal["none", "norms", "layers", "all"]
-KbitReserves = Literal["nothing", "half", "stored"]
+LoaderReserves = Literal["nothing", "half", "stored"]
+LoaderPlaces = Literal["kbit", "alone", "undivided"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
 DoraBranch = Literal["unread", "keeps_eye", "drops_eye"]
 OftWrappers = Literal["unread", "twice", "apart", "alike"]

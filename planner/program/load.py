@@ -4,13 +4,12 @@ Source: transformers 5.23 core_model_loading.py and integrations/bitsandbytes.py
 card, packed where it is to be, and let go); peft 0.21 utils/other.py prepare_model_for_kbit_training;
 bitsandbytes 0.50 nn/modules.py.
 Ignored: code books and other tensors of less than 2 KiB;
-that a checkpoint's own order differs from that of the model.
+that a checkpoint's own order differs from that of the model where nothing sorts it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from planner.anatomy.packing import constants_bytes, packed_bytes
 from planner.anatomy.regime import kbit_upcast_of
@@ -18,7 +17,7 @@ from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT
 from planner.domain.term import TermName
 from planner.program.job import Job, reference_job, reward_job
 from planner.program.ops.tensors import ELEMENT_BYTES, PRODUCTS, Dtype, Unit
-from planner.program.parameters import Weight, adapter_weights, model_weights
+from planner.program.parameters import SEEING, Weight, adapter_weights, model_weights
 from planner.program.position_tables import table_row_bytes
 from planner.program.request_stream import RequestStream
 from planner.units import KIB, MIB
@@ -43,12 +42,12 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
         _cast_on_host(job, weights)
         arrive(stream, job, weights)
     else:
-        _reserve(stream, job, weights)
         whole = [each for each in weights if not each.packed]
         prepared = {id(each): prepared_dtype(job, each) for each in whole}
         for each in whole:
             # What training widens arrives narrow, too.
             each.dtype = job.recipe.numerics.load_dtype
+        _reserve(stream, job, weights)
         arrive(stream, job, weights)
         if _passes_fp32(job):
             ends: dict[int, Dtype] = {
@@ -103,11 +102,20 @@ def _passes_fp32(job: Job) -> bool:
 def casts_on_host(job: Job) -> bool:
     """Whether DeepSpeed's engine gets the model in host RAM, casts it there and moves it to the card then.
 
-    k-bit models are on the card before.
     Source: deepspeed 0.19.8 runtime/engine.py _configure_distributed_model.
     """
     is_given = job.regime.engine == "deepspeed" and job.recipe.numerics.quantization == "none"
-    return is_given and job.stack.engine_casts_on_host
+    return is_given and not loader_places(job)
+
+
+def loader_places(job: Job) -> bool:
+    """Whether the loader brings the model to the card, tensor by tensor (``device_map``)."""
+    recipe, places = job.recipe, job.stack.loader_places
+    if recipe.numerics.quantization in BITSANDBYTES:
+        return True
+    if places == "alone":
+        return recipe.sharding.engine == "native" and job.hardware.world_size == 1
+    return places == "undivided" and not (recipe.sharding.is_zero3 or recipe.uses_fsdp)
 
 
 def _cast_on_host(job: Job, weights: Iterable[Weight]) -> None:
@@ -117,17 +125,17 @@ def _cast_on_host(job: Job, weights: Iterable[Weight]) -> None:
 
 
 def _reserve(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
-    """One piece for a model of bitsandbytes, let go at once, so that its tensors lie in one segment.
+    """One piece for all that the loader brings, let go at once, so that its tensors lie in one segment.
 
     Source: transformers 4.57.6 and 5.23 modeling_utils.py caching_allocator_warmup.
-    Ignored: that it leaves 1.2 GiB of the card; that 4.52 counts a tied table twice; the same of models that
-    are packed by others, or loaded whole with a device map.
+    Ignored: that it leaves 1.2 GiB of the card; that 4.52 counts a tied table twice; that up to 5.16 a matrix
+    that tensor parallelism could divide counts by one process's part; models that are packed by others.
     """
-    reserves, numerics = job.stack.kbit_reserves, job.recipe.numerics
-    if reserves == "nothing" or numerics.quantization not in BITSANDBYTES:
+    reserves, numerics = job.stack.loader_reserves, job.recipe.numerics
+    if reserves == "nothing" or not loader_places(job):
         return
-    width = ELEMENT_BYTES[numerics.load_dtype]
-    if reserves == "half":
+    if reserves == "half" and numerics.quantization in BITSANDBYTES:
+        width = ELEMENT_BYTES[numerics.load_dtype]
         n_bytes = sum(each.count for each in weights) * width / 2
     else:
         n_bytes = sum(
@@ -138,26 +146,37 @@ def _reserve(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None
 
 
 def arrive(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
-    """Tensor by tensor; those first that preparation replaces later, in the order of their names, so that
-    ``down`` of an expert layer lies before ``gate_up``, and what they leave free stays apart.
-
-    Source: transformers 5.16 core_model_loading.py convert_and_load_state_dict_in_model, dot_natural_key.
+    """Tensor by tensor: by their names where the loader sorts them, else those first that preparation
+    replaces later.
     """
-
-    def order(each: Weight) -> tuple[bool, list[int | str]]:
-        stays = prepared_dtype(job, each) == each.dtype
-        return stays, [] if stays else _natural(each.name)
-
-    for each in sorted(weights, key=order):
+    if job.stack.loads_sorted and loader_places(job):
+        inside = {linear.name for linear, _ in job.model.linears() if linear.group in ("attention", "mixer")}
+        ordered = sorted(weights, key=lambda each: _place_by_name(each, inside))
+    else:
+        ordered = sorted(weights, key=lambda each: prepared_dtype(job, each) == each.dtype)
+    for each in ordered:
         if each.packed:
             _pack(stream, job, each)
         else:
             each.slot = stream.allocate(each.unit, each.unit_bytes, "weights", ("load", each.name, "weight"))
 
 
-def _natural(name: str) -> list[int | str]:
-    """The parts of a name to sort by: layer 2 comes before layer 10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+def _place_by_name(weight: Weight, inside: Collection[str]) -> tuple[int, int, bool, str]:
+    """Where the name of a weight stands among those of the checkpoint.
+
+    ``lm_head``, ``model.embed_tokens``, layers by their numbers, ``model.norm``, what sees.  In a layer come
+    norms, ``mlp``, ``self_attn``, and in each of them matrices by the alphabet;
+    ``inside``: names of matrices of attention and of what stands in its place.
+    Source: transformers 5.23 core_model_loading.py dot_natural_key.
+    Ignored: modules of other names, as GPT-2's ``attn``; norms between matrices, and experts that are put
+    together, which come by the first of their tensors.
+    """
+    if weight.name.startswith(SEEING):
+        return 4, 0, False, ""
+    if weight.outside:
+        return (0 if weight.name.startswith("head") else 3 if weight.kind == "norm" else 1), 0, False, ""
+    _, number, name, *_ = weight.name.split()
+    return 2, int(number), name in inside, "" if weight.kind == "norm" else name
 
 
 def _pack(stream: RequestStream, job: Job, weight: Weight) -> None:

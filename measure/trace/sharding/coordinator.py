@@ -217,8 +217,12 @@ class TracedCoordinator:
         n_bytes = sum(self._part(live) for live in several) * width
         flat = self._stream.take(n_bytes * self._settings.world, _FLAT if coalesced else _WHOLE)
         if self._settings.offloads_params:
-            uploaded = [self._part(live) * width for live in several if not live.persists]
-            self._stream.free(*[self._stream.take(size, _UPLOADED) for size in uploaded])
+            sizes = [self._part(live) * width for live in several if not live.persists]
+            uploaded = [self._stream.take(size, _UPLOADED) for size in sizes]
+            if uploaded:
+                # The host waits for each copy of ``ds_tensor.to(device)``.
+                self._stream.wait()
+            self._stream.free(*uploaded)
         handle = TracedGather(several, flat if coalesced else None)
         for live in several:
             live.status = "in flight"

@@ -72,8 +72,9 @@ class TracedZero3:
             whole = self._stream.take(n_bytes, TracedPurpose(_WHOLE.name, role, module=record.block.module))
             self._undivided.append((parameter, record.block, whole))
             return
-        self._stream.brief(parameter.n_bytes, _WHOLE)
+        made = self._stream.take(parameter.n_bytes, _WHOLE)
         self._keep_part(parameter, record.block)
+        self._stream.free(made)
 
     def _keep_part(self, parameter: TracedParameter, block: TracedBlock) -> None:
         persists = self._live[parameter.key].persists

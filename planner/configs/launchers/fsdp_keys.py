@@ -21,8 +21,6 @@ _HARMLESS = (
     "auto_wrap_policy",
     "transformer_layer_cls_to_wrap",
     "min_num_params",
-    "backward_prefetch",
-    "backward_prefetch_policy",
     "forward_prefetch",
     "use_orig_params",
     "sync_module_states",
@@ -121,12 +119,15 @@ def remark_on_twice(document: Document, reading: Reading) -> Document:
 
 @dataclass(slots=True)
 class FsdpKeys:
-    """What is given about FSDP: the strategy with its place, and whether FSDP itself checkpoints layers."""
+    """What is given about FSDP: the strategy with its place, whether FSDP itself checkpoints layers,
+    and whether FSDP1 gathers ahead in backward.
+    """
 
     version: int
     strategy: str = "full_shard"
     where: str = ""
     checkpoints: bool = False
+    prefetches: bool = True
 
 
 def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
@@ -156,6 +157,10 @@ def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
         reading.say("gradient_checkpointing", True, keys.where(prefix("activation_checkpointing")))
     keys.refuse_switched_on({prefix(name): why for name, why in _UNMODELLED.items()})
     _read_units(keys, prefix, reading)
+    for name in ("backward_prefetch", "backward_prefetch_policy"):
+        policy = keys.get(prefix(name))
+        if policy is not None:
+            found.prefetches = str(policy).upper() != "NO_PREFETCH"
     keys.skip([prefix(name) for name in _HARMLESS])
     say_fsdp(keys, reading, found)
 
@@ -214,6 +219,8 @@ def say_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
             place, f"FSDP{found.version} with {show(found.strategy)} is not modelled; full_shard is"
         )
     reading.say("sharding", kind, found.where or str(keys.path), f"FSDP{found.version}, {found.strategy}")
+    if found.version == 1 and not found.prefetches:
+        reading.switch("fsdp1_prefetches", False, found.where or str(keys.path))
 
 
 def _strategy(value: object) -> str:

@@ -92,7 +92,7 @@ def scenario_of(cell: Cell) -> Scenario:
         "gradient_checkpointing": cell.checkpointing,
         "attention": cell.attention,
         # The trace runs a loop of its own, on a model that it builds.
-        "switches": "runs_trainer=false,kbit_reserves=nothing",
+        "switches": "runs_trainer=false,loader_reserves=nothing,loads_sorted=false",
     }
     scenario = resolve(from_flags(flags))
     unlimited = replace(scenario.hardware.gpu, visible_memory_bytes=None)

@@ -234,7 +234,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {
             "stack": "hf-trainer@5", "batch": 4, "grad_accum": 2, "optimizer": "adamw_8bit",
             "precision": "fp16-mixed",
-            "sharding": "fsdp1", "epochs": 1,
+            "sharding": "fsdp1", "epochs": 1, "switches": "fsdp1_prefetches=false",
         },
     ),
     (

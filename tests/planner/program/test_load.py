@@ -64,7 +64,7 @@ def test_a_full_base_is_every_parameter_once_and_cublas_takes_its_workspace() ->
 
 def test_deepspeed_casts_what_waits_in_host_ram_before_it_comes_to_the_card() -> None:
     """Qwen2.5-0.5B in fp32: with the Trainer 2 bytes of each of 494,032,768 parameters arrive, and nothing is
-    replaced; where the model is on the card before, its 4 bytes are, one tensor after the other.
+    replaced; where the loader brings the model, its 4 bytes are there, in one piece at first.
     """
     flags = {"sharding": "zero2", "gpus": 2, "load_dtype": "fp32", "precision": "bf16-mixed"}
     subject = job("qwen2.5-0.5b", "full", stack="hf-trainer@5", **flags)
@@ -73,8 +73,8 @@ def test_deepspeed_casts_what_waits_in_host_ram_before_it_comes_to_the_card() ->
     assert min(stream.events) >= 0
     sizes = [float(n * values[unit]) for n, unit in zip(stream.unit_bytes, stream.units, strict=True)]
     assert sum(sizes) == 2 * 494_032_768
-    on_card = loaded(with_stack(subject, engine_casts_on_host=False))[0]
-    assert on_card[0] == f"+{4 * 151_936 * 896}"
+    on_card = loaded(with_stack(subject, loader_places="undivided"))[0]
+    assert on_card[0] == f"+{4 * 494_032_768}"
     assert f"-{4 * 151_936 * 896}" in on_card
 
 
@@ -257,10 +257,49 @@ def test_transformers_takes_a_k_bit_model_in_one_piece_first() -> None:
     packed, rest = 32 * (4 * SQUARE + 3 * 4_096 * 11_008), 2 * TABLE + 65 * 4_096
     subject = job("llama-2-7b", "qlora", load_dtype="bf16", stack="trl")
     assert loaded(subject)[0][:2] == [f"+{packed // 2 + 2 * rest}", f"-{packed // 2 + 2 * rest}"]
-    older = with_stack(subject, kbit_reserves="half")
+    older = with_stack(subject, loader_reserves="half")
     assert loaded(older)[0][:2] == [f"+{packed + rest}", f"-{packed + rest}"]
-    assert loaded(with_stack(subject, kbit_reserves="nothing"))[0][0] == f"+{2 * TABLE}"
-    assert loaded(job("llama-2-7b", "lora", load_dtype="bf16", stack="trl"))[0][0] == f"+{2 * TABLE}"
+    assert loaded(with_stack(subject, loader_reserves="nothing"))[0][0] == f"+{2 * TABLE}"
+
+
+@pytest.mark.parametrize(
+    ("stack", "flags", "places"),
+    [
+        ("trl", {}, True),
+        ("trl", {"gpus": 2}, False),
+        ("trl-0.24", {}, False),
+        ("hf-trainer@5", {}, False),
+        ("llama-factory", {"gpus": 2}, True),
+        ("llama-factory", {"gpus": 2, "sharding": "zero2"}, True),
+    ],
+)
+def test_a_whole_model_that_the_loader_brings_comes_in_one_piece_first(
+    stack: str, flags: dict[str, Any], places: bool
+) -> None:
+    """6,738,415,616 weights of Llama 2 7B; else the table is the first to come."""
+    requests, _ = loaded(job("llama-2-7b", "lora", load_dtype="bf16", stack=stack, **flags))
+    whole = 2 * 6_738_415_616
+    assert requests[:2] == [f"+{whole}", f"-{whole}"] if places else requests[0] == f"+{2 * TABLE}"
+
+
+def test_transformers_5_loads_by_the_names_of_tensors() -> None:
+    """The head before the table, layer 2 before layer 10, ``mlp`` before ``self_attn``, each by the alphabet;
+    a stack that does not sort takes the model's order.
+    """
+
+    def order(subject: Job) -> list[str]:
+        stream = RequestStream()
+        weights = [each for each in load_whole(stream, subject) if not each.adapter and each.kind != "norm"]
+        return [each.name for each in sorted(weights, key=lambda each: each.slot)]
+
+    subject = job("llama-2-7b", "lora", load_dtype="bf16", stack="llama-factory")
+    names = order(subject)
+    matrices = ["down_proj", "gate_proj", "up_proj", "k_proj", "o_proj", "q_proj", "v_proj"]
+    assert names[:2] == ["head", "embed_tokens"]
+    assert names[2:] == [f"layer {layer} {each}" for layer in range(32) for each in matrices]
+    unsorted = order(with_stack(subject, loads_sorted=False))
+    assert unsorted[:3] == ["embed_tokens", "layer 0 q_proj", "layer 0 k_proj"]
+    assert unsorted == order(with_stack(subject, loader_places="kbit"))
 
 
 def test_the_trainer_gives_the_cache_back_when_the_model_is_there() -> None:

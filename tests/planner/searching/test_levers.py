@@ -142,7 +142,7 @@ def test_quantised_storage_is_a_lever_of_its_own() -> None:
 
 def test_jobs_that_fit_have_levers_and_no_cards() -> None:
     """What saves memory is worth knowing where a job fits, too; other cards are not."""
-    fitting = scenario({"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"})
+    fitting = scenario({"model": "7b", "method": "qlora", "gpu": "4090", "seq": "2048"})
     assert estimate(fitting).verdict == "fits"
     found = levers(fitting)
     assert "--loss liger" in by_flags(found)

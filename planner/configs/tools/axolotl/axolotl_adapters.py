@@ -175,7 +175,7 @@ def read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
         if not old and any(name in on for name in _ADAPTER_KERNELS):
             _refuse_other_heads(reading)
         _say_kernels(reading, on, origin, old=old)
-    elif not old and (place := _why_not_fused(keys, reading)):
+    elif place := _why_not_fused(keys, reading, old=old):
         _say_kernels(reading, {}, place, old=old)
     elif not old:
         _refuse_other_heads(reading)
@@ -197,15 +197,18 @@ def _refuse_other_heads(reading: Reading) -> None:
         )
 
 
-def _why_not_fused(keys: Keys, reading: Reading) -> str:
-    """Place of what keeps Axolotl from turning the kernels on; empty where it does."""
+def _why_not_fused(keys: Keys, reading: Reading, *, old: bool) -> str:
+    """Place of what keeps Axolotl from turning the kernels on; empty where it does.
+
+    Of an ``old`` file it is what keeps a newer Axolotl from it, which runs the file where --stack says so.
+    """
     for name in ("load_in_8bit", "trust_remote_code"):
         if keys.flag(name):
             return keys.where(name)
     if reading.sharding.engine == "fsdp" and str(keys.get("fsdp_version")) != "2":
         return reading.said["sharding"].origin
     before = [name for name in OLD_ATTENTION if keys.holds(name)]
-    if before and reading.value("lora_dropout"):
+    if before and not old and reading.value("lora_dropout"):
         return keys.where(before[0])
     return ""
 

@@ -211,7 +211,7 @@ class Fsdp1(Fsdp):
         """``_prefetch_handle``: where adapters are units, the one before a layer is its last adapter, and its
         first adapter sends for the layer before.
         """
-        if not self._has_adapters(self.groups[name]):
+        if self.job.stack.fsdp1_prefetches and not self._has_adapters(self.groups[name]):
             super().send_for_next(name)
 
     def _has_adapters(self, group: Group) -> bool:
@@ -223,7 +223,7 @@ class Fsdp1(Fsdp):
         """``_post_backward_hook``, or ``_post_backward_reshard_only_hook`` where nothing has a gradient."""
         group = self.groups.get(name)
         self.free(*self._narrow.pop(name, ()))
-        if group is not None and self._has_adapters(group):
+        if self.job.stack.fsdp1_prefetches and group is not None and self._has_adapters(group):
             super().send_for_next(name)
         if group is not None and group.gradients:
             self.reduce(group)

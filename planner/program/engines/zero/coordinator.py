@@ -272,6 +272,8 @@ class Coordinator:
             away = [live for live in several if not live.persists]
             uploaded = [engine.take(live.part_bytes, _UPLOADED, live.param) for live in away]
             if world > 1:
+                if uploaded:
+                    self._wait_for_upload()
                 engine.free(*uploaded)
             else:
                 # ``_no_gather_coalesced``: one process has all of each parameter,
@@ -281,6 +283,17 @@ class Coordinator:
         for live in several:
             live.status = "in flight"
             self._in_flight[live] = handle
+
+    def _wait_for_upload(self) -> None:
+        """``ds_tensor.to(device)`` blocks the host where there are several processes: what was given back
+        before comes back.
+
+        Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py _all_gather_dtype and
+        all_gather_coalesced, which copy without ``non_blocking``; 0.18.9 alike.
+        Ignored: that the stream that computes may be further behind than the one that copies.
+        """
+        self._engine.wait(0)
+        self._n_back = self._n_late
 
     def _ask(self, live: Live) -> None:
         """``AllGatherCoalescedHandle.wait``: every parameter is copied together;

@@ -6,7 +6,9 @@ runtime/comm/coalesced_collectives.py; each method names its counterpart.  Gradi
 (``reduce_scatter``, a default), in a stream of their own.
 A loss that reads the head's weight without calling the head makes it a parameter of the model that is
 running (``register_external_parameter``): from then on it is whole as long as that model runs.
-Ignored: host memory; the same of losses other than TRL's.
+So do TRL's fused loss and Liger's (liger_kernel 0.8.5 transformers/model/llama.py
+_liger_for_causal_lm_loss).
+Ignored: host memory.
 """
 
 from __future__ import annotations
@@ -115,9 +117,7 @@ class Zero3(DeepSpeed):
         for param in sorted(self._own.live, key=lambda each: each.term == "adapters"):
             if param.term == "adapters":
                 self.stream.enter("adapters")
-            self.brief(param.n_bytes, _WHOLE)
-            self._own.coordinator.divide_inside(self._own.live[param])
-            self._keep_part(param.elements, param.element_bytes, param.term, trained=param.trained)
+            self._divide_one(param)
         if self.job.recipe.has_reference_model:
             self._load_reference()
 
@@ -154,8 +154,7 @@ class Zero3(DeepSpeed):
         self._reference = made = _Engine(coordinator, around=(Module(), Module()))
         self._note(made, parts, params_of(reference_job(self.job), parts))
         for param in made.live:
-            self.brief(param.n_bytes, _WHOLE)
-            self._keep_part(param.elements, param.element_bytes, param.term, trained=False)
+            self._divide_one(param)
 
     def _note(self, engine: _Engine, parts: list[Part], params: dict[str, list[Param]]) -> None:
         """Which module holds which parameter; those at rest belong to none that runs."""
@@ -167,7 +166,7 @@ class Zero3(DeepSpeed):
             modules = engine.modules[label] = [Module() for _ in template.modules]
             for parameter, param in zip(template.parameters, params[label], strict=True):
                 modules[parameter.module].own.append(engine.live[param])
-            if label == HEAD and self.job.scenario.reads_head:
+            if label == HEAD and (self.job.scenario.reads_head or self.job.recipe.loss == "liger"):
                 names = [".".join(each) for each in template.modules]
                 engine.read = modules[names.index(self.job.model.head.name)]
 
@@ -180,6 +179,15 @@ class Zero3(DeepSpeed):
         _configure_distributed_model (``module.to(device)``).
         """
         return self.job.regime.quantized or not self.job.stack.zero_init
+
+    def _divide_one(self, param: Param) -> None:
+        """``_partition``: parts are made beside the whole parameter, which goes then."""
+        whole, own = self.take(param.n_bytes, _WHOLE), self._own.live.get(param)
+        if own is not None:
+            self._own.coordinator.divide_inside(own)
+        trained = own is not None and param.trained
+        self._keep_part(param.elements, param.element_bytes, param.term, trained=trained)
+        self.free(whole)
 
     def _keep_part(self, elements: int, width: int, term: TermName, *, trained: bool) -> None:
         if self.settings.offloads_params and elements > self.settings.persistence:

@@ -63,6 +63,26 @@ def test_units_are_layers_or_mixtures(classes: object, switch: tuple[str, str]) 
 
 
 @pytest.mark.parametrize(
+    ("table", "usual", "prefetches"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"fsdp_backward_prefetch": "BACKWARD_PRE"}, False, True),
+        ({"backward_prefetch_policy": "NO_PREFETCH"}, True, False),
+        ({"version": 2}, False, True),
+    ],
+)
+def test_fsdp1_gathers_ahead_where_it_is_asked_to(
+    table: dict[str, Any], usual: bool, prefetches: bool
+) -> None:
+    """Where a file says nothing, as its tool does; FSDP2 has no such setting."""
+    reading, keys = Reading(FILE, "a trainer"), Keys(FILE, table, "fsdp_config.")
+    read_fsdp(keys, reading, FsdpKeys(1, prefetches=usual))
+    reading.finish(keys)
+    assert ("fsdp1_prefetches" not in reading.switches) == prefetches
+
+
+@pytest.mark.parametrize(
     "table",
     [
         {"transformer_layer_cls_to_wrap": "LlamaMLP"},

@@ -72,6 +72,23 @@ def test_adapter_kernels_are_on_where_axolotl_turns_them_on(
     assert kernels_of(tmp_path, LORA + text) == kernels
 
 
+@pytest.mark.parametrize(
+    ("text", "kernels"),
+    [
+        ("", FUSED),
+        ("trust_remote_code: true\n", OFF),
+        ("fsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n", OFF),
+    ],
+)
+def test_what_speaks_against_kernels_holds_for_an_old_file_that_a_newer_axolotl_runs(
+    tmp_path: Path, text: str, kernels: tuple[bool, str]
+) -> None:
+    """``qwen2/qlora-fsdp.yaml`` of 2025-03 was 20 % too high with the kernels that 0.19 leaves off there."""
+    config = read(tmp_path, LORA + "local_rank:\noptimizer: adamw_torch\n" + text)
+    stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm", "stack": "axolotl"}))).stack
+    assert (stack.fused_mlp, stack.adapter_kernels) == kernels
+
+
 def test_a_full_fine_tune_has_no_adapter_kernels(tmp_path: Path) -> None:
     """There is nothing to fuse."""
     assert kernels_of(tmp_path, BASE) == OFF

@@ -39,6 +39,19 @@ def test_each_trained_parameter_is_whole_once_for_its_hook() -> None:
     assert allocated(stream, sizes, "_allgather_params_sequential")[:2] == [table, table // 2]
 
 
+def test_a_part_is_made_while_its_parameter_is_still_whole() -> None:
+    """So it lies behind it, and later parts lie in the hole that the token table leaves.
+
+    LLaMA-Factory 0.9.5 on fake tensors, LoRA with Liger on two GPUs: parts in other places left 10 % less
+    reserved.
+    """
+    stream, sizes = stream_of(sharding="zero3")
+    table = 2 * 151_936 * 896
+    whole, part, freed = stream.events[:3]
+    assert (sizes[whole], sizes[part], ~freed) == (table, table // 2, whole)
+    assert stream.place(part)[2] == "ds_tensor"
+
+
 def test_a_tied_table_adds_both_parts_of_its_gradient_in_place() -> None:
     """DeepSpeed's linear makes the head's part as it is, and not as a view of a product."""
     for sharding, n_sums in (("zero2", 2), ("zero3", 0)):
@@ -170,6 +183,20 @@ def test_the_host_waits_at_the_end_of_each_backward_and_for_the_norm() -> None:
     assert {"backward", "backward_2", "optimizer_step"} <= {*waits}
 
 
+@pytest.mark.parametrize(("gpus", "waits"), [("2", True), ("1", False)])
+def test_the_host_waits_for_each_part_that_it_uploads(gpus: str, waits: bool) -> None:
+    """``to(device)`` blocks; a process alone copies without (``_no_gather_coalesced``).
+
+    LLaMA-Factory 0.9.5 on fake tensors, Qwen2.5 1.5B: without these waits 5 % more would be reserved.
+    """
+    stream, _ = stream_of(sharding="zero3", offload="optimizer+params", gpus=gpus)
+    places = ["" if event < 0 else stream.place(event)[2] for event in stream.events]
+    uploads = [index for index, place in enumerate(places) if place == "partition from the host"]
+    behind = [index for index in uploads if stream.lags.get(~stream.events[index + 2]) == HOST_WAITS]
+    assert len(uploads) > 24
+    assert (len(behind) > len(uploads) / 2) == waits
+
+
 def test_gradients_in_fp16_are_looked_through_before_the_step() -> None:
     """All that a rank has: absolute values with a mark of each, then marks alone."""
     name = "isinf, isnan(grad_partitions_flat_buffer)"
@@ -192,7 +219,7 @@ def test_a_files_own_numbers_are_those_of_the_engine() -> None:
     assert {stream.place(e)[0].split()[0] for e in ahead} <= {"layer"}
 
 
-@pytest.mark.parametrize(("loss", "n_whole"), [("chunked", 1), ("hf", 0)])
+@pytest.mark.parametrize(("loss", "n_whole"), [("chunked", 1), ("liger", 1), ("hf", 0)])
 def test_a_head_that_the_loss_reads_is_whole_while_the_model_runs(loss: str, n_whole: int) -> None:
     """From the second pass on, from the beginning of forward to the end of backward.
 
