@@ -214,7 +214,8 @@ def _peak_interval(
     memory: MemoryPrediction, level: MemoryLevel, lengths: Lengths, calibration: Calibration, doubt: Doubt
 ) -> Interval | None:
     """Around what an unlimited card would show, downwards around what this card shows where that is less;
-    no reading is above the card where the job is predicted to fit on it.
+    no reading is above the card where the job is predicted to fit on it.  What lies beside the allocator
+    there is a prediction, too, so that reserved bytes end at the card itself.
     """
     spread = calibration.spread_for(SpreadKey.memory(level, lengths))
     if spread is None:

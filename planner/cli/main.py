@@ -20,8 +20,6 @@ _DEBUG_VARIABLE = "PLANNER_DEBUG"
 # New objects between two looks for cycles that nothing refers to: a command makes few of those,
 # and is soon over.
 _OBJECTS = 500_000
-# Nor for those that are left at the end: the process goes, and looking takes a sixth of a prediction.
-atexit.register(gc.freeze)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     gc.set_threshold(_OBJECTS)
+    # The process ends, and looking once more takes a sixth of a prediction.
+    atexit.register(gc.freeze)
     prepare_streams()
     try:
         return _run_or_tell(arguments)

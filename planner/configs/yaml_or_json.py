@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def read_document(path: Path) -> Document:
             with a key given twice, which DeepSpeed refuses too.
     """
     if path.suffix == ".py":
-        program = f"python {show(str(path))}"
+        program = f"python {shlex.quote(show(str(path)))}"
         raise InputFileError(
             path,
             f'a program: give its arguments, as --command "{program} --NAME VALUE ...", '

@@ -120,14 +120,15 @@ def remark_on_twice(document: Document, reading: Reading) -> Document:
 @dataclass(slots=True)
 class FsdpKeys:
     """What is given about FSDP: the strategy with its place, whether FSDP itself checkpoints layers,
-    and whether FSDP1 gathers ahead in backward.
+    and whether FSDP1 gathers ahead in backward, which neither Accelerate (1.15.0 commands/launch.py and
+    utils/dataclasses.py) nor TrainingArguments (transformers 4.52.4 to 5.23.0) ask for by themselves.
     """
 
     version: int
     strategy: str = "full_shard"
     where: str = ""
     checkpoints: bool = False
-    prefetches: bool = True
+    prefetches: bool = False
 
 
 def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:

@@ -337,8 +337,7 @@ def _read_fsdp(keys: Keys, reading: Reading) -> None:
         ) is not None:
             unused.skip(unused.left_over_here())
         return
-    # transformers 4.52.4, 4.57.6, 5.0.0 and 5.23.0 training_args.py: backward_prefetch is NO_PREFETCH.
-    found = FsdpKeys(_FSDP_VERSION, where=keys.where("fsdp"), prefetches=False)
+    found = FsdpKeys(_FSDP_VERSION, where=keys.where("fsdp"))
     for option in map(str, options):
         if option == "offload":
             reading.say("offload", "optimizer+params", keys.where("fsdp"), "FSDP offloads both")

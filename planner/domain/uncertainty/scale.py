@@ -43,9 +43,7 @@ _FIXED_BYTES = 2.0 * GIB
 # (``FREEDOM`` of :mod:`planner.domain.uncertainty.hierarchy`).
 _MACHINE = 3.3
 # All rates of a card whose chip nobody names: one standard deviation, by ``FREEDOM`` of
-# :mod:`planner.domain.uncertainty.hierarchy`, in that of a scale of 1 as readings show it: the root mean
-# square of 13 left-out sources is 0.097.  With the 0.15 that is stated for kernels, intervals of such cards
-# would be narrower than the stated deviation of their rates.
+# :mod:`planner.domain.uncertainty.hierarchy`, over that of times whose scale is 1, by sources left out.
 _TIME_DEVIATION = 0.10
 _UNSOURCED_RATES = FREEDOM["gpu_rate"].machine / _TIME_DEVIATION
 # What each thing that no record had may add: half of what a peak that is all transient scatters by.

@@ -441,8 +441,7 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
         read_distribution(keys, reading, beside)
         return
     where = keys.where("fsdp_config" if settings else "fsdp")
-    # axolotl 0.19.0 core/builders/base.py hands fsdp_config to TrainingArguments, which name no prefetch.
-    found = FsdpKeys(version or _FSDP_VERSION, where=where, prefetches=False)
+    found = FsdpKeys(version or _FSDP_VERSION, where=where)
     for option in keys.names("fsdp"):
         if option == "offload":
             reading.say("offload", "optimizer+params", keys.where("fsdp"), "FSDP offloads both")

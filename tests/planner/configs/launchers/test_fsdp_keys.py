@@ -58,26 +58,23 @@ def test_strategies_that_no_formula_covers_are_refused(strategy: object) -> None
 )
 def test_units_are_layers_or_mixtures(classes: object, switch: tuple[str, str]) -> None:
     """Those of a tower are in the root unless one of them is named."""
-    found = read(transformer_layer_cls_to_wrap=classes).switches
+    found = read(transformer_layer_cls_to_wrap=classes, backward_prefetch="BACKWARD_PRE").switches
     assert {name: value for name, (value, _) in found.items()} == dict([switch])
 
 
 @pytest.mark.parametrize(
-    ("table", "usual", "prefetches"),
+    ("table", "prefetches"),
     [
-        ({}, True, True),
-        ({}, False, False),
-        ({"fsdp_backward_prefetch": "BACKWARD_PRE"}, False, True),
-        ({"backward_prefetch_policy": "NO_PREFETCH"}, True, False),
-        ({"version": 2}, False, True),
+        ({}, False),
+        ({"fsdp_backward_prefetch": "BACKWARD_PRE"}, True),
+        ({"backward_prefetch_policy": "NO_PREFETCH"}, False),
+        ({"version": 2}, True),
     ],
 )
-def test_fsdp1_gathers_ahead_where_it_is_asked_to(
-    table: dict[str, Any], usual: bool, prefetches: bool
-) -> None:
-    """Where a file says nothing, as its tool does; FSDP2 has no such setting."""
+def test_fsdp1_gathers_ahead_where_it_is_asked_to(table: dict[str, Any], prefetches: bool) -> None:
+    """Not where a file says nothing; FSDP2 has no such setting."""
     reading, keys = Reading(FILE, "a trainer"), Keys(FILE, table, "fsdp_config.")
-    read_fsdp(keys, reading, FsdpKeys(1, prefetches=usual))
+    read_fsdp(keys, reading, FsdpKeys(1))
     reading.finish(keys)
     assert ("fsdp1_prefetches" not in reading.switches) == prefetches
 
