@@ -3,9 +3,9 @@
 Source: transformers 4.36.2 models/llama/modeling_llama.py LlamaRotaryEmbedding._set_cos_sin_cache (two
 buffers in the default dtype, which is the one that weights are loaded in); unsloth 6dd9d4e2b (2024.12.4)
 models/llama.py LlamaRotaryEmbedding.extend_rope_embedding.
-Ignored: those of a reference model, and of code that comes with a checkpoint; that tables of GPT-NeoX are
-fp32 since 4.38, which is below 0.2 % of a peak; masks of all pairs of positions in each layer of GPT-2, GPT-J
-and GPT-NeoX, a byte a pair until 4.45 to 5.4: below 0.3 % of a peak that was measured or traced, and 3 % of
+Ignored: those of a reference model, and of code that comes with a checkpoint.  Tables of GPT-NeoX are fp32
+since 4.38, which is below 0.2 % of a peak.  GPT-2, GPT-J and GPT-NeoX kept a mask of all pairs of positions
+in each layer until 4.45 to 5.4, a byte a pair: below 0.3 % of a peak that was measured or traced, and 3 % of
 that of a 1.4B QLoRA job of 512 tokens.
 """
 

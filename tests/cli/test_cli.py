@@ -748,11 +748,11 @@ def test_a_process_that_ends_does_not_look_for_garbage() -> None:
     """What is left is frozen when the interpreter begins to end."""
     code = (
         "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0)); "
-        "import planner.cli.main"
+        "import planner.cli.main as command; command.main(['schema'])"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
-    assert done.stdout.split() == [b"True"]
+    assert done.stdout.split()[-1] == b"True"
 
 
 def test_a_terminal_without_unicode_gets_ascii() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hostile.seeds import CONFIG_KEYS
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.configs.read import TOOLS
@@ -98,6 +98,7 @@ FLAGS = {"gpu": "a100-80-sxm:2"}
 @pytest.mark.parametrize("tool", sorted(TOOLS))
 @settings(max_examples=40)
 @given(table=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=8))
+@example(table={"cutoff_len": []})
 def test_a_file_of_any_values_is_answered_or_refused(tool: str, table: dict[str, object]) -> None:
     """Reading, merging and resolving end in a scenario or in one printable error of ours."""
     with tempfile.TemporaryDirectory() as folder:

@@ -199,7 +199,8 @@ def _read_padded_length(reading: Reading, stage: str) -> None:
     ``__post_init__``), which the rows of stage sft get back (data/processor/supervised.py).
     """
     said = reading.said.get("seq")
-    if said is None or stage == "ppo":
+    # What is no count is refused where it is parsed.
+    if said is None or stage == "ppo" or not isinstance(said.value, int):
         return
     if stage != "pt":
         length, why = -(-said.value // _MULTIPLE) * _MULTIPLE, f"padded to a whole multiple of {_MULTIPLE}"
