@@ -105,7 +105,6 @@ def test_all_samples_of_kto_are_good_ones(tmp_path: Path, text: str) -> None:
     assert {json.loads(row)["label"] for row in rows} == {True}
 
 
-
 def test_a_file_that_evaluates_does_so_after_the_second_step(tmp_path: Path) -> None:
     """On rows of its own, because an evaluation may set the peak, in a cache that steps left;
     a file that holds rows back and never looks does not.

@@ -344,10 +344,10 @@ def _read_flash_parts(keys: Keys, reading: Reading) -> None:
 def refuse_preferences(keys: Keys, *, old: bool, of_2023: bool) -> None:
     """What Axolotl stops at in a file that trains from preferences.
 
-    Source: axolotl 9f917245f (2024-08), 0.8.1 and 0.19.0 utils/schemas/validation.py check_sample_packing_w_rl
-    (2023-11 has none); 0.8.1 and 0.19.0 check_kto_config (2024-08 has none); 2024-08, 0.8.1 and 0.19.0
-    core/builders/rl.py hand ``simpo_gamma`` on as it stands, and trl 0.9.6 and 1.9.0 cpo_trainer.py divide
-    it, which a dry run of 0.19.0 ends at with a TypeError.
+    Source: axolotl 9f917245f (2024-08), 0.8.1 and 0.19.0 check_sample_packing_w_rl (2023-11 has none);
+    0.8.1 and 0.19.0 check_kto_config (2024-08 has none); utils/schemas/validation.py in 0.19.0.
+    All of them hand ``simpo_gamma`` on as it stands (0.19.0 core/builders/rl.py), and trl 0.9.6 and 1.9.0
+    cpo_trainer.py divide it: a dry run of 0.19.0 ends with a TypeError.
 
     Raises:
         UsageError: a setting that Axolotl refuses, or one without which it stops.
