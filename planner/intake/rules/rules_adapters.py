@@ -72,11 +72,10 @@ ADAPTER_RULES = (
     Rule(
         "kernels-of-attention",
         "refuse",
-        "Axolotl writes its fused kernels of adapters, which are on unless said, into the attention's code, "
-        "and stops where that reads otherwise: say lora_qkv_kernel: false and lora_o_kernel: false, or "
-        f"--switches adapter_kernels=eager [{REFUSED_BY_TOOL}]",
+        "Axolotl's fused adapter kernels stop at this model's attention; say lora_qkv_kernel: false and "
+        f"lora_o_kernel: false, or --switches adapter_kernels=eager [{REFUSED_BY_TOOL}]",
         _patches_unknown_attention,
-        lambda case: case.model.architecture,
+        lambda case: f"{case.model.id}, of {case.model.architecture}",
     ),
     Rule(
         "dora-unread",

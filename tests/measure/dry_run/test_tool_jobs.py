@@ -93,6 +93,18 @@ def test_axolotl_gets_rows_for_what_it_trains(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "text", [f"{AXOLOTL}rl: kto\ndatasets: [{{path: d}}]\n", f"{LLAMA_FACTORY}stage: kto\n"]
+)
+def test_all_samples_of_kto_are_good_ones(tmp_path: Path, text: str) -> None:
+    """Then the copies of good samples' logits are as large as they can be, as the step program counts them:
+    Axolotl's own run of SmolLM2 360M as LoRA needs 2.76 GiB so, and 2.67 GiB with every second one bad.
+    """
+    files = tool_job(written(tmp_path, "a.yaml", text)).files
+    rows = next(text for name, text in files.items() if name.endswith("rows.jsonl")).splitlines()
+    assert {json.loads(row)["label"] for row in rows} == {True}
+
+
 def test_a_file_that_evaluates_does_so_after_the_second_step(tmp_path: Path) -> None:
     """On rows of its own, because an evaluation may set the peak, in a cache that steps left;
     a file that holds rows back and never looks does not.

@@ -44,6 +44,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("unsloth/Ministral-3-8B-Instruct-2512-BF16", "ministral-3-8b", "bf16"),
     ("someone/Ministral-3-8B-Base-2512-stories", "ministral-3-8b", "bf16"),
     ("unsloth/DeepSeek-R1-BF16", "deepseek-v3", "bf16"),
+    ("tiiuae/Falcon-H1-1.5B-Deep-Instruct", "falcon-h1-1.5b-deep", "bf16"),
     ("someone/phi-4", "phi-4", "bf16"),
 ])  # fmt: skip
 def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_id: str, stored: str) -> None:
@@ -90,7 +91,7 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     "MAGAer13/mplug-owl2-llama2-7b", "fixie-ai/ultravox-v0_5-llama-3_1-8b"),
     *("Alibaba-NLP/gte-Qwen2-7B-instruct", "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct",
     "Ray2333/GRM_Llama3.1_8B_rewardmodel-ft", "Qwen/Qwen2.5-Math-7B-PRM800K"),
-    *("tiiuae/Falcon-H1-1.5B-Deep-Base", "BAAI/Bunny-Llama-3-8B-V"),
+    *("someone/Falcon-H1-7B-Deep-Base", "BAAI/Bunny-Llama-3-8B-V"),
     *("nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8"),
     *("nvidia/NVIDIA-Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16", "google/paligemma2-28b-pt-224"),
     *("CohereForAI/aya-vision-32b", "google/paligemma2-3b-pt-640", "infly/OpenCoder-3B-Instruct"),

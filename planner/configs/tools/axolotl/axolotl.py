@@ -40,6 +40,7 @@ from planner.configs.tools.axolotl.axolotl_parts import (
     read_loss,
     read_numerics,
     refuse_8bit_in_ram,
+    refuse_preferences,
     remark_on_short_convolutions,
 )
 from planner.configs.tools.axolotl.axolotl_plugins import read_plugins
@@ -172,6 +173,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     """
     old, of_2023 = read_age(keys, reading)
     _read_task(keys, reading)
+    refuse_preferences(keys, old=old, of_2023=of_2023)
     keys.refuse_switched_on(_UNMODELLED)
     read_images(keys, reading)
     read_parallel(keys, reading)

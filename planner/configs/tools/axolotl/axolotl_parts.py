@@ -341,6 +341,35 @@ def _read_flash_parts(keys: Keys, reading: Reading) -> None:
             )
 
 
+def refuse_preferences(keys: Keys, *, old: bool, of_2023: bool) -> None:
+    """What Axolotl stops at in a file that trains from preferences.
+
+    Source: axolotl 9f917245f (2024-08), 0.8.1 and 0.19.0 check_sample_packing_w_rl (2023-11 has none);
+    0.8.1 and 0.19.0 check_kto_config (2024-08 has none); utils/schemas/validation.py in 0.19.0.
+    All of them hand ``simpo_gamma`` on as it stands (0.19.0 core/builders/rl.py), and trl 0.9.6 and 1.9.0
+    cpo_trainer.py divide it: a dry run of 0.19.0 ends with a TypeError.
+
+    Raises:
+        UsageError: a setting that Axolotl refuses, or one without which it stops.
+    """
+    kind = str(keys.get("rl") or "").lower()
+    packs = "sample_packing" if keys.flag("sample_packing") else "eval_sample_packing"
+    if kind and not of_2023 and keys.flag(packs) and (packs == "sample_packing" or kind == "kto"):
+        raise UsageError(
+            f"{keys.where(packs)}: Axolotl packs no samples with rl: {kind}; leave it out [{REFUSED_BY_TOOL}]"
+        )
+    if kind == "kto" and not old and keys.flag("remove_unused_columns") is not False:
+        raise UsageError(
+            f"{keys.where('rl')}: Axolotl refuses kto without remove_unused_columns: false; "
+            f"say so [{REFUSED_BY_TOOL}]"
+        )
+    if kind == "simpo" and not keys.has("simpo_gamma"):
+        raise UsageError(
+            f"{keys.where('rl')}: Axolotl has no default for simpo_gamma and stops at its first loss; "
+            f"say simpo_gamma [{REFUSED_BY_TOOL}]"
+        )
+
+
 def read_loss(keys: Keys, reading: Reading) -> None:
     """Enter the loss and Liger's kernels.
 

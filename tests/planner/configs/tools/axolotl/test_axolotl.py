@@ -80,7 +80,7 @@ def test_a_key_means_what_axolotl_makes_of_it(tmp_path: Path, text: str, values:
     [
         ("rl: bco\n", "rl: preference training (bco)"),
         (
-            "rl: kto\nprecompute_ref_log_probs: true\n",
+            "rl: kto\nremove_unused_columns: false\nprecompute_ref_log_probs: true\n",
             "precompute_ref_log_probs: log-probabilities of the reference",
         ),
         ("rl: dpo\nrl_adapter_ref_model: true\n", "rl_adapter_ref_model: a reference that is another model"),

@@ -299,3 +299,59 @@ def test_full_is_a_word_of_2023(tmp_path: Path) -> None:
     """The schema of today knows auto, true and false."""
     with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
         read(tmp_path, BASE + "bf16: full\neot_tokens: [x]\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("rl: kto\n", "rl: Axolotl refuses kto"),
+        ("rl: kto\nremove_unused_columns: true\n", "rl: Axolotl refuses kto"),
+        ("rl: kto\nremove_unused_columns: false\n", ""),
+        ("rl: kto\nlocal_rank:\n", ""),
+        ("rl: kto\nremove_unused_columns: false\neval_sample_packing: true\n", "eval_sample_packing: "),
+        ("rl: dpo\neval_sample_packing: true\n", ""),
+        ("rl: dpo\nsample_packing: true\n", "sample_packing: Axolotl packs no samples"),
+        ("rl: dpo\nsample_packing: true\nlocal_rank:\n", "sample_packing: Axolotl packs no samples"),
+        ("rl: simpo\n", "rl: Axolotl has no default for simpo_gamma"),
+        ("rl: simpo\nlocal_rank:\n", "rl: Axolotl has no default for simpo_gamma"),
+        ("rl: simpo\nsimpo_gamma: 1.0\n", ""),
+    ],
+)
+def test_preferences_are_refused_as_axolotl_refuses_them(tmp_path: Path, text: str, place: str) -> None:
+    """Its validators of 0.19.0; the key of KTO is asked for since 2025-03, after 0.4 to 0.8 began."""
+    if not place:
+        assert read(tmp_path, LORA + text).request.get("task") in ("kto", "dpo", "simpo")
+        return
+    with pytest.raises(UsageError) as found:
+        read(tmp_path, LORA + text)
+    assert place in str(found.value)
+    assert REFUSED_BY_TOOL in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "stack", "stops"),
+    [
+        ("", None, True),
+        ("lora_qkv_kernel: false\nlora_o_kernel: false\n", None, False),
+        ("local_rank:\n", None, False),
+        ("local_rank:\n", "axolotl", True),
+        ("rl: orpo\n", None, False),
+    ],
+)
+@pytest.mark.parametrize("model", ["microsoft/Phi-3-mini-4k-instruct", "tiiuae/falcon-7b"])
+def test_fused_kernels_stop_at_attention_of_another_shape(
+    tmp_path: Path, model: str, text: str, stack: str | None, stops: bool
+) -> None:
+    """The tool's own dry run ends so for phi3, falcon, olmo2, gpt_neox, stablelm and olmo: "Original QKV code
+    not found".  Older files than 0.10 turn no kernel on, unless they are run by the version of today.
+    """
+    flags = {"gpu": "a100-80-sxm"} | ({"stack": stack} if stack else {})
+    given = with_flags(read(tmp_path, LORA.replace("Qwen/Qwen2.5-0.5B", model) + text), from_flags(flags))
+    if not stops:
+        assert resolve(given).stack.adapter_kernels == "eager"
+        return
+    with pytest.raises(UsageError, match=r"stop at this model's attention; .*lora_o_kernel: false") as found:
+        resolve(given)
+    first = str(found.value).split("[")[0]
+    assert len(first.split()) <= 25
+    assert "phi-3-mini-4k" in str(found.value) or "falcon-7b" in str(found.value)
