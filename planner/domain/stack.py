@@ -27,6 +27,7 @@ from planner.domain.stack_values import (
     Fsdp2Units,
     FsdpUnits,
     KbitUpcast,
+    KvHeadCopies,
     Linear4bitDtype,
     LoaderPlaces,
     LoaderReserves,
@@ -181,8 +182,10 @@ class Stack:
     """Whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or 5, which decides which
     attention kernels an architecture has, or code of its own.
     """
-    copies_kv_heads: bool
-    """Keys and values are copied for all heads before torch's fused attention."""
+    copies_kv_heads: KvHeadCopies
+    """Keys and values are copied for all heads before torch's fused attention: those of several ``groups``,
+    where one head for all is a view, or ``all``.
+    """
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
     scales_norms_wide: bool

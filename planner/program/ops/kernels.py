@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from planner.domain.attention_shape import SdpaInput
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.program.head.inputs import MASK, has_mask
 from planner.program.ops.autograd import record
@@ -40,9 +41,10 @@ def fused_attention(torch: Operators, view: LayerView, query: Tensor, key: Tenso
     """What attention's kernel returns, rows of all heads together."""
     masked, spec = has_mask(view), view.block.attention
     times = spec.n_heads // spec.n_kv_heads
-    grouped = view.recipe.attention == "sdpa" and spec.sdpa_input == "grouped" and times > 1
+    grouped = view.recipe.attention == "sdpa" and _sdpa_input(view) == "grouped" and times > 1
     if grouped and _repeats(view, masked=masked):
-        repeat = spread if spec.n_kv_heads == 1 else repeat_kv
+        is_view = spec.n_kv_heads == 1 and view.stack.copies_kv_heads != "all"
+        repeat = spread if is_view else repeat_kv
         key, value = repeat(torch, key, times), repeat(torch, value, times)
     if view.stack.tells_samples(view.recipe) and not view.single:
         # ``transpose(1, 2).reshape(rows * length, ...)``
@@ -90,15 +92,22 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
     if ATTENTION_FACTS[view.recipe.attention].is_flash:
         return "flex" if view.recipe.attention == "flex" else "flash"
     is_wide, is_shared = query.dtype == "fp32", spec.n_kv_heads != spec.n_heads
-    one_for_all = spec.sdpa_input == "broadcast" and is_shared
+    one_for_all = _sdpa_input(view) == "broadcast" and is_shared
     flash_fits = spec.head_dim == spec.value_head_dim and spec.head_dim <= _FLASH_WIDEST
     if flash_fits and not (is_wide or masked or one_for_all):
         return "flash"
     multiple = _WIDTH_MULTIPLE // 2 if is_wide else _WIDTH_MULTIPLE
-    grouped = spec.sdpa_input == "grouped" and is_shared and not _repeats(view, masked=masked)
+    grouped = _sdpa_input(view) == "grouped" and is_shared and not _repeats(view, masked=masked)
     if one_for_all or grouped or spec.head_dim % multiple or spec.value_head_dim % multiple:
         return "math"
     return "efficient"
+
+
+def _sdpa_input(view: LayerView) -> SdpaInput:
+    """How keys and values are handed over: code that copies them leaves no head to be broadcast."""
+    given = view.block.attention.sdpa_input
+    copies = view.stack.copies_kv_heads != "none"
+    return "grouped" if given == "broadcast" and copies else given
 
 
 def _repeats(view: LayerView, *, masked: bool) -> bool:
@@ -107,7 +116,7 @@ def _repeats(view: LayerView, *, masked: bool) -> bool:
     Source: transformers 5.23; 4.37 models/llama/modeling_llama.py LlamaSdpaAttention.forward copies always.
     """
     spec, stack = view.block.attention, view.stack
-    always = masked or stack.copies_kv_heads or stack.model_code == "transformers-4"
+    always = masked or stack.copies_kv_heads != "none" or stack.model_code == "transformers-4"
     always = always or stack.tells_samples(view.recipe)
     return always or spec.head_dim != spec.value_head_dim or spec.head_dim > _FLASH_WIDEST
 

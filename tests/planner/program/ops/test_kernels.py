@@ -30,7 +30,7 @@ def view_of(attention: AttentionSpec, *, masked: bool = False, single: bool = Tr
         "stack": SimpleNamespace(
             sdpa_mask="bool",
             model_code="transformers-5",
-            copies_kv_heads=False,
+            copies_kv_heads="none",
             tells_samples=lambda _: False,
         ),
         "dtypes": Dtypes("bf16", "bf16", "bf16", "bf16", "bf16", autocast=False),
@@ -89,7 +89,9 @@ def test_flex_copies_shared_heads_where_queries_are_no_power_of_two(heads: int, 
     ]
 
 
-@pytest.mark.parametrize(("switch", "value"), [("model_code", "transformers-4"), ("copies_kv_heads", True)])
+@pytest.mark.parametrize(
+    ("switch", "value"), [("model_code", "transformers-4"), ("copies_kv_heads", "groups")]
+)
 def test_some_code_copies_shared_heads_for_every_kernel(switch: str, value: Any) -> None:
     """Keys and values of all heads, before the kernel's output."""
     spec = AttentionSpec(HEADS, SHARED, WIDTH, WIDTH)
@@ -119,6 +121,22 @@ def test_one_shared_head_is_repeated_without_a_copy() -> None:
     """One head seen as many is a view."""
     template = recorded(view_of(AttentionSpec(HEADS, 1, WIDTH, WIDTH), masked=True))
     assert "clone" not in [op for op, _, _ in made(template, "forward")]
+
+
+@pytest.mark.parametrize("sdpa_input", ["grouped", "broadcast"])
+def test_code_that_copies_every_head_copies_one_too(sdpa_input: Any) -> None:
+    """LitGPT: no model's own way of handing over one head is left, so the fused kernel runs."""
+    view = view_of(AttentionSpec(HEADS, 1, WIDTH, WIDTH, sdpa_input=sdpa_input))
+    view.stack.copies_kv_heads = "all"  # type: ignore[misc]
+    forward = [(op, size) for op, size, _ in made(recorded(view), "forward")]
+    assert forward[:3] == [("clone", QUERY), ("clone", QUERY), ("flash_attention", QUERY)]
+
+
+def test_code_that_copies_groups_leaves_one_head_a_view() -> None:
+    """Torchtune: one head expanded and flattened is a view, and the fused kernel takes it."""
+    view = view_of(AttentionSpec(HEADS, 1, WIDTH, WIDTH, sdpa_input="broadcast"))
+    view.stack.copies_kv_heads = "groups"  # type: ignore[misc]
+    assert next(op for op, _, _ in made(recorded(view), "forward")) == "flash_attention"
 
 
 def test_flash_pads_heads_to_multiples_of_eight_and_copies_the_output() -> None:
