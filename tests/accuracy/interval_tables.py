@@ -20,7 +20,7 @@ def kinds_table() -> str:
 
 
 def reliability_table() -> str:
-    """How many jobs ran, beside what P(fits) promised, of sources that print jobs out of memory."""
+    """How many jobs ran, beside what P(fits) promised."""
     lines = ["| P(fits) | rows | promised | ran | one standard error |", "|---|--:|--:|--:|--:|"]
     lines += [
         f"| {100 * each['low']:.0f} to {100 * each['high']:.0f} % | {each['n']} | "

@@ -1,8 +1,5 @@
 """Whether as many jobs fit as P(fits) says, held out: rows by their P,
 with what sampling alone would allow.
-
-Only sources that print jobs which ran out of memory are asked: in a table of runs that ended,
-every row ran whatever P says.
 """
 
 from __future__ import annotations
@@ -22,12 +19,10 @@ def reliability(rows: Sequence[RowScore]) -> list[dict[str, float]]:
     """For each bin: rows, their mean P, the share that ran,
     and one standard error of that share if P were right.
     """
-    print_failures = {row.record.source for row in rows if row.record.outcome == "oom"}
     known = [
         (row.prediction.fits_probability, row.record.outcome == "ok")
         for row in rows
         if row.prediction is not None and row.oom is not None and row.prediction.fits_probability is not None
-        if row.record.source in print_failures
     ]
     found = []
     for low, high in pairwise(EDGES):

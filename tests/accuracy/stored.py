@@ -13,8 +13,8 @@ All shares are fractions, rounded up at the second digit.  Its parts:
 - ``anchors``: throughput of a held-out group before and after one measured row of its machine,
   the median over the choice of row.
 - ``kinds``: the same for each kind of job (engine, trainer, method, GPU generation) that is left out whole.
-- ``reliability``: held out, rows by P(fits) of sources that print jobs out of memory: how many ran,
-  beside what P promised, with one standard error of it.
+- ``reliability``: held out, rows by P(fits): how many ran, beside what P promised,
+  with one standard error of it.
 - ``worth``: errors on left-out sources without and with each coefficient that the fit moves.
 - ``documents``, ``methods``, ``gpus``: mean absolute errors ``unfitted`` (priors alone), ``in_sample``
   (fitted to all rows) and ``held_out`` (by a fit that never saw the source group).  Held-out figures of
