@@ -256,6 +256,8 @@ def _as_loaded(ledger: Ledger, setting: RecipeContext, basis: _Basis, asked: Dty
 
 def _resolve_precision(ledger: Ledger, setting: RecipeContext, basis: _Basis) -> Precision:
     default, origin, note = setting.defaults.precision, setting.origin, ""
+    if setting.stack.autocast_as_weights and _asked_dtype(ledger, setting) != "bf16":
+        default, note = "fp16-mixed", "autocast follows the dtype of the weights"
     if default.startswith("bf16") and lacks_bf16(setting.hardware.gpu):
         default = "fp16-mixed" if default == "bf16-mixed" else "fp16"
         origin, note = "assumed", f"{setting.hardware.gpu.name} has no bf16 units"
@@ -263,6 +265,12 @@ def _resolve_precision(ledger: Ledger, setting: RecipeContext, basis: _Basis) ->
         default = "bf16-mixed" if default == "bf16" else "fp16-mixed"
         origin, note = "assumed", "DeepSpeed keeps fp32 masters beside 16-bit weights"
     return ledger.choose("precision", default, origin, note)
+
+
+def _asked_dtype(ledger: Ledger, setting: RecipeContext) -> Dtype:
+    """The dtype of the weights that was given, else that of the checkpoint."""
+    said: Dtype | None = ledger.request.get("load_dtype")
+    return setting.model.checkpoint_dtype if said in (None, CHECKPOINT_DTYPE) else said
 
 
 def _resolve_load_dtype(ledger: Ledger, setting: RecipeContext, basis: _Basis, precision: Precision) -> Dtype:
@@ -277,7 +285,8 @@ def _resolve_load_dtype(ledger: Ledger, setting: RecipeContext, basis: _Basis, p
         default, origin, note = "fp16", "assumed", f"{setting.hardware.gpu.name} has no bf16 units"
     if default == "fp32" and precision in ("bf16", "fp16") and ledger.is_given("precision"):
         default, origin, note = precision, "assumed", _NO_CAST_NOTE
-    native = basis.sharding.engine == "native" and not setting.stack.trainable_fp32
+    widens = setting.stack.trainable_fp32 or setting.stack.autocast_as_weights
+    native = basis.sharding.engine == "native" and not widens
     if basis.method == "full" and native and precision == "fp16-mixed" and default == "fp16":
         default, origin, note = "fp32", "assumed", _SCALING_NOTE
     return ledger.choose("load_dtype", default, origin, note)

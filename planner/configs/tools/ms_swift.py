@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import MS_SWIFT_HARMLESS
 from planner.configs.shared.keys import Keys
@@ -50,11 +51,19 @@ _UNMODELLED = {
     "eval_use_evalscope": "an evaluation that generates text is not modelled",
     "loss_type": "a loss of a plugin is not modelled",
 }
+# What ``swift rlhf`` alone takes, whose rlhf_type is dpo where nothing is said (arguments/rlhf_args.py and
+# rlhf_trainers/args_mixin.py); ``swift sft`` ends at an argument that it does not know.
+_OF_RLHF = (
+    *("rlhf_type", "ref_model", "ref_adapters", "beta", "label_smoothing", "rpo_alpha", "ld_alpha"),
+    *("discopop_tau", "loss_weights", "cpo_alpha", "simpo_gamma", "desirable_weight", "undesirable_weight"),
+    *("center_rewards_coefficient", "sft_alpha", "lmbda", "gkd_logits_topk", "teacher_model"),
+    *("max_completion_length", "num_generations", "reward_funcs", "reward_model", "use_vllm", "vllm_mode"),
+)
 # loss_scale/mapping.py and base.py: these weigh each token by 0 or 1, which the labels say.
 _BINARY = frozenset({"default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"})
 # Plugins of optimizers that only sort parameters into groups (swift/optimizers).
 _GROUPS = ("default", "lorap", "multimodal")
-_LORA_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _FREEZES = (("freeze_vit", "vision_tower"), ("freeze_aligner", "projector"), ("freeze_llm", "language_model"))
 _PLACE = "ms-swift 4.6.0 swift/arguments/tuner_args.py"
 
@@ -118,8 +127,8 @@ def _refuse_other_kinds(keys: Keys) -> None:
     Raises:
         NotModelledError: names the key.
     """
-    if keys.has("rlhf_type"):
-        raise keys.not_modelled("rlhf_type", "trainers of ms-swift for preferences are not modelled; sft is")
+    if (name := first_held(keys, _OF_RLHF)) is not None:
+        raise keys.not_modelled(name, "trainers of ms-swift for preferences are not modelled; sft is")
     if keys.text("task_type") not in (None, "causal_lm"):
         raise keys.not_modelled("task_type", "another task than causal_lm is not modelled")
     if keys.text("tuner_backend") not in (None, "peft"):
@@ -162,9 +171,9 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
         raise keys.not_modelled("lora_bias", "trained biases are not modelled")
     dtype = keys.text("lora_dtype")
     if dtype is not None:
-        if dtype not in _LORA_DTYPES:
-            raise keys.wrong("lora_dtype", ", ".join(_LORA_DTYPES), dtype)
-        reading.say("adapter_dtype", _LORA_DTYPES[dtype], keys.where("lora_dtype"))
+        if dtype not in _SHORT_DTYPES:
+            raise keys.wrong("lora_dtype", ", ".join(_SHORT_DTYPES), dtype)
+        reading.say("adapter_dtype", _SHORT_DTYPES[dtype], keys.where("lora_dtype"))
     for name in ("target_modules", "modules_to_save"):
         if every := next((each for each in keys.names(name) if each in ("all-embedding", "all-norm")), None):
             raise keys.not_modelled(name, f"'{every}' is not modelled: name the modules")
@@ -207,10 +216,9 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
     else:
         reading.say("double_quant", double, keys.where("bnb_4bit_use_double_quant"))
     computes = keys.text("bnb_4bit_compute_dtype")
-    if computes not in (None, "bfloat16") or keys.text("torch_dtype") not in (None, "bfloat16"):
-        name = "torch_dtype" if computes in (None, "bfloat16") else "bnb_4bit_compute_dtype"
+    if computes not in (None, "bfloat16"):
         why = "4-bit matrices that compute in another dtype than bfloat16 are not modelled"
-        raise keys.not_modelled(name, why)
+        raise keys.not_modelled("bnb_4bit_compute_dtype", why)
     if storage not in (None, "uint8"):
         reading.say("quant_storage", storage, keys.where("bnb_4bit_quant_storage"))
 
@@ -247,15 +255,16 @@ def _read_dtypes(keys: Keys, reading: Reading) -> None:
     read_precision(keys, reading)
     if reading.value("precision") is not None:
         return
-    if keys.flag("bf16") is False or keys.flag("fp16") is False:
-        name = "bf16" if keys.flag("bf16") is False else "fp16"
+    off = [name for name in ("bf16", "fp16") if keys.flag(name) is False]
+    if dtype is None and off:
         reading.needs["precision"] = (
-            f"{keys.where(name)} is false: say which precision follows, such as --precision bf16"
+            f"{keys.where(off[0])} is false: say which precision follows, such as --precision bf16"
         )
     elif dtype is not None:
-        mixed = "bf16-mixed" if dtype == "bfloat16" else "fp16-mixed"
+        half = "bf16" if dtype == "bfloat16" else "fp16"
         note = "ms-swift 4.6.0 swift/arguments/base_args/model_args.py _init_mixed_precision"
-        reading.say("precision", mixed, keys.where("torch_dtype"), note)
+        precision = _SHORT_DTYPES[dtype] if half in off else f"{half}-mixed"
+        reading.say("precision", precision, keys.where("torch_dtype"), note)
 
 
 def _read_lengths(keys: Keys, reading: Reading) -> None:
@@ -339,6 +348,12 @@ def _read_evaluation(keys: Keys, reading: Reading) -> None:
 
 
 def _remark(keys: Keys, reading: Reading) -> None:
+    # trainers/mixin.py get_use_logits_to_keep: on where the model's forward takes it.
+    if keys.flag("use_logits_to_keep") is not False and reading.value("loss") != "liger":
+        text = (
+            "logits of all tokens are counted: those before the answers may be left out (use_logits_to_keep)"
+        )
+        reading.remark(str(keys.path), text)
     for name, text in (
         ("external_plugins", "what code of one's own changes is not counted"),
         ("new_special_tokens", "the vocabulary is counted as published"),

@@ -45,6 +45,8 @@ BUILDERS = {
     "llama3_2_3b": f"{_LLAMA}Llama-3.2-3B",
     "llama3_3_70b": f"{_LLAMA}Llama-3.3-70B-Instruct",
     "mistral_7b": "mistralai/Mistral-7B-v0.1",
+    # models/phi3/_component_builders.py has a matrix for each of q, k, v, gate and up, as that checkpoint.
+    "phi3_mini": "unsloth/Phi-3.5-mini-instruct",
     "gemma_2b": "google/gemma-2b",
     "gemma_7b": "google/gemma-7b",
     **{f"qwen2_{size}": f"{_QWEN}Qwen2-{size.replace('_', '.').upper()}" for size in ("0_5b", "1_5b", "7b")},
@@ -59,6 +61,8 @@ BUILDERS = {
         for kind in ("", "_base", "_instruct")
     },
 }
+# models/phi3/_model_builders.py phi3_mini: max_seq_len, beyond which modules/transformer.py ends.
+_PHI3_POSITIONS = 4096
 _TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _OPTIMIZERS = {
@@ -189,7 +193,8 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     plain = name.removeprefix("q").removeprefix("lora_") if name.startswith(("lora_", "qlora_")) else name
     if plain not in BUILDERS:
         raise part.not_modelled(
-            COMPONENT, f"{show(name)} is not modelled: Llama, Mistral, Gemma and Qwen of 2 to 3 are"
+            COMPONENT,
+            f"{show(name)} is not modelled: Llama, Mistral, Phi-3 mini, Gemma and Qwen of 2 to 3 are",
         )
     where = part.where(COMPONENT)
     reading.say("model", BUILDERS[plain], where, f"torchtune's {name}")
@@ -266,6 +271,11 @@ def _read_data(keys: Keys, reading: Reading) -> None:
     if reading.value("seq") is None:
         reading.needs["seq"] = (
             f"{keys.path}: tokenizer.max_seq_len is null, so the longest sample decides: say --seq"
+        )
+    elif reading.value("model") == BUILDERS["phi3_mini"] and reading.value("seq") > _PHI3_POSITIONS:
+        where = reading.said.pop("seq").origin
+        reading.needs["seq"] = (
+            f"{where}: phi3_mini ends at a sample above {_PHI3_POSITIONS} tokens: say --seq"
         )
     if data is None:
         return

@@ -31,6 +31,7 @@ from planner.configs.shared.trainer_arguments import (
     read_precision,
     read_trainer,
 )
+from planner.configs.tools.alignment_handbook import read_packing
 from planner.configs.tools.trl_trainings import ONLINE, refuse_other_trainings
 from planner.domain.recipes.recipe import TARGET_PATTERN, TARGETS_OF_PEFT
 from planner.errors import UsageError, show
@@ -315,14 +316,10 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
         if keys.text("packing_strategy") == "wrapped" and not keys.flag("padding_free"):
             reading.switch("packed_mask", "none", keys.where("packing_strategy"))
         keys.skip(("padding_free",))
-    elif keys.has("dataset_mixer"):
-        place = (
-            "alignment-handbook of 2023-11 to 2025-03, scripts/run_sft.py, run_cpt.py: packing=True "
-            "whatever is said"
-        )
-        reading.default("padding", "packed", place)
     elif keys.flag("padding_free"):
         _read_padding_free(keys, reading)
+    else:
+        read_packing(keys, reading)
     keys.skip(("packing_strategy",))
 
 

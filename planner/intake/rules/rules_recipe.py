@@ -126,11 +126,8 @@ _EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
 
 def _uncounted_expert_adapters(case: Case) -> bool:
     """Whether a stack with experts of its own adapts those that PEFT's names do not reach."""
-    if (
-        case.adapter is None
-        or not case.stack.quantizes_experts
-        or case.numerics.quantization not in _FOUR_BIT
-    ):
+    four_bits = case.numerics.quantization in _FOUR_BIT
+    if case.adapter is None or not (case.stack.quantizes_experts and four_bits):
         return False
     linears = (linear for group in case.model.groups for linear in group.block.linears)
     unreached = any(
@@ -165,6 +162,11 @@ def _stores_as_floats(case: Case) -> bool:
     """
     by_triton = case.numerics.quantization == "gptq-int4" and case.stack.packed_kernels == "triton"
     return by_triton or case.numerics.quantization in _FOUR_BIT
+
+
+def _computes_in_fp32(case: Case) -> bool:
+    numerics, packs = case.numerics, case.stack.autocast_as_weights and case.model.stored is None
+    return packs and numerics.quantization in _FOUR_BIT and numerics.load_dtype != "bf16"
 
 
 def _learned_positions(case: Case) -> bool:
@@ -286,6 +288,13 @@ RECIPE_RULES = (
         "Double quantisation exists for nf4 and fp4 bases only",
         lambda case: case.numerics.double_quant and case.numerics.quantization not in _FOUR_BIT,
         lambda case: f"this base is '{case.numerics.quantization}'",
+    ),
+    Rule(
+        # ms-swift 3.12.6 and 4.6.0 base_args/quant_args.py: bnb_4bit_compute_dtype is float32 then.
+        "four-bit-computes-in-fp32",
+        "not-modelled",
+        "4-bit matrices of a checkpoint that is not bf16 compute in fp32 here; use --load-dtype bf16",
+        _computes_in_fp32,
     ),
     Rule(
         "quant-storage-without-4bit",

@@ -14,7 +14,7 @@ from planner.configs.launchers.command_line import started
 from planner.configs.writing.sharding_keys import Files
 from planner.configs.writing.translate import edits_for
 from planner.configs.yaml_or_json import read_document
-from planner.errors import ExitCode, NotModelledError, UsageError
+from planner.errors import ExitCode, NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -57,6 +57,9 @@ def recipe_of(folder: Path, text: str, gpu: str = "a100-80-sxm") -> Any:
         ("quant_bits: 4\n", {"quantization": None}),
         ("torch_dtype: bfloat16\n", {"load_dtype": "bf16", "precision": "bf16-mixed"}),
         ("torch_dtype: float32\n", {"load_dtype": "fp32", "precision": "fp16-mixed"}),
+        ("torch_dtype: bfloat16\nfp16: false\n", {"precision": "bf16-mixed"}),
+        ("torch_dtype: bfloat16\nbf16: false\n", {"precision": "bf16"}),
+        ("torch_dtype: float32\nfp16: false\n", {"precision": "fp32"}),
         ("torch_dtype: float32\nbf16: true\n", {"load_dtype": "fp32", "precision": "bf16-mixed"}),
         ("attn_impl: flash_attn\npacking: true\n", {"attention": "flash2", "padding": "packed"}),
         ("attn_impl: flash_attn\npacking: true\npacking_length: 8192\n", {"seq": 8192}),
@@ -89,7 +92,9 @@ def test_a_key_means_what_ms_swift_makes_of_it(tmp_path: Path, text: str, values
         ("loss_scale: react\n", "a loss that weighs each token"),
         ("sequence_parallel_size: 2\n", "a sequence-parallel degree of 2"),
         ("quant_method: hqq\nquant_bits: 4\n", "quantisation by hqq"),
-        ("quant_method: bnb\nquant_bits: 4\ntorch_dtype: float16\n", "compute in another dtype"),
+        ("quant_method: bnb\nquant_bits: 4\nbnb_4bit_compute_dtype: float16\n", "compute in another dtype"),
+        ("beta: 0.1\n", "trainers of ms-swift for preferences"),
+        ("ref_model: a/b\n", "trainers of ms-swift for preferences"),
         ("freeze_aligner: false\n", "adapters on a projector"),
         ("device_map: auto\n", "device_map"),
         ("freeze_parameters_ratio: 0.5\n", "some parameters by their names"),
@@ -104,6 +109,33 @@ def test_what_is_not_modelled_is_named(tmp_path: Path, text: str, why: str) -> N
     """A file is refused by its own key, not answered without it."""
     with pytest.raises(NotModelledError, match=why):
         read(tmp_path, BASE + text)
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "precision"),
+    [
+        ("meta-llama/Llama-2-7b-hf", "", "fp16-mixed"),
+        ("meta-llama/Llama-2-7b-hf", "torch_dtype: bfloat16\n", "bf16-mixed"),
+        ("Qwen/Qwen2.5-0.5B", "", "bf16-mixed"),
+    ],
+)
+def test_autocast_follows_the_checkpoint(tmp_path: Path, model: str, text: str, precision: str) -> None:
+    """_init_mixed_precision: fp16 over weights of fp16 or fp32."""
+    recipe = recipe_of(tmp_path, BASE.replace("Qwen/Qwen2.5-0.5B", model) + text)
+    assert recipe.numerics.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (FULL, "loss scaling refuses trained weights that are fp16"),
+        (f"{BASE}quant_method: bnb\nquant_bits: 4\n", "compute in fp32"),
+    ],
+)
+def test_a_checkpoint_of_fp16_does_not_do_for_all(tmp_path: Path, text: str, error: str) -> None:
+    """Full tuning ends when its gradients are unscaled; 4-bit matrices compute in fp32."""
+    with pytest.raises(PlannerError, match=error):
+        recipe_of(tmp_path, text.replace("Qwen/Qwen2.5-0.5B", "meta-llama/Llama-2-7b-hf"))
 
 
 def test_packs_without_flash_attention_are_refused_as_ms_swift_does(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import yaml
 
 from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
-from planner.errors import InputFileError, NotModelledError
+from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
 
 LORA = {
     "_component_": "torchtune.models.llama3_1.lora_llama3_1_8b",
@@ -73,7 +74,7 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
         ),
         ({"num_generations": 4}, "reinforcement learning"),
         ({"tensor_parallel_dim": 2}, "a tensor-parallel degree of 2"),
-        ({"model": {"_component_": "torchtune.models.phi3.phi3_mini"}}, "phi3_mini is not modelled"),
+        ({"model": {"_component_": "torchtune.models.phi4.phi4_14b"}}, "phi4_14b is not modelled"),
         ({"model": {"_component_": "mine.models.model"}}, "not a builder of torchtune.models"),
         ({"model": LORA | {"use_dora": True}}, "DoRA"),
         (
@@ -115,6 +116,19 @@ def test_the_builder_says_model_and_method(tmp_path: Path) -> None:
     mistral = LORA | {"_component_": "torchtune.models.mistral.qlora_mistral_7b", "apply_lora_to_mlp": True}
     found = read(tmp_path, BASE | {"model": mistral})
     assert (found.value("model"), found.value("quantization")) == ("mistralai/Mistral-7B-v0.1", "nf4")
+
+
+def test_phi3_of_torchtune_has_separate_matrices(tmp_path: Path) -> None:
+    """So it is read as a checkpoint with the modules of Llama, up to the builder's own 4,096 positions."""
+    model = LORA | {"_component_": "torchtune.models.phi3.lora_phi3_mini"}
+    table = BASE | {"model": model, "tokenizer": {"max_seq_len": 4096}}
+    read(tmp_path, table)
+    request = with_flags(read_config_file(tmp_path / "train.yaml"), from_flags({"gpu": "h100-sxm"}))
+    names = {linear.name for group in resolve(request).model.groups for linear in group.block.linears}
+    assert {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"} <= names
+    read(tmp_path, table | {"tokenizer": {"max_seq_len": 8192}})
+    with pytest.raises(UsageError, match="above 4096 tokens: say --seq"):
+        with_flags(read_config_file(tmp_path / "train.yaml"), from_flags({"gpu": "h100-sxm"}))
 
 
 def test_the_optimizer_may_step_in_the_backward_pass(tmp_path: Path) -> None:
@@ -177,6 +191,7 @@ def test_keys_of_newer_recipes(tmp_path: Path) -> None:
     assert not found.ignored
     assert any(each.origin.endswith("resize_token_embeddings") for each in found.remarks)
     again = {"enable_activation_checkpointing": True, "enable_activation_offloading": True}
-    assert read(tmp_path, {**BASE, **again, "activation_offloading_use_streams": True})
+    found = read(tmp_path, {**BASE, **again, "activation_offloading_use_streams": True})
+    assert found.value("offload") == "activations"
     with pytest.raises(NotModelledError, match="stream of its own"):
         read(tmp_path, {**BASE, **again, "activation_offloading_use_streams": False})

@@ -109,14 +109,27 @@ def test_a_launch_file_that_trl_knows_by_name(tmp_path: Path) -> None:
         read_config_file(written(tmp_path, TRL + "accelerate_config: nowhere.yaml\n"))
 
 
-def test_the_scripts_of_alignment_handbook_pack_whatever_the_file_says(tmp_path: Path) -> None:
-    """scripts/run_sft.py of 2023-11 to 2025-03 hands packing=True to the trainer;
-    dataset_mixer is its key.
+@pytest.mark.parametrize(
+    ("text", "padding"),
+    [
+        ("max_seq_length: 512\ndataset_mixer: {a: 1.0}\n", "packed"),
+        ("max_seq_length: 512\ndataset_mixer: {a: 1.0}\npacking: false\n", None),
+        ("max_length: 512\ndataset_mixer: {a: 1.0}\n", None),
+        ("max_seq_length: 512\ndataset_mixer: {a: 1.0}\npacking_strategy: bfd\n", None),
+        ("max_length: 512\ndataset_mixture: {datasets: [{id: a}]}\n", None),
+        ("max_length: 512\ndataset_mixture: {datasets: [{id: a}]}\npacking: true\n", "packed"),
+        ("max_seq_length: 512\n", None),
+    ],
+)
+def test_scripts_of_alignment_handbook_pack_where_nothing_is_said(
+    tmp_path: Path, text: str, padding: str | None
+) -> None:
+    """scripts/run_sft.py of 2023-11 to 2025-07 hands packing=True to a trainer of TRL up to 0.12;
+    dataset_mixer is its key.  Elsewhere samples are padded unless the file says packing.
     """
-    text = TRL.replace("dataset_name", "dataset_text_field") + "bf16: true\nmax_seq_length: 512\n"
-    assert read_config_file(written(tmp_path, text)).request.get("padding") is None
-    config = read_config_file(written(tmp_path, text + "dataset_mixer: {a: 1.0}\n"))
-    assert config.request.get("padding") == "packed"
+    config = read_config_file(written(tmp_path, f"{TRL}bf16: true\n{text}"))
+    assert config.request.get("padding") == padding
+    assert ("pack all the same" in remarks(config)) == ("packing: false" in text)
 
 
 def test_a_file_of_trl_without_modules_adapts_what_peft_does(tmp_path: Path) -> None:

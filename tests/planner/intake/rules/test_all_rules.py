@@ -218,6 +218,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "mixtral-8x7b", "method": "qlora"},
         {"model": "mixtral-8x7b", "method": "qlora", "stack": "hf-trainer@4"},
     ),
+    "four-bit-computes-in-fp32": (
+        {"method": "qlora", "stack": "swift"},
+        {"method": "qlora", "stack": "swift", "load_dtype": "bf16"},
+    ),
     "fused-experts-adapted": (
         {"model": "mixtral-8x7b", "method": "lora"},
         {"model": "mixtral-8x7b", "method": "lora", "lora_targets": "attention"},
