@@ -17,7 +17,7 @@ def adapted(kind: str) -> Any:
     from torch import nn
 
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
-    more = {"IA3Config": {"feedforward_modules": []}}.get(kind, {})
+    more: dict[str, Any] = {"IA3Config": {"feedforward_modules": []}}.get(kind, {})
     return peft.get_peft_model(model, getattr(peft, kind)(target_modules=["1"], **more))
 
 
