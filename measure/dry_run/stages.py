@@ -20,7 +20,10 @@ from measure.trace.record import Role, Stage
 from measure.trace.running_module import ModuleStack
 
 _CONSTANTS = ("absmax", "code", "offset", "SCB")
-_ADAPTER_MARKS = ("lora_", "modules_to_save", "ia3_", "vera_", "oft_")
+# Of adapters that PEFT keeps elsewhere than beside what they adapt, and of those of other libraries.
+_ADAPTER_MARKS = ("lora_", "modules_to_save", "vera_", "prompt_encoder")
+# What PEFT calls the module that it adapts.  Source: peft 0.13.2 and 0.21.2, tuners/*/layer.py.
+_ADAPTED = "base_layer"
 
 
 class StepsDone(BaseException):
@@ -58,6 +61,17 @@ def longest_list(model: nn.Module) -> str:
         if isinstance(each, nn.ModuleList | nn.Sequential) and name
     ]
     return max(lists, key=lambda found: (found[0], -found[1].count(".")))[1] if lists else ""
+
+
+def beside_adapted(model: nn.Module) -> set[int]:
+    """Identities of the tensors that PEFT has laid beside the modules that it adapts."""
+    wrappers = [each for each in model.modules() if _ADAPTED in each._modules]
+    return {
+        id(tensor)
+        for each in wrappers
+        for name, tensor in (*each.named_parameters(), *each.named_buffers())
+        if not name.startswith(f"{_ADAPTED}.")
+    }
 
 
 class Stages:
@@ -207,8 +221,9 @@ class Stages:
                 self.roles.setdefault(block, role)
 
     def _mark_weights(self, model: nn.Module) -> None:
+        adapters = beside_adapted(model)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            adapter = any(mark in name for mark in _ADAPTER_MARKS)
+            adapter = id(tensor) in adapters or any(mark in name for mark in _ADAPTER_MARKS)
             self._mark(tensor, "adapters" if adapter else "weights")
             self._mark_constants(getattr(tensor, "quant_state", None))
             self._mark_constants(tensor)

@@ -1,4 +1,5 @@
-"""TRL's fused head: log-probabilities of the tokens, tile by tile, in place of the logits.
+"""TRL's kernels: log-probabilities of the tokens, tile by tile, in place of the logits; or of the logits
+as they lie.
 
 Where it picks completion tokens by a mask of values, all tokens are taken for completion tokens:
 fake tensors have no values.
@@ -106,6 +107,34 @@ class LogProbTiles(torch.autograd.Function):
             None if of_weight is None else of_weight.to(weight.dtype),
             None,
         )
+
+
+def fused_log_softmax(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of ``targets`` [rows, tokens] by the kernel of TRL's ``selective_log_softmax``."""
+    logps: torch.Tensor = LogProbRows.apply(logits, targets)[0]  # type: ignore[no-untyped-call]
+    return logps
+
+
+class LogProbRows(torch.autograd.Function):
+    """What TRL's ``_LogProbEntropyFunction`` allocates, without its Triton kernels.
+
+    Source: trl 1.14.0 and 1.16.0 kernels/logprob_entropy.py, which read logits with gaps between samples.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities of ``targets`` [rows, tokens] and entropies of all rows."""
+        logps, entropy, log_z, expected = (
+            torch.empty(targets.shape, dtype=torch.float32, device=logits.device) for _ in range(4)
+        )
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits, targets, log_z, expected)
+        return logps, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """A gradient without gaps."""
+        return torch.empty_like(ctx.saved_tensors[0], memory_format=torch.contiguous_format), None
 
 
 def _buffer(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from measure.recipe.fused_head import fused_log_softmax
 from measure.recipe.joined_pairs import joined_loss
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.stack_values import PairLogps
@@ -133,6 +134,7 @@ def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
 
 def _odds(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """ORPO and SimPO of TRL: a cross-entropy of the chosen sequences first, unless SimPO gives it no weight.
+    Versions whose other trainers work in tiles have a kernel here.
     LLaMA-Factory takes their likelihood from the same log-probabilities.
     """
     logits = passes.model(**_given(passes, inputs), use_cache=False).logits
@@ -142,7 +144,9 @@ def _odds(passes: Passes, inputs: Inputs) -> torch.Tensor:
     if passes.kernel in _WHOLE:
         logps = _logps_of_all(logits, inputs["input_ids"])
     else:
-        logps = selective_log_softmax(logits[:, :-1, :], inputs["input_ids"][:, 1:]).sum(-1)
+        cut, targets = logits[:, :-1, :], inputs["input_ids"][:, 1:]
+        of_tokens = fused_log_softmax if passes.kernel == "tiles" else selective_log_softmax
+        logps = of_tokens(cut, targets).sum(-1)
     loss = likelihood - nn.functional.logsigmoid(torch.sub(*logps.float().chunk(2))).mean()
     for half in logits.detach().chunk(2, dim=0):
         half.mean()

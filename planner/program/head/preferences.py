@@ -203,17 +203,18 @@ def _plain_rows(torch: Operators, logits: list[Tensor]) -> Tensor:
 
 def _odds(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
     """The cross-entropy of the chosen half where the trainer adds it, then log-probabilities of all;
-    the logits are held until the loss is there.
+    the logits are held until the loss is there.  TRL's kernel belongs to its versions whose other trainers
+    work in tiles.
 
     Source: trl 0.9.6, 0.12.2 and 0.14.0 trainer/orpo_trainer.py, cpo_trainer.py concatenated_forward,
-    get_batch_logps.
+    get_batch_logps; 1.15.0 and 1.16.0 experimental/orpo and cpo, trainer/utils.py selective_log_softmax.
     """
     parts = [_chosen_likelihood(torch, view, logits[0])] if view.stack.chosen_likelihood else []
     if view.stack.pair_logps in _WHOLE:
         parts.append(_log_softmax(torch, logits[0]))
     else:
         part = torch.shifted_rows(logits[0])
-        fused = view.stack.pair_logps == "fused_rows"
+        fused = view.stack.pair_logps in ("fused_rows", "tiles")
         parts.append(_fused_rows(torch, view, part) if fused else _rows(torch, part))
         del part
     out = _sum(torch, parts) if len(parts) > 1 else parts.pop()
@@ -414,9 +415,11 @@ def _fused_rows(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     """A kernel over the cut logits, which it saves; its backward writes a gradient as large.
 
     Source: axolotl 0.19.0 monkeypatch/trainer/utils.py selective_log_softmax (``reshape`` copies what has
-    gaps between samples), whose ``entropy_from_logits`` copies nothing.
+    gaps between samples), whose ``entropy_from_logits`` copies nothing; trl 1.16.0
+    kernels/logprob_entropy.py, which reads over the gaps.
     """
-    flat = logits if view.single else torch.contiguous(logits)
+    copies = view.stack.pair_logps == "fused_rows" and not view.single
+    flat = torch.contiguous(logits) if copies else logits
     out = torch.new(Unit.TOKENS, 1, "fp32", "selective_log_softmax", cost=[flat])
     sums = torch.new(Unit.TOKENS, 1, "fp32", "logsumexp", cost=None)
     return record(torch, out, [flat], [flat, sums], lambda kept, _: [torch.like(kept[0], "empty_like")])
