@@ -296,17 +296,15 @@ def rises_of(moved: Job, plain: Job) -> Iterator[tuple[str, float]]:
     before, after = (predict_replayed(each, minimum_too=False) for each in (moved, plain))
     allocated = fall(before.allocated_peak_bytes, after.allocated_peak_bytes)
     reserved = fall(before.reserved_peak_bytes, after.reserved_peak_bytes)
-    kept = (
-        "cache_of_loading"
-        if moved.recipe.offloads_params and moved.recipe.uses_deepspeed
-        else "blocks_beside_offload"
-    )
     # What it asks for explains what is allocated; what is reserved beside that is free blocks.
     alone = is_on_a_stream_of_its_own(moved)
     if allocated > FREE_RISE:
-        yield by_offload(moved) if alone or asked_fall(moved, plain) > ROUNDING else kept, allocated
+        yield (
+            by_offload(moved) if alone or asked_fall(moved, plain) > ROUNDING else "blocks_beside_offload",
+            allocated,
+        )
     if reserved > FREE_RISE:
-        yield by_offload(moved) if alone else kept, reserved
+        yield by_offload(moved) if alone else "blocks_beside_offload", reserved
 
 
 def is_on_a_stream_of_its_own(job: Job) -> bool:
