@@ -214,8 +214,7 @@ def _peak_interval(
     memory: MemoryPrediction, level: MemoryLevel, lengths: Lengths, calibration: Calibration, doubt: Doubt
 ) -> Interval | None:
     """Around what an unlimited card would show, downwards around what this card shows where that is less;
-    no reading is above the card where the job is predicted to fit on it.  What lies beside the allocator
-    there is a prediction, too, so that reserved bytes end at the card itself.
+    no reading is above the card where the job is predicted to fit on it.
     """
     spread = calibration.spread_for(SpreadKey.memory(level, lengths))
     if spread is None:
@@ -226,7 +225,8 @@ def _peak_interval(
     lifted_around = interval_around(spread, value + moved, float(memory_scale(memory, level, doubt)))
     low = lifted_around.low * min(1.0, shown / value)
     around = Interval(max(0.0, low - moved), lifted_around.high - moved)
-    ceiling = math.inf if memory.limit_bytes is None else memory.limit_bytes
+    outside = 0.0 if level == "driver" else float(memory.driver_peak_bytes - memory.reserved_peak_bytes)
+    ceiling = math.inf if memory.limit_bytes is None else memory.limit_bytes - outside
     if level != "allocated":
         down, up = map(float, order_reach_bytes(memory))
         around = Interval(min(around.low, value - down), max(around.high, value + up))
