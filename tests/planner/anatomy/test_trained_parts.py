@@ -19,7 +19,7 @@ def test_swift_asks_for_gradients_of_the_input_whatever_is_trained(
     """So frozen layers below the trained ones are recomputed, too, and reentrant checkpoints work:
     Transformers 4 by itself does neither.
     """
-    flags = {"model": "llama-2-7b", "gpu": "a100-80-sxm", "method": "full", "train_layers": "last:8"}
+    flags = {"model": "llama-3-8b", "gpu": "a100-80-sxm", "method": "full", "train_layers": "last:8"}
     said = {"seq": "1024", "stack": stack, "gradient_checkpointing": True, "checkpoint_reentrant": reentrant}
     scenario = resolve(from_flags({**flags, **said}))
     assert recomputed_share(scenario.model, scenario.recipe, scenario.stack) == pytest.approx(share)
