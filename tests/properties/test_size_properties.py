@@ -296,15 +296,12 @@ def rises_of(moved: Job, plain: Job) -> Iterator[tuple[str, float]]:
     before, after = (predict_replayed(each, minimum_too=False) for each in (moved, plain))
     allocated = fall(before.allocated_peak_bytes, after.allocated_peak_bytes)
     reserved = fall(before.reserved_peak_bytes, after.reserved_peak_bytes)
-    # What it asks for explains what is allocated; what is reserved beside that is free blocks.
-    alone = is_on_a_stream_of_its_own(moved)
-    if allocated > FREE_RISE:
-        yield (
-            by_offload(moved) if alone or asked_fall(moved, plain) > ROUNDING else "blocks_beside_offload",
-            allocated,
-        )
-    if reserved > FREE_RISE:
-        yield by_offload(moved) if alone else "blocks_beside_offload", reserved
+    if max(allocated, reserved) <= FREE_RISE:
+        return
+    # Where it asks for more, that explains what is reserved, too; else free blocks lie otherwise.
+    asks = is_on_a_stream_of_its_own(moved) or asked_fall(moved, plain) > ROUNDING
+    cause = by_offload(moved) if asks else "blocks_beside_offload"
+    yield from ((cause, share) for share in (allocated, reserved) if share > FREE_RISE)
 
 
 def is_on_a_stream_of_its_own(job: Job) -> bool:
