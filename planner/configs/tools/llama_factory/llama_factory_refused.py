@@ -99,6 +99,15 @@ def _beside_each_other(first: str, second: str) -> _Check:
     return _Check(second, f"does not go beside {first}", lambda file: file.on(first, second))
 
 
+def _beside_zero3(key: str, since: tuple[int, int, int], way_out: str = "") -> _Check:
+    return _Check(
+        key,
+        f"does not go with DeepSpeed's ZeRO-3{way_out}",
+        lambda file: file.reading.sharding.is_zero3 and file.on(key),
+        since=since,
+    )
+
+
 def _beside_deepspeed(key: str) -> _Check:
     return _Check(
         key,
@@ -213,24 +222,9 @@ _OF_ENGINES = (
         lambda file: file.reading.sharding.engine == "deepspeed" and file.has_no_ranks,
         since=_0_8,
     ),
-    _Check(
-        "pissa_init",
-        "does not go with DeepSpeed's ZeRO-3",
-        lambda file: file.reading.sharding.is_zero3 and file.on("pissa_init"),
-        since=_0_8,
-    ),
-    _Check(
-        "pure_bf16",
-        "does not go with DeepSpeed's ZeRO-3: say bf16",
-        lambda file: file.reading.sharding.is_zero3 and file.on("pure_bf16"),
-        since=_0_8,
-    ),
-    _Check(
-        "predict_with_generate",
-        "does not go with DeepSpeed's ZeRO-3",
-        lambda file: file.reading.sharding.is_zero3 and file.on("predict_with_generate"),
-        since=_0_9_1,
-    ),
+    _beside_zero3("pissa_init", _0_8),
+    _beside_zero3("pure_bf16", _0_8, ": say bf16"),
+    _beside_zero3("predict_with_generate", _0_9_1),
     *map(_beside_deepspeed, ("use_galore", "use_apollo")),
     _Check(
         "quantization_bit",
