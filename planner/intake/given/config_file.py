@@ -141,17 +141,18 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     if config.least_batch is not None:
         request = _with_least(request, *config.least_batch)
     if config.in_weights_dtype:
-        request = _in_weights_dtype(request, config.in_weights_dtype)
+        request = _in_weights_dtype(request, config.in_weights_dtype, config.tool)
     if config.most_pixels is not None:
         request = _with_smaller_images(request, *config.most_pixels)
     return request if config.total_batch is None else _with_total(request, config.total_batch)
 
 
-def _in_weights_dtype(request: ScenarioRequest, place: str) -> ScenarioRequest:
+def _in_weights_dtype(request: ScenarioRequest, place: str, tool: str) -> ScenarioRequest:
     """``request`` with the dtype of the checkpoint as precision, where nothing says one.
 
     Raises:
-        UsageError: 16-bit kernels for a base of another dtype than bf16 (extras/misc.py infer_optim_dtype).
+        UsageError: 16-bit kernels for a base of another dtype than bf16 (llamafactory 0.9.5 extras/misc.py
+            infer_optim_dtype).
     """
     if request.get("precision") is not None or request.get("model") is None:
         return request
@@ -164,7 +165,7 @@ def _in_weights_dtype(request: ScenarioRequest, place: str) -> ScenarioRequest:
             "quantised base is computed"
         )
     note = f"{place}: the dtype of the checkpoint"
-    given = Given(spec.checkpoint_dtype, tool_default("LLaMA-Factory 0.9.5"), note)
+    given = Given(spec.checkpoint_dtype, tool_default(tool), note)
     return merge(ScenarioRequest({"precision": given}), request)
 
 
