@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from measure.dry_run.stages import Stages
 
 _COMPUTED = 2
-# Batches of a trainer with a prediction step of its own, which are all computed.
+# Batches of a trainer with a prediction step of its own, which are all computed, and of data of no length.
 _OF_OTHERS = 16
 # Arguments of trainers whose evaluation generates text.
 _GENERATES = ("predict_with_generate", "generate_during_eval", "num_generations")
@@ -131,13 +131,23 @@ class Evaluation:
         StepsDone: no further batch would need more.
         """
         self._n_done += 1
-        n_batches = len(dataloader) if hasattr(dataloader, "__len__") else self._n_done
-        n_run = {True: n_batches, False: _COMPUTED, None: _OF_OTHERS}[self._keeps]
-        if self._n_done < min(n_run, n_batches):
+        n_batches = _length(dataloader)
+        n_run = {True: n_batches or _OF_OTHERS, False: _COMPUTED, None: _OF_OTHERS}[self._keeps]
+        if self._n_done < min(n_run, n_batches or n_run):
             return
-        if n_run < n_batches:
+        if n_batches is None:
+            self._guesses.assume("evaluation", f"the first {n_run} batches", "the Trainer")
+        elif n_run < n_batches:
             self._guesses.assume("evaluation", f"the first {n_run} of {n_batches:,} batches", "the Trainer")
         elif n_batches > _COMPUTED and self._keeps:
             value = f"what batch {_COMPUTED} returns, for each of the {n_batches - _COMPUTED:,} after it"
             self._guesses.assume("evaluation", value, "the Trainer")
         raise StepsDone
+
+
+def _length(dataloader: Any) -> int | None:
+    """Batches of a loader; ``None`` where its data come one by one."""
+    try:
+        return len(dataloader)
+    except TypeError:
+        return None

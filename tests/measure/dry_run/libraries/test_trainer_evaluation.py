@@ -40,14 +40,21 @@ class Trainer:
         self.n_computed += 1
         return torch.zeros(()), None if prediction_loss_only else (torch.zeros(4, 7), None)
 
-    def evaluate(self, n_batches: int, loss_only: bool, state: Any) -> None:
+    def evaluate(self, n_batches: int, loss_only: bool, state: Any, *, streams: bool = False) -> None:
         """As Transformers does."""
-        self.handler.eval_dataloader = [0] * n_batches
+        self.handler.eval_dataloader = WithoutLength() if streams else [0] * n_batches
         for _ in range(n_batches):
             _, found = self.prediction_step(None, None, loss_only)
             if found is not None:
                 self.shapes.add(found[0].shape)
             self.handler.on_prediction_step(None, state, None)
+
+
+class WithoutLength(list[int]):
+    """Batches of data that come one by one, as a loader has them: it has the method, which fails."""
+
+    def __len__(self) -> int:
+        raise TypeError("object of type 'IterableDataset' has no len()")
 
 
 class OfItsOwn(Trainer):
@@ -61,7 +68,13 @@ class OfItsOwn(Trainer):
 
 
 def evaluated(
-    n_batches: int, loss_only: bool, *, own: bool = False, max_steps: int = 9, **said: Any
+    n_batches: int,
+    loss_only: bool,
+    *,
+    own: bool = False,
+    streams: bool = False,
+    max_steps: int = 9,
+    **said: Any,
 ) -> tuple[int, bool, list[str]]:
     """Batches that the model computed of so many, whether the dry run is over then, and what was assumed."""
     from measure.dry_run.libraries.trainer_evaluation import Evaluation
@@ -86,7 +99,7 @@ def evaluated(
     over = False
     if control.should_evaluate:
         try:
-            trainer.evaluate(n_batches, loss_only, SimpleNamespace(global_step=step))
+            trainer.evaluate(n_batches, loss_only, SimpleNamespace(global_step=step), streams=streams)
         except StepsDone:
             over = True
     assert trainer.shapes <= {(4, 7)}
@@ -100,6 +113,8 @@ def evaluated(
         (30, True, {"max_steps": 1}, 2, "the first 2 of 30 batches"),
         (30, False, {}, 2, "what batch 2 returns, for each of the 28 after it"),
         (30, False, {"own": True}, 16, "the first 16 of 30 batches"),
+        (30, True, {"streams": True}, 2, "the first 2 batches"),
+        (30, False, {"streams": True}, 2, "the first 16 batches"),
         (1, True, {}, 1, ""),
         (2, False, {}, 2, ""),
     ],
