@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from planner.errors import (
         DoesNotFit,
         InputFileError,
+        LengthOpenError,
         NotModelledError,
         PlannerError,
         RefusedCombinationError,
@@ -45,6 +46,7 @@ __all__ = [
     "FileFailure",
     "Host",
     "InputFileError",
+    "LengthOpenError",
     "Lever",
     "Measured",
     "NotModelledError",
@@ -75,6 +77,7 @@ _HOMES = {
     "planner.errors": (
         "DoesNotFit",
         "InputFileError",
+        "LengthOpenError",
         "NotModelledError",
         "PlannerError",
         "RefusedCombinationError",

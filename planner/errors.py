@@ -7,6 +7,7 @@
     |   +-- UnknownNameError          exit 2   a name that no catalog knows; lists the nearest
     |   +-- InputFileError            exit 2   a file that cannot be read; names file and line
     |   +-- RefusedCombinationError   exit 2   settings that exclude each other
+    +-- LengthOpenError               exit 4   the length of samples decides, and nobody said it
     +-- DoesNotFit                    exit 3   a job that is about to start needs more memory than there is
     +-- NotModelledError              exit 6   understood, but no formula covers it: no verdict
         +-- UnknownArchitectureError  exit 6   no formulas for an architecture; a trace may run its modules
@@ -133,6 +134,12 @@ class InputFileError(UsageError):
 
 class RefusedCombinationError(UsageError):
     """Settings that exclude each other, or a combination that no library runs."""
+
+
+class LengthOpenError(PlannerError):
+    """Whether a job fits depends on the length of its samples, which its file leaves to the data."""
+
+    exit_code = ExitCode.UNCERTAIN
 
 
 class DoesNotFit(PlannerError):  # noqa: N818 - reads as what it says, as StopIteration does

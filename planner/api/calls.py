@@ -70,6 +70,7 @@ def check(path: Text | Iterable[Text], /, **given: Any) -> FileAnswer | tuple[Fi
 
     Raises:
         InputFileError: the one file cannot be read or understood.
+        LengthOpenError: the file leaves the length of samples to the data, and the length decides.
         UsageError: something that was given cannot be used.
         NotModelledError: understood, but no formula covers it.
     """

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.api.answering import How, answer_request
+from planner.api.open_length import answer_at_any_length
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, PlannerError
 from planner.intake.given.config_file import ConfigFile, overruled, read_config_file, with_flags
 from planner.intake.given.fields import REQUEST_FIELDS
-from planner.intake.given.request import ScenarioRequest, require
+from planner.intake.given.request import Given, ScenarioRequest, merge, require
 from planner.intake.given.request_field import PARTS
 from planner.report.check.checked import Checked
 
@@ -67,9 +68,15 @@ def answer_file(
     ``why``: the request that fails, where the job does not fit.
 
     Raises:
+        LengthOpenError: the file leaves the length of samples to the data, and the length decides.
         UsageError: something that was given cannot be used, or something without a default was not given.
         NotModelledError: understood, but no formula covers it.
     """
+    if leaves_length_open(read, given):
+        return answer_at_any_length(
+            lambda length: answer_file(config, read, with_length(given, length), options, why=why),
+            read.needs["seq"],
+        )
     request = with_flags(read, given)
     require(request, *PARTS, example=_EXAMPLE, prefix="--")
     subject = answer_request(request, How(options.calibration, options.force, advise=False, why=why))
@@ -82,6 +89,16 @@ def answer_file(
         remarks=remarks,
         ignored=read.ignored,
     )
+
+
+def leaves_length_open(read: ConfigFile, given: ScenarioRequest) -> bool:
+    """Whether nothing but the data says how long samples are."""
+    return "seq" in read.needs and not given.is_given("seq") and not read.request.is_given("seq")
+
+
+def with_length(given: ScenarioRequest, seq_tokens: int) -> ScenarioRequest:
+    """What was ``given``, with samples of so many tokens."""
+    return merge(given, ScenarioRequest({"seq": Given(seq_tokens, "tried here")}))
 
 
 def flags_of(request: ScenarioRequest, scenario: Scenario | None = None) -> str:

@@ -16,8 +16,9 @@ The rule for what is no training recipe was written before any file was counted:
    or whose ``peft_config`` only merges (``export_dir``).
 
 Counted apart are files that their own tool refuses on so many GPUs, which ``plan check`` says with
-``refused-by-its-tool``. Answered is exit code 0, 3, 4 or 5: a verdict, or a bounded answer that says how sure
-it is.
+``refused-by-its-tool``.  Answered is exit code 0, 3, 4 or 5 with a prediction: a verdict, or a bounded answer
+that says how sure it is.  A file that leaves the length of samples to the data, where the length decides,
+is not answered.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from typing import Any
 from planner.cli.main import main as plan
 from planner.configs.read import recognise
 from planner.configs.yaml_or_json import read_document
-from planner.errors import REFUSED_BY_TOOL, PlannerError
+from planner.errors import REFUSED_BY_TOOL, ExitCode, PlannerError
 
 ANSWERED = (0, 3, 4, 5)
 _SUFFIXES = (".yaml", ".yml", ".json", ".toml")
@@ -95,7 +96,8 @@ def checked(file: str, gpu: str) -> tuple[int, str]:
         result = json.loads(out.getvalue())["results"][0]
     except (ValueError, LookupError):
         return int(code or 0), "no answer"
-    return int(result["exit_code"]), reason_of(file, str(result["error"] or ""))
+    code = result["exit_code"] if result["answer"] is not None else ExitCode.NOT_MODELLED
+    return int(code), reason_of(file, str(result["error"] or ""))
 
 
 def reason_of(file: str, error: str) -> str:

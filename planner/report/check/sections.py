@@ -22,6 +22,7 @@ from planner.report.render.numbers import chance_text, duration, gib
 __all__ = ["Checked", "Fix", "check_sections", "worst_exit_code"]
 
 _FAILURES = {
+    ExitCode.UNCERTAIN: "UNCERTAIN",
     ExitCode.INTERNAL_ERROR: "INTERNAL ERROR",
     ExitCode.USAGE: "CANNOT BE USED",
     ExitCode.NOT_MODELLED: "NOT MODELLED",

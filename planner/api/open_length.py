@@ -1,0 +1,70 @@
+"""Config files that leave the length of samples to the data: with which lengths does the job fit?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner.errors import LengthOpenError, UsageError
+from planner.report.check.checked import Checked
+
+SHORTEST_TOKENS = 128
+"""The first length that is tried; each further one is twice as long."""
+_LONGEST_TOKENS = 2**20
+"""The last one for models without a longest of their own."""
+
+
+def answer_at_any_length(ask: Callable[[int], Checked], sentence: str) -> Checked:
+    """The answer where all lengths have the same: at the longest of the model where that fits,
+    at the shortest that is tried where that does not.
+
+    ``ask``: the answer for samples of so many tokens.  ``sentence``: asks for the length.
+
+    Raises:
+        LengthOpenError: some lengths fit and others may not; says which.
+        UsageError: no length can be used.
+        NotModelledError: understood, but no formula covers it.
+    """
+    fitting: Checked | None = None
+    refusal: UsageError | None = None
+    length = SHORTEST_TOKENS
+    while length <= _LONGEST_TOKENS:
+        try:
+            checked = ask(length)
+        except UsageError as error:
+            # Images or completions of a sample may be longer.
+            if fitting is not None:
+                raise
+            length, refusal = 2 * length, error
+            continue
+        if not _fits(checked):
+            if fitting is None and refusal is None:
+                return _remarked(checked, f"{length:,} tokens; longer ones need more")
+            raise LengthOpenError(f"{sentence}; {_bound(fitting, length)}")
+        fitting = checked
+        longest = _longest_of(checked)
+        if length == longest:
+            return _remarked(checked, f"{length:,} tokens, the longest that the model takes")
+        length = min(2 * length, longest)
+    raise refusal or UsageError(sentence)
+
+
+def _fits(checked: Checked) -> bool:
+    return checked.subject is not None and checked.subject.prediction.verdict == "fits"
+
+
+def _longest_of(checked: Checked) -> int:
+    own = None if checked.subject is None else checked.subject.scenario.model.max_position_tokens
+    return min(own or _LONGEST_TOKENS, _LONGEST_TOKENS)
+
+
+def _bound(fitting: Checked | None, length: int) -> str:
+    if fitting is None or fitting.subject is None:
+        return f"samples of {length:,} tokens may not fit"
+    up_to = int(fitting.subject.scenario.recipe.batch.seq_len)
+    return f"samples of up to {up_to:,} tokens fit, those of {length:,} may not"
+
+
+def _remarked(checked: Checked, text: str) -> Checked:
+    remark = (checked.config, f"does not say how long samples are: counted with {text}")
+    return replace(checked, remarks=(remark, *checked.remarks))

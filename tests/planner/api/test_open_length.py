@@ -1,0 +1,119 @@
+"""Files that leave the length of samples to the data: one answer where all lengths have it, else a bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.api.open_length import SHORTEST_TOKENS, answer_at_any_length
+from planner.domain.prediction import Verdict
+from planner.errors import ExitCode, LengthOpenError, UsageError
+from planner.report.check.checked import Checked
+from tests.planner.report.prediction import made
+
+SENTENCE = "a.yaml: max_length is null: say --seq"
+RECIPE = """
+model:
+  _component_: torchtune.models.llama3_1.{builder}
+tokenizer:
+  _component_: torchtune.models.llama3.llama3_tokenizer
+  max_seq_len: null
+dataset:
+  _component_: torchtune.datasets.alpaca_dataset
+checkpointer:
+  _component_: torchtune.training.FullModelHFCheckpointer
+optimizer:
+  _component_: torch.optim.AdamW
+  fused: True
+loss:
+  _component_: torchtune.modules.loss.CEWithChunkedOutputLoss
+batch_size: 2
+gradient_accumulation_steps: 1
+device: cuda
+dtype: bf16
+enable_activation_checkpointing: True
+"""
+
+
+def answer(seq_tokens: int, verdict: Verdict) -> Checked:
+    """Of one length; the model was made for 4,096 tokens."""
+    subject = made.subject(verdict=verdict)
+    scenario = subject.scenario
+    batch = replace(scenario.recipe.batch, seq_len=seq_tokens)
+    scenario = replace(
+        scenario,
+        model=replace(scenario.model, max_position_tokens=4096),
+        recipe=replace(scenario.recipe, batch=batch),
+    )
+    return Checked("a.yaml", subject=replace(subject, scenario=scenario))
+
+
+def test_what_fits_at_the_longest_fits() -> None:
+    """The model takes no longer ones."""
+    found = answer_at_any_length(lambda length: answer(length, "fits"), SENTENCE)
+    assert found.subject is not None
+    assert found.subject.scenario.recipe.batch.seq_len == 4096
+    assert "4,096" in found.remarks[0][1]
+
+
+def test_what_does_not_fit_at_the_shortest_does_not_fit() -> None:
+    """With whatever doubt its answer has."""
+    for verdict in ("does_not_fit", "uncertain", "host_memory_short"):
+        found = answer_at_any_length(lambda length, is_=verdict: answer(length, is_), SENTENCE)  # type: ignore[misc]
+        assert found.subject is not None
+        assert found.subject.prediction.verdict == verdict
+        assert found.subject.scenario.recipe.batch.seq_len == SHORTEST_TOKENS
+
+
+@pytest.mark.parametrize("longest", [128, 1024, 2048])
+def test_in_between_the_length_decides(longest: int) -> None:
+    """The sentence names the longest that fits and the next that was tried."""
+    with pytest.raises(LengthOpenError, match=f"{longest:,} tokens fit, those of {2 * longest:,}") as raised:
+        answer_at_any_length(
+            lambda length: answer(length, "fits" if length <= longest else "uncertain"), SENTENCE
+        )
+    assert raised.value.exit_code == ExitCode.UNCERTAIN
+    assert str(raised.value).startswith(SENTENCE)
+
+
+def test_lengths_that_samples_cannot_have_are_passed_over() -> None:
+    """Images take more than that; where the first that can be counted is too long, a shorter one may fit."""
+
+    def ask(length: int) -> Checked:
+        if length < 1024:
+            raise UsageError("images need more")
+        return answer(length, "fits" if length < 4096 and fits else "does_not_fit")
+
+    fits = True
+    with pytest.raises(LengthOpenError, match="2,048 tokens fit, those of 4,096"):
+        answer_at_any_length(ask, SENTENCE)
+    fits = False
+    with pytest.raises(LengthOpenError, match="samples of 1,024 tokens may not fit"):
+        answer_at_any_length(ask, SENTENCE)
+
+
+def test_what_is_wrong_at_every_length_is_said() -> None:
+    """It is not the length that stops the job."""
+
+    def ask(_length: int) -> Checked:
+        raise UsageError("another key is wrong")
+
+    with pytest.raises(UsageError, match="another key"):
+        answer_at_any_length(ask, SENTENCE)
+
+
+def test_a_recipe_that_pads_to_the_longest_sample(tmp_path: Path) -> None:
+    """Its bound lies between two lengths that are answered so when they are given."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.format(builder="llama3_1_8b"), encoding="utf-8")
+    with pytest.raises(LengthOpenError, match="samples of up to") as raised:
+        planner.check(recipe, gpu="a100-80-sxm")
+    longest, next_one = (
+        int(word.replace(",", "")) for word in str(raised.value).split() if word[0].isdigit()
+    )
+    assert planner.check(recipe, gpu="a100-80-sxm", seq=longest).verdict == "fits"
+    assert planner.check(recipe, gpu="a100-80-sxm", seq=next_one).verdict != "fits"
+    assert planner.check(recipe, gpu="t4").verdict == "does_not_fit"
