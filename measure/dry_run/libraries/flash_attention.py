@@ -1,5 +1,6 @@
-"""FlashAttention 2 where the package is not installed, for Transformers and from the Hub:
-torch has a copy of the kernel.
+"""FlashAttention 2 and 3 where their packages are not installed, for Transformers and from the Hub:
+torch has a copy of the kernel of the second.  The third allocates in its backward pass fp32 sums of the heads
+of keys where the second repeats them, a temporary of one layer.
 """
 
 # ruff: noqa: SLF001 - what Transformers calls private here has no public name
@@ -11,15 +12,19 @@ from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import torch
+
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries import transformers_4
 from measure.dry_run.libraries.importing import Change, OnImport
 from measure.trace.cuda.flash_kernel import Varlen, flash_attn_func
 
-_NAME, _VERSION = "flash_attention_2", 2
-# What Transformers asks the package kernels for (5.16 modeling_flash_attention_utils.py,
+_VERSIONS = {"flash_attention_2": 2, "flash_attention_3": 3}
+# What Transformers asks the package kernels for (5.16 and 5.23 modeling_flash_attention_utils.py,
 # FLASH_ATTN_KERNEL_FALLBACK).
-_ON_THE_HUB = "kernels-community/flash-attn2"
+_ON_THE_HUB = ("kernels-community/flash-attn2", "kernels-community/vllm-flash-attn3")
+# The third is for Hopper's instructions: flash-attention hopper/flash_api.cpp mha_fwd.
+_CAPABILITY_OF_3 = 9
 
 
 def install(imports: OnImport, guesses: Guesses) -> None:
@@ -45,7 +50,7 @@ def _from_hub(guesses: Guesses) -> Change:
         others = module.get_kernel
 
         def get_kernel(repo_id: str, *args: Any, **kwargs: Any) -> Any:
-            if repo_id != _ON_THE_HUB:
+            if repo_id not in _ON_THE_HUB:
                 return others(repo_id, *args, **kwargs)
             _assume(guesses, repo_id)
             return SimpleNamespace(flash_attn_func=flash_attn_func, flash_attn_varlen_func=Varlen())
@@ -60,7 +65,7 @@ def _as_package(guesses: Guesses) -> Change:
         others = module._lazy_imports
 
         def functions(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
-            if implementation != _NAME:
+            if implementation not in _VERSIONS:
                 return others(implementation, *args, **kwargs)
             _assume(guesses, "transformers")
             # Transformers 5 asks for a kernel with a cache, too, which training does not use.
@@ -81,7 +86,14 @@ def _allow(module: ModuleType) -> None:
     check = base._flash_attn_import_error
 
     def checked(self: Any, flash_attn_version: int, *args: Any, **kwargs: Any) -> None:
-        if flash_attn_version != _VERSION:
+        if not _runs(flash_attn_version):
             check(self, flash_attn_version, *args, **kwargs)
 
     base._flash_attn_import_error = checked
+
+
+def _runs(version: int) -> bool:
+    """Whether the card of the dry run has such a kernel."""
+    return version in _VERSIONS.values() and (
+        version < max(_VERSIONS.values()) or torch.cuda.get_device_capability()[0] >= _CAPABILITY_OF_3
+    )

@@ -1,0 +1,72 @@
+"""FlashAttention without its packages: which versions stand in, and on which cards."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries.flash_attention import install
+from measure.dry_run.libraries.importing import Change
+
+HOPPER, ADA = (9, 0), (8, 9)
+
+
+class Imports:
+    """Changes of modules by name, as they would be made on import."""
+
+    def __init__(self) -> None:
+        self.changes: dict[str, Change] = {}
+
+    def add(self, name: str, change: Change) -> None:
+        """Keep the change."""
+        self.changes[name] = change
+
+
+@pytest.fixture
+def changes() -> dict[str, Change]:
+    """What is changed of Transformers and of the package kernels."""
+    imports = Imports()
+    install(cast("Any", imports), Guesses())
+    return imports.changes
+
+
+@pytest.mark.parametrize(
+    ("version", "card", "runs"), [(2, ADA, True), (3, ADA, False), (3, HOPPER, True), (4, HOPPER, False)]
+)
+def test_a_version_runs_on_cards_that_have_its_kernel(
+    changes: dict[str, Change],
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    card: tuple[int, int],
+    runs: bool,
+) -> None:
+    """Of another one Transformers' own check says what is missing."""
+
+    class Model:
+        def _flash_attn_import_error(self, flash_attn_version: int) -> None:
+            raise ImportError(f"no version {flash_attn_version}")
+
+    module = ModuleType("transformers.modeling_utils")
+    module.PreTrainedModel = Model  # type: ignore[attr-defined]
+    changes["transformers.modeling_utils"](module)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: card)
+    if runs:
+        Model()._flash_attn_import_error(version)
+    else:
+        with pytest.raises(ImportError, match=f"no version {version}"):
+            Model()._flash_attn_import_error(version)
+
+
+@pytest.mark.parametrize("name", ["kernels-community/flash-attn2", "kernels-community/vllm-flash-attn3"])
+def test_kernels_of_the_hub_are_torchs_copy(changes: dict[str, Change], name: str) -> None:
+    """Others come from where they came from."""
+    module = ModuleType("kernels")
+    module.get_kernel = lambda repo_id: SimpleNamespace(of=repo_id)  # type: ignore[attr-defined]
+    changes["kernels"](module)
+    assert callable(module.get_kernel(name).flash_attn_func)
+    assert module.get_kernel("someone/else").of == "someone/else"
