@@ -49,9 +49,9 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
         def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 found = load(cls, name, *args, **kwargs)
-            except _NO_FILES:
+            except _NO_FILES as error:
                 if not allowed:
-                    raise
+                    raise _with_way_out(error, str(name)) from error
             else:
                 if _knows_words(found, Path(str(name))):
                     return found
@@ -68,6 +68,16 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
         base.from_pretrained = classmethod(from_pretrained)
 
     return change
+
+
+def _with_way_out(error: Exception, name: str) -> Exception:
+    """``error`` as the program may catch it, with what to do; of a folder it says itself what is missing."""
+    if Path(name).is_dir():
+        return error
+    kind = next(each for each in _NO_FILES if isinstance(error, each))
+    return kind(
+        f"the tokenizer of {name} cannot be loaded here: download it, or let one stand in with --data"
+    )
 
 
 def _knows_words(found: Any, folder: Path) -> bool:

@@ -76,3 +76,21 @@ def test_a_folder_without_words_has_no_tokenizer(tmp_path: Path, monkeypatch: py
     _loading([], guesses, allowed=True)(str(tmp_path))
     assert made == [5000] == [_n_tokens(str(tmp_path))]
     assert "a" in _loading(["a"], guesses, allowed=False)(str(tmp_path)).get_vocab()
+
+
+@pytest.mark.parametrize("kind", [OSError, ValueError])
+def test_a_tokenizer_that_cannot_be_loaded_is_told_with_the_way_out(kind: type[Exception]) -> None:
+    """A program that catches the error still does; a folder says itself what is missing."""
+
+    class Auto:
+        @classmethod
+        def from_pretrained(cls, _name: str) -> Any:
+            raise kind("no file")
+
+    module: Any = ModuleType("auto")
+    module.AutoTokenizer = Auto
+    _tokenizers(Guesses(), "AutoTokenizer", allowed=False)(module)
+    with pytest.raises(kind, match=r"someone/model.*--data"):
+        Auto.from_pretrained("someone/model")
+    with pytest.raises(kind, match="no file"):
+        Auto.from_pretrained(str(Path(__file__).parent))
