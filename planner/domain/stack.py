@@ -20,6 +20,7 @@ from planner.domain.stack_values import (
     AdapterKernels,
     CompletionLogps,
     DdpFindsUnused,
+    DeviceMap,
     DoraBranch,
     ExpandableSegments,
     Fp8Linears,
@@ -210,6 +211,10 @@ class Stack:
     """
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
+    device_map: DeviceMap
+    """What a GPU gets beyond its even share where ``device_map="auto"`` spreads layers: room for the largest
+    module, or for a layer, with sizes as Transformers 4 counts them; ``unread``: nobody looked.
+    """
     model_parallel: ModelParallel
     """What GPUs that divide a model's matrices have of the stream between them: all ``features`` of
     each token, or their own ``tokens`` (sequence parallel).  Where only sequences are divided:

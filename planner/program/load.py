@@ -110,8 +110,8 @@ def casts_on_host(job: Job) -> bool:
 
 def loader_places(job: Job) -> bool:
     """Whether the loader brings the model to the card, tensor by tensor (``device_map``)."""
-    recipe, places = job.recipe, job.stack.loader_places
-    if recipe.numerics.quantization in BITSANDBYTES:
+    recipe, places, stage = job.recipe, job.stack.loader_places, job.model.stage
+    if recipe.numerics.quantization in BITSANDBYTES or (stage is not None and stage.in_turn):
         return True
     if places == "alone":
         return recipe.sharding.engine == "native" and job.hardware.world_size == 1
