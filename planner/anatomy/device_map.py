@@ -2,8 +2,8 @@
 
 Source: transformers 5.23 integrations/accelerate.py get_balanced_memory, infer_auto_device_map,
 compute_module_sizes, quantizers/base.py param_element_size and quantizer_bnb_4bit.py adjust_max_memory;
-accelerate 1.15 utils/modeling.py, the same before Transformers 5 (get_module_leaves, CustomDtype.INT4),
-which is called by transformers 4.57.6 modeling_utils.py _get_device_map.
+the same of 5.0.0 and 5.17.0; accelerate 1.15 utils/modeling.py get_max_layer_size.
+Ignored: that 5.0 adds what a card has cached to its limit, which is 2 MiB.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from planner.domain.model import BlockSpec, LinearSpec, ModelSpec
 from planner.domain.recipes.parallel import HEAD, NORM, TABLE, End
 from planner.domain.recipes.recipe import BITSANDBYTES, DTYPE_BYTES
 from planner.domain.scenario import Scenario
-from planner.units import MIB
 
 _ROOM = 1.25
-"""Times the largest module, which every GPU but the last one gets beyond its even share."""
+"""Times a module, which every GPU but the last one gets beyond its even share."""
 _PACKED_SHARE = 0.9
 """Of each limit, where matrices are packed while they are loaded."""
-_CACHED_BYTES = 2 * MIB
-"""What asking a card with a number leaves in its cache, which Transformers 4 adds to its limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +73,9 @@ class _Sizes:
         self.numerics = recipe.numerics
         self.width = DTYPE_BYTES[self.numerics.load_dtype]
         self.packs = self.numerics.quantization in BITSANDBYTES
-        self.by_mean = self.stack.device_map == "mean_leaf"
 
     def plain(self, count: float) -> float:
-        """Of parameters that are not packed: before Transformers 5 they count as if they were."""
-        return packed_bytes(self.numerics, count) if self.packs and self.by_mean else count * self.width
-
-    def head(self, count: float) -> float:
-        """Of the head, which is not packed."""
+        """Of parameters that are not packed."""
         return count * self.width
 
     def linear(self, spec: LinearSpec) -> float:
@@ -109,7 +101,7 @@ def _modules_of(sizes: _Sizes, model: ModelSpec) -> list[_Module]:
     # Two buffers of frequencies in fp32, each of half of a head.
     rotary = _Module("rotary", 4.0 * blocks[0].attention.head_dim)
     inside = [table, _of_all("layers", layers), norm, rotary]
-    head = 0.0 if model.tied else sizes.head(model.head.weight_count + model.head.bias_count)
+    head = 0.0 if model.tied else sizes.plain(model.head.weight_count + model.head.bias_count)
     return [_of_all("model", inside), _Module(HEAD, head)]
 
 
@@ -120,14 +112,12 @@ def _of_all(name: str, children: Sequence[_Module]) -> _Module:
 def _limits(sizes: _Sizes, modules: list[_Module], n_gpus: int, gpu_bytes: float) -> list[float]:
     """Bytes that each GPU may get of the model."""
     pieces = [piece for module in modules for piece in module.pieces()]
-    largest = max(piece.n_bytes for piece in pieces)
-    if sizes.by_mean:
-        largest = next(piece.n_bytes for piece in pieces if piece.whole)
-    total = sum(module.n_bytes for module in modules)
-    even = total // n_gpus + int(_ROOM * largest)
+    room = max(piece.n_bytes for piece in pieces)
+    if sizes.stack.device_map == "layer":
+        room = next(piece.n_bytes for piece in pieces if piece.whole)
+    even = sum(module.n_bytes for module in modules) // n_gpus + int(_ROOM * room)
     limits = [*[min(even, gpu_bytes)] * (n_gpus - 1), gpu_bytes]
-    limits = [limit * _PACKED_SHARE for limit in limits] if sizes.packs else limits
-    return [limit + _CACHED_BYTES for limit in limits] if sizes.by_mean else limits
+    return [limit * _PACKED_SHARE for limit in limits] if sizes.packs else limits
 
 
 def _placed(modules: list[_Module], limits: Sequence[float]) -> dict[str, int] | None:

@@ -65,7 +65,9 @@ def _in_turn(scenario: Scenario) -> tuple[Scenario, ...]:
         n_layers = share.layers[1] - share.layers[0]
         stage = Stage(rank, parallel.pipeline, (n_layers,), parallel.schedule, 1, share.ends)
         norms = model.final_norms if NORM in share.ends else ()
-        own = replace(model, groups=_cut(model, [share.layers]), final_norms=norms, stage=stage)
+        # What reads the kind of a layer finds one, also where there is none.
+        groups = _cut(model, [share.layers]) or (replace(model.groups[-1], count=0),)
+        own = replace(model, groups=groups, final_norms=norms, stage=stage)
         made.append(replace(scenario, model=own, hardware=hardware, recipe=recipe))
     return tuple(made)
 

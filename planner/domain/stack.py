@@ -212,8 +212,8 @@ class Stack:
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
     device_map: DeviceMap
-    """What a GPU gets beyond its even share where ``device_map="auto"`` spreads layers: room for the largest
-    module, or for a layer, with sizes as Transformers 4 counts them; ``unread``: nobody looked.
+    """Room that each GPU gets beyond its even share where ``device_map="auto"`` spreads layers: for a ``layer``,
+    or the ``largest`` module.
     """
     model_parallel: ModelParallel
     """What GPUs that divide a model's matrices have of the stream between them: all ``features`` of

@@ -269,8 +269,9 @@ def add_adapters(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> 
     """
     made = adapter_weights(job)
     originals = {each.name: each.dtype for each in weights if not each.packed}
-    if job.model.tied:
-        originals["head"] = originals[job.model.token_embedding.name]
+    table = job.model.token_embedding.name
+    if job.model.tied and table in originals:
+        originals["head"] = originals[table]
     cast = engine_dtypes(job, made) if casts_on_host(job) else {}
     for each in made:
         each.dtype = cast.get(id(each), originals.get(each.name, each.dtype))
