@@ -47,7 +47,7 @@ def _in_turn(scenario: Scenario) -> tuple[Scenario, ...]:
     """The job of each GPU that has something of a model which one process spreads over several.
 
     Raises:
-        NotModelledError: the GPUs are too small for the model.
+        NotModelledError: the GPUs are too small for the model, or the first one has room for all of it.
     """
     parallel, model = scenario.recipe.parallel, as_built(scenario.model, scenario.stack)
     shares = shares_of(scenario)
@@ -69,6 +69,11 @@ def _in_turn(scenario: Scenario) -> tuple[Scenario, ...]:
         groups = _cut(model, [share.layers]) or (replace(model.groups[-1], count=0),)
         own = replace(model, groups=groups, final_norms=norms, stage=stage)
         made.append(replace(scenario, model=own, hardware=hardware, recipe=recipe))
+    if len(made) == 1:
+        raise NotModelledError(
+            f'device_map="auto" puts all of this model on the first of {parallel.pipeline} GPUs, and the Trainer '
+            "then copies it to each (DataParallel), which is not modelled: take one GPU, or a process for each"
+        )
     return tuple(made)
 
 

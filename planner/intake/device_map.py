@@ -24,6 +24,8 @@ def resolve_device_map(ledger: Ledger, hardware: Hardware, parallel: Parallel) -
         UsageError: another way to divide the model beside it.
         UnreadCombinationError: several nodes, which no process has.
     """
+    if hardware.world_size == 1:
+        return parallel
     ledger.choose("device_map", "auto", "assumed")
     if parallel.divides or (ledger.request.get("expert_parallel") or 1) > 1:
         raise UsageError(
@@ -34,8 +36,6 @@ def resolve_device_map(ledger: Ledger, hardware: Hardware, parallel: Parallel) -
         raise UnreadCombinationError(
             "device_map is one process, which has the GPUs of one node: leave nodes out"
         )
-    if hardware.world_size == 1:
-        return parallel
     return replace(parallel, pipeline=int(hardware.world_size), schedule="in_turn", microbatches=1)
 
 
