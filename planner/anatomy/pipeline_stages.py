@@ -71,8 +71,9 @@ def _in_turn(scenario: Scenario) -> tuple[Scenario, ...]:
         made.append(replace(scenario, model=own, hardware=hardware, recipe=recipe))
     if len(made) == 1:
         raise NotModelledError(
-            f'device_map="auto" puts all of this model on the first of {parallel.pipeline} GPUs, and the Trainer '
-            "then copies it to each (DataParallel), which is not modelled: take one GPU, or a process for each"
+            f'device_map="auto" puts all of this model on the first of {parallel.pipeline} GPUs, and the '
+            "Trainer then copies it to each (DataParallel), which is not modelled: take one GPU, or one "
+            "process for each"
         )
     return tuple(made)
 

@@ -212,9 +212,7 @@ class Stack:
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
     device_map: DeviceMap
-    """Room that each GPU gets beyond its even share where ``device_map="auto"`` spreads layers: for a ``layer``,
-    or the ``largest`` module.
-    """
+    """Room that a GPU gets beyond an even share (``device_map``): for a layer or the largest module."""
     model_parallel: ModelParallel
     """What GPUs that divide a model's matrices have of the stream between them: all ``features`` of
     each token, or their own ``tokens`` (sequence parallel).  Where only sequences are divided:

@@ -48,30 +48,33 @@ def check_device_map(scenario: Scenario) -> None:
     reason = next(_unread(scenario), None)
     if reason is not None:
         gpus = scenario.recipe.parallel.pipeline
-        raise UnreadCombinationError(
-            f'device_map="auto" over {gpus} GPUs is not modelled {reason}'
-        )
+        raise UnreadCombinationError(f'device_map="auto" over {gpus} GPUs is not modelled {reason}')
 
 
 def _unread(scenario: Scenario) -> Iterator[str]:
-    recipe, model, stack = scenario.recipe, scenario.model, scenario.stack
+    recipe, stack = scenario.recipe, scenario.stack
     if recipe.sharding.communicates:
         yield f"with sharding {recipe.sharding.name}: it is one process, and that wants one for each GPU"
     if stack.device_map == "unread":
         yield f"on stack '{stack.id}', whose way to spread layers nobody read"
     if recipe.task not in ("sft", "pretrain"):
         yield f"for task {recipe.task}"
-    if model.vision is not None or model.extra_embeddings or model.extra_linears or model.remote_code:
-        yield "for models that see, or have more than one table of tokens around their layers"
-    if any(group.block.mixer is not None for group in model.groups):
-        yield "for layers without attention"
     if recipe.loss != "hf":
         yield f"with loss {recipe.loss}; hf is"
     if recipe.offload != "none":
         yield f"with offload {recipe.offload}"
-    if recipe.train_layers or recipe.optimizer_in_backward or recipe.optimizer in ("badam", "adam_mini"):
-        yield "where parts of the model are trained or updated by themselves"
     if recipe.adapter is not None and recipe.adapter.saved_names:
         yield "with modules_to_save"
     if scenario.run.eval_samples:
         yield "with evaluation"
+    yield from _of_parts(scenario)
+
+
+def _of_parts(scenario: Scenario) -> Iterator[str]:
+    recipe, model = scenario.recipe, scenario.model
+    if recipe.train_layers or recipe.optimizer_in_backward or recipe.optimizer == "badam":
+        yield "where parts of the model are trained or updated by themselves"
+    if model.vision is not None or model.extra_embeddings or model.extra_linears or model.remote_code:
+        yield "for models that see, or have more than one table of tokens around their layers"
+    if any(group.block.mixer is not None for group in model.groups):
+        yield "for layers without attention"

@@ -94,6 +94,10 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
     parallel = degrees(ledger.request)
     if ledger.request.get("device_map"):
         return resolve_device_map(ledger, hardware, parallel)
+    return _resolve_ranks(ledger, hardware, parallel)
+
+
+def _resolve_ranks(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:
     copies = parallel.replicas or 1
     if parallel.replicas:
         ledger.choose("replicas", copies, "assumed")

@@ -52,10 +52,8 @@ def stage_words(job: Job) -> tuple[str, ...]:
         return ()
     ends = " with the token table" * stage.has(TABLE) + " with the head" * stage.has(HEAD)
     if stage.in_turn:
-        return (
-            f"Memory is that of GPU {stage.rank + 1} of {stage.ranks} (cuda:{stage.rank}), which needs most: "
-            f"{stage.chunks[0]} layers{ends}",
-        )
+        which = f"{stage.rank + 1} of {stage.ranks} (cuda:{stage.rank})"
+        return (f"Memory is that of GPU {which}, which needs most: {stage.chunks[0]} layers{ends}",)
     held = most_held(stage)
     said = (
         f"Memory is that of group {stage.rank + 1} of the pipeline's {stage.ranks}, which needs most: "

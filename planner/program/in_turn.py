@@ -26,7 +26,7 @@ def arrived(torch: Operators, ends: EndsView, entry: Shape) -> Tensor:
     make_masks(torch, ends.masked)
     stream = torch.new(entry.unit, entry.count, entry.dtype, "to")
     if torch.grad_enabled:
-        stream.node = Node("to", torch.n_nodes, lambda _, gradient: [])
+        stream.node = Node("to", torch.n_nodes, lambda *_: [])
         torch.n_nodes += 1
     return stream
 
@@ -51,21 +51,17 @@ def left(ends: EndsView, torch: Operators, x: Tensor) -> Tensor:
 
 
 def gone_to_next(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """What is left of a tensor here when it was copied to another GPU: of a checkpointed layer there it is the
-    saved input.
-    """
+    """What is left of a tensor that was copied to another GPU: a checkpointed layer there saves it."""
     kept = passed if ends.layer.recipe.gradient_checkpointing else []
     out = Tensor(None, Unit.ONE, 1, passed[0].dtype)
     unit, count, dtype = passed[0].unit, passed[0].count, passed[0].dtype
-    record(
-        torch, out, passed, kept, lambda _, gradient: [torch.new(unit, count, dtype, "to", cost=None)]
-    )
+    record(torch, out, passed, kept, lambda *_: [torch.new(unit, count, dtype, "to", cost=None)])
     passed.clear()
     return out
 
 
 def came_back(torch: Operators, ends: EndsView, passed: list[Tensor]) -> list[Tensor]:
-    """What a head reads that is tied to the token table of the first GPU: the norm's output, of another one."""
+    """What a head reads that is tied to the table of the first GPU: the output of a norm on another one."""
     stage = ends.model.stage
     if stage is None or not stage.in_turn or stage.has(NORM) or not stage.chunks[0]:
         return passed

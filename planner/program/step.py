@@ -28,12 +28,12 @@ from planner.program.head.preferences import preference_head, values
 from planner.program.head.roles import CACHING, Role
 from planner.program.head.tiles import tiles
 from planner.program.head.weighted import compared_logits, weighted_loss
+from planner.program.in_turn import arrived, came_back, left
 from planner.program.job import Job, generation_job, reference_job, reward_job
 from planner.program.layers.layer import layer
 from planner.program.load import settle_workspace
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
-from planner.program.in_turn import arrived, came_back, left
 from planner.program.pipeline import run_pipeline
 from planner.program.recorded_part import NO_INPUT, Gradients, Saves, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream

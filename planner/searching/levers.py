@@ -30,7 +30,6 @@ from planner.searching.moves import (
     more_cards,
     moves,
     one_process,
-    one_process,
     other_stacks,
     smaller_batches,
 )

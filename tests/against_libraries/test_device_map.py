@@ -1,4 +1,4 @@
-"""Which GPU has which layers: the map of ``device_map="auto"``, beside that of the libraries on meta modules."""
+"""Which GPU has which layers: the map of ``device_map="auto"`` beside the library's, on meta modules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,13 @@ MODELS = (
 
 def scenario_of(model: str, method: str, gpus: int) -> Scenario:
     """A job whose layers are spread over so many cards of 141 GB."""
-    values: dict[str, object] = {"model": model, "method": method, "gpu": f"h200-sxm:{gpus}", "seq": 128, "batch": 1}
+    values: dict[str, object] = {
+        "model": model,
+        "method": method,
+        "gpu": f"h200-sxm:{gpus}",
+        "seq": 128,
+        "batch": 1,
+    }
     values |= {"device_map": "auto", "stack": "hf-trainer@5", "load_dtype": "bf16"}
     return resolve(from_flags(values))
 
@@ -43,15 +49,17 @@ def scenario_of(model: str, method: str, gpus: int) -> Scenario:
 def of_library(scenario: Scenario, quantized: bool) -> dict[str, int]:
     """GPU by module, as from_pretrained finds it."""
     with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(make_config(scenario), dtype=torch.bfloat16)
+        model: Any = transformers.AutoModelForCausalLM.from_config(
+            make_config(scenario), dtype=torch.bfloat16
+        )
     quantizer: Any = None
     if quantized:
         config: Any = transformers.BitsAndBytesConfig(load_in_4bit=True)  # type: ignore[no-untyped-call]
         quantizer = Bnb4BitHfQuantizer(config)
-        quantizer._process_model_before_weight_loading(model, device_map=None)  # noqa: SLF001
+        quantizer._process_model_before_weight_loading(model, device_map=None)
     visible = scenario.hardware.gpu.visible_memory_bytes
     limits = dict.fromkeys(range(scenario.hardware.gpus_per_node), visible)
-    found: dict[str, int] = spread._get_device_map(model, "auto", limits, quantizer)  # noqa: SLF001
+    found: dict[str, int] = spread._get_device_map(model, "auto", limits, quantizer)
     return found
 
 
@@ -82,6 +90,7 @@ def shares_in(found: dict[str, int], n_gpus: int, n_layers: int) -> list[Share]:
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 @pytest.mark.parametrize("model", MODELS)
 def test_layers_are_where_transformers_puts_them(model: str, gpus: int, method: str) -> None:
+    """To the layer, with the room that the installed version leaves."""
     scenario = scenario_of(model, method, gpus)
     found = of_library(scenario, quantized=method == "qlora")
     shares = shares_of(scenario)

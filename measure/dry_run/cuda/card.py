@@ -33,7 +33,7 @@ def said_to_allocator() -> str:
 
 
 class LiveAllocator:
-    """The statistics of each card's allocator at any moment: they catch up with the log whenever one is asked.
+    """The statistics of each card's allocator at any moment: they catch up with the log when one is asked.
 
     ``settings``: text as in ``PYTORCH_CUDA_ALLOC_CONF``; empty for what the program's variables say when it
     asks first.  There is no limit here: what a full card does is said after the run.

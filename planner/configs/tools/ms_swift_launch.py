@@ -54,7 +54,9 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
         if visible is not None and visible > 1:
             where = env.where(_VISIBLE)
             reading.say("gpus", visible, where)
-            reading.say("device_map", "auto", where, "one process spreads the layers over all GPUs that it sees")
+            reading.say(
+                "device_map", "auto", where, "one process spreads the layers over all GPUs that it sees"
+            )
             env.skip(env.left_over_here())
             return False
         if keys.path.suffix in _FILES:

@@ -314,8 +314,8 @@ _FIELDS = (
     _amount("price", "US dollars per GPU and hour", MEGA),
     _one_of(
         "device_map",
-        "One process spreads the layers over all GPUs, which work one after the other: auto, as from_pretrained "
-        "takes it",
+        "One process spreads the layers over all GPUs, which work one after the other: auto, as "
+        "from_pretrained takes it",
         DEVICE_MAPS,
         (("balanced", "auto"),),
     ),

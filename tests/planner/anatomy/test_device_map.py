@@ -26,6 +26,7 @@ def test_the_first_gpu_has_the_table_and_the_last_one_the_head() -> None:
 
 
 def test_a_head_that_is_tied_goes_where_the_table_is() -> None:
+    """Both are one tensor."""
     first, last = shares_of(scenario_of(model="qwen2.5-0.5b")) or ()
     assert ("table" in first.ends, "head" in first.ends, "head" in last.ends) == (True, True, False)
 
@@ -37,6 +38,7 @@ def test_gpus_that_get_nothing_have_no_job() -> None:
 
 
 def test_every_layer_and_parameter_is_on_one_gpu() -> None:
+    """Nothing is left out or counted twice."""
     whole = scenario_of(model="qwen2.5-7b", gpu="a100-80-sxm:4")
     stages = stages_of(whole)
     assert sum(stage.model.n_layers for stage in stages) == whole.model.n_layers
@@ -45,8 +47,9 @@ def test_every_layer_and_parameter_is_on_one_gpu() -> None:
 
 def test_versions_before_5_18_leave_room_for_a_layer_only() -> None:
     """With less room the last GPU has more."""
-    new, old = scenario_of(model="qwen2.5-7b"), scenario_of(
-        model="qwen2.5-7b", versions="transformers==5.16.0"
+    new, old = (
+        scenario_of(model="qwen2.5-7b"),
+        scenario_of(model="qwen2.5-7b", versions="transformers==5.16.0"),
     )
     assert (shares_of(new) or ())[0].layers > (shares_of(old) or ())[0].layers
 
@@ -60,6 +63,7 @@ def test_weights_that_do_not_fit_end_in_a_sentence() -> None:
 
 
 def test_a_card_of_unknown_size_takes_everything() -> None:
+    """Only even shares count then."""
     scenario = scenario_of(model="llama-3.1-70b")
     gpu = replace(scenario.hardware.gpu, visible_memory_bytes=None)
     assert shares_of(replace(scenario, hardware=replace(scenario.hardware, gpu=gpu))) is not None

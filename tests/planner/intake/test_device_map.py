@@ -28,10 +28,12 @@ def test_one_process_has_all_gpus() -> None:
 
 
 def test_balanced_is_the_same() -> None:
+    """As in from_pretrained."""
     assert resolve(from_flags({**JOB, "device_map": "balanced"})).recipe.parallel.in_turn
 
 
 def test_on_one_gpu_it_means_nothing() -> None:
+    """So no answer mentions it."""
     scenario = resolve(from_flags({**JOB, "gpu": "4090"}))
     assert not scenario.recipe.parallel.in_turn
     assert scenario.assumption("device_map") is None
@@ -55,10 +57,12 @@ def test_on_one_gpu_it_means_nothing() -> None:
     ],
 )
 def test_what_was_not_compared_is_refused(given: dict[str, object], why: str) -> None:
+    """In one sentence."""
     with pytest.raises(UnreadCombinationError, match=why):
         resolve(from_flags({**JOB, **given}))
 
 
 def test_a_model_is_not_divided_twice() -> None:
+    """One process has no other ranks."""
     with pytest.raises(UsageError, match="cannot be divided otherwise"):
         resolve(from_flags({**JOB, "pipeline_parallel": 2}))
