@@ -116,9 +116,7 @@ class Stack:
 
     # Quantised bases
     quantizer: Quantizer
-    """Who replaces matrices by 4-bit ones: Transformers all but the head, Lightning's
-    ``BitsandbytesPrecision`` every ``nn.Linear``, from an fp16 copy.
-    """
+    """Who makes 4-bit matrices: Transformers of all but the head, Lightning of all, from an fp16 copy."""
     whole_out_proj: WholeOutProj
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     fused_experts: bool
@@ -138,9 +136,7 @@ class Stack:
     int8_keeps_quantized_input: bool
     """int8 linears keep their input quantised by columns until backward."""
     packed_kernels: PackedKernels
-    """Who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), ``gptqmodel``, or the
-    Triton kernels of fms-acceleration, for GPTQ alone.
-    """
+    """Who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), or others by their names."""
     awq_in_fp16: bool
     """Models of AWQ matrices are loaded in fp16 where bf16 is asked."""
 

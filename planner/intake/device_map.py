@@ -55,7 +55,7 @@ def _unread(scenario: Scenario) -> Iterator[str]:
     recipe, stack = scenario.recipe, scenario.stack
     if recipe.sharding.communicates:
         yield f"with sharding {recipe.sharding.name}: it is one process, and that wants one for each GPU"
-    if stack.device_map == "unread":
+    if stack.device_map == "unread" or not stack.runs_trainer:
         yield f"on stack '{stack.id}', whose way to spread layers nobody read"
     if recipe.task not in ("sft", "pretrain"):
         yield f"for task {recipe.task}"

@@ -160,10 +160,10 @@ def model_weights(job: Job) -> list[Weight]:
         if block.extra_params:
             made.append(_weight(f"{layer} extra", "matrix", block.extra_params))
         made += _norms(block.norms, layer)
-    norms, heads = _norms(model.final_norms[n_first:], "norm"), _head(job)
+    norms, heads = [*_norms(model.final_norms[n_first:], "norm")], [*_head(job)]
     if model.stage is not None:
         made = made if model.stage.has(TABLE) else [each for each in made if not each.outside]
-        norms, heads = norms if model.stage.has(NORM) else (), heads if model.stage.has(HEAD) else ()
+        norms, heads = norms if model.stage.has(NORM) else [], heads if model.stage.has(HEAD) else []
     last = [*norms, *heads]
     for each in last:
         each.outside = True

@@ -49,9 +49,8 @@ def scenario_of(model: str, method: str, gpus: int) -> Scenario:
 def of_library(scenario: Scenario, quantized: bool) -> dict[str, int]:
     """GPU by module, as from_pretrained finds it."""
     with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(
-            make_config(scenario), dtype=torch.bfloat16
-        )
+        build: Any = transformers.AutoModelForCausalLM.from_config
+        model = build(make_config(scenario), dtype=torch.bfloat16)
     quantizer: Any = None
     if quantized:
         config: Any = transformers.BitsAndBytesConfig(load_in_4bit=True)  # type: ignore[no-untyped-call]
