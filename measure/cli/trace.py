@@ -242,25 +242,36 @@ def _trace_program(
     del given["force"]
     cards = cards_of(given)
     card = cards[0]
+    from measure.dry_run.program_report import other_cards
     from measure.dry_run.program_report import to_text as what_was_assumed
 
     ran = run(program or (), cards, answer)
     answer = replace(answer, allocator=answer.allocator or ran.allocator)
     settings = parse_settings(answer.allocator or "")
-    summary = summarize(ran.events, limit_bytes or card.visible_memory_bytes, settings)
-    _write_files(
-        answer, f"{' '.join(program or ()) or answer.check}"[:80] + f", {card.id}", ran.events, summary
-    )
+    limit = limit_bytes or card.visible_memory_bytes
+    summaries = {number: summarize(own, limit, settings) for number, own in ran.cards.items()}
+    fullest = max(summaries, key=lambda number: _need_of(summaries[number]))
+    summary, events = summaries[fullest], ran.cards[fullest]
+    ran = replace(ran, assumed=(*other_cards(summaries, fullest), *ran.assumed))
+    _write_files(answer, f"{' '.join(program or ()) or answer.check}"[:80] + f", {card.id}", events, summary)
     if answer.as_json:
-        write_result(to_json(summary, timeline_of(ran.events, summary), ran.assumed))
+        write_result(to_json(summary, timeline_of(events, summary), ran.assumed))
     else:
         write_result(to_text(summary) + what_was_assumed(ran))
     return _exit_code(summary)
 
 
 def _exit_code(summary: Summary) -> int:
-    full = summary.verdict is not None and summary.verdict.out_of_memory is not None
-    return int(ExitCode.GPU_MEMORY_SHORT if full else ExitCode.FITS)
+    return int(ExitCode.GPU_MEMORY_SHORT if _is_full(summary) else ExitCode.FITS)
+
+
+def _is_full(summary: Summary) -> bool:
+    return summary.verdict is not None and summary.verdict.out_of_memory is not None
+
+
+def _need_of(summary: Summary) -> tuple[bool, int]:
+    """What decides which of the cards of one process the answer is about."""
+    return _is_full(summary), summary.reserved_peak_bytes
 
 
 def _described(fields: Mapping[str, Any], where: str) -> ModelSpec:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure.dry_run.cuda.native import Native
-from measure.dry_run.messages import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Ending, ProgramEnd, ProgramJob
+from measure.dry_run.messages import ANSWER_FILE, STACKS_FILE, Ending, ProgramEnd, ProgramJob, events_file
 
 if TYPE_CHECKING:
     from measure.dry_run.guesses import Guesses
@@ -36,23 +36,15 @@ def main(text: str) -> None:
     faulthandler.enable(stacks)
     faulthandler.dump_traceback_later(job.timeout_s, exit=True, file=stacks)
     native = Native(Path(job.library))
-    from measure.dry_run.process_group import n_ranks
     from measure.dry_run.setup import set_up
 
     pretended = set_up(native, job)
     ending, reason, code = _run(job)
-    if ending in ("steps", "ended") and n_ranks() != job.card.n_cards:
-        ending = "refused"
-        reason = (
-            f"{job.card.n_cards} cards are named, and {n_ranks()} processes train: start one for each, "
-            "or name one card"
-        )
     faulthandler.cancel_dump_traceback_later()
     sys.stdout.flush()
     sys.stderr.flush()
-    _leave(
-        folder, native, pretended.stages, _answer((ending, reason, code), pretended.guesses, pretended.stages)
-    )
+    answer = _answer((ending, reason, code), pretended.guesses, pretended.stages)
+    _leave(job, native, pretended.stages, answer)
     # Without what programs do at exit: nothing that they would upload or join is there.
     os._exit(0)
 
@@ -123,14 +115,34 @@ def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> P
     )
 
 
-def _leave(folder: Path, native: Native, stages: Stages, answer: ProgramEnd) -> None:
-    from dataclasses import asdict
+def _unlike_named(n_named: int, n_processes: int, n_used: int) -> str:
+    """Why the cards that were named are not those that train; empty where they are: a process for each,
+    or one process that spreads the model over several.
+    """
+    if (n_processes == n_named and n_used == 1) or (n_processes == 1 and n_used > 1):
+        return ""
+    return (
+        f"{n_named} cards are named, and {n_processes} processes train on {n_used} each: start one for each "
+        'card, load with device_map="auto" in one process, or name one card'
+    )
+
+
+def _leave(job: ProgramJob, native: Native, stages: Stages, answer: ProgramEnd) -> None:
+    from dataclasses import asdict, replace
 
     from measure.dry_run.collect import events_of
+    from measure.dry_run.process_group import n_ranks
     from planner.allocator.events import write_jsonl
 
+    folder = Path(job.folder)
     if answer.ending in ("steps", "ended"):
-        write_jsonl(folder / EVENTS_FILE, events_of(native, stages))
+        found = events_of(native, stages)
+        reason = _unlike_named(job.card.n_cards, n_ranks(), len(found))
+        answer = replace(answer, cards=tuple(found))
+        if reason:
+            answer = replace(answer, ending="refused", reason=reason)
+        for card, events in found.items():
+            write_jsonl(folder / events_file(card), events)
     (folder / ANSWER_FILE).write_text(json.dumps(asdict(answer)), encoding="utf-8")
 
 

@@ -8,12 +8,33 @@ from measure.dry_run.cuda.native import ACCUMULATES, ALLOC, EMPTY_CACHE, FREE_RE
 from measure.dry_run.stages import Stages
 from measure.trace.labels import to_events
 from measure.trace.record import Place, Record, Role, TracedBlock, emptied
-from planner.allocator.events import AllocEvent
+from planner.allocator.events import NO_BLOCK, AllocEvent
+from planner.units import MIB
 
 
-def events_of(native: Native, stages: Stages) -> list[AllocEvent]:
-    """All events in order, with phase, term, operator and module."""
-    return _Collector(native, stages).run()
+def events_of(native: Native, stages: Stages) -> dict[int, list[AllocEvent]]:
+    """All events in order, with phase, term, operator and module, of each card that multiplied something or
+    holds more than small numbers.
+    """
+    events, cards = _Collector(native, stages).run(), _cards_of(native)
+    held: dict[int, list[AllocEvent]] = {card: [] for card in sorted({*cards.values(), 0})}
+    for event in events:
+        for card in held if event.block == NO_BLOCK else (cards[event.block],):
+            held[card].append(event)
+    return {card: own for card, own in held.items() if card == 0 or _is_used(own)}
+
+
+def _cards_of(native: Native) -> dict[int, int]:
+    """The card of each block."""
+    rows = (NativeEvent(*row) for row in native.rows().tolist())
+    return {event.id: event.device for event in rows if event.kind == ALLOC}
+
+
+def _is_used(events: list[AllocEvent]) -> bool:
+    """Whether a card holds anything of the training: Accelerate asks each one with a number
+    (``get_max_memory``).
+    """
+    return max((event.n_bytes for event in events), default=0) > MIB
 
 
 class _Collector:

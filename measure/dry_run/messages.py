@@ -8,7 +8,7 @@ from typing import Any, Literal
 from measure.dry_run.cuda.card import CardFacts
 
 Ending = Literal["steps", "ended", "failed", "refused"]
-EVENTS_FILE, ANSWER_FILE, STACKS_FILE = "events.jsonl", "answer.json", "stacks.txt"
+ANSWER_FILE, STACKS_FILE = "answer.json", "stacks.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ class ProgramJob:
         return ProgramJob(**{**fields, "command": tuple(fields["command"]), "card": CardFacts(**card)})
 
 
+def events_file(card: int) -> str:
+    """Name of the file with what one card was asked for."""
+    return f"events-{card}.jsonl"
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
     """How the program ended.  ``reason`` says why it failed or was refused;
@@ -57,7 +62,8 @@ class ProgramEnd:
 
     ``steps``: optimizer steps that ran.  ``most_tokens``: rows and tokens of the largest batch.
     ``allocator``: what the variables said that torch's allocator reads, where the program set them or was
-    given them.  ``exit_code``: the program's own, if it ended itself.
+    given them.  ``exit_code``: the program's own, if it ended itself.  ``cards``: numbers of those that it
+    used.
     """
 
     ending: Ending
@@ -68,3 +74,4 @@ class ProgramEnd:
     most_tokens: tuple[int, int]
     allocator: str
     assumed: tuple[dict[str, str], ...]
+    cards: tuple[int, ...] = ()

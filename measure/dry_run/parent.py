@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import IO
 
 from measure.dry_run import lay_out
-from measure.dry_run.messages import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, ProgramEnd, ProgramJob
+from measure.dry_run.messages import ANSWER_FILE, STACKS_FILE, ProgramEnd, ProgramJob, events_file
 from measure.dry_run.sandbox import view_of
 from measure.output import write_foreign
 from measure.trace.assumed import Assumed
@@ -51,9 +51,9 @@ class ProgramError(PlannerError):
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a program allocates: its events, what was assumed, and how far it came."""
+    """What a program allocates: its events by card, what was assumed, and how far it came."""
 
-    events: list[AllocEvent]
+    cards: dict[int, list[AllocEvent]]
     assumed: tuple[Assumed, ...]
     steps: int
     micro_steps: int
@@ -89,9 +89,9 @@ def dry_run(job: ProgramJob) -> DryRun:
                 "the program ended without an optimizer step of torch, so its training was not seen; name "
                 "the script that trains"
             )
-        events = read_jsonl(folder / EVENTS_FILE)
+        cards = {card: read_jsonl(folder / events_file(card)) for card in answer.cards}
     return DryRun(
-        events,
+        cards,
         tuple(Assumed(**each) for each in answer.assumed),
         answer.steps,
         answer.micro_steps,
@@ -181,7 +181,7 @@ def _answer_in(folder: Path) -> ProgramEnd | None:
         return None
     fields = json.loads(path.read_text(encoding="utf-8").replace(f"{folder / 'work'}/", ""))
     return ProgramEnd(
-        **{**fields, "assumed": tuple(fields["assumed"]), "most_tokens": tuple(fields["most_tokens"])}
+        **{**fields, **{name: tuple(fields[name]) for name in ("assumed", "most_tokens", "cards")}}
     )
 
 

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
+from planner.anatomy.device_map import shares_of
+from planner.anatomy.quantized_matrices import as_built
 from planner.domain.hardware import Hardware
 from planner.domain.model import BlockGroup, ModelSpec
-from planner.domain.recipes.parallel import Parallel, Stage
+from planner.domain.recipes.parallel import NORM, Parallel, Stage
 from planner.domain.scenario import Scenario
+from planner.errors import NotModelledError
 
 
 def stages_of(scenario: Scenario) -> tuple[Scenario, ...]:
@@ -22,6 +25,8 @@ def stages_of(scenario: Scenario) -> tuple[Scenario, ...]:
     parallel, batch = scenario.recipe.parallel, scenario.recipe.batch
     if parallel.pipeline == 1:
         return (scenario,)
+    if parallel.in_turn:
+        return _in_turn(scenario)
     layers = parallel.layers_of_stages(scenario.model.n_layers)
     bounds = [*pairwise(accumulate(layers, initial=0))]
     microbatches = int(parallel.microbatches or batch.grad_accum)
@@ -35,6 +40,41 @@ def stages_of(scenario: Scenario) -> tuple[Scenario, ...]:
         groups = _cut(scenario.model, [bounds[each] for each in own])
         model = replace(scenario.model, groups=groups, stage=stage)
         made.append(replace(scenario, model=model, hardware=hardware, recipe=recipe))
+    return tuple(made)
+
+
+def _in_turn(scenario: Scenario) -> tuple[Scenario, ...]:
+    """The job of each GPU that has something of a model which one process spreads over several.
+
+    Raises:
+        NotModelledError: the GPUs are too small for the model, or the first one has room for all of it.
+    """
+    parallel, model = scenario.recipe.parallel, as_built(scenario.model, scenario.stack)
+    shares = shares_of(scenario)
+    if shares is None:
+        raise NotModelledError(
+            f'{parallel.pipeline} GPUs are too small for the weights: device_map="auto" would leave some of '
+            "them in host RAM or on disk, which is not modelled; take larger GPUs, or more of them"
+        )
+    recipe = replace(scenario.recipe, parallel=replace(parallel, pipeline=1))
+    hardware = hardware_of_stage(scenario.hardware, parallel)
+    made = []
+    for rank, share in enumerate(shares):
+        if not share.ends and share.layers[0] == share.layers[1]:
+            continue
+        n_layers = share.layers[1] - share.layers[0]
+        stage = Stage(rank, parallel.pipeline, (n_layers,), parallel.schedule, 1, share.ends)
+        norms = model.final_norms if NORM in share.ends else ()
+        # What reads the kind of a layer finds one, also where there is none.
+        groups = _cut(model, [share.layers]) or (replace(model.groups[-1], count=0),)
+        own = replace(model, groups=groups, final_norms=norms, stage=stage)
+        made.append(replace(scenario, model=own, hardware=hardware, recipe=recipe))
+    if len(made) == 1:
+        raise NotModelledError(
+            f'device_map="auto" puts all of this model on the first of {parallel.pipeline} GPUs, and the '
+            "Trainer then copies it to each (DataParallel), which is not modelled: take one GPU, or one "
+            "process for each"
+        )
     return tuple(made)
 
 

@@ -64,6 +64,7 @@ class AlikeFlags(TypedDict, total=False):
     epochs: float | str
     eval_samples: int | str
     eval_batch: int | str
+    device_map: str
     tensor_parallel: int | str
     pipeline_parallel: int | str
     pipeline_schedule: str

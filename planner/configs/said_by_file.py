@@ -40,14 +40,12 @@ class Remark:
 class Alone:
     """A key with which the tool trains on one GPU only, and what it says on several.
 
-    ``otherwise``: why one GPU is not modelled either; empty where it is.  ``by_tool``: the tool refuses
-    several; else what it does then is not modelled.
+    ``otherwise``: why one GPU is not modelled either; empty where it is.
     """
 
     origin: str
     refused: str
     otherwise: str = ""
-    by_tool: bool = True
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from planner.domain.stack_values import (
     AdapterKernels,
     CompletionLogps,
     DdpFindsUnused,
+    DeviceMap,
     DoraBranch,
     ExpandableSegments,
     Fp8Linears,
@@ -115,9 +116,7 @@ class Stack:
 
     # Quantised bases
     quantizer: Quantizer
-    """Who replaces matrices by 4-bit ones: Transformers all but the head, Lightning's
-    ``BitsandbytesPrecision`` every ``nn.Linear``, from an fp16 copy.
-    """
+    """Who makes 4-bit matrices: Transformers of all but the head, Lightning of all, from an fp16 copy."""
     whole_out_proj: WholeOutProj
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     fused_experts: bool
@@ -137,9 +136,7 @@ class Stack:
     int8_keeps_quantized_input: bool
     """int8 linears keep their input quantised by columns until backward."""
     packed_kernels: PackedKernels
-    """Who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), ``gptqmodel``, or the
-    Triton kernels of fms-acceleration, for GPTQ alone.
-    """
+    """Who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), or others by their names."""
     awq_in_fp16: bool
     """Models of AWQ matrices are loaded in fp16 where bf16 is asked."""
 
@@ -210,6 +207,8 @@ class Stack:
     """
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
+    device_map: DeviceMap
+    """Room that a GPU gets beyond an even share (``device_map``): for a layer or the largest module."""
     model_parallel: ModelParallel
     """What GPUs that divide a model's matrices have of the stream between them: all ``features`` of
     each token, or their own ``tokens`` (sequence parallel).  Where only sequences are divided:

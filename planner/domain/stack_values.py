@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 KbitUpcast = Literal["none", "norms", "layers", "all"]
+DeviceMap = Literal["unread", "layer", "largest"]
 LoaderReserves = Literal["nothing", "half", "stored"]
 LoaderPlaces = Literal["kbit", "alone", "undivided"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]

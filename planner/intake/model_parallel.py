@@ -21,6 +21,7 @@ from planner.domain.recipes.sharding import DDP, FSDP, FSDP_GRAD_OP, NONE, ZERO3
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.errors import UnreadCombinationError, UsageError
+from planner.intake.device_map import check_device_map, resolve_device_map
 from planner.intake.expert_parallel import of_experts, resolve_experts
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest
@@ -91,6 +92,12 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
         UsageError: more GPUs than there are, or not a part of them.
     """
     parallel = degrees(ledger.request)
+    if ledger.request.get("device_map"):
+        return resolve_device_map(ledger, hardware, parallel)
+    return _resolve_ranks(ledger, hardware, parallel)
+
+
+def _resolve_ranks(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:
     copies = parallel.replicas or 1
     if parallel.replicas:
         ledger.choose("replicas", copies, "assumed")
@@ -130,6 +137,8 @@ def default_sharding(
 ) -> tuple[ShardingName, str]:
     """The sharding where nothing is given, and why; ``of_stack``: what the stack takes by itself."""
     divides_by, world = stack.model_parallel, hardware.world_size
+    if parallel.in_turn:
+        return NONE.name, "one process has all GPUs"
     if parallel.pipeline > 1:
         chosen = NONE if world == parallel.gpus else FSDP_GRAD_OP
         return chosen.name, "torchtitan keeps weights whole between the micro-batches of a pipeline"
@@ -190,6 +199,9 @@ def check_parallel(scenario: Scenario) -> None:
         UnreadCombinationError: it was not, or the libraries refuse it; says why.
     """
     parallel = scenario.recipe.parallel
+    if parallel.in_turn:
+        check_device_map(scenario)
+        return
     if parallel.experts > 1:
         reasons: tuple[str, ...] = (*of_experts(scenario), *_of_divided_model(scenario))
         if reasons:

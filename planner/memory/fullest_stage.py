@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.prediction import MemoryPrediction
+from planner.domain.recipes.parallel import HEAD, TABLE
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed_peak import predict_replayed
@@ -22,18 +23,25 @@ def fullest_job(
     """The job of that group; of a job without a pipeline its own.
 
     Only the ends and the second group are looked at: of those between the ends it has as many layers as any,
-    and holds as many micro-batches.
+    and holds as many micro-batches.  GPUs of one process are looked at each: no rule says which has most.
     """
     stages = stages_of(scenario)
     numbers = sorted({0, min(1, len(stages) - 1), len(stages) - 1})
+    if scenario.recipe.parallel.in_turn:
+        numbers = [*range(len(stages))]
     jobs = [job_of(stages[number], coefficients) for number in numbers]
     return jobs[0] if len(jobs) == 1 else max(jobs, key=lambda job: float(predict(job).must_have_bytes))
 
 
 def on_whole_nodes(job: Job, scenario: Scenario) -> Job:
-    """The same beside all processes of a node, which may be those of several groups."""
+    """The same beside all processes of a node, which may be those of several groups; of one process that has
+    several GPUs the whole model.
+    """
     if job.model.stage is None:
         return job
+    if job.model.stage.in_turn:
+        alone = replace(job.scenario, model=scenario.model)
+        return job_of(alone, job.coefficients)
     return replace(job, scenario=replace(job.scenario, hardware=scenario.hardware))
 
 
@@ -42,7 +50,10 @@ def stage_words(job: Job) -> tuple[str, ...]:
     stage = job.model.stage
     if stage is None:
         return ()
-    ends = " with the token table" * stage.is_first + " with the head" * stage.is_last
+    ends = " with the token table" * stage.has(TABLE) + " with the head" * stage.has(HEAD)
+    if stage.in_turn:
+        which = f"{stage.rank + 1} of {stage.ranks} (cuda:{stage.rank})"
+        return (f"Memory is that of GPU {which}, which needs most: {stage.chunks[0]} layers{ends}",)
     held = most_held(stage)
     said = (
         f"Memory is that of group {stage.rank + 1} of the pipeline's {stage.ranks}, which needs most: "

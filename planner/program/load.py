@@ -110,8 +110,8 @@ def casts_on_host(job: Job) -> bool:
 
 def loader_places(job: Job) -> bool:
     """Whether the loader brings the model to the card, tensor by tensor (``device_map``)."""
-    recipe, places = job.recipe, job.stack.loader_places
-    if recipe.numerics.quantization in BITSANDBYTES:
+    recipe, places, stage = job.recipe, job.stack.loader_places, job.model.stage
+    if recipe.numerics.quantization in BITSANDBYTES or (stage is not None and stage.in_turn):
         return True
     if places == "alone":
         return recipe.sharding.engine == "native" and job.hardware.world_size == 1
@@ -269,8 +269,9 @@ def add_adapters(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> 
     """
     made = adapter_weights(job)
     originals = {each.name: each.dtype for each in weights if not each.packed}
-    if job.model.tied:
-        originals["head"] = originals[job.model.token_embedding.name]
+    table = job.model.token_embedding.name
+    if job.model.tied and table in originals:
+        originals["head"] = originals[table]
     cast = engine_dtypes(job, made) if casts_on_host(job) else {}
     for each in made:
         each.dtype = cast.get(id(each), originals.get(each.name, each.dtype))

@@ -19,6 +19,7 @@ from planner.anatomy.packing import Matrices, packed_bytes
 from planner.anatomy.quantized_matrices import is_quantizable
 from planner.anatomy.trained_parts import parts_of
 from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.recipes.parallel import HEAD, NORM, TABLE
 from planner.domain.stack import Stack
 from planner.domain.vision import TowerSpec
 from planner.intake.train_layers import TrainedParts
@@ -159,12 +160,13 @@ def model_weights(job: Job) -> list[Weight]:
         if block.extra_params:
             made.append(_weight(f"{layer} extra", "matrix", block.extra_params))
         made += _norms(block.norms, layer)
-    last = [*_norms(model.final_norms[n_first:], "norm"), *_head(job)]
+    norms, heads = [*_norms(model.final_norms[n_first:], "norm")], [*_head(job)]
+    if model.stage is not None:
+        made = made if model.stage.has(TABLE) else [each for each in made if not each.outside]
+        norms, heads = norms if model.stage.has(NORM) else [], heads if model.stage.has(HEAD) else []
+    last = [*norms, *heads]
     for each in last:
         each.outside = True
-    if model.stage is not None:
-        made = made if model.stage.is_first else [each for each in made if not each.outside]
-        last = last if model.stage.is_last else []
     made = [*seeing, *made, *last]
     halves = {
         linear.name for group in model.groups for linear in group.block.linears if linear.group != "attention"

@@ -16,7 +16,7 @@ from array import array
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from planner.domain.recipes.parallel import Stage
+from planner.domain.recipes.parallel import HEAD, TABLE, Stage
 from planner.domain.term import Phase
 from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.recorded_part import (
@@ -114,7 +114,7 @@ def _make_buffers(stream: RequestStream, stage: Stage, chunks: list[_Chunk]) -> 
     stream.enter("forward")
     shape = _stream_of(chunks)
     place = ("pipeline", "", "receive buffer")
-    n_ends = stage.is_first + stage.is_last
+    n_ends = stage.has(TABLE) + stage.has(HEAD)
     for _ in range((2 * len(chunks) - n_ends) * stage.microbatches):
         stream.allocate(shape.unit, shape.count * ELEMENT_BYTES[shape.dtype], "saved_activations", place)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Literal
 
 from planner.anatomy.trained_parts import is_checkpointed, makes_input_require_gradient
 from planner.anatomy.trained_parts import parts_of as trained_of
 from planner.domain.model import ModelSpec
+from planner.domain.recipes.parallel import HEAD, TABLE
 from planner.domain.stack_values import ENTERS
 from planner.errors import NotModelledError
 from planner.intake.train_layers import TrainedParts
@@ -26,6 +28,7 @@ from planner.program.head.preferences import preference_head, values
 from planner.program.head.roles import CACHING, Role
 from planner.program.head.tiles import tiles
 from planner.program.head.weighted import compared_logits, weighted_loss
+from planner.program.in_turn import arrived, came_back, left
 from planner.program.job import Job, generation_job, reference_job, reward_job
 from planner.program.layers.layer import layer
 from planner.program.load import settle_workspace
@@ -75,7 +78,7 @@ def step_of(job: Job) -> RequestStream:
     runtime = runtime_of(job)(stream, job)
     parts, accumulates = parts_of(job), int(job.recipe.batch.grad_accum) > 1
     runtime.parts = parts
-    if job.model.stage is not None:
+    if job.model.stage is not None and not job.model.stage.in_turn:
         run_pipeline(runtime, parts, parts_of(job, "added") if runtime.adds_gradients else parts)
         settle_workspace(stream)
         return stream
@@ -181,8 +184,12 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     mode = Mode(gradients, role)
     before, stage = _before_layers(job, ends, mode), job.model.stage
     parts, shares, entry = before.parts, before.shares, before.parts[-1].template.out
-    if stage is not None and not stage.is_first:
+    if stage is not None and not stage.has(TABLE):
         parts, entry = [], replace(entry, shared="")
+        if stage.in_turn:
+            parts = [Part("embeddings", _handed(ends, entry, "arrived", gradients), 1)]
+            shares = {name: shape for name, (_, shape) in parts[0].template.shares.items()}
+            entry = parts[0].template.out
     grown = tuple(CACHE.items()) if role == "token" else ()
     names = {view: names_for(view).items() for view in ends.kinds}
     given = {
@@ -200,8 +207,8 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
             parts.append(Part("layer", template, 1))
         parts += before.stacked(number, template.out, gradients)
         entry = parts[-1].template.out
-    if stage is not None and not stage.is_last:
-        return parts
+    if stage is not None and not stage.has(HEAD):
+        return [*parts, Part("head", _handed(ends, entry, "left", gradients), 1)] if stage.in_turn else parts
     return [*parts, Part("head", _last(ends, entry, tuple(shares.items()), mode), 1)]
 
 
@@ -255,12 +262,13 @@ def _layers(job: Job, trained: TrainedParts) -> list[LayerView]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """How a layer is called: through checkpointing (``again``),
-    and with an input that is made to require a gradient.
+    """How a layer is called: through checkpointing (``again``), with an input that is made to require a
+    gradient, and with copies of masks that lie on another GPU.
     """
 
     again: bool
     enters: bool
+    copies: bool = False
 
 
 def _call_of(job: Job, number: int, view: LayerView) -> _Call:
@@ -268,6 +276,7 @@ def _call_of(job: Job, number: int, view: LayerView) -> _Call:
     return _Call(
         again,
         again and view.trains_base and bool(job.recipe.train_layers) and job.stack.frozen_layers in ENTERS,
+        job.model.stage is not None and job.model.stage.in_turn and not job.model.stage.has(TABLE),
     )
 
 
@@ -278,6 +287,14 @@ def _first(ends: EndsView, gradients: Gradients) -> Template:
     return run(
         lambda torch, _: embeddings(torch, ends), NO_INPUT, _OUTSIDE, given, gradients=gradients, saves=saves
     )
+
+
+@lru_cache(maxsize=64)
+def _handed(ends: EndsView, entry: Shape, way: Literal["arrived", "left"], gradients: Gradients) -> Template:
+    """Where the stream comes from another GPU of this process, or leaves for one."""
+    if way == "arrived":
+        return run(lambda torch, _: arrived(torch, ends, entry), NO_INPUT, _OUTSIDE, gradients=gradients)
+    return run(partial(left, ends), entry, _LOSS, gradients=gradients)
 
 
 @lru_cache(maxsize=1024)
@@ -330,7 +347,7 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
             return weighted_loss(torch, ends, passed)
         if ends.layer.recipe.loss == "chunked" and ends.layer.stack.loss_pieces == "tiles":
             return tiles(torch, ends, passed)
-        return head(torch, ends, passed)
+        return head(torch, ends, came_back(torch, ends, passed))
 
     saves = _saves(ends.layer, mode.gradients)
     last: Saves = "here" if saves == "here" else "on_host_last"
@@ -340,7 +357,7 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
 def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
     """One layer; what it shares with others is an argument of its own, which checkpointing keeps."""
     given, torch.shared = torch.shared, {}
-    function = partial(_with_shared, torch, view, given)
+    function = partial(_with_shared, torch, view, given, call.copies)
     del given
     if call.enters and x.node is None and torch.grad_enabled:
         require_gradient(x, torch.path)
@@ -369,8 +386,10 @@ def _is_hooked(view: LayerView) -> bool:
     return is_fsdp1 and view.recipe.method != "full" and stack.fsdp1_wraps_adapters and around
 
 
-def _with_shared(torch: Operators, view: LayerView, given: dict[str, Tensor], x: Tensor) -> Tensor:
-    torch.shared = given
+def _with_shared(
+    torch: Operators, view: LayerView, given: dict[str, Tensor], copies: bool, x: Tensor
+) -> Tensor:
+    torch.shared = {name: torch.same(each, "to") for name, each in given.items()} if copies else given
     try:
         return layer(torch, view, x)
     finally:

@@ -29,6 +29,7 @@ from planner.searching.moves import (
     less_offload,
     more_cards,
     moves,
+    one_process,
     other_stacks,
     smaller_batches,
 )
@@ -261,6 +262,8 @@ def levers(
         found += _downhill(first, first.tries(divided_sequences(scenario)))
         found += _together(first, [trial for trial in (*trials, *found) if trial.move.topic != "card"])
         trials += judge.again(found)
+        if not any(trial.lever.fits for trial in trials):
+            trials += [trial for trial in judge.tries(one_process(scenario)) if trial.lever.fits]
     return _ordered(_not_padded([trial.lever for trial in trials]), verdict)
 
 

@@ -13,7 +13,7 @@ from planner.catalog.stacks import load_stack
 from planner.domain.hardware import GpuSpec, Hardware
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.recipe import Offload
-from planner.domain.recipes.sharding import FSDP, ZERO2, ZERO3, Sharding
+from planner.domain.recipes.sharding import DDP, FSDP, NONE, ZERO2, ZERO3, Sharding
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.intake.supported import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_flash2
@@ -207,6 +207,18 @@ def divided_sequences(scenario: Scenario) -> tuple[Move, ...]:
         for count in (2, 4, 8)
         if scenario.hardware.gpus_per_node % count == 0
     )
+
+
+def one_process(scenario: Scenario) -> tuple[Move, ...]:
+    """The layers spread over the GPUs of a node in one process, which accumulates for all of them."""
+    hardware, recipe = scenario.hardware, scenario.recipe
+    count = hardware.gpus_per_node
+    if count == 1 or hardware.nodes > 1 or recipe.sharding not in (NONE, DDP) or recipe.parallel.divides:
+        return ()
+    flags: dict[str, str | bool | None] = {"device-map": "auto"}
+    flags |= {"sharding": None} if "sharding" in request_of(scenario).values else {}
+    flags |= {"grad-accum": str(int(recipe.batch.grad_accum) * count)}
+    return (Move("sharding", "time", "layers spread over the GPUs in one process", flags),)
 
 
 def _own_memory(scenario: Scenario) -> dict[str, None]:

@@ -84,15 +84,20 @@ def transfer_seconds(scenario: Scenario, job: TimedJob) -> Number:
 
 
 def handed_on_bytes(job: TimedJob) -> Number:
-    """Bytes of outputs and gradients that a group between others sends in one step, each GPU its own part.
+    """Bytes of outputs and gradients that a group between others sends in one step, each GPU its own part; of
+    GPUs in turn all that they send one another.
 
     Source: torch 2.13 distributed/pipelining/stage.py get_fwd_send_ops, get_bwd_send_ops.
     """
-    stage, recipe = job.own.model.stage, job.recipe
+    stage, recipe, model = job.own.model.stage, job.recipe, job.scenario.model
     assert stage is not None
     tokens = job.mean_micro.computed / recipe.parallel.tensor
-    width = job.scenario.model.hidden_size * DTYPE_BYTES[recipe.numerics.compute_dtype]
-    return _EXCHANGES * len(stage.chunks) * recipe.batch.grad_accum * tokens * width
+    element_bytes = DTYPE_BYTES[recipe.numerics.compute_dtype]
+    width = _EXCHANGES * len(stage.chunks) * model.hidden_size
+    if stage.in_turn:
+        # All GPUs wait for each of these, and for the logits on their way to the first one.
+        width = width * (stage.ranks - 1) + model.head.out_features
+    return recipe.batch.grad_accum * tokens * width * element_bytes
 
 
 def _of_all(

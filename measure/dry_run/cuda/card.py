@@ -13,7 +13,7 @@ from planner.errors import PlannerError
 
 # The first of these that says something wins (torch 2.13, run with both).
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-_KIND, _ID, _BYTES, _STREAM = 0, 1, 2, 3
+_KIND, _ID, _BYTES, _STREAM, _DEVICE = 0, 1, 2, 3, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def said_to_allocator() -> str:
 
 
 class LiveAllocator:
-    """The allocator's statistics at any moment: it catches up with the log whenever it is asked.
+    """The statistics of each card's allocator at any moment: they catch up with the log when one is asked.
 
     ``settings``: text as in ``PYTORCH_CUDA_ALLOC_CONF``; empty for what the program's variables say when it
     asks first.  There is no limit here: what a full card does is said after the run.
@@ -41,45 +41,46 @@ class LiveAllocator:
 
     def __init__(self, native: Native, settings: str = "") -> None:
         self._native, self._settings = native, settings
-        self._made: CachingAllocator | None = None
+        self._made: dict[int, CachingAllocator] = {}
         self._seen = 0
-        self._blocks: dict[int, Block | None] = {}
-        self._tickets: dict[int, int | None] = {}
+        self._blocks: dict[int, tuple[CachingAllocator, Block | None]] = {}
+        self._tickets: dict[int, tuple[CachingAllocator, int | None]] = {}
 
-    def now(self) -> CachingAllocator:
-        """The allocator after all that has happened so far."""
+    def now(self, card: int = 0) -> CachingAllocator:
+        """The allocator of a card after all that has happened so far."""
         rows = self._native.rows(self._seen)
         self._seen += len(rows)
         for row in rows.tolist():
             self._follow(row)
-        return self._allocator
+        return self._of(card)
 
-    @property
-    def _allocator(self) -> CachingAllocator:
-        if self._made is None:
+    def _of(self, card: int) -> CachingAllocator:
+        if card not in self._made:
             try:
                 settings = parse_settings(self._settings or said_to_allocator())
             except PlannerError:
                 settings = DEFAULT_SETTINGS  # whoever started the program refuses this text
-            self._made = CachingAllocator(settings)
-        return self._made
+            self._made[card] = CachingAllocator(settings)
+        return self._made[card]
 
     def _follow(self, row: list[int]) -> None:
         kind, number = row[_KIND], row[_ID]
         if kind == ALLOC:
-            self._blocks[number] = self._allocator.malloc(row[_BYTES], row[_STREAM]) if row[_BYTES] else None
+            own = self._of(row[_DEVICE])
+            self._blocks[number] = own, own.malloc(row[_BYTES], row[_STREAM]) if row[_BYTES] else None
         elif kind == EMPTY_CACHE:
-            self._allocator.empty_cache()
+            for own in self._made.values():
+                own.empty_cache()
         elif number in self._tickets:
-            ticket = self._tickets.pop(number)
+            own, ticket = self._tickets.pop(number)
             if ticket is not None:
-                self._allocator.complete_free(ticket)
+                own.complete_free(ticket)
         else:
             self._free(number, waits=kind == FREE_REQUESTED)
 
     def _free(self, number: int, *, waits: bool) -> None:
-        block = self._blocks.pop(number)
+        own, block = self._blocks.pop(number)
         if waits:
-            self._tickets[number] = None if block is None else self._allocator.request_free(block)
+            self._tickets[number] = own, None if block is None else own.request_free(block)
         elif block is not None:
-            self._allocator.free(block)
+            own.free(block)

@@ -17,6 +17,7 @@ from measure.dry_run.cuda.cuda_bindings import CUDA_VERSION, Call, always, nothi
 from measure.dry_run.cuda.native import Native
 from measure.dry_run.cuda.streams import Event, OnDevice, Stream, StreamContext, device_index
 from measure.dry_run.guesses import Guesses
+from planner.allocator.caching_allocator import CachingAllocator
 from planner.units import KIB, MIB
 
 # What the driver would say of an idle card.
@@ -132,34 +133,41 @@ def _devices(native: Native, facts: CardFacts) -> dict[str, Call]:
 
 
 def _memory(native: Native, facts: CardFacts, allocator: LiveAllocator) -> dict[str, Call]:
-    def statistics(*_: Any) -> dict[str, int]:
-        now = allocator.now()
-        found: dict[str, int] = defaultdict(int)
-        for name, current, peak in (
-            ("allocated", now.allocated_bytes, now.peak_allocated_bytes),
-            ("active", now.active_bytes, now.peak_active_bytes),
-            ("reserved", now.reserved_bytes, now.peak_reserved_bytes),
-        ):
-            found |= {f"{name}_bytes.all.current": current, f"{name}_bytes.all.peak": peak}
-        return found
+    def of_card(read: Callable[[CachingAllocator], Any]) -> Call:
+        def call(device: Any = None) -> Any:
+            index = device_index(device)
+            return read(allocator.now(native.device if index < 0 else index))
 
-    reset = _no_argument(lambda: allocator.now().reset_peaks())
+        return call
+
+    reset = of_card(lambda now: now.reset_peaks())
     return {
-        "memory_allocated": _no_argument(lambda: allocator.now().allocated_bytes),
-        "max_memory_allocated": _no_argument(lambda: allocator.now().peak_allocated_bytes),
-        "memory_reserved": _no_argument(lambda: allocator.now().reserved_bytes),
-        "max_memory_reserved": _no_argument(lambda: allocator.now().peak_reserved_bytes),
-        "memory_stats": statistics,
-        "device_memory_used": _no_argument(lambda: allocator.now().reserved_bytes),
+        "memory_allocated": of_card(lambda now: now.allocated_bytes),
+        "max_memory_allocated": of_card(lambda now: now.peak_allocated_bytes),
+        "memory_reserved": of_card(lambda now: now.reserved_bytes),
+        "max_memory_reserved": of_card(lambda now: now.peak_reserved_bytes),
+        "memory_stats": of_card(_statistics),
+        "device_memory_used": of_card(lambda now: now.reserved_bytes),
         "memory_summary": always(""),
         "list_gpu_processes": always(""),
         "reset_peak_memory_stats": reset,
         "reset_max_memory_allocated": reset,
-        "mem_get_info": _no_argument(
-            lambda: (max(facts.total_bytes - allocator.now().reserved_bytes, 0), facts.total_bytes)
+        "mem_get_info": of_card(
+            lambda now: (max(facts.total_bytes - now.reserved_bytes, 0), facts.total_bytes)
         ),
         "empty_cache": _no_argument(native.empty_cache),
     }
+
+
+def _statistics(now: CachingAllocator) -> dict[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for name, current, peak in (
+        ("allocated", now.allocated_bytes, now.peak_allocated_bytes),
+        ("active", now.active_bytes, now.peak_active_bytes),
+        ("reserved", now.reserved_bytes, now.peak_reserved_bytes),
+    ):
+        found |= {f"{name}_bytes.all.current": current, f"{name}_bytes.all.peak": peak}
+    return found
 
 
 def _no_argument(function: Callable[[], Any]) -> Call:

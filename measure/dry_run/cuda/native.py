@@ -16,7 +16,7 @@ FREE: Final = 0
 ALLOC: Final = 1
 EMPTY_CACHE: Final = 2
 FREE_REQUESTED: Final = 3
-N_COLUMNS: Final = 8
+N_COLUMNS: Final = 9
 ACCUMULATES: Final = -1
 """Node number of one that accumulates a gradient, which has no place in the forward pass."""
 
@@ -39,6 +39,7 @@ class NativeEvent:
     node: int
     op: int
     source: int
+    device: int
 
 
 class Native:
@@ -76,7 +77,7 @@ class Native:
         self._library.dry_listen(*self._heard)
 
     def rows(self, start: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Rows of the log from number ``start`` on, of eight numbers each."""
+        """Rows of the log from number ``start`` on, of nine numbers each."""
         n_events = self._library.dry_n_events()
         if n_events <= start:
             return np.empty((0, N_COLUMNS), np.int64)

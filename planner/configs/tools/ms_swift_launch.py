@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside, referred
-from planner.configs.said_by_file import Alone, Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.stock import stock_engine
 from planner.configs.shared.trainer_arguments import (
@@ -24,9 +24,10 @@ from planner.errors import REFUSED_BY_TOOL, UsageError
 
 _PROCESSES, _NODES, _VISIBLE = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
 _SPREADS = (
-    "one process that sees several GPUs spreads the layers over them (device_map), which is not modelled: "
-    "NPROC_PER_NODE starts a process for each"
+    "each of several processes spreads the layers over GPUs of its own (device_map), which is not modelled: "
+    "NPROC_PER_NODE starts a process for each GPU"
 )
+_ONE_PROCESS = "ms-swift 4.6.0 swift/model/utils.py get_default_device_map: auto in one process"
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _QWEN = re.compile(r"qwen(2|3)(?:[._]\d)?(?:-?vl|[._]\d)", re.IGNORECASE)
 _FILES = (".yaml", ".yml", ".json")
@@ -51,17 +52,23 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
         if beside.accelerate is not None:
             return _leave_to_launcher(env, reading, beside.accelerate, visible)
         if visible is not None and visible > 1:
-            raise env.not_modelled(_VISIBLE, _SPREADS)
+            where = env.where(_VISIBLE)
+            reading.say("gpus", visible, where)
+            reading.say(
+                "device_map", "auto", where, "one process spreads the layers over all GPUs that it sees"
+            )
+            env.skip(env.left_over_here())
+            return False
         if keys.path.suffix in _FILES:
             text = "counted as started with NPROC_PER_NODE, a process for each GPU"
             reading.remark(str(keys.path), text)
             env.skip(env.left_over_here())
             return False
-        _start_alone(reading, str(keys.path), "ms-swift 4.6.0 swift/cli/main.py: no NPROC_PER_NODE")
+        _start_alone(reading, "ms-swift 4.6.0 swift/cli/main.py: no NPROC_PER_NODE")
     else:
         _say_processes(env, reading, (per_node or 1, nodes or 1), visible)
     env.skip(env.left_over_here())
-    return reading.alone is None
+    return "device_map" not in reading.said
 
 
 def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int | None) -> bool:
@@ -73,14 +80,15 @@ def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int |
     table = read_document(launch).table
     has_ranks = str(table.get("distributed_type") or "NO").upper() != "NO"
     if not has_ranks or table.get("num_processes") == 1:
-        _start_alone(reading, str(launch), "its launcher starts one process")
+        _start_alone(reading, "its launcher starts one process")
     env.skip(env.left_over_here())
     return has_ranks
 
 
-def _start_alone(reading: Reading, where: str, why: str) -> None:
+def _start_alone(reading: Reading, why: str) -> None:
+    """One process, which spreads the layers where it sees several GPUs."""
     reading.default("gpus", 1, why)
-    reading.alone = Alone(where, _SPREADS, by_tool=False)
+    reading.default("device_map", "auto", _ONE_PROCESS)
 
 
 def _say_processes(env: Keys, reading: Reading, counts: tuple[int, int], visible: int | None) -> None:

@@ -72,7 +72,9 @@ def flat_recipe(recipe: Recipe) -> dict[str, Any]:
         holder = getattr(recipe, part) if part else recipe
         if holder is not None:
             flat |= {name: getattr(holder, attribute) for name, attribute in names.items()}
-    if recipe.parallel.pipeline > 1:
+    if recipe.parallel.in_turn:
+        flat |= {"device_map": "auto"}
+    elif recipe.parallel.pipeline > 1:
         flat |= {name: getattr(recipe.parallel, attribute) for name, attribute in _PIPELINE.items()}
     if recipe.parallel.experts > 1:
         flat |= {name: getattr(recipe.parallel, attribute) for name, attribute in _EXPERTS.items()}

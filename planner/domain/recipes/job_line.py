@@ -129,8 +129,11 @@ def _distribution(recipe: Recipe) -> tuple[str, ...]:
     sharding += (f"hpz {parallel.hpz}",) if parallel.hpz > 1 else ()
     sharding += (f"tensor parallel {parallel.tensor}",) if parallel.tensor > 1 else ()
     sharding += (
-        (f"pipeline parallel {parallel.pipeline} ({parallel.schedule})",) if parallel.pipeline > 1 else ()
+        (f"pipeline parallel {parallel.pipeline} ({parallel.schedule})",)
+        if parallel.pipeline > 1 and not parallel.in_turn
+        else ()
     )
+    sharding += (f"layers over {parallel.pipeline} GPUs in one process",) if parallel.in_turn else ()
     sharding += (f"context parallel {parallel.context}",) if parallel.context > 1 else ()
     sharding += (f"expert parallel {parallel.experts}",) if parallel.experts > 1 else ()
     return sharding if recipe.offload == "none" else (*sharding, f"offload {recipe.offload}")

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Schedule = Literal["1f1b", "interleaved", "gpipe"]
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
-"""In which order a GPU of a pipeline runs its micro-batches."""
+Schedule = Literal["1f1b", "interleaved", "gpipe", "in_turn"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)[:-1]
+"""In which order a GPU of a pipeline runs its micro-batches; ``in_turn``: one process drives all GPUs,
+and only one of them works at a time.
+"""
+DEVICE_MAPS = ("auto",)
+"""How one process spreads layers over its GPUs, by Accelerate's word."""
+End = Literal["table", "norm", "head"]
+"""What lies around the layers: token table, last norm, head with the loss."""
+TABLE, NORM, HEAD = ENDS = get_args(End)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +23,8 @@ class Parallel:
     those that divide each sequence.  ``replicas``: copies of what HSDP divides; ``None`` for one on each
     node.  ``hpz``: GPUs over which ZeRO-3 divides a second copy of the weights, from which it gathers in
     backward (ZeRO++); 1 for none.  ``pipeline``: groups of GPUs that each have some of the layers, which run
-    ``microbatches`` by ``schedule`` before gradients are reduced; ``None`` for all of a step.  ``experts``:
+    ``microbatches`` by ``schedule`` before gradients are reduced; ``None`` for all of a step.  With schedule
+    ``in_turn`` a group is one GPU, and one process has them all (``device_map``).  ``experts``:
     GPUs that divide the experts of each layer, each with a batch of its own.
     """
 
@@ -38,6 +46,11 @@ class Parallel:
     def divides(self) -> bool:
         """Whether a batch has several GPUs."""
         return self.gpus > 1
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether one process spreads the layers over its GPUs, of which one works at a time."""
+        return self.pipeline > 1 and self.schedule == "in_turn"
 
     @property
     def chunks(self) -> int:
@@ -68,7 +81,8 @@ ALONE = Parallel()
 class Stage:
     """What group ``rank`` of ``ranks`` has of a pipeline: so many layers in each of ``chunks``.
 
-    The first group has the token table, too, the last one norm and head.
+    The first group has the token table, too, the last one norm and head.  Where GPUs work in turn, ``ends``
+    says what each one has.
     """
 
     rank: int
@@ -76,13 +90,15 @@ class Stage:
     chunks: tuple[int, ...]
     schedule: Schedule
     microbatches: int
+    ends: tuple[End, ...] = ()
 
     @property
-    def is_first(self) -> bool:
-        """Whether it has the token table."""
-        return self.rank == 0
+    def in_turn(self) -> bool:
+        """Whether it is one of the GPUs of one process."""
+        return self.schedule == "in_turn"
 
-    @property
-    def is_last(self) -> bool:
-        """Whether it has the last norm, the head and the loss."""
-        return self.rank == self.ranks - 1
+    def has(self, end: End) -> bool:
+        """Whether this part of the model is there."""
+        if self.in_turn:
+            return end in self.ends
+        return self.rank == (0 if end == TABLE else self.ranks - 1)

@@ -136,7 +136,7 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     for name, sentence in config.needs.items():
         if request.get(name) is None:
             raise UsageError(sentence)
-    if config.several is not None and request.get("sharding") is None and _gpus(request) > 1:
+    if config.several is not None and request.get("sharding") is None and _batches(request) > 1:
         request = merge(ScenarioRequest({"sharding": config.several}), request)
     if config.least_batch is not None:
         request = _with_least(request, *config.least_batch)
@@ -180,7 +180,7 @@ def overruled(config: ConfigFile, request: ScenarioRequest) -> tuple[Remark, ...
 
 def _with_least(request: ScenarioRequest, samples: int, where: str) -> ScenarioRequest:
     """``request`` with the accumulation that gives a step ``samples`` at least, unless one is said."""
-    micro, gpus = request.get("batch"), max(_gpus(request), 1)
+    micro, gpus = request.get("batch"), _batches(request)
     if micro is None or request.get("grad_accum") is not None:
         return request
     accum = -(-samples // (micro * gpus))
@@ -206,8 +206,6 @@ def _with_smaller_images(request: ScenarioRequest, pixels: int, multiple: int) -
 
 
 def _check_alone(alone: Alone, request: ScenarioRequest) -> None:
-    if _gpus(request) > 1 and not alone.by_tool:
-        raise NotModelledError(f"{alone.origin}: {alone.refused}")
     if _gpus(request) > 1:
         raise UsageError(f"{alone.origin}: {alone.refused}; say --gpu X:1 [{REFUSED_BY_TOOL}]")
     if alone.otherwise:
@@ -264,7 +262,7 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
         UsageError: micro-batch x accumulation x GPUs is another number.
     """
     samples, where = total
-    gpus = max(_gpus(request) // degrees(request).gpus, 1)
+    gpus = _batches(request)
     micro, accum = request.get("batch"), request.get("grad_accum")
     if micro is None:
         accum = accum or 1
@@ -279,6 +277,11 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
     note = f"{samples} samples = {micro} x {accum} x {gpus} GPUs"
     found = {"batch": Given(micro, where, note), "grad_accum": Given(accum, where, note)}
     return merge(ScenarioRequest(found), request)
+
+
+def _batches(request: ScenarioRequest) -> int:
+    """Micro-batches at a time: GPUs that share one count as one, and so do all of one process."""
+    return 1 if request.get("device_map") else max(_gpus(request) // degrees(request).gpus, 1)
 
 
 def _gpus(request: ScenarioRequest) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, OPTIMIZERS
-from planner.domain.recipes.parallel import SCHEDULES
+from planner.domain.recipes.parallel import DEVICE_MAPS, SCHEDULES
 from planner.domain.recipes.recipe import (
     CHECKPOINT_POLICIES,
     DTYPES,
@@ -312,6 +312,13 @@ _FIELDS = (
     _count("eval_samples", "Samples that are evaluated after each epoch", TERA),
     _count("eval_batch", "Samples per GPU and evaluation step", 65_536, "eval_micro_batch"),
     _amount("price", "US dollars per GPU and hour", MEGA),
+    _one_of(
+        "device_map",
+        "One process spreads the layers over all GPUs, which work one after the other: auto, as "
+        "from_pretrained takes it",
+        DEVICE_MAPS,
+        (("balanced", "auto"),),
+    ),
     _count("tensor_parallel", "GPUs that divide the matrices of a model", 65_536),
     _count("pipeline_parallel", "Groups of GPUs that each have some of the layers", 65_536),
     _one_of(

@@ -217,19 +217,29 @@ def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
 
     ``passed`` holds the stream, and is emptied.
     """
-    view = ends.layer
     loss, outputs = own_loss(torch, ends, passed)
     # The wrapper that widens runs autocast inside of it.
     torch.enter(FORWARD_OUT)
-    if view.stack.keeps_outputs:
+    returned(torch, ends, outputs)
+    return loss
+
+
+def returned(torch: Operators, ends: EndsView, outputs: list[Tensor]) -> None:
+    """What becomes of the logits; ``outputs`` holds them.  Where one process has several GPUs, they go to the
+    first one.
+    """
+    view, stage = ends.layer, ends.model.stage
+    in_turn = stage is not None and stage.in_turn
+    if stage is not None and stage.in_turn and stage.rank:
+        outputs.clear()
+    elif view.stack.keeps_outputs:
         torch.bound = [_bound(torch, view, outputs) for _ in range(len(outputs))]
-    elif _keeps_logits(view) or ends.model.stage is not None:
+    elif _keeps_logits(view) or (stage is not None and not in_turn):
         # Until the next forward; here until the graph goes.
         torch.outputs = [each.alias() for each in outputs]
     elif widens(view):
         while outputs:
             torch.to(outputs.pop(), "fp32")
-    return loss
 
 
 def widens(view: LayerView) -> bool:

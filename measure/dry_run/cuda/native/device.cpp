@@ -75,6 +75,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 namespace dry {
 int64_t current_stream() { return streams[device]; }
+int64_t current_device() { return device; }
 }  // namespace dry
 
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);

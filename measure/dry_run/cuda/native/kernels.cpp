@@ -143,6 +143,7 @@ bool resize_like(const Tensor& tensor, const Tensor& model) {
   const auto needed = at::detail::computeStorageNbytes(model.sizes(), model.strides(), tensor.element_size(), tensor.storage_offset());
   if (needed > tensor.storage().nbytes()) {
     auto storage = tensor.storage();
+    const c10::DeviceGuard guard(tensor.device());
     storage.set_data_ptr_noswap((tensor.is_cuda() ? card_allocator() : host_allocator())->allocate(needed));
     storage.set_nbytes(needed);
   }
@@ -361,6 +362,7 @@ void pretend(const OperatorHandle& handle, Stack* stack) {
 void on_card(const OperatorHandle& handle, Stack* stack) { pretend(handle, stack); }
 
 int64_t product_workspace = 0;
+std::unordered_set<int64_t> with_workspace;  // cards that multiplied
 
 int64_t source_of(const Stack& stack, size_t n) {
   if (n == 0 || !stack[stack.size() - n].isTensor()) return -1;
@@ -368,14 +370,26 @@ int64_t source_of(const Stack& stack, size_t n) {
   return block != nullptr && block->on_card ? block->id : -1;
 }
 
+// The card that an operator runs on: that of its first tensor (torch's own code for each operator, DeviceGuard).
+std::optional<c10::Device> card_of(const Stack& stack, size_t n) {
+  std::optional<c10::Device> found;
+  for (size_t i = stack.size() - n; i < stack.size() && !found; ++i) {
+    each_tensor(stack[i], [&](const Tensor& each) {
+      if (!found && each.is_cuda()) found = each.device();
+    });
+  }
+  return found;
+}
+
 // Sees every operator below autograd: names it for the log, and keeps the CPU from touching large host tensors.
 void front(const OperatorHandle& handle, DispatchKeySet keys, Stack* stack) {
   const Operator& op = about(handle);
   const size_t n = handle.schema().arguments().size();
   InOperator scope(op.number, source_of(*stack, n));
-  if (op.is_product && product_workspace > 0 && (*stack)[stack->size() - n].toTensor().is_cuda()) {
+  const c10::OptionalDeviceGuard guard(card_of(*stack, n));
+  if (op.is_product && product_workspace > 0 && (*stack)[stack->size() - n].toTensor().is_cuda() &&
+      with_workspace.insert(current_device()).second) {
     take(product_workspace, number_of_operator("cuBLAS workspace"));
-    product_workspace = 0;
   }
   if (op.runs_on_host && !op.is_view) {
     bool hollow = false, card = false;
@@ -391,12 +405,14 @@ void front(const OperatorHandle& handle, DispatchKeySet keys, Stack* stack) {
 }
 
 Tensor card_empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                  std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+                  std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_generic(size, card_allocator(), DispatchKeySet(DispatchKey::CUDA), c10::dtype_or_default(dtype), format);
 }
 
 Tensor card_empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                          std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+                          std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
+  const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_strided_generic(size, stride, card_allocator(), DispatchKeySet(DispatchKey::CUDA),
                                            c10::dtype_or_default(dtype));
 }

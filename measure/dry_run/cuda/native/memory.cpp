@@ -79,7 +79,7 @@ int64_t node_number() {
 
 void log_locked(int64_t kind, int64_t id, int64_t n_bytes, int64_t stream, int64_t op) {
   ++given;
-  events.push_back({kind, id, n_bytes, stream, place.load(), node_number(), op, running_source});
+  events.push_back({kind, id, n_bytes, stream, place.load(), node_number(), op, running_source, current_device()});
 }
 
 // What the card is done with comes back when something is allocated (CUDACachingAllocator.cpp, process_events).
@@ -132,7 +132,7 @@ void free_host(void* data) {
 
 struct CardAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
-    const c10::Device device(c10::DeviceType::CUDA, 0);
+    const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(current_device()));
     if (n == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, device};
     auto* block = new Block();
     block->on_card = true;
@@ -275,6 +275,7 @@ int64_t dry_block_at(const void* address) {
 void dry_resize_storage(void* of, int64_t n_bytes) {
   auto* storage = static_cast<c10::StorageImpl*>(of);
   dry::InOperator scope(dry::number_of_operator("storage.resize_"), -1);
+  const c10::DeviceGuard guard(storage->device());
   auto made = dry::card_allocator()->allocate(n_bytes);
   auto *from = static_cast<dry::Block*>(storage->data_ptr().get_context()), *to = static_cast<dry::Block*>(made.get_context());
   if (from != nullptr && to != nullptr && to->real) {

@@ -25,10 +25,10 @@ struct Block {
 
 enum Kind : int64_t { FREE = 0, ALLOC = 1, EMPTY_CACHE = 2, FREE_REQUESTED = 3 };
 
-// What the log holds of one event; Python reads it as rows of eight numbers.  `node`: the sequence number of the autograd node that
-// runs, -1 for one that accumulates a gradient, -2 outside.  `source`: the block of the operator's first tensor, -1 for none.
+// What the log holds of one event; Python reads it as rows of nine numbers.  `node`: the sequence number of the autograd node that
+// runs, -1 for one that accumulates a gradient, -2 outside.  `source`: the block of the operator's first tensor, -1 for none.  `device`: the card of what is allocated.
 struct Event {
-  int64_t kind, id, n_bytes, stream, place, node, op, source;
+  int64_t kind, id, n_bytes, stream, place, node, op, source, device;
 };
 
 // Tensors of at most so many elements carry values: whole numbers decide about sizes, other ones hardly do.
@@ -49,6 +49,7 @@ struct InOperator {
 };
 
 int64_t current_stream();
+int64_t current_device();
 int64_t take(int64_t n_bytes, int64_t op);
 void give_back(int64_t id, int64_t n_bytes);
 void record_stream(const void* context, int64_t stream);

@@ -33,10 +33,15 @@ def test_variables_and_engines_by_name(tmp_path: Path, text: str, values: dict[s
     assert {name: request.get(name) for name in values} == values
 
 
-def test_several_gpus_of_one_process_are_refused(tmp_path: Path) -> None:
+def test_one_process_spreads_the_layers_over_the_gpus_that_it_sees(tmp_path: Path) -> None:
+    """get_default_device_map; a step of 16 samples then has 16 micro-batches."""
+    recipe = recipe_of(tmp_path, BASE + "ENV: {CUDA_VISIBLE_DEVICES: '0,1'}\n", "a100-80-sxm:2")
+    assert (recipe.parallel.in_turn, recipe.sharding.name, recipe.batch.grad_accum) == (True, "none", 16)
+
+
+def test_several_gpus_of_several_processes_are_refused(tmp_path: Path) -> None:
     """And those that processes cannot share alike, as ms-swift does."""
     for visible, why in (
-        ("'0,1'", "spreads the layers"),
         ("'0,1,2,3', NPROC_PER_NODE: 2", "spreads the layers"),
         ("'0,1,2', NPROC_PER_NODE: 2", "3 GPUs cannot be shared alike by 2 processes"),
     ):
@@ -63,11 +68,11 @@ def test_checkpoints_are_reentrant_but_under_ddp(
 
 @pytest.mark.parametrize(("text", "gpu", "code"), [
     (COMMAND, "a100-80-sxm", ExitCode.FITS),
-    (COMMAND, "a100-80-sxm:2", ExitCode.NOT_MODELLED),
+    (COMMAND, "a100-80-sxm:2", ExitCode.FITS),
     (f"NPROC_PER_NODE=2 {COMMAND}", "a100-80-sxm:2", ExitCode.FITS),
 ])  # fmt: skip
 def test_a_command_without_processes_runs_as_one(text: str, gpu: str, code: ExitCode) -> None:
-    """On several GPUs it would spread the layers."""
+    """On several GPUs it spreads the layers."""
     assert asked(text, gpu).exit_code == code
 
 
@@ -106,7 +111,10 @@ def test_a_launcher_of_one_process_spreads_the_layers_too(
     assert checked.exit_code == ExitCode.FITS
     assert checked.subject.scenario.recipe.checkpoint_reentrant is reentrant
     several = asked(job, "a100-80-sxm:2")
-    assert (several.exit_code, "spreads the layers" in several.failure) == (ExitCode.NOT_MODELLED, True)
+    if engine:
+        assert (several.exit_code, "with sharding" in several.failure) == (ExitCode.NOT_MODELLED, True)
+    else:
+        assert several.subject.scenario.recipe.parallel.in_turn
 
 
 @pytest.mark.parametrize("engine", ["", "deepspeed: zero2\n"])

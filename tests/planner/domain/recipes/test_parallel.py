@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.domain.recipes.parallel import ALONE, Parallel, Stage
+from planner.domain.recipes.parallel import ALONE, HEAD, TABLE, Parallel, Stage
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_ends_of_a_pipeline() -> None:
     first, middle, last, only = (
         Stage(rank, ranks, (1,), "1f1b", 8) for rank, ranks in ((0, 3), (1, 3), (2, 3), (0, 1))
     )
-    assert [(each.is_first, each.is_last) for each in (first, middle, last, only)] == [
+    assert [(each.has(TABLE), each.has(HEAD)) for each in (first, middle, last, only)] == [
         (True, False),
         (False, False),
         (False, True),

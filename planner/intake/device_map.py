@@ -1,0 +1,80 @@
+"""One process whose model is spread over several GPUs (``device_map``): what it goes with.
+
+Source: transformers 5.23 trainer.py (``is_model_parallel``: no DataParallel, the model stays where it is);
+integrations/accelerate.py check_and_set_device_map (not under ZeRO-3); accelerate 1.15 accelerator.py
+prepare_model (a model with several devices beside processes is an error).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.domain.hardware import Hardware
+from planner.domain.recipes.parallel import Parallel
+from planner.domain.scenario import Scenario
+from planner.errors import UnreadCombinationError, UsageError
+from planner.intake.given.ledger import Ledger
+
+
+def resolve_device_map(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:
+    """All GPUs in turn, entered; alone where there is one GPU.
+
+    Raises:
+        UsageError: another way to divide the model beside it.
+        UnreadCombinationError: several nodes, which no process has.
+    """
+    if hardware.world_size == 1:
+        return parallel
+    ledger.choose("device_map", "auto", "assumed")
+    if parallel.divides or (ledger.request.get("expert_parallel") or 1) > 1:
+        raise UsageError(
+            "device_map spreads the layers in one process, so the model cannot be divided otherwise, too: "
+            "leave device_map out, or the degrees of parallelism"
+        )
+    if hardware.nodes > 1:
+        raise UnreadCombinationError(
+            "device_map is one process, which has the GPUs of one node: leave nodes out"
+        )
+    return replace(parallel, pipeline=int(hardware.world_size), schedule="in_turn", microbatches=1)
+
+
+def check_device_map(scenario: Scenario) -> None:
+    """Whether this job was compared with the libraries.
+
+    Raises:
+        UnreadCombinationError: it was not, or they refuse it; says why.
+    """
+    reason = next(_unread(scenario), None)
+    if reason is not None:
+        gpus = scenario.recipe.parallel.pipeline
+        raise UnreadCombinationError(f'device_map="auto" over {gpus} GPUs is not modelled {reason}')
+
+
+def _unread(scenario: Scenario) -> Iterator[str]:
+    recipe, stack = scenario.recipe, scenario.stack
+    if recipe.sharding.communicates:
+        yield f"with sharding {recipe.sharding.name}: it is one process, and that wants one for each GPU"
+    if stack.device_map == "unread" or not stack.runs_trainer:
+        yield f"on stack '{stack.id}', whose way to spread layers nobody read"
+    if recipe.task not in ("sft", "pretrain"):
+        yield f"for task {recipe.task}"
+    if recipe.loss != "hf":
+        yield f"with loss {recipe.loss}; hf is"
+    if recipe.offload != "none":
+        yield f"with offload {recipe.offload}"
+    if recipe.adapter is not None and recipe.adapter.saved_names:
+        yield "with modules_to_save"
+    if scenario.run.eval_samples:
+        yield "with evaluation"
+    yield from _of_parts(scenario)
+
+
+def _of_parts(scenario: Scenario) -> Iterator[str]:
+    recipe, model = scenario.recipe, scenario.model
+    if recipe.train_layers or recipe.optimizer_in_backward or recipe.optimizer == "badam":
+        yield "where parts of the model are trained or updated by themselves"
+    if model.vision is not None or model.extra_embeddings or model.extra_linears or model.remote_code:
+        yield "for models that see, or have more than one table of tokens around their layers"
+    if any(group.block.mixer is not None for group in model.groups):
+        yield "for layers without attention"

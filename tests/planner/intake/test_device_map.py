@@ -1,0 +1,68 @@
+"""``device_map``: what it goes with, and what it is refused beside."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.domain.recipes.flat_recipe import flat_recipe
+from planner.errors import UnreadCombinationError, UsageError
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+
+JOB: dict[str, object] = {
+    "model": "llama-3.1-8b",
+    "method": "lora",
+    "gpu": "4090:2",
+    "seq": 512,
+    "batch": 1,
+    "device_map": "auto",
+    "stack": "hf-trainer@5",
+}
+
+
+def test_one_process_has_all_gpus() -> None:
+    """So nothing is sharded, and the recipe says so in one word."""
+    recipe = resolve(from_flags(JOB)).recipe
+    assert (recipe.parallel.in_turn, recipe.parallel.gpus, recipe.sharding.name) == (True, 2, "none")
+    assert flat_recipe(recipe)["device_map"] == "auto"
+
+
+def test_balanced_is_the_same() -> None:
+    """As in from_pretrained."""
+    assert resolve(from_flags({**JOB, "device_map": "balanced"})).recipe.parallel.in_turn
+
+
+def test_on_one_gpu_it_means_nothing() -> None:
+    """So no answer mentions it."""
+    scenario = resolve(from_flags({**JOB, "gpu": "4090"}))
+    assert not scenario.recipe.parallel.in_turn
+    assert scenario.assumption("device_map") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"sharding": "zero3"}, "with sharding zero3"),
+        ({"sharding": "fsdp"}, "with sharding fsdp"),
+        ({"sharding": "ddp"}, "with sharding ddp"),
+        ({"task": "dpo", "stack": "trl"}, "for task dpo"),
+        ({"model": "qwen2.5-vl-7b"}, "for models that see"),
+        ({"loss": "liger"}, "with loss liger"),
+        ({"offload": "activations"}, "with offload activations"),
+        ({"modules_to_save": "lm_head"}, "with modules_to_save"),
+        ({"eval_samples": 10}, "with evaluation"),
+        ({"stack": "hf-trainer@4"}, "on stack 'hf-trainer@4'"),
+        ({"method": "full", "train_layers": "last:4"}, "where parts of the model are trained"),
+        ({"nodes": 2}, "the GPUs of one node"),
+    ],
+)
+def test_what_was_not_compared_is_refused(given: dict[str, object], why: str) -> None:
+    """In one sentence."""
+    with pytest.raises(UnreadCombinationError, match=why):
+        resolve(from_flags({**JOB, **given}))
+
+
+def test_a_model_is_not_divided_twice() -> None:
+    """One process has no other ranks."""
+    with pytest.raises(UsageError, match="cannot be divided otherwise"):
+        resolve(from_flags({**JOB, "pipeline_parallel": 2}))
