@@ -33,10 +33,23 @@ InputTensor = Literal[
     "layer_inputs",
     "layer_gate",
     "layer_mid",
+    "low_rank",
+    "streams",
+    "joined_streams",
 ]
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal[
-    "cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened", "in_fp32"
+    "cast",
+    "cast_first",
+    "wide",
+    "one_plus",
+    "centred",
+    "operators",
+    "narrowed",
+    "returned",
+    "autocast",
+    "widened",
+    "in_fp32",
 ]
 RouterKind = Literal[
     "softmax",
@@ -50,6 +63,7 @@ RouterKind = Literal[
     "module",
     "every",
     "beside",
+    "selected",
 ]
 BranchSum = Literal["branches", "in_place", "stream"]
 SumsInside = Literal["none", "mlp", "both"]
@@ -134,6 +148,8 @@ class NormSpec:
     - ``centred``: before casting back, on values less their mean (Cohere)
     - ``operators``: a layer norm made of single operators of torch
     - ``narrowed``: a layer norm in fp32, cast back (OLMo 1)
+    - ``returned``: one that autocast computes in fp32, cast back (DBRX)
+    - ``autocast``: one of its input in the dtype of autocast (Nemotron)
     - ``widened``: before casting back, with the weight in fp32 (Nemotron-H)
     - ``in_fp32``: the same, when nothing refers to the result before the weight any more (Gemma 4)
     """
@@ -177,9 +193,12 @@ class MlpSpec:
       0 where not chosen (Llama 4)
     - ``beside``: a softmax in fp32 of logits that an ``nn.Linear`` makes of the scaled and normed stream;
       the experts run behind a dense part of ``shared_width`` (Gemma 4)
+    - ``selected``: a softmax in the dtype of logits that an ``nn.Linear`` makes; matrices of an expert are
+      taken out of parameters of all (DBRX); ``jitters``: its input is multiplied by random numbers
 
     ``shared_first``: the shared expert has no gate and runs before the router.  ``scales_gate``: the product
-    of the gate and the output are multiplied by numbers (Falcon-H1).
+    of the gate and the output are multiplied by numbers (Falcon-H1).  ``sparse_gate``: of the gate's product
+    the largest features alone are kept (Gemma 3n).
     """
 
     width: int
@@ -191,6 +210,8 @@ class MlpSpec:
     router: RouterKind = "softmax"
     shared_first: bool = False
     scales_gate: bool = False
+    sparse_gate: bool = False
+    jitters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +238,8 @@ class BlockSpec:
     while their variables refer to attention's scores and heads, or to what the activation returned.
     ``inline_mlp``: the feed-forward part is no module, so that its input goes with its first product (OPT).
     ``layer_inputs_width``: features for each token of the inputs that all layers have beside the stream
-    (Gemma 4).
+    (Gemma 4).  ``streams``: of how many streams each layer computes one, and corrects the others by it
+    (Gemma 3n).
     """
 
     attention: AttentionSpec
@@ -239,6 +261,7 @@ class BlockSpec:
     sums_inside: SumsInside = "none"
     inline_mlp: bool = False
     layer_inputs_width: int = 0
+    streams: int = 1
     mixer: MixerSpec | None = None
 
     @property
