@@ -36,6 +36,7 @@ InputTensor = Literal[
     "low_rank",
     "streams",
     "joined_streams",
+    "soft_rows",
 ]
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal[
@@ -134,7 +135,8 @@ class NormSpec:
 
     ``on`` is ``hidden`` for norms over the residual stream, ``heads`` for query/key norms, ``latent`` for the
     compressed projections of multi-head latent attention, ``mixer`` for the gated norm of a layer without
-    attention, ``layer_inputs`` for what layers read beside the stream.  ``rows_per_token`` is how many
+    attention, ``layer_inputs`` for what layers read beside the stream, ``soft_rows`` for rows that stand in
+    for those of words.  ``rows_per_token`` is how many
     vectors are normalised per token (1 for the residual stream, the number of heads for per-head query
     norms).  ``weight`` is false for norms without parameters.
 
@@ -159,7 +161,7 @@ class NormSpec:
     copies: int = 1
     bias: bool = False
     weight: bool = True
-    on: Literal["hidden", "heads", "latent", "mixer", "layer_inputs"] = "hidden"
+    on: Literal["hidden", "heads", "latent", "mixer", "layer_inputs", "soft_rows"] = "hidden"
     rows_per_token: int = 1
     scaling: NormScaling = "cast"
 
@@ -293,6 +295,7 @@ class EmbeddingSpec:
     """A lookup table of ``rows`` vectors of ``width`` features (token, position).
 
     ``shared``: looked up once for all samples.  ``per_layer``: its rows hold an input for each layer.
+    ``soft``: rows of marks of images or sounds, which are computed for all tokens; words keep their own.
     """
 
     name: str
@@ -300,6 +303,7 @@ class EmbeddingSpec:
     width: int
     shared: bool = False
     per_layer: bool = False
+    soft: bool = False
 
     @property
     def param_count(self) -> int:

@@ -13,6 +13,7 @@ from functools import partial
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.head.inputs import make_masks
 from planner.program.head.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
+from planner.program.head.soft_rows import with_soft_rows
 from planner.program.head.streams import joined_streams, split_streams
 from planner.program.layers.layer_inputs import with_layer_inputs
 from planner.program.layers.norms import norm
@@ -33,6 +34,8 @@ from planner.program.view import LayerView
 from planner.program.weights.lora_operators import with_adapter
 from planner.program.weights.matrices import autocast, base_product, dropout, linear, weight_copy
 
+_BEFORE = ("embed", "layer_inputs", "streams", "joined_streams", "soft_rows")
+"""What matrices read that do not stand between the last norm and the head."""
 HEAD_GRADIENT = "head gradient"
 """The head's part of the gradient of a table that is tied to it, which waits for the table's own part."""
 
@@ -99,7 +102,8 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     tokens = token_rows(torch, ends)
     if model.masks_first:
         make_masks(torch, ends.masked)
-    positions = [_lookup(torch, ends, table) for table in model.extra_embeddings if not table.per_layer]
+    plain = [table for table in model.extra_embeddings if not (table.per_layer or table.soft)]
+    positions = [_lookup(torch, ends, table) for table in plain]
     for spec in model.extra_linears:
         if spec.reads == "embed":
             tokens = linear(torch, view, spec, tokens)
@@ -108,10 +112,7 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     for number, table in enumerate(positions):
         torch.shared[f"position_embeds {number}"] = table
         stream = torch.add(stream, table)
-    for inputs in model.extra_embeddings:
-        if inputs.per_layer:
-            rows = torch.same(_lookup(torch, ends, inputs), "mul")
-            stream = with_layer_inputs(torch, view, model, stream, rows)
+    stream = _with_other_rows(torch, ends, stream)
     if model.embedding_norm:
         stream = norm(torch, view, model.final_norms[0], stream, "word_embeddings_layernorm")
     make_masks(torch, ends.masked)
@@ -123,6 +124,19 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
         n_staged = view.stack.offloaded_inputs_kept
         torch.outputs = [torch.like(stream, "staged", cost=None) for _ in range(n_staged)]
     return dropout(torch, stream) if model.embedding_dropout else stream
+
+
+def _with_other_rows(torch: Operators, ends: EndsView, stream: Tensor) -> Tensor:
+    """The stream with rows of marks of images and sounds in it, and with inputs of each layer beside it."""
+    model, view = ends.model, ends.layer
+    inputs = next((table for table in model.extra_embeddings if table.per_layer), None)
+    if inputs is None:
+        return stream
+    rows = torch.same(_lookup(torch, ends, inputs), "mul")
+    for number, table in enumerate(each for each in model.extra_embeddings if each.soft):
+        stream = with_soft_rows(torch, view, model, number, _lookup(torch, ends, table), stream)
+        torch.shared["inputs_embeds"] = stream
+    return with_layer_inputs(torch, view, model, stream, rows)
 
 
 def _angles(torch: Operators, ends: EndsView) -> None:
@@ -301,7 +315,7 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
         if spec.on == "hidden":
             hidden = norm(torch, view, spec, hidden)
     for linear_spec in model.extra_linears:
-        if linear_spec.reads not in ("embed", "layer_inputs", "streams", "joined_streams"):
+        if linear_spec.reads not in _BEFORE:
             hidden = linear(torch, view, linear_spec, hidden)
     hidden = gathered(torch, view, hidden)
     torch.shared.clear()

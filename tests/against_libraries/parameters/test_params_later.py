@@ -53,3 +53,18 @@ def test_count_is_that_of_the_modules(config: dict[str, Any]) -> None:
     module.tie_weights()
     distinct = {id(tensor): tensor.numel() for tensor in module.parameters()}
     assert model_from_config(config, "config.json").param_count == sum(distinct.values())
+
+
+def test_what_gemma_3n_hears_with_is_counted() -> None:
+    """The encoder of sounds is the module's; that of images, of timm, is a stated number."""
+    text = {**_GEMMA, "num_hidden_layers": 10, "num_kv_shared_layers": 4, "intermediate_size": 128}
+    audio = {"model_type": "gemma3n_audio", "hidden_size": 64, "conf_num_hidden_layers": 3}
+    spec = model_from_config(
+        {"model_type": "gemma3n", "text_config": text, "audio_config": audio}, "config.json"
+    )
+    with torch.device("meta"):
+        module = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**audio))
+    assert spec.vision is not None
+    images = spec.vision.groups[0].block.param_count
+    heard = spec.vision.tower_param_count - images
+    assert (images, heard) == (294_126_912, sum(tensor.numel() for tensor in module.parameters()))
