@@ -68,3 +68,16 @@ def test_what_gemma_3n_hears_with_is_counted() -> None:
     images = spec.vision.groups[0].block.param_count
     heard = spec.vision.tower_param_count - images
     assert (images, heard) == (294_126_912, sum(tensor.numel() for tensor in module.parameters()))
+
+
+def test_what_voxtral_hears_with_is_counted() -> None:
+    """With another width of each part than the defaults."""
+    text = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128}
+    audio = {"model_type": "voxtral_encoder", "hidden_size": 80, "intermediate_size": 120}
+    audio |= {"num_hidden_layers": 3, "num_attention_heads": 4, "max_source_positions": 40}
+    config = {"model_type": "voxtral", "text_config": text, "audio_config": audio}
+    with torch.device("meta"):
+        module = transformers.VoxtralForConditionalGeneration(transformers.AutoConfig.for_model(**config))
+    counted = sum(tensor.numel() for tensor in module.parameters())
+    assert model_from_config(config, "config.json").param_count == counted

@@ -287,7 +287,44 @@ def _mllama_tower(vision: ConfigFields, hidden: int) -> TowerSpec:
     return counted_tower(width, entry, groups, [projector], listed=True)
 
 
+_VOXTRAL = {
+    "model_type": "llama",
+    "vocab_size": 131_072,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+}
+
+
+def read_voxtral(fields: ConfigFields) -> ModelSpec:
+    """``voxtral``: a Llama that hears, by an encoder like Whisper's; text passes it over."""
+    text = dict(fields.data.get("text_config") or {})
+    given = ConfigFields({**fields.data, "text_config": {**_VOXTRAL, **text}}, fields.where)
+    spec = replace(language_model(given, tied_default=False), architecture="voxtral", loads_whole=True)
+    audio = given.section("audio_config") if given.has("audio_config") else ConfigFields({}, fields.where)
+    width, inner = (
+        audio.integer("hidden_size", default=1280),
+        audio.integer("intermediate_size", default=5120),
+    )
+    places = audio.integer("max_source_positions", default=1500) * width
+    convolved = 3 * width * (audio.integer("num_mel_bins", default=128) + width) + 2 * width
+    entry = counted_block([], (layer_norm(width),), places + convolved)
+    matrices = [(f"{name}_proj", width, width, name != "k") for name in ("k", "v", "q", "out")]
+    matrices += [("fc1", width, inner, True), ("fc2", inner, width, True)]
+    layer = counted_block(matrices, (layer_norm(width, copies=2),))
+    n_layers = audio.layers("num_hidden_layers") if audio.has("num_hidden_layers") else 32
+    hidden = spec.hidden_size
+    projector = counted_block([("linear_1", inner, hidden, False), ("linear_2", hidden, hidden, False)])
+    tower = counted_tower(width, entry, [BlockGroup(n_layers, layer)], [projector], listed=False)
+    return replace(spec, vision=tower)
+
+
 READERS = {
+    "voxtral": read_voxtral,
     "gemma3n": read_gemma3n,
     "gemma4": read_gemma4,
     "gemma4_unified": read_gemma4_unified,
