@@ -170,8 +170,8 @@ def base_model(scenario: Scenario, config: Any) -> Any:
     try:
         kind: Any = transformers.AutoModelForCausalLM
         if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-            # Some models that see are in this list alone, such as InternVL.
-            kind = transformers.AutoModelForImageTextToText
+            # Some models that see or hear are in this list alone, such as InternVL and Voxtral.
+            kind = getattr(transformers, "AutoModelForMultimodalLM", transformers.AutoModelForImageTextToText)
         if scenario.recipe.task == "reward" and not scenario.model.value_head:
             kind, config = transformers.AutoModelForSequenceClassification, copy.deepcopy(config)
             config.num_labels, config.pad_token_id = 1, 0

@@ -86,6 +86,8 @@ class AttentionSpec:
     """The value is the key's product, before the key's norm."""
     borrows_keys: bool = False
     """Keys and values are those of a layer before."""
+    lends_keys: bool = False
+    """Layers behind take keys and values of this one, which a checkpointed pass keeps with their graph."""
 
     # Scores
     softcap: bool = False

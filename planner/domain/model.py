@@ -33,10 +33,24 @@ InputTensor = Literal[
     "layer_inputs",
     "layer_gate",
     "layer_mid",
+    "low_rank",
+    "streams",
+    "joined_streams",
+    "soft_rows",
 ]
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal[
-    "cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened", "in_fp32"
+    "cast",
+    "cast_first",
+    "wide",
+    "one_plus",
+    "centred",
+    "operators",
+    "narrowed",
+    "returned",
+    "autocast",
+    "widened",
+    "in_fp32",
 ]
 RouterKind = Literal[
     "softmax",
@@ -50,6 +64,7 @@ RouterKind = Literal[
     "module",
     "every",
     "beside",
+    "selected",
 ]
 BranchSum = Literal["branches", "in_place", "stream"]
 SumsInside = Literal["none", "mlp", "both"]
@@ -120,7 +135,8 @@ class NormSpec:
 
     ``on`` is ``hidden`` for norms over the residual stream, ``heads`` for query/key norms, ``latent`` for the
     compressed projections of multi-head latent attention, ``mixer`` for the gated norm of a layer without
-    attention, ``layer_inputs`` for what layers read beside the stream.  ``rows_per_token`` is how many
+    attention, ``layer_inputs`` for what layers read beside the stream, ``soft_rows`` for rows that stand in
+    for those of words.  ``rows_per_token`` is how many
     vectors are normalised per token (1 for the residual stream, the number of heads for per-head query
     norms).  ``weight`` is false for norms without parameters.
 
@@ -134,6 +150,8 @@ class NormSpec:
     - ``centred``: before casting back, on values less their mean (Cohere)
     - ``operators``: a layer norm made of single operators of torch
     - ``narrowed``: a layer norm in fp32, cast back (OLMo 1)
+    - ``returned``: one that autocast computes in fp32, cast back (DBRX)
+    - ``autocast``: one of its input in the dtype of autocast (Nemotron)
     - ``widened``: before casting back, with the weight in fp32 (Nemotron-H)
     - ``in_fp32``: the same, when nothing refers to the result before the weight any more (Gemma 4)
     """
@@ -143,7 +161,7 @@ class NormSpec:
     copies: int = 1
     bias: bool = False
     weight: bool = True
-    on: Literal["hidden", "heads", "latent", "mixer", "layer_inputs"] = "hidden"
+    on: Literal["hidden", "heads", "latent", "mixer", "layer_inputs", "soft_rows"] = "hidden"
     rows_per_token: int = 1
     scaling: NormScaling = "cast"
 
@@ -177,9 +195,12 @@ class MlpSpec:
       0 where not chosen (Llama 4)
     - ``beside``: a softmax in fp32 of logits that an ``nn.Linear`` makes of the scaled and normed stream;
       the experts run behind a dense part of ``shared_width`` (Gemma 4)
+    - ``selected``: a softmax in the dtype of logits that an ``nn.Linear`` makes; matrices of an expert are
+      taken out of parameters of all (DBRX); ``jitters``: its input is multiplied by random numbers
 
     ``shared_first``: the shared expert has no gate and runs before the router.  ``scales_gate``: the product
-    of the gate and the output are multiplied by numbers (Falcon-H1).
+    of the gate and the output are multiplied by numbers (Falcon-H1).  ``sparse_gate``: of the gate's product
+    the largest features alone are kept (Gemma 3n).
     """
 
     width: int
@@ -191,6 +212,8 @@ class MlpSpec:
     router: RouterKind = "softmax"
     shared_first: bool = False
     scales_gate: bool = False
+    sparse_gate: bool = False
+    jitters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +240,8 @@ class BlockSpec:
     while their variables refer to attention's scores and heads, or to what the activation returned.
     ``inline_mlp``: the feed-forward part is no module, so that its input goes with its first product (OPT).
     ``layer_inputs_width``: features for each token of the inputs that all layers have beside the stream
-    (Gemma 4).
+    (Gemma 4).  ``streams``: of how many streams each layer computes one, and corrects the others by it
+    (Gemma 3n).
     """
 
     attention: AttentionSpec
@@ -239,6 +263,7 @@ class BlockSpec:
     sums_inside: SumsInside = "none"
     inline_mlp: bool = False
     layer_inputs_width: int = 0
+    streams: int = 1
     mixer: MixerSpec | None = None
 
     @property
@@ -270,6 +295,7 @@ class EmbeddingSpec:
     """A lookup table of ``rows`` vectors of ``width`` features (token, position).
 
     ``shared``: looked up once for all samples.  ``per_layer``: its rows hold an input for each layer.
+    ``soft``: rows of marks of images or sounds, which are computed for all tokens; words keep their own.
     """
 
     name: str
@@ -277,6 +303,7 @@ class EmbeddingSpec:
     width: int
     shared: bool = False
     per_layer: bool = False
+    soft: bool = False
 
     @property
     def param_count(self) -> int:

@@ -19,16 +19,20 @@ _PARENTS: dict[LinearGroup, tuple[str, ...]] = {
     "router": ("mlp", "block_sparse_moe"),
 }
 _NAMED_LIKE_LLAMA = """
-    apertus cohere cohere2 deepseek_v3 gemma gemma2 gemma3 gemma3_text gemma4 glm glm4 gpt_oss granite
-    granitemoe internlm3 llama mistral mixtral olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe
-    seed_oss smollm3 stablelm starcoder2
+    apertus cohere cohere2 deepseek_v3 gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 glm glm4
+    gpt_oss granite granitemoe internlm3 llama mistral mixtral olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe
+    qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2 voxtral
 """
 NAMED_LIKE_LLAMA = frozenset(_NAMED_LIKE_LLAMA.split())
 """Architectures whose layers hold ``self_attn`` and ``mlp``: the modules that transformers 5.23 builds,
 in each case compared.
 """
-_IN_LAYER = frozenset({"per_layer_input_gate", "per_layer_projection"})
-"""Matrices of Gemma 4 that are the layer's own."""
+_IN_LAYER = {
+    **dict.fromkeys(("per_layer_input_gate", "per_layer_projection"), ""),
+    **dict.fromkeys(("linear_left", "linear_right"), "laurel."),
+    **dict.fromkeys(("correction_coefs", "prediction_coefs", "modality_router"), "altup."),
+}
+"""Matrices of Gemma 3n and 4 that are in none of these, and what is before their names."""
 # A repetition of what repeats already can take for ever.
 _NESTED = re.compile(r"[*+}][^()]*\)[*+{]")
 
@@ -90,5 +94,5 @@ def _found(model: ModelSpec, pattern: re.Pattern[str], layers: str) -> tuple[str
 def _paths(linear: LinearSpec, layer: str) -> list[str]:
     names = (linear.name, *linear.legacy_names)
     if linear.name in _IN_LAYER:
-        return [f"{layer}.{linear.name}"]
+        return [f"{layer}.{_IN_LAYER[linear.name]}{linear.name}"]
     return [f"{layer}.{parent}.{name}" for parent in _PARENTS.get(linear.group, ()) for name in names]

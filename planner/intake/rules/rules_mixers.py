@@ -32,7 +32,28 @@ def _adapts_out_proj(case: Case) -> bool:
     return any(target.rpartition(".")[2] in ("all-linear", "out_proj") for target in case.adapter.targets)
 
 
+def _has_streams(case: Case) -> bool:
+    return any(group.block.streams > 1 for group in case.model.groups)
+
+
 MIXER_RULES = (
+    Rule(
+        # transformers 5.23 models/gemma3n/modeling_gemma3n.py Gemma3nTextAltUp.predict
+        # (prediction_coefs.weight.data.clamp_ with a float), which torch refuses of whole numbers.
+        "streams-packed",
+        "refuse",
+        "Gemma 3n clamps a weight of each layer in place, which fails where a quantiser has packed it: use "
+        "lora on a 16-bit base",
+        lambda case: _has_streams(case) and case.numerics.quantization != "none",
+        lambda case: f"{case.model.id} with {case.numerics.quantization}",
+    ),
+    Rule(
+        "streams-elsewhere",
+        "not-modelled",
+        "The streams of Gemma 3n are read in the modules of Transformers 5, not in those of this stack",
+        lambda case: _has_streams(case) and case.stack.model_code != "transformers-5",
+        lambda case: case.stack.id,
+    ),
     Rule(
         "recurrent-kernels",
         "warn",

@@ -19,6 +19,10 @@ def _runs_every_expert(case: Case) -> bool:
     return any(group.block.mlp.router == "every" for group in case.model.groups)
 
 
+def _selects_experts(case: Case) -> bool:
+    return any(group.block.mlp.router == "selected" for group in case.model.groups)
+
+
 def _is_another_mixture(case: Case) -> bool:
     if case.stack.mixture_code == "transformers" or not case.model.is_moe:
         return False
@@ -51,5 +55,22 @@ MIXTURE_RULES = (
             and (case.stack.model_code != "transformers-5" or not case.stack.skips_experts)
         ),
         lambda case: case.stack.id,
+    ),
+    Rule(
+        "selected-experts-elsewhere",
+        "not-modelled",
+        "The experts of DBRX are read in the modules of Transformers 5, not in those of this stack; "
+        "use --stack hf-trainer",
+        lambda case: _selects_experts(case) and case.stack.model_code != "transformers-5",
+        lambda case: case.stack.id,
+    ),
+    Rule(
+        # transformers 5.23 models/dbrx/modeling_dbrx.py DbrxExperts.forward: index_add_ of fp32 rows.
+        "selected-experts-mixed",
+        "refuse",
+        "DBRX adds fp32 rows of autocast to a sum in the dtype of its weights, which fails unless these are "
+        "fp32: use --precision bf16",
+        lambda case: _selects_experts(case) and case.numerics.mixed and case.numerics.load_dtype != "fp32",
+        lambda case: f"{case.model.id} in {case.numerics.load_dtype}",
     ),
 )

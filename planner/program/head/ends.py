@@ -13,6 +13,8 @@ from functools import partial
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.head.inputs import make_masks
 from planner.program.head.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
+from planner.program.head.soft_rows import with_soft_rows
+from planner.program.head.streams import joined_streams, split_streams
 from planner.program.layers.layer_inputs import with_layer_inputs
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record
@@ -32,6 +34,8 @@ from planner.program.view import LayerView
 from planner.program.weights.lora_operators import with_adapter
 from planner.program.weights.matrices import autocast, base_product, dropout, linear, weight_copy
 
+_BEFORE = ("embed", "layer_inputs", "streams", "joined_streams", "soft_rows")
+"""What matrices read that do not stand between the last norm and the head."""
 HEAD_GRADIENT = "head gradient"
 """The head's part of the gradient of a table that is tied to it, which waits for the table's own part."""
 
@@ -98,7 +102,8 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     tokens = token_rows(torch, ends)
     if model.masks_first:
         make_masks(torch, ends.masked)
-    positions = [_lookup(torch, ends, table) for table in model.extra_embeddings if not table.per_layer]
+    plain = [table for table in model.extra_embeddings if not (table.per_layer or table.soft)]
+    positions = [_lookup(torch, ends, table) for table in plain]
     for spec in model.extra_linears:
         if spec.reads == "embed":
             tokens = linear(torch, view, spec, tokens)
@@ -107,17 +112,13 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     for number, table in enumerate(positions):
         torch.shared[f"position_embeds {number}"] = table
         stream = torch.add(stream, table)
-    for inputs in model.extra_embeddings:
-        if inputs.per_layer:
-            rows = torch.same(_lookup(torch, ends, inputs), "mul")
-            stream = with_layer_inputs(torch, view, model, stream, rows)
+    stream = _with_other_rows(torch, ends, stream)
     if model.embedding_norm:
         stream = norm(torch, view, model.final_norms[0], stream, "word_embeddings_layernorm")
     make_masks(torch, ends.masked)
-    if any(each.block.attention.position == "rope" for each in ends.kinds):
-        # ZeRO-3 fetches what comes next at each module that is entered.
-        with torch.inside("rotary_emb"):
-            _angles(torch, view)
+    if view.block.streams > 1:
+        stream = split_streams(torch, view, model, stream)
+    _angles(torch, ends)
     if view.recipe.offload == "activations" and not view.stack.offloads_saved and torch.grad_enabled:
         # Inputs of layers on their way to the host and back, or buffers for them.
         n_staged = view.stack.offloaded_inputs_kept
@@ -125,16 +126,34 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     return dropout(torch, stream) if model.embedding_dropout else stream
 
 
-def _angles(torch: Operators, view: LayerView) -> None:
+def _with_other_rows(torch: Operators, ends: EndsView, stream: Tensor) -> Tensor:
+    """The stream with rows of marks of images and sounds in it, and with inputs of each layer beside it."""
+    model, view = ends.model, ends.layer
+    inputs = next((table for table in model.extra_embeddings if table.per_layer), None)
+    if inputs is None:
+        return stream
+    rows = torch.same(_lookup(torch, ends, inputs), "mul")
+    for number, table in enumerate(each for each in model.extra_embeddings if each.soft):
+        stream = with_soft_rows(torch, view, model, number, _lookup(torch, ends, table), stream)
+        torch.shared["inputs_embeds"] = stream
+    return with_layer_inputs(torch, view, model, stream, rows)
+
+
+def _angles(torch: Operators, ends: EndsView) -> None:
     """The angles of rotary positions: too small to count, but the product that makes them is the first one.
 
     Source: transformers 4.48.0 to 5.18.0 models/qwen2/modeling_qwen2.py Qwen2RotaryEmbedding.forward.
     Ignored: that GPT-J, which has a buffer of sines, takes no product.
     """
-    if view.stack.rotary_product and view.stack.model_code != "own":
-        spec = view.block.attention
-        width = spec.rotary_width or spec.head_dim
-        torch.new(Unit.LENGTH, width / 2, "fp32", "bmm", cost=None)
+    view = ends.layer
+    if all(each.block.attention.position != "rope" for each in ends.kinds):
+        return
+    # ZeRO-3 fetches what comes next at each module that is entered.
+    with torch.inside("rotary_emb"):
+        if view.stack.rotary_product and view.stack.model_code != "own":
+            spec = view.block.attention
+            width = spec.rotary_width or spec.head_dim
+            torch.new(Unit.LENGTH, width / 2, "fp32", "bmm", cost=None)
 
 
 def token_rows(torch: Operators, ends: EndsView) -> Tensor:
@@ -300,11 +319,13 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     """The last norm, and OPT's projection behind the layers; then goes what these shared."""
     model, view = ends.model, ends.layer
     hidden = passed.pop()
+    if view.block.streams > 1:
+        hidden = joined_streams(torch, view, model, hidden)
     for spec in model.final_norms[int(model.embedding_norm) :]:
         if spec.on == "hidden":
             hidden = norm(torch, view, spec, hidden)
     for linear_spec in model.extra_linears:
-        if linear_spec.reads not in ("embed", "layer_inputs"):
+        if linear_spec.reads not in _BEFORE:
             hidden = linear(torch, view, linear_spec, hidden)
     hidden = gathered(torch, view, hidden)
     torch.shared.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.program.layers.activations import clamped
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, part_of
@@ -33,6 +34,8 @@ def fused_projection(torch: Operators, view: LayerView, x: Tensor) -> Heads:
     spec = view.block.attention
     counts = (spec.q_width, spec.k_width, spec.v_width)
     whole = linear(torch, view, view.linears("attn_in")[0], x)
+    if spec.clips_products:
+        whole = clamped(torch, whole, in_place=False)
     if spec.fused_parts == "split":
         parts = [head_norm(torch, view, index, x) for index, x in enumerate(split(torch, whole, counts))]
         query, key, value = (by_heads(torch, part, spec.n_heads) for part in parts)

@@ -43,6 +43,23 @@ def gated(torch: Operators, view: LayerView, matrices: tuple[LinearSpec, LinearS
     return torch.mul(activation(torch, view, linear(torch, view, gate, x)), linear(torch, view, up, x))
 
 
+def largest(torch: Operators, x: Tensor) -> Tensor:
+    """``relu(x - (mean(x) + std(x) * number))``.
+
+    Source: transformers 5.23 models/gemma3n/modeling_gemma3n.py Gemma3nTextMLP._gaussian_topk; torch 2.13
+    FunctionsManual.cpp std_backward, var_backward.
+    """
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        difference = torch.like(kept[0], "sub")
+        return [torch.like(difference, "mul", cost=(difference,))]
+
+    mean = torch.mean_of_rows(x)
+    deviation = torch.new(x.unit, 1, x.dtype, "std", cost=[x])
+    deviation = record(torch, deviation, [x], [x, deviation], backward)
+    return torch.kernel(torch.sub(x, torch.add(mean, deviation)), "relu", saves="output")
+
+
 def fused_gate(torch: Operators, gate: Tensor, up: Tensor) -> Tensor:
     """``act(gate) * up`` in one kernel, whose gradients are written over the saved tensors.
 
@@ -79,9 +96,9 @@ def _clamp(torch: Operators, x: Tensor, limits: int, *, in_place: bool = False) 
     return record(torch, x.alias() if in_place else torch.like(x, "clamp"), [x], [kept], backward)
 
 
-def clamped(torch: Operators, x: Tensor) -> Tensor:
-    """``clamp_`` between two limits."""
-    return _clamp(torch, x, 2, in_place=True)
+def clamped(torch: Operators, x: Tensor, *, in_place: bool = True) -> Tensor:
+    """``clamp_`` or ``clamp`` between two limits."""
+    return _clamp(torch, x, 2, in_place=in_place)
 
 
 def _by_tanh(torch: Operators, x: Tensor, inner: Callable[[Operators, Tensor], Tensor]) -> Tensor:

@@ -7,10 +7,11 @@ transformers/swiglu.py.
 from __future__ import annotations
 
 from planner.domain.model import LinearGroup, LinearSpec
-from planner.program.layers.activations import activation, fused_gate, gated
+from planner.program.layers.activations import activation, fused_gate, gated, largest
 from planner.program.layers.mixture.dispatched import dispatched
 from planner.program.layers.mixture.every_expert import every_expert
 from planner.program.layers.mixture.experts import experts, router
+from planner.program.layers.mixture.selected_experts import selected_experts
 from planner.program.ops.collectives import gathered
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, replaced
@@ -35,6 +36,10 @@ def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "ml
         return linear(torch, view, down, torch.mul(up, activation(torch, view, gate)))
     if view.block.mlp.scales_gate:
         return _scaled(torch, view, (inputs[0], inputs[1], down), x)
+    if view.block.mlp.sparse_gate:
+        gate = largest(torch, linear(torch, view, inputs[0], x))
+        gate = activation(torch, view, gate)
+        return linear(torch, view, down, torch.mul(gate, linear(torch, view, inputs[1], x)))
     if group == "mlp" and all(takes_adapter(view, spec) for spec in (*inputs, down)):
         return fused_feed_forward(torch, view, (*inputs, down), x)
     if view.stack.fused_mlp:
@@ -87,6 +92,8 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     mlp = view.block.mlp
     if view.stack.mixture_code == "torchtitan-2025":
         return dispatched(torch, view, x, shared)
+    if mlp.router == "selected":
+        return selected_experts(torch, view, x)
     if mlp.router == "every":
         return every_expert(torch, view, x, shared)
     if not mlp.shared_width:

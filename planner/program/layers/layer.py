@@ -17,6 +17,7 @@ from planner.program.layers.layer_inputs import add_layer_input, of_whole_layer
 from planner.program.layers.mixers import mixer
 from planner.program.layers.mixture.beside_dense import beside_dense
 from planner.program.layers.norms import norm
+from planner.program.layers.streams import layer_of_streams
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
@@ -34,6 +35,8 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         view = replace(view, trains_base=False)
     if view.block.parallel:
         return _parallel(torch, view, trained, x)
+    if view.block.streams > 1:
+        return layer_of_streams(torch, view, x)
     kept: list[Tensor] = []
     if view.block.layer_inputs_width:
         x = of_whole_layer(torch, x, kept)

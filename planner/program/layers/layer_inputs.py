@@ -25,7 +25,8 @@ def with_layer_inputs(
     ``rows``: those of the table, already scaled.
     """
     spec = next(each for each in model.extra_linears if each.reads == "layer_inputs")
-    made = torch.same(linear(torch, view, spec, stream), "mul")
+    made = linear(torch, view, spec, stream)
+    made = torch.in_place(made, "mul") if view.block.streams > 1 else torch.same(made, "mul")
     made = norm(torch, view, next(each for each in model.final_norms if each.on == "layer_inputs"), made)
     made = torch.same(torch.add(made, rows), "mul")
     torch.shared["per_layer_inputs"] = made
@@ -53,12 +54,21 @@ def of_whole_layer(torch: Operators, x: Tensor, held: list[Tensor]) -> Tensor:
 def add_layer_input(
     torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, held: list[Tensor]
 ) -> Tensor:
-    """``x + norm(up(act(down(x)) * input))``, scaled in place.
-
-    Backward: the input's gradient in zeros of all layers', and the sum of those before, which are ``held``.
-    """
+    """``x + norm(up(act(down(x)) * input))``, scaled in place."""
     down, up = (view.linears(reads)[0] for reads in ("layer_gate", "layer_mid"))
-    width, whole = down.out_features, view.block.layer_inputs_width
+    gate = activation(torch, view, linear(torch, view, down, x))
+    out = torch.mul(gate, given_input(torch, view, x, held))
+    del gate
+    out = norm(torch, view, spec, linear(torch, view, up, out))
+    return torch.add(x, out)
+
+
+def given_input(torch: Operators, view: LayerView, x: Tensor, held: list[Tensor]) -> Tensor:
+    """This layer's part of the inputs of all, with a gradient where the stream ``x`` has one.
+
+    Backward: the gradient in zeros of all layers', and the sum of those before, which are ``held``.
+    """
+    width, whole = view.linears("layer_gate")[0].out_features, view.block.layer_inputs_width
     given = Tensor(None, Unit.TOKENS, width, view.embedded)
 
     def of_input(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -69,6 +79,4 @@ def add_layer_input(
 
     if x.node is not None and torch.grad_enabled:
         given.node = Node("per_layer_input", LEAF_ORDER, of_input)
-    out = torch.mul(activation(torch, view, linear(torch, view, down, x)), given)
-    out = norm(torch, view, spec, linear(torch, view, up, out))
-    return torch.add(x, out)
+    return given

@@ -12,6 +12,9 @@ from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit, promoted
 from planner.program.view import LayerView
 
+_FUSED = ("cast", "narrowed", "returned", "autocast")
+"""How kernels of layer norms are called."""
+
 
 def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, name: str = "norm") -> Tensor:
     """The module ``name``: one norm of ``spec`` over ``x``."""
@@ -21,7 +24,7 @@ def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, name: str
         weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
         if spec.scaling == "operators":
             return _by_operators(torch, view, spec, x, weight)
-        if spec.kind == "layer" and spec.scaling in ("cast", "narrowed"):
+        if spec.kind == "layer" and spec.scaling in _FUSED:
             return _layer_norm(torch, view, spec, x, weight)
         if view.stack.fused_norm:
             return _fused_rms_norm(torch, x, weight)
@@ -86,8 +89,10 @@ def _by_operators(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, 
 
 
 def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
-    """``nn.LayerNorm``: one kernel that saves its input, in fp32 under autocast; OLMo 1 casts back."""
+    """``nn.LayerNorm``: one kernel that saves its input, in fp32 under autocast; some code casts it back."""
     given = torch.to(x, "fp32") if view.dtypes.autocast or spec.scaling == "narrowed" else x
+    if spec.scaling == "autocast":
+        given = torch.to(x, view.product_dtype(x.dtype))
     out = torch.like(given, "native_layer_norm")
     dtype, shape = given.dtype, shape_of(given)
     parameters = [weight] if spec.weight else []
@@ -107,7 +112,7 @@ def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, we
 
     made = record(torch, out, [given, *parameters], [given], backward)
     del given
-    return torch.to(made, x.dtype) if spec.scaling == "narrowed" else made
+    return torch.to(made, x.dtype) if spec.scaling in ("narrowed", "returned") else made
 
 
 def _fused_rms_norm(torch: Operators, x: Tensor, weight: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ arguments' names (``mat2`` and ``other`` before ``self``), because the code gene
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 from planner.program.ops.autograd import LEAF_ORDER, record, save, save_for
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Node, Parameter, Tape, Tensor, Unit, promoted
@@ -187,7 +188,8 @@ class Operators(Tape):
 
     def cat(self, parts: Sequence[Tensor], *, by_heads: bool = False) -> Tensor:
         """Parts joined, ``by_heads`` or in rows, whose gradients are views of the whole one."""
-        out = self.new(parts[0].unit, sum(part.count for part in parts), parts[0].dtype, "cat", cost=parts)
+        dtype = reduce(promoted, (part.dtype for part in parts))
+        out = self.new(parts[0].unit, sum(part.count for part in parts), dtype, "cat", cost=parts)
         out.head_by_head = by_heads
         counts = [part.count for part in parts]
 

@@ -35,6 +35,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16,
         "v_head_dim": 64,
     },
+    "minicpm3": {
+        **_SIZES, "model_type": "minicpm3", "intermediate_size": 1280, "num_hidden_layers": 4,
+        "num_key_value_heads": 8, "q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 48,
+        "qk_rope_head_dim": 16,
+    },
+    "nemotron": {
+        **_SIZES, "model_type": "nemotron", "intermediate_size": 1536, "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+    },
+    "gemma3n": {
+        **_SIZES, "model_type": "gemma3n_text", "intermediate_size": 2048, "num_key_value_heads": 2,
+        "head_dim": 64, "sliding_window": 128, "num_hidden_layers": 10, "vocab_size_per_layer_input": 4096,
+        "hidden_size_per_layer_input": 64, "num_kv_shared_layers": 4, "laurel_rank": 16,
+        "activation_sparsity_pattern": [0.95] * 3 + [0.0] * 7,
+        "layer_types": ["sliding_attention", "full_attention"] * 5,
+    },
     "gemma4 dense": _DENSE,
     "gemma4 experts": {**_DENSE, **_EXPERTS, "intermediate_size": 512},
     "gemma4 inputs": {
@@ -52,13 +68,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "audio_config": {"model_type": "gemma4_unified_audio"},
     },
 }  # fmt: skip
-_QUICK = {("gemma4 inputs", "lora", True, 256)}
+_QUICK = {("gemma4 inputs", "lora", True, 256), ("minicpm3", "lora", False, 256)}
+_QUICK |= {("nemotron", "full", False, 256)}
 CASES = [
     pytest.param(
         kind, method, again, seq, marks=() if (kind, method, again, seq) in _QUICK else pytest.mark.slow
     )
     for kind in CONFIGS
-    for method, again in (("full", False), ("lora", False), ("lora", True))
+    for method, again in (("full", False), ("full", True), ("lora", False), ("lora", True))
     for seq in (256, 1024)
 ]
 

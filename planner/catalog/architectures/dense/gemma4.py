@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
+from planner.catalog.architectures.dense.gemma3n import Keys, keys_of
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, head_norms
 from planner.catalog.architectures.parts import (
     fused_experts,
@@ -43,8 +44,8 @@ def read_gemma4_text(fields: ConfigFields) -> ModelSpec:
     windows = layer_windows(fields, n_layers, window, alternating_types(n_layers, _PERIOD))
     windows[-1] = None
     n_own = n_layers - fields.count("num_kv_shared_layers")
-    kinds = [(window, number >= n_own) for number, window in enumerate(windows)]
-    blocks = {each: _block(fields, each[0], borrows_keys=each[1]) for each in dict.fromkeys(kinds)}
+    kinds = list(zip(windows, keys_of(windows, n_own), strict=True))
+    blocks = {each: _block(fields, *each) for each in dict.fromkeys(kinds)}
     layers = [blocks[each] for each in kinds]
     spec = decoder(
         ConfigFields({"vocab_size": 262_144, **fields.data}, fields.where), layers, tied_default=True
@@ -66,10 +67,12 @@ def _attention(fields: ConfigFields, window: int | None) -> AttentionSpec:
     return replace(local, n_kv_heads=heads, head_dim=size, value_head_dim=size, key_is_value=one_product)
 
 
-def _block(fields: ConfigFields, window: int | None, *, borrows_keys: bool) -> BlockSpec:
+def _block(fields: ConfigFields, window: int | None, keys: Keys) -> BlockSpec:
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
     attention, bias = _attention(fields, window), fields.flag("attention_bias", False)
     linears = separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias)
+    borrows_keys = keys == "borrowed"
+    attention = replace(attention, lends_keys=keys == "lent")
     if borrows_keys:
         attention = replace(attention, key_is_value=False, borrows_keys=True)
         width *= 2 if fields.flag("use_double_wide_mlp", False) else 1

@@ -1,4 +1,4 @@
-"""StableLM and Cohere: Llama's matrices with layer norms, optionally in parallel branches.
+"""StableLM, Cohere and Nemotron: Llama's matrices with layer norms, optionally in parallel branches.
 
 Module names, shapes and defaults are those of Transformers 5.23
 (``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
+from planner.catalog.architectures.dense.llama_family import attention_of, decoder
 from planner.catalog.architectures.older.gpt_family import bare_model, even_heads
 from planner.catalog.architectures.parts import (
     gated_mlp,
     layer_norm,
+    plain_mlp,
     rotary_width,
     separate_qkv,
     token_embedding,
@@ -107,4 +109,23 @@ def read_cohere(fields: ConfigFields) -> ModelSpec:
     )
 
 
-READERS = {"stablelm": read_stablelm, "cohere": read_cohere}
+def read_nemotron(fields: ConfigFields) -> ModelSpec:
+    """``nemotron``: half of each head is turned, no gate, norms in the dtype of autocast."""
+    hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
+    attention = attention_of(fields)
+    attention = replace(
+        attention, joined_rotary=True, rotary_width=rotary_width(fields, attention.head_dim, 0.5)
+    )
+    bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
+    block = BlockSpec(
+        attention=attention,
+        mlp=MlpSpec(width, gated=False, activation=fields.text("hidden_act", "relu2")),
+        linears=separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias)
+        + plain_mlp(hidden, width, ("up_proj", "down_proj"), bias=mlp_bias),
+        norms=(layer_norm(hidden, copies=2),),
+    )
+    spec = decoder(fields, [block] * fields.layers("num_hidden_layers"))
+    return with_scaling(replace(spec, final_norms=(layer_norm(hidden),)), "autocast")
+
+
+READERS = {"nemotron": read_nemotron, "stablelm": read_stablelm, "cohere": read_cohere}

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3, GLM-4.7-Flash: multi-head latent attention, a few dense layers,
+"""DeepSeek-V2 and V3, GLM-4.7-Flash, MiniCPM3: multi-head latent attention, a few dense layers,
 then experts beside shared ones.
 
 Module names, shapes and defaults are those of Transformers 5.23
@@ -37,6 +37,18 @@ class _ClassDefaults:
 
 _V2 = _ClassDefaults(64, 2, 1407, 0, None, "fp32")
 _V3 = _ClassDefaults(256, 1, 2048, 3, 8, "sigmoid")
+_MINICPM3 = {
+    "vocab_size": 73_448,
+    "hidden_size": 2560,
+    "intermediate_size": 6400,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 40,
+    "q_lora_rank": 768,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "max_position_embeddings": 32_768,
+}
 _GLM = _ClassDefaults(64, 1, 1536, 1, 4, "sigmoid")
 
 
@@ -181,8 +193,32 @@ def read_glm4_moe_lite(fields: ConfigFields) -> ModelSpec:
     )
 
 
+def read_minicpm3(fields: ConfigFields) -> ModelSpec:
+    """``minicpm3``: latents in dense layers, whose branches are multiplied by numbers, as embeddings are.
+
+    Ignored: the quotient of the last norm's output and a number, which the head reads in its place.
+    """
+    given = {**_MINICPM3, **fields.data, "rope_interleave": False}
+    fields = ConfigFields(given, fields.where)
+    hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
+    if not fields.has("v_head_dim"):
+        given["v_head_dim"] = hidden // fields.integer("num_attention_heads")
+    latents, bias = _latents(fields), fields.flag("attention_bias", False)
+    block = BlockSpec(
+        attention=latents.attention,
+        mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")),
+        linears=_attention_linears(hidden, latents, bias=bias)
+        + gated_mlp(hidden, width, bias=fields.flag("mlp_bias", False)),
+        norms=_norms(hidden, latents),
+        scales_branches=True,
+    )
+    spec = decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True)
+    return replace(spec, embedding_scale="table")
+
+
 READERS: dict[str, Callable[[ConfigFields], ModelSpec]] = {
     "deepseek_v2": read_deepseek_v2,
     "deepseek_v3": read_deepseek_v3,
     "glm4_moe_lite": read_glm4_moe_lite,
+    "minicpm3": read_minicpm3,
 }

@@ -1,9 +1,9 @@
-"""Towers that are loaded and counted, and whose computation is not modelled: Gemma 4, Llama 3.2 Vision;
-those of GLM in ``glm_vision``.
+"""Towers that are loaded and counted, and whose computation is not modelled: Gemma 3n and 4,
+Llama 3.2 Vision; those of GLM in ``glm_vision``.
 Trained on text alone, such models are answered like any other.
 
 Module names, shapes and defaults are those of Transformers 5.23
-(``models/{gemma4,gemma4_unified,mllama}/modeling_*.py``).
+(``models/{gemma3n,gemma4,gemma4_unified,mllama}/modeling_*.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from planner.catalog.architectures.dense.llama_family import read_llama
 from planner.catalog.architectures.parts import layer_norm, rms
 from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
 from planner.catalog.architectures.vision.square_vision import language_model
-from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
+from planner.domain.model import (
+    BlockGroup,
+    BlockSpec,
+    EmbeddingSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    NormSpec,
+)
 from planner.domain.vision import ImageRule, TowerSpec
 from planner.errors import NotModelledError
 
@@ -105,6 +113,62 @@ def _gemma4_sound_layers(audio: ConfigFields) -> BlockGroup:
     kernel = audio.integer("conv_kernel_size", default=5) * width
     block = counted_block(matrices, (rms(width, copies=9),), size + kernel)
     return BlockGroup(audio.layers("num_hidden_layers") if audio.has("num_hidden_layers") else 12, block)
+
+
+_MOBILENET = {"mobilenetv5_300m_enc": 294_126_912}
+"""Parameters of towers made of convolutions: as timm 1.0.31 builds them on meta."""
+
+
+def read_gemma3n(fields: ConfigFields) -> ModelSpec:
+    """``gemma3n``: AutoModelForCausalLM loads towers for images and sounds, too; rows of their marks are
+    computed for every token of text.
+
+    Raises:
+        NotModelledError: a tower for images whose parameters nobody counted.
+    """
+    spec = replace(language_model(fields, tied_default=True), architecture="gemma3n", loads_whole=True)
+    empty = ConfigFields({}, fields.where)
+    vision = fields.section("vision_config") if fields.has("vision_config") else empty
+    audio = fields.section("audio_config") if fields.has("audio_config") else empty
+    kind, hidden = vision.text("architecture", "mobilenetv5_300m_enc"), spec.hidden_size
+    if kind not in _MOBILENET:
+        raise NotModelledError(f"{fields.where}: nobody counted the tower '{kind[:40]}' of Gemma 3n")
+    width, sound = vision.integer("hidden_size", default=2048), audio.integer("hidden_size", default=1536)
+    first, second = audio.integers("sscp_conv_channel_size") or (128, 32)
+    features = audio.integer("input_feat_size", default=128) // 4 * second
+    n_convolved = 9 * first + first + 9 * first * second + second
+    entry = counted_block([("input_proj_linear", features, sound, False)], extra=n_convolved)
+    groups = [BlockGroup(1, counted_block([], extra=_MOBILENET[kind])), _gemma3n_sound_layers(audio, sound)]
+    projectors = [counted_block([], (rms(each),)) for each in (width, sound)]
+    sides = (("embed_vision", vision, width), ("embed_audio", audio, sound))
+    tables = tuple(
+        EmbeddingSpec(name, given.integer("vocab_size", default=128), each, soft=True)
+        for name, given, each in sides
+    )
+    norms = tuple(NormSpec("rms", each, on="soft_rows", scaling="in_fp32") for each in (width, sound))
+    matrices = tuple(
+        LinearSpec("embedding_projection", "embedding_projection", each, hidden, "soft_rows")
+        for each in (width, sound)
+    )
+    return replace(
+        spec,
+        extra_embeddings=spec.extra_embeddings + tables,
+        extra_linears=spec.extra_linears + matrices,
+        final_norms=spec.final_norms + norms,
+        vision=counted_tower(width, entry, groups, projectors, listed=False),
+    )
+
+
+def _gemma3n_sound_layers(audio: ConfigFields, width: int) -> BlockGroup:
+    square, wide = (width, width), (width, 4 * width)
+    shapes = [(name, *square) for name in ("q_proj", "k_proj", "v_proj", "pos_proj", "post")]
+    shapes += [("ffw_layer_1", *wide), ("ffw_layer_2", *wide[::-1])] * 2
+    shapes += [("linear_start", width, 2 * width), ("linear_end", *square)]
+    size = width // audio.integer("conf_num_attention_heads", default=8)
+    kernel = audio.integer("conf_conv_kernel_size", default=5) * width
+    block = counted_block([(*each, False) for each in shapes], (rms(width, copies=9),), size + kernel)
+    n_layers = audio.layers("conf_num_hidden_layers") if audio.has("conf_num_hidden_layers") else 12
+    return BlockGroup(n_layers, block)
 
 
 def read_gemma4_unified(fields: ConfigFields) -> ModelSpec:
@@ -223,7 +287,45 @@ def _mllama_tower(vision: ConfigFields, hidden: int) -> TowerSpec:
     return counted_tower(width, entry, groups, [projector], listed=True)
 
 
+_VOXTRAL = {
+    "model_type": "llama",
+    "vocab_size": 131_072,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+}
+
+
+def read_voxtral(fields: ConfigFields) -> ModelSpec:
+    """``voxtral``: a Llama that hears, by an encoder like Whisper's; text passes it over."""
+    text = dict(fields.data.get("text_config") or {})
+    given = ConfigFields({**fields.data, "text_config": {**_VOXTRAL, **text}}, fields.where)
+    spec = replace(language_model(given, tied_default=False), architecture="voxtral", loads_whole=True)
+    audio = given.section("audio_config") if given.has("audio_config") else ConfigFields({}, fields.where)
+    width, inner = (
+        audio.integer("hidden_size", default=1280),
+        audio.integer("intermediate_size", default=5120),
+    )
+    places = audio.integer("max_source_positions", default=1500) * width
+    convolved = 3 * width * (audio.integer("num_mel_bins", default=128) + width) + 2 * width
+    entry = counted_block([], (layer_norm(width),), places + convolved)
+    matrices = [(f"{name}_proj", width, width, name != "k") for name in ("k", "v", "q", "out")]
+    matrices += [("fc1", width, inner, True), ("fc2", inner, width, True)]
+    layer = counted_block(matrices, (layer_norm(width, copies=2),))
+    n_layers = audio.layers("num_hidden_layers") if audio.has("num_hidden_layers") else 32
+    hidden = spec.hidden_size
+    projector = counted_block([("linear_1", inner, hidden, False), ("linear_2", hidden, hidden, False)])
+    tower = counted_tower(width, entry, [BlockGroup(n_layers, layer)], [projector], listed=False)
+    return replace(spec, vision=tower)
+
+
 READERS = {
+    "voxtral": read_voxtral,
+    "gemma3n": read_gemma3n,
     "gemma4": read_gemma4,
     "gemma4_unified": read_gemma4_unified,
     "mllama": read_mllama,

@@ -36,6 +36,9 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What attention adds to the stream, from the output ``x`` of the norm before it."""
     with torch.inside("self_attn"):
         query, key, value, held = heads(torch, view, gathered(torch, view, x))
+        if view.block.attention.lends_keys and torch.direction == "again":
+            # The layers before refer to the dictionary of what is lent, until their own second runs end.
+            torch.outputs += [key, value]
         divided = view.recipe.parallel.context > 1
         if divided and view.stack.model_parallel == "tokens":
             held += [key, value]

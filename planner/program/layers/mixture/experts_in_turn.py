@@ -36,11 +36,11 @@ def in_turn(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Te
     _expert_mask = torch.new(x.unit, top_k * n_experts, "int64", "one_hot")
     with torch.in_manner(replace(torch.manner, calls=n_experts // n_turns, waits=True)):
         for _ in range(n_turns):
-            state = _chosen_rows(torch, x, top_k / n_turns)
+            state = chosen_rows(torch, x, top_k / n_turns)
             added = linear(torch, view, expert[2], gated(torch, view, expert[:2], state))
-            added = torch.mul(added, _chosen_rows(torch, weights, 1 / n_turns))
+            added = torch.mul(added, chosen_rows(torch, weights, 1 / n_turns))
             added = torch.to(added, out.dtype)
-            out = _index_add(torch, out, added)
+            out = index_add(torch, out, added)
     return torch.to(out, given)
 
 
@@ -49,13 +49,18 @@ def _group(view: LayerView) -> tuple[Expert, int, int]:
     gate, up = (spec for spec in view.linears("mlp_in") if spec.group == "expert")
     down = next(spec for spec in view.linears("mlp_mid") if spec.group == "expert")
     n_experts = down.copies
-    n_turns = next(turns for turns in range(_MOST_TURNS, 0, -1) if n_experts % turns == 0)
+    n_turns = n_turns_of(n_experts)
     n_together = n_experts // n_turns
     gate, up, down = (replace(spec, copies=n_together, active_copies=1) for spec in (gate, up, down))
     return (gate, up, down), n_experts, n_turns
 
 
-def _chosen_rows(torch: Operators, x: Tensor, share: float) -> Tensor:
+def n_turns_of(n_experts: int) -> int:
+    """How many groups of experts run one after the other."""
+    return next(turns for turns in range(_MOST_TURNS, 0, -1) if n_experts % turns == 0)
+
+
+def chosen_rows(torch: Operators, x: Tensor, share: float) -> Tensor:
     """``x[rows]``: its gradient is added in place to zeros in the shape of ``x``, a view of which is sent on.
 
     Source: torch 2.13 torch/csrc/autograd/FunctionsManual.cpp index_backward.
@@ -73,7 +78,7 @@ def _chosen_rows(torch: Operators, x: Tensor, share: float) -> Tensor:
     return record(torch, out, [x], [row_numbers()], backward)
 
 
-def _index_add(torch: Operators, out: Tensor, added: Tensor) -> Tensor:
+def index_add(torch: Operators, out: Tensor, added: Tensor) -> Tensor:
     """``out.index_add_(0, rows, added)``, of which ``added`` is saved for its shape alone.
 
     Source: torch 2.13 tools/autograd/derivatives.yaml index_add (``expand_as(source)``).

@@ -1,0 +1,83 @@
+"""Parameter counts of later decoders whose layers have parts of their own, against Transformers' modules
+on the meta device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.catalog.hf_config import model_from_config
+from tests.extras import import_or_skip
+
+torch = import_or_skip("torch")
+transformers = import_or_skip("transformers")
+
+_SIZES = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 96, "pad_token_id": 0}
+_GEMMA = {
+    **_SIZES, "model_type": "gemma3n_text", "head_dim": 16, "vocab_size_per_layer_input": 80,
+    "hidden_size_per_layer_input": 8, "laurel_rank": 4,
+}  # fmt: skip
+_DBRX = {"model_type": "dbrx", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 96}
+CONFIGS: list[dict[str, Any]] = [
+    {**_GEMMA, "num_hidden_layers": 10, "num_kv_shared_layers": 4, "intermediate_size": 128},
+    {
+        **_GEMMA, "num_hidden_layers": 12, "num_kv_shared_layers": 2, "altup_num_inputs": 3,
+        "intermediate_size": [128] * 6 + [256] * 6, "attention_bias": True, "num_key_value_heads": 1,
+    },
+    {"model_type": "minicpm3"},
+    {**_SIZES, "model_type": "minicpm3", "q_lora_rank": None, "v_head_dim": 24, "attention_bias": True},
+    {
+        **_SIZES, "model_type": "nemotron", "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+    },
+    {
+        **_SIZES, "model_type": "nemotron", "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32,
+        "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+    },
+    {
+        **_DBRX, "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 5e5},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "moe_jitter_eps": 0},
+    },
+    {**_DBRX, "attn_config": {"clip_qkv": 8.0, "rope_theta": 1e4}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config["model_type"]))
+def test_count_is_that_of_the_modules(config: dict[str, Any]) -> None:
+    """With few fields given, and with those that change shapes."""
+    with torch.device("meta"):
+        made = transformers.AutoConfig.for_model(**config)
+        module = transformers.AutoModelForCausalLM.from_config(made)
+    module.tie_weights()
+    distinct = {id(tensor): tensor.numel() for tensor in module.parameters()}
+    assert model_from_config(config, "config.json").param_count == sum(distinct.values())
+
+
+def test_what_gemma_3n_hears_with_is_counted() -> None:
+    """The encoder of sounds is the module's; that of images, of timm, is a stated number."""
+    text = {**_GEMMA, "num_hidden_layers": 10, "num_kv_shared_layers": 4, "intermediate_size": 128}
+    audio = {"model_type": "gemma3n_audio", "hidden_size": 64, "conf_num_hidden_layers": 3}
+    spec = model_from_config(
+        {"model_type": "gemma3n", "text_config": text, "audio_config": audio}, "config.json"
+    )
+    with torch.device("meta"):
+        module = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**audio))
+    assert spec.vision is not None
+    images = spec.vision.groups[0].block.param_count
+    heard = spec.vision.tower_param_count - images
+    assert (images, heard) == (294_126_912, sum(tensor.numel() for tensor in module.parameters()))
+
+
+def test_what_voxtral_hears_with_is_counted() -> None:
+    """With another width of each part than the defaults."""
+    text = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128}
+    audio = {"model_type": "voxtral_encoder", "hidden_size": 80, "intermediate_size": 120}
+    audio |= {"num_hidden_layers": 3, "num_attention_heads": 4, "max_source_positions": 40}
+    config = {"model_type": "voxtral", "text_config": text, "audio_config": audio}
+    with torch.device("meta"):
+        module = transformers.VoxtralForConditionalGeneration(transformers.AutoConfig.for_model(**config))
+    counted = sum(tensor.numel() for tensor in module.parameters())
+    assert model_from_config(config, "config.json").param_count == counted
