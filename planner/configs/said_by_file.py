@@ -41,13 +41,15 @@ class Alone:
     """A key with which the tool trains on one GPU only, and what it says on several.
 
     ``otherwise``: why one GPU is not modelled either; empty where it is.  ``by_tool``: the tool refuses
-    several; else what it does then is not modelled.
+    several; else what it does then is not modelled.  ``sees_one``: the process sees no other GPU of its
+    machine.
     """
 
     origin: str
     refused: str
     otherwise: str = ""
     by_tool: bool = True
+    sees_one: bool = False
 
 
 @dataclass(slots=True)

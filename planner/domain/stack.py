@@ -288,8 +288,8 @@ class Stack:
     by one position.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden
     states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position first;
     ``fused_rows``: and copied for a kernel.  ``joined``: both sequences of a pair are one row, of half
-    its length each.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no
-    such trainer.
+    its length each.  ``rows_let_go``: as ``rows``, with no copies for metrics.  ``tiles``: of tiles of
+    the head's product, without logits.  ``none``: it has no such trainer.
     """
     chosen_likelihood: bool
     """In ORPO and SimPO the cross-entropy of the chosen sequences' logits comes first, where those of all

@@ -68,6 +68,7 @@ PairLogps = Literal[
     "unshifted",
     "rows",
     "rows_and_hidden",
+    "rows_let_go",
     "shifted_rows",
     "fused_rows",
     "joined",

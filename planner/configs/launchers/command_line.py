@@ -84,7 +84,7 @@ _MODULES = ("axolotl.cli.train", "llamafactory.launcher")
 _PROGRAMS = {
     "accelerate": ("accelerate", ("launch",)),
     "trl": ("trl", ("sft", "dpo", "grpo", "kto", "reward", "rloo")),
-    "swift": ("swift", ("sft", "pt")),
+    "swift": ("swift", ("sft", "pt", "rlhf")),
     "llamafactory-cli": ("llama-factory", ("train", "sft", "dpo", "rm")),
     "lmf": ("llama-factory", ("train", "sft", "dpo", "rm")),
     "axolotl": ("axolotl", ("train",)),
@@ -95,7 +95,6 @@ _OF_AXOLOTL = _names(
 )
 # First word of a command -> words that train, and the program.
 _UNREAD_COMMANDS = {
-    "swift": (("rlhf",), "swift rlhf", "say the job by flags, with --stack swift"),
     "megatron": (("sft", "pt", "rlhf"), "ms-swift's Megatron", "say the job by flags"),
     "oumi": (("train",), "Oumi", "say the job by flags"),
     "xtuner": (("train",), "XTuner", "say the job by flags"),
@@ -395,8 +394,13 @@ def _axolotl(path: Path, words: list[str]) -> Started:
 
 
 def _swift(path: Path, words: list[str]) -> Started:
-    """How many processes there are, variables of the environment say."""
-    return Started(words, words[1], _arguments(path, words[2:]), {}, MS_SWIFT)
+    """How many processes there are, variables of the environment say; ``rlhf`` trains by DPO unless told
+    otherwise (ms-swift 4.6.0 swift/arguments/rlhf_args.py).
+    """
+    arguments = _arguments(path, words[2:])
+    if words[1] == "rlhf":
+        arguments.setdefault("rlhf_type", "dpo")
+    return Started(words, words[1], arguments, {}, MS_SWIFT)
 
 
 _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {

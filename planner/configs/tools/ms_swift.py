@@ -1,4 +1,4 @@
-"""A training of ms-swift: the arguments of ``swift sft`` and ``swift pt``, on a command line or in a file.
+"""A training of ms-swift: the arguments of ``swift sft``, ``pt`` and ``rlhf``, on a command line or in a file.
 
 Keys and defaults: ms-swift 4.6.0 swift/arguments/{sft_args,tuner_args}.py, base_args/*.py and
 trainers/arguments.py; those of 3.12.6 (swift/llm/argument) are the same but for ``train_type``.  A file's
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import MS_SWIFT_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import DTYPES
 from planner.configs.shared.trainer_arguments import read_attention, read_precision, read_trainer
 from planner.configs.tools.ms_swift_launch import read_engine, read_processes
+from planner.configs.tools.ms_swift_rlhf import read_rlhf
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PATTERN
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
@@ -49,16 +49,8 @@ _UNMODELLED = {
     "max_memory": "layers spread over GPUs in one process (max_memory) are not modelled",
     "mrl_dims": "training embeddings is not modelled",
     "eval_use_evalscope": "an evaluation that generates text is not modelled",
-    "loss_type": "a loss of a plugin is not modelled",
 }
-# What ``swift rlhf`` alone takes, whose rlhf_type is dpo where nothing is said (arguments/rlhf_args.py and
-# rlhf_trainers/args_mixin.py); ``swift sft`` ends at an argument that it does not know.
-_OF_RLHF = (
-    *("rlhf_type", "ref_model", "ref_adapters", "beta", "label_smoothing", "rpo_alpha", "ld_alpha"),
-    *("discopop_tau", "loss_weights", "cpo_alpha", "simpo_gamma", "desirable_weight", "undesirable_weight"),
-    *("center_rewards_coefficient", "sft_alpha", "lmbda", "gkd_logits_topk", "teacher_model"),
-    *("max_completion_length", "num_generations", "reward_funcs", "reward_model", "use_vllm", "vllm_mode"),
-)
+_PLUGINS = {"loss_type": "a loss of a plugin is not modelled"}
 # loss_scale/mapping.py and base.py: these weigh each token by 0 or 1, which the labels say.
 _BINARY = frozenset({"default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"})
 # Plugins of optimizers that only sort parameters into groups (swift/optimizers).
@@ -82,7 +74,8 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     _read_age(keys, reading)
-    keys.refuse_switched_on(_UNMODELLED)
+    compares = read_rlhf(keys, reading)
+    keys.refuse_switched_on(_UNMODELLED if compares else _UNMODELLED | _PLUGINS)
     keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
     _refuse_other_kinds(keys)
     _read_method(keys, reading)
@@ -127,8 +120,6 @@ def _refuse_other_kinds(keys: Keys) -> None:
     Raises:
         NotModelledError: names the key.
     """
-    if (name := first_held(keys, _OF_RLHF)) is not None:
-        raise keys.not_modelled(name, "trainers of ms-swift for preferences are not modelled; sft is")
     if keys.text("task_type") not in (None, "causal_lm"):
         raise keys.not_modelled("task_type", "another task than causal_lm is not modelled")
     if keys.text("tuner_backend") not in (None, "peft"):
@@ -349,7 +340,8 @@ def _read_evaluation(keys: Keys, reading: Reading) -> None:
 
 def _remark(keys: Keys, reading: Reading) -> None:
     # trainers/mixin.py get_use_logits_to_keep: on where the model's forward takes it.
-    if keys.flag("use_logits_to_keep") is not False and reading.value("loss") != "liger":
+    cuts = reading.value("loss") != "liger" and reading.value("task") not in ("orpo", "simpo", "reward")
+    if keys.flag("use_logits_to_keep") is not False and cuts:
         text = (
             "logits of all tokens are counted: those before the answers may be left out (use_logits_to_keep)"
         )

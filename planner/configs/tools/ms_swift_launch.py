@@ -50,8 +50,8 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
     if per_node is None and nodes is None:
         if beside.accelerate is not None:
             return _leave_to_launcher(env, reading, beside.accelerate, visible)
-        if visible is not None and visible > 1:
-            raise env.not_modelled(_VISIBLE, _SPREADS)
+        if visible:
+            return _with_visible(env, reading, visible)
         if keys.path.suffix in _FILES:
             text = "counted as started with NPROC_PER_NODE, a process for each GPU"
             reading.remark(str(keys.path), text)
@@ -76,6 +76,22 @@ def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int |
         _start_alone(reading, str(launch), "its launcher starts one process")
     env.skip(env.left_over_here())
     return has_ranks
+
+
+def _with_visible(env: Keys, reading: Reading, visible: int) -> bool:
+    """One process, which uses the GPU that it sees.
+
+    Raises:
+        NotModelledError: it sees several.
+    """
+    if visible > 1:
+        raise env.not_modelled(_VISIBLE, _SPREADS)
+    where = env.where(_VISIBLE)
+    reading.remark(where, "the process sees one GPU: others of the machine are not used")
+    reading.say("gpus", 1, where)
+    reading.alone = Alone(where, _SPREADS, by_tool=False, sees_one=True)
+    env.skip(env.left_over_here())
+    return False
 
 
 def _start_alone(reading: Reading, where: str, why: str) -> None:

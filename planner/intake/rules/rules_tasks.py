@@ -18,6 +18,7 @@ _READ: dict[str, frozenset[Task]] = {
     "unshifted": frozenset({"dpo", "simpo"}),
     "rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "rows_and_hidden": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
+    "rows_let_go": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "shifted_rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "fused_rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "joined": frozenset({"dpo", "orpo", "simpo"}),

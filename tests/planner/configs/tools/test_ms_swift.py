@@ -86,15 +86,12 @@ def test_a_key_means_what_ms_swift_makes_of_it(tmp_path: Path, text: str, values
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("rlhf_type: dpo\n", "trainers of ms-swift for preferences"),
         ("task_type: seq_cls\n", "another task than causal_lm"),
         ("tuner_backend: unsloth\n", "Unsloth inside ms-swift"),
         ("loss_scale: react\n", "a loss that weighs each token"),
         ("sequence_parallel_size: 2\n", "a sequence-parallel degree of 2"),
         ("quant_method: hqq\nquant_bits: 4\n", "quantisation by hqq"),
         ("quant_method: bnb\nquant_bits: 4\nbnb_4bit_compute_dtype: float16\n", "compute in another dtype"),
-        ("beta: 0.1\n", "trainers of ms-swift for preferences"),
-        ("ref_model: a/b\n", "trainers of ms-swift for preferences"),
         ("freeze_aligner: false\n", "adapters on a projector"),
         ("device_map: auto\n", "device_map"),
         ("freeze_parameters_ratio: 0.5\n", "some parameters by their names"),

@@ -1,0 +1,126 @@
+"""Arguments of ``swift rlhf``: which task they ask for, and what of it is not modelled.
+
+Keys and defaults: ms-swift 4.6.0 swift/arguments/rlhf_args.py and rlhf_trainers, which stand on TRL 0.29.1.
+"""
+
+from __future__ import annotations
+
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.age import first_held
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.preference_tasks import LIGER, OTHER_REFERENCE, UNPADDED, read_chosen_likelihood
+from planner.domain.recipes.recipe import Task
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
+
+# rlhf_type -> task.  CPO is SimPO's trainer with another loss of the same log-probabilities.
+_TASKS: dict[str, Task] = {
+    "dpo": "dpo",
+    "kto": "kto",
+    "orpo": "orpo",
+    "simpo": "simpo",
+    "cpo": "simpo",
+    "rm": "reward",
+}
+_OTHERS = {
+    "grpo": "GRPO of ms-swift is not modelled; --stack trl has --task grpo",
+    "ppo": "PPO of ms-swift, whose value model is another whole model, is not modelled",
+    "gkd": "distillation from a teacher is not modelled",
+}
+# Losses of the log-probabilities that are there, which move nothing (dpo_trainer.py dpo_loss;
+# trl 0.29.1 experimental/cpo/cpo_trainer.py cpo_loss, kto/kto_trainer.py kto_loss).
+_DPO_LOSSES = (
+    *("sigmoid", "robust", "exo_pair", "hinge", "ipo", "bco_pair", "sppo_hard", "nca_pair", "aot_unpaired"),
+    *("aot", "apo_zero", "apo_down", "discopop", "sft"),
+)
+_LOSSES = {
+    "dpo": _DPO_LOSSES,
+    "kto": ("kto",),
+    "cpo": ("sigmoid", "hinge", "ipo", "simpo"),
+    "simpo": ("simpo",),
+}
+# Keys that ``swift rlhf`` alone takes; ``swift sft`` ends at an argument that it does not know.
+_MARKS = (
+    *("rlhf_type", "ref_model", "ref_adapters", "beta", "label_smoothing", "rpo_alpha", "ld_alpha"),
+    *("discopop_tau", "loss_weights", "cpo_alpha", "simpo_gamma", "desirable_weight", "undesirable_weight"),
+    *("center_rewards_coefficient", "sft_alpha", "lmbda", "gkd_logits_topk", "teacher_model"),
+    *("max_completion_length", "num_generations", "reward_funcs", "reward_model", "use_vllm", "vllm_mode"),
+)
+_HARMLESS = (
+    *("beta", "label_smoothing", "rpo_alpha", "ld_alpha", "discopop_tau", "loss_weights", "simpo_gamma"),
+    *("desirable_weight", "undesirable_weight", "center_rewards_coefficient", "ref_model_type"),
+    *("ref_model_revision", "max_completion_length", "response_length"),
+)
+_JOINS = ("dpo", "kto")
+"""Trainers that take samples end to end (rlhf_args.py _check_padding_free)."""
+
+
+def read_rlhf(keys: Keys, reading: Reading) -> bool:
+    """Enter the task where the arguments are those of ``swift rlhf``; whether they are.
+
+    Raises:
+        UsageError: a job that ms-swift does not start.
+        NotModelledError: a trainer, a loss or a reference that no formula covers.
+    """
+    mark = first_held(keys, _MARKS)
+    if mark is None:
+        return False
+    kind = keys.text("rlhf_type") or "dpo"
+    if kind in _OTHERS:
+        raise keys.not_modelled("rlhf_type", _OTHERS[kind])
+    if kind not in _TASKS:
+        raise keys.wrong("rlhf_type", ", ".join((*_TASKS, *_OTHERS)), kind)
+    note = f"{kind} of swift rlhf" if keys.has("rlhf_type") else "of swift rlhf alone, whose rlhf_type is dpo"
+    reading.say("task", _TASKS[kind], keys.where("rlhf_type" if keys.has("rlhf_type") else mark), note)
+    _read_losses(keys, kind)
+    _refuse_other_references(keys, kind)
+    _refuse_joined(keys, kind)
+    if keys.flag("use_liger_kernel"):
+        raise keys.not_modelled("use_liger_kernel", LIGER)
+    read_chosen_likelihood(keys, reading)
+    keys.skip(_HARMLESS)
+    return True
+
+
+def _read_losses(keys: Keys, kind: str) -> None:
+    for loss in keys.names("loss_type"):
+        if kind in _LOSSES and loss not in _LOSSES[kind]:
+            text = f"the loss '{show(loss)}' of {kind} is not modelled; {', '.join(_LOSSES[kind])} are"
+            raise keys.not_modelled("loss_type", text)
+
+
+def _refuse_other_references(keys: Keys, kind: str) -> None:
+    """The reference of a full fine-tune is the model itself unless ``ref_model`` says another.
+
+    Source: swift/arguments/rlhf_args.py __post_init__, pipelines/train/rlhf.py prepare_model.
+
+    Raises:
+        UsageError: a second model where the trainer takes none.
+        NotModelledError: another model, or adapters that are not trained.
+    """
+    if keys.has("ref_adapters"):
+        raise keys.not_modelled("ref_adapters", OTHER_REFERENCE)
+    named = keys.text("ref_model")
+    if named is None:
+        return
+    if kind not in _JOINS or keys.text("tuner_type" if keys.has("tuner_type") else "train_type") != "full":
+        raise UsageError(
+            f"{keys.where('ref_model')}: ms-swift stops at it in {kind} with adapters or without a "
+            f"reference: leave it out [{REFUSED_BY_TOOL}]"
+        )
+    if named != keys.get("model"):
+        raise keys.not_modelled("ref_model", OTHER_REFERENCE)
+
+
+def _refuse_joined(keys: Keys, kind: str) -> None:
+    """Samples that are laid end to end.
+
+    Raises:
+        UsageError: a trainer that does not take them.
+        NotModelledError: one that does.
+    """
+    name = next((each for each in ("packing", "padding_free") if keys.flag(each)), None)
+    if name is None:
+        return
+    if kind not in _JOINS:
+        raise UsageError(f"{keys.where(name)}: ms-swift refuses it for {kind} [{REFUSED_BY_TOOL}]")
+    raise keys.not_modelled(name, UNPADDED)
