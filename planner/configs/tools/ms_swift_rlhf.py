@@ -9,6 +9,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.preference_tasks import LIGER, OTHER_REFERENCE, UNPADDED, read_chosen_likelihood
+from planner.configs.shared.rollouts import read_rollout
 from planner.domain.recipes.recipe import Task
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
@@ -20,9 +21,9 @@ _TASKS: dict[str, Task] = {
     "simpo": "simpo",
     "cpo": "simpo",
     "rm": "reward",
+    "grpo": "grpo",
 }
 _OTHERS = {
-    "grpo": "GRPO of ms-swift is not modelled; --stack trl has --task grpo",
     "ppo": "PPO of ms-swift, whose value model is another whole model, is not modelled",
     "gkd": "distillation from a teacher is not modelled",
 }
@@ -50,8 +51,48 @@ _HARMLESS = (
     *("desirable_weight", "undesirable_weight", "center_rewards_coefficient", "ref_model_type"),
     *("ref_model_revision", "max_completion_length", "response_length"),
 )
-_JOINS = ("dpo", "kto")
-"""Trainers that take samples end to end (rlhf_args.py _check_padding_free)."""
+_TURNS = "completions of several turns are not modelled"
+_TEACHER = "a teacher beside GRPO is not modelled"
+_UNMODELLED = {
+    "sleep_level": "vLLM that gives its memory back while the model is trained is not modelled; 0 is",
+    "offload_model": "weights in host RAM while vLLM generates are not modelled",
+    "offload_optimizer": "optimizer states in host RAM while vLLM generates are not modelled",
+    "multi_turn_scheduler": _TURNS,
+    "use_gym_env": _TURNS,
+    "gym_env": _TURNS,
+    "dynamic_sample": "completions that are generated again are not modelled",
+    "async_generate": "generation beside the update is not modelled",
+    "teacher_model": _TEACHER,
+    "teacher_model_server": _TEACHER,
+    "advantage_reweight": _TEACHER,
+    "sdar_loss_coef": _TEACHER,
+    "chord_sft_dataset": "supervised samples beside GRPO are not modelled",
+    "reward_model": "a reward model beside GRPO of ms-swift is not modelled; functions are",
+    "log_entropy": "entropies beside GRPO of ms-swift are not modelled",
+}
+_GRPO_HARMLESS = (
+    *(
+        "advantage_estimator",
+        "kl_in_reward",
+        "overlong_filter",
+        "rollout_importance_sampling_mode",
+        "real_tau",
+    ),
+    *("rollout_importance_sampling_threshold", "log_rollout_offpolicy_metrics", "tau_pos", "tau_neg"),
+    *(
+        "fipo_decay_rate",
+        "fipo_clip_range",
+        "fipo_clip_high_only",
+        "fipo_safety_threshold",
+        "soft_max_length",
+    ),
+    *("soft_cache_length", "cosine_max_len", "max_resample_times", "vllm_server_group_port", "max_turns"),
+    *("vllm_server_pass_dataset", "move_model_batches", "vllm_limit_mm_per_prompt", "vllm_enforce_eager"),
+    *("vllm_enable_lora", "top_entropy_quantile", "off_policy_sequence_mask_delta", "teacher_deepspeed"),
+)
+_RLHF_ARGS = "ms-swift 4.6.0 swift/arguments/rlhf_args.py"
+_REFERS = ("dpo", "kto", "grpo")
+"""Trainers that have a reference; the same take samples end to end (rlhf_args.py _check_padding_free)."""
 
 
 def read_rlhf(keys: Keys, reading: Reading) -> bool:
@@ -73,12 +114,43 @@ def read_rlhf(keys: Keys, reading: Reading) -> bool:
     reading.say("task", _TASKS[kind], keys.where("rlhf_type" if keys.has("rlhf_type") else mark), note)
     _read_losses(keys, kind)
     _refuse_other_references(keys, kind)
-    _refuse_joined(keys, kind)
+    _read_joined(keys, reading, kind)
     if keys.flag("use_liger_kernel"):
         raise keys.not_modelled("use_liger_kernel", LIGER)
     read_chosen_likelihood(keys, reading)
     keys.skip(_HARMLESS)
     return True
+
+
+def read_swift_rollout(keys: Keys, reading: Reading) -> None:
+    """What GRPO of ms-swift generates: prompts of up to ``max_length`` tokens, and completions behind them.
+
+    Source: ms-swift 4.6.0 swift/arguments/rlhf_args.py _init_grpo, _init_rollout, _set_default;
+    rlhf_trainers/args_mixin.py and grpo_trainer.py.
+    Ignored: old log-probabilities are asked for where they follow from the loss, too.
+
+    Raises:
+        UsageError: a job that ms-swift does not start.
+        NotModelledError: a way to generate, or a loss, that is not modelled.
+    """
+    keys.refuse_switched_on(_UNMODELLED)
+    if (keys.number("top_entropy_quantile") or 1.0) < 1:
+        raise keys.not_modelled("top_entropy_quantile", _UNMODELLED["log_entropy"])
+    if not keys.has("beta"):
+        reading.default("compare_reference", True, f"{_RLHF_ARGS}: beta is 0.04")
+    if keys.flag("use_vllm") and not keys.has("vllm_mode"):
+        raise UsageError(
+            f"{keys.where('use_vllm')}: ms-swift stops at it without vllm_mode [{REFUSED_BY_TOOL}]"
+        )
+    if not keys.has("gradient_accumulation_steps"):
+        reading.default("grad_accum", 1, f"{_RLHF_ARGS}: gradient_accumulation_steps of GRPO")
+    reading.needs.pop("seq", None)
+    read_rollout(keys, reading, old=False, prompt="max_length")
+    if reading.value("generator") == "vllm":
+        reading.default(
+            "vllm_memory", 0.9, "ms-swift 4.6.0 rlhf_trainers/args_mixin.py: vllm_gpu_memory_utilization"
+        )
+    keys.skip(_GRPO_HARMLESS)
 
 
 def _read_losses(keys: Keys, kind: str) -> None:
@@ -102,7 +174,7 @@ def _refuse_other_references(keys: Keys, kind: str) -> None:
     named = keys.text("ref_model")
     if named is None:
         return
-    if kind not in _JOINS or keys.text("tuner_type" if keys.has("tuner_type") else "train_type") != "full":
+    if kind not in _REFERS or keys.text("tuner_type" if keys.has("tuner_type") else "train_type") != "full":
         raise UsageError(
             f"{keys.where('ref_model')}: ms-swift stops at it in {kind} with adapters or without a "
             f"reference: leave it out [{REFUSED_BY_TOOL}]"
@@ -111,8 +183,10 @@ def _refuse_other_references(keys: Keys, kind: str) -> None:
         raise keys.not_modelled("ref_model", OTHER_REFERENCE)
 
 
-def _refuse_joined(keys: Keys, kind: str) -> None:
-    """Samples that are laid end to end.
+def _read_joined(keys: Keys, reading: Reading, kind: str) -> None:
+    """Samples that are laid end to end; a pack holds whole pairs.
+
+    Source: swift/dataset/packing.py create_packed_idx (both lengths of a pair together).
 
     Raises:
         UsageError: a trainer that does not take them.
@@ -121,6 +195,14 @@ def _refuse_joined(keys: Keys, kind: str) -> None:
     name = next((each for each in ("packing", "padding_free") if keys.flag(each)), None)
     if name is None:
         return
-    if kind not in _JOINS:
+    if kind not in _REFERS:
         raise UsageError(f"{keys.where(name)}: ms-swift refuses it for {kind} [{REFUSED_BY_TOOL}]")
-    raise keys.not_modelled(name, UNPADDED)
+    if kind != "dpo":
+        raise keys.not_modelled(name, UNPADDED)
+    reading.say("padding", "packed", keys.where(name), "sequences lie end to end")
+    length = keys.count("packing_length") or keys.count("max_length")
+    if name == "packing" and length is not None:
+        reading.say(
+            "seq", max(length // 2, 1), keys.where(name), f"a pack of {length} tokens holds whole pairs"
+        )
+        reading.remark(keys.where(name), "counted as one pair in each pack, of half its length each")

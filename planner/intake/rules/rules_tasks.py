@@ -184,8 +184,13 @@ TASK_RULES = (
     Rule(
         "preference-packed",
         "refuse",
-        "Trainers of preferences pack nothing; use --padding longest",
-        lambda case: case.recipe.is_preference and case.recipe.batch.padding == "packed",
+        "Trainers of preferences pack nothing, except for DPO of ms-swift with FlashAttention; use --padding "
+        "longest",
+        lambda case: (
+            case.recipe.is_preference
+            and case.recipe.batch.padding == "packed"
+            and not (case.recipe.task == "dpo" and case.stack.joins_rows(case.recipe))
+        ),
     ),
     Rule(
         "preference-loss-kernel",

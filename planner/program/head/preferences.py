@@ -147,19 +147,20 @@ def _completion_rows(torch: Operators, ends: EndsView, passed: list[Tensor], rol
     """Logits of completions alone, divided by the temperature; then their entropy, where they are trained on.
 
     Source: trl 0.16.1, 0.19.1, 0.24.0 and 1.9.0 trainer/grpo_trainer.py _get_per_token_logps(_and_entropies)
-    and trainer/utils.py entropy_from_logits.
+    and trainer/utils.py entropy_from_logits; ms-swift 4.6.0 rlhf_trainers/grpo_trainer.py
+    _get_logps_via_local_forward.
     """
     view = ends.layer
     logits = [_logits(torch, ends, passed, Unit.COMPLETION_TOKENS)]
     torch.enter(FORWARD_OUT)
     if view.dtypes.autocast:
         logits.append(torch.to(logits.pop(), "fp32"))
-    in_place = view.stack.completion_logps == "in_place"
+    in_place = view.stack.completion_logps in ("in_place", "in_place_alone")
     logits.append((torch.in_place if in_place else torch.same)(torch.part(logits[0], logits[0].count), "div"))
     if not in_place:
         del logits[0]
     out = _rows(torch, logits[-1])
-    if role == "policy" and view.stack.completion_logps != "without_entropy":
+    if role == "policy" and view.stack.completion_logps not in ("without_entropy", "in_place_alone"):
         _entropy(torch, logits[-1], copies=in_place and not view.single)
     return out
 

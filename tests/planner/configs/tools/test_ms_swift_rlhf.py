@@ -65,13 +65,15 @@ def test_simpo_may_leave_the_likelihood_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("rlhf_type: grpo\n", "GRPO of ms-swift"),
+        ("rlhf_type: grpo\nuse_vllm: true\nvllm_mode: colocate\nsleep_level: 1\n", "gives its memory back"),
+        ("rlhf_type: grpo\nteacher_model: a/b\n", "a teacher beside GRPO"),
+        ("rlhf_type: grpo\ntop_entropy_quantile: '0.2'\n", "entropies beside GRPO"),
         ("rlhf_type: ppo\n", "PPO of ms-swift"),
         ("rlhf_type: gkd\nteacher_model: a/b\n", "distillation"),
         ("ref_adapters: a\n", "another model"),
         ("rlhf_type: kto\nloss_type: apo_zero_unpaired\n", "of kto is not modelled"),
         ("rlhf_type: dpo\nuse_liger_kernel: true\n", "Liger"),
-        ("rlhf_type: dpo\nattn_impl: flash_attn\npadding_free: true\n", "without padding"),
+        ("rlhf_type: kto\nattn_impl: flash_attn\npadding_free: true\n", "without padding"),
         ("rlhf_type: dpo\nsequence_parallel_size: 2\n", "sequence-parallel"),
     ],
 )
@@ -90,6 +92,17 @@ def test_what_ms_swift_stops_at_gets_no_verdict(tmp_path: Path, text: str) -> No
     """rlhf_args.py __post_init__ and _check_padding_free."""
     with pytest.raises(UsageError, match="refused-by-its-tool"):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize(("text", "seq"), [
+    ("padding_free: true\n", 2048),
+    ("packing: true\n", 1024),
+    ("packing: true\npacking_length: 8192\n", 4096),
+])  # fmt: skip
+def test_pairs_without_padding_lie_in_one_row(tmp_path: Path, text: str, seq: int) -> None:
+    """A pack holds whole pairs: both sequences share its length."""
+    request = read(tmp_path, f"{BASE}rlhf_type: dpo\nattn_impl: flash_attn\n{text}").request
+    assert (request.get("padding"), request.get("seq")) == ("packed", seq)
 
 
 def test_another_reference_is_another_model(tmp_path: Path) -> None:
