@@ -63,7 +63,7 @@ _TRAINS = frozenset(
 )
 # What a script's name says where its arguments may not.
 _OTHERS = {
-    "preference training other than DPO, KTO, ORPO and SimPO is not modelled": "cpo xpo nash online bco tpo",
+    "preference training other than DPO, KTO, ORPO and SimPO is not modelled": "xpo nash online bco tpo",
     "reinforcement learning other than GRPO is not modelled": "rloo ppo",
     "GRPO whose generation runs beside the update is not modelled": "async",
     "reward models of this kind are not modelled: say the job by flags": "prm rm",
@@ -72,9 +72,11 @@ _OTHERS = {
 }
 _TASKS = {each: each for each in ("dpo", "kto", "orpo", "simpo", "reward", "grpo")}
 # trl 1.16.0 examples/scripts: GRPO and DPO with other losses.
-_TASKS |= {"gspo": "grpo", "mpo": "dpo"}
+_TASKS |= {"gspo": "grpo", "mpo": "dpo", "cpo": "simpo"}
 # trl 1.16.0 scripts and examples/scripts.
-_TRL_SCRIPTS = _names("sft dpo kto orpo reward reward_modeling grpo gspo dpo_vlm mpo_vlm grpo_vlm gspo_vlm")
+_TRL_SCRIPTS = _names(
+    "sft dpo cpo kto orpo reward reward_modeling grpo gspo dpo_vlm mpo_vlm grpo_vlm gspo_vlm"
+)
 # Scripts of Transformers' examples/pytorch/language-modeling that train with its Trainer.
 _TRANSFORMERS_SCRIPTS = _names("run_clm run_fim run_mlm run_plm")
 _OWN_COMMANDS = {"tune": "its file: plan check FILE"}
@@ -394,13 +396,9 @@ def _axolotl(path: Path, words: list[str]) -> Started:
 
 
 def _swift(path: Path, words: list[str]) -> Started:
-    """How many processes there are, variables of the environment say; ``rlhf`` trains by DPO unless told
-    otherwise (ms-swift 4.6.0 swift/arguments/rlhf_args.py).
-    """
-    arguments = _arguments(path, words[2:])
-    if words[1] == "rlhf":
-        arguments.setdefault("rlhf_type", "dpo")
-    return Started(words, words[1], arguments, {}, MS_SWIFT)
+    """How many processes there are, variables say; ``rlhf`` is DPO unless its arguments say otherwise."""
+    default = {"rlhf_type": "dpo"} if words[1] == "rlhf" else {}
+    return Started(words, words[1], default | _arguments(path, words[2:]), {}, MS_SWIFT)
 
 
 _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {

@@ -77,13 +77,15 @@ _TRL_KEYS: dict[str, Task] = {
     "desirable_weight": "kto",
     "undesirable_weight": "kto",
     "simpo_gamma": "simpo",
+    "cpo_alpha": "simpo",
     "rpo_alpha": "dpo",
     "precompute_ref_log_probs": "dpo",
     "ref_model_init_kwargs": "dpo",
     "sync_ref_model": "dpo",
 }
 """Keys that one trainer of TRL has alone: trl 0.15.2 and 1.16.0 trainer/*_config.py;
-KTO has those of a reference, too.
+KTO has those of a reference, too.  CPO is SimPO's trainer, which differs in what it makes of the same
+log-probabilities (cpo_trainer.py cpo_loss).
 """
 _TRL_SHARED = (
     "beta",
@@ -111,7 +113,6 @@ TRL_HARMLESS = (
         "loss_weights",
         "ld_alpha",
         "discopop_tau",
-        "cpo_alpha",
         "dataset_num_proc",
     ),
     *(

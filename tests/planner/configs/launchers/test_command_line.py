@@ -142,7 +142,7 @@ def test_programs_whose_arguments_are_not_read_are_named(text: str, program: str
 @pytest.mark.parametrize(
     "script",
     [
-        *("trl/scripts/rloo.py", "ppo.py", "online_dpo.py", "cpo.py", "prm.py", "run_clm_no_trainer.py"),
+        *("trl/scripts/rloo.py", "ppo.py", "online_dpo.py", "prm.py", "run_clm_no_trainer.py"),
         *("gkd.py", "bco.py", "dpo_online.py", "online_dpo_vlm.py", "async_grpo.py", "gold_vlm.py"),
     ],
 )
