@@ -82,6 +82,12 @@ def _adapters_off_read(case: Case) -> bool:
     return recipe.sharding.is_zero3 and whole and recipe.task == "dpo" and recipe.loss == "chunked"
 
 
+def _joins_pairs(case: Case) -> bool:
+    """Whether all pairs of a micro-batch lie in one row, in a way that was read."""
+    joins = case.stack.pair_logps == "rows_let_go" and case.recipe.task == "dpo"
+    return joins and case.stack.joins_rows(case.recipe)
+
+
 def _compares_otherwise(case: Case) -> bool:
     """Whether the second model, which keeps keys and values, or the loss is not one that was read."""
     recipe = case.recipe
@@ -187,9 +193,7 @@ TASK_RULES = (
         "Trainers of preferences pack nothing, except for DPO of ms-swift with FlashAttention; use --padding "
         "longest",
         lambda case: (
-            case.recipe.is_preference
-            and case.recipe.batch.padding == "packed"
-            and not (case.recipe.task == "dpo" and case.stack.joins_rows(case.recipe))
+            case.recipe.is_preference and case.recipe.batch.padding == "packed" and not _joins_pairs(case)
         ),
     ),
     Rule(
