@@ -33,12 +33,8 @@ _DPO_LOSSES = (
     *("sigmoid", "robust", "exo_pair", "hinge", "ipo", "bco_pair", "sppo_hard", "nca_pair", "aot_unpaired"),
     *("aot", "apo_zero", "apo_down", "discopop", "sft"),
 )
-_LOSSES = {
-    "dpo": _DPO_LOSSES,
-    "kto": ("kto",),
-    "cpo": ("sigmoid", "hinge", "ipo", "simpo"),
-    "simpo": ("simpo",),
-}
+_CPO_LOSSES = ("sigmoid", "hinge", "ipo", "simpo")
+_LOSSES = {"dpo": _DPO_LOSSES, "kto": ("kto",), "cpo": _CPO_LOSSES, "simpo": _CPO_LOSSES}
 # Keys that ``swift rlhf`` alone takes; ``swift sft`` ends at an argument that it does not know.
 _MARKS = (
     *("rlhf_type", "ref_model", "ref_adapters", "beta", "label_smoothing", "rpo_alpha", "ld_alpha"),
@@ -54,7 +50,6 @@ _HARMLESS = (
 _TURNS = "completions of several turns are not modelled"
 _TEACHER = "a teacher beside GRPO is not modelled"
 _UNMODELLED = {
-    "sleep_level": "vLLM that gives its memory back while the model is trained is not modelled; 0 is",
     "offload_model": "weights in host RAM while vLLM generates are not modelled",
     "offload_optimizer": "optimizer states in host RAM while vLLM generates are not modelled",
     "multi_turn_scheduler": _TURNS,
@@ -70,6 +65,7 @@ _UNMODELLED = {
     "reward_model": "a reward model beside GRPO of ms-swift is not modelled; functions are",
     "log_entropy": "entropies beside GRPO of ms-swift are not modelled",
 }
+_SLEEPS = "vLLM that gives its memory back while the model is trained is not modelled; 0 is"
 _GRPO_HARMLESS = (
     *(
         "advantage_estimator",
@@ -88,7 +84,7 @@ _GRPO_HARMLESS = (
     ),
     *("soft_cache_length", "cosine_max_len", "max_resample_times", "vllm_server_group_port", "max_turns"),
     *("vllm_server_pass_dataset", "move_model_batches", "vllm_limit_mm_per_prompt", "vllm_enforce_eager"),
-    *("vllm_enable_lora", "top_entropy_quantile", "off_policy_sequence_mask_delta", "teacher_deepspeed"),
+    *("vllm_enable_lora", "sleep_level", "off_policy_sequence_mask_delta", "teacher_deepspeed"),
 )
 _RLHF_ARGS = "ms-swift 4.6.0 swift/arguments/rlhf_args.py"
 _REFERS = ("dpo", "kto", "grpo")
@@ -134,6 +130,8 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
         NotModelledError: a way to generate, or a loss, that is not modelled.
     """
     keys.refuse_switched_on(_UNMODELLED)
+    if keys.text("vllm_mode") == "colocate" and keys.is_on("sleep_level"):
+        raise keys.not_modelled("sleep_level", _SLEEPS)
     if (keys.number("top_entropy_quantile") or 1.0) < 1:
         raise keys.not_modelled("top_entropy_quantile", _UNMODELLED["log_entropy"])
     if not keys.has("beta"):

@@ -94,6 +94,19 @@ def test_what_ms_swift_stops_at_gets_no_verdict(tmp_path: Path, text: str) -> No
         read(tmp_path, text)
 
 
+def test_completions_lie_behind_prompts_of_max_length(tmp_path: Path) -> None:
+    """Defaults of rlhf_args.py and args_mixin.py; a server's vLLM is elsewhere, whether it sleeps or not."""
+    request = read(tmp_path, f"{BASE}rlhf_type: grpo\nmax_completion_length: 256\n").request
+    found = {
+        name: request.get(name) for name in ("seq", "completion_length", "compare_reference", "grad_accum")
+    }
+    assert found == {"seq": 2304, "completion_length": 256, "compare_reference": True, "grad_accum": 1}
+    vllm = f"{BASE}rlhf_type: grpo\nbeta: '0.0'\nuse_vllm: true\nvllm_mode: "
+    request = read(tmp_path, f"{vllm}colocate\n").request
+    assert (request.get("compare_reference"), request.get("vllm_memory")) == (False, 0.9)
+    assert read(tmp_path, f"{vllm}server\nsleep_level: 1\n").request.get("generator") == "vllm-server"
+
+
 @pytest.mark.parametrize(("text", "seq"), [
     ("padding_free: true\n", 2048),
     ("packing: true\n", 1024),
