@@ -123,6 +123,7 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
 
     Source: ms-swift 4.6.0 swift/arguments/rlhf_args.py _init_grpo, _init_rollout, _set_default;
     rlhf_trainers/args_mixin.py and grpo_trainer.py.
+    rollout_mixin.py _template_context: ``max_length`` holds for generation alone.
     Ignored: old log-probabilities are asked for where they follow from the loss, too.
 
     Raises:
@@ -144,6 +145,9 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
         reading.default("grad_accum", 1, f"{_RLHF_ARGS}: gradient_accumulation_steps of GRPO")
     reading.needs.pop("seq", None)
     read_rollout(keys, reading, old=False, prompt="max_length")
+    if keys.has("max_length") and keys.text("truncation_strategy") != "delete":
+        text = "a longer prompt is cut where completions are generated, and trained on whole: none is counted"
+        reading.remark(keys.where("max_length"), text)
     if reading.value("generator") == "vllm":
         reading.default(
             "vllm_memory", 0.9, "ms-swift 4.6.0 rlhf_trainers/args_mixin.py: vllm_gpu_memory_utilization"

@@ -334,7 +334,8 @@ def _row_log_softmaxes(torch: Operators, parts: Tensor) -> Tensor:
 
 def _row_of(rows: Tensor) -> Unit:
     """What one row of the batch is counted in."""
-    return Unit.SHIFTED_LENGTH if rows.unit is Unit.SHIFTED_TOKENS else Unit.LENGTH
+    of_cut = {Unit.SHIFTED_TOKENS: Unit.SHIFTED_LENGTH, Unit.COMPLETION_TOKENS: Unit.COMPLETION_LENGTH}
+    return of_cut.get(rows.unit, Unit.LENGTH)
 
 
 def _unbound(torch: Operators, logits: Tensor) -> Tensor:
