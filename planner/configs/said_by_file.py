@@ -40,12 +40,14 @@ class Remark:
 class Alone:
     """A key with which the tool trains on one GPU only, and what it says on several.
 
-    ``otherwise``: why one GPU is not modelled either; empty where it is.
+    ``otherwise``: why one GPU is not modelled either; empty where it is.  ``sees``: so many GPUs of its
+    machine are all that the process sees, and more are no error.
     """
 
     origin: str
     refused: str
     otherwise: str = ""
+    sees: int = 0
 
 
 @dataclass(slots=True)

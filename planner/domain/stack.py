@@ -287,8 +287,8 @@ class Stack:
     by one position.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden
     states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position first;
     ``fused_rows``: and copied for a kernel.  ``joined``: both sequences of a pair are one row, of half
-    its length each.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no
-    such trainer.
+    its length each.  ``rows_let_go``: as ``rows``, with no copies for metrics.  ``tiles``: of tiles of
+    the head's product, without logits.  ``none``: it has no such trainer.
     """
     chosen_likelihood: bool
     """In ORPO and SimPO the cross-entropy of the chosen sequences' logits comes first, where those of all
@@ -297,7 +297,8 @@ class Stack:
     completion_logps: CompletionLogps
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the
     temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
-    ``in_place``: of logits that are divided in place.  ``tiles`` and ``none`` as above.
+    ``in_place``: of logits that are divided in place (``in_place_alone``: without entropy).  ``tiles`` and
+    ``none`` as above.
     """
     pair_dropout: bool
     """Trainers of preferences leave dropout on; others set it to zero."""
@@ -465,7 +466,13 @@ class Stack:
         return self.packed_mask in ("varlen", "rows", "one_row") and self.sdpa_mask == "bool"
 
     def joins_rows(self, recipe: Recipe) -> bool:
-        """Whether that mask is over all rows of a micro-batch, which lie in one."""
+        """Whether all rows of a micro-batch lie in one: under that mask, or as pairs without padding.
+
+        Source: ms-swift 4.6.0 template/base.py _data_collator under ``padding_free``.
+        """
+        flash = recipe.batch.padding == "packed" and ATTENTION_FACTS[recipe.attention].is_flash
+        if self.pair_logps == "rows_let_go" and recipe.batch.is_paired:
+            return flash
         return self.masks_samples(recipe) and self.packed_mask == "one_row"
 
     def finds_unused(self, *, has_adapter: bool, is_checkpointed: bool) -> bool:

@@ -59,7 +59,7 @@ ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "excha
 MixtureCode = Literal["transformers", "torchtitan-2025"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy", "divergence"]
-CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "tiles"]
+CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "in_place_alone", "tiles"]
 PairLogps = Literal[
     "none",
     "whole",
@@ -69,6 +69,7 @@ PairLogps = Literal[
     "unshifted",
     "rows",
     "rows_and_hidden",
+    "rows_let_go",
     "shifted_rows",
     "fused_rows",
     "joined",

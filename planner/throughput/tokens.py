@@ -40,8 +40,9 @@ def micro_step(recipe: Recipe, coefficients: Coefficients, stack: Stack) -> Micr
     batch = recipe.batch
     if batch.padding == "packed":
         tokens = batch.rows * batch.seq_len
-        length = tokens if stack.joins_rows(recipe) else batch.seq_len
-        return MicroStep(tokens, tokens, length * batch.parts, stack.masks_samples(recipe))
+        masks = stack.masks_samples(recipe)
+        length = tokens if masks and stack.joins_rows(recipe) else batch.seq_len
+        return MicroStep(tokens, tokens, length * batch.parts, masks)
     natural = mean_tokens(batch)
     real = batch.rows * natural
     if batch.padding == "max_length":

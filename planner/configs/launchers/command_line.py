@@ -63,7 +63,7 @@ _TRAINS = frozenset(
 )
 # What a script's name says where its arguments may not.
 _OTHERS = {
-    "preference training other than DPO, KTO, ORPO and SimPO is not modelled": "cpo xpo nash online bco tpo",
+    "preference training other than DPO, KTO, ORPO and SimPO is not modelled": "xpo nash online bco tpo",
     "reinforcement learning other than GRPO is not modelled": "rloo ppo",
     "GRPO whose generation runs beside the update is not modelled": "async",
     "reward models of this kind are not modelled: say the job by flags": "prm rm",
@@ -72,9 +72,11 @@ _OTHERS = {
 }
 _TASKS = {each: each for each in ("dpo", "kto", "orpo", "simpo", "reward", "grpo")}
 # trl 1.16.0 examples/scripts: GRPO and DPO with other losses.
-_TASKS |= {"gspo": "grpo", "mpo": "dpo"}
+_TASKS |= {"gspo": "grpo", "mpo": "dpo", "cpo": "simpo"}
 # trl 1.16.0 scripts and examples/scripts.
-_TRL_SCRIPTS = _names("sft dpo kto orpo reward reward_modeling grpo gspo dpo_vlm mpo_vlm grpo_vlm gspo_vlm")
+_TRL_SCRIPTS = _names(
+    "sft dpo cpo kto orpo reward reward_modeling grpo gspo dpo_vlm mpo_vlm grpo_vlm gspo_vlm"
+)
 # Scripts of Transformers' examples/pytorch/language-modeling that train with its Trainer.
 _TRANSFORMERS_SCRIPTS = _names("run_clm run_fim run_mlm run_plm")
 _OWN_COMMANDS = {"tune": "its file: plan check FILE"}
@@ -84,7 +86,7 @@ _MODULES = ("axolotl.cli.train", "llamafactory.launcher")
 _PROGRAMS = {
     "accelerate": ("accelerate", ("launch",)),
     "trl": ("trl", ("sft", "dpo", "grpo", "kto", "reward", "rloo")),
-    "swift": ("swift", ("sft", "pt")),
+    "swift": ("swift", ("sft", "pt", "rlhf")),
     "llamafactory-cli": ("llama-factory", ("train", "sft", "dpo", "rm")),
     "lmf": ("llama-factory", ("train", "sft", "dpo", "rm")),
     "axolotl": ("axolotl", ("train",)),
@@ -95,7 +97,6 @@ _OF_AXOLOTL = _names(
 )
 # First word of a command -> words that train, and the program.
 _UNREAD_COMMANDS = {
-    "swift": (("rlhf",), "swift rlhf", "say the job by flags, with --stack swift"),
     "megatron": (("sft", "pt", "rlhf"), "ms-swift's Megatron", "say the job by flags"),
     "oumi": (("train",), "Oumi", "say the job by flags"),
     "xtuner": (("train",), "XTuner", "say the job by flags"),
@@ -395,8 +396,9 @@ def _axolotl(path: Path, words: list[str]) -> Started:
 
 
 def _swift(path: Path, words: list[str]) -> Started:
-    """How many processes there are, variables of the environment say."""
-    return Started(words, words[1], _arguments(path, words[2:]), {}, MS_SWIFT)
+    """How many processes there are, variables say; ``rlhf`` is DPO unless its arguments say otherwise."""
+    default = {"rlhf_type": "dpo"} if words[1] == "rlhf" else {}
+    return Started(words, words[1], default | _arguments(path, words[2:]), {}, MS_SWIFT)
 
 
 _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {

@@ -146,35 +146,26 @@ def _assigned(words: list[str]) -> dict[str, str]:
 
 
 def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
-    """Each simple command with all of its words."""
-    pending, inside = "", False
-    for line, depth in _logical_lines(with_values(text)):
-        pending = f"{pending}\n{line}" if pending else line
+    """Each simple command with all of its words: lines behind a backslash joined, and those that a quote goes
+    on in; a comment ends its line, whatever its last character is, but inside of a quote it is text.
+    """
+    pending, quoted, inside = "", False, False
+    for written, depth in with_depth(with_values(text)):
         inside = inside or depth > 0
+        line = "" if written.lstrip().startswith("#") and not quoted else written
+        if line.endswith("\\"):
+            pending += line[:-1] + " "
+            continue
         try:
-            words = _words(pending)
+            words = _words(pending + line)
         except ValueError:
-            # A quote that goes on in the next line.
+            pending, quoted = f"{pending}{line}\n", True
             continue
         yield from _split(words, inside)
-        pending, inside = "", False
-    if pending:
+        pending, quoted, inside = "", False, False
+    if quoted:
         raise InputFileError(path, "a quote is opened and not closed")
-
-
-def _logical_lines(text: str) -> Iterator[tuple[str, int]]:
-    """Lines with those behind a backslash joined, and how many conditions, loops and functions they are in;
-    a comment ends its line, whatever its last character is.
-    """
-    before, deepest = "", 0
-    for line, depth in with_depth(text):
-        deepest = max(deepest, depth)
-        if line.endswith("\\") and not line.lstrip().startswith("#"):
-            before += line[:-1] + " "
-            continue
-        yield before if line.lstrip().startswith("#") else before + line, deepest
-        before, deepest = "", 0
-    yield before, deepest
+    yield from _split(_words(pending), inside)
 
 
 def _words(text: str) -> list[str]:

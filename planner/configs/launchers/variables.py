@@ -2,7 +2,7 @@
 
 Only what cannot be otherwise is put in: a variable whose value, a plain word, is set on a line of its own,
 outside of conditions, loops and functions.  One that is also set inside of them stays as it is written.
-Source: POSIX.1-2017 chapter 2; ``expr`` of two whole numbers.
+Source: POSIX.1-2017 chapter 2; ``expr`` of whole numbers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ _OPENS = re.compile(
 _CLOSES = re.compile(r"^[ \t]*(?:fi|done|esac|\})(?=$|[\s;|&>])|;[ \t]*(?:fi|done|esac)[ \t]*(?:$|[;|&>#])")
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\\'\"]?([A-Za-z_]\w*)")
 _DIGITS = 9
+# Whole numbers with signs between them, in ``$(( ))``, and as words behind ``expr``.
+_NUMBER = rf"\d{{1,{_DIGITS}}}"
 _ARITHMETIC = re.compile(
-    rf"\$\(\([ \t]*(\d{{1,{_DIGITS}}})[ \t]*([-+*/%])[ \t]*(\d{{1,{_DIGITS}}})[ \t]*\)\)"
-    rf"|\$\([ \t]*expr[ \t]+(\d{{1,{_DIGITS}}})[ \t]+\\?([-+*/%])[ \t]+(\d{{1,{_DIGITS}}})[ \t]*\)"
+    rf"\$\(\([ \t]*({_NUMBER}(?:[ \t]*[-+*/%][ \t]*{_NUMBER}){{1,4}})[ \t]*\)\)"
+    rf"|\$\([ \t]*expr[ \t]+({_NUMBER}(?:[ \t]+\\?[-+*/%][ \t]+{_NUMBER}){{1,4}})[ \t]*\)"
 )
+_TERM = re.compile(r"\d+|[-+*/%]")
 
 
 def with_values(text: str) -> str:
@@ -59,19 +62,23 @@ def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
 
 
 def _computed(line: str) -> str:
-    """Sums, products and quotients of two whole numbers."""
+    """Sums, products and quotients of whole numbers."""
     return _ARITHMETIC.sub(_result, line)
 
 
 def _result(found: re.Match[str]) -> str:
-    left, sign, right = [each for each in found.groups() if each is not None]
-    first, second = int(left), int(right)
-    if sign in "/%" and second == 0:
-        return found[0]
-    results = {"+": first + second, "-": first - second, "*": first * second}
-    if sign in "/%":
-        results = {"/": first // second, "%": first % second}
-    return str(results[sign])
+    """From the left, products and quotients first; a quotient by nothing stays as it is written."""
+    terms = _TERM.findall(found[1] or found[2])
+    total, part, sign = 0, int(terms[0]), 1
+    for operator, word in zip(terms[1::2], terms[2::2], strict=True):
+        number = int(word)
+        if operator in "/%" and number == 0:
+            return found[0]
+        if operator in "+-":
+            total, part, sign = total + sign * part, number, 1 if operator == "+" else -1
+        else:
+            part = part * number if operator == "*" else part // number if operator == "/" else part % number
+    return str(total + sign * part)
 
 
 def _set_inside(text: str) -> frozenset[str]:

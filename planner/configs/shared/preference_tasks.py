@@ -19,11 +19,11 @@ _LLAMA_FACTORY_LOSSES: dict[str, Task] = {
     "orpo": "orpo",
     "simpo": "simpo",
 }
-_OTHER_REFERENCE = "a reference that is another model is not modelled"
+OTHER_REFERENCE = "a reference that is another model is not modelled"
 OTHER_REFERENCES = {
-    "ref_model": _OTHER_REFERENCE,
-    "ref_model_adapters": _OTHER_REFERENCE,
-    "ref_model_quantization_bit": _OTHER_REFERENCE,
+    "ref_model": OTHER_REFERENCE,
+    "ref_model_adapters": OTHER_REFERENCE,
+    "ref_model_quantization_bit": OTHER_REFERENCE,
 }
 """Keys of LLaMA-Factory for a reference that is not the model itself."""
 # A smaller weight of a likelihood leaves it out.
@@ -48,26 +48,26 @@ ASKED_BEFORE = (
     "not in the time"
 )
 """Remark about a reference that is not part of a step."""
-_UNPADDED = "preferences without padding are not modelled"
-_LIGER = "Liger's losses of preferences are not modelled"
+UNPADDED = "preferences and generated completions without padding are not modelled"
+LIGER = "Liger's losses of preferences are not modelled"
 _WEIGHTED = "weights of pairs are not modelled"
 _LIKELIHOOD = "a likelihood of the chosen sequence beside the loss of DPO is not modelled"
 _AXOLOTL_UNMODELLED = {
-    "rl_adapter_ref_model": _OTHER_REFERENCE,
-    "dpo_padding_free": _UNPADDED,
-    "dpo_use_liger_kernel": _LIGER,
+    "rl_adapter_ref_model": OTHER_REFERENCE,
+    "dpo_padding_free": UNPADDED,
+    "dpo_use_liger_kernel": LIGER,
     "dpo_use_weighting": _WEIGHTED,
     "rpo_alpha": _LIKELIHOOD,
 }
 _GENERATED = "preferences between completions that are generated in training are not modelled"
 _TRL_UNMODELLED = {
-    "padding_free": _UNPADDED,
-    "use_liger_loss": _LIGER,
+    "padding_free": UNPADDED,
+    "use_liger_loss": LIGER,
     "use_weighting": _WEIGHTED,
     "rpo_alpha": _LIKELIHOOD,
-    "ref_model_init_kwargs": _OTHER_REFERENCE,
-    "ref_adapter_name": _OTHER_REFERENCE,
-    "force_use_ref_model": _OTHER_REFERENCE,
+    "ref_model_init_kwargs": OTHER_REFERENCE,
+    "ref_adapter_name": OTHER_REFERENCE,
+    "force_use_ref_model": OTHER_REFERENCE,
     "sync_ref_model": "a reference that follows the policy is not modelled",
     # Of trainers that generate alone: trl 1.16.0 experimental/online_dpo/online_dpo_config.py.
     "max_new_tokens": _GENERATED,
@@ -77,13 +77,15 @@ _TRL_KEYS: dict[str, Task] = {
     "desirable_weight": "kto",
     "undesirable_weight": "kto",
     "simpo_gamma": "simpo",
+    "cpo_alpha": "simpo",
     "rpo_alpha": "dpo",
     "precompute_ref_log_probs": "dpo",
     "ref_model_init_kwargs": "dpo",
     "sync_ref_model": "dpo",
 }
 """Keys that one trainer of TRL has alone: trl 0.15.2 and 1.16.0 trainer/*_config.py;
-KTO has those of a reference, too.
+KTO has those of a reference, too.  CPO is SimPO's trainer, which differs in what it makes of the same
+log-probabilities (cpo_trainer.py cpo_loss).
 """
 _TRL_SHARED = (
     "beta",
@@ -111,7 +113,6 @@ TRL_HARMLESS = (
         "loss_weights",
         "ld_alpha",
         "discopop_tau",
-        "cpo_alpha",
         "dataset_num_proc",
     ),
     *(

@@ -110,8 +110,9 @@ trainer/grpo_trainer.py ``_compute_loss``).
 """
 
 
-def read_rollout(keys: Keys, reading: Reading, *, old: bool) -> None:
-    """Enter what a file or a section says about generation; ``old``: it is of a TRL below 0.27.
+def read_rollout(keys: Keys, reading: Reading, *, old: bool, prompt: str = "max_prompt_length") -> None:
+    """Enter what a file or a section says about generation; ``old``: it is of a TRL below 0.27; ``prompt``:
+    the key to whose tokens prompts are cut.
 
     Raises:
         NotModelledError: a way to generate, or a loss, that is not modelled.
@@ -120,7 +121,7 @@ def read_rollout(keys: Keys, reading: Reading, *, old: bool) -> None:
     keys.refuse_above_one({"vllm_tensor_parallel_size": "a tensor-parallel degree of vLLM"})
     reading.take(keys, _SHARED)
     _read_reference(keys, reading, old=old)
-    _read_completion(keys, reading, old=old)
+    _read_completion(keys, reading, prompt, old=old)
     _read_generator(keys, reading, old=old)
     _read_rewards(keys, reading)
     keys.skip(HARMLESS)
@@ -142,11 +143,11 @@ def _read_reference(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.default("compare_reference", False, f"{_CONFIG}: beta")
 
 
-def _read_completion(keys: Keys, reading: Reading, *, old: bool) -> None:
+def _read_completion(keys: Keys, reading: Reading, cut: str, *, old: bool) -> None:
     """Lengths; up to TRL 0.27 prompts are cut to ``max_prompt_length``,
     which is 512 where nothing is said.
     """
-    completion, prompt = keys.count("max_completion_length"), keys.count("max_prompt_length")
+    completion, prompt = keys.count("max_completion_length"), keys.count(cut)
     if completion is not None:
         reading.say("completion_length", completion, keys.where("max_completion_length"))
     elif old:
@@ -158,12 +159,12 @@ def _read_completion(keys: Keys, reading: Reading, *, old: bool) -> None:
         completion = 512
         reading.default("completion_length", completion, f"{_CONFIG}: max_completion_length")
     reading.said.pop("seq", None)
-    if prompt is None and (not old or keys.holds("max_prompt_length")):
+    if prompt is None and (not old or keys.holds(cut)):
         reading.needs["seq"] = f"{keys.path}: {_PROMPTS}"
     elif prompt is None:
         reading.default("seq", completion + 512, "trl 0.24.0 trainer/grpo_config.py: max_prompt_length")
     else:
-        where = keys.where("max_prompt_length")
+        where = keys.where(cut)
         reading.say(
             "seq", completion + prompt, where, f"{prompt} of the prompt and {completion} of the completion"
         )

@@ -1,4 +1,4 @@
-"""A training of ms-swift: the arguments of ``swift sft`` and ``swift pt``, on a command line or in a file.
+"""A training of ms-swift: arguments of ``swift sft``, ``pt`` and ``rlhf``, on a command line or in a file.
 
 Keys and defaults: ms-swift 4.6.0 swift/arguments/{sft_args,tuner_args}.py, base_args/*.py and
 trainers/arguments.py; those of 3.12.6 (swift/llm/argument) are the same but for ``train_type``.  A file's
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import MS_SWIFT_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import DTYPES
 from planner.configs.shared.trainer_arguments import read_attention, read_precision, read_trainer
 from planner.configs.tools.ms_swift_launch import read_engine, read_processes
+from planner.configs.tools.ms_swift_rlhf import read_rlhf, read_swift_rollout
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PATTERN
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
@@ -40,7 +40,6 @@ _UNMODELLED = {
     "trainable_parameters_regex": _PARTLY,
     "use_galore": "GaLore of ms-swift is not modelled",
     "lisa_activated_layers": "LISA of ms-swift is not modelled",
-    "enable_dft_loss": "a loss that weighs each token is not modelled here",
     "enable_channel_loss": "a loss for each channel is not modelled",
     "use_swift_lora": "ms-swift's own LoRA is not modelled; PEFT's is",
     "num_labels": "training a classifier is not modelled",
@@ -49,16 +48,8 @@ _UNMODELLED = {
     "max_memory": "layers spread over GPUs in one process (max_memory) are not modelled",
     "mrl_dims": "training embeddings is not modelled",
     "eval_use_evalscope": "an evaluation that generates text is not modelled",
-    "loss_type": "a loss of a plugin is not modelled",
 }
-# What ``swift rlhf`` alone takes, whose rlhf_type is dpo where nothing is said (arguments/rlhf_args.py and
-# rlhf_trainers/args_mixin.py); ``swift sft`` ends at an argument that it does not know.
-_OF_RLHF = (
-    *("rlhf_type", "ref_model", "ref_adapters", "beta", "label_smoothing", "rpo_alpha", "ld_alpha"),
-    *("discopop_tau", "loss_weights", "cpo_alpha", "simpo_gamma", "desirable_weight", "undesirable_weight"),
-    *("center_rewards_coefficient", "sft_alpha", "lmbda", "gkd_logits_topk", "teacher_model"),
-    *("max_completion_length", "num_generations", "reward_funcs", "reward_model", "use_vllm", "vllm_mode"),
-)
+_PLUGINS = {"loss_type": "a loss of a plugin is not modelled"}
 # loss_scale/mapping.py and base.py: these weigh each token by 0 or 1, which the labels say.
 _BINARY = frozenset({"default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"})
 # Plugins of optimizers that only sort parameters into groups (swift/optimizers).
@@ -82,17 +73,21 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     _read_age(keys, reading)
-    keys.refuse_switched_on(_UNMODELLED)
+    compares = read_rlhf(keys, reading)
+    keys.refuse_switched_on(_UNMODELLED if compares else _UNMODELLED | _PLUGINS)
     keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
     _refuse_other_kinds(keys)
+    _read_weights_of_tokens(keys, reading, compares=compares)
     _read_method(keys, reading)
     read_checkpoint(keys, "model", reading, trusts=f"{reading.tool}, which trusts a checkpoint's own code")
     _read_dtypes(keys, reading)
     _read_lengths(keys, reading)
+    if reading.value("task") == "grpo":
+        read_swift_rollout(keys, reading)
     _read_images(keys, reading)
     ranks = read_processes(keys, reading, beside)
     _read_sizes(keys, reading)
-    read_trainer(keys, reading)
+    read_trainer(keys, reading, own_loss="loss_weights" in reading.switches)
     if reading.least_batch is not None:
         reading.said.pop("grad_accum", None)
     _read_evaluation(keys, reading)
@@ -127,15 +122,10 @@ def _refuse_other_kinds(keys: Keys) -> None:
     Raises:
         NotModelledError: names the key.
     """
-    if (name := first_held(keys, _OF_RLHF)) is not None:
-        raise keys.not_modelled(name, "trainers of ms-swift for preferences are not modelled; sft is")
     if keys.text("task_type") not in (None, "causal_lm"):
         raise keys.not_modelled("task_type", "another task than causal_lm is not modelled")
     if keys.text("tuner_backend") not in (None, "peft"):
         raise keys.not_modelled("tuner_backend", "Unsloth inside ms-swift is not modelled; peft is")
-    parts = str(keys.get("loss_scale") or "default").split("+")
-    if not _BINARY.issuperset(parts) or keys.flag("is_binary_loss_scale") is False:
-        raise keys.not_modelled("loss_scale", "a loss that weighs each token is not modelled here")
     optimizer = keys.text("optimizer")
     if optimizer not in (None, *_GROUPS):
         raise keys.not_modelled("optimizer", f"the optimizer '{show(optimizer)}' of a plugin is not modelled")
@@ -143,6 +133,25 @@ def _refuse_other_kinds(keys: Keys) -> None:
         raise keys.not_modelled("callbacks", f"{min(found)} is not modelled")
     if keys.text("init_weights") == "lora-ga":
         raise keys.not_modelled("init_weights", "gradients that set adapters up are not modelled")
+
+
+def _read_weights_of_tokens(keys: Keys, reading: Reading, *, compares: bool) -> None:
+    """Losses that weigh each token, be it by its probability or as ``loss_scale`` says; the trainer takes
+    them from all logits, whatever Liger has.
+
+    Source: ms-swift 4.6.0 swift/trainers/seq2seq_trainer.py compute_loss, trainers/utils.py
+    per_token_loss_func.
+
+    Raises:
+        NotModelledError: preferences that weigh each token.
+    """
+    binary = keys.flag("is_binary_loss_scale") is not False
+    weighs = not (binary and _BINARY.issuperset(str(keys.get("loss_scale") or "default").split("+")))
+    name = "enable_dft_loss" if keys.flag("enable_dft_loss") else "loss_scale" if weighs else None
+    if name is not None and compares:
+        raise keys.not_modelled(name, "preferences that weigh each token are not modelled")
+    if name is not None:
+        reading.switch("loss_weights", "probability", keys.where(name))
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:
@@ -286,9 +295,9 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
         )
     name = "packing_length" if packs and keys.has("packing_length") else "max_length"
     length = keys.count(name)
-    if length is not None:
+    if length is not None and reading.value("seq") is None:
         reading.say("seq", length, keys.where(name))
-    else:
+    elif length is None:
         reading.needs["seq"] = (
             f"{keys.path}: max_length is not given, so the longest sample decides, up to the context of "
             "the model: say --seq"
@@ -296,7 +305,7 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
     keys.skip(("max_length", "packing_length"))
     if packs:
         reading.say("padding", "packed", keys.where("packing"))
-    elif joins:
+    elif joins and reading.value("padding") is None:
         reading.remark(keys.where("padding_free"), "counted as padded to the longest sample, which is more")
     if keys.text("truncation_strategy") not in (None, "delete"):
         reading.switch("drops_long_samples", False, keys.where("truncation_strategy"))
@@ -321,7 +330,7 @@ def _read_sizes(keys: Keys, reading: Reading) -> None:
     place = "ms-swift 4.6.0 swift/trainers/arguments.py"
     if not keys.has("per_device_train_batch_size"):
         reading.default("batch", 1, f"{place}: per_device_train_batch_size")
-    if not keys.has("gradient_accumulation_steps"):
+    if not keys.has("gradient_accumulation_steps") and reading.value("grad_accum") is None:
         reading.least_batch = (16, f"{place}: gradient_accumulation_steps")
     epochs = keys.get("max_epochs")
     if epochs is not None and not keys.has("num_train_epochs"):
@@ -349,7 +358,8 @@ def _read_evaluation(keys: Keys, reading: Reading) -> None:
 
 def _remark(keys: Keys, reading: Reading) -> None:
     # trainers/mixin.py get_use_logits_to_keep: on where the model's forward takes it.
-    if keys.flag("use_logits_to_keep") is not False and reading.value("loss") != "liger":
+    cuts = reading.value("loss") != "liger" and reading.value("task") in (None, "dpo", "kto")
+    if keys.flag("use_logits_to_keep") is not False and cuts:
         text = (
             "logits of all tokens are counted: those before the answers may be left out (use_logits_to_keep)"
         )

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside, referred
-from planner.configs.said_by_file import Reading
+from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.stock import stock_engine
 from planner.configs.shared.trainer_arguments import (
@@ -51,14 +51,8 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
     if per_node is None and nodes is None:
         if beside.accelerate is not None:
             return _leave_to_launcher(env, reading, beside.accelerate, visible)
-        if visible is not None and visible > 1:
-            where = env.where(_VISIBLE)
-            reading.say("gpus", visible, where)
-            reading.say(
-                "device_map", "auto", where, "one process spreads the layers over all GPUs that it sees"
-            )
-            env.skip(env.left_over_here())
-            return False
+        if visible:
+            return _with_visible(env, reading, visible)
         if keys.path.suffix in _FILES:
             text = "counted as started with NPROC_PER_NODE, a process for each GPU"
             reading.remark(str(keys.path), text)
@@ -83,6 +77,19 @@ def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int |
         _start_alone(reading, "its launcher starts one process")
     env.skip(env.left_over_here())
     return has_ranks
+
+
+def _with_visible(env: Keys, reading: Reading, visible: int) -> bool:
+    """One process, which uses the GPUs that it sees, whatever the machine has."""
+    where = env.where(_VISIBLE)
+    reading.say("gpus", visible, where)
+    reading.alone = Alone(where, _SPREADS, sees=visible)
+    if visible > 1:
+        reading.say("device_map", "auto", where, _ONE_PROCESS)
+    else:
+        reading.remark(where, "the process sees one GPU: others of the machine are not used")
+    env.skip(env.left_over_here())
+    return False
 
 
 def _start_alone(reading: Reading, why: str) -> None:

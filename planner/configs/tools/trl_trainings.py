@@ -92,5 +92,3 @@ def refuse_other_trainings(keys: Keys) -> None:
     for name, why in _OTHER_TRAININGS.items():
         if keys.has(name):
             raise keys.not_modelled(name, why)
-    if keys.has("cpo_alpha") and not keys.has("simpo_gamma") and keys.get("loss_type") != "simpo":
-        raise keys.not_modelled("cpo_alpha", "CPO is not modelled; SimPO is, which its trainer also does")

@@ -132,7 +132,7 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     """
     request = _with_both_switches(merge(config.request, flags), config.request)
     if config.alone is not None:
-        _check_alone(config.alone, request)
+        request = _alone(config.alone, request)
     for name, sentence in config.needs.items():
         if request.get(name) is None:
             raise UsageError(sentence)
@@ -205,11 +205,23 @@ def _with_smaller_images(request: ScenarioRequest, pixels: int, multiple: int) -
     return merge(request, ScenarioRequest({"image_size": Given(f"{width}x{height}", given.origin, note)}))
 
 
-def _check_alone(alone: Alone, request: ScenarioRequest) -> None:
-    if _gpus(request) > 1:
+def _alone(alone: Alone, request: ScenarioRequest) -> ScenarioRequest:
+    """``request`` on the GPUs that the process sees, whatever the machine has.
+
+    Raises:
+        NotModelledError: a key that no formula covers on one GPU either.
+        UsageError: the tool refuses several.
+    """
+    if alone.sees and _gpus(request) > alone.sees:
+        name, _ = split_count(request.get("gpu") or "")
+        origin = request.values["gpu"].origin if name else alone.origin
+        seen = {"gpus": Given(alone.sees, alone.origin, f"the process sees {alone.sees}")}
+        return merge(request, ScenarioRequest(seen | ({"gpu": Given(name, origin)} if name else {})))
+    if _gpus(request) > 1 and not alone.sees:
         raise UsageError(f"{alone.origin}: {alone.refused}; say --gpu X:1 [{REFUSED_BY_TOOL}]")
     if alone.otherwise:
         raise NotModelledError(alone.otherwise)
+    return request
 
 
 def _with_both_switches(request: ScenarioRequest, file: ScenarioRequest) -> ScenarioRequest:

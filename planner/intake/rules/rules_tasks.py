@@ -18,6 +18,7 @@ _READ: dict[str, frozenset[Task]] = {
     "unshifted": frozenset({"dpo", "simpo"}),
     "rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "rows_and_hidden": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
+    "rows_let_go": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "shifted_rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "fused_rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "joined": frozenset({"dpo", "orpo", "simpo"}),
@@ -79,6 +80,12 @@ def _adapters_off_read(case: Case) -> bool:
         return recipe.loss == "hf"
     whole = stack.zero_init and not recipe.offloads_params and recipe.numerics.quantization == "none"
     return recipe.sharding.is_zero3 and whole and recipe.task == "dpo" and recipe.loss == "chunked"
+
+
+def _joins_pairs(case: Case) -> bool:
+    """Whether all pairs of a micro-batch lie in one row, in a way that was read."""
+    joins = case.stack.pair_logps == "rows_let_go" and case.recipe.task == "dpo"
+    return joins and case.stack.joins_rows(case.recipe)
 
 
 def _compares_otherwise(case: Case) -> bool:
@@ -183,8 +190,11 @@ TASK_RULES = (
     Rule(
         "preference-packed",
         "refuse",
-        "Trainers of preferences pack nothing; use --padding longest",
-        lambda case: case.recipe.is_preference and case.recipe.batch.padding == "packed",
+        "Trainers of preferences pack nothing, except for DPO of ms-swift with FlashAttention; use --padding "
+        "longest",
+        lambda case: (
+            case.recipe.is_preference and case.recipe.batch.padding == "packed" and not _joins_pairs(case)
+        ),
     ),
     Rule(
         "preference-loss-kernel",

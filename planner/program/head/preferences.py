@@ -9,6 +9,7 @@ trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward.  trl 1.16.0 tra
 and reward_trainer.py.
 hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
 get_batch_logps.  At b0d996666~1 their sft_loss, with get_batch_logps of trl 0.8.6.
+ms-swift 4.6.0 rlhf_trainers/dpo_trainer.py, kto_trainer.py and rlhf_mixin.py get_per_token_logps.
 Of allenai/open-instruct b08997673 open_instruct/dpo_utils.py
 concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py calculate_per_token_logps.
 Ignored: that copies of cut logits for metrics are one position shorter; that open-instruct compiled the
@@ -64,7 +65,7 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     del own
     if kernel in _LET_GO:
         return _let_go(torch, logits, kernel)
-    if recipe.task == "kto" and kernel not in _SHIFTED:
+    if recipe.task == "kto" and kernel not in (*_SHIFTED, "rows_let_go"):
         of_whole = _kto_twice if kernel == "whole_twice" else _kto_whole
         return (of_whole if kernel in _WHOLE else _kto_rows)(torch, logits, role)
     if recipe.task in ("orpo", "simpo"):
@@ -73,7 +74,7 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
         return _whole(torch, logits, role, again=kernel == "whole_twice" and recipe.task == "dpo")
     if kernel in _SHIFTED:
         return _shifted_rows(torch, ends.layer, logits, role)
-    return _plain_rows(torch, logits)
+    return _plain_rows(torch, logits, copies=kernel != "rows_let_go")
 
 
 def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -> Tensor:
@@ -146,19 +147,20 @@ def _completion_rows(torch: Operators, ends: EndsView, passed: list[Tensor], rol
     """Logits of completions alone, divided by the temperature; then their entropy, where they are trained on.
 
     Source: trl 0.16.1, 0.19.1, 0.24.0 and 1.9.0 trainer/grpo_trainer.py _get_per_token_logps(_and_entropies)
-    and trainer/utils.py entropy_from_logits.
+    and trainer/utils.py entropy_from_logits; ms-swift 4.6.0 rlhf_trainers/grpo_trainer.py
+    _get_logps_via_local_forward.
     """
     view = ends.layer
     logits = [_logits(torch, ends, passed, Unit.COMPLETION_TOKENS)]
     torch.enter(FORWARD_OUT)
     if view.dtypes.autocast:
         logits.append(torch.to(logits.pop(), "fp32"))
-    in_place = view.stack.completion_logps == "in_place"
+    in_place = view.stack.completion_logps in ("in_place", "in_place_alone")
     logits.append((torch.in_place if in_place else torch.same)(torch.part(logits[0], logits[0].count), "div"))
     if not in_place:
         del logits[0]
     out = _rows(torch, logits[-1])
-    if role == "policy" and view.stack.completion_logps != "without_entropy":
+    if role == "policy" and view.stack.completion_logps not in ("without_entropy", "in_place_alone"):
         _entropy(torch, logits[-1], copies=in_place and not view.single)
     return out
 
@@ -193,10 +195,10 @@ def _last_positions(torch: Operators, hidden: Tensor, unit: Unit) -> Tensor:
     )
 
 
-def _plain_rows(torch: Operators, logits: list[Tensor]) -> Tensor:
-    """Each pass lets its logits go when it returns."""
+def _plain_rows(torch: Operators, logits: list[Tensor], *, copies: bool) -> Tensor:
+    """Each pass lets its logits go when it returns; ``copies``: of their halves, for metrics."""
     out = _rows(torch, logits[0])
-    for _ in range(2):
+    for _ in range(2 if copies else 0):
         _completions(torch, logits[0], 2)
     return out
 
@@ -332,7 +334,8 @@ def _row_log_softmaxes(torch: Operators, parts: Tensor) -> Tensor:
 
 def _row_of(rows: Tensor) -> Unit:
     """What one row of the batch is counted in."""
-    return Unit.SHIFTED_LENGTH if rows.unit is Unit.SHIFTED_TOKENS else Unit.LENGTH
+    of_cut = {Unit.SHIFTED_TOKENS: Unit.SHIFTED_LENGTH, Unit.COMPLETION_TOKENS: Unit.COMPLETION_LENGTH}
+    return of_cut.get(rows.unit, Unit.LENGTH)
 
 
 def _unbound(torch: Operators, logits: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ def _units_of(job: Job) -> dict[Unit, Number]:
     return units | {
         Unit.PIECE_TOKENS: piece_tokens(job),
         Unit.COMPLETION_TOKENS: batch.rows * completion_tokens(job),
+        Unit.COMPLETION_LENGTH: completion_tokens(job),
         Unit.TABLE_ROWS: table_rows(job),
         Unit.PIXELS: units[Unit.PIXELS] * batch.grad_accum,
     }

@@ -106,6 +106,8 @@ class Unit(IntEnum):
     SHIFTED_LENGTH = 51
     """Positions of one sample without one."""
     EVAL_SHIFTED_TOKENS = 52
+    COMPLETION_LENGTH = 53
+    """Positions of one sample that were generated."""
 
 
 EVALUATED = {

@@ -173,7 +173,6 @@ def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
         (TRL + "max_staleness: 4\nnum_generations: 8\n", "beside the update"),
         (TRL + "normalize_advantages: true\nnum_generations: 8\n", "other than GRPO"),
         (TRL + "step_separator: '#'\n", "single steps"),
-        (TRL + "cpo_alpha: 1.0\n", "CPO is not modelled"),
         (LLAMA_FACTORY + "use_megatron_bridge: true\n", "use_megatron_bridge: a key of Megatron Bridge"),
         (LLAMA_FACTORY + "calculate_per_token_loss: true\n", "calculate_per_token_loss: a key of Megatron"),
         (LLAMA_FACTORY + "use_kt: true\n", "use_kt: KTransformers computes experts on the CPU"),

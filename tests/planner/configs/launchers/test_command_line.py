@@ -128,7 +128,6 @@ def test_what_cannot_be_read_is_said(text: str, sentence: str) -> None:
     ("text", "program"),
     [
         ("megatron sft --model Qwen/Qwen2.5-7B --tuner_type lora", "ms-swift's Megatron"),
-        ("swift rlhf --rlhf_type dpo --model Qwen/Qwen2.5-7B", "swift rlhf"),
         ("oumi train -c train.yaml", "Oumi"),
     ],
 )
@@ -137,13 +136,13 @@ def test_programs_whose_arguments_are_not_read_are_named(text: str, program: str
     with pytest.raises(NotModelledError, match=f"command lines of {program} are not read"):
         read(text)
     with pytest.raises(UsageError, match="no command that starts a training"):
-        read(text.replace(" sft ", " export ").replace(" rlhf ", " infer ").replace(" train ", " infer "))
+        read(text.replace(" sft ", " export ").replace(" train ", " infer "))
 
 
 @pytest.mark.parametrize(
     "script",
     [
-        *("trl/scripts/rloo.py", "ppo.py", "online_dpo.py", "cpo.py", "prm.py", "run_clm_no_trainer.py"),
+        *("trl/scripts/rloo.py", "ppo.py", "online_dpo.py", "prm.py", "run_clm_no_trainer.py"),
         *("gkd.py", "bco.py", "dpo_online.py", "online_dpo_vlm.py", "async_grpo.py", "gold_vlm.py"),
     ],
 )

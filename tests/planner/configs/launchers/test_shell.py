@@ -36,6 +36,7 @@ def words(text: str) -> list[list[str]]:
         ("a --b $(date +%s) --c `d e`", [["a", "--b", "${command}", "--c", "${command}"]]),
         ("a --b $(c $(d e))", [["a", "--b", "${command}"]]),
         ("a --b 'c\nd' --e f", [["a", "--b", "c\nd", "--e", "f"]]),
+        ("X=\"b\n#### 42\"\na --b 'c\n# d'\n# e", [["a", "--b", "c\n# d"]]),
         ("uv run a b", [["a", "b"]]),
     ],
 )

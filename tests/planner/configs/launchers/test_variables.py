@@ -19,6 +19,7 @@ from planner.configs.launchers.variables import with_values
         ("N=8\nset -x\na $N", "a 8"),
         ("N=8\nif ((N == 8)); then\nb $((N - 1))\nfi\na $N", "a 8"),
         ("a $(expr 1 / 0)", "a $(expr 1 / 0)"),
+        ("a $(expr 32 / 4 / 2) $((2 + 3 * 4 - 1)) $((1 - 4 / 0))", "a 4 13 $((1 - 4 / 0))"),
     ],
 )
 def test_a_literal_is_put_in(text: str, last: str) -> None:

@@ -168,6 +168,8 @@ def test_a_likelihood_beside_the_loss(tmp_path: Path, text: str, twice: bool) ->
     [
         (TRL + "simpo_gamma: 0.5\ncpo_alpha: 0.0\n", "simpo", False),
         (TRL + "simpo_gamma: 0.5\ncpo_alpha: 0.5\n", "simpo", True),
+        (TRL + "cpo_alpha: 1.0\n", "simpo", True),
+        (TRL + "cpo_alpha: 0.0\n", "simpo", False),
         (TRL + "simpo_gamma: 0.5\n", "simpo", True),
         (TRL + "loss_type: simpo\n", "simpo", True),
         (TRL + "loss_type: simpo\ncpo_alpha: 0.0\n", "simpo", False),

@@ -106,15 +106,16 @@ def test_a_step_of_so_many_samples_or_more() -> None:
 
 
 def test_a_key_for_one_gpu_alone() -> None:
-    """The tool's own refusal is told from what is not modelled."""
+    """The tool refuses several; or its process sees no others, and then the job has those that it sees."""
     flags = {gpus: from_flags({"gpu": f"4090:{gpus}"}) for gpus in (1, 2)}
-    for by_tool, error in ((True, UsageError), (False, NotModelledError)):
-        config = ConfigFile(
-            from_flags({}), "a tool", alone=Alone("a.yaml:x", "one GPU only", by_tool=by_tool)
-        )
-        assert with_flags(config, flags[1]).get("gpu") == "4090:1"
-        with pytest.raises(error, match=r"a\.yaml:x: one GPU only"):
-            with_flags(config, flags[2])
+    config = ConfigFile(from_flags({}), "a tool", alone=Alone("a.yaml:x", "one GPU only"))
+    assert with_flags(config, flags[1]).get("gpu") == "4090:1"
+    with pytest.raises(UsageError, match=r"a\.yaml:x: one GPU only"):
+        with_flags(config, flags[2])
+    for sees, gpu, gpus in ((1, "4090", 1), (2, "4090:2", None), (4, "4090:2", None)):
+        seeing = ConfigFile(from_flags({}), "a tool", alone=Alone("a.yaml:x", "one GPU only", sees=sees))
+        found = with_flags(seeing, flags[2])
+        assert (found.get("gpu"), found.get("gpus")) == (gpu, gpus)
     nowhere = ConfigFile(from_flags({}), "a tool", alone=Alone("a.yaml:x", "one GPU only", "not read"))
     with pytest.raises(NotModelledError, match="not read"):
         with_flags(nowhere, flags[1])

@@ -1,0 +1,210 @@
+"""Arguments of ``swift rlhf``: which task they ask for, and what of it is not modelled.
+
+Keys and defaults: ms-swift 4.6.0 swift/arguments/rlhf_args.py and rlhf_trainers, which stand on TRL 0.29.1.
+"""
+
+from __future__ import annotations
+
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.age import first_held
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.preference_tasks import LIGER, OTHER_REFERENCE, UNPADDED, read_chosen_likelihood
+from planner.configs.shared.rollouts import read_rollout
+from planner.domain.recipes.recipe import Task
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
+
+# rlhf_type -> task.  CPO is SimPO's trainer with another loss of the same log-probabilities.
+_TASKS: dict[str, Task] = {
+    "dpo": "dpo",
+    "kto": "kto",
+    "orpo": "orpo",
+    "simpo": "simpo",
+    "cpo": "simpo",
+    "rm": "reward",
+    "grpo": "grpo",
+}
+_OTHERS = {
+    "ppo": "PPO of ms-swift, whose value model is another whole model, is not modelled",
+    "gkd": "distillation from a teacher is not modelled",
+}
+# Losses of the log-probabilities that are there, which move nothing (dpo_trainer.py dpo_loss;
+# trl 0.29.1 experimental/cpo/cpo_trainer.py cpo_loss, kto/kto_trainer.py kto_loss).
+_DPO_LOSSES = (
+    *("sigmoid", "robust", "exo_pair", "hinge", "ipo", "bco_pair", "sppo_hard", "nca_pair", "aot_unpaired"),
+    *("aot", "apo_zero", "apo_down", "discopop", "sft"),
+)
+_CPO_LOSSES = ("sigmoid", "hinge", "ipo", "simpo")
+_LOSSES = {"dpo": _DPO_LOSSES, "kto": ("kto",), "cpo": _CPO_LOSSES, "simpo": _CPO_LOSSES}
+# Keys that ``swift rlhf`` alone takes; ``swift sft`` ends at an argument that it does not know.
+_MARKS = (
+    *("rlhf_type", "ref_model", "ref_adapters", "beta", "label_smoothing", "rpo_alpha", "ld_alpha"),
+    *("discopop_tau", "loss_weights", "cpo_alpha", "simpo_gamma", "desirable_weight", "undesirable_weight"),
+    *("center_rewards_coefficient", "sft_alpha", "lmbda", "gkd_logits_topk", "teacher_model"),
+    *("max_completion_length", "num_generations", "reward_funcs", "reward_model", "use_vllm", "vllm_mode"),
+)
+_HARMLESS = (
+    *("beta", "label_smoothing", "rpo_alpha", "ld_alpha", "discopop_tau", "loss_weights", "simpo_gamma"),
+    *("desirable_weight", "undesirable_weight", "center_rewards_coefficient", "ref_model_type"),
+    *("ref_model_revision", "max_completion_length", "response_length"),
+)
+_TURNS = "completions of several turns are not modelled"
+_TEACHER = "a teacher beside GRPO is not modelled"
+_UNMODELLED = {
+    "offload_model": "weights in host RAM while vLLM generates are not modelled",
+    "offload_optimizer": "optimizer states in host RAM while vLLM generates are not modelled",
+    "multi_turn_scheduler": _TURNS,
+    "use_gym_env": _TURNS,
+    "gym_env": _TURNS,
+    "dynamic_sample": "completions that are generated again are not modelled",
+    "async_generate": "generation beside the update is not modelled",
+    "teacher_model": _TEACHER,
+    "teacher_model_server": _TEACHER,
+    "advantage_reweight": _TEACHER,
+    "sdar_loss_coef": _TEACHER,
+    "chord_sft_dataset": "supervised samples beside GRPO are not modelled",
+    "reward_model": "a reward model beside GRPO of ms-swift is not modelled; functions are",
+    "log_entropy": "entropies beside GRPO of ms-swift are not modelled",
+}
+_SLEEPS = "vLLM that gives its memory back while the model is trained is not modelled; 0 is"
+_GRPO_HARMLESS = (
+    *(
+        "advantage_estimator",
+        "kl_in_reward",
+        "overlong_filter",
+        "rollout_importance_sampling_mode",
+        "real_tau",
+    ),
+    *("rollout_importance_sampling_threshold", "log_rollout_offpolicy_metrics", "tau_pos", "tau_neg"),
+    *(
+        "fipo_decay_rate",
+        "fipo_clip_range",
+        "fipo_clip_high_only",
+        "fipo_safety_threshold",
+        "soft_max_length",
+    ),
+    *("soft_cache_length", "cosine_max_len", "max_resample_times", "vllm_server_group_port", "max_turns"),
+    *("vllm_server_pass_dataset", "move_model_batches", "vllm_limit_mm_per_prompt", "vllm_enforce_eager"),
+    *("vllm_enable_lora", "sleep_level", "off_policy_sequence_mask_delta", "teacher_deepspeed"),
+)
+_RLHF_ARGS = "ms-swift 4.6.0 swift/arguments/rlhf_args.py"
+_REFERS = ("dpo", "kto", "grpo")
+"""Trainers that have a reference; the same take samples end to end (rlhf_args.py _check_padding_free)."""
+
+
+def read_rlhf(keys: Keys, reading: Reading) -> bool:
+    """Enter the task where the arguments are those of ``swift rlhf``; whether they are.
+
+    Raises:
+        UsageError: a job that ms-swift does not start.
+        NotModelledError: a trainer, a loss or a reference that no formula covers.
+    """
+    mark = first_held(keys, _MARKS)
+    if mark is None:
+        return False
+    kind = keys.text("rlhf_type") or "dpo"
+    if kind in _OTHERS:
+        raise keys.not_modelled("rlhf_type", _OTHERS[kind])
+    if kind not in _TASKS:
+        raise keys.wrong("rlhf_type", ", ".join((*_TASKS, *_OTHERS)), kind)
+    note = f"{kind} of swift rlhf" if keys.has("rlhf_type") else "of swift rlhf alone, whose rlhf_type is dpo"
+    reading.say("task", _TASKS[kind], keys.where("rlhf_type" if keys.has("rlhf_type") else mark), note)
+    _read_losses(keys, kind)
+    _refuse_other_references(keys, kind)
+    _read_joined(keys, reading, kind)
+    if keys.flag("use_liger_kernel"):
+        raise keys.not_modelled("use_liger_kernel", LIGER)
+    read_chosen_likelihood(keys, reading)
+    keys.skip(_HARMLESS)
+    return True
+
+
+def read_swift_rollout(keys: Keys, reading: Reading) -> None:
+    """What GRPO of ms-swift generates: prompts of up to ``max_length`` tokens, and completions behind them.
+
+    Source: ms-swift 4.6.0 swift/arguments/rlhf_args.py _init_grpo, _init_rollout, _set_default;
+    rlhf_trainers/args_mixin.py and grpo_trainer.py.
+    rollout_mixin.py _template_context: ``max_length`` holds for generation alone.
+    Ignored: old log-probabilities are asked for where they follow from the loss, too.
+
+    Raises:
+        UsageError: a job that ms-swift does not start.
+        NotModelledError: a way to generate, or a loss, that is not modelled.
+    """
+    keys.refuse_switched_on(_UNMODELLED)
+    if keys.text("vllm_mode") == "colocate" and keys.is_on("sleep_level"):
+        raise keys.not_modelled("sleep_level", _SLEEPS)
+    if (keys.number("top_entropy_quantile") or 1.0) < 1:
+        raise keys.not_modelled("top_entropy_quantile", _UNMODELLED["log_entropy"])
+    if not keys.has("beta"):
+        reading.default("compare_reference", True, f"{_RLHF_ARGS}: beta is 0.04")
+    if keys.flag("use_vllm") and not keys.has("vllm_mode"):
+        raise UsageError(
+            f"{keys.where('use_vllm')}: ms-swift stops at it without vllm_mode [{REFUSED_BY_TOOL}]"
+        )
+    if not keys.has("gradient_accumulation_steps"):
+        reading.default("grad_accum", 1, f"{_RLHF_ARGS}: gradient_accumulation_steps of GRPO")
+    reading.needs.pop("seq", None)
+    read_rollout(keys, reading, old=False, prompt="max_length")
+    if keys.has("max_length") and keys.text("truncation_strategy") != "delete":
+        text = "a longer prompt is cut where completions are generated, and trained on whole: none is counted"
+        reading.remark(keys.where("max_length"), text)
+    if reading.value("generator") == "vllm":
+        reading.default(
+            "vllm_memory", 0.9, "ms-swift 4.6.0 rlhf_trainers/args_mixin.py: vllm_gpu_memory_utilization"
+        )
+    keys.skip(_GRPO_HARMLESS)
+
+
+def _read_losses(keys: Keys, kind: str) -> None:
+    for loss in keys.names("loss_type"):
+        if kind in _LOSSES and loss not in _LOSSES[kind]:
+            text = f"the loss '{show(loss)}' of {kind} is not modelled; {', '.join(_LOSSES[kind])} are"
+            raise keys.not_modelled("loss_type", text)
+
+
+def _refuse_other_references(keys: Keys, kind: str) -> None:
+    """The reference of a full fine-tune is the model itself unless ``ref_model`` says another.
+
+    Source: swift/arguments/rlhf_args.py __post_init__, pipelines/train/rlhf.py prepare_model.
+
+    Raises:
+        UsageError: a second model where the trainer takes none.
+        NotModelledError: another model, or adapters that are not trained.
+    """
+    if keys.has("ref_adapters"):
+        raise keys.not_modelled("ref_adapters", OTHER_REFERENCE)
+    named = keys.text("ref_model")
+    if named is None:
+        return
+    if kind not in _REFERS or keys.text("tuner_type" if keys.has("tuner_type") else "train_type") != "full":
+        raise UsageError(
+            f"{keys.where('ref_model')}: ms-swift stops at it in {kind} with adapters or without a "
+            f"reference: leave it out [{REFUSED_BY_TOOL}]"
+        )
+    if named != keys.get("model"):
+        raise keys.not_modelled("ref_model", OTHER_REFERENCE)
+
+
+def _read_joined(keys: Keys, reading: Reading, kind: str) -> None:
+    """Samples that are laid end to end; a pack holds whole pairs.
+
+    Source: swift/dataset/packing.py create_packed_idx (both lengths of a pair together).
+
+    Raises:
+        UsageError: a trainer that does not take them.
+        NotModelledError: one that does.
+    """
+    name = next((each for each in ("packing", "padding_free") if keys.flag(each)), None)
+    if name is None:
+        return
+    if kind not in _REFERS:
+        raise UsageError(f"{keys.where(name)}: ms-swift refuses it for {kind} [{REFUSED_BY_TOOL}]")
+    if kind != "dpo":
+        raise keys.not_modelled(name, UNPADDED)
+    reading.say("padding", "packed", keys.where(name), "sequences lie end to end")
+    length = keys.count("packing_length") or keys.count("max_length")
+    if name == "packing" and length is not None:
+        reading.say(
+            "seq", max(length // 2, 1), keys.where(name), f"a pack of {length} tokens holds whole pairs"
+        )
+        reading.remark(keys.where(name), "counted as one pair in each pack, of half its length each")

@@ -1,0 +1,139 @@
+"""Arguments of ``swift rlhf``, value by value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.api.checks import check_job, command_job
+from planner.api.files import CheckOptions
+from planner.errors import ExitCode, NotModelledError, UsageError
+from planner.intake.given.config_file import ConfigFile, read_config_file
+from planner.intake.given.request import from_flags
+
+BASE = "model: Qwen/Qwen2.5-0.5B\ntuner_type: lora\nmax_length: 2048\n"
+FULL = BASE.replace("lora", "full")
+COMMAND = "swift rlhf --model Qwen/Qwen2.5-0.5B --tuner_type lora --dataset a --max_length 1024"
+
+
+def read(folder: Path, text: str) -> ConfigFile:
+    """What a file with this text says."""
+    path = folder / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_config_file(path)
+
+
+def asked(text: str, gpu: str = "a100-80-sxm") -> Any:
+    """What ``plan check --command`` answers."""
+    return check_job(command_job(text, CheckOptions()), from_flags({"gpu": gpu}), advise=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [
+        (f"{BASE}rlhf_type: dpo\n", "dpo"),
+        (f"{BASE}beta: 0.1\n", "dpo"),
+        (f"{FULL}ref_model: Qwen/Qwen2.5-0.5B\nrpo_alpha: 0.1\nloss_type: [sigmoid, sft]\n", "dpo"),
+        (f"{BASE}rlhf_type: kto\ndesirable_weight: 2.0\n", "kto"),
+        (f"{BASE}rlhf_type: orpo\n", "orpo"),
+        (f"{BASE}rlhf_type: simpo\nsimpo_gamma: 1\n", "simpo"),
+        (f"{BASE}rlhf_type: cpo\nloss_type: sigmoid\n", "simpo"),
+        (f"{BASE}rlhf_type: rm\n", "reward"),
+        (BASE, None),
+    ],
+)
+def test_the_type_says_the_task(tmp_path: Path, text: str, task: str | None) -> None:
+    """CPO has the trainer of SimPO, and nothing is dpo."""
+    assert read(tmp_path, text).request.get("task") == task
+
+
+def test_the_command_is_dpo_where_it_says_nothing() -> None:
+    """rlhf_args.py rlhf_type; ``swift sft`` is no training from preferences."""
+    checked = asked(COMMAND)
+    assert checked.subject.scenario.recipe.task == "dpo"
+    assert asked(COMMAND.replace("rlhf", "sft")).subject.scenario.recipe.task == "sft"
+
+
+def test_simpo_may_leave_the_likelihood_out(tmp_path: Path) -> None:
+    """``cpo_alpha`` 0 takes no cross-entropy."""
+    found = read(tmp_path, f"{BASE}rlhf_type: simpo\ncpo_alpha: 0\n")
+    assert found.request.get("switches") == ("chosen_likelihood=false",)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("rlhf_type: grpo\nuse_vllm: true\nvllm_mode: colocate\nsleep_level: 1\n", "gives its memory back"),
+        ("rlhf_type: grpo\nteacher_model: a/b\n", "a teacher beside GRPO"),
+        ("rlhf_type: grpo\ntop_entropy_quantile: '0.2'\n", "entropies beside GRPO"),
+        ("rlhf_type: ppo\n", "PPO of ms-swift"),
+        ("rlhf_type: gkd\nteacher_model: a/b\n", "distillation"),
+        ("ref_adapters: a\n", "another model"),
+        ("rlhf_type: kto\nloss_type: apo_zero_unpaired\n", "of kto is not modelled"),
+        ("rlhf_type: dpo\nuse_liger_kernel: true\n", "Liger"),
+        ("rlhf_type: kto\nattn_impl: flash_attn\npadding_free: true\n", "without padding"),
+        ("rlhf_type: dpo\nsequence_parallel_size: 2\n", "sequence-parallel"),
+    ],
+)
+def test_what_is_not_modelled_is_named(tmp_path: Path, text: str, why: str) -> None:
+    """A file is refused by its own key, not answered without it."""
+    with pytest.raises(NotModelledError, match=why):
+        read(tmp_path, BASE + text)
+
+
+@pytest.mark.parametrize("text", [
+    f"{BASE}ref_model: Qwen/Qwen2.5-0.5B\n",
+    f"{FULL}rlhf_type: simpo\nref_model: Qwen/Qwen2.5-0.5B\n",
+    f"{BASE}rlhf_type: orpo\nattn_impl: flash_attn\npadding_free: true\n",
+])  # fmt: skip
+def test_what_ms_swift_stops_at_gets_no_verdict(tmp_path: Path, text: str) -> None:
+    """rlhf_args.py __post_init__ and _check_padding_free."""
+    with pytest.raises(UsageError, match="refused-by-its-tool"):
+        read(tmp_path, text)
+
+
+def test_completions_lie_behind_prompts_of_max_length(tmp_path: Path) -> None:
+    """Defaults of rlhf_args.py and args_mixin.py; a server's vLLM is elsewhere, whether it sleeps or not."""
+    request = read(tmp_path, f"{BASE}rlhf_type: grpo\nmax_completion_length: 256\n").request
+    found = {
+        name: request.get(name) for name in ("seq", "completion_length", "compare_reference", "grad_accum")
+    }
+    assert found == {"seq": 2304, "completion_length": 256, "compare_reference": True, "grad_accum": 1}
+    vllm = f"{BASE}rlhf_type: grpo\nbeta: '0.0'\nuse_vllm: true\nvllm_mode: "
+    request = read(tmp_path, f"{vllm}colocate\n").request
+    assert (request.get("compare_reference"), request.get("vllm_memory")) == (False, 0.9)
+    assert read(tmp_path, f"{vllm}server\nsleep_level: 1\n").request.get("generator") == "vllm-server"
+
+
+@pytest.mark.parametrize(("text", "seq"), [
+    ("padding_free: true\n", 2048),
+    ("packing: true\n", 1024),
+    ("packing: true\npacking_length: 8192\n", 4096),
+])  # fmt: skip
+def test_pairs_without_padding_lie_in_one_row(tmp_path: Path, text: str, seq: int) -> None:
+    """A pack holds whole pairs: both sequences share its length."""
+    request = read(tmp_path, f"{BASE}rlhf_type: dpo\nattn_impl: flash_attn\n{text}").request
+    assert (request.get("padding"), request.get("seq")) == ("packed", seq)
+
+
+def test_another_reference_is_another_model(tmp_path: Path) -> None:
+    """Its weights may be larger than the policy's."""
+    with pytest.raises(NotModelledError, match="another model"):
+        read(tmp_path, f"{FULL}rlhf_type: dpo\nref_model: Qwen/Qwen2.5-7B\n")
+
+
+def test_trainers_of_3_x_were_not_read() -> None:
+    """``train_type`` is software of its time."""
+    checked = asked(COMMAND.replace("tuner_type", "train_type"))
+    assert checked.exit_code == ExitCode.NOT_MODELLED
+    assert "no trainer for this task that was read" in checked.failure
+
+
+def test_one_visible_gpu_is_one_gpu_of_the_machine() -> None:
+    """Whatever ``--gpu`` says, the process uses what it sees; what sees several is another matter."""
+    checked = asked(f"CUDA_VISIBLE_DEVICES=3 {COMMAND}", "a100-80-sxm:8")
+    assert checked.subject.scenario.hardware.world_size == 1
+    assert any("others of the machine are not used" in text for _, text in checked.remarks)
+    assert "device_map" in asked(COMMAND, "a100-80-sxm:8").failure
