@@ -36,7 +36,16 @@ InputTensor = Literal[
 ]
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal[
-    "cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened", "in_fp32"
+    "cast",
+    "cast_first",
+    "wide",
+    "one_plus",
+    "centred",
+    "operators",
+    "narrowed",
+    "widened",
+    "in_fp32",
+    "turned",
 ]
 RouterKind = Literal[
     "softmax",
@@ -136,6 +145,7 @@ class NormSpec:
     - ``narrowed``: a layer norm in fp32, cast back (OLMo 1)
     - ``widened``: before casting back, with the weight in fp32 (Nemotron-H)
     - ``in_fp32``: the same, when nothing refers to the result before the weight any more (Gemma 4)
+    - ``turned``: in one kernel, and of queries and keys that kernel turns them to their positions, too
     """
 
     kind: NormKind

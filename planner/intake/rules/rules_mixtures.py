@@ -48,7 +48,7 @@ MIXTURE_RULES = (
         "what its quantisers leave of them, not in those of this stack; use --stack hf-trainer",
         lambda case: (
             _runs_every_expert(case)
-            and (case.stack.model_code != "transformers-5" or not case.stack.skips_experts)
+            and (case.stack.model_code != "transformers-5" or case.stack.passes_over != "parameters")
         ),
         lambda case: case.stack.id,
     ),

@@ -57,6 +57,7 @@ def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> No
         refuse_partly_packed(keys)
     elif four:
         _read_four_bits_of_lora(keys, reading, old=old, of_2023=of_2023)
+    _read_experts(keys, reading)
     reading.take(keys, _ADAPTER)
     if keys.flag("peft_use_dora"):
         reading.say("dora", True, keys.where("peft_use_dora"))
@@ -92,6 +93,35 @@ def _read_four_bits(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     part.skip(_OF_EIGHT_BITS)
     if more := part.left_over_here():
         raise part.not_modelled(show(more[0]), "this setting of bitsandbytes is not modelled")
+
+
+def _read_experts(keys: Keys, reading: Reading) -> None:
+    """Experts that are packed as they are loaded, without a piece that is taken and let go before.
+
+    Source: axolotl 0.19.0 monkeypatch/moe_quant.py patch_moe_quantization_on_load, utils/schemas/config.py
+    check_quantize_moe_experts.
+
+    Raises:
+        UsageError: a setting that Axolotl refuses beside it.
+        NotModelledError: matrices whose scales are not packed beside experts whose scales are.
+    """
+    name = "quantize_moe_experts"
+    if not keys.flag(name):
+        return
+    where = keys.where(name)
+    if keys.flag("lora_target_linear"):
+        raise UsageError(
+            f"{where}: Axolotl refuses it beside lora_target_linear; say lora_target_modules "
+            f"[{REFUSED_BY_TOOL}]"
+        )
+    if reading.value("quantization") is None:
+        raise UsageError(f"{where}: Axolotl needs load_in_4bit or load_in_8bit beside it [{REFUSED_BY_TOOL}]")
+    if reading.value("double_quant") is False:
+        raise keys.not_modelled(
+            name, "scales of experts are packed too, which is modelled for all matrices alone"
+        )
+    reading.switch("quantizes_experts", "held", where)
+    reading.switch("loader_reserves", "nothing", where)
 
 
 def _read_full(keys: Keys, reading: Reading, *, four: bool | None, eight: bool | None) -> None:

@@ -134,6 +134,8 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
         NotModelledError: a kernel that no formula covers.
     """
     _read_flash_optimum(keys, reading)
+    if keys.flag("fused_attn_kernel"):
+        reading.switch("fused_head_norms", "qwen3_too", keys.where("fused_attn_kernel"))
     on = [name for name in OLD_ATTENTION if keys.flag(name)]
     if keys.get("attn_implementation") == "xformers":
         _say_xformers(reading, keys.where("attn_implementation"))
