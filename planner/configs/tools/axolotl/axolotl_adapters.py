@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.tools.axolotl.axolotl_parts import OLD_ATTENTION, refuse_partly_packed, stores_in_fp32
+from planner.configs.tools.axolotl.axolotl_parts import OLD_ATTENTION, refuse_packed_mixers, stores_in_fp32
 from planner.configs.tools.axolotl.axolotl_vision import language_model_targets
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
@@ -52,9 +52,10 @@ def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> No
     keys.skip(("bnb_config_kwargs",))
     if adapter == "qlora":
         _read_four_bits(keys, reading, of_2023=of_2023)
+        refuse_packed_mixers(keys, "load_in_4bit")
     elif eight:
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
-        refuse_partly_packed(keys)
+        refuse_packed_mixers(keys, "load_in_8bit")
     elif four:
         _read_four_bits_of_lora(keys, reading, old=old, of_2023=of_2023)
     _read_experts(keys, reading)
