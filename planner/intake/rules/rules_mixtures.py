@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.intake.expert_parallel import MIXTURES
 from planner.intake.linears import failing_routers
 from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rules_recipe import adapted_expert_bytes
 
 
 def _adapts_router(case: Case) -> bool:
@@ -25,7 +26,22 @@ def _is_another_mixture(case: Case) -> bool:
     return case.model.architecture not in MIXTURES or case.recipe.method != "full"
 
 
+def _holds_elsewhere(case: Case) -> bool:
+    """Whether experts that are expanded when they are read are adapted, or divided over GPUs."""
+    held = case.stack.quantizes_experts == "held" and case.numerics.quantization != "none"
+    divided = case.recipe.sharding.gathers_weights or case.recipe.uses_fsdp
+    return held and (divided or adapted_expert_bytes(case) > 0)
+
+
 MIXTURE_RULES = (
+    Rule(
+        "held-experts-elsewhere",
+        "not-modelled",
+        "Packed experts that are expanded when they are read are modelled without adapters of their own, and "
+        "where every GPU holds them whole: use --lora-targets attention, and --sharding ddp or none",
+        _holds_elsewhere,
+        lambda case: case.model.id,
+    ),
     Rule(
         "mixture-unread",
         "not-modelled",
