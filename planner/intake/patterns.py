@@ -21,12 +21,12 @@ _PARENTS: dict[LinearGroup, tuple[str, ...]] = {
 }
 _IN_MIXER = ("conv",)
 """Parents of the projections of a layer without attention."""
-_FEED_FORWARD = {
+_FEED_FORWARD: dict[LinearGroup, tuple[str, ...]] = {
     "mlp": ("feed_forward",),
     "expert": ("feed_forward.experts", "feed_forward.experts.0"),
     "router": ("feed_forward",),
 }
-_OTHERWISE: dict[str, dict[LinearGroup, tuple[str, ...]]] = {"lfm2": _FEED_FORWARD, "lfm2_moe": _FEED_FORWARD}
+_OTHERWISE = {"lfm2": _FEED_FORWARD, "lfm2_moe": _FEED_FORWARD}
 _NAMED_LIKE_LLAMA = """
     apertus cohere cohere2 deepseek_v3 gemma gemma2 gemma3 gemma3_text gemma4 glm glm4 gpt_oss granite
     granitemoe internlm3 llama mistral mixtral olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe
