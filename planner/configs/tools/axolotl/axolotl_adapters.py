@@ -10,6 +10,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.axolotl.axolotl_parts import OLD_ATTENTION, refuse_packed_mixers, stores_in_fp32
 from planner.configs.tools.axolotl.axolotl_vision import language_model_targets
+from planner.domain.recipes.recipe import LINEAR_MODULES
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
@@ -177,7 +178,7 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
     targets = keys.targets("lora_target_modules")
     parameters = keys.parameter_targets("lora_target_parameters")
     if keys.flag("lora_target_linear"):
-        reading.say("lora_targets", ("all-linear", *parameters), keys.where("lora_target_linear"))
+        reading.say("lora_targets", (LINEAR_MODULES, *parameters), keys.where("lora_target_linear"))
     elif targets or parameters:
         place = keys.where("lora_target_modules" if targets else "lora_target_parameters")
         reading.say("lora_targets", (*targets, *parameters), place)
