@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from planner.domain.model import LinearSpec, MlpSpec
+from planner.domain.recipes.recipe import Quantization
 from planner.program.layers.feed_forward import feed_forward
 from tests.planner.program.layer_views import HIDDEN, WIDTH, layer_of
 from tests.planner.program.matrix_runs import Run
@@ -83,7 +84,7 @@ def test_an_adapter_of_experts_is_merged_into_all_of_them_and_kept() -> None:
     }
 
 
-def held(quantization: str) -> Run:
+def held(quantization: Quantization) -> Run:
     """Frozen experts that are packed, and expanded when they are read."""
     view = layer_of("lora", MIXTURE, LINEARS)
     numerics = replace(view.recipe.numerics, quantization=quantization, double_quant=False)
