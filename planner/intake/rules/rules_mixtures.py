@@ -33,7 +33,22 @@ def _holds_elsewhere(case: Case) -> bool:
     return held and (divided or adapted_expert_bytes(case) > 0)
 
 
+def _drops_on_experts(case: Case) -> bool:
+    """Whether somebody asks for dropout where names of matrices reach experts that are one tensor."""
+    given = case.given.get("lora_dropout")
+    return given is not None and bool(given.value) and adapted_expert_bytes(case) > 0
+
+
 MIXTURE_RULES = (
+    Rule(
+        # peft 0.20 and 0.21 tuners/lora/layer.py ParamWrapper raises.
+        "dropout-on-experts",
+        "refuse",
+        "PEFT stops at a dropout over experts that are one tensor, which these targets reach: use "
+        "--lora-dropout 0, or other targets",
+        _drops_on_experts,
+        lambda case: case.model.id,
+    ),
     Rule(
         "held-experts-elsewhere",
         "not-modelled",

@@ -372,12 +372,10 @@ RECIPE_RULES = (
         # peft 0.21 tuners/lora/layer.py ParamWrapper raises for a dropout.
         "parameter-targets",
         "refuse",
-        "Adapters of experts that are one tensor, as Transformers 5 has them, need lora_dropout 0, and names "
-        "of parameters (param:) need such experts",
+        "Adapters on parameters (param:) need experts that are one tensor, as Transformers 5 has them, and "
+        "lora_dropout 0",
         lambda case: (
-            _targets_parameters(case)
-            if case.stack.passes_over == "nothing"
-            else bool(_dropout(case) > 0 and (_targets_parameters(case) or adapted_expert_bytes(case)))
+            _targets_parameters(case) and bool(case.stack.passes_over == "nothing" or _dropout(case) > 0)
         ),
         lambda case: f"{case.stack.id}, dropout {_dropout(case):g}",
     ),

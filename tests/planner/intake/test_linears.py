@@ -73,5 +73,5 @@ def test_adapters_of_experts_that_are_one_tensor_have_no_dropout() -> None:
     flags = {"model": "glm-4.5-air", "method": "lora", "gpu": "h200-sxm", "seq": 512, "stack": "axolotl"}
     named = {**flags, "lora_targets": "linear-modules", "switches": ["adapter_kernels=eager"]}
     resolve(from_flags({**named, "lora_dropout": 0}))
-    with pytest.raises(RefusedCombinationError, match="parameter-targets"):
+    with pytest.raises(RefusedCombinationError, match="dropout-on-experts"):
         resolve(from_flags({**named, "lora_dropout": 0.05}))

@@ -100,7 +100,6 @@ _UNMODELLED = {
     "gemma4_hybrid_attn_impl": "attention kernels of Axolotl's own are not modelled",
     "large_head_attention": "attention kernels of Axolotl's own are not modelled",
     "flash_attn_d512": "attention kernels of Axolotl's own are not modelled",
-    "llama4_linearized_experts": "experts as separate matrices are not modelled",
     "trainer_cls": "a trainer of one's own is not read",
     "model_kwargs": "what is handed to the loader as it stands is not read",
     "overrides_of_model_kwargs": "what is handed to the loader as it stands is not read",

@@ -6,6 +6,8 @@ Keys: axolotl 0.19.0 utils/schemas/peft.py, loaders/model.py, loaders/adapter.py
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.axolotl.axolotl_parts import OLD_ATTENTION, refuse_packed_mixers, stores_in_fp32
@@ -199,6 +201,7 @@ def read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
         UsageError: they are on, and stop with an error.
     """
     said = {name: keys.flag(name) for name in (*_ADAPTER_KERNELS, _EMBEDDING_KERNEL)}
+    _refuse_separate_experts(keys, reading, said, old=old)
     if reading.value("method") == "full":
         _say_kernels(reading, {}, reading.said["method"].origin, old=old)
     elif any(flag is not None for flag in said.values()):
@@ -211,6 +214,27 @@ def read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
         _say_kernels(reading, {}, place, old=old)
     elif not old:
         _refuse_other_heads(reading)
+
+
+def _refuse_separate_experts(
+    keys: Keys, reading: Reading, said: Mapping[str, bool | None], *, old: bool
+) -> None:
+    """Llama 4 whose experts are matrices of their own.
+
+    Raises:
+        UsageError: fused kernels of adapters, which its attention does not fit.
+        NotModelledError: any other such file.
+    """
+    name, method = "llama4_linearized_experts", reading.value("method")
+    if not keys.flag(name):
+        return
+    unsaid = all(flag is None for flag in said.values()) and not _why_not_fused(keys, reading, old=old)
+    if not old and method != "full" and (unsaid or said["lora_qkv_kernel"] or said["lora_o_kernel"]):
+        raise UsageError(
+            f"{keys.where(name)}: Axolotl's fused adapter kernels, on unless said, stop at Llama 4's "
+            f"attention; say lora_qkv_kernel: false and lora_o_kernel: false [{REFUSED_BY_TOOL}]"
+        )
+    raise keys.not_modelled(name, "experts as separate matrices are not modelled")
 
 
 def _refuse_other_heads(reading: Reading) -> None:

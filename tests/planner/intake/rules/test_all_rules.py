@@ -61,6 +61,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "modules_to_save": "lm_head"},
         {"modules_to_save": "lm_head"},
     ),
+    "dropout-on-experts": (
+        {"model": "mixtral-8x7b", "lora_targets": "all-linear", "lora_dropout": 0.1},
+        {"model": "mixtral-8x7b", "lora_targets": "attention", "lora_dropout": 0.1},
+    ),
     "held-experts-elsewhere": (
         {**HELD, "gpus": 2, "sharding": "fsdp2"},
         {**HELD, "gpus": 2, "sharding": "ddp"},
