@@ -43,7 +43,7 @@ def is_merged(linear: LinearSpec, targets: tuple[str, ...], stack: Stack) -> boo
     Unsloth takes such adapters apart again: unsloth_zoo 2026.10.9 temporary_patches/moe_utils.py.
     """
     is_bare = linear.kind == "parameter" and linear.group == "expert"
-    return is_bare and stack.skips_experts and is_adapted(linear, targets)
+    return is_bare and stack.passes_over != "nothing" and is_adapted(linear, targets)
 
 
 def _parent_matches(parent: str, linear: LinearSpec) -> bool:

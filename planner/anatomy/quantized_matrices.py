@@ -7,14 +7,15 @@ from functools import lru_cache
 
 from planner.domain.model import BlockGroup, LinearSpec, ModelSpec
 from planner.domain.stack import Stack
+from planner.domain.stack_values import PassedOver
 
 
-def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
+def is_quantizable(linear: LinearSpec, passed_over: PassedOver) -> bool:
     """Whether k-bit quantisers replace this matrix.
 
     They replace ``nn.Linear`` and GPT-2's ``Conv1D`` except the head, which Lightning's replace too.  Expert
-    tensors and routers that are bare parameters stay 16-bit; before Transformers 5 (``fused_experts`` false)
-    the experts of most models were linears and were replaced.  Since then only ``nn.Linear`` itself
+    tensors and routers that are bare parameters are passed over; before Transformers 5 (``passed_over``:
+    nothing) the experts of most models were linears and were replaced.  Since then only ``nn.Linear`` itself
     is replaced: Falcon's own linear class is passed over, and nothing of Falcon is quantised.
     Source: transformers 5.23 ``quantizers/base.py`` (modules not converted), ``integrations/bitsandbytes.py``
     replace_with_bnb_linear (``type(module) is nn.Linear``; 4.36 asked ``isinstance``).
@@ -24,8 +25,21 @@ def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
     if linear.group == "head":
         return linear.packed_as_head
     if linear.kind == "subclass":
-        return not fused_experts
-    return linear.kind != "parameter" or (not fused_experts and linear.group in ("expert", "router"))
+        return passed_over == "nothing"
+    if linear.kind != "parameter":
+        return True
+    if linear.group == "expert":
+        return passed_over != "parameters"
+    return linear.group == "router" and passed_over == "nothing"
+
+
+_GEMMA_4 = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
+_QWEN_3 = (
+    *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "qwen3_5", "qwen3_5_text", "qwen3_5_moe"),
+    "qwen3_5_moe_text",
+)
+_FUSED_HEAD_NORMS = {"none": (), "gemma4": _GEMMA_4, "qwen3_too": (*_GEMMA_4, *_QWEN_3)}
+"""Source: axolotl 0.19.0 loaders/patch_manager.py _apply_model_specific_patches."""
 
 
 @lru_cache(maxsize=256)
@@ -40,6 +54,8 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
     """
     if stack.mixture_code == "torchtitan-2025":
         model = replace(model, groups=tuple(_with_gates_apart(group) for group in model.groups))
+    if model.architecture in _FUSED_HEAD_NORMS[stack.fused_head_norms]:
+        model = replace(model, groups=tuple(_with_turned_norms(group) for group in model.groups))
     if model.tied and not stack.ties_tables:
         model = replace(model, tied=False)
     if stack.quantizer == "lightning":
@@ -61,6 +77,13 @@ def _with_gates_apart(group: BlockGroup) -> BlockGroup:
     return replace(group, block=replace(group.block, linears=linears))
 
 
+def _with_turned_norms(group: BlockGroup) -> BlockGroup:
+    norms = tuple(
+        replace(each, scaling="turned") if each.on == "heads" else each for each in group.block.norms
+    )
+    return replace(group, block=replace(group.block, norms=norms))
+
+
 def _with_whole_out_proj(group: BlockGroup) -> BlockGroup:
     linears = (
         replace(each, left_whole=each.left_whole or each.reads == "mixer_out") for each in group.block.linears
@@ -69,6 +92,6 @@ def _with_whole_out_proj(group: BlockGroup) -> BlockGroup:
 
 
 @lru_cache(maxsize=256)
-def has_quantizable(model: ModelSpec, fused_experts: bool) -> bool:
+def has_quantizable(model: ModelSpec, passed_over: PassedOver) -> bool:
     """Whether k-bit quantisers replace anything: in some models they find nothing."""
-    return any(is_quantizable(linear, fused_experts) for linear, _ in (*model.linears(), (model.head, 1)))
+    return any(is_quantizable(linear, passed_over) for linear, _ in (*model.linears(), (model.head, 1)))

@@ -67,7 +67,7 @@ def regime_of(scenario: Scenario) -> Regime:
     """The dtype regime of a scenario."""
     recipe, stack, model = scenario.recipe, scenario.stack, scenario.model
     # In some models the quantiser finds no matrix to quantise.
-    packs = recipe.numerics.quantization != "none" and has_quantizable(model, stack.skips_experts)
+    packs = recipe.numerics.quantization != "none" and has_quantizable(model, stack.passes_over)
     norms = [norm.kind for norm in model.groups[0].block.norms if norm.on == "hidden"]
     saved = recipe.adapter is not None and model.token_embedding.name in recipe.adapter.saved_names
     regime = _regime(recipe, stack, packs, (*norms, "rms")[0], copies_table=saved)

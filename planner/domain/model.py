@@ -51,6 +51,7 @@ NormScaling = Literal[
     "autocast",
     "widened",
     "in_fp32",
+    "turned",
 ]
 RouterKind = Literal[
     "softmax",
@@ -154,6 +155,7 @@ class NormSpec:
     - ``autocast``: one of its input in the dtype of autocast (Nemotron)
     - ``widened``: before casting back, with the weight in fp32 (Nemotron-H)
     - ``in_fp32``: the same, when nothing refers to the result before the weight any more (Gemma 4)
+    - ``turned``: in one kernel, and of queries and keys that kernel turns them to their positions, too
     """
 
     kind: NormKind

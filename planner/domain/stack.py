@@ -7,14 +7,7 @@ from typing import Literal
 
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
 from planner.domain.recipes.optimizers import Optimizer
-from planner.domain.recipes.recipe import (
-    CheckpointPolicy,
-    Loss,
-    Padding,
-    Precision,
-    Quantization,
-    Recipe,
-)
+from planner.domain.recipes.recipe import CheckpointPolicy, Loss, Padding, Precision, Quantization, Recipe
 from planner.domain.recipes.sharding import ShardingName
 from planner.domain.stack_values import (
     AdapterKernels,
@@ -27,6 +20,7 @@ from planner.domain.stack_values import (
     FrozenLayers,
     Fsdp2Units,
     FsdpUnits,
+    FusedHeadNorms,
     KbitUpcast,
     KvHeadCopies,
     Linear4bitDtype,
@@ -42,9 +36,11 @@ from planner.domain.stack_values import (
     PackedKernels,
     PackedMask,
     PairLogps,
+    PassedOver,
     PinsInputs,
     PinsMasters,
     Quantizer,
+    QuantizesExperts,
     RewardHead,
     RotaryModel,
     RotaryRows,
@@ -121,8 +117,8 @@ class Stack:
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     fused_experts: bool
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
-    quantizes_experts: bool
-    """4-bit quantisers pack them, too; a product expands those of a layer together, without adapters."""
+    quantizes_experts: QuantizesExperts
+    """Packed, too.  ``expanded``: for each product, without adapters; ``held``: when read, until backward."""
     unpacks_by_branches: bool
     """The kernel that expands 4-bit weights finds each value by nested branches instead of a table."""
     keeps_expanded_weight: bool
@@ -187,6 +183,8 @@ class Stack:
     """
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
+    fused_head_norms: FusedHeadNorms
+    """Architectures whose norms of queries and keys are one kernel with their rotary positions."""
     scales_norms_wide: bool
     """RMS norms multiply by their weight in fp32, before the cast back."""
     fused_mlp: bool
@@ -432,9 +430,11 @@ class Stack:
     """What the example files of the tool set where its bare defaults do not, by the name of the default."""
 
     @property
-    def skips_experts(self) -> bool:
-        """Whether k-bit quantisers leave the weights of experts as they are."""
-        return self.fused_experts and not self.quantizes_experts
+    def passes_over(self) -> PassedOver:
+        """Which tensors that are no weights of ``nn.Linear`` k-bit quantisers leave as they are."""
+        if not self.fused_experts or self.quantizes_experts == "expanded":
+            return "nothing"
+        return "parameters" if self.quantizes_experts == "never" else "routers"
 
     @property
     def offers_liger_loss(self) -> bool:

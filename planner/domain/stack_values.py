@@ -6,6 +6,10 @@ from typing import Literal
 
 KbitUpcast = Literal["none", "norms", "layers", "all"]
 DeviceMap = Literal["unread", "layer", "largest"]
+QuantizesExperts = Literal["never", "expanded", "held"]
+FusedHeadNorms = Literal["none", "gemma4", "qwen3_too"]
+PassedOver = Literal["parameters", "routers", "nothing"]
+"""Which bare tensors k-bit quantisers leave as they are: all, or but for those of experts."""
 LoaderReserves = Literal["nothing", "half", "stored"]
 LoaderPlaces = Literal["kbit", "alone", "undivided"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]

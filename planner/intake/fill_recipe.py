@@ -19,7 +19,6 @@ from planner.domain.recipes.recipe import (
     PAIR_TASKS,
     TARGET_PARAMETER,
     TARGET_PATTERN,
-    TARGETS_OF_PEFT,
     Adapter,
     Batch,
     CheckpointPolicy,
@@ -48,7 +47,7 @@ from planner.intake.given.fields import CHECKPOINT_DTYPE
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import require
 from planner.intake.images import resolve_frozen, resolve_images
-from planner.intake.linears import failing_routers, linear_names_without, peft_targets, refused_by_peft
+from planner.intake.linears import failing_routers, linear_names_without, refused_by_peft, spelled_out
 from planner.intake.model_parallel import asks_to_divide, default_sharding, degrees, resolve_parallel
 from planner.intake.patterns import matched_targets
 from planner.intake.supported import (
@@ -332,8 +331,8 @@ def _resolve_targets(ledger: Ledger, setting: RecipeContext) -> tuple[str, ...]:
     """Names of modules; an expression becomes the names that it matches."""
     default, origin, note = _default_targets(setting)
     targets: tuple[str, ...] = ledger.choose("lora_targets", default, origin, note)
-    if targets == (TARGETS_OF_PEFT,):
-        return _entered(ledger, peft_targets(setting.model), "what PEFT adapts where no module is named")
+    if spelled := spelled_out(setting.model, targets, fused_experts=setting.stack.fused_experts):
+        return _entered(ledger, *spelled)
     patterns = [target for target in targets if target.startswith(TARGET_PATTERN)]
     if not patterns:
         return targets

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from planner.catalog.peft_targets import default_targets
 from planner.domain.model import LinearSpec, ModelSpec
-from planner.domain.recipes.recipe import TARGET_PARAMETER
+from planner.domain.recipes.recipe import LINEAR_MODULES, TARGET_PARAMETER, TARGETS_OF_PEFT
 from planner.errors import UsageError
 
 GROUP_TARGETS = ("all-linear", "attention")
@@ -56,6 +56,38 @@ def peft_targets(model: ModelSpec) -> tuple[str, ...]:
         f"PEFT stops: it has no default modules for {model.architecture} models; "
         "name them with lora_targets (lora_target_modules)"
     )
+
+
+def spelled_out(
+    model: ModelSpec, targets: tuple[str, ...], *, fused_experts: bool
+) -> tuple[tuple[str, ...], str] | None:
+    """The targets that a word stands for, with a note; ``None`` where there is no such word.
+
+    ``fused_experts``: whether the stack has experts as bare tensors.
+
+    Raises:
+        UsageError: PEFT has no default for this model.
+    """
+    if targets == (TARGETS_OF_PEFT,):
+        return peft_targets(model), "what PEFT adapts where no module is named"
+    if targets[:1] == (LINEAR_MODULES,):
+        found = _linear_modules(model) if fused_experts else ("all-linear",)
+        return (*found, *targets[1:]), "what the tool finds to be a linear module"
+    return None
+
+
+def _linear_modules(model: ModelSpec) -> tuple[str, ...]:
+    """All linear layers; beside experts that are bare tensors the names of those, which PEFT takes for the
+    experts' where they are the names of the matrices that these replaced.
+
+    Source: axolotl 0.19.0 loaders/adapter.py find_all_linear_names; llamafactory 0.9.5
+    model/model_utils/misc.py find_all_linear_modules.
+    """
+    tower = () if model.vision is None else (*model.vision.groups, *model.vision.stacked)
+    inside = [each for group in (*model.groups, *tower) for each in group.block.linears]
+    if not any(each.kind == "parameter" and each.group == "expert" for each in inside):
+        return ("all-linear",)
+    return tuple(dict.fromkeys(each.name for each in inside if each.kind != "parameter"))
 
 
 def unmatched_targets(model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:

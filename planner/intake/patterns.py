@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 
 from planner.domain.model import LinearGroup, LinearSpec, ModelSpec
@@ -18,6 +19,14 @@ _PARENTS: dict[LinearGroup, tuple[str, ...]] = {
     "shared_expert": ("mlp.shared_expert", "mlp.shared_experts", "shared_mlp"),
     "router": ("mlp", "block_sparse_moe"),
 }
+_IN_MIXER = ("conv",)
+"""Parents of the projections of a layer without attention."""
+_FEED_FORWARD: dict[LinearGroup, tuple[str, ...]] = {
+    "mlp": ("feed_forward",),
+    "expert": ("feed_forward.experts", "feed_forward.experts.0"),
+    "router": ("feed_forward",),
+}
+_OTHERWISE = {"lfm2": _FEED_FORWARD, "lfm2_moe": _FEED_FORWARD}
 _NAMED_LIKE_LLAMA = """
     apertus cohere cohere2 deepseek_v3 gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 glm glm4
     gpt_oss granite granitemoe internlm3 llama mistral mixtral olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe
@@ -48,7 +57,7 @@ def matched_targets(model: ModelSpec, pattern: str) -> tuple[str, ...]:
         NotModelledError: modules of some layers only, experts, or a model whose paths are not known.
     """
     compiled = _compiled(pattern)
-    if model.architecture not in NAMED_LIKE_LLAMA:
+    if model.architecture not in NAMED_LIKE_LLAMA and model.architecture not in _OTHERWISE:
         kind = f"the paths of modules of {model.architecture} models"
         raise NotModelledError(
             f"lora_targets: {kind}, which '{show(pattern)}' is matched with, are not known: name the modules"
@@ -72,9 +81,14 @@ def _found(model: ModelSpec, pattern: re.Pattern[str], layers: str) -> tuple[str
     outcomes: dict[str, set[bool]] = {}
     number = 0
     for group in model.groups:
+        parents = _PARENTS | _OTHERWISE.get(model.architecture, {})
+        if group.block.mixer is not None:
+            parents["attention"] = _IN_MIXER
         for _ in range(group.count):
             for linear in group.block.linears:
-                matches = any(pattern.fullmatch(path) for path in _paths(linear, f"{layers}.{number}"))
+                matches = any(
+                    pattern.fullmatch(path) for path in _paths(linear, f"{layers}.{number}", parents)
+                )
                 if matches and (linear.kind == "parameter" or linear.group in ("expert", "router")):
                     raise NotModelledError(
                         f"lora_targets: '{show(pattern.pattern)}' matches experts: name the modules"
@@ -91,8 +105,8 @@ def _found(model: ModelSpec, pattern: re.Pattern[str], layers: str) -> tuple[str
     return (*found, model.head.name) if pattern.fullmatch(model.head.name) else found
 
 
-def _paths(linear: LinearSpec, layer: str) -> list[str]:
+def _paths(linear: LinearSpec, layer: str, parents: Mapping[LinearGroup, tuple[str, ...]]) -> list[str]:
     names = (linear.name, *linear.legacy_names)
     if linear.name in _IN_LAYER:
         return [f"{layer}.{_IN_LAYER[linear.name]}{linear.name}"]
-    return [f"{layer}.{parent}.{name}" for parent in _PARENTS.get(linear.group, ()) for name in names]
+    return [f"{layer}.{parent}.{name}" for parent in parents.get(linear.group, ()) for name in names]

@@ -193,6 +193,6 @@ def outlier_weight_bytes(job: Job) -> Number:
         group.count * linear.weight_count * read.get(linear.reads, regime.linear_out)
         for group in job.model.groups
         for linear in group.block.linears
-        if is_quantizable(linear, stack.skips_experts)
+        if is_quantizable(linear, stack.passes_over)
     )
     return job.coefficients.int8_outlier_fraction * whole

@@ -297,7 +297,7 @@ def n_tensors(stack: Stack, linear: LinearSpec) -> int:
 
 def _linear(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
     count = n_tensors(job.stack, linear)
-    packed = job.regime.quantized and is_quantizable(linear, job.stack.skips_experts)
+    packed = job.regime.quantized and is_quantizable(linear, job.stack.passes_over)
     sizes = [linear.copies] if count < linear.copies else []
     for _ in range(count):
         weight = _weight(name, "matrix", *sizes, linear.out_features, linear.in_features)
@@ -322,7 +322,7 @@ def _head(job: Job) -> Iterator[Weight]:
     head = job.model.head
     if not job.model.tied:
         weight = _weight("head", "matrix", head.out_features, head.in_features)
-        weight.packed = job.regime.quantized and is_quantizable(head, job.stack.skips_experts)
+        weight.packed = job.regime.quantized and is_quantizable(head, job.stack.passes_over)
         yield weight
     yield from _bias(head, "head", 1)
 

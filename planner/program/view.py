@@ -107,7 +107,7 @@ class LayerView:
 
     def quantized(self, linear: LinearSpec) -> bool:
         """Whether this matrix is stored in 8 or 4 bits."""
-        return self.has_quantized and is_quantizable(linear, self.stack.skips_experts)
+        return self.has_quantized and is_quantizable(linear, self.stack.passes_over)
 
     def merged(self, linear: LinearSpec) -> bool:
         """Whether the adapter is added to the weight itself."""

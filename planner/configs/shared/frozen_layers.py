@@ -18,6 +18,12 @@ _ENDS = {"embed_tokens": "embed", "lm_head": "head"}
 # llamafactory 0.9.5 hparams/finetuning_args.py: freeze_trainable_layers.
 _DEFAULT_LAYERS = 2
 _OF_END = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}
+_LANGUAGE_MODEL = ("model.language_model.", "lm_head.weight")
+"""How names of parameters begin in a model that sees, but for those of its tower and projector.
+
+Source: transformers 5.23 models/{gemma3,mistral3,qwen3_5,llava}/modeling_*.py.
+"""
+_SEEING = tuple(f"model.{name}." for name in ("visual", "vision_tower", "multi_modal_projector"))
 _MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _AROUND = (*_MATRICES, "input_layernorm", "post_attention_layernorm")
 _OF_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -127,6 +133,9 @@ def read_unfrozen(keys: Keys, reading: Reading) -> None:
             "trained: take it out",
         )
     patterns = [_compiled(keys, text) for text in written]
+    if all(_matches(patterns, name) for name in _LANGUAGE_MODEL) and not _matches(patterns, *_SEEING):
+        reading.say("freeze", ("vision_tower", "projector"), keys.where("unfrozen_parameters"))
+        return
     halves = _OF_MIXTURE if any("block_sparse_moe" in text for text in written) else _OF_MLP
     names = (
         *_OF_END,

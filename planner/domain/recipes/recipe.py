@@ -87,6 +87,8 @@ TARGET_PARAMETER = "param:"
 """Begins a LoRA target that is the name of a parameter: PEFT's ``target_parameters``."""
 TARGETS_OF_PEFT = "peft-default"
 """The LoRA target that stands for what PEFT adapts by itself where no module is named."""
+LINEAR_MODULES = "linear-modules"
+"""The LoRA target that stands for the names of all linear modules, which a tool finds and hands to PEFT."""
 
 # What people call a method -> (method, quantisation, double quantisation).
 METHOD_ALIASES: dict[str, tuple[Method, Quantization | None, bool | None]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.intake.expert_parallel import MIXTURES
 from planner.intake.linears import failing_routers
 from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rules_recipe import adapted_expert_bytes
 
 
 def _adapts_router(case: Case) -> bool:
@@ -29,7 +30,37 @@ def _is_another_mixture(case: Case) -> bool:
     return case.model.architecture not in MIXTURES or case.recipe.method != "full"
 
 
+def _holds_elsewhere(case: Case) -> bool:
+    """Whether experts that are expanded when they are read are adapted, or divided over GPUs."""
+    held = case.stack.quantizes_experts == "held" and case.numerics.quantization != "none"
+    divided = case.recipe.sharding.gathers_weights or case.recipe.uses_fsdp
+    return held and (divided or adapted_expert_bytes(case) > 0)
+
+
+def _drops_on_experts(case: Case) -> bool:
+    """Whether somebody asks for dropout where names of matrices reach experts that are one tensor."""
+    given = case.given.get("lora_dropout")
+    return given is not None and bool(given.value) and adapted_expert_bytes(case) > 0
+
+
 MIXTURE_RULES = (
+    Rule(
+        # peft 0.20 and 0.21 tuners/lora/layer.py ParamWrapper raises.
+        "dropout-on-experts",
+        "refuse",
+        "PEFT stops at a dropout over experts that are one tensor, which these targets reach: use "
+        "--lora-dropout 0, or other targets",
+        _drops_on_experts,
+        lambda case: case.model.id,
+    ),
+    Rule(
+        "held-experts-elsewhere",
+        "not-modelled",
+        "Packed experts that are expanded when they are read are modelled without adapters of their own, and "
+        "where every GPU holds them whole: use --lora-targets attention, and --sharding ddp or none",
+        _holds_elsewhere,
+        lambda case: case.model.id,
+    ),
     Rule(
         "mixture-unread",
         "not-modelled",
@@ -52,7 +83,7 @@ MIXTURE_RULES = (
         "what its quantisers leave of them, not in those of this stack; use --stack hf-trainer",
         lambda case: (
             _runs_every_expert(case)
-            and (case.stack.model_code != "transformers-5" or not case.stack.skips_experts)
+            and (case.stack.model_code != "transformers-5" or case.stack.passes_over != "parameters")
         ),
         lambda case: case.stack.id,
     ),

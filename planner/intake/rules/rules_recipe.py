@@ -127,7 +127,7 @@ _EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
 def _uncounted_expert_adapters(case: Case) -> bool:
     """Whether a stack with experts of its own adapts those that PEFT's names do not reach."""
     four_bits = case.numerics.quantization in _FOUR_BIT
-    if case.adapter is None or not (case.stack.quantizes_experts and four_bits):
+    if case.adapter is None or not (case.stack.quantizes_experts == "expanded" and four_bits):
         return False
     linears = (linear for group in case.model.groups for linear in group.block.linears)
     unreached = any(
@@ -145,7 +145,7 @@ def _expert_bytes(case: Case, counts: Callable[[LinearSpec], bool]) -> int:
         for linear in group.block.linears
         if linear.group == "expert" and linear.kind == "parameter" and counts(linear)
     )
-    return experts * DTYPE_BYTES[case.numerics.load_dtype] if case.stack.skips_experts else 0
+    return 0 if case.stack.passes_over == "nothing" else experts * DTYPE_BYTES[case.numerics.load_dtype]
 
 
 def _fp16_gradients(case: Case) -> bool:
@@ -374,7 +374,9 @@ RECIPE_RULES = (
         "refuse",
         "Adapters on parameters (param:) need experts that are one tensor, as Transformers 5 has them, and "
         "lora_dropout 0",
-        lambda case: _targets_parameters(case) and bool(not case.stack.skips_experts or _dropout(case) > 0),
+        lambda case: (
+            _targets_parameters(case) and bool(case.stack.passes_over == "nothing" or _dropout(case) > 0)
+        ),
         lambda case: f"{case.stack.id}, dropout {_dropout(case):g}",
     ),
     Rule(

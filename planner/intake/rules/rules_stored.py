@@ -40,7 +40,11 @@ def _compute_text(case: Case) -> str:
 def _packs_fused_experts(case: Case) -> bool:
     linears = (linear for group in case.model.groups for linear in group.block.linears)
     fused = any(linear.group == "expert" and linear.kind == "parameter" for linear in linears)
-    return fused and case.stack.skips_experts and (_is_prepacked(case) or case.model.stored is not None)
+    return (
+        fused
+        and case.stack.passes_over == "parameters"
+        and (_is_prepacked(case) or case.model.stored is not None)
+    )
 
 
 STORED_RULES = (

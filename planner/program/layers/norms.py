@@ -19,9 +19,11 @@ _FUSED = ("cast", "narrowed", "returned", "autocast")
 def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, name: str = "norm") -> Tensor:
     """The module ``name``: one norm of ``spec`` over ``x``."""
     with torch.inside(name):
-        if not spec.weight and spec.kind == "rms":
+        if not spec.weight and spec.kind == "rms" and spec.scaling != "turned":
             return _l2_norm(torch, spec, x)
         weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
+        if spec.scaling == "turned":
+            return _turned_norm(torch, view, spec, x)
         if spec.scaling == "operators":
             return _by_operators(torch, view, spec, x, weight)
         if spec.kind == "layer" and spec.scaling in _FUSED:
@@ -131,3 +133,25 @@ def _fused_rms_norm(torch: Operators, x: Tensor, weight: Tensor) -> Tensor:
 
     shape = shape_of(x)
     return record(torch, out, [x, weight], [x], backward)
+
+
+def _turned_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
+    """One kernel that saves its input, a number for each head, and its tables of positions.
+
+    Rows that share their positions have them copied for each row.
+    Source: axolotl 0.19.0 kernels/gemma4_fused_rope.py fused_rms_norm_rope, fused_rms_norm_noscale.
+    Ignored: the gradient of the weight, which is made whether it is needed or not.
+    """
+    out = torch.like(x, "rms_norm_rope")
+    rows = torch.new(x.unit, spec.rows_per_token, "fp32", "rms_norm_rope", cost=None)
+    tables: list[Tensor] = []
+    if spec.weight and not view.single and view.recipe.batch.padding != "packed":
+        width = view.block.attention.rotary_width or spec.width
+        tables = [torch.new(Unit.TOKENS, width, view.embedded, "clone", cost=None) for _ in range(2)]
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        if gradient.head_by_head:
+            gradient = torch.like(gradient, "clone")
+        return [torch.like(kept[0], "rms_norm_rope_backward", cost=(gradient,))]
+
+    return record(torch, out, [x], [x, rows, *tables], backward)

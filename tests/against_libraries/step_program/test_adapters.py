@@ -74,6 +74,14 @@ PATTERNS = {
     ),
     "phi": (r".*\.mlp\.fc\d",),
     "qwen3_moe": (r".*self_attn.*",),
+    "lfm2": (
+        r"model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj",
+        r".*\.conv\.in_proj",
+        r".*feed_forward\.w[12]",
+    ),
+}
+OTHERWISE_NAMED: dict[str, dict[str, Any]] = {
+    "lfm2": {"model_type": "lfm2", **SIZES, **GROUPED, "layer_types": ["conv", "full_attention", "conv"]}
 }
 
 
@@ -86,14 +94,13 @@ def test_an_expression_matches_what_peft_matches(name: str, pattern: str) -> Non
 
     from planner.intake.patterns import matched_targets
 
+    fields = (CONFIGS | OTHERWISE_NAMED)[name]
     linears = [
-        path
-        for path, module in build(CONFIGS[name], Setup()).named_modules()
-        if isinstance(module, torch.nn.Linear)
+        path for path, module in build(fields, Setup()).named_modules() if isinstance(module, torch.nn.Linear)
     ]
     config = peft.LoraConfig(target_modules=pattern)
     found = [path for path in linears if peft.tuners.tuners_utils.check_target_module_exists(config, path)]
-    assert set(matched_targets(job(CONFIGS[name], Setup()).model, pattern)) == {
+    assert set(matched_targets(job(fields, Setup()).model, pattern)) == {
         path.rpartition(".")[2] for path in found
     }
 

@@ -126,7 +126,9 @@ def test_modules_that_were_left_whole_are_not_packed() -> None:
     assert whole == {"o_proj", "gate_proj", "up_proj", "down_proj"}
     packed = 4 * (256 * 256 * 3 + 3 * 256 * 512) - 3 * 256 * 512
     replaced = (
-        count * linear.weight_count for linear, count in spec.linears() if is_quantizable(linear, True)
+        count * linear.weight_count
+        for linear, count in spec.linears()
+        if is_quantizable(linear, "parameters")
     )
     assert sum(replaced) == packed
 

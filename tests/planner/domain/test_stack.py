@@ -101,9 +101,10 @@ def test_defaults_over_a_quantised_base_are_others_where_there_are_some() -> Non
 def test_what_replaces_transformers_code_replaces_no_other() -> None:
     """Liger's loss and k-bit experts."""
     assert not switched(liger_loss=True, model_code="own").offers_liger_loss
-    assert switched(fused_experts=True, quantizes_experts=False).skips_experts
-    assert not switched(fused_experts=True, quantizes_experts=True).skips_experts
-    assert not switched(fused_experts=False, quantizes_experts=False).skips_experts
+    assert switched(fused_experts=True, quantizes_experts="never").passes_over == "parameters"
+    assert switched(fused_experts=True, quantizes_experts="expanded").passes_over == "nothing"
+    assert switched(fused_experts=False, quantizes_experts="never").passes_over == "nothing"
+    assert switched(fused_experts=True, quantizes_experts="held").passes_over == "routers"
 
 
 def test_two_stacks_of_one_id_lie_together_and_differ() -> None:

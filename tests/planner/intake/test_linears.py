@@ -47,3 +47,31 @@ def test_where_no_module_is_named_peft_adapts_few() -> None:
     assert few.recipe.adapter.targets == ("q_proj", "v_proj")
     with pytest.raises(UsageError, match=r"PEFT stops.*qwen3_moe.*lora_targets"):
         resolve(from_flags({**job, "model": "qwen3-30b-a3b", "lora_targets": "peft-default"}))
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "named"),
+    [
+        ("qwen2.5-7b", "axolotl", {"all-linear"}),
+        ("mixtral-8x7b", "axolotl", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ("qwen3-30b-a3b", "llama-factory", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ("mixtral-8x7b", "axolotl@0.8", {"all-linear"}),
+    ],
+)
+def test_names_of_linear_modules_leave_experts_out_that_are_tensors(
+    model: str, stack: str, named: set[str]
+) -> None:
+    """``find_all_linear_names`` of Axolotl 0.19 over the modules of Transformers 5.16, on meta."""
+    flags = {"model": model, "method": "lora", "gpu": "h200-sxm", "seq": 512, "stack": stack}
+    adapter = resolve(from_flags({**flags, "lora_targets": "linear-modules"})).recipe.adapter
+    assert adapter is not None
+    assert set(adapter.targets) == named
+
+
+def test_adapters_of_experts_that_are_one_tensor_have_no_dropout() -> None:
+    """GLM's dense layers have the names that its experts had; PEFT 0.20 stops at a dropout."""
+    flags = {"model": "glm-4.5-air", "method": "lora", "gpu": "h200-sxm", "seq": 512, "stack": "axolotl"}
+    named = {**flags, "lora_targets": "linear-modules", "switches": ["adapter_kernels=eager"]}
+    resolve(from_flags({**named, "lora_dropout": 0}))
+    with pytest.raises(RefusedCombinationError, match="dropout-on-experts"):
+        resolve(from_flags({**named, "lora_dropout": 0.05}))

@@ -247,7 +247,7 @@ def test_unsloth_packs_experts_that_other_quantisers_skip(model: str) -> None:
         return {each.packed for each in loaded(asked)[1] if each.name.split()[-1] in experts}
 
     assert packed(subject) == {True}
-    assert packed(with_stack(subject, quantizes_experts=False)) == {False}
+    assert packed(with_stack(subject, quantizes_experts="never")) == {False}
 
 
 def test_transformers_takes_a_k_bit_model_in_one_piece_first() -> None:

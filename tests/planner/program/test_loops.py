@@ -73,8 +73,8 @@ def test_litgpt_has_a_head_of_its_own_and_packs_it() -> None:
     assert as_built(model, plain) == model
     built = as_built(model, stack)
     assert not built.tied
-    assert is_quantizable(built.head, False)
-    assert not is_quantizable(model.head, False)
+    assert is_quantizable(built.head, "nothing")
+    assert not is_quantizable(model.head, "nothing")
 
 
 def hidden_bytes(recipe: Recipe) -> int:

@@ -6,10 +6,13 @@ Keys: axolotl 0.19.0 utils/schemas/peft.py, loaders/model.py, loaders/adapter.py
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.tools.axolotl.axolotl_parts import OLD_ATTENTION, refuse_partly_packed, stores_in_fp32
+from planner.configs.tools.axolotl.axolotl_parts import OLD_ATTENTION, refuse_packed_mixers, stores_in_fp32
 from planner.configs.tools.axolotl.axolotl_vision import language_model_targets
+from planner.domain.recipes.recipe import LINEAR_MODULES
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
@@ -52,11 +55,13 @@ def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> No
     keys.skip(("bnb_config_kwargs",))
     if adapter == "qlora":
         _read_four_bits(keys, reading, of_2023=of_2023)
+        refuse_packed_mixers(keys, "load_in_4bit")
     elif eight:
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
-        refuse_partly_packed(keys)
+        refuse_packed_mixers(keys, "load_in_8bit")
     elif four:
         _read_four_bits_of_lora(keys, reading, old=old, of_2023=of_2023)
+    _read_experts(keys, reading)
     reading.take(keys, _ADAPTER)
     if keys.flag("peft_use_dora"):
         reading.say("dora", True, keys.where("peft_use_dora"))
@@ -92,6 +97,35 @@ def _read_four_bits(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     part.skip(_OF_EIGHT_BITS)
     if more := part.left_over_here():
         raise part.not_modelled(show(more[0]), "this setting of bitsandbytes is not modelled")
+
+
+def _read_experts(keys: Keys, reading: Reading) -> None:
+    """Experts that are packed as they are loaded, without a piece that is taken and let go before.
+
+    Source: axolotl 0.19.0 monkeypatch/moe_quant.py patch_moe_quantization_on_load, utils/schemas/config.py
+    check_quantize_moe_experts.
+
+    Raises:
+        UsageError: a setting that Axolotl refuses beside it.
+        NotModelledError: matrices whose scales are not packed beside experts whose scales are.
+    """
+    name = "quantize_moe_experts"
+    if not keys.flag(name):
+        return
+    where = keys.where(name)
+    if keys.flag("lora_target_linear"):
+        raise UsageError(
+            f"{where}: Axolotl refuses it beside lora_target_linear; say lora_target_modules "
+            f"[{REFUSED_BY_TOOL}]"
+        )
+    if reading.value("quantization") is None:
+        raise UsageError(f"{where}: Axolotl needs load_in_4bit or load_in_8bit beside it [{REFUSED_BY_TOOL}]")
+    if reading.value("double_quant") is False:
+        raise keys.not_modelled(
+            name, "scales of experts are packed too, which is modelled for all matrices alone"
+        )
+    reading.switch("quantizes_experts", "held", where)
+    reading.switch("loader_reserves", "nothing", where)
 
 
 def _read_full(keys: Keys, reading: Reading, *, four: bool | None, eight: bool | None) -> None:
@@ -146,7 +180,7 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
     targets = keys.targets("lora_target_modules")
     parameters = keys.parameter_targets("lora_target_parameters")
     if keys.flag("lora_target_linear"):
-        reading.say("lora_targets", ("all-linear", *parameters), keys.where("lora_target_linear"))
+        reading.say("lora_targets", (LINEAR_MODULES, *parameters), keys.where("lora_target_linear"))
     elif targets or parameters:
         place = keys.where("lora_target_modules" if targets else "lora_target_parameters")
         reading.say("lora_targets", (*targets, *parameters), place)
@@ -167,6 +201,7 @@ def read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
         UsageError: they are on, and stop with an error.
     """
     said = {name: keys.flag(name) for name in (*_ADAPTER_KERNELS, _EMBEDDING_KERNEL)}
+    _refuse_separate_experts(keys, reading, said, old=old)
     if reading.value("method") == "full":
         _say_kernels(reading, {}, reading.said["method"].origin, old=old)
     elif any(flag is not None for flag in said.values()):
@@ -179,6 +214,27 @@ def read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
         _say_kernels(reading, {}, place, old=old)
     elif not old:
         _refuse_other_heads(reading)
+
+
+def _refuse_separate_experts(
+    keys: Keys, reading: Reading, said: Mapping[str, bool | None], *, old: bool
+) -> None:
+    """Llama 4 whose experts are matrices of their own.
+
+    Raises:
+        UsageError: fused kernels of adapters, which its attention does not fit.
+        NotModelledError: any other such file.
+    """
+    name, method = "llama4_linearized_experts", reading.value("method")
+    if not keys.flag(name):
+        return
+    unsaid = all(flag is None for flag in said.values()) and not _why_not_fused(keys, reading, old=old)
+    if not old and method != "full" and (unsaid or said["lora_qkv_kernel"] or said["lora_o_kernel"]):
+        raise UsageError(
+            f"{keys.where(name)}: Axolotl's fused adapter kernels, on unless said, stop at Llama 4's "
+            f"attention; say lora_qkv_kernel: false and lora_o_kernel: false [{REFUSED_BY_TOOL}]"
+        )
+    raise keys.not_modelled(name, "experts as separate matrices are not modelled")
 
 
 def _refuse_other_heads(reading: Reading) -> None:

@@ -46,10 +46,9 @@ _STAYS = (
     (_GPT_2, "positions and norms", "its token table is"),
     (_EMBED_IN, "token table and head", "its norms are"),
 )
+_NEMOTRON_H = re.compile(r"nemotron-h-|nemotron-nano-\d+b-v2|nemotron-3-")
 # Architectures jamba, qwen2_moe and nemotron_h.
-_STORED_IN_FP32 = re.compile(
-    r"jamba|qwen1\.5-moe|qwen2-57b-a14b|nemotron-h-|nemotron-nano-\d+b-v2|nemotron-3-"
-)
+_STORED_IN_FP32 = re.compile(rf"jamba|qwen1\.5-moe|qwen2-57b-a14b|{_NEMOTRON_H.pattern}")
 # Names of kernels up to 0.16 -> ours, first come first served (axolotl 0.19.0 utils/schemas/enums.py
 # LEGACY_ATTN_FLAG_TO_IMPL); one that no formula covers has none.
 OLD_ATTENTION = {
@@ -134,6 +133,8 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
         NotModelledError: a kernel that no formula covers.
     """
     _read_flash_optimum(keys, reading)
+    if keys.flag("fused_attn_kernel"):
+        reading.switch("fused_head_norms", "qwen3_too", keys.where("fused_attn_kernel"))
     on = [name for name in OLD_ATTENTION if keys.flag(name)]
     if keys.get("attn_implementation") == "xformers":
         _say_xformers(reading, keys.where("attn_implementation"))
@@ -208,15 +209,21 @@ def refuse_8bit_in_ram(keys: Keys, reading: Reading) -> None:
         )
 
 
-def refuse_partly_packed(keys: Keys) -> None:
-    """Jamba in 8 bits, whose Mamba layers Axolotl leaves in 16 (0.19.0 loaders/model.py, since 2024-05).
+def refuse_packed_mixers(keys: Keys, name: str) -> None:
+    """Jamba in 8 bits, whose Mamba layers Axolotl leaves in 16 (0.19.0 loaders/model.py, since 2024-05), and
+    Nemotron-H, whose packed layers leave the fused kernel of Mamba 2 out (0.19.0
+    monkeypatch/models/nemotron_h/modeling.py guard_nemotron_h_fused_scan); ``name``: of what packs.
 
     Raises:
         NotModelledError: it is one.
     """
-    if "jamba" in str(keys.get("base_model") or "").lower():
+    model = str(keys.get("base_model") or "").lower()
+    if "jamba" in model and name == "load_in_8bit":
         what = "Axolotl leaves Jamba's Mamba layers in 16 bits, which is not modelled; load_in_4bit is"
-        raise keys.not_modelled("load_in_8bit", what)
+        raise keys.not_modelled(name, what)
+    if _NEMOTRON_H.search(model):
+        what = "Axolotl runs packed Mamba 2 layers without their fused kernel, which is not modelled"
+        raise keys.not_modelled(name, f"{what}; a base of 16 bits is")
 
 
 def remark_on_short_convolutions(keys: Keys, reading: Reading) -> None:

@@ -72,6 +72,8 @@ def heads(torch: Operators, view: LayerView, x: Tensor) -> Heads:
     if view.linears("attn_latent_kv"):
         return latent_heads(torch, view, x)
     query, key, value, held = projections(torch, view, x)
+    if any(each.scaling == "turned" for each in view.block.norms):
+        return query, key, value, held
     if view.block.attention.borrows_keys:
         query = turned_query(torch, view, query)
     elif view.block.attention.position == "rope":

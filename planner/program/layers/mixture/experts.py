@@ -19,6 +19,7 @@ from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.ops.work import Manner
 from planner.program.view import LayerView
+from planner.program.weights.four_bit import loaded
 from planner.program.weights.matrices import autocast, linear, product_4bit, weight_copy
 
 _FP32_ROUTERS = ("fp32", "sigmoid", "fp32_cast")
@@ -162,7 +163,7 @@ def _product(
     if not view.stack.fused_experts:
         with torch.in_manner(replace(torch.manner, calls=spec.copies * spec.rank_factor)):
             return linear(torch, view, spec, x)
-    if view.quantized(spec):
+    if view.quantized(spec) and view.stack.quantizes_experts == "expanded":
         out = product_4bit(torch, view, spec, torch.to(x, view.dtypes.compute))
     else:
         out = torch.mm(torch.to(x, weight.dtype), weight, rows * spec.out_features, copies=spec.copies)
@@ -202,12 +203,29 @@ def _factors(torch: Operators, view: LayerView, spec: LinearSpec) -> Factors:
     return factors
 
 
+def _read(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
+    """A packed tensor as it is read: of int8 in fp32, times a scale for each row and then ``1 / 127``."""
+    if view.recipe.numerics.quantization != "int8":
+        return loaded(torch, view, spec)
+    with torch.counted_as("dequantization"):
+        scaled = torch.new(Unit.ONE, spec.weight_count, "fp32", "mul", cost=[])
+        return torch.like(scaled, "mul")
+
+
 def _weight(torch: Operators, view: LayerView, spec: LinearSpec, factors: Factors) -> Tensor:
-    """The weight of all experts, with its adapter added to it where it has one."""
+    """The weight of all experts, with its adapter added to it where it has one.
+
+    A packed one that is expanded when it is read stays so until its layer is done.
+    Source: axolotl 0.19.0 monkeypatch/moe_quant.py; bitsandbytes 0.50 nn/parametrize.py.
+    """
     dtype = view.dtypes.base
-    if view.quantized(spec):
+    if not view.quantized(spec):
+        weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=view.trains_base)
+    elif view.stack.quantizes_experts == "expanded":
         return Tensor(None, Unit.ONE, spec.weight_count, dtype)
-    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=view.trains_base)
+    else:
+        weight = _read(torch, view, spec)
+    dtype = weight.dtype
     if factors is None:
         return weight
     merged = torch.new(Unit.ONE, spec.weight_count, dtype, "baddbmm")

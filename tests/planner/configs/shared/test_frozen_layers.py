@@ -77,6 +77,17 @@ def test_axolotl_leaves_unfrozen(patterns: list[str], layers: tuple[str, ...], t
     assert not scenario.recipe.checkpoint_reentrant
 
 
+def test_axolotl_leaves_the_language_model_unfrozen(tmp_path: Path) -> None:
+    """Of a model that sees; any other has no parameter of that name, and all of them are not part of it."""
+    patterns = "unfrozen_parameters: [^model.language_model.*, lm_head.*]\n"
+    sees = AXOLOTL.replace("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3.5-0.8B")
+    assert set(recipe_of(tmp_path, sees + patterns).recipe.frozen) == {"vision_tower", "projector"}
+    with pytest.raises(UsageError, match="no vision tower"):
+        recipe_of(tmp_path, AXOLOTL + patterns)
+    with pytest.raises(NotModelledError):
+        recipe_of(tmp_path, sees + patterns.replace("model.language_model.*", "model.visual.*"))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

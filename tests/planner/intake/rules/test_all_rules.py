@@ -30,6 +30,13 @@ NF4 = "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
 Flags = Mapping[str, object]
 IN_RAM: Flags = {"sharding": "zero3", "offload": "optimizer", "stack": "axolotl"}
 DRAWN: Flags = {"method": "full", "train_layers": "drawn:2@20;embed", "optimizer": "adamw_torch"}
+HELD: Flags = {
+    "model": "olmoe-1b-7b",
+    "method": "qlora",
+    "stack": "axolotl",
+    "lora_targets": "attention",
+    "switches": ["quantizes_experts=held", "adapter_kernels=eager"],
+}
 UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_forward"]}
 
 # An image of 999 tokens.
@@ -53,6 +60,14 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "modules-to-save-with-full": (
         {"method": "full", "modules_to_save": "lm_head"},
         {"modules_to_save": "lm_head"},
+    ),
+    "dropout-on-experts": (
+        {"model": "mixtral-8x7b", "lora_targets": "all-linear", "lora_dropout": 0.1},
+        {"model": "mixtral-8x7b", "lora_targets": "attention", "lora_dropout": 0.1},
+    ),
+    "held-experts-elsewhere": (
+        {**HELD, "gpus": 2, "sharding": "fsdp2"},
+        {**HELD, "gpus": 2, "sharding": "ddp"},
     ),
     "adapter-on-router": (
         {"model": "llama-4-scout", "method": "lora", "lora_targets": ("all-linear",)},

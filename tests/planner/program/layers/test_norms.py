@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from planner.domain.model import NormSpec
 from planner.program.layers.norms import norm
@@ -69,3 +70,17 @@ def test_a_fused_norm_saves_the_input_it_was_given() -> None:
     assert [op for op, _, _ in run.made("forward")] == ["to", "rms_norm"]
     assert run.kept == Counter({("to", "TOKENS", WIDE): 1})
     assert ("rms_norm_backward", "TOKENS", WIDE) in run.made("backward")
+
+
+def test_a_norm_in_one_kernel_with_positions_saves_its_input_and_a_number_for_each_head() -> None:
+    """Two heads of 32 features; rows that share their positions have two tables of them copied."""
+    alone, spec = view_of("lora", norm="bf16"), NormSpec("rms", 32, rows_per_token=2, scaling="turned")
+    shared = replace(alone, single=False)
+
+    one = Run(lambda torch, x: norm(torch, alone, spec, x), "bf16")
+    several = Run(lambda torch, x: norm(torch, shared, spec, x), "bf16")
+
+    assert one.made("forward") == [("rms_norm_rope", "TOKENS", NARROW), ("rms_norm_rope", "TOKENS", 2 * 4)]
+    assert one.kept == Counter({("rms_norm_rope", "TOKENS", 2 * 4): 1})
+    assert one.made("backward") == [("rms_norm_rope_backward", "TOKENS", NARROW)]
+    assert several.kept - one.kept == Counter({("clone", "TOKENS", 32 * 2): 2})

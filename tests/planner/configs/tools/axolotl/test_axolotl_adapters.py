@@ -13,6 +13,7 @@ BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nlora_r: 16\n"
 FOUR_BITS = BASE + "adapter: qlora\nload_in_4bit: true\nbnb_config_kwargs:\n"
 FOUR_BITS_OF_LORA = BASE + "adapter: lora\nload_in_4bit: true\n"
 OLD = "local_rank:\n"
+EXPERTS = "quantize_moe_experts: true\n"
 
 
 def read(folder: Path, text: str) -> ConfigFile:
@@ -52,6 +53,9 @@ def test_the_base_of_adapters(
         (BASE + "load_in_4bit: true\n", UsageError, "through adapters only"),
         (FOUR_BITS + "  bnb_4bit_quant_type: int8\n", InputFileError, "nf4 or fp4"),
         (FOUR_BITS + "  llm_int8_skip_modules: [q_proj]\n", NotModelledError, "llm_int8_skip_modules"),
+        (BASE + "adapter: lora\n" + EXPERTS, UsageError, "load_in_4bit or load_in_8bit"),
+        (EXPERTS + "lora_target_linear: true\n" + FOUR_BITS, UsageError, "beside lora_target_linear"),
+        (EXPERTS + FOUR_BITS + "  bnb_4bit_use_double_quant: false\n", NotModelledError, "scales of experts"),
     ],
 )
 def test_a_base_that_is_not_trained_so_is_refused(
@@ -93,3 +97,13 @@ def test_fused_kernels_stop_at_heads_of_rewards(tmp_path: Path, head: str, text:
         return
     with pytest.raises(UsageError, match=r"say lora_mlp_kernel: false \[refused-by-its-tool\]"):
         read(tmp_path, BASE + "adapter: lora\n" + head + text)
+
+
+@pytest.mark.parametrize(
+    "bits", ["adapter: qlora\nload_in_4bit: true\n", "adapter: lora\nload_in_8bit: true\n"]
+)
+def test_experts_are_packed_as_they_are_loaded(tmp_path: Path, bits: str) -> None:
+    """The loader then takes no piece for all of the model before."""
+    switches = read(tmp_path, BASE + bits + EXPERTS).request.get("switches")
+    assert {"quantizes_experts=held", "loader_reserves=nothing"} <= set(switches)
+    assert "quantizes_experts=held" not in (read(tmp_path, BASE + bits).request.get("switches") or ())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.anatomy.quantized_matrices import as_built
 from planner.errors import REFUSED_BY_TOOL, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
@@ -355,3 +356,35 @@ def test_fused_kernels_stop_at_attention_of_another_shape(
     first = str(found.value).split("[")[0]
     assert len(first.split()) <= 25
     assert "phi-3-mini-4k" in str(found.value) or "falcon-7b" in str(found.value)
+
+
+def test_nemotron_h_in_four_bits_leaves_its_fused_kernel_out_which_is_refused(tmp_path: Path) -> None:
+    """In 16 bits it does not."""
+    lora = LORA.replace("Qwen/Qwen2.5-0.5B", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    read(tmp_path, lora)
+    with pytest.raises(NotModelledError, match="without their fused kernel"):
+        read(tmp_path, lora.replace("adapter: lora", "adapter: qlora") + "load_in_4bit: true\n")
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "scaling"),
+    [
+        ("Qwen/Qwen3-8B", "", "cast"),
+        ("Qwen/Qwen3-8B", "fused_attn_kernel: true\n", "turned"),
+        ("google/gemma-3-1b-it", "fused_attn_kernel: true\n", "one_plus"),
+        ("google/gemma-4-31B", "", "turned"),
+    ],
+)
+def test_norms_of_heads_in_one_kernel_with_positions(
+    tmp_path: Path, model: str, key: str, scaling: str
+) -> None:
+    """Of some models where the file says so, of Gemma 4 always."""
+    config = read(tmp_path, LORA.replace("Qwen/Qwen2.5-0.5B", model) + key + "attn_implementation: sdpa\n")
+    scenario = resolve(with_flags(config, from_flags({"gpu": "h200-sxm"})))
+    norms = [
+        norm
+        for group in as_built(scenario.model, scenario.stack).groups
+        for norm in group.block.norms
+        if norm.on == "heads" and norm.weight
+    ]
+    assert {norm.scaling for norm in norms} == {scaling}

@@ -82,7 +82,7 @@ def recipe_of(folder: Path, text: str) -> Any:
         ),
         (
             "lora_target: all\nadditional_target: embed_tokens\n",
-            {"lora_targets": ("all-linear",), "modules_to_save": ("embed_tokens",)},
+            {"lora_targets": ("linear-modules",), "modules_to_save": ("embed_tokens",)},
         ),
     ],
 )

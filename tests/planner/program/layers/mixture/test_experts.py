@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from planner.domain.model import LinearSpec, MlpSpec
+from planner.domain.recipes.recipe import Quantization
 from planner.program.layers.feed_forward import feed_forward
 from tests.planner.program.layer_views import HIDDEN, WIDTH, layer_of
 from tests.planner.program.matrix_runs import Run
@@ -81,6 +82,38 @@ def test_an_adapter_of_experts_is_merged_into_all_of_them_and_kept() -> None:
         ("baddbmm", "ONE", down): 1,
         ("baddbmm", "ONE", up): 1,
     }
+
+
+def held(quantization: Quantization) -> Run:
+    """Frozen experts that are packed, and expanded when they are read."""
+    view = layer_of("lora", MIXTURE, LINEARS)
+    numerics = replace(view.recipe.numerics, quantization=quantization, double_quant=False)
+    view = replace(
+        view,
+        has_quantized=True,
+        recipe=replace(view.recipe, numerics=numerics),
+        stack=replace(view.stack, fused_experts=True, quantizes_experts="held"),
+    )
+    return Run(lambda torch, x: feed_forward(torch, view, x), "bf16")
+
+
+def test_packed_experts_that_are_read_whole_are_kept_for_backward() -> None:
+    """Of nf4 one tensor in 16 bits for each of both; of int8 two in fp32, of which the second is kept."""
+    up, down = 4 * 2 * WIDTH * HIDDEN, 4 * WIDTH * HIDDEN
+
+    four, eight = held("nf4"), held("int8")
+
+    assert [each for each in four.made("forward") if each[0] == "dequantize"] == [
+        ("dequantize", "ONE", 2 * up),
+        ("dequantize", "ONE", 2 * down),
+    ]
+    assert four.kept[("dequantize", "ONE", 2 * up)] == four.kept[("dequantize", "ONE", 2 * down)] == 1
+    assert [each for each in eight.made("forward") if each[1] == "ONE"] == [
+        *[("mul", "ONE", 4 * up)] * 2,
+        *[("mul", "ONE", 4 * down)] * 2,
+    ]
+    assert eight.kept[("mul", "ONE", 4 * up)] == eight.kept[("mul", "ONE", 4 * down)] == 1
+    assert not any(op.startswith("dequant") for op, _, _ in four.made("backward"))
 
 
 def in_turn(n_experts: int, method: str = "lora") -> Run:
