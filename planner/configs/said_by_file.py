@@ -64,6 +64,7 @@ class Reading:
     that could be meant, where none was.  ``several``: the sharding where the job has several GPUs and nothing
     says one, with the place that settles it.  ``alone``: a key that the tool takes on one GPU only.
     ``most_pixels``: of an image, above which the tool makes it smaller, with sides of whole multiples.
+    ``single``: the program that the file is for, where that trains on one GPU, whatever the machine has.
     ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
     that the dtype of the checkpoint decides the precision.
     """
@@ -82,6 +83,7 @@ class Reading:
     candidates: tuple[Path, ...] = ()
     several: tuple[str, str] | None = None
     alone: Alone | None = None
+    single: str = ""
     most_pixels: tuple[int, int] | None = None
     script: str = ""
     in_weights_dtype: str = ""

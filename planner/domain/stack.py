@@ -43,6 +43,7 @@ from planner.domain.stack_values import (
     PairLogps,
     PinsInputs,
     PinsMasters,
+    QatWeights,
     Quantizer,
     RewardHead,
     RotaryModel,
@@ -213,25 +214,24 @@ class Stack:
     model_parallel: ModelParallel
     """What GPUs that divide a model's matrices have of the stream between them: all ``features`` of
     each token, or their own ``tokens`` (sequence parallel).  Where only sequences are divided:
-    ``gathered_heads``, keys one head at a time; ``exchanged_heads``: tokens for heads around attention.
-    """
+    ``gathered_heads``, keys one head at a time; ``exchanged_heads``: tokens for heads around attention."""
 
     mixture_code: MixtureCode
     """Whose layers run mixtures of experts: those of Transformers, or of torchtitan up to e347b1e5e
-    (2026-02-15), with rows of each expert padded and an exchange of tokens where experts are divided over
-    GPUs.
+    (2026-02-15), with padded rows of each expert, and an exchange of tokens where GPUs divide experts.
     """
 
     fp8_linears: Fp8Linears
     """How products of torchao in 8 bits run: operator by operator, or with each cast as one kernel."""
+    qat_weights: QatWeights
+    """Which quantiser of torchao rounds weights as if quantised: ``intx`` is that of inputs."""
 
     # Checkpointing
     frozen_layers: FrozenLayers
     """What checkpointing makes of layers that are not trained.  ``differentiated``: the input of the
     first layer requires a gradient, so that backward runs through all of them.  ``skipped``: those
     below the first trained one keep nothing.  ``entered``: the inputs of trained layers require
-    gradients; ``spared``: and only these are checkpointed.
-    """
+    gradients; ``spared``: and only these are checkpointed."""
     reentrant_under_ddp: bool
     """Where checkpoints are reentrant by default, they are so under DDP, too."""
     zero3_reentrant_adapters: bool
@@ -381,7 +381,7 @@ class Stack:
     """``ends_apart``: last norm and head are a unit that stays whole.  ``ends_in_root``: they are the
     root's, which is divided again when the model returns, and each matrix of an adapter is a unit;
     ``root_divided``: the table, too.  ``root_whole``: the root has all around the layers, and stays whole, as
-    the last layer does.
+    the last layer does.  ``..._returned``: all is divided before a loop takes the loss of logits.
     """
     fsdp_no_sync: bool
     """FSDP reduces gradients in the last micro-step only, and they stay whole until then."""

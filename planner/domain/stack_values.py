@@ -15,7 +15,11 @@ ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 LogitsCopy = Literal[
     "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
 ]
-Fsdp2Units = Literal["ends_apart", "ends_in_root", "root_divided", "root_whole"]
+Fsdp2Units = Literal[
+    "ends_apart", "ends_in_root", "root_divided", "root_whole", "root_returned", "ends_returned"
+]
+RETURNED: tuple[Fsdp2Units, ...] = ("root_returned", "ends_returned")
+"""Values of ``fsdp2_units`` where all is divided again when the model returns logits to a loop's own loss."""
 Linear4bitDtype = Literal["compute", "fp16"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
@@ -53,6 +57,7 @@ RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
+QatWeights = Literal["unread", "intx"]
 Fp8Linears = Literal["unread", "eager", "compiled"]
 ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]
 MixtureCode = Literal["transformers", "torchtitan-2025"]

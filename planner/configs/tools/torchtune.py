@@ -4,19 +4,20 @@ single_device and distributed.
 Keys: torchtune 0.6.1 recipes/{lora,full}_finetune_{single_device,distributed}.py, which take no defaults for
 most of them, and models/*/_model_builders.py; keys that recipes of 2025-03 to 2026-04 (bd2a0fc7c) added are
 read as well.
-Ignored: without ``custom_sharded_layers`` FSDP2's root has the token table and the output,
-which are then whole throughout.
+Ignored: ``custom_sharded_layers`` that name the token table alone, or others.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.yaml_or_json import Document
+from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
 from planner.errors import show
+from planner.files.reading import read_text
 
 TOOL = "torchtune 0.6.1"
 STACK = "torchtune"
@@ -76,11 +77,11 @@ _LOSS, _LINEAR_LOSS = (
     "torchtune.modules.loss.CEWithChunkedOutputLoss",
     "torchtune.modules.loss.LinearCrossEntropyLoss",
 )
+_QUANTIZER = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
 _DTYPES = ("bf16", "fp32")
 _UNMODELLED = {
     "ac_mode": "torchtune's selective checkpointing is not modelled",
     "enable_fp8_training": "training in fp8 is not modelled",
-    "quantizer": "training that rounds as if quantised (QAT) is not modelled",
     "teacher_model": "distillation is not modelled",
     "teacher_checkpointer": "distillation is not modelled",
     "ref_checkpointer": "preference training is not modelled; supervised fine-tuning is",
@@ -95,6 +96,7 @@ _DEGREES = {
     "expert_parallel_dim": "an expert-parallel degree",
     "data_parallel_replicate_dim": "replicas of FSDP's shards, a degree",
 }
+_RUN = re.compile(r"^#.*\btune run\b.*?([a-z0-9_]+_(?:single_device|distributed)) --config", re.MULTILINE)
 # Keys of the distributed recipes alone.
 _DISTRIBUTED = (
     "custom_sharded_layers",
@@ -148,6 +150,10 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     del beside
+    if not keys.holds("optimizer"):
+        raise keys.not_modelled(
+            "optimizer", "there is none, so this file does not train; training is what is predicted"
+        )
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
     if keys.flag("compile"):
@@ -164,6 +170,7 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
                 f"{keys.path}: {name} is not given, and no recipe of torchtune has a default for it"
             )
     _read_dtype(keys, reading)
+    _read_quantizer(keys, reading)
     _read_data(keys, reading)
     if keys.flag("resize_token_embeddings"):
         reading.remark(keys.where("resize_token_embeddings"), "the vocabulary is counted as published")
@@ -263,6 +270,25 @@ def _read_dtype(keys: Keys, reading: Reading) -> None:
         reading.say("adapter_dtype", dtype, where)
 
 
+def _read_quantizer(keys: Keys, reading: Reading) -> None:
+    """What weights and inputs are rounded to as if quantised.
+
+    Source: torchtune 0.6.1 recipes/qat_distributed.py, qat_lora_finetune_distributed.py.
+    """
+    part = keys.part("quantizer")
+    if part is None:
+        return
+    kind = _component(part)
+    if kind.removesuffix("ModuleSwap") != _QUANTIZER:
+        raise part.not_modelled(
+            COMPONENT, f"{show(kind)} is not modelled; {_QUANTIZER.rpartition('.')[2]} is"
+        )
+    reading.say("qat", "int8-int4", part.where(COMPONENT))
+    reading.take(part, {"groupsize": "qat_group"})
+    # Steps before which nothing is rounded take less.
+    keys.skip(("fake_quant_after_n_steps",))
+
+
 def _read_data(keys: Keys, reading: Reading) -> None:
     tokenizer, data = keys.part("tokenizer"), keys.part("dataset")
     if tokenizer is not None:
@@ -337,5 +363,17 @@ def _read_distribution(keys: Keys, reading: Reading) -> None:
     if found is not None:
         reading.say("sharding", kind, keys.where(found), "a key of the distributed recipes")
     else:
+        reading.single = _single_device_recipe(keys)
         reading.several = (kind, "torchtune 0.6.1 recipes/*_distributed.py: FSDP2 and no other")
+    if {"tok_embeddings", "output"} <= set(keys.names("custom_sharded_layers")):
+        reading.switch("fsdp2_units", "ends_returned", keys.where("custom_sharded_layers"))
     keys.skip(_DISTRIBUTED)
+
+
+def _single_device_recipe(keys: Keys) -> str:
+    """The recipe that comments of a file run it with, where none of them runs on several GPUs.
+
+    ``tune run`` refuses several processes of such a recipe (torchtune 0.6.1 _cli/run.py).
+    """
+    recipes = dict.fromkeys(_RUN.findall(read_text(keys.path, MAX_DOCUMENT_BYTES)))
+    return next(iter(recipes), "") if all(name.endswith("single_device") for name in recipes) else ""

@@ -32,7 +32,8 @@ class ConfigFile:
     beside it, each field with the sentence that asks for it.  ``launch``: the launch file that was found
     beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
     ``several``: the sharding of several GPUs, where nothing says one.  ``alone``: a key that the tool takes
-    on one GPU only.  ``most_pixels``: of an image, and what its sides are multiples of where it had more.
+    on one GPU only.  ``single``: the program that the file is for, where it uses one GPU of a machine.
+    ``most_pixels``: of an image, and what its sides are multiples of where it had more.
     ``in_weights_dtype``: place of what says that the dtype of the checkpoint decides the precision.
     """
 
@@ -48,6 +49,7 @@ class ConfigFile:
     candidates: tuple[Path, ...] = ()
     several: Given | None = None
     alone: Alone | None = None
+    single: str = ""
     most_pixels: tuple[int, int] | None = None
     in_weights_dtype: str = ""
 
@@ -113,6 +115,7 @@ def config_of(reading: Reading) -> ConfigFile:
         candidates=reading.candidates,
         several=None if reading.several is None else _several(reading, *reading.several),
         alone=reading.alone,
+        single=reading.single,
         most_pixels=reading.most_pixels,
         in_weights_dtype=reading.in_weights_dtype,
     )
@@ -136,6 +139,8 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     for name, sentence in config.needs.items():
         if request.get(name) is None:
             raise UsageError(sentence)
+    if config.single and request.get("sharding") is None and _gpus(request) > 1:
+        request = _on_one(request, config.single)
     if config.several is not None and request.get("sharding") is None and _gpus(request) > 1:
         request = merge(ScenarioRequest({"sharding": config.several}), request)
     if config.least_batch is not None:
@@ -170,12 +175,25 @@ def _in_weights_dtype(request: ScenarioRequest, place: str, tool: str) -> Scenar
 
 
 def overruled(config: ConfigFile, request: ScenarioRequest) -> tuple[Remark, ...]:
-    """What a flag says otherwise than the launch that the file goes with: how many GPUs a node has."""
+    """What is counted otherwise than said: how many GPUs a node has, in a flag or in the launch that the file
+    goes with.
+    """
+    one = request.values.get("gpus")
+    if one is not None and config.single and one.origin == config.single:
+        return (Remark(one.origin, one.note),)
     said, nodes = config.request.values.get("gpus"), request.get("nodes") or 1
     counted = _gpus(request) // nodes
     if said is None or said.value == counted:
         return ()
     return (Remark(said.origin, f"{said.value} GPUs in each node, and {counted} are counted: the flag wins"),)
+
+
+def _on_one(request: ScenarioRequest, program: str) -> ScenarioRequest:
+    """``request`` for the one GPU that ``program`` uses of those that are said."""
+    note = f"uses one GPU, whatever is in the machine: one of the {_gpus(request)} is counted"
+    name, _ = split_count(request.get("gpu"))
+    one = {"gpus": Given(1, program, note), "nodes": Given(1, program, note)}
+    return merge(request, ScenarioRequest({**one, "gpu": replace(request.values["gpu"], value=name)}))
 
 
 def _with_least(request: ScenarioRequest, samples: int, where: str) -> ScenarioRequest:

@@ -12,7 +12,13 @@ from functools import partial
 
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.head.inputs import make_masks
-from planner.program.head.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
+from planner.program.head.losses import (
+    cuts_logits,
+    full_loss,
+    logits_in_pieces,
+    loss_of_pieces,
+    piecewise_loss,
+)
 from planner.program.layers.layer_inputs import with_layer_inputs
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record
@@ -29,6 +35,7 @@ from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.recorded_part import FORWARD_OUT, Shape
 from planner.program.view import LayerView
+from planner.program.weights.fake_quantized import is_rounded, rounded_product
 from planner.program.weights.lora_operators import with_adapter
 from planner.program.weights.matrices import autocast, base_product, dropout, linear, weight_copy
 
@@ -263,10 +270,11 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
         if model.normhead:
             weight = _normalised(torch, weight)
         logits_of = partial(scaled_logits, torch, ends, weight)
-        if cuts_logits(view.stack):
-            loss, pieces = loss_of_pieces(torch, view, logits_of, hidden, upcast=model.fp32_logits)
-            return loss, pieces if _keeps_logits(view) else []
-        passed.append(logits_of(hidden))
+        cuts = cuts_logits(view.stack)
+        passed += logits_in_pieces(torch, view, logits_of, hidden) if cuts else [logits_of(hidden)]
+    if cuts:
+        loss = loss_of_pieces(torch, view, passed, upcast=model.fp32_logits)
+        return loss, passed if _keeps_logits(view) else []
     loss, logits = full_loss(torch, view, passed, upcast=model.fp32_logits)
     return loss, [logits]
 
@@ -340,6 +348,8 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
         if spec.bias:
             bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=trained)
             bias = weight_copy(torch, view, bias)
+        if is_rounded(view.recipe, spec, adapted=view.adapted(spec)) and not ends.model.tied:
+            return rounded_product(torch, view, spec, x, (weight, bias))
         copy = weight_copy(torch, view, weight)
         times = linear_function(torch, view)
         out = times(autocast(torch, view, x), copy, spec.out_features, bias=bias)

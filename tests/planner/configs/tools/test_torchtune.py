@@ -11,7 +11,7 @@ import yaml
 from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
 from planner.errors import InputFileError, NotModelledError, UsageError
-from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.config_file import overruled, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
@@ -46,12 +46,8 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
     [
         ({"ac_mode": "selective"}, "selective checkpointing"),
         (
-            {
-                "quantizer": {
-                    "_component_": "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
-                }
-            },
-            "QAT",
+            {"quantizer": {"_component_": "torchtune.training.quantization.Int4WeightOnlyQATQuantizer"}},
+            "Int4WeightOnlyQATQuantizer is not modelled",
         ),
         ({"teacher_model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}}, "distillation"),
         (
@@ -142,6 +138,48 @@ def test_a_4_bit_base_that_trains_in_fp32_is_loaded_so(tmp_path: Path) -> None:
     table = BASE | {"model": LORA | {"quantize_base": True}}
     assert read(tmp_path, table | {"dtype": "fp32"}).value("load_dtype") == "fp32"
     assert read(tmp_path, table).value("load_dtype") is None
+
+
+def test_matrices_may_be_rounded_as_if_quantised(tmp_path: Path) -> None:
+    """In groups of 256, unless the file says another number."""
+    kind = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
+    found = read(tmp_path, BASE | {"quantizer": {"_component_": kind}, "fake_quant_after_n_steps": 100})
+    assert (found.value("qat"), found.value("qat_group")) == ("int8-int4", None)
+    found = read(tmp_path, BASE | {"quantizer": {"_component_": f"{kind}ModuleSwap", "groupsize": 32}})
+    assert (found.value("qat"), found.value("qat_group")) == ("int8-int4", 32)
+
+
+def test_a_file_without_an_optimizer_does_not_train(tmp_path: Path) -> None:
+    """It generates, evaluates or quantises."""
+    table = {name: value for name, value in BASE.items() if name != "optimizer"}
+    with pytest.raises(NotModelledError, match="does not train"):
+        read(tmp_path, table)
+
+
+def test_a_recipe_for_one_device_uses_one(tmp_path: Path) -> None:
+    """Comments say which recipe runs the file; ``--sharding`` says that another one does."""
+    path = tmp_path / "train.yaml"
+    command = "# tune run {} --config llama3_1/8B_lora\n"
+    text = yaml.safe_dump(BASE | {"optimizer_in_bwd": True})
+    path.write_text(command.format("full_finetune_single_device") + text, encoding="utf-8")
+    config = read_config_file(path)
+    request = with_flags(config, from_flags({"gpu": "h100-sxm:8"}))
+    assert resolve(request).hardware.world_size == 1
+    assert "one of the 8 is counted" in overruled(config, request)[0].text
+    divided = with_flags(config, from_flags({"gpu": "h100-sxm:8", "sharding": "fsdp"}))
+    assert (divided.get("gpu"), overruled(config, divided)) == ("h100-sxm:8", ())
+    both = command.format("--nproc_per_node 2 full_finetune_distributed")
+    path.write_text(command.format("full_finetune_single_device") + both + text, encoding="utf-8")
+    assert with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"})).get("sharding") == "fsdp"
+
+
+def test_what_is_a_unit_of_fsdp2(tmp_path: Path) -> None:
+    """Layers, and what ``custom_sharded_layers`` names; nothing stays whole when the model returns."""
+    path = tmp_path / "train.yaml"
+    for named, units in ((["tok_embeddings", "output"], "ends_returned"), (None, "root_returned")):
+        read(tmp_path, BASE | {"custom_sharded_layers": named})
+        request = with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"}))
+        assert resolve(request).stack.fsdp2_units == units
 
 
 def test_several_gpus_mean_fsdp2(tmp_path: Path) -> None:
