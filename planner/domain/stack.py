@@ -49,6 +49,7 @@ from planner.domain.stack_values import (
     RotaryModel,
     RotaryRows,
     SdpaMask,
+    SoftCaps,
     TowerUnits,
     WholeOutProj,
     Zero1Update,
@@ -117,8 +118,7 @@ class Stack:
     # Quantised bases
     quantizer: Quantizer
     """Who replaces matrices by 4-bit ones: Transformers all but the head, Lightning's
-    ``BitsandbytesPrecision`` every ``nn.Linear``, from an fp16 copy.
-    """
+    ``BitsandbytesPrecision`` every ``nn.Linear``, from an fp16 copy."""
     whole_out_proj: WholeOutProj
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     fused_experts: bool
@@ -139,8 +139,7 @@ class Stack:
     """int8 linears keep their input quantised by columns until backward."""
     packed_kernels: PackedKernels
     """Who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), ``gptqmodel``, or the
-    Triton kernels of fms-acceleration, for GPTQ alone.
-    """
+    Triton kernels of fms-acceleration, for GPTQ alone."""
     awq_in_fp16: bool
     """Models of AWQ matrices are loaded in fp16 where bf16 is asked."""
 
@@ -177,18 +176,17 @@ class Stack:
     oft: OftWrappers
     """Who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or one of its
     own that leaves casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies
-    once before (``twice``).
-    """
+    once before (``twice``)."""
 
     # Layers
     model_code: ModelCode
     """Whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or 5, which decides which
-    attention kernels an architecture has, or code of its own.
-    """
+    attention kernels an architecture has, or code of its own."""
+    soft_caps: SoftCaps
+    """Whose Gemma 2 runs; torchtune's caps the stream behind the last norm, and each layer makes its mask."""
     copies_kv_heads: KvHeadCopies
     """Keys and values are copied for all heads before torch's fused attention: those of several ``groups``,
-    where one head for all is a view, or ``all``.
-    """
+    where one head for all is a view, or ``all``."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
     scales_norms_wide: bool
@@ -262,8 +260,7 @@ class Stack:
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
     loss_pieces: LossPieces
     """Pieces of a loss ``chunked``: eight; as many as a ``budget`` of bytes asks for; or ``tiles`` of
-    tokens and words, without a loss's own log-softmax.
-    """
+    tokens and words, without a loss's own log-softmax."""
     autocast_until_loss: bool
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
@@ -392,9 +389,12 @@ class Stack:
 
     # Positions
     rotary_tables: tuple[RotaryModel, ...]
-    """Architectures each of whose layers keeps tables of cosines and sines on the card, or ``none``."""
+    """Architectures each of whose layers keeps tables of cosines and sines on the card, or ``none``.
+    torchtune's are in fp32: a number for each of the ``pairs`` of features, or twice (``halves``)."""
     rotary_rows: RotaryRows
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
+    rotary_positions: int
+    """So many instead, where the stack's own builder of the model says them; else 0."""
     rotary_product: bool
     """Angles of positions come from a matrix product, once a pass and before the first layer."""
 

@@ -8,7 +8,7 @@ KbitUpcast = Literal["none", "norms", "layers", "all"]
 LoaderReserves = Literal["nothing", "half", "stored"]
 LoaderPlaces = Literal["kbit", "alone", "undivided"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
-DoraBranch = Literal["unread", "keeps_eye", "drops_eye"]
+DoraBranch = Literal["unread", "keeps_eye", "drops_eye", "adapter_first"]
 OftWrappers = Literal["unread", "twice", "apart", "alike"]
 ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 """Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""
@@ -40,6 +40,10 @@ ExpandableSegments = Literal["off", "one_node", "several_gpus", "torchrun", "on"
 FsdpUnits = Literal["layer", "feed_forward"]
 RotaryModel = Literal[
     "none",
+    "pairs",
+    "halves",
+    "pairs_of_layers",
+    "halves_of_layers",
     "llama",
     "mistral",
     "mixtral",
@@ -57,6 +61,7 @@ RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
+SoftCaps = Literal["transformers", "torchtune"]
 QatWeights = Literal["unread", "intx"]
 Fp8Linears = Literal["unread", "eager", "compiled"]
 ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]

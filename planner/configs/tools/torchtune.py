@@ -15,6 +15,7 @@ from typing import Any
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.torchtune_models import BUILDERS, positions, tables, writes_attention
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
 from planner.errors import show
 from planner.files.reading import read_text
@@ -29,41 +30,6 @@ MARKS = frozenset(
     {"enable_activation_offloading", "optimizer_in_bwd", "max_steps_per_epoch", "custom_sharded_layers"}
 )
 _MODELS = "torchtune.models."
-# Its builders -> the checkpoint that has these shapes.
-_LLAMA, _QWEN = "meta-llama/", "Qwen/"
-BUILDERS = {
-    "llama2_7b": f"{_LLAMA}Llama-2-7b-hf",
-    "llama2_13b": f"{_LLAMA}Llama-2-13b-hf",
-    "llama2_70b": f"{_LLAMA}Llama-2-70b-hf",
-    "code_llama2_7b": "codellama/CodeLlama-7b-hf",
-    "code_llama2_13b": "codellama/CodeLlama-13b-hf",
-    "llama3_8b": f"{_LLAMA}Meta-Llama-3-8B",
-    "llama3_70b": f"{_LLAMA}Meta-Llama-3-70B",
-    "llama3_1_8b": f"{_LLAMA}Llama-3.1-8B",
-    "llama3_1_70b": f"{_LLAMA}Llama-3.1-70B",
-    "llama3_1_405b": f"{_LLAMA}Llama-3.1-405B",
-    "llama3_2_1b": f"{_LLAMA}Llama-3.2-1B",
-    "llama3_2_3b": f"{_LLAMA}Llama-3.2-3B",
-    "llama3_3_70b": f"{_LLAMA}Llama-3.3-70B-Instruct",
-    "mistral_7b": "mistralai/Mistral-7B-v0.1",
-    # models/phi3/_component_builders.py has a matrix for each of q, k, v, gate and up, as that checkpoint.
-    "phi3_mini": "unsloth/Phi-3.5-mini-instruct",
-    "gemma_2b": "google/gemma-2b",
-    "gemma_7b": "google/gemma-7b",
-    **{f"qwen2_{size}": f"{_QWEN}Qwen2-{size.replace('_', '.').upper()}" for size in ("0_5b", "1_5b", "7b")},
-    **{
-        f"qwen2_5_{size}{kind}": f"{_QWEN}Qwen2.5-{size.replace('_', '.').upper()}"
-        for size in ("0_5b", "1_5b", "3b", "7b", "14b", "32b", "72b")
-        for kind in ("", "_base", "_instruct")
-    },
-    **{
-        f"qwen3_{size}{kind}": f"{_QWEN}Qwen3-{size.replace('_', '.').upper()}"
-        for size in ("0_6b", "1_7b", "4b", "8b", "14b", "32b")
-        for kind in ("", "_base", "_instruct")
-    },
-}
-# models/phi3/_model_builders.py phi3_mini: max_seq_len, beyond which modules/transformer.py ends.
-_PHI3_POSITIONS = 4096
 _TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _OPTIMIZERS = {
@@ -201,10 +167,14 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     if plain not in BUILDERS:
         raise part.not_modelled(
             COMPONENT,
-            f"{show(name)} is not modelled: Llama, Mistral, Phi-3 mini, Gemma and Qwen of 2 to 3 are",
+            f"{show(name)} is not modelled: Llama, Mistral, Phi, Gemma 1 and 2, and Qwen of 2 to 3 are",
         )
     where = part.where(COMPONENT)
     reading.say("model", BUILDERS[plain], where, f"torchtune's {name}")
+    reading.switch("rotary_tables", tables(plain, adapted=plain != name), where)
+    reading.switch("rotary_positions", positions(plain), where)
+    if writes_attention(plain):
+        reading.say("attention", "eager", where, "its own code writes it out")
     if plain == name:
         reading.say("method", "full", where)
         return
@@ -212,7 +182,8 @@ def _read_model(keys: Keys, reading: Reading) -> None:
 
 
 def _read_adapters(part: Keys, reading: Reading, *, quantised: bool) -> None:
-    part.refuse_switched_on({"use_dora": "DoRA is not modelled"})
+    if part.flag("use_dora"):
+        reading.say("dora", True, part.where("use_dora"))
     reading.say("method", "lora", part.where(COMPONENT))
     reading.take(part, {"lora_rank": "lora_rank", "lora_dropout": "lora_dropout"})
     named = part.names("lora_attn_modules")
@@ -298,11 +269,9 @@ def _read_data(keys: Keys, reading: Reading) -> None:
         reading.needs["seq"] = (
             f"{keys.path}: tokenizer.max_seq_len is null, so the longest sample decides: say --seq"
         )
-    elif reading.value("model") == BUILDERS["phi3_mini"] and reading.value("seq") > _PHI3_POSITIONS:
+    elif reading.value("seq") > (longest := int(reading.switches["rotary_positions"][0])):
         where = reading.said.pop("seq").origin
-        reading.needs["seq"] = (
-            f"{where}: phi3_mini ends at a sample above {_PHI3_POSITIONS} tokens: say --seq"
-        )
+        reading.needs["seq"] = f"{where}: the builder ends at a sample above {longest} tokens: say --seq"
     if data is None:
         return
     if data.flag("packed"):

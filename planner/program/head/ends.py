@@ -196,7 +196,8 @@ def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list
     """
     dtypes, recipe = ends.embed.dtypes, ends.layer.recipe
     casts = dtypes.autocast and weight.dtype != dtypes.compute
-    in_place = casts or recipe.loss != "hf" or recipe.sharding.is_zero3
+    pieces = recipe.loss != "hf" or cuts_logits(ends.layer.stack)
+    in_place = casts or pieces or recipe.sharding.is_zero3
 
     def add(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         before = of_head.pop()
@@ -281,17 +282,23 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
 
 def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
     """What the model makes of the head's product: scaled (Granite, Cohere) or capped (Gemma 2)."""
-    model = ends.model
+    model, view = ends.model, ends.layer
     logits = _logits(torch, ends, hidden, weight)
     if model.scales_logits:
         logits = torch.same(logits, "mul")
     if model.wide_logits:
         logits = torch.to(logits, "fp32")
-    if model.logit_softcap:
-        logits = torch.same(logits, "div")
-        logits = torch.kernel(logits, "tanh", saves="output")
-        logits = torch.same(logits, "mul")
-    return logits
+    return _capped(torch, logits) if model.logit_softcap and _caps_logits(view) else logits
+
+
+def _caps_logits(view: LayerView) -> bool:
+    return view.stack.soft_caps == "transformers"
+
+
+def _capped(torch: Operators, x: Tensor) -> Tensor:
+    x = torch.same(x, "div")
+    x = torch.kernel(x, "tanh", saves="output")
+    return torch.same(x, "mul")
 
 
 def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
@@ -301,6 +308,8 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     for spec in model.final_norms[int(model.embedding_norm) :]:
         if spec.on == "hidden":
             hidden = norm(torch, view, spec, hidden)
+    if model.logit_softcap and not _caps_logits(view):
+        hidden = _capped(torch, hidden)
     for linear_spec in model.extra_linears:
         if linear_spec.reads not in ("embed", "layer_inputs"):
             hidden = linear(torch, view, linear_spec, hidden)

@@ -70,9 +70,8 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
         ),
         ({"num_generations": 4}, "reinforcement learning"),
         ({"tensor_parallel_dim": 2}, "a tensor-parallel degree of 2"),
-        ({"model": {"_component_": "torchtune.models.phi4.phi4_14b"}}, "phi4_14b is not modelled"),
+        ({"model": {"_component_": "torchtune.models.t5.t5_v1_1_xxl"}}, "t5_v1_1_xxl is not modelled"),
         ({"model": {"_component_": "mine.models.model"}}, "not a builder of torchtune.models"),
-        ({"model": LORA | {"use_dora": True}}, "DoRA"),
         (
             {"optimizer": {"_component_": "torchao.optim.AdamW4bit"}},
             "optimizer torchao.optim.AdamW4bit is not modelled",
@@ -125,6 +124,39 @@ def test_phi3_of_torchtune_has_separate_matrices(tmp_path: Path) -> None:
     read(tmp_path, table | {"tokenizer": {"max_seq_len": 8192}})
     with pytest.raises(UsageError, match="above 4096 tokens: say --seq"):
         with_flags(read_config_file(tmp_path / "train.yaml"), from_flags({"gpu": "h100-sxm"}))
+
+
+@pytest.mark.parametrize(
+    ("builder", "tables", "rows"),
+    [
+        ("llama3_2.lora_llama3_2_1b", "pairs", 131_072),
+        ("llama3.lora_llama3_8b", "pairs_of_layers", 8_192),
+        ("gemma2.gemma2_9b", "pairs", 8_192),
+        ("qwen2_5.lora_qwen2_5_7b_base", "halves_of_layers", 131_072),
+        ("qwen2_5.qlora_qwen2_5_7b_instruct", "halves_of_layers", 32_768),
+        ("phi4.phi4_14b", "halves", 16_384),
+    ],
+)
+def test_builders_say_their_tables_of_positions(tmp_path: Path, builder: str, tables: str, rows: int) -> None:
+    """One for all layers, or one in each attention with adapters."""
+    model = (LORA if "lora" in builder else {}) | {"_component_": f"torchtune.models.{builder}"}
+    read(tmp_path, BASE | {"model": model})
+    request = with_flags(read_config_file(tmp_path / "train.yaml"), from_flags({"gpu": "h100-sxm"}))
+    stack = resolve(request).stack
+    assert (stack.rotary_tables, stack.rotary_positions) == ((tables,), rows)
+
+
+def test_gemma_2_has_attention_of_its_own(tmp_path: Path) -> None:
+    """Without torch's kernels; Gemma 1 has these."""
+    for builder, attention in (("gemma2.gemma2_2b", "eager"), ("gemma.gemma_2b", None)):
+        found = read(tmp_path, BASE | {"model": {"_component_": f"torchtune.models.{builder}"}})
+        assert found.value("attention") == attention
+
+
+def test_dora_is_read(tmp_path: Path) -> None:
+    """As an argument of the builder."""
+    assert read(tmp_path, BASE | {"model": LORA | {"use_dora": True}}).value("dora")
+    assert read(tmp_path, BASE | {"model": LORA | {"use_dora": False}}).value("dora") is None
 
 
 def test_the_optimizer_may_step_in_the_backward_pass(tmp_path: Path) -> None:
