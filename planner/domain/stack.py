@@ -222,7 +222,7 @@ class Stack:
     fp8_linears: Fp8Linears
     """How products of torchao in 8 bits run: operator by operator, or with each cast as one kernel."""
     qat_weights: QatWeights
-    """Which quantiser of torchao rounds weights as if quantised: ``intx`` is that of inputs."""
+    """Which quantiser of torchao rounds weights: that of inputs (``intx``), or ``int4`` of its own."""
 
     # Checkpointing
     frozen_layers: FrozenLayers

@@ -62,7 +62,7 @@ TowerUnits = Literal["as_listed", "layers", "in_root"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 SoftCaps = Literal["transformers", "torchtune"]
-QatWeights = Literal["unread", "intx"]
+QatWeights = Literal["unread", "intx", "int4"]
 Fp8Linears = Literal["unread", "eager", "compiled"]
 ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]
 MixtureCode = Literal["transformers", "torchtitan-2025"]
@@ -76,6 +76,7 @@ PairLogps = Literal[
     "whole_with_loss",
     "whole_let_go",
     "unshifted",
+    "tempered",
     "rows",
     "rows_and_hidden",
     "shifted_rows",

@@ -319,7 +319,8 @@ def _take_scales(stream: RequestStream, job: Job) -> None:
             continue
         place = "forward", spec.name, "scales"
         sizes = [spec.weight_count / numerics.qat_group * SCALE_BYTES / 2] * (2 * count)
-        stream.allocate_all(sizes, "quantization_constants", place)
+        if job.stack.qat_weights == "intx":
+            stream.allocate_all(sizes, "quantization_constants", place)
         stream.allocate(Unit.TOKENS, SCALE_BYTES * count, "quantization_constants", place)
 
 

@@ -44,13 +44,14 @@ _LOSS, _LINEAR_LOSS = (
     "torchtune.modules.loss.LinearCrossEntropyLoss",
 )
 _QUANTIZER = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
+_DPO = "torchtune.rlhf.loss.DPOLoss"
 _DTYPES = ("bf16", "fp32")
 _UNMODELLED = {
     "ac_mode": "torchtune's selective checkpointing is not modelled",
     "enable_fp8_training": "training in fp8 is not modelled",
     "teacher_model": "distillation is not modelled",
     "teacher_checkpointer": "distillation is not modelled",
-    "ref_checkpointer": "preference training is not modelled; supervised fine-tuning is",
+    "ref_checkpointer": "a second model to compare with is not modelled; DPO with adapters is",
     "reward_checkpointer": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
     "reward_and_value_model": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
     "num_generations": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
@@ -209,10 +210,12 @@ def _read_loss(keys: Keys, reading: Reading) -> None:
     """
     part = keys.part("loss")
     kind = _component(part)
+    if part is not None and kind == _DPO:
+        reading.say("task", "dpo", part.where(COMPONENT))
+        part.skip(("beta", "label_smoothing"))
+        return
     if kind.startswith("torchtune.rlhf."):
-        raise keys.not_modelled(
-            f"loss.{COMPONENT}", "preference training is not modelled; supervised fine-tuning is"
-        )
+        raise keys.not_modelled(f"loss.{COMPONENT}", f"{show(kind)} is not modelled; DPOLoss is")
     if part is None or kind not in (_LOSS, _LINEAR_LOSS):
         place = part or keys
         raise place.not_modelled(

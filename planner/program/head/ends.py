@@ -35,7 +35,7 @@ from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.recorded_part import FORWARD_OUT, Shape
 from planner.program.view import LayerView
-from planner.program.weights.fake_quantized import is_rounded, rounded_product
+from planner.program.weights.fake_quantized import is_head_rounded, rounded_product
 from planner.program.weights.lora_operators import with_adapter
 from planner.program.weights.matrices import autocast, base_product, dropout, linear, weight_copy
 
@@ -357,7 +357,7 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
         if spec.bias:
             bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=trained)
             bias = weight_copy(torch, view, bias)
-        if is_rounded(view.recipe, spec, adapted=view.adapted(spec)) and not ends.model.tied:
+        if is_head_rounded(view, spec, tied=ends.model.tied):
             return rounded_product(torch, view, spec, x, (weight, bias))
         copy = weight_copy(torch, view, weight)
         times = linear_function(torch, view)

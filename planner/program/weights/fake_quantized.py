@@ -22,6 +22,12 @@ SCALE_BYTES = 4 + 4
 """A scale and a zero, both in fp32, which the module keeps."""
 
 
+def is_head_rounded(view: LayerView, head: LinearSpec, *, tied: bool) -> bool:
+    """Whether the head is: torchtune's is no module where it is tied, and losses of pieces pass it over."""
+    separate = not tied or view.stack.model_code != "own"
+    return separate and view.recipe.loss == "hf" and is_rounded(view.recipe, head, adapted=view.adapted(head))
+
+
 def is_rounded(recipe: Recipe, spec: LinearSpec, *, adapted: bool) -> bool:
     """Whether this matrix is: beside adapters those that have one, else all that groups divide.
 
@@ -46,8 +52,9 @@ def rounded_product(
     """The product of ``x`` with a weight and a bias (``own``), the input rounded first."""
     weight, bias = own
     x = _rounded(torch, x, rows_of(spec, x))
+    rounded = _grouped if view.stack.qat_weights == "int4" else _rounded
     with torch.counted_as("weight_casts"):
-        weight = _rounded(torch, weight, weight.count / view.recipe.numerics.qat_group)
+        weight = rounded(torch, weight, weight.count / view.recipe.numerics.qat_group)
     return linear_function(torch, view)(x, weight, spec.out_features * rows_of(spec, x), bias=bias)
 
 
@@ -68,6 +75,53 @@ def _rounded(torch: Operators, x: Tensor, groups: float) -> Tensor:
     wide = _times(torch, out, scales)
     del out
     return _cast(torch, wide, given)
+
+
+def _grouped(torch: Operators, x: Tensor, groups: float) -> Tensor:
+    """A weight between the largest and the smallest of each group, all in fp32; both have gradients, too.
+
+    Source: torchao 0.17.0 quantization/qat/fake_quantizer.py Int4WeightFakeQuantizer
+    ``_bf16_activations_forward``.
+    """
+    given = x.dtype
+    wide = torch.to(x, "fp32")
+    highest, lowest = _extreme(torch, wide, groups, "amax"), _extreme(torch, wide, groups, "amin")
+    scale = _of_extremes(torch, "div", highest, lowest)
+    zero = _of_extremes(torch, "add", lowest, scale)
+    x = _divided(torch, torch.sub(wide, lowest), scale)
+    x = _clamped(torch, _passed_on(torch, x, "round"))
+    x = _passed_on(torch, x, "sub")
+    x = torch.add(torch.mul(x, scale), zero)
+    return _cast(torch, x, given)
+
+
+def _extreme(torch: Operators, x: Tensor, groups: float, op: str) -> Tensor:
+    """``amax`` or ``amin`` of each group, whose gradient goes where it was found."""
+    shape, out = shape_of(x), torch.new(x.unit, groups, x.dtype, op, cost=[x])
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        found = torch.like(kept[0], "eq", "bool")
+        return [torch.like(shape, "mul", cost=(found,))]
+
+    return record(torch, out, [x], save(torch, [x], [x]), backward)
+
+
+def _of_extremes(torch: Operators, op: str, *given: Tensor) -> Tensor:
+    """A number for each group, from two others."""
+    out = torch.like(given[0], op)
+    return record(torch, out, given, [], lambda _, gradient: [torch.like(gradient, op) for _ in given])
+
+
+def _divided(torch: Operators, x: Tensor, scale: Tensor) -> Tensor:
+    """``x / scale``.  C++ keeps what an expression makes until it ends."""
+    saved = save(torch, [x, scale], [x, scale])
+    out = torch.like(x, "div", cost=(scale,))
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        of_scale = [torch.like(kept[0], op) for op in ("div", "div", "neg", "mul")].pop()
+        return [torch.like(gradient, "div", cost=(kept[1],)), of_scale]
+
+    return record(torch, out, [x, scale], saved, backward)
 
 
 def _times(torch: Operators, x: Tensor, scales: Tensor) -> Tensor:

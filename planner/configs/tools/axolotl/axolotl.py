@@ -44,6 +44,7 @@ from planner.configs.tools.axolotl.axolotl_parts import (
     remark_on_short_convolutions,
 )
 from planner.configs.tools.axolotl.axolotl_plugins import read_plugins
+from planner.configs.tools.axolotl.axolotl_qat import read_qat
 from planner.configs.tools.axolotl.axolotl_vision import read_images
 from planner.errors import show
 
@@ -84,7 +85,6 @@ _UNMODELLED = {
     "dense_mixer": "DenseMixer is not modelled",
     "kd_trainer": "distillation is not modelled",
     "nemo_gym_enabled": "reinforcement learning is not modelled",
-    "qat": "training that simulates quantisation is not modelled",
     "quantization": "quantisation after training is not modelled",
     "layer_offloading": "layers in host RAM are not modelled",
     "ple_cpu_offload": "embeddings in host RAM are not modelled",
@@ -198,6 +198,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     if of_2023:
         read_attention_of_2023(keys, reading)
     read_plugins(keys, reading)
+    read_qat(keys, reading)
     _read_stored_weights(keys)
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading)

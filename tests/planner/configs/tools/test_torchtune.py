@@ -52,9 +52,9 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
         ({"teacher_model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}}, "distillation"),
         (
             {"ref_checkpointer": {"checkpoint_dir": "a"}},
-            "preference training is not modelled; supervised fine-tuning is",
+            "a second model to compare with is not modelled",
         ),
-        ({"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss"}}, "preference training is not modelled"),
+        ({"loss": {"_component_": "torchtune.rlhf.loss.RSOLoss"}}, "RSOLoss is not modelled; DPOLoss is"),
         (
             {"loss": {"_component_": "torch.nn.CrossEntropyLoss"}},
             "the loss torch.nn.CrossEntropyLoss is not modelled",
@@ -151,6 +151,12 @@ def test_gemma_2_has_attention_of_its_own(tmp_path: Path) -> None:
     for builder, attention in (("gemma2.gemma2_2b", "eager"), ("gemma.gemma_2b", None)):
         found = read(tmp_path, BASE | {"model": {"_component_": f"torchtune.models.{builder}"}})
         assert found.value("attention") == attention
+
+
+def test_dpo_is_told_by_its_loss(tmp_path: Path) -> None:
+    """A pair is two sequences."""
+    loss = {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.1}
+    assert read(tmp_path, BASE | {"loss": loss, "model": LORA}).value("task") == "dpo"
 
 
 def test_dora_is_read(tmp_path: Path) -> None:

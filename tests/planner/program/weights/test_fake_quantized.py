@@ -16,9 +16,10 @@ IN, OUT, WEIGHT, GROUP = 64, 128, 64 * 128, 32
 QAT = {"qat": "int8-int4", "qat_group": GROUP}
 
 
-def run(method: str) -> Run:
+def run(method: str, weights: str = "intx") -> Run:
     """One matrix in bf16."""
-    view = view_of(method, numerics=QAT, base="bf16", autocast=False, adapter="bf16", adapter_kernels="eager")
+    dtypes = {"base": "bf16", "autocast": False, "adapter": "bf16"}
+    view = view_of(method, numerics=QAT, **dtypes, adapter_kernels="eager", qat_weights=weights)
 
     def layer(torch: Operators, x: Tensor) -> Tensor:
         return linear(torch, view, SPEC if method == "lora" else OTHER, x)
@@ -47,6 +48,21 @@ def test_gradients_go_back_through_the_rounding() -> None:
     sizes = [size for _, _, size in run("full").made("backward")]
     back = [4, 4, 2, 4, 1, 1, 4, 4, 2]
     assert sizes == [WEIGHT * 2, IN * 2, *(WEIGHT * each for each in back), *(IN * each for each in back)]
+
+
+def test_weights_have_a_quantiser_of_their_own() -> None:
+    """All in fp32; the copy, what was divided, clamped and scaled is kept.
+
+    As ``FakeQuantizedLinear`` with an ``Int4WeightFakeQuantizeConfig`` has it in torchao 0.17.0, but for
+    numbers of groups, of which some are left out.
+    """
+    found = run("full", "int4")
+    sizes = [size for _, _, size in found.made("forward")][len(rounded(IN, [])) :]
+    groups, wide = WEIGHT / GROUP * 4, WEIGHT * 4
+    assert sizes == [wide, *[groups] * 4, *[wide] * 7, WEIGHT * 2, OUT * 2]
+    assert [size for _, _, size in found.kept.elements()].count(wide) == 4
+    back = [size for _, _, size in found.made("backward") if size in (wide, WEIGHT)]
+    assert back == [*[wide] * 3, *[WEIGHT] * 2, *[wide] * 7, *[WEIGHT, wide] * 2]
 
 
 def test_a_frozen_weight_keeps_its_rounded_copy_alone() -> None:
