@@ -238,6 +238,8 @@ class Stack:
     """Under ZeRO-3 adapters over a base that is not quantised are made in its dtype."""
     checkpoints_parts: bool
     """Checkpointing wraps norms, attention and MLP of a layer one by one instead of the layer."""
+    checkpoints_twice: bool
+    """It wraps them, and the layer around them."""
     selective_keeps_attention: bool
     """A selective checkpoint keeps what the attention kernel returns."""
     checkpoints_units: bool
@@ -267,8 +269,7 @@ class Stack:
     """The trainer takes the loss of each token from the logits that the model returns, and weighs it by
     the probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the
     probability, and adds how far the logits are from those of a second model, which each micro-step
-    asks first.  ``none``: the loss is the model's own.
-    """
+    asks first.  ``none``: the loss is the model's own."""
     widens_table_states: bool
     """Under an 8-bit optimizer of bitsandbytes the states of token tables stay in fp32."""
     binds_loss: bool
@@ -405,8 +406,7 @@ class Stack:
     """Samples above the length are left out, not cut to it, so that none lies at the length itself."""
     keeps_outgrown_blocks: bool
     """Cached blocks of lengths that were outgrown stay reserved; not where the stack empties the cache
-    every few steps.
-    """
+    every few steps."""
     expandable_segments: ExpandableSegments
     """Whether the stack's own code, or its launch script, lets the allocator's segments grow page by page
     (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``); ``several_gpus``: where it starts several

@@ -19,7 +19,7 @@ def _unread(case: Case) -> str:
     """What about this job nobody read beside it; empty where nothing is."""
     recipe, stack = case.recipe, case.stack
     reasons = (
-        (stack.qat_weights == "unread" or stack.adapter_kernels != "eager", f"stack '{stack.id}'"),
+        (stack.qat_weights == "unread" or stack.adapter_kernels == "compiled", f"stack '{stack.id}'"),
         (case.numerics.quantization != "none", f"a base in {case.numerics.quantization}"),
         (_is_wide(case), f"precision {case.numerics.precision} of weights in {case.numerics.load_dtype}"),
         (recipe.adapter is not None and (recipe.adapter.dora or stack.qat_weights == "int4"), "an adapter"),

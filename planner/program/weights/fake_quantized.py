@@ -108,8 +108,8 @@ def _extreme(torch: Operators, x: Tensor, groups: float, op: str) -> Tensor:
 
 def _of_extremes(torch: Operators, op: str, *given: Tensor) -> Tensor:
     """A number for each group, from two others."""
-    out = torch.like(given[0], op)
-    return record(torch, out, given, [], lambda _, gradient: [torch.like(gradient, op) for _ in given])
+    out, both = torch.like(given[0], op), range(len(given))
+    return record(torch, out, given, [], lambda _, gradient: [torch.like(gradient, op) for _ in both])
 
 
 def _divided(torch: Operators, x: Tensor, scale: Tensor) -> Tensor:

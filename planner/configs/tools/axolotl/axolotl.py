@@ -456,6 +456,9 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
     refuse_8bit_in_ram(keys, reading)
     if found.checkpoints:
         _say_fsdp_checkpointing(reading)
+        if reading.sharding.dtensors:
+            # axolotl 0.19.0 monkeypatch/accelerate/fsdp2.py fsdp2_prepare_model, behind fsdp2_apply_ac.
+            reading.switch("checkpoints_twice", True, where)
     read_files(keys, reading, beside)
 
 

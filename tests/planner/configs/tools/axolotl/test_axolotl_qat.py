@@ -52,3 +52,11 @@ def test_axolotl_stops_at_nvfp4(tmp_path: Path) -> None:
     """Its torchao has no rounding for the configuration that it hands over."""
     with pytest.raises(UsageError, match="refused-by-its-tool"):
         read(tmp_path, QAT.format("nvfp4", "nvfp4"))
+
+
+def test_fsdp2_checkpoints_layers_and_their_parts(tmp_path: Path) -> None:
+    """Accelerate wraps the parts, and Axolotl the layers around them; FSDP1 the layers alone."""
+    text = "fsdp_version: {}\nfsdp_config:\n  activation_checkpointing: true\n  reshard_after_forward: true\n"
+    assert read(tmp_path, text.format(2)).switches["checkpoints_twice"][0] == "true"
+    old = "fsdp: [full_shard]\nfsdp_version: 1\nfsdp_config:\n  fsdp_activation_checkpointing: true\n"
+    assert "checkpoints_twice" not in read(tmp_path, old).switches
