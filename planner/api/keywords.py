@@ -93,6 +93,8 @@ class JobFlags(AlikeFlags, total=False):
     optimizer: str
     precision: str
     fp8: str
+    qat: str
+    qat_group: int | str
     load_dtype: str
     adapter_dtype: str
     sharding: str
@@ -125,6 +127,8 @@ class SearchFlags(AlikeFlags, total=False):
     optimizer: Names
     precision: Names
     fp8: Names
+    qat: Names
+    qat_group: int | str | Sequence[int]
     load_dtype: Names
     adapter_dtype: Names
     sharding: Names

@@ -39,12 +39,14 @@ from planner.domain.stack_values import (
     PassedOver,
     PinsInputs,
     PinsMasters,
+    QatWeights,
     Quantizer,
     QuantizesExperts,
     RewardHead,
     RotaryModel,
     RotaryRows,
     SdpaMask,
+    SoftCaps,
     TowerUnits,
     WholeOutProj,
     Zero1Update,
@@ -162,25 +164,23 @@ class Stack:
     adapter_kernels: AdapterKernels
     """LoRA by separate operators; with scaling, addition and casts compiled into one; or as one function
     with its matrix, which adds a product to the other in place, or (``fused_apart``) makes it apart before;
-    ``fused_dropped``: in place, and with dropout too, of which query, key and value share one.
-    """
+    ``fused_dropped``: in place, and with dropout too, of which query, key and value share one."""
     dora: DoraBranch
     """How long the identity lives by which DoRA multiplies: until the branch is done, or the product."""
     oft: OftWrappers
     """Who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or one of its
     own that leaves casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies
-    once before (``twice``).
-    """
+    once before (``twice``)."""
 
     # Layers
     model_code: ModelCode
     """Whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or 5, which decides which
-    attention kernels an architecture has, or code of its own.
-    """
+    attention kernels an architecture has, or code of its own."""
+    soft_caps: SoftCaps
+    """Whose Gemma 2 runs; torchtune's caps the stream behind the last norm, and each layer makes its mask."""
     copies_kv_heads: KvHeadCopies
     """Keys and values are copied for all heads before torch's fused attention: those of several ``groups``,
-    where one head for all is a view, or ``all``.
-    """
+    where one head for all is a view, or ``all``."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
     fused_head_norms: FusedHeadNorms
@@ -195,14 +195,12 @@ class Stack:
     """The mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns
     into the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the
     compute dtype; or none.
-    ``given``: each batch, padded or not, brings one in the compute dtype.
-    """
+    ``given``: each batch, padded or not, brings one in the compute dtype."""
     packed_mask: PackedMask
     """What eager attention and torch's fused attention see of packed samples: whole rows without a
     mask, a mask of the samples of each row (the collator's, or made from positions that begin anew), or
     ``one_row`` of all rows end to end with such a mask.  ``varlen``: as ``rows`` for eager attention; in the
-    place of torch's fused attention runs a kernel that is told where samples begin.
-    """
+    place of torch's fused attention runs a kernel that is told where samples begin."""
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
     device_map: DeviceMap
@@ -210,25 +208,23 @@ class Stack:
     model_parallel: ModelParallel
     """What GPUs that divide a model's matrices have of the stream between them: all ``features`` of
     each token, or their own ``tokens`` (sequence parallel).  Where only sequences are divided:
-    ``gathered_heads``, keys one head at a time; ``exchanged_heads``: tokens for heads around attention.
-    """
+    ``gathered_heads``, keys one head at a time; ``exchanged_heads``: tokens for heads around attention."""
 
     mixture_code: MixtureCode
     """Whose layers run mixtures of experts: those of Transformers, or of torchtitan up to e347b1e5e
-    (2026-02-15), with rows of each expert padded and an exchange of tokens where experts are divided over
-    GPUs.
-    """
+    (2026-02-15), with padded rows of each expert, and an exchange of tokens where GPUs divide experts."""
 
     fp8_linears: Fp8Linears
     """How products of torchao in 8 bits run: operator by operator, or with each cast as one kernel."""
+    qat_weights: QatWeights
+    """Which quantiser of torchao rounds weights: that of inputs (``intx``), or ``int4`` of its own."""
 
     # Checkpointing
     frozen_layers: FrozenLayers
     """What checkpointing makes of layers that are not trained.  ``differentiated``: the input of the
     first layer requires a gradient, so that backward runs through all of them.  ``skipped``: those
     below the first trained one keep nothing.  ``entered``: the inputs of trained layers require
-    gradients; ``spared``: and only these are checkpointed.
-    """
+    gradients; ``spared``: and only these are checkpointed."""
     reentrant_under_ddp: bool
     """Where checkpoints are reentrant by default, they are so under DDP, too."""
     zero3_reentrant_adapters: bool
@@ -237,6 +233,8 @@ class Stack:
     """Under ZeRO-3 adapters over a base that is not quantised are made in its dtype."""
     checkpoints_parts: bool
     """Checkpointing wraps norms, attention and MLP of a layer one by one instead of the layer."""
+    checkpoints_twice: bool
+    """It wraps them, and the layer around them."""
     selective_keeps_attention: bool
     """A selective checkpoint keeps what the attention kernel returns."""
     checkpoints_units: bool
@@ -253,22 +251,19 @@ class Stack:
     """Full-size logits tensors that are alive at the peak of the loss."""
     loss_backward: tuple[LogitsCopy, ...]
     """Full-size logits tensors that are alive at the peak of its backward; ``model_loss``: the loop
-    takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved.
-    """
+    takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved."""
     liger_loss: bool
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
     loss_pieces: LossPieces
     """Pieces of a loss ``chunked``: eight; as many as a ``budget`` of bytes asks for; or ``tiles`` of
-    tokens and words, without a loss's own log-softmax.
-    """
+    tokens and words, without a loss's own log-softmax."""
     autocast_until_loss: bool
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
     """The trainer takes the loss of each token from the logits that the model returns, and weighs it by
     the probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the
     probability, and adds how far the logits are from those of a second model, which each micro-step
-    asks first.  ``none``: the loss is the model's own.
-    """
+    asks first.  ``none``: the loss is the model's own."""
     widens_table_states: bool
     """Under an 8-bit optimizer of bitsandbytes the states of token tables stay in fp32."""
     binds_loss: bool
@@ -286,26 +281,22 @@ class Stack:
     states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position first;
     ``fused_rows``: and copied for a kernel.  ``joined``: both sequences of a pair are one row, of half
     its length each.  ``rows_let_go``: as ``rows``, with no copies for metrics.  ``tiles``: of tiles of
-    the head's product, without logits.  ``none``: it has no such trainer.
-    """
+    the head's product, without logits.  ``none``: it has no such trainer."""
     chosen_likelihood: bool
     """In ORPO and SimPO the cross-entropy of the chosen sequences' logits comes first, where those of all
-    are held until the loss is there.
-    """
+    are held until the loss is there."""
     completion_logps: CompletionLogps
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the
     temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
     ``in_place``: of logits that are divided in place (``in_place_alone``: without entropy).  ``tiles`` and
-    ``none`` as above.
-    """
+    ``none`` as above."""
     pair_dropout: bool
     """Trainers of preferences leave dropout on; others set it to zero."""
     caches_reference: bool
     """Log-probabilities of the reference are computed once, before training."""
     reward_head: RewardHead
     """What scores in a reward model: a head in the place of that of the words, or one of values beside
-    it, whose model gets labels, too: the trainer refers to the loss of words until its own is there.
-    """
+    it, whose model gets labels, too: the trainer refers to the loss of words until its own is there."""
 
     # Optimizer
     foreach_step_copies: int
@@ -343,8 +334,7 @@ class Stack:
     """Whose code divides states and gradients in stages 1 and 2: DeepSpeed's, or that of Colossal-AI."""
     zero1_update: Zero1Update
     """How stage 1 spreads updated weights: equal parts are gathered, or each GPU broadcasts the whole tensors
-    that it owns, to all GPUs or to those of its node, which then hold all states together.
-    """
+    that it owns, to all GPUs or to those of its node, which then hold all states together."""
     zero12_upload: Zero12Upload
     """Updated weights return cast on the host, as fp32 on the GPU, or by a 16-bit host buffer."""
     pins_offload: bool
@@ -363,8 +353,7 @@ class Stack:
     # DDP and FSDP
     ddp_finds_unused: DdpFindsUnused
     """Whether DDP looks for parameters that a step did not use.  ``unless_checkpointed``: where there are
-    adapters or no checkpointing (the Trainer); ``full_unless_checkpointed``: never with adapters.
-    """
+    adapters or no checkpointing (the Trainer); ``full_unless_checkpointed``: never with adapters."""
     fsdp_units: FsdpUnits
     """What is gathered at a time: a layer, or its feed-forward part, beside which the root has the rest."""
     tower_units: TowerUnits
@@ -379,8 +368,7 @@ class Stack:
     """``ends_apart``: last norm and head are a unit that stays whole.  ``ends_in_root``: they are the
     root's, which is divided again when the model returns, and each matrix of an adapter is a unit;
     ``root_divided``: the table, too.  ``root_whole``: the root has all around the layers, and stays whole, as
-    the last layer does.
-    """
+    the last layer does.  ``..._returned``: all is divided before a loop takes the loss of logits."""
     fsdp_no_sync: bool
     """FSDP reduces gradients in the last micro-step only, and they stay whole until then."""
     fsdp2_widens: bool
@@ -390,9 +378,12 @@ class Stack:
 
     # Positions
     rotary_tables: tuple[RotaryModel, ...]
-    """Architectures each of whose layers keeps tables of cosines and sines on the card, or ``none``."""
+    """Architectures each of whose layers keeps tables of cosines and sines on the card, or ``none``.
+    torchtune's are in fp32: a number for each of the ``pairs`` of features, or twice (``halves``)."""
     rotary_rows: RotaryRows
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
+    rotary_positions: int
+    """So many instead, where the stack's own builder of the model says them; else 0."""
     rotary_product: bool
     """Angles of positions come from a matrix product, once a pass and before the first layer."""
 
@@ -403,8 +394,7 @@ class Stack:
     """Samples above the length are left out, not cut to it, so that none lies at the length itself."""
     keeps_outgrown_blocks: bool
     """Cached blocks of lengths that were outgrown stay reserved; not where the stack empties the cache
-    every few steps.
-    """
+    every few steps."""
     expandable_segments: ExpandableSegments
     """Whether the stack's own code, or its launch script, lets the allocator's segments grow page by page
     (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``); ``several_gpus``: where it starts several
@@ -412,8 +402,7 @@ class Stack:
     """
     roundup_divisions: int
     """Into how many parts the allocator's ``roundup_power2_divisions`` divides the way from one power of two
-    to the next, up to which sizes are rounded; 0: it is not set.
-    """
+    to the next, up to which sizes are rounded; 0: it is not set."""
 
     # Where all this is from
     versions: tuple[tuple[str, str], ...]

@@ -13,14 +13,18 @@ PassedOver = Literal["parameters", "routers", "nothing"]
 LoaderReserves = Literal["nothing", "half", "stored"]
 LoaderPlaces = Literal["kbit", "alone", "undivided"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
-DoraBranch = Literal["unread", "keeps_eye", "drops_eye"]
+DoraBranch = Literal["unread", "keeps_eye", "drops_eye", "adapter_first"]
 OftWrappers = Literal["unread", "twice", "apart", "alike"]
 ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 """Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""
 LogitsCopy = Literal[
     "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
 ]
-Fsdp2Units = Literal["ends_apart", "ends_in_root", "root_divided", "root_whole"]
+Fsdp2Units = Literal[
+    "ends_apart", "ends_in_root", "root_divided", "root_whole", "root_returned", "ends_returned"
+]
+RETURNED: tuple[Fsdp2Units, ...] = ("root_returned", "ends_returned")
+"""Values of ``fsdp2_units`` where all is divided again when the model returns logits to a loop's own loss."""
 Linear4bitDtype = Literal["compute", "fp16"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
@@ -41,6 +45,10 @@ ExpandableSegments = Literal["off", "one_node", "several_gpus", "torchrun", "on"
 FsdpUnits = Literal["layer", "feed_forward"]
 RotaryModel = Literal[
     "none",
+    "pairs",
+    "halves",
+    "pairs_of_layers",
+    "halves_of_layers",
     "llama",
     "mistral",
     "mixtral",
@@ -58,6 +66,8 @@ RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
+SoftCaps = Literal["transformers", "torchtune"]
+QatWeights = Literal["unread", "intx", "int4"]
 Fp8Linears = Literal["unread", "eager", "compiled"]
 ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]
 MixtureCode = Literal["transformers", "torchtitan-2025"]
@@ -71,6 +81,7 @@ PairLogps = Literal[
     "whole_with_loss",
     "whole_let_go",
     "unshifted",
+    "tempered",
     "rows",
     "rows_and_hidden",
     "rows_let_go",

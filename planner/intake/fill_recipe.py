@@ -223,6 +223,8 @@ def _resolve_numerics(ledger: Ledger, setting: RecipeContext, basis: _Basis) -> 
         quant_storage=storage,
         packing=stored.packing if stored is not None else Packing(),
         fp8=_resolve_fp8(ledger, basis.sharding),
+        qat=ledger.choose("qat", "none", "assumed") if ledger.is_given("qat") else "none",
+        qat_group=ledger.choose("qat_group", 256, "assumed") if ledger.is_given("qat") else 256,
     )
 
 
@@ -231,9 +233,7 @@ def _resolve_fp8(ledger: Ledger, sharding: Sharding) -> Fp8:
 
     Source: torchao 0.18.0 float8/fsdp_utils.py WeightWithDynamicFloat8CastTensor.
     """
-    if not ledger.is_given("fp8"):
-        return "none"
-    fp8: Fp8 = ledger.choose("fp8", "none", "assumed")
+    fp8: Fp8 = ledger.choose("fp8", "none", "assumed") if ledger.is_given("fp8") else "none"
     if fp8 != GATHERED_FP8 or sharding.dtensors:
         return fp8
     ledger.enter("fp8", "tensorwise", "derived", "weights are gathered in 8 bits by FSDP2 alone")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from planner.anatomy.adapted_matrices import is_adapted
 from planner.anatomy.packing import constants_bytes, packed_bytes
 from planner.anatomy.regime import kbit_upcast_of
 from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT
@@ -20,6 +21,7 @@ from planner.program.ops.tensors import ELEMENT_BYTES, PRODUCTS, Dtype, Unit
 from planner.program.parameters import SEEING, Weight, adapter_weights, model_weights
 from planner.program.position_tables import table_row_bytes
 from planner.program.request_stream import RequestStream
+from planner.program.weights.fake_quantized import SCALE_BYTES, is_rounded
 from planner.units import KIB, MIB
 
 _SCALED = 64
@@ -294,6 +296,7 @@ def take_workspaces(stream: RequestStream, job: Job) -> None:
     """
     if row_bytes := table_row_bytes(job):
         stream.allocate(Unit.TABLE_ROWS, row_bytes, "other_temporaries", ("load", "rotary_emb", "tables"))
+    _take_scales(stream, job)
     stream.workspace = stream.allocate(
         Unit.ONE, cublas_workspace_bytes(job), "other_temporaries", ("products", "cublas", "workspace")
     )
@@ -302,6 +305,24 @@ def take_workspaces(stream: RequestStream, job: Job) -> None:
         elements = max((each.elements / each.count for each in packed), default=0)
         for n_bytes in (elements * job.regime.compute, elements / _SCALED * 4):
             stream.allocate(Unit.ONE, n_bytes, "dequantization", ("products", "fast_dequantize", "buffer"))
+
+
+def _take_scales(stream: RequestStream, job: Job) -> None:
+    """What modules that round as if quantised keep from their last call on: scales and zeros in fp32, of each
+    group of weights and of each token.
+    """
+    numerics, model = job.recipe.numerics, job.model
+    adapter = job.recipe.adapter
+    linears = [*model.linears(), *([] if model.tied else [(model.head, 1)])]
+    for spec, count in linears:
+        adapted = adapter is not None and is_adapted(spec, adapter.targets)
+        if not is_rounded(job.recipe, spec, adapted=adapted):
+            continue
+        place = "forward", spec.name, "scales"
+        sizes = [spec.weight_count / numerics.qat_group * SCALE_BYTES / 2] * (2 * count)
+        if job.stack.qat_weights == "intx":
+            stream.allocate_all(sizes, "quantization_constants", place)
+        stream.allocate(Unit.TOKENS, SCALE_BYTES * count, "quantization_constants", place)
 
 
 def settle_workspace(stream: RequestStream) -> None:

@@ -2,7 +2,8 @@
 
 Source: transformers 4.36.2 models/llama/modeling_llama.py LlamaRotaryEmbedding._set_cos_sin_cache (two
 buffers in the default dtype, which is the one that weights are loaded in); unsloth 6dd9d4e2b (2024.12.4)
-models/llama.py LlamaRotaryEmbedding.extend_rope_embedding.
+models/llama.py LlamaRotaryEmbedding.extend_rope_embedding; torchtune 0.6.1 modules/position_embeddings.py,
+models/qwen2/_positional_embeddings.py, models/phi3/_position_embeddings.py (``build_rope_cache``).
 Ignored: those of a reference model, and of code that comes with a checkpoint.  Tables of GPT-NeoX are fp32
 since 4.38, which is below 0.2 % of a peak.  GPT-2, GPT-J and GPT-NeoX kept a mask of all pairs of positions
 in each layer until 4.45 to 5.4, a byte a pair: below 0.3 % of a peak that was measured or traced, and 3 % of
@@ -16,6 +17,13 @@ from planner.domain.recipes.recipe import Number
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
 
+_OF_TORCHTUNE = {
+    "pairs": (ELEMENT_BYTES["fp32"], False),
+    "halves": (2 * ELEMENT_BYTES["fp32"], False),
+    "pairs_of_layers": (ELEMENT_BYTES["fp32"], True),
+    "halves_of_layers": (2 * ELEMENT_BYTES["fp32"], True),
+}
+"""Bytes of a row for each feature of a head, and whether each layer has a table."""
 _FIRST_ROWS, _MORE_ROWS = 4 * 8192, 8192
 """Positions that a table which grows begins with, at most, and those that are added at a time."""
 
@@ -24,6 +32,8 @@ def table_rows(job: Job) -> Number:
     """Positions of one table: all that the model was made for and those of a longer sample,
     or (``rotary_rows`` "grown") a part of them to begin with.
     """
+    if job.stack.rotary_positions:
+        return job.stack.rotary_positions
     length, made_for = job.recipe.batch.seq_len, job.model.max_position_tokens
     if made_for is None:
         return length
@@ -39,6 +49,10 @@ def table_row_bytes(job: Job) -> int:
 
     Source: accelerate 1.15 utils/dataclasses.py FullyShardedDataParallelPlugin.set_mixed_precision.
     """
+    own = _OF_TORCHTUNE.get(job.stack.rotary_tables[0])
+    if own is not None:
+        n_bytes, in_each = own
+        return n_bytes * job.model.groups[0].block.attention.head_dim * (job.model.n_layers if in_each else 1)
     if _decoder(job) not in job.stack.rotary_tables:
         return 0
     numerics = job.recipe.numerics

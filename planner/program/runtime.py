@@ -98,8 +98,8 @@ class Runtime:
         self.states: list[int] = []
         # The graph that the loop still refers to.
         self._bound: list[Instance] = []
-        # When the model returns again, the loop lets go of these.
-        self._returned = array("q")
+        # When the model returns again, or what it is compared with, the loop lets go of these.
+        self._returned = self._beside = array("q")
 
     def load(self) -> None:
         """Weights and adapters come to the card, and whatever is set up before the first step."""
@@ -159,6 +159,8 @@ class Runtime:
         for aside in first:
             self.let_go(aside)
         asides = [self.run_beside(given) for given in self.after]
+        stream.events += self._beside
+        self._beside = array("q", [event for each in asides for event in each[-1].events(RETURNS_AGAIN)])
         stream.events += made[-1].events(FORWARD_LOSS)
         if self._waits:
             self._end_autocast(made)

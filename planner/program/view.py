@@ -125,6 +125,11 @@ class LayerView:
         """
         return self.recipe.gradient_checkpointing and self.stack.checkpoints_parts
 
+    @property
+    def wraps_parts_again(self) -> bool:
+        """Whether checkpointing wraps them inside of the layer that it wraps, too."""
+        return self.recipe.gradient_checkpointing and self.stack.checkpoints_twice
+
     def linears(self, reads: str) -> list[LinearSpec]:
         """The matrices that read one tensor, in the order of the code;
         routers and bare parameters of them left out.

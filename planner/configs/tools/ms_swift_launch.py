@@ -86,8 +86,6 @@ def _with_visible(env: Keys, reading: Reading, visible: int) -> bool:
     reading.alone = Alone(where, _SPREADS, sees=visible)
     if visible > 1:
         reading.say("device_map", "auto", where, _ONE_PROCESS)
-    else:
-        reading.remark(where, "the process sees one GPU: others of the machine are not used")
     env.skip(env.left_over_here())
     return False
 

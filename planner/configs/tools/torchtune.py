@@ -4,19 +4,21 @@ single_device and distributed.
 Keys: torchtune 0.6.1 recipes/{lora,full}_finetune_{single_device,distributed}.py, which take no defaults for
 most of them, and models/*/_model_builders.py; keys that recipes of 2025-03 to 2026-04 (bd2a0fc7c) added are
 read as well.
-Ignored: without ``custom_sharded_layers`` FSDP2's root has the token table and the output,
-which are then whole throughout.
+Ignored: ``custom_sharded_layers`` that name the token table alone, or others.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.configs.said_by_file import Reading
+from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.yaml_or_json import Document
+from planner.configs.tools.torchtune_models import BUILDERS, positions, tables, writes_attention
+from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
 from planner.errors import show
+from planner.files.reading import read_text
 
 TOOL = "torchtune 0.6.1"
 STACK = "torchtune"
@@ -28,41 +30,6 @@ MARKS = frozenset(
     {"enable_activation_offloading", "optimizer_in_bwd", "max_steps_per_epoch", "custom_sharded_layers"}
 )
 _MODELS = "torchtune.models."
-# Its builders -> the checkpoint that has these shapes.
-_LLAMA, _QWEN = "meta-llama/", "Qwen/"
-BUILDERS = {
-    "llama2_7b": f"{_LLAMA}Llama-2-7b-hf",
-    "llama2_13b": f"{_LLAMA}Llama-2-13b-hf",
-    "llama2_70b": f"{_LLAMA}Llama-2-70b-hf",
-    "code_llama2_7b": "codellama/CodeLlama-7b-hf",
-    "code_llama2_13b": "codellama/CodeLlama-13b-hf",
-    "llama3_8b": f"{_LLAMA}Meta-Llama-3-8B",
-    "llama3_70b": f"{_LLAMA}Meta-Llama-3-70B",
-    "llama3_1_8b": f"{_LLAMA}Llama-3.1-8B",
-    "llama3_1_70b": f"{_LLAMA}Llama-3.1-70B",
-    "llama3_1_405b": f"{_LLAMA}Llama-3.1-405B",
-    "llama3_2_1b": f"{_LLAMA}Llama-3.2-1B",
-    "llama3_2_3b": f"{_LLAMA}Llama-3.2-3B",
-    "llama3_3_70b": f"{_LLAMA}Llama-3.3-70B-Instruct",
-    "mistral_7b": "mistralai/Mistral-7B-v0.1",
-    # models/phi3/_component_builders.py has a matrix for each of q, k, v, gate and up, as that checkpoint.
-    "phi3_mini": "unsloth/Phi-3.5-mini-instruct",
-    "gemma_2b": "google/gemma-2b",
-    "gemma_7b": "google/gemma-7b",
-    **{f"qwen2_{size}": f"{_QWEN}Qwen2-{size.replace('_', '.').upper()}" for size in ("0_5b", "1_5b", "7b")},
-    **{
-        f"qwen2_5_{size}{kind}": f"{_QWEN}Qwen2.5-{size.replace('_', '.').upper()}"
-        for size in ("0_5b", "1_5b", "3b", "7b", "14b", "32b", "72b")
-        for kind in ("", "_base", "_instruct")
-    },
-    **{
-        f"qwen3_{size}{kind}": f"{_QWEN}Qwen3-{size.replace('_', '.').upper()}"
-        for size in ("0_6b", "1_7b", "4b", "8b", "14b", "32b")
-        for kind in ("", "_base", "_instruct")
-    },
-}
-# models/phi3/_model_builders.py phi3_mini: max_seq_len, beyond which modules/transformer.py ends.
-_PHI3_POSITIONS = 4096
 _TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _OPTIMIZERS = {
@@ -76,14 +43,15 @@ _LOSS, _LINEAR_LOSS = (
     "torchtune.modules.loss.CEWithChunkedOutputLoss",
     "torchtune.modules.loss.LinearCrossEntropyLoss",
 )
+_QUANTIZER = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
+_DPO = "torchtune.rlhf.loss.DPOLoss"
 _DTYPES = ("bf16", "fp32")
 _UNMODELLED = {
     "ac_mode": "torchtune's selective checkpointing is not modelled",
     "enable_fp8_training": "training in fp8 is not modelled",
-    "quantizer": "training that rounds as if quantised (QAT) is not modelled",
     "teacher_model": "distillation is not modelled",
     "teacher_checkpointer": "distillation is not modelled",
-    "ref_checkpointer": "preference training is not modelled; supervised fine-tuning is",
+    "ref_checkpointer": "a second model to compare with is not modelled; DPO with adapters is",
     "reward_checkpointer": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
     "reward_and_value_model": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
     "num_generations": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
@@ -95,6 +63,7 @@ _DEGREES = {
     "expert_parallel_dim": "an expert-parallel degree",
     "data_parallel_replicate_dim": "replicas of FSDP's shards, a degree",
 }
+_RUN = re.compile(r"^#.*\btune run\b.*?([a-z0-9_]+_(?:single_device|distributed)) --config", re.MULTILINE)
 # Keys of the distributed recipes alone.
 _DISTRIBUTED = (
     "custom_sharded_layers",
@@ -148,6 +117,10 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     del beside
+    if not keys.holds("optimizer"):
+        raise keys.not_modelled(
+            "optimizer", "there is none, so this file does not train; training is what is predicted"
+        )
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
     if keys.flag("compile"):
@@ -164,6 +137,7 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
                 f"{keys.path}: {name} is not given, and no recipe of torchtune has a default for it"
             )
     _read_dtype(keys, reading)
+    _read_quantizer(keys, reading)
     _read_data(keys, reading)
     if keys.flag("resize_token_embeddings"):
         reading.remark(keys.where("resize_token_embeddings"), "the vocabulary is counted as published")
@@ -194,10 +168,14 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     if plain not in BUILDERS:
         raise part.not_modelled(
             COMPONENT,
-            f"{show(name)} is not modelled: Llama, Mistral, Phi-3 mini, Gemma and Qwen of 2 to 3 are",
+            f"{show(name)} is not modelled: Llama, Mistral, Phi, Gemma 1 and 2, and Qwen of 2 to 3 are",
         )
     where = part.where(COMPONENT)
     reading.say("model", BUILDERS[plain], where, f"torchtune's {name}")
+    reading.switch("rotary_tables", tables(plain, adapted=plain != name), where)
+    reading.switch("rotary_positions", positions(plain), where)
+    if writes_attention(plain):
+        reading.say("attention", "eager", where, "its own code writes it out")
     if plain == name:
         reading.say("method", "full", where)
         return
@@ -205,7 +183,8 @@ def _read_model(keys: Keys, reading: Reading) -> None:
 
 
 def _read_adapters(part: Keys, reading: Reading, *, quantised: bool) -> None:
-    part.refuse_switched_on({"use_dora": "DoRA is not modelled"})
+    if part.flag("use_dora"):
+        reading.say("dora", True, part.where("use_dora"))
     reading.say("method", "lora", part.where(COMPONENT))
     reading.take(part, {"lora_rank": "lora_rank", "lora_dropout": "lora_dropout"})
     named = part.names("lora_attn_modules")
@@ -231,10 +210,12 @@ def _read_loss(keys: Keys, reading: Reading) -> None:
     """
     part = keys.part("loss")
     kind = _component(part)
+    if part is not None and kind == _DPO:
+        reading.say("task", "dpo", part.where(COMPONENT))
+        part.skip(("beta", "label_smoothing"))
+        return
     if kind.startswith("torchtune.rlhf."):
-        raise keys.not_modelled(
-            f"loss.{COMPONENT}", "preference training is not modelled; supervised fine-tuning is"
-        )
+        raise keys.not_modelled(f"loss.{COMPONENT}", f"{show(kind)} is not modelled; DPOLoss is")
     if part is None or kind not in (_LOSS, _LINEAR_LOSS):
         place = part or keys
         raise place.not_modelled(
@@ -263,6 +244,25 @@ def _read_dtype(keys: Keys, reading: Reading) -> None:
         reading.say("adapter_dtype", dtype, where)
 
 
+def _read_quantizer(keys: Keys, reading: Reading) -> None:
+    """What weights and inputs are rounded to as if quantised.
+
+    Source: torchtune 0.6.1 recipes/qat_distributed.py, qat_lora_finetune_distributed.py.
+    """
+    part = keys.part("quantizer")
+    if part is None:
+        return
+    kind = _component(part)
+    if kind.removesuffix("ModuleSwap") != _QUANTIZER:
+        raise part.not_modelled(
+            COMPONENT, f"{show(kind)} is not modelled; {_QUANTIZER.rpartition('.')[2]} is"
+        )
+    reading.say("qat", "int8-int4", part.where(COMPONENT))
+    reading.take(part, {"groupsize": "qat_group"})
+    # Steps before which nothing is rounded take less.
+    keys.skip(("fake_quant_after_n_steps",))
+
+
 def _read_data(keys: Keys, reading: Reading) -> None:
     tokenizer, data = keys.part("tokenizer"), keys.part("dataset")
     if tokenizer is not None:
@@ -272,11 +272,9 @@ def _read_data(keys: Keys, reading: Reading) -> None:
         reading.needs["seq"] = (
             f"{keys.path}: tokenizer.max_seq_len is null, so the longest sample decides: say --seq"
         )
-    elif reading.value("model") == BUILDERS["phi3_mini"] and reading.value("seq") > _PHI3_POSITIONS:
+    elif reading.value("seq") > (longest := int(reading.switches["rotary_positions"][0])):
         where = reading.said.pop("seq").origin
-        reading.needs["seq"] = (
-            f"{where}: phi3_mini ends at a sample above {_PHI3_POSITIONS} tokens: say --seq"
-        )
+        reading.needs["seq"] = f"{where}: the builder ends at a sample above {longest} tokens: say --seq"
     if data is None:
         return
     if data.flag("packed"):
@@ -337,5 +335,18 @@ def _read_distribution(keys: Keys, reading: Reading) -> None:
     if found is not None:
         reading.say("sharding", kind, keys.where(found), "a key of the distributed recipes")
     else:
+        recipe = _single_device_recipe(keys)
+        reading.alone = Alone(recipe, "", sees=1) if recipe else None
         reading.several = (kind, "torchtune 0.6.1 recipes/*_distributed.py: FSDP2 and no other")
+    if {"tok_embeddings", "output"} <= set(keys.names("custom_sharded_layers")):
+        reading.switch("fsdp2_units", "ends_returned", keys.where("custom_sharded_layers"))
     keys.skip(_DISTRIBUTED)
+
+
+def _single_device_recipe(keys: Keys) -> str:
+    """The recipe that comments of a file run it with, where none of them runs on several GPUs.
+
+    ``tune run`` refuses several processes of such a recipe (torchtune 0.6.1 _cli/run.py).
+    """
+    recipes = dict.fromkeys(_RUN.findall(read_text(keys.path, MAX_DOCUMENT_BYTES)))
+    return next(iter(recipes), "") if all(name.endswith("single_device") for name in recipes) else ""

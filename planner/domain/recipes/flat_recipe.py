@@ -31,7 +31,16 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     },
     "numerics": {
         name: name
-        for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage", "fp8")
+        for name in (
+            "load_dtype",
+            "precision",
+            "quantization",
+            "double_quant",
+            "quant_storage",
+            "fp8",
+            "qat",
+            "qat_group",
+        )
     },
     "batch": {
         name: name for name in ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample", "padding")

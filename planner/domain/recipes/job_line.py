@@ -81,11 +81,13 @@ def method_words(recipe: Recipe, *, doubled: bool = True) -> str:
     ``doubled``: whether double quantisation is named; without, ``qlora nf4`` has it and ``lora on nf4`` not,
     as ``--method`` means them.
     """
+    numerics = recipe.numerics
+    rounded = "" if numerics.qat == "none" else f" qat {numerics.qat}"
     if recipe.adapter is None:
         trained = f" of {'+'.join(recipe.train_layers)}" if recipe.train_layers else ""
-        narrow = "" if recipe.numerics.fp8 == "none" else f" in fp8 {recipe.numerics.fp8}"
-        return f"{recipe.method}{trained}{narrow}"
-    numerics, rank = recipe.numerics, _adapter(recipe.adapter)
+        narrow = "" if numerics.fp8 == "none" else f" in fp8 {numerics.fp8}"
+        return f"{recipe.method}{trained}{narrow}{rounded}"
+    rank = f"{_adapter(recipe.adapter)}{rounded}"
     if numerics.quantization == "none":
         return f"lora {rank}"
     if numerics.quantization in ("nf4", "fp4") and (doubled or numerics.double_quant):

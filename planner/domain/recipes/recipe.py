@@ -29,6 +29,7 @@ Method = Literal["full", "lora"]
 Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm"]
 Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
 Fp8 = Literal["none", "tensorwise", "tensorwise-gathered", "rowwise", "rowwise-gw-hp"]
+Qat = Literal["none", "int8-int4"]
 Offload = Literal[
     "none",
     "optimizer",
@@ -50,6 +51,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 FP8S: tuple[Fp8, ...] = get_args(Fp8)
 GATHERED_FP8: Fp8 = "tensorwise-gathered"
 """FSDP2 gathers weights that were cast to 8 bits before."""
+QATS: tuple[Qat, ...] = get_args(Qat)
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 PADDINGS: tuple[Padding, ...] = get_args(Padding)
@@ -146,7 +148,8 @@ class Numerics:
     master weights.  ``quant_storage`` is the dtype in which 4-bit bytes are stored; other than ``None`` it
     lets FSDP and ZeRO-3 shard them.  ``fp8``: how products of the layers' matrices scale what they cast to 8
     bits, in torchao's words: by whole tensors or by rows; ``gathered``: FSDP2 gathers weights that were cast
-    before; ``gw-hp``: the gradient of a weight is a product in 16 bits.
+    before; ``gw-hp``: the gradient of a weight is a product in 16 bits.  ``qat``: what inputs and weights of
+    matrices are rounded to as if quantised, and ``qat_group`` inputs share a scale of weights.
     """
 
     load_dtype: Dtype
@@ -156,6 +159,8 @@ class Numerics:
     quant_storage: Dtype | None = None
     packing: Packing = Packing()
     fp8: Fp8 = "none"
+    qat: Qat = "none"
+    qat_group: int = 256
 
     @property
     def arrives_packed(self) -> bool:

@@ -32,8 +32,9 @@ class ConfigFile:
     beside it, each field with the sentence that asks for it.  ``launch``: the launch file that was found
     beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
     ``several``: the sharding of several GPUs, where nothing says one.  ``alone``: a key that the tool takes
-    on one GPU only.  ``most_pixels``: of an image, and what its sides are multiples of where it had more.
-    ``in_weights_dtype``: place of what says that the dtype of the checkpoint decides the precision.
+    on one GPU only, or how many GPUs it uses of a machine.  ``most_pixels``: of an image, and what its sides
+    are multiples of where it had more.  ``in_weights_dtype``: place of what says that the dtype of the
+    checkpoint decides the precision.
     """
 
     request: ScenarioRequest
@@ -132,7 +133,7 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     """
     request = _with_both_switches(merge(config.request, flags), config.request)
     if config.alone is not None:
-        request = _alone(config.alone, request)
+        request = _alone(config.alone, request, divided=flags.is_given("sharding"))
     for name, sentence in config.needs.items():
         if request.get(name) is None:
             raise UsageError(sentence)
@@ -170,7 +171,12 @@ def _in_weights_dtype(request: ScenarioRequest, place: str, tool: str) -> Scenar
 
 
 def overruled(config: ConfigFile, request: ScenarioRequest) -> tuple[Remark, ...]:
-    """What a flag says otherwise than the launch that the file goes with: how many GPUs a node has."""
+    """What is counted otherwise than said: how many GPUs a node has, in a flag or in the launch that the file
+    goes with.
+    """
+    seen = request.values.get("gpus")
+    if seen is not None and seen.note and config.alone is not None and seen.origin == config.alone.origin:
+        return (Remark(seen.origin, seen.note),)
     said, nodes = config.request.values.get("gpus"), request.get("nodes") or 1
     counted = _gpus(request) // nodes
     if said is None or said.value == counted:
@@ -205,19 +211,22 @@ def _with_smaller_images(request: ScenarioRequest, pixels: int, multiple: int) -
     return merge(request, ScenarioRequest({"image_size": Given(f"{width}x{height}", given.origin, note)}))
 
 
-def _alone(alone: Alone, request: ScenarioRequest) -> ScenarioRequest:
-    """``request`` on the GPUs that the process sees, whatever the machine has.
+def _alone(alone: Alone, request: ScenarioRequest, *, divided: bool) -> ScenarioRequest:
+    """``request`` on the GPUs that the process sees, whatever the machine has; ``divided``: a flag says how
+    several share the model, so that another program runs.
 
     Raises:
         NotModelledError: a key that no formula covers on one GPU either.
         UsageError: the tool refuses several.
     """
-    if alone.sees and _gpus(request) > alone.sees:
+    gpus = _gpus(request)
+    if alone.sees and gpus > alone.sees and not divided:
         name, _ = split_count(request.get("gpu") or "")
-        origin = request.values["gpu"].origin if name else alone.origin
-        seen = {"gpus": Given(alone.sees, alone.origin, f"the process sees {alone.sees}")}
-        return merge(request, ScenarioRequest(seen | ({"gpu": Given(name, origin)} if name else {})))
-    if _gpus(request) > 1 and not alone.sees:
+        note = f"uses {alone.sees} of the {gpus} GPUs, whatever is in the machine"
+        seen = {each: Given(n, alone.origin, note) for each, n in (("gpus", alone.sees), ("nodes", 1))}
+        card = {"gpu": replace(request.values["gpu"], value=name)} if name else {}
+        return merge(request, ScenarioRequest(seen | card))
+    if gpus > 1 and not alone.sees:
         raise UsageError(f"{alone.origin}: {alone.refused}; say --gpu X:1 [{REFUSED_BY_TOOL}]")
     if alone.otherwise:
         raise NotModelledError(alone.otherwise)

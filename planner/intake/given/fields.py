@@ -20,6 +20,7 @@ from planner.domain.recipes.recipe import (
     OFFLOADS,
     PADDINGS,
     PRECISIONS,
+    QATS,
     QUANTIZATIONS,
     TASKS,
 )
@@ -273,6 +274,12 @@ _FIELDS = (
         "weights in 8 bits, too",
         FP8S,
     ),
+    _one_of(
+        "qat",
+        "What inputs and weights of matrices are rounded to as if quantised, by torchao's fake quantisers",
+        QATS,
+    ),
+    _count("qat_group", "Inputs that share one scale of a weight that is rounded as if quantised", 65_536),
     _one_of(
         "load_dtype",
         "Dtype in which the weights are loaded: fp32, bf16, fp16, or checkpoint for that of the file",

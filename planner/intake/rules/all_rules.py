@@ -10,6 +10,7 @@ from planner.intake.rules.rules_adapters import ADAPTER_RULES
 from planner.intake.rules.rules_float8 import FLOAT8_RULES
 from planner.intake.rules.rules_mixers import MIXER_RULES
 from planner.intake.rules.rules_mixtures import MIXTURE_RULES
+from planner.intake.rules.rules_qat import QAT_RULES
 from planner.intake.rules.rules_recipe import RECIPE_RULES
 from planner.intake.rules.rules_stored import STORED_RULES
 from planner.intake.rules.rules_system import SYSTEM_RULES
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     *MIXER_RULES,
     *STORED_RULES,
     *FLOAT8_RULES,
+    *QAT_RULES,
     *TASK_RULES,
     *VISION_RULES,
     *SYSTEM_RULES,

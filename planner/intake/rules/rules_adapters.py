@@ -27,9 +27,12 @@ def _has_dora(case: Case) -> bool:
 
 def _dora_is_elsewhere(case: Case) -> bool:
     """Whether DoRA meets weights or engines of which nobody compared it with the trace."""
-    divided = case.recipe.sharding.engine != "native"
+    sharding = case.recipe.sharding
+    of_torchtune = case.stack.dora == "adapter_first"
+    divided = sharding.engine != "native" and not (of_torchtune and sharding.dtensors)
     return (
         divided
+        or (of_torchtune and case.numerics.quantization != "none")
         or case.numerics.quantization in PREPACKED | {"int8"}
         or adapts_head(case)
         or adapted_expert_bytes(case) > 0
@@ -89,8 +92,9 @@ ADAPTER_RULES = (
     Rule(
         "dora-of-kernels",
         "not-modelled",
-        "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; "
-        "use --method lora or qlora, and --sharding ddp or none",
+        "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything, "
+        "and over unquantised ones under FSDP2 of torchtune; use --method lora or qlora, and --sharding ddp "
+        "or none",
         lambda case: _has_dora(case) and _dora_is_elsewhere(case),
     ),
     Rule(

@@ -16,6 +16,7 @@ _READ: dict[str, frozenset[Task]] = {
     "whole_with_loss": frozenset({"dpo", "kto", "orpo", "simpo"}),
     "whole_let_go": frozenset({"dpo", "simpo"}),
     "unshifted": frozenset({"dpo", "simpo"}),
+    "tempered": frozenset({"dpo"}),
     "rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "rows_and_hidden": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "rows_let_go": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),

@@ -12,7 +12,13 @@ from functools import partial
 
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.head.inputs import make_masks
-from planner.program.head.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
+from planner.program.head.losses import (
+    cuts_logits,
+    full_loss,
+    logits_in_pieces,
+    loss_of_pieces,
+    piecewise_loss,
+)
 from planner.program.head.soft_rows import with_soft_rows
 from planner.program.head.streams import joined_streams, split_streams
 from planner.program.layers.layer_inputs import with_layer_inputs
@@ -31,6 +37,7 @@ from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.recorded_part import FORWARD_OUT, Shape
 from planner.program.view import LayerView
+from planner.program.weights.fake_quantized import is_head_rounded, rounded_product
 from planner.program.weights.lora_operators import with_adapter
 from planner.program.weights.matrices import autocast, base_product, dropout, linear, weight_copy
 
@@ -208,7 +215,8 @@ def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list
     """
     dtypes, recipe = ends.embed.dtypes, ends.layer.recipe
     casts = dtypes.autocast and weight.dtype != dtypes.compute
-    in_place = casts or recipe.loss != "hf" or recipe.sharding.is_zero3
+    pieces = recipe.loss != "hf" or cuts_logits(ends.layer.stack)
+    in_place = casts or pieces or recipe.sharding.is_zero3
 
     def add(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         before = of_head.pop()
@@ -292,27 +300,34 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
         if model.normhead:
             weight = _normalised(torch, weight)
         logits_of = partial(scaled_logits, torch, ends, weight)
-        if cuts_logits(view.stack):
-            loss, pieces = loss_of_pieces(torch, view, logits_of, hidden, upcast=model.fp32_logits)
-            return loss, pieces if _keeps_logits(view) else []
-        passed.append(logits_of(hidden))
+        cuts = cuts_logits(view.stack)
+        passed += logits_in_pieces(torch, view, logits_of, hidden) if cuts else [logits_of(hidden)]
+    if cuts:
+        loss = loss_of_pieces(torch, view, passed, upcast=model.fp32_logits)
+        return loss, passed if _keeps_logits(view) else []
     loss, logits = full_loss(torch, view, passed, upcast=model.fp32_logits)
     return loss, [logits]
 
 
 def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
     """What the model makes of the head's product: scaled (Granite, Cohere) or capped (Gemma 2)."""
-    model = ends.model
+    model, view = ends.model, ends.layer
     logits = _logits(torch, ends, hidden, weight)
     if model.scales_logits:
         logits = torch.same(logits, "mul")
     if model.wide_logits:
         logits = torch.to(logits, "fp32")
-    if model.logit_softcap:
-        logits = torch.same(logits, "div")
-        logits = torch.kernel(logits, "tanh", saves="output")
-        logits = torch.same(logits, "mul")
-    return logits
+    return _capped(torch, logits) if model.logit_softcap and _caps_logits(view) else logits
+
+
+def _caps_logits(view: LayerView) -> bool:
+    return view.stack.soft_caps == "transformers"
+
+
+def _capped(torch: Operators, x: Tensor) -> Tensor:
+    x = torch.same(x, "div")
+    x = torch.kernel(x, "tanh", saves="output")
+    return torch.same(x, "mul")
 
 
 def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
@@ -324,6 +339,8 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     for spec in model.final_norms[int(model.embedding_norm) :]:
         if spec.on == "hidden":
             hidden = norm(torch, view, spec, hidden)
+    if model.logit_softcap and not _caps_logits(view):
+        hidden = _capped(torch, hidden)
     for linear_spec in model.extra_linears:
         if linear_spec.reads not in _BEFORE:
             hidden = linear(torch, view, linear_spec, hidden)
@@ -371,6 +388,8 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
         if spec.bias:
             bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=trained)
             bias = weight_copy(torch, view, bias)
+        if is_head_rounded(view, spec, tied=ends.model.tied):
+            return rounded_product(torch, view, spec, x, (weight, bias))
         copy = weight_copy(torch, view, weight)
         times = linear_function(torch, view)
         out = times(autocast(torch, view, x), copy, spec.out_features, bias=bias)

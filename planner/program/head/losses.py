@@ -109,10 +109,10 @@ def cuts_logits(stack: Stack) -> bool:
     return "log_softmax" in stack.loss_forward and "nll_grad" not in stack.loss_backward
 
 
-def loss_of_pieces(
-    torch: Operators, view: LayerView, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, *, upcast: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """The logits of every piece, then the loss of one after the other, cast to fp32 (``upcast``).
+def logits_in_pieces(
+    torch: Operators, view: LayerView, logits_of: Callable[[Tensor], Tensor], hidden: Tensor
+) -> list[Tensor]:
+    """The logits of every piece, as the model returns them.
 
     Source: torchtune 0.6.1 modules/transformer.py chunked_output, modules/loss/ce_chunked_output_loss.py;
     litgpt 0.5.13 utils.py chunked_cross_entropy, whose pieces have 128 tokens; lightning 2.5
@@ -121,10 +121,15 @@ def loss_of_pieces(
     pieces = [logits_of(_rows(torch, hidden)) for _ in range(EIGHTHS)]
     if "compute" not in view.stack.loss_forward:
         pieces = [torch.to(pieces.pop(0), "fp32") for _ in range(EIGHTHS)]
+    return pieces
+
+
+def loss_of_pieces(torch: Operators, view: LayerView, pieces: list[Tensor], *, upcast: bool) -> Tensor:
+    """The loss of one piece after the other, cast to fp32 (``upcast``), in the training loop."""
     loss = torch.new(Unit.TOKENS, 1, "fp32", "zeros")
     for piece in pieces:
         loss = torch.add(loss, cross_entropy(torch, view, torch.to(piece, "fp32") if upcast else piece))
-    return loss, pieces
+    return loss
 
 
 def piecewise_loss(

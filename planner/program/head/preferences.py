@@ -12,6 +12,7 @@ get_batch_logps.  At b0d996666~1 their sft_loss, with get_batch_logps of trl 0.8
 ms-swift 4.6.0 rlhf_trainers/dpo_trainer.py, kto_trainer.py and rlhf_mixin.py get_per_token_logps.
 Of allenai/open-instruct b08997673 open_instruct/dpo_utils.py
 concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py calculate_per_token_logps.
+torchtune 0.6.1 recipes/lora_dpo_single_device.py concatenated_forward, train; rlhf/sequence_processing.py.
 Ignored: that copies of cut logits for metrics are one position shorter; that open-instruct compiled the
 log-softmax in 2025, which moves no peak by 0.1 % and a step of an 8B by 0.6 %.
 """
@@ -34,7 +35,7 @@ from planner.program.weights.matrices import autocast, dropout
 
 _ENTROPY_ROWS = 128
 _WHOLE = ("whole", "whole_twice", "whole_with_loss")
-_LET_GO = ("whole_let_go", "unshifted")
+_LET_GO = ("whole_let_go", "unshifted", "tempered")
 _SHIFTED = ("shifted_rows", "fused_rows")
 
 
@@ -64,7 +65,7 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
         logits.append(torch.to(logits.pop(), "fp32"))
     del own
     if kernel in _LET_GO:
-        return _let_go(torch, logits, kernel)
+        return _tempered(torch, logits, role) if kernel == "tempered" else _let_go(torch, logits, kernel)
     if recipe.task == "kto" and kernel not in (*_SHIFTED, "rows_let_go"):
         of_whole = _kto_twice if kernel == "whole_twice" else _kto_whole
         return (of_whole if kernel in _WHOLE else _kto_rows)(torch, logits, role)
@@ -458,4 +459,17 @@ def _let_go(torch: Operators, logits: list[Tensor], kernel: PairLogps) -> Tensor
         part = torch.shifted_rows(part)
     scores = torch.kernel(part, "log_softmax", saves="output")
     del part
+    return _gathered(torch, scores)
+
+
+def _tempered(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+    """The log-softmax of all logits over a temperature.  Those of the policy go before the reference runs,
+    whose own a variable holds until it has run again.
+    """
+    scaled = torch.same(torch.shifted_rows(logits[0]), "div")
+    scores = torch.kernel(scaled, "log_softmax", saves="output")
+    del scaled
+    if role == "reference":
+        torch.bound = [logits[0].alias()]
+    logits.clear()
     return _gathered(torch, scores)

@@ -133,10 +133,11 @@ def _wrapped(torch: Operators, view: LayerView, part: Part, x: Tensor) -> Tensor
     """One part of a layer, checkpointed by itself where the stack does so.
 
     Source: nemo_automodel components/distributed/parallelizer.py (``checkpoint_wrapper`` of norms,
-    attention and MLP).
+    attention and MLP); axolotl 0.19.0 monkeypatch/accelerate/fsdp2.py fsdp2_prepare_model wraps layers
+    whose children accelerate 1.15 utils/fsdp_utils.py fsdp2_apply_ac has wrapped.
     Ignored: layers whose two parts run side by side, which are not wrapped.
     """
-    if not view.wraps_parts:
+    if not (view.wraps_parts or view.wraps_parts_again):
         return part(torch, view, x)
     again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
     return again(torch, partial(part, torch, view), x)

@@ -2,7 +2,9 @@
 row by row.
 
 Source: peft 0.21 and 0.18 ``tuners/lora/dora.py`` DoraLinearLayer, 0.21 ``tuners/lora/variants.py``
-DoraLinearVariant, ``utils/integrations.py`` dequantize_module_weight.
+DoraLinearVariant, ``utils/integrations.py`` dequantize_module_weight; torchtune 0.6.1
+``modules/peft/dora.py`` DoRALinear (``adapter_first``), which scales the base's result whatever dropout
+leaves.
 Ignored: norms that are made once when the adapters are.
 """
 
@@ -24,7 +26,8 @@ def with_dora(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, re
     Without dropout ``result`` itself is scaled; with it the base multiplies what is left of ``x`` once more.
     """
     left = dropped(torch, view, x)
-    return torch.add(result, _branch(torch, view, spec, left, result if left is x else None))
+    reads_result = left is x or view.stack.dora == "adapter_first"
+    return torch.add(result, _branch(torch, view, spec, left, result if reads_result else None))
 
 
 def _branch(
@@ -35,7 +38,9 @@ def _branch(
     magnitude = torch.parameter(
         Unit.ONE, spec.out_features, view.dtypes.adapter, trained=True, owner="lora_magnitude_vector"
     )
-    keeps = view.stack.dora == "keeps_eye"
+    first = view.stack.dora == "adapter_first"
+    lora_result = _through_both(torch, view, spec, pair, x, rows_of(spec, x)) if first else None
+    keeps = first or view.stack.dora == "keeps_eye"
     x_eye = torch.new(Unit.ONE, spec.in_features**2, x.dtype if keeps else view.dtypes.adapter, "eye")
     lora_weight = _through_both(torch, view, spec, pair, x_eye, spec.in_features)
     if not keeps:
@@ -46,10 +51,11 @@ def _branch(
     weight = torch.to(loaded(torch, view, spec) if view.quantized(spec) else own, x.dtype)
     weight_norm = _norm_of_sum(torch, view, weight, (lora_weight.dtype, spec.out_features))
     scale = torch.reshaped(_divided(torch, magnitude, weight_norm))
-    lora_result = _through_both(torch, view, spec, pair, x, rows_of(spec, x))
+    if lora_result is None:
+        lora_result = _through_both(torch, view, spec, pair, x, rows_of(spec, x))
     if base_result is None:
         base_result = _base_again(torch, view, spec, x, weight)
-    elif spec.bias:
+    elif spec.bias and not first:
         base_result = torch.contiguous(base_result, "sub")
     return torch.add(
         torch.mul(torch.shifted(scale), base_result), torch.same(torch.mul(scale, lora_result), "mul")

@@ -18,6 +18,7 @@ from planner.program.ops.tensors import ELEMENT_BYTES, Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.weights.aqlm import linear_aqlm
 from planner.program.weights.awq import linear_awq
+from planner.program.weights.fake_quantized import is_rounded, linear_rounded
 from planner.program.weights.float8 import in_float8, linear_float8
 from planner.program.weights.four_bit import elements, linear_4bit, product_4bit
 from planner.program.weights.fused_adapters import fused_linear, is_fused
@@ -52,6 +53,8 @@ def _base_layer(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
 
 def base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """The product with the layer's own weight."""
+    if is_rounded(view.recipe, spec, adapted=view.adapted(spec)):
+        return linear_rounded(torch, view, spec, x)
     if not view.quantized(spec):
         return (linear_float8 if in_float8(view.recipe.numerics, spec) else _plain)(torch, view, spec, x)
     numerics = view.recipe.numerics

@@ -94,6 +94,8 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "expert_parallel",
         "hpz",
         "fp8",
+        "qat",
+        "qat_group",
     }
     assert len(names) == len(set(names))
     assert set(names) == set(REQUEST_FIELDS) - absent

@@ -119,3 +119,16 @@ def test_the_first_product_is_that_of_the_angles_where_there_is_one(
     assert stream.workspace is not None
     behind = stream.events[stream.events.index(stream.workspace) + 1]
     assert stream.place(behind)[1] == module
+
+
+def test_torchtune_has_tables_in_fp32() -> None:
+    """One for all layers, or one in each; a number for each pair of features, or twice."""
+    for kind, n_bytes in (
+        ("pairs", 4),
+        ("halves", 8),
+        ("pairs_of_layers", 4 * 32),
+        ("halves_of_layers", 8 * 32),
+    ):
+        switches = (f"rotary_tables={kind}", "rotary_positions=4096")
+        subject = job(stack="torchtune", switches=switches)
+        assert held(subject) == 4096 * 128 * n_bytes

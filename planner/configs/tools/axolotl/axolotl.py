@@ -44,6 +44,7 @@ from planner.configs.tools.axolotl.axolotl_parts import (
     remark_on_short_convolutions,
 )
 from planner.configs.tools.axolotl.axolotl_plugins import read_plugins
+from planner.configs.tools.axolotl.axolotl_qat import read_qat
 from planner.configs.tools.axolotl.axolotl_vision import read_images
 from planner.errors import show
 
@@ -84,7 +85,6 @@ _UNMODELLED = {
     "dense_mixer": "DenseMixer is not modelled",
     "kd_trainer": "distillation is not modelled",
     "nemo_gym_enabled": "reinforcement learning is not modelled",
-    "qat": "training that simulates quantisation is not modelled",
     "quantization": "quantisation after training is not modelled",
     "layer_offloading": "layers in host RAM are not modelled",
     "ple_cpu_offload": "embeddings in host RAM are not modelled",
@@ -195,6 +195,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     if of_2023:
         read_attention_of_2023(keys, reading)
     read_plugins(keys, reading)
+    read_qat(keys, reading)
     _read_stored_weights(keys)
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading)
@@ -452,6 +453,9 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
     refuse_8bit_in_ram(keys, reading)
     if found.checkpoints:
         _say_fsdp_checkpointing(reading)
+        if reading.sharding.dtensors:
+            # axolotl 0.19.0 monkeypatch/accelerate/fsdp2.py fsdp2_prepare_model, behind fsdp2_apply_ac.
+            reading.switch("checkpoints_twice", True, where)
     read_files(keys, reading, beside)
 
 

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable
 from itertools import compress
 
+from planner.domain.stack_values import RETURNED
 from planner.domain.term import TermName
 from planner.program.engines.fsdp.fsdp_units import INNER, Units, gradients_inside, pieces
 from planner.program.engines.groups import (
@@ -54,6 +55,7 @@ class Fsdp(Runtime):
         model = job.model
         # PEFT's wrapper hides the last norm, so the head is gathered by itself.
         self._head_alone = job.recipe.adapter is not None and not model.tied
+        self._returns_logits = job.stack.fsdp2_units in RETURNED and job.recipe.sharding.dtensors
         self._in_root = frozenset(linear.name for linear in model.extra_linears)
 
     @abstractmethod
@@ -129,10 +131,12 @@ class Fsdp(Runtime):
                 self._before_forward(TAIL)
             stream.events += before
             self._before_forward(TAIL)
-            stream.events += inside + after
+            stream.events += inside if self._returns_logits else inside + after
             self._after_forward(TAIL)
             self._after_forward(ROOT)
             self.end_of_forward()
+            if self._returns_logits:
+                stream.events += after
         else:
             self._before_forward(part.name)
             self._run(part, FORWARD)

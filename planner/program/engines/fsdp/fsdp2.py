@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.domain.stack_values import Fsdp2Units
+from planner.domain.stack_values import RETURNED, Fsdp2Units
 from planner.program.engines.fsdp.fsdp import GATHER_STREAM, REDUCE_STREAM, Fsdp
 from planner.program.engines.fsdp.fsdp_units import INNER
 from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group
@@ -25,6 +25,8 @@ _IN_ROOT: dict[Fsdp2Units, tuple[str, ...]] = {
     "ends_in_root": (TAIL,),
     "root_divided": (TABLE, TAIL),
     "root_whole": (TABLE, TAIL),
+    "root_returned": (TABLE, TAIL),
+    "ends_returned": (),
 }
 """Which units around the layers are the root's."""
 
@@ -81,13 +83,14 @@ class Fsdp2(Fsdp):
         """
         model, kind = self.job.model, self.job.stack.fsdp2_units
         inside = self.job.recipe.adapter is not None or model.vision is not None
-        groups = {ROOT: Group([], stays=kind not in ("ends_in_root", "root_divided")), TABLE: Group([])}
+        whole = kind in ("ends_apart", "root_whole")
+        groups = {ROOT: Group([], stays=whole), TABLE: Group([])}
         units = [self.units.of(each) for each in weights]
         groups |= {unit: Group([]) for unit in units if unit}
         if kind == "root_whole":
             last = f"layer {model.n_layers - 1}"
             groups |= {unit: Group([], stays=True) for unit in groups if unit in (last, last + INNER)}
-        groups[TAIL] = Group([], stays=True)
+        groups[TAIL] = Group([], stays=kind not in RETURNED)
         tail = [] if inside else [each for each in weights if each.name.startswith("norm ")]
         for each, unit in zip(weights, units, strict=True):
             name = unit or ROOT

@@ -28,6 +28,8 @@ def eager(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: 
     ]
     if spec.sinks:
         written = _gpt_oss
+    elif spec.softcap and view.stack.soft_caps == "torchtune":
+        written = _torchtune
     elif spec.returned_scores == "softmax":
         written = _falcon_alibi if spec.position == "alibi" else _falcon
     elif spec.returned_scores == "cast" and spec.eager_scores == "fp32_softmax":
@@ -60,6 +62,44 @@ def _llama(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
         scores = torch.to(scores, query.dtype)
     scores = _dropped(torch, view, scores)
     return _rows(torch, view, _heads(torch, view, scores, values)), []
+
+
+def _torchtune(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:
+    """Gemma 2 of torchtune: the query is scaled in place, and a mask of its own, in fp32, widens the scores.
+
+    Source: torchtune 0.6.1 models/gemma2/_attention.py Gemma2Attention.forward.
+    """
+    keys, values = repeated(torch, view, key), repeated(torch, view, value)
+    query = torch.in_place(query, "mul")
+    scores = product(torch, view, query, keys)
+    mask, *_variables = _own_mask(torch, view)
+    scores = torch.same(scores, "div")
+    scores = torch.kernel(scores, "tanh", saves="output")
+    scores = torch.same(scores, "mul")
+    scores = torch.add(scores, mask)
+    scores = torch.to(softmax(torch, scores, "fp32"), query.dtype)
+    return _rows(torch, view, _heads(torch, view, scores, values)), [mask, *_variables]
+
+
+def _own_mask(torch: Operators, view: LayerView) -> list[Tensor]:
+    """Which pairs are seen, as numbers; where there is a window, ones and those of the window stay beside."""
+
+    def made(op: str, dtype: Dtype = "fp32") -> Tensor:
+        return torch.new(Unit.LENGTH_PAIRS, 1, dtype, op)
+
+    seen = made("to", "bool")
+    seen = made("tril", "bool")
+    unseen = made("logical_not", "bool")
+    mask = made("where")
+    del seen, unseen
+    if view.block.attention.window_tokens is None:
+        return [mask]
+    ones = made("ones_like")
+    above, below = made("triu"), made("tril")
+    window = made("mul")
+    del above, below
+    _compared = made("eq", "bool")
+    return [made("where"), ones, window]
 
 
 def _gpt_oss(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:

@@ -135,5 +135,5 @@ def test_one_visible_gpu_is_one_gpu_of_the_machine() -> None:
     """Whatever ``--gpu`` says, the process uses what it sees; what sees several is another matter."""
     checked = asked(f"CUDA_VISIBLE_DEVICES=3 {COMMAND}", "a100-80-sxm:8")
     assert checked.subject.scenario.hardware.world_size == 1
-    assert any("others of the machine are not used" in text for _, text in checked.remarks)
+    assert any("uses 1 of the 8 GPUs" in text for _, text in checked.remarks)
     assert "device_map" in asked(COMMAND, "a100-80-sxm:8").failure

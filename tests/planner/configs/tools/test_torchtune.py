@@ -11,7 +11,7 @@ import yaml
 from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
 from planner.errors import InputFileError, NotModelledError, UsageError
-from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.config_file import overruled, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
@@ -46,19 +46,15 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
     [
         ({"ac_mode": "selective"}, "selective checkpointing"),
         (
-            {
-                "quantizer": {
-                    "_component_": "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
-                }
-            },
-            "QAT",
+            {"quantizer": {"_component_": "torchtune.training.quantization.Int4WeightOnlyQATQuantizer"}},
+            "Int4WeightOnlyQATQuantizer is not modelled",
         ),
         ({"teacher_model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}}, "distillation"),
         (
             {"ref_checkpointer": {"checkpoint_dir": "a"}},
-            "preference training is not modelled; supervised fine-tuning is",
+            "a second model to compare with is not modelled",
         ),
-        ({"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss"}}, "preference training is not modelled"),
+        ({"loss": {"_component_": "torchtune.rlhf.loss.RSOLoss"}}, "RSOLoss is not modelled; DPOLoss is"),
         (
             {"loss": {"_component_": "torch.nn.CrossEntropyLoss"}},
             "the loss torch.nn.CrossEntropyLoss is not modelled",
@@ -74,9 +70,8 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
         ),
         ({"num_generations": 4}, "reinforcement learning"),
         ({"tensor_parallel_dim": 2}, "a tensor-parallel degree of 2"),
-        ({"model": {"_component_": "torchtune.models.phi4.phi4_14b"}}, "phi4_14b is not modelled"),
+        ({"model": {"_component_": "torchtune.models.t5.t5_v1_1_xxl"}}, "t5_v1_1_xxl is not modelled"),
         ({"model": {"_component_": "mine.models.model"}}, "not a builder of torchtune.models"),
-        ({"model": LORA | {"use_dora": True}}, "DoRA"),
         (
             {"optimizer": {"_component_": "torchao.optim.AdamW4bit"}},
             "optimizer torchao.optim.AdamW4bit is not modelled",
@@ -131,6 +126,45 @@ def test_phi3_of_torchtune_has_separate_matrices(tmp_path: Path) -> None:
         with_flags(read_config_file(tmp_path / "train.yaml"), from_flags({"gpu": "h100-sxm"}))
 
 
+@pytest.mark.parametrize(
+    ("builder", "tables", "rows"),
+    [
+        ("llama3_2.lora_llama3_2_1b", "pairs", 131_072),
+        ("llama3.lora_llama3_8b", "pairs_of_layers", 8_192),
+        ("gemma2.gemma2_9b", "pairs", 8_192),
+        ("qwen2_5.lora_qwen2_5_7b_base", "halves_of_layers", 131_072),
+        ("qwen2_5.qlora_qwen2_5_7b_instruct", "halves_of_layers", 32_768),
+        ("phi4.phi4_14b", "halves", 16_384),
+    ],
+)
+def test_builders_say_their_tables_of_positions(tmp_path: Path, builder: str, tables: str, rows: int) -> None:
+    """One for all layers, or one in each attention with adapters."""
+    model = (LORA if "lora" in builder else {}) | {"_component_": f"torchtune.models.{builder}"}
+    read(tmp_path, BASE | {"model": model})
+    request = with_flags(read_config_file(tmp_path / "train.yaml"), from_flags({"gpu": "h100-sxm"}))
+    stack = resolve(request).stack
+    assert (stack.rotary_tables, stack.rotary_positions) == ((tables,), rows)
+
+
+def test_gemma_2_has_attention_of_its_own(tmp_path: Path) -> None:
+    """Without torch's kernels; Gemma 1 has these."""
+    for builder, attention in (("gemma2.gemma2_2b", "eager"), ("gemma.gemma_2b", None)):
+        found = read(tmp_path, BASE | {"model": {"_component_": f"torchtune.models.{builder}"}})
+        assert found.value("attention") == attention
+
+
+def test_dpo_is_told_by_its_loss(tmp_path: Path) -> None:
+    """A pair is two sequences."""
+    loss = {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.1}
+    assert read(tmp_path, BASE | {"loss": loss, "model": LORA}).value("task") == "dpo"
+
+
+def test_dora_is_read(tmp_path: Path) -> None:
+    """As an argument of the builder."""
+    assert read(tmp_path, BASE | {"model": LORA | {"use_dora": True}}).value("dora")
+    assert read(tmp_path, BASE | {"model": LORA | {"use_dora": False}}).value("dora") is None
+
+
 def test_the_optimizer_may_step_in_the_backward_pass(tmp_path: Path) -> None:
     """As the recipes of full fine-tuning on one card say."""
     assert read(tmp_path, BASE | {"optimizer_in_bwd": True}).value("optimizer_in_backward")
@@ -142,6 +176,48 @@ def test_a_4_bit_base_that_trains_in_fp32_is_loaded_so(tmp_path: Path) -> None:
     table = BASE | {"model": LORA | {"quantize_base": True}}
     assert read(tmp_path, table | {"dtype": "fp32"}).value("load_dtype") == "fp32"
     assert read(tmp_path, table).value("load_dtype") is None
+
+
+def test_matrices_may_be_rounded_as_if_quantised(tmp_path: Path) -> None:
+    """In groups of 256, unless the file says another number."""
+    kind = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
+    found = read(tmp_path, BASE | {"quantizer": {"_component_": kind}, "fake_quant_after_n_steps": 100})
+    assert (found.value("qat"), found.value("qat_group")) == ("int8-int4", None)
+    found = read(tmp_path, BASE | {"quantizer": {"_component_": f"{kind}ModuleSwap", "groupsize": 32}})
+    assert (found.value("qat"), found.value("qat_group")) == ("int8-int4", 32)
+
+
+def test_a_file_without_an_optimizer_does_not_train(tmp_path: Path) -> None:
+    """It generates, evaluates or quantises."""
+    table = {name: value for name, value in BASE.items() if name != "optimizer"}
+    with pytest.raises(NotModelledError, match="does not train"):
+        read(tmp_path, table)
+
+
+def test_a_recipe_for_one_device_uses_one(tmp_path: Path) -> None:
+    """Comments say which recipe runs the file; ``--sharding`` says that another one does."""
+    path = tmp_path / "train.yaml"
+    command = "# tune run {} --config llama3_1/8B_lora\n"
+    text = yaml.safe_dump(BASE | {"optimizer_in_bwd": True})
+    path.write_text(command.format("full_finetune_single_device") + text, encoding="utf-8")
+    config = read_config_file(path)
+    request = with_flags(config, from_flags({"gpu": "h100-sxm:8"}))
+    assert resolve(request).hardware.world_size == 1
+    assert "uses 1 of the 8 GPUs" in overruled(config, request)[0].text
+    divided = with_flags(config, from_flags({"gpu": "h100-sxm:8", "sharding": "fsdp"}))
+    assert (divided.get("gpu"), overruled(config, divided)) == ("h100-sxm:8", ())
+    both = command.format("--nproc_per_node 2 full_finetune_distributed")
+    path.write_text(command.format("full_finetune_single_device") + both + text, encoding="utf-8")
+    assert with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"})).get("sharding") == "fsdp"
+
+
+def test_what_is_a_unit_of_fsdp2(tmp_path: Path) -> None:
+    """Layers, and what ``custom_sharded_layers`` names; nothing stays whole when the model returns."""
+    path = tmp_path / "train.yaml"
+    for named, units in ((["tok_embeddings", "output"], "ends_returned"), (None, "root_returned")):
+        read(tmp_path, BASE | {"custom_sharded_layers": named})
+        request = with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"}))
+        assert resolve(request).stack.fsdp2_units == units
 
 
 def test_several_gpus_mean_fsdp2(tmp_path: Path) -> None:

@@ -216,6 +216,14 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"gpu": "h100-sxm", "fp8": "rowwise"},
         {"method": "full", "gpu": "h100-sxm", "fp8": "rowwise"},
     ),
+    "qat-unread": (
+        {"method": "full", "qat": "int8-int4"},
+        {"method": "full", "qat": "int8-int4", "stack": "torchtune"},
+    ),
+    "qat-group-undivided": (
+        {"method": "lora", "qat": "int8-int4", "stack": "torchtune", "qat_group": 1000},
+        {"method": "lora", "qat": "int8-int4", "stack": "torchtune"},
+    ),
     "optimizer-rank-unused": ({"optimizer_rank": 8}, {}),
     "double-quant-without-4bit": (
         {"method": "int8", "double_quant": True},

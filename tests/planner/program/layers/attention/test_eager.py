@@ -23,9 +23,12 @@ MIXED = Dtypes("bf16", "fp32", "fp32", "fp32", "fp32", autocast=True)
 PAIRS, TOKENS, SINK = Unit.PAIRS, Unit.TOKENS, Unit.SINK_PAIRS
 
 
-def _view(spec: AttentionSpec, dtypes: Dtypes = BF16, *, single: bool = True) -> LayerView:
-    block = SimpleNamespace(attention=spec)
-    return cast("LayerView", SimpleNamespace(block=block, dtypes=dtypes, single=single, trains_base=True))
+def _view(
+    spec: AttentionSpec, dtypes: Dtypes = BF16, *, single: bool = True, caps: str = "transformers"
+) -> LayerView:
+    block, stack = SimpleNamespace(attention=spec), SimpleNamespace(soft_caps=caps)
+    made = SimpleNamespace(block=block, dtypes=dtypes, single=single, trains_base=True, stack=stack)
+    return cast("LayerView", made)
 
 
 class _Run:
@@ -110,6 +113,18 @@ def test_a_soft_cap_keeps_its_tanh() -> None:
     """Beside the softmax, its cast, and the rows."""
     run_ = _Run(_view(replace(LLAMA, softcap=True)))
     assert run_.alive == [(PAIRS, 4), (PAIRS, 8), (PAIRS, 4), (TOKENS, 16)]
+
+
+@pytest.mark.parametrize("window", [None, 512])
+def test_torchtune_makes_a_mask_in_each_layer(window: int | None) -> None:
+    """In fp32, which widens the sum; where there is a window, ones and those inside of it stay beside."""
+    spec = replace(LLAMA, softcap=True, window_tokens=window)
+    run_ = _Run(_view(spec, caps="torchtune"))
+    masks = [size for unit, size in run_.forward if unit is Unit.LENGTH_PAIRS]
+    assert masks == [1, 1, 1, 4, *([4, 4, 4, 4, 1, 4] if window else [])]
+    assert run_.in_variables == [Unit.LENGTH_PAIRS] * (3 if window else 1)
+    scores = [size for unit, size in run_.forward if unit is PAIRS]
+    assert scores == [4, 4, 4, 4, 8, 8, 4]
 
 
 def test_dropout_keeps_a_mask_and_what_it_returns() -> None:

@@ -1,0 +1,44 @@
+"""Axolotl: matrices that are rounded as if quantised (``qat``).
+
+Source: axolotl 0.19.0 utils/schemas/quantization.py QATConfig, utils/quantization.py get_quantization_config,
+_make_qat_config; torchao 0.17.0 quantization/qat/fake_quantize_config.py _infer_fake_quantize_configs.
+"""
+
+from __future__ import annotations
+
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.keys import Keys
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
+
+_GROUP = 32
+_NVFP4 = (
+    "Axolotl 0.19.0 stops at nvfp4, because torchao 0.17.0 rounds nothing for NVFP4WeightOnlyConfig; int8 "
+    f"with int4 weights is modelled [{REFUSED_BY_TOOL}]"
+)
+
+
+def read_qat(keys: Keys, reading: Reading) -> None:
+    """Enter what inputs and weights are rounded to.
+
+    Raises:
+        UsageError: what Axolotl stops at.
+        NotModelledError: other numbers than int8 for inputs and int4 for weights.
+    """
+    part = keys.part("qat")
+    if part is None:
+        return
+    weights, inputs = part.text("weight_dtype") or "int8", part.text("activation_dtype") or "none"
+    if weights == "nvfp4":
+        raise UsageError(f"{part.where('weight_dtype')}: {_NVFP4}")
+    if (inputs, weights) != ("int8", "int4"):
+        raise part.not_modelled(
+            "weight_dtype",
+            f"inputs in {show(inputs)} with weights in {show(weights)} are not modelled; int8 with int4 is",
+        )
+    part.refuse_switched_on({"quantize_embedding": "a rounded token table is not modelled"})
+    reading.say("qat", "int8-int4", keys.where("qat"))
+    reading.take(part, {"group_size": "qat_group"})
+    if not part.has("group_size"):
+        reading.say("qat_group", _GROUP, keys.where("qat"), "the default of group_size")
+    # Steps before which nothing is rounded take less.
+    part.skip(("fake_quant_after_n_steps",))

@@ -1,0 +1,61 @@
+"""Rules about matrices that are rounded as if quantised."""
+
+from __future__ import annotations
+
+from planner.domain.recipes.recipe import LANGUAGE_TASKS
+from planner.intake.rules.rule import Case, Rule
+
+
+def _asked(case: Case) -> bool:
+    return case.numerics.qat != "none"
+
+
+def _is_wide(case: Case) -> bool:
+    """Whether a product sees another dtype than that of the weights."""
+    return case.numerics.fp8 != "none" or case.numerics.compute_dtype != case.numerics.load_dtype
+
+
+def _unread(case: Case) -> str:
+    """What about this job nobody read beside it; empty where nothing is."""
+    recipe, stack = case.recipe, case.stack
+    reasons = (
+        (stack.qat_weights == "unread" or stack.adapter_kernels == "compiled", f"stack '{stack.id}'"),
+        (case.numerics.quantization != "none", f"a base in {case.numerics.quantization}"),
+        (_is_wide(case), f"precision {case.numerics.precision} of weights in {case.numerics.load_dtype}"),
+        (recipe.adapter is not None and (recipe.adapter.dora or stack.qat_weights == "int4"), "an adapter"),
+        (bool(recipe.train_layers), "partly trained models"),
+        (recipe.task not in LANGUAGE_TASKS, f"task {recipe.task}"),
+        (case.model.is_moe or case.model.vision is not None, "mixtures of experts and models that see"),
+        (any(group.block.mixer is not None for group in case.model.groups), "layers without attention"),
+        (recipe.loss == "chunked" or (recipe.loss != "hf" and stack.model_code == "own"), "a loss in pieces"),
+        (recipe.uses_deepspeed or recipe.sharding.is_fsdp1, f"sharding {recipe.sharding}"),
+        (recipe.parallel.tensor > 1, "tensor parallelism"),
+    )
+    return next((what for applies, what in reasons if applies), "")
+
+
+def _undivided(case: Case) -> str:
+    """The first adapted matrix that groups do not divide; empty where they divide all."""
+    targets = case.adapter.targets if case.adapter else ()
+    undivided = (spec.name for spec, _ in case.model.linears() if spec.in_features % case.numerics.qat_group)
+    return next((name for name in undivided if name in targets or "all-linear" in targets), "")
+
+
+QAT_RULES = (
+    Rule(
+        "qat-unread",
+        "not-modelled",
+        "Rounding as if quantised is modelled for dense models of torchtune's recipes without torch.compile, "
+        "and for full fine-tunes of Axolotl; leave --qat out",
+        lambda case: _asked(case) and bool(_unread(case)),
+        lambda case: f"{_unread(case)} beside it was not read",
+    ),
+    Rule(
+        # torchtune 0.6.1 modules/peft/lora.py QATLoRALinear.__init__.
+        "qat-group-undivided",
+        "refuse",
+        "torchtune adapts only matrices whose inputs are whole groups; say a --qat-group that divides them",
+        lambda case: _asked(case) and bool(_undivided(case)),
+        lambda case: f"{_undivided(case)} has no whole groups of {case.numerics.qat_group}",
+    ),
+)
