@@ -273,23 +273,21 @@ class Stack:
 
     # Trainers of preferences, rewards and generated completions
     pair_logps: PairLogps
-    """How log-probabilities of pairs are taken.  ``whole``: of all logits at once, which are held until
-    the loss is there.  ``whole_twice``: then once more of the chosen sequences or good samples, whose
-    likelihood is added.  ``whole_with_loss``: the model gets labels, too, and takes a loss of its own,
-    which goes when it returns (not for KTO).  ``whole_let_go``: not held; ``unshifted``: and not even cut
-    by one position.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden
-    states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position first;
-    ``fused_rows``: and copied for a kernel.  ``joined``: both sequences of a pair are one row, of half
-    its length each.  ``rows_let_go``: as ``rows``, with no copies for metrics.  ``tiles``: of tiles of
-    the head's product, without logits.  ``none``: it has no such trainer."""
+    """How log-probabilities of pairs are taken.  ``whole``: of all logits at once, which are held until the
+    loss is there.  ``whole_twice``: then once more of the chosen sequences or good samples, whose likelihood
+    is added.  ``whole_with_loss``: the model takes a loss of its own, too, which goes when it returns (not
+    for KTO).  ``whole_let_go``: not held; ``unshifted``: nor cut by one position.  ``rows``: row by row of
+    the batch.  ``rows_and_hidden``: all hidden states are returned, too.  ``shifted_rows``: logits are cut by
+    one position first; ``fused_rows``: and copied for a kernel.  ``joined``: both sequences of a pair are one
+    row, of half its length each.  ``rows_let_go``: without copies for metrics.  ``tiles``: of tiles of the
+    head's product.  ``none``: it has no such trainer."""
     chosen_likelihood: bool
     """In ORPO and SimPO the cross-entropy of the chosen sequences' logits comes first, where those of all
     are held until the loss is there."""
     completion_logps: CompletionLogps
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the
     temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
-    ``in_place``: of logits that are divided in place (``in_place_alone``: without entropy).  ``tiles`` and
-    ``none`` as above."""
+    ``in_place``: of logits divided in place (``in_place_alone``: without entropy).  Others as above."""
     pair_dropout: bool
     """Trainers of preferences leave dropout on; others set it to zero."""
     caches_reference: bool
@@ -455,14 +453,9 @@ class Stack:
         return self.packed_mask in ("varlen", "rows", "one_row") and self.sdpa_mask == "bool"
 
     def joins_rows(self, recipe: Recipe) -> bool:
-        """Whether all rows of a micro-batch lie in one: under that mask, or as pairs without padding.
-
-        Source: ms-swift 4.6.0 template/base.py _data_collator under ``padding_free``.
-        """
-        flash = recipe.batch.padding == "packed" and ATTENTION_FACTS[recipe.attention].is_flash
-        if self.pair_logps == "rows_let_go" and recipe.batch.is_paired:
-            return flash
-        return self.masks_samples(recipe) and self.packed_mask == "one_row"
+        """Whether all rows of a micro-batch lie in one: under that mask, or as pairs of ms-swift."""
+        own = self.pair_logps == "rows_let_go" and recipe.batch.is_paired and recipe.batch.padding == "packed"
+        return own or (self.masks_samples(recipe) and self.packed_mask == "one_row")
 
     def finds_unused(self, *, has_adapter: bool, is_checkpointed: bool) -> bool:
         """Whether DDP looks for unused parameters in such a job."""

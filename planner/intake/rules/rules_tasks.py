@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import Task
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.tasks import scores_by_value, takes_tiles
@@ -84,9 +85,12 @@ def _adapters_off_read(case: Case) -> bool:
 
 
 def _joins_pairs(case: Case) -> bool:
-    """Whether all pairs of a micro-batch lie in one row, in a way that was read."""
-    joins = case.stack.pair_logps == "rows_let_go" and case.recipe.task == "dpo"
-    return joins and case.stack.joins_rows(case.recipe)
+    """Whether all pairs of a micro-batch lie in one row, in a way that was read.
+
+    Source: ms-swift 4.6.0 template/base.py _data_collator under ``padding_free``.
+    """
+    flash = ATTENTION_FACTS[case.recipe.attention].is_flash
+    return flash and case.stack.pair_logps == "rows_let_go" and case.recipe.task == "dpo"
 
 
 def _compares_otherwise(case: Case) -> bool:
