@@ -47,6 +47,8 @@ class AttentionSpec:
     that after a computation in ``fp32``, or one whose products alone are (``floated``: input and swapped
     input are cast, tables are fp32).
     """
+    widened_tables: bool = False
+    """Tables have the dtype of the stream, which autocast widens to fp32 before the first layer."""
     joined_rotary: bool = False
     """Rotary code concatenates a turned and an untouched part, which lays query and key out head by head."""
     rotary_join: RotaryJoin = "function"

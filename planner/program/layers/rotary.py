@@ -43,8 +43,8 @@ def _table(torch: Operators, view: LayerView) -> Tensor:
         repeated: Dtype = "fp32" if spec.rotary_result == "floated" else view.embedded
         _sines = torch.new(Unit.LENGTH, width, repeated, "repeat_interleave")
         return torch.new(Unit.LENGTH, width, repeated, "repeat_interleave")
-    # Code that casts results back leaves its tables in fp32; autocast widens streams beyond embeddings.
-    wide = spec.rotary_result == "input" or (view.block.streams > 1 and view.dtypes.autocast)
+    # Code that casts results back leaves its tables in fp32.
+    wide = spec.rotary_result == "input" or (spec.widened_tables and view.dtypes.autocast)
     dtype: Dtype = "fp32" if wide else view.embedded
     return Tensor(None, Unit.LENGTH, width / 2 if spec.rotary_form == "crossed" else width, dtype)
 

@@ -77,6 +77,22 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "llama-4-scout", "method": "qlora", "lora_targets": ("attention",), "stack": "unsloth"},
         {"model": "llama-4-scout", "method": "qlora", "lora_targets": ("attention",), "stack": "trl"},
     ),
+    "selected-experts-elsewhere": (
+        {"model": "dbrx", "precision": "bf16", "stack": "torchtune"},
+        {"model": "dbrx", "precision": "bf16", "stack": "hf-trainer"},
+    ),
+    "selected-experts-mixed": (
+        {"model": "dbrx", "precision": "bf16-mixed"},
+        {"model": "dbrx", "precision": "bf16-mixed", "method": "full", "load_dtype": "fp32"},
+    ),
+    "streams-packed": (
+        {"model": "gemma-3n-e2b", "method": "qlora"},
+        {"model": "gemma-3n-e2b", "method": "lora"},
+    ),
+    "streams-elsewhere": (
+        {"model": "gemma-3n-e2b", "stack": "torchtune"},
+        {"model": "gemma-3n-e2b", "stack": "trl"},
+    ),
     "recurrent-kernels": ({"model": "qwen3.5-0.8b"}, {"model": "qwen3-0.6b"}),
     "recurrent-layers-elsewhere": (
         {"model": "qwen3.5-0.8b", "stack": "torchtune"},
