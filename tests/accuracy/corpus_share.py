@@ -13,7 +13,8 @@ The rule for what is no training recipe was written before any file was counted:
 2. a file of LLaMA-Factory that asks for something else (``_OTHER_TASKS``)
    and does not say ``do_train: true``;
 3. a file that says that it stops before training (``_STOPS``),
-   or whose ``peft_config`` only merges (``export_dir``).
+   or whose ``peft_config`` only merges (``export_dir``);
+4. (added later) a file of torchtune without an optimizer: it generates, evaluates or quantises.
 
 Counted apart are files that their own tool refuses on so many GPUs, which ``plan check`` says with
 ``refused-by-its-tool``.  Answered is exit code 0, 3, 4 or 5 with a prediction: a verdict, or a bounded answer
@@ -54,6 +55,8 @@ def why_no_training(table: dict[str, Any], tool: str) -> str:
         return "names no model"
     other = any(table.get(name) not in (None, False) for name in _OTHER_TASKS)
     if tool == "llama-factory" and other and table.get("do_train") is not True:
+        return "asks for something else than training"
+    if tool == "torchtune" and not table.get("optimizer"):
         return "asks for something else than training"
     adapter = table.get("peft_config")
     if any(table.get(name) for name in _STOPS) or (isinstance(adapter, dict) and adapter.get("export_dir")):

@@ -46,16 +46,17 @@ _LOSS, _LINEAR_LOSS = (
 _QUANTIZER = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
 _DPO = "torchtune.rlhf.loss.DPOLoss"
 _DTYPES = ("bf16", "fp32")
+_REINFORCED = "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning and DPO are"
 _UNMODELLED = {
     "ac_mode": "torchtune's selective checkpointing is not modelled",
     "enable_fp8_training": "training in fp8 is not modelled",
     "teacher_model": "distillation is not modelled",
     "teacher_checkpointer": "distillation is not modelled",
+    "reward_checkpointer": _REINFORCED,
+    "reward_and_value_model": _REINFORCED,
+    "num_generations": _REINFORCED,
+    "grpo_samples": _REINFORCED,
     "ref_checkpointer": "a second model to compare with is not modelled; DPO with adapters is",
-    "reward_checkpointer": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
-    "reward_and_value_model": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
-    "num_generations": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
-    "grpo_samples": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
 }
 _DEGREES = {
     "tensor_parallel_dim": "a tensor-parallel degree",

@@ -92,9 +92,9 @@ ADAPTER_RULES = (
     Rule(
         "dora-of-kernels",
         "not-modelled",
-        "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything, "
-        "and over unquantised ones under FSDP2 of torchtune; use --method lora or qlora, and --sharding ddp "
-        "or none",
+        "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; "
+        "of torchtune over unquantised ones, under FSDP2, too; use --method lora or qlora, and --sharding "
+        "ddp or none",
         lambda case: _has_dora(case) and _dora_is_elsewhere(case),
     ),
     Rule(

@@ -317,15 +317,18 @@ def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tens
         logits = torch.same(logits, "mul")
     if model.wide_logits:
         logits = torch.to(logits, "fp32")
-    return _capped(torch, logits) if model.logit_softcap and _caps_logits(view) else logits
+    passed = [logits]
+    del logits
+    return _capped(torch, passed) if model.logit_softcap and _caps_logits(view) else passed.pop()
 
 
 def _caps_logits(view: LayerView) -> bool:
     return view.stack.soft_caps == "transformers"
 
 
-def _capped(torch: Operators, x: Tensor) -> Tensor:
-    x = torch.same(x, "div")
+def _capped(torch: Operators, passed: list[Tensor]) -> Tensor:
+    """``cap * tanh(x / cap)`` of what ``passed`` holds, which is emptied."""
+    x = torch.same(passed.pop(), "div")
     x = torch.kernel(x, "tanh", saves="output")
     return torch.same(x, "mul")
 
@@ -340,7 +343,7 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
         if spec.on == "hidden":
             hidden = norm(torch, view, spec, hidden)
     if model.logit_softcap and not _caps_logits(view):
-        hidden = _capped(torch, hidden)
+        hidden = _capped(torch, [hidden])
     for linear_spec in model.extra_linears:
         if linear_spec.reads not in _BEFORE:
             hidden = linear(torch, view, linear_spec, hidden)

@@ -117,7 +117,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
             "attention": "flash2",
             "loss": "liger", "sharding": "fsdp", "gradient_checkpointing": True,
             "checkpoint_reentrant": False,
-            "switches": "fused_norm=true;fused_mlp=false;adapter_kernels=eager",
+            "switches": "fused_norm=true;fused_mlp=false;adapter_kernels=eager;checkpoints_twice=true",
         },
     ),
     (
@@ -202,6 +202,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
             "padding": "packed",
             "precision": "bf16", "adapter_dtype": "bf16", "optimizer": "adamw_torch_fused",
             "gradient_checkpointing": True, "offload": "activations",
+            "switches": "rotary_tables=pairs;rotary_positions=131072",
         },
     ),
     (
@@ -214,6 +215,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
             "precision": "bf16", "load_dtype": "bf16", "optimizer": "adamw_torch",
             "gradient_checkpointing": False,
             "sharding": "fsdp",
+            "switches": "rotary_tables=halves;rotary_positions=32768",
         },
     ),
     (

@@ -18,8 +18,15 @@ QAT = {"qat": "int8-int4", "qat_group": GROUP}
 
 def run(method: str, weights: str = "intx") -> Run:
     """One matrix in bf16."""
-    stack = {"adapter_kernels": "eager", "qat_weights": weights}
-    view = view_of(method, numerics=QAT, base="bf16", autocast=False, adapter="bf16", **stack)
+    view = view_of(
+        method,
+        numerics=QAT,
+        base="bf16",
+        autocast=False,
+        adapter="bf16",
+        adapter_kernels="eager",
+        qat_weights=weights,
+    )
 
     def layer(torch: Operators, x: Tensor) -> Tensor:
         return linear(torch, view, SPEC if method == "lora" else OTHER, x)
