@@ -60,9 +60,7 @@ def test_each_card_has_what_is_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     weights = [max(each.n_bytes for each in own if each.phase == "load") // MIB for own in cards.values()]
     assert weights == [8, 32]
     assert all(any(each.op.startswith("cuBLAS") for each in own) for own in cards.values())
-    assert all(
-        replay(own).peak_allocated_bytes > 2 * size * MIB for own, size in zip(cards.values(), (8, 32))
-    )
+    assert all(replay(own).peak_allocated_bytes > 16 * MIB for own in cards.values())
 
 
 def test_a_card_that_stays_empty_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
