@@ -290,7 +290,7 @@ def test_an_evaluation_behind_the_last_step_is_waited_for(folder: Path, *, evalu
     job = ProgramJob(str(compiled_library()), "", words, facts, 2, 300.0, "", False, evaluates=evaluates)
     ran = dry_run(job)
     assert ran.steps == 2
-    assert ("eval" in {each.phase for each in ran.events}) is evaluates
+    assert ("eval" in {each.phase for each in ran.cards[0]}) is evaluates
 
 
 FSDP = {
