@@ -258,6 +258,8 @@ class Stack:
     """
     liger_loss: bool
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
+    fused_evaluation: bool
+    """A loss ``liger`` makes no logits in an evaluation either, as cut cross entropy."""
     loss_pieces: LossPieces
     """Pieces of a loss ``chunked``: eight; as many as a ``budget`` of bytes asks for; or ``tiles`` of
     tokens and words, without a loss's own log-softmax.
@@ -411,9 +413,7 @@ class Stack:
     processes; ``torchrun``: and under DeepSpeed; ``one_node``: not where another script starts several nodes.
     """
     roundup_divisions: int
-    """Into how many parts the allocator's ``roundup_power2_divisions`` divides the way from one power of two
-    to the next, up to which sizes are rounded; 0: it is not set.
-    """
+    """Parts of the allocator's ``roundup_power2_divisions``, to which sizes are rounded; 0: it is not set."""
 
     # Where all this is from
     versions: tuple[tuple[str, str], ...]
