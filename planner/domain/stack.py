@@ -254,6 +254,8 @@ class Stack:
     takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved."""
     liger_loss: bool
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
+    fused_evaluation: bool
+    """A loss ``liger`` makes no logits in an evaluation either, as cut cross entropy."""
     loss_pieces: LossPieces
     """Pieces of a loss ``chunked``: eight; as many as a ``budget`` of bytes asks for; or ``tiles`` of
     tokens and words, without a loss's own log-softmax."""
@@ -279,8 +281,8 @@ class Stack:
     for KTO).  ``whole_let_go``: not held; ``unshifted``: nor cut by one position.  ``rows``: row by row of
     the batch.  ``rows_and_hidden``: all hidden states are returned, too.  ``shifted_rows``: logits are cut by
     one position first; ``fused_rows``: and copied for a kernel.  ``joined``: both sequences of a pair are one
-    row, of half its length each.  ``rows_let_go``: without copies for metrics.  ``tiles``: of tiles of the
-    head's product.  ``none``: it has no such trainer."""
+    row, of half its length each.  ``rows_let_go``: without copies for metrics.  ``tempered``: divided by a
+    temperature.  ``tiles``: of tiles of the head's product.  ``none``: it has no such trainer."""
     chosen_likelihood: bool
     """In ORPO and SimPO the cross-entropy of the chosen sequences' logits comes first, where those of all
     are held until the loss is there."""
@@ -399,8 +401,7 @@ class Stack:
     processes; ``torchrun``: and under DeepSpeed; ``one_node``: not where another script starts several nodes.
     """
     roundup_divisions: int
-    """Into how many parts the allocator's ``roundup_power2_divisions`` divides the way from one power of two
-    to the next, up to which sizes are rounded; 0: it is not set."""
+    """Parts of the allocator's ``roundup_power2_divisions``, to which sizes are rounded; 0: it is not set."""
 
     # Where all this is from
     versions: tuple[tuple[str, str], ...]

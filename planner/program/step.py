@@ -16,6 +16,7 @@ from planner.anatomy.trained_parts import is_checkpointed, makes_input_require_g
 from planner.anatomy.trained_parts import parts_of as trained_of
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.parallel import HEAD, TABLE
+from planner.domain.recipes.recipe import LANGUAGE_TASKS
 from planner.domain.stack_values import ENTERS
 from planner.errors import NotModelledError
 from planner.intake.train_layers import TrainedParts
@@ -114,6 +115,10 @@ def evaluation_of(job: Job, role: Role = "policy") -> list[Part]:
     if role == "policy":
         adapter = replace(recipe.adapter, dropout=0.0) if recipe.adapter else None
         recipe, model = replace(recipe, adapter=adapter), _without_dropout(model)
+        by_liger = recipe.loss == "liger" and recipe.task in LANGUAGE_TASKS
+        if by_liger and job.stack.model_code != "own" and not job.stack.fused_evaluation:
+            # Liger's model code makes logits where it does not train.
+            recipe = replace(recipe, loss="hf")
     return parts_of(replace(job, scenario=replace(job.scenario, recipe=recipe, model=model)), "none", role)
 
 

@@ -42,3 +42,12 @@ def test_the_evaluation_of_trl_itself() -> None:
     (evaluation,) = (each for each in replayed(job()).phases if each.phase == "eval")
     assert evaluation.allocated_bytes / GIB == pytest.approx(5.21, abs=0.01)
     assert evaluation.reserved_bytes / GIB == pytest.approx(7.10, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("switches", "logits"), [("fused_evaluation=false", True), ("fused_evaluation=true", False)]
+)
+def test_liger_makes_logits_where_it_does_not_train(switches: str, logits: bool) -> None:
+    """A dry run of ``axolotl train`` with GLM 4.7 Flash: 21.3 GiB in the evaluation, 18.0 before."""
+    evaluation = evaluation_of(job(loss="liger", switches=switches))
+    assert ("log_softmax" in ops_of(evaluation)) is logits

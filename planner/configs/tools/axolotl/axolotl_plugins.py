@@ -62,6 +62,7 @@ def read_plugins(keys: Keys, reading: Reading) -> None:
     for name in named:
         if name == "cut_cross_entropy" and keys.flag("cut_cross_entropy") is not False:
             reading.say("loss", "liger", keys.where("plugins"), "stands for cut cross entropy")
+            reading.switch("fused_evaluation", True, keys.where("plugins"))
             text = (
                 "cut cross entropy is counted as Liger's loss, which keeps one chunk of logits where "
                 "this keeps none"
