@@ -80,7 +80,7 @@ class _Sizes:
 
     def linear(self, spec: LinearSpec) -> float:
         """Of one matrix, with its bias."""
-        if self.packs and is_quantizable(spec, self.stack.skips_experts):
+        if self.packs and is_quantizable(spec, self.stack.passes_over):
             return packed_bytes(self.numerics, spec.weight_count) + self.plain(spec.bias_count)
         return self.plain(spec.weight_count + spec.bias_count)
 
