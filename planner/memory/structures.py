@@ -35,6 +35,7 @@ def program_of(job: Job) -> RequestStream:
     flags = [
         *_flags(job, batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum),
         batch.images is None,
+        job.evaluates,
     ]
     return _program(
         _Structure((job.model, job.stack, recipe.without_sizes, job.hardware.gpu, rank, gpus, *flags), job)

@@ -156,6 +156,11 @@ class Job:
         """Whether the chosen sequences of a micro-batch are one row; in a grid: in all of it."""
         return self.recipe.batch.is_paired and self._has_rows(2)
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation is asked for; without one memory counts a pass like those of training."""
+        return self.scenario.run.eval_micro_batch is not None
+
     def _has_rows(self, wanted: int) -> bool:
         equal: Any = self.recipe.batch.rows == wanted
         return equal if isinstance(equal, bool) else bool(equal.all())

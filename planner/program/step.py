@@ -105,6 +105,15 @@ def step_of(job: Job) -> RequestStream:
     return stream
 
 
+def _makes_logits_of_evaluation(job: Job) -> bool:
+    """Whether an evaluation that is asked for makes logits, of which Liger's model code makes none where it
+    trains.
+    """
+    by_liger = job.recipe.loss == "liger" and job.recipe.task in LANGUAGE_TASKS
+    fused = job.stack.model_code == "own" or job.stack.fused_evaluation
+    return by_liger and not fused and job.evaluates
+
+
 def evaluation_of(job: Job, role: Role = "policy") -> list[Part]:
     """The parts of a forward pass without gradients, in which no layer is checkpointed.
 
@@ -115,9 +124,7 @@ def evaluation_of(job: Job, role: Role = "policy") -> list[Part]:
     if role == "policy":
         adapter = replace(recipe.adapter, dropout=0.0) if recipe.adapter else None
         recipe, model = replace(recipe, adapter=adapter), _without_dropout(model)
-        by_liger = recipe.loss == "liger" and recipe.task in LANGUAGE_TASKS
-        if by_liger and job.stack.model_code != "own" and not job.stack.fused_evaluation:
-            # Liger's model code makes logits where it does not train.
+        if _makes_logits_of_evaluation(job):
             recipe = replace(recipe, loss="hf")
     return parts_of(replace(job, scenario=replace(job.scenario, recipe=recipe, model=model)), "none", role)
 

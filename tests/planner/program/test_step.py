@@ -51,3 +51,9 @@ def test_liger_makes_logits_where_it_does_not_train(switches: str, logits: bool)
     """A dry run of ``axolotl train`` with GLM 4.7 Flash: 21.3 GiB in the evaluation, 18.0 before."""
     evaluation = evaluation_of(job(loss="liger", switches=switches))
     assert ("log_softmax" in ops_of(evaluation)) is logits
+
+
+def test_an_evaluation_that_is_asked_for_has_a_program_of_its_own() -> None:
+    """Whatever was asked before: only then are there logits."""
+    unasked, asked = (replayed(job(loss="liger", eval_batch=n)).allocated_bytes for n in (None, 8))
+    assert asked > 1.5 * unasked
