@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planner.api.files import CheckOptions, answer_file, flags_of, leaves_length_open, with_length
+from planner.api.files import CheckOptions, answer_file, flags_of, leaves_length_open
 from planner.api.fixes import FileJob, file_job, with_fixes
 from planner.api.launch_commands import COMMAND, SCRIPT_SUFFIX, command_files
 from planner.api.write_fixes import output_of, write_all
@@ -167,25 +167,17 @@ def _answered(
         read = read_config_file(job.config, job.options.tool, job.options.beside)
         failed = replace(failed, tool=read.tool)
         checked = answer_file(job.config, read, given, job.options)
-        counted = _with_counted_length(given, read, checked)
-        file = file_job(job.config, read, counted, job.options)
+        file = file_job(job.config, read, given, job.options)
         checked = replace(checked, accelerate=failed.accelerate, **_launch_files_left(checked, read))
         checked = _with_lines(checked, file, job, given, allow)
+        # What fits with the shortest samples may not fit with those of the data.
+        advise = advise and not leaves_length_open(read, given)
         return (with_fixes(file, checked) if advise else checked), file
     except PlannerError as error:
         return replace(failed, failure=str(error), failure_code=error.exit_code), None
     except Exception as error:  # noqa: BLE001 - one file must not take the answers of the others with it
         text = f"internal error ({type(error).__name__}: {str(error)[:200]}), please report it with the file"
         return replace(failed, failure=text, failure_code=ExitCode.INTERNAL_ERROR), None
-
-
-def _with_counted_length(given: ScenarioRequest, read: ConfigFile, checked: Checked) -> ScenarioRequest:
-    """What was ``given``, with the length that the answer holds for where nobody said one,
-    so that a changed file is asked for the same.
-    """
-    if checked.subject is None or not leaves_length_open(read, given):
-        return given
-    return with_length(given, int(checked.subject.scenario.recipe.batch.seq_len))
 
 
 def _launch_files_left(checked: Checked, read: ConfigFile) -> dict[str, Any]:

@@ -37,8 +37,8 @@ def answer_at_any_length(ask: Callable[[int], Checked], sentence: str) -> Checke
                 raise
             length, refusal = 2 * length, error
             continue
-        if not _fits(checked):
-            if fitting is None and refusal is None:
+        if _verdict(checked) != "fits":
+            if fitting is None and refusal is None and _verdict(checked) != "uncertain":
                 return _remarked(checked, f"{length:,} tokens; longer ones need more")
             raise LengthOpenError(f"{sentence}; {_bound(fitting, length)}")
         fitting = checked
@@ -49,8 +49,8 @@ def answer_at_any_length(ask: Callable[[int], Checked], sentence: str) -> Checke
     raise refusal or UsageError(sentence)
 
 
-def _fits(checked: Checked) -> bool:
-    return checked.subject is not None and checked.subject.prediction.verdict == "fits"
+def _verdict(checked: Checked) -> str:
+    return "" if checked.subject is None else checked.subject.prediction.verdict
 
 
 def _longest_of(checked: Checked) -> int:
@@ -67,4 +67,6 @@ def _bound(fitting: Checked | None, length: int) -> str:
 
 def _remarked(checked: Checked, text: str) -> Checked:
     remark = (checked.config, f"does not say how long samples are: counted with {text}")
-    return replace(checked, remarks=(remark, *checked.remarks))
+    seq = "" if checked.subject is None else f"--seq {int(checked.subject.scenario.recipe.batch.seq_len)}"
+    details = f"plan --config {checked.config} {seq} --details, with the same flags"
+    return replace(checked, remarks=(remark, *checked.remarks), details=details)

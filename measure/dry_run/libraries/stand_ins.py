@@ -50,6 +50,9 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
             try:
                 found = load(cls, name, *args, **kwargs)
             except _NO_FILES as error:
+                if not allowed and Path(str(name)).is_dir():
+                    # Of a folder it says itself what is missing.
+                    raise
                 if not allowed:
                     raise _with_way_out(error, str(name)) from error
             else:
@@ -71,9 +74,7 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
 
 
 def _with_way_out(error: Exception, name: str) -> Exception:
-    """``error`` as the program may catch it, with what to do; of a folder it says itself what is missing."""
-    if Path(name).is_dir():
-        return error
+    """An error of the kind that the program may catch, with what to do."""
     kind = next(each for each in _NO_FILES if isinstance(error, each))
     return kind(
         f"the tokenizer of {name} cannot be loaded here: download it, or let one stand in with --data"

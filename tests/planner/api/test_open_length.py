@@ -60,12 +60,15 @@ def test_what_fits_at_the_longest_fits() -> None:
 
 
 def test_what_does_not_fit_at_the_shortest_does_not_fit() -> None:
-    """With whatever doubt its answer has."""
-    for verdict in ("does_not_fit", "uncertain", "host_memory_short"):
+    """Longer ones need more.  Where it is uncertain, the length may decide."""
+    for verdict in ("does_not_fit", "host_memory_short"):
         found = answer_at_any_length(lambda length, is_=verdict: answer(length, is_), SENTENCE)  # type: ignore[misc]
         assert found.subject is not None
         assert found.subject.prediction.verdict == verdict
         assert found.subject.scenario.recipe.batch.seq_len == SHORTEST_TOKENS
+        assert f"--seq {SHORTEST_TOKENS}" in found.details
+    with pytest.raises(LengthOpenError, match="samples of 128 tokens may not fit"):
+        answer_at_any_length(lambda length: answer(length, "uncertain"), SENTENCE)
 
 
 @pytest.mark.parametrize("longest", [128, 1024, 2048])
