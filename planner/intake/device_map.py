@@ -65,7 +65,7 @@ def _unread(scenario: Scenario) -> Iterator[str]:
         yield f"with offload {recipe.offload}"
     if recipe.adapter is not None and recipe.adapter.saved_names:
         yield "with modules_to_save"
-    if scenario.run.eval_samples:
+    if scenario.run.eval_samples or scenario.run.eval_micro_batch is not None:
         yield "with evaluation"
     yield from _of_parts(scenario)
 

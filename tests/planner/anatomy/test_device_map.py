@@ -9,7 +9,7 @@ import pytest
 from planner.anatomy.device_map import Share, shares_of
 from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.scenario import Scenario
-from planner.errors import NotModelledError
+from planner.errors import NotModelledError, UnreadCombinationError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
@@ -67,3 +67,10 @@ def test_a_card_of_unknown_size_takes_everything() -> None:
     scenario = scenario_of(model="llama-3.1-70b")
     gpu = replace(scenario.hardware.gpu, visible_memory_bytes=None)
     assert shares_of(replace(scenario, hardware=replace(scenario.hardware, gpu=gpu))) is not None
+
+
+@pytest.mark.parametrize("given", [{"eval_samples": 10}, {"eval_batch": 8}], ids=str)
+def test_an_evaluation_is_refused_however_it_is_asked_for(given: dict[str, object]) -> None:
+    """By its samples, or by how many there are at a time, as files of tools say it."""
+    with pytest.raises(UnreadCombinationError, match="with evaluation"):
+        scenario_of(**given)
