@@ -41,11 +41,11 @@ class Alone:
     """A key with which the tool trains on one GPU only, and what it says on several.
 
     ``otherwise``: why one GPU is not modelled either; empty where it is.  ``sees``: so many GPUs of its
-    machine are all that the process sees, and more are no error.
+    machine are all that the process sees, and more are no error: nothing is ``refused`` then.
     """
 
     origin: str
-    refused: str
+    refused: str = ""
     otherwise: str = ""
     sees: int = 0
 

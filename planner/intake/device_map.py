@@ -12,25 +12,28 @@ from dataclasses import replace
 
 from planner.domain.hardware import Hardware
 from planner.domain.recipes.parallel import Parallel
+from planner.domain.recipes.recipe import PREPACKED
 from planner.domain.scenario import Scenario
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.given.ledger import Ledger
 
 
 def resolve_device_map(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:
-    """All GPUs in turn, entered; alone where there is one GPU.
+    """All GPUs in turn, entered.
 
     Raises:
         UsageError: another way to divide the model beside it.
         UnreadCombinationError: several nodes, which no process has.
     """
-    if hardware.world_size == 1:
-        return parallel
     ledger.choose("device_map", "auto", "assumed")
     if parallel.divides or (ledger.request.get("expert_parallel") or 1) > 1:
+        origin = ledger.request.values["device_map"].origin
+        where, instead = f"{origin}: ", "start a process for each GPU (as NPROC_PER_NODE of ms-swift does)"
+        if origin == "cli":
+            where, instead = "", "leave device_map out"
         raise UsageError(
-            "device_map spreads the layers in one process, so the model cannot be divided otherwise, too: "
-            "leave device_map out, or the degrees of parallelism"
+            f"{where}one process spreads the layers over its GPUs (device_map), so the model cannot be "
+            f"divided otherwise, too: {instead}, or leave out the degrees of parallelism"
         )
     if hardware.nodes > 1:
         raise UnreadCombinationError(
@@ -61,11 +64,13 @@ def _unread(scenario: Scenario) -> Iterator[str]:
         yield f"for task {recipe.task}"
     if recipe.loss != "hf":
         yield f"with loss {recipe.loss}; hf is"
+    if recipe.numerics.quantization in PREPACKED:
+        yield f"for a base that comes packed ({recipe.numerics.quantization}); int8, nf4 and fp4 are"
     if recipe.offload != "none":
         yield f"with offload {recipe.offload}"
     if recipe.adapter is not None and recipe.adapter.saved_names:
         yield "with modules_to_save"
-    if scenario.run.eval_samples:
+    if scenario.run.eval_samples or scenario.run.eval_micro_batch is not None:
         yield "with evaluation"
     yield from _of_parts(scenario)
 

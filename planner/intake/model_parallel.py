@@ -89,10 +89,14 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
     """How many GPUs share a batch; entered where that is given.
 
     Raises:
-        UsageError: more GPUs than there are, or not a part of them.
+        UsageError: more GPUs than there are, or not a part of them, or words about a pipeline without one.
     """
     parallel = degrees(ledger.request)
-    if ledger.request.get("device_map"):
+    if parallel.pipeline == 1:
+        for name in ("pipeline_schedule", "pipeline_microbatches"):
+            if ledger.request.get(name) is not None:
+                raise UsageError(f"{name} is for pipelines: say pipeline_parallel, or leave it out")
+    if ledger.request.get("device_map") and hardware.world_size > 1:
         return resolve_device_map(ledger, hardware, parallel)
     return _resolve_ranks(ledger, hardware, parallel)
 
@@ -157,14 +161,11 @@ def _resolve_pipeline(ledger: Ledger, hardware: Hardware, parallel: Parallel) ->
     """Schedule and micro-batches of a pipeline.
 
     Raises:
-        UsageError: micro-batches that do not divide into rounds, or words about a pipeline without one.
+        UsageError: micro-batches that do not divide into rounds.
         UnreadCombinationError: groups that are neither whole nodes nor equal parts of one, or micro-batches
             that the schedule refuses.
     """
     if parallel.pipeline == 1:
-        for name in ("pipeline_schedule", "pipeline_microbatches"):
-            if ledger.request.get(name) is not None:
-                raise UsageError(f"{name} is for pipelines: say pipeline_parallel, or leave it out")
         return parallel
     ledger.choose("pipeline_schedule", parallel.schedule, "assumed")
     all_of_step = int(ledger.request.get("grad_accum") or 1)

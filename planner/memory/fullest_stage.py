@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.anatomy.pipeline_stages import stages_of
+from planner.anatomy.trained_parts import makes_input_require_gradient
 from planner.domain.prediction import MemoryPrediction
 from planner.domain.recipes.parallel import HEAD, TABLE
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import NotModelledError
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import Job, job_of
 from planner.program.schedule import most_held
@@ -24,13 +26,37 @@ def fullest_job(
 
     Only the ends and the second group are looked at: of those between the ends it has as many layers as any,
     and holds as many micro-batches.  GPUs of one process are looked at each: no rule says which has most.
+
+    Raises:
+        NotModelledError: GPUs of one process of which none trains anything, or the first one does not.
     """
     stages = stages_of(scenario)
     numbers = sorted({0, min(1, len(stages) - 1), len(stages) - 1})
     if scenario.recipe.parallel.in_turn:
         numbers = [*range(len(stages))]
     jobs = [job_of(stages[number], coefficients) for number in numbers]
+    if scenario.recipe.parallel.in_turn:
+        _refuse_untrained(jobs)
     return jobs[0] if len(jobs) == 1 else max(jobs, key=lambda job: float(predict(job).must_have_bytes))
+
+
+def _refuse_untrained(jobs: list[Job]) -> None:
+    """A gradient goes back to GPUs behind one that has something trained, or behind a table whose output is
+    made to require one.
+
+    Raises:
+        NotModelledError: nothing is trained at all, or nothing on the first GPU, without such a table.
+    """
+    first = jobs[0]
+    if not any(job.trained for job in jobs):
+        raise NotModelledError(
+            "Nothing of this job is trained, so it has no step: lora_targets names no part of the model"
+        )
+    if not first.trained and not makes_input_require_gradient(first.recipe, first.stack):
+        raise NotModelledError(
+            'device_map="auto" is not modelled where nothing on the first GPU is trained and nothing is '
+            "checkpointed: say --gradient-checkpointing true, or fewer GPUs"
+        )
 
 
 def on_whole_nodes(job: Job, scenario: Scenario) -> Job:

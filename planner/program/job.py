@@ -195,8 +195,9 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
             (:func:`planner.anatomy.pipeline_stages.stages_of`).
     """
     if scenario.recipe.parallel.pipeline > 1:
+        flag = "--device-map auto" if scenario.recipe.parallel.in_turn else "--pipeline-parallel"
         raise NotModelledError(
-            "solving, fits and traces do not divide layers into a pipeline; plan and check do"
+            f"solving, fits and traces do not divide layers over GPUs ({flag}); plan and check do"
         )
     scenario = on_one_gpu(replace(scenario, model=as_built(scenario.model, scenario.stack)))
     return Job(scenario, coefficients, regime_of(scenario))

@@ -278,7 +278,8 @@ def _named_linears(model: ModelSpec) -> Iterator[tuple[LinearSpec, str]]:
     yield from ((linear, linear.name) for linear in model.extra_linears)
     layers = _layers(model)
     yield from ((linear, f"{layer} {linear.name}") for layer, block in layers for linear in block.linears)
-    yield model.head, "head"
+    if model.stage is None or model.stage.has(HEAD):
+        yield model.head, "head"
 
 
 def _weight(name: str, kind: Kind, *counts: float) -> Weight:

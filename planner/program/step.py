@@ -68,9 +68,11 @@ def step_of(job: Job) -> RequestStream:
     which finds gradients; of three or more there is one between where that is the fullest.
 
     Raises:
-        NotModelledError: nothing is trained, which a forced job may ask for.
+        NotModelledError: nothing is trained, which a forced job may ask for.  Of GPUs that one process has
+            some may hold nothing that is trained: they run forward and back.
     """
-    if not job.trained:
+    stage = job.model.stage
+    if not job.trained and not (stage is not None and stage.in_turn):
         raise NotModelledError(
             "Nothing of this job is trained, so it has no step: lora_targets or train_layers name no part"
             " of the model"
@@ -79,7 +81,7 @@ def step_of(job: Job) -> RequestStream:
     runtime = runtime_of(job)(stream, job)
     parts, accumulates = parts_of(job), int(job.recipe.batch.grad_accum) > 1
     runtime.parts = parts
-    if job.model.stage is not None and not job.model.stage.in_turn:
+    if stage is not None and not stage.in_turn:
         run_pipeline(runtime, parts, parts_of(job, "added") if runtime.adds_gradients else parts)
         settle_workspace(stream)
         return stream

@@ -103,7 +103,8 @@ TRL_HARMLESS = _names(
 # axolotl 0.19.0 utils/schemas; the last lines are names of older versions.  ``eval_table_max_new_tokens`` is
 # read by a callback of evaluation alone (2023-11 utils/callbacks.py:358); ``gptq_groupsize`` and
 # ``gptq_model_v1`` by nothing (2023-11 src); ``gptq_disable_exllama`` chooses among kernels of which only
-# those without exllama train.
+# those without exllama train.  Where there are ranks ``device_map`` is overwritten,
+# and one process without it has ``auto`` (0.19.0 utils/config/__init__.py choose_device).
 AXOLOTL_HARMLESS = _names(
     """
     strict auto_resume_from_checkpoints mean_resizing_embeddings reinit_weights datasets

@@ -44,7 +44,6 @@ _UNMODELLED = {
     "use_swift_lora": "ms-swift's own LoRA is not modelled; PEFT's is",
     "num_labels": "training a classifier is not modelled",
     "use_ray": "what Ray starts is not modelled",
-    "device_map": "layers spread over GPUs in one process (device_map) are not modelled",
     "max_memory": "layers spread over GPUs in one process (max_memory) are not modelled",
     "mrl_dims": "training embeddings is not modelled",
     "eval_use_evalscope": "an evaluation that generates text is not modelled",
@@ -86,6 +85,7 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
         read_swift_rollout(keys, reading)
     _read_images(keys, reading)
     ranks = read_processes(keys, reading, beside)
+    _refuse_device_maps(keys, reading, ranks=ranks)
     _read_sizes(keys, reading)
     read_trainer(keys, reading, own_loss="loss_weights" in reading.switches)
     if reading.least_batch is not None:
@@ -96,6 +96,19 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
     # Of data they say whether anything is evaluated; the engine's table counts beside ``fsdp`` alone.
     keys.skip(("val_dataset", "cached_val_dataset", "bnb_4bit_compute_dtype", "fsdp_config"))
     keys.skip(("tuner_type", *MS_SWIFT_HARMLESS))
+
+
+def _refuse_device_maps(keys: Keys, reading: Reading, *, ranks: bool) -> None:
+    """``auto`` is what one process has without the key, too (swift/model/utils.py get_default_device_map).
+
+    Raises:
+        NotModelledError: another map, or one beside several processes.
+    """
+    value = keys.text("device_map")
+    if value not in (None, "auto"):
+        raise keys.not_modelled("device_map", f"the map '{show(value)}' is not modelled; auto is")
+    if value is not None and ranks and reading.value("gpus") != 1:
+        raise keys.not_modelled("device_map", "it is not modelled beside several processes: leave it out")
 
 
 def _read_age(keys: Keys, reading: Reading) -> None:

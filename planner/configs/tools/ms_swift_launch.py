@@ -54,8 +54,11 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
         if visible:
             return _with_visible(env, reading, visible)
         if keys.path.suffix in _FILES:
-            text = "counted as started with NPROC_PER_NODE, a process for each GPU"
-            reading.remark(str(keys.path), text)
+            if keys.has("device_map"):
+                reading.say("device_map", "auto", keys.where("device_map"), "one process has all GPUs")
+            else:
+                text = "counted as started with NPROC_PER_NODE, a process for each GPU"
+                reading.remark(str(keys.path), text)
             env.skip(env.left_over_here())
             return False
         _start_alone(reading, "ms-swift 4.6.0 swift/cli/main.py: no NPROC_PER_NODE")
@@ -83,7 +86,7 @@ def _with_visible(env: Keys, reading: Reading, visible: int) -> bool:
     """One process, which uses the GPUs that it sees, whatever the machine has."""
     where = env.where(_VISIBLE)
     reading.say("gpus", visible, where)
-    reading.alone = Alone(where, _SPREADS, sees=visible)
+    reading.alone = Alone(where, sees=visible)
     if visible > 1:
         reading.say("device_map", "auto", where, _ONE_PROCESS)
     env.skip(env.left_over_here())

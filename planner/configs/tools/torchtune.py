@@ -337,7 +337,7 @@ def _read_distribution(keys: Keys, reading: Reading) -> None:
         reading.say("sharding", kind, keys.where(found), "a key of the distributed recipes")
     else:
         recipe = _single_device_recipe(keys)
-        reading.alone = Alone(recipe, "", sees=1) if recipe else None
+        reading.alone = Alone(recipe, sees=1) if recipe else None
         reading.several = (kind, "torchtune 0.6.1 recipes/*_distributed.py: FSDP2 and no other")
     if {"tok_embeddings", "output"} <= set(keys.names("custom_sharded_layers")):
         reading.switch("fsdp2_units", "ends_returned", keys.where("custom_sharded_layers"))

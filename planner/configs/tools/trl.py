@@ -32,6 +32,7 @@ from planner.configs.shared.trainer_arguments import (
     read_trainer,
 )
 from planner.configs.tools.alignment_handbook import read_packing
+from planner.configs.tools.trl_device_map import read_device_map
 from planner.configs.tools.trl_trainings import ONLINE, refuse_other_trainings
 from planner.domain.recipes.recipe import TARGET_PATTERN, TARGETS_OF_PEFT
 from planner.errors import UsageError, show
@@ -117,6 +118,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_precision(keys, reading, old)
     _read_launch(keys, reading, beside)
     read_distribution(keys, reading, beside)
+    read_device_map(keys, reading, old=bool(old))
     if old:
         read_old_preparation(keys, reading)
     keys.skip(TRL_HARMLESS)

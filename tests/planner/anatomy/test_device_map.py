@@ -8,10 +8,14 @@ import pytest
 
 from planner.anatomy.device_map import Share, shares_of
 from planner.anatomy.pipeline_stages import stages_of
+from planner.domain.recipes.recipe import PREPACKED
 from planner.domain.scenario import Scenario
-from planner.errors import NotModelledError
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import NotModelledError, UnreadCombinationError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.memory.fullest_stage import fullest_job
+from planner.memory.replayed_peak import predict_replayed
 
 
 def scenario_of(**given: object) -> Scenario:
@@ -67,3 +71,27 @@ def test_a_card_of_unknown_size_takes_everything() -> None:
     scenario = scenario_of(model="llama-3.1-70b")
     gpu = replace(scenario.hardware.gpu, visible_memory_bytes=None)
     assert shares_of(replace(scenario, hardware=replace(scenario.hardware, gpu=gpu))) is not None
+
+
+@pytest.mark.parametrize("given", [{"eval_samples": 10}, {"eval_batch": 8}], ids=str)
+def test_an_evaluation_is_refused_however_it_is_asked_for(given: dict[str, object]) -> None:
+    """By its samples, or by how many there are at a time, as files of tools say it."""
+    with pytest.raises(UnreadCombinationError, match="with evaluation"):
+        scenario_of(**given)
+
+
+@pytest.mark.parametrize("packed", sorted(PREPACKED))
+def test_a_base_that_comes_packed_is_refused(packed: str) -> None:
+    """Nobody compared where its layers go."""
+    with pytest.raises(UnreadCombinationError, match=f"comes packed .{packed}.; int8"):
+        scenario_of(quantization=packed)
+
+
+@pytest.mark.parametrize("packs", ["int8", "nf4"])
+def test_a_base_that_loading_packs_is_answered(packs: str) -> None:
+    """With less that stays on the fullest GPU than in 16 bits."""
+    packed, whole = (
+        predict_replayed(fullest_job(scenario_of(model="llama-3.1-8b", quantization=each), Coefficients()))
+        for each in (packs, "none")
+    )
+    assert float(packed.state_bytes) < 0.8 * float(whole.state_bytes)

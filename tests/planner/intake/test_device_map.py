@@ -6,7 +6,7 @@ import pytest
 
 from planner.domain.recipes.flat_recipe import flat_recipe
 from planner.errors import UnreadCombinationError, UsageError
-from planner.intake.given.request import from_flags
+from planner.intake.given.request import Given, ScenarioRequest, from_flags, merge
 from planner.intake.resolve import resolve
 
 JOB: dict[str, object] = {
@@ -66,3 +66,17 @@ def test_a_model_is_not_divided_twice() -> None:
     """One process has no other ranks."""
     with pytest.raises(UsageError, match="cannot be divided otherwise"):
         resolve(from_flags({**JOB, "pipeline_parallel": 2}))
+
+
+def test_who_did_not_type_it_hears_where_it_comes_from() -> None:
+    """A file of one process says it, and more processes are the way out."""
+    said = ScenarioRequest({"device_map": Given("auto", "run.sh:3")})
+    with pytest.raises(UsageError, match=r"run\.sh:3: .* start a process for each GPU"):
+        resolve(merge(from_flags({**JOB, "tensor_parallel": 2}), said))
+
+
+@pytest.mark.parametrize("given", [{"pipeline_schedule": "gpipe"}, {"pipeline_microbatches": 2}], ids=str)
+def test_words_about_a_pipeline_are_not_dropped(given: dict[str, object]) -> None:
+    """One process has no micro-batches that run through it."""
+    with pytest.raises(UsageError, match="is for pipelines"):
+        resolve(from_flags({**JOB, **given}))

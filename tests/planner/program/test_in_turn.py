@@ -10,6 +10,7 @@ import pytest
 from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import NotModelledError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.fullest_stage import fullest_job, on_whole_nodes
@@ -101,3 +102,23 @@ def test_the_quick_reading_is_near_the_replay() -> None:
     job = fullest_job(scenario_of(**SMALL), Coefficients())
     quick, replayed = predict_quick(job), predict_replayed(job)
     assert float(quick.allocated_peak_bytes) == pytest.approx(float(replayed.allocated_peak_bytes), rel=0.02)
+
+
+def test_a_gpu_with_the_head_alone_trains_nothing_and_runs_all_the_same() -> None:
+    """Its loss goes back to the GPUs before; there are no states, and nothing to update."""
+    scenario = scenario_of(model="qwen2.5-7b", method="lora", gpu="h100-sxm:4", seq=512)
+    jobs = [job_of(stage, Coefficients()) for stage in stages_of(scenario)]
+    assert [bool(job.trained) for job in jobs] == [True, True, True, False]
+    stream = step_of(jobs[-1])
+    terms = {stream.term(slot) for slot in range(len(stream.units))}
+    assert ("logits_and_loss" in terms, "optimizer_states" in terms) == (True, False)
+    assert fullest_job(scenario, Coefficients()).trained
+
+
+def test_no_gradient_goes_back_to_a_first_gpu_without_anything_trained() -> None:
+    """Unless checkpointing makes the output of the table require one."""
+    given: dict[str, object] = {"model": "qwen2.5-7b", "method": "lora", "gpu": "h100-sxm:4", "seq": 512}
+    scenario = scenario_of(**given, lora_targets="lm_head", gradient_checkpointing="false")
+    with pytest.raises(NotModelledError, match="nothing on the first GPU is trained"):
+        fullest_job(scenario, Coefficients())
+    fullest_job(scenario_of(**given, lora_targets="lm_head"), Coefficients())

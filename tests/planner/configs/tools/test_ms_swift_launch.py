@@ -33,9 +33,10 @@ def test_variables_and_engines_by_name(tmp_path: Path, text: str, values: dict[s
     assert {name: request.get(name) for name in values} == values
 
 
-def test_one_process_spreads_the_layers_over_the_gpus_that_it_sees(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["ENV: {CUDA_VISIBLE_DEVICES: '0,1'}", "device_map: auto"])
+def test_one_process_spreads_the_layers_over_the_gpus_that_it_sees(tmp_path: Path, text: str) -> None:
     """get_default_device_map; a step of 16 samples then has 16 micro-batches."""
-    recipe = recipe_of(tmp_path, BASE + "ENV: {CUDA_VISIBLE_DEVICES: '0,1'}\n", "a100-80-sxm:2")
+    recipe = recipe_of(tmp_path, BASE + f"{text}\n", "a100-80-sxm:2")
     assert (recipe.parallel.in_turn, recipe.sharding.name, recipe.batch.grad_accum) == (True, "none", 16)
 
 

@@ -185,3 +185,42 @@ def test_parameters_alone_are_asked_for_their_modules(tmp_path: Path) -> None:
     """PEFT would add some of its own choice."""
     with pytest.raises(UsageError, match="say lora_target_modules, too"):
         read_config_file(written(tmp_path, TRL + "lora_target_parameters: [mlp.experts.down_proj]\n"))
+
+
+SPREAD = f"{TRL}bf16: true\nmax_length: 512\nmodel_init_kwargs: {{device_map: %s}}\n"
+
+
+def test_a_file_of_trl_may_be_of_one_process(tmp_path: Path) -> None:
+    """It spreads the layers, be that asked for or not; the file says nothing of a launcher."""
+    config = read_config_file(written(tmp_path, SPREAD % "auto"))
+    assert config.request.get("device_map") is None
+    assert "which --device-map auto counts" in remarks(config)
+    spread = from_flags({"gpu": "4090:2", "loss": "hf", "device_map": "auto"})
+    assert resolve(with_flags(config, spread)).recipe.parallel.in_turn
+
+
+@pytest.mark.parametrize("value", ["cuda", "{'': 0}"])
+def test_a_map_to_one_gpu_is_no_map(tmp_path: Path, value: str) -> None:
+    """The whole model is there."""
+    assert "device-map" not in remarks(read_config_file(written(tmp_path, SPREAD % value)))
+
+
+def test_an_older_trl_hands_the_map_on(tmp_path: Path) -> None:
+    """Its files mean one process."""
+    text = SPREAD.replace("max_length", "max_seq_length") % "auto"
+    assert read_config_file(written(tmp_path, text)).request.get("device_map") == "auto"
+
+
+@pytest.mark.parametrize("more", ["num_processes: 2\n", "fsdp: full_shard\n"])
+def test_beside_ranks_trl_takes_the_device_map_back(tmp_path: Path, more: str) -> None:
+    """Under DDP, and under FSDP, of which the process does not know yet."""
+    config = read_config_file(written(tmp_path, SPREAD % "auto" + more))
+    assert config.request.get("device_map") is None
+    assert "takes it back" in remarks(config)
+
+
+def test_accelerate_refuses_a_device_map_beside_ranks(tmp_path: Path) -> None:
+    """Where an older TRL leaves the map."""
+    text = SPREAD.replace("max_length", "max_seq_length") % "auto" + "num_processes: 2\n"
+    with pytest.raises(UsageError, match="refused-by-its-tool"):
+        read_config_file(written(tmp_path, text))
