@@ -15,7 +15,7 @@ from typing import Any
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.tools.torchtune_models import BUILDERS, positions, tables, writes_attention
+from planner.configs.tools.torchtune_models import BUILDERS, positions, tables
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
 from planner.errors import show
 from planner.files.reading import read_text
@@ -175,8 +175,6 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     reading.say("model", BUILDERS[plain], where, f"torchtune's {name}")
     reading.switch("rotary_tables", tables(plain, adapted=plain != name), where)
     reading.switch("rotary_positions", positions(plain), where)
-    if writes_attention(plain):
-        reading.say("attention", "eager", where, "its own code writes it out")
     if plain == name:
         reading.say("method", "full", where)
         return

@@ -146,13 +146,6 @@ def test_builders_say_their_tables_of_positions(tmp_path: Path, builder: str, ta
     assert (stack.rotary_tables, stack.rotary_positions) == ((tables,), rows)
 
 
-def test_gemma_2_has_attention_of_its_own(tmp_path: Path) -> None:
-    """Without torch's kernels; Gemma 1 has these."""
-    for builder, attention in (("gemma2.gemma2_2b", "eager"), ("gemma.gemma_2b", None)):
-        found = read(tmp_path, BASE | {"model": {"_component_": f"torchtune.models.{builder}"}})
-        assert found.value("attention") == attention
-
-
 def test_dpo_is_told_by_its_loss(tmp_path: Path) -> None:
     """A pair is two sequences."""
     loss = {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.1}
