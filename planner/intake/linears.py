@@ -84,19 +84,29 @@ def _linear_modules(model: ModelSpec, frozen: tuple[str, ...]) -> tuple[str, ...
     Source: axolotl 0.19.0 loaders/adapter.py find_all_linear_names; llamafactory 0.9.5
     model/model_utils/misc.py find_all_linear_modules (``freeze_vision_tower``).
     """
-    vision = None if "vision_tower" in frozen else model.vision
-    tower = () if vision is None else (*vision.groups, *vision.stacked)
-    inside = [each for group in (*model.groups, *tower) for each in group.block.linears]
+    inside = [each for group in model.groups for each in group.block.linears]
+    inside += _of_tower(model, frozen)
     if not any(each.kind == "parameter" and each.group == "expert" for each in inside):
         return ("all-linear",)
     return tuple(dict.fromkeys(each.name for each in inside if each.kind != "parameter"))
 
 
-def unmatched_targets(model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of ``targets`` that name no matrix of the model.
+def _of_tower(model: ModelSpec, frozen: tuple[str, ...]) -> list[LinearSpec]:
+    """Matrices of a vision tower that is trained."""
+    if model.vision is None or "vision_tower" in frozen:
+        return []
+    groups = (*model.vision.groups, *model.vision.stacked)
+    return [each for group in groups for each in group.block.linears]
+
+
+def unmatched_targets(
+    model: ModelSpec, targets: tuple[str, ...], frozen: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """Those of ``targets`` that name no matrix of the model, its ``frozen`` parts left out.
     Only the last part of a dotted path is looked at.
     """
-    known = {*linear_names(model), *GROUP_TARGETS}
+    tower = (each.name for each in _of_tower(model, frozen))
+    known = {*linear_names(model), *tower, *GROUP_TARGETS}
     parameters = {
         name for group in model.groups for linear in group.block.linears for name in linear.legacy_names
     }

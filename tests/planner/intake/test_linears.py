@@ -87,6 +87,15 @@ def test_linear_modules_leave_a_frozen_tower_out() -> None:
     assert not any("targets-match" in text for text in found.warnings)
 
 
+def test_a_trained_tower_has_matrices_by_its_own_names() -> None:
+    """Adapters on them are counted, so that nothing warns of them."""
+    flags = {"model": "qwen3-vl-30b-a3b", "method": "lora", "gpu": "h200-sxm", "seq": 512}
+    found = resolve(from_flags({**flags, "lora_targets": "q_proj;qkv", "stack": "trl"}))
+    assert not any("targets-match" in text for text in found.warnings)
+    frozen = resolve(from_flags({**flags, "lora_targets": "q_proj;qkv", "freeze": "vision_tower"}))
+    assert any("targets-match-partly" in text for text in frozen.warnings)
+
+
 def test_adapters_of_experts_that_are_one_tensor_have_no_dropout() -> None:
     """GLM's dense layers have the names that its experts had; PEFT 0.20 stops at a dropout."""
     flags = {"model": "glm-4.5-air", "method": "lora", "gpu": "h200-sxm", "seq": 512, "stack": "axolotl"}
