@@ -88,7 +88,7 @@ def test_simpo_may_leave_the_likelihood_out(tmp_path: Path) -> None:
         ("ref_adapters: a\n", "another model"),
         ("rlhf_type: kto\nloss_type: apo_zero_unpaired\n", "of kto is not modelled"),
         ("rlhf_type: dpo\nuse_liger_kernel: true\n", "Liger"),
-        ("rlhf_type: kto\nattn_impl: flash_attn\npadding_free: true\n", "without padding"),
+        ("rlhf_type: kto\nattn_impl: flash_attn\npadding_free: true\n", "padding-free"),
         ("rlhf_type: dpo\nsequence_parallel_size: 2\n", "sequence-parallel"),
     ],
 )
