@@ -76,6 +76,7 @@ def answer_file(
         return answer_at_any_length(
             lambda length: answer_file(config, read, with_length(given, length), options, why=why),
             read.needs["seq"],
+            read.longest[0] if read.longest else None,
         )
     request = with_flags(read, given)
     require(request, *PARTS, example=_EXAMPLE, prefix="--")

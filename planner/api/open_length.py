@@ -14,11 +14,14 @@ _LONGEST_TOKENS = 2**20
 """The last one for models without a longest of their own."""
 
 
-def answer_at_any_length(ask: Callable[[int], Checked], sentence: str) -> Checked:
+def answer_at_any_length(
+    ask: Callable[[int], Checked], sentence: str, longest_tokens: int | None = None
+) -> Checked:
     """The answer where all lengths have the same: at the longest of the model where that fits,
     at the shortest that is tried where that does not.
 
     ``ask``: the answer for samples of so many tokens.  ``sentence``: asks for the length.
+    ``longest_tokens``: the most that the tool takes, where that is known.
 
     Raises:
         LengthOpenError: some lengths fit and others may not; says which.
@@ -27,8 +30,8 @@ def answer_at_any_length(ask: Callable[[int], Checked], sentence: str) -> Checke
     """
     fitting: Checked | None = None
     refusal: UsageError | None = None
-    length = SHORTEST_TOKENS
-    while length <= _LONGEST_TOKENS:
+    length, most = SHORTEST_TOKENS, longest_tokens or _LONGEST_TOKENS
+    while length <= most:
         try:
             checked = ask(length)
         except UsageError as error:
@@ -42,7 +45,7 @@ def answer_at_any_length(ask: Callable[[int], Checked], sentence: str) -> Checke
                 return _remarked(checked, f"{length:,} tokens; longer ones need more")
             raise LengthOpenError(f"{sentence}; {_bound(fitting, length)}")
         fitting = checked
-        longest = _longest_of(checked)
+        longest = min(_longest_of(checked), most)
         if length == longest:
             return _remarked(checked, f"{length:,} tokens, the longest that the model takes")
         length = min(2 * length, longest)

@@ -64,6 +64,7 @@ class Reading:
     that could be meant, where none was.  ``several``: the sharding where the job has several GPUs and nothing
     says one, with the place that settles it.  ``alone``: a key that the tool takes on one GPU only.
     ``most_pixels``: of an image, above which the tool makes it smaller, with sides of whole multiples.
+    ``longest``: tokens of a sample, above which the tool stops with an error, with the place that says them.
     ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
     that the dtype of the checkpoint decides the precision.
     """
@@ -83,6 +84,7 @@ class Reading:
     several: tuple[str, str] | None = None
     alone: Alone | None = None
     most_pixels: tuple[int, int] | None = None
+    longest: tuple[int, str] | None = None
     script: str = ""
     in_weights_dtype: str = ""
 

@@ -331,7 +331,8 @@ def _resolve_targets(ledger: Ledger, setting: RecipeContext) -> tuple[str, ...]:
     """Names of modules; an expression becomes the names that it matches."""
     default, origin, note = _default_targets(setting)
     targets: tuple[str, ...] = ledger.choose("lora_targets", default, origin, note)
-    if spelled := spelled_out(setting.model, targets, fused_experts=setting.stack.fused_experts):
+    frozen, fused = ledger.request.get("freeze") or (), setting.stack.fused_experts
+    if spelled := spelled_out(setting.model, targets, fused_experts=fused, frozen=frozen):
         return _entered(ledger, *spelled)
     patterns = [target for target in targets if target.startswith(TARGET_PATTERN)]
     if not patterns:

@@ -59,42 +59,54 @@ def peft_targets(model: ModelSpec) -> tuple[str, ...]:
 
 
 def spelled_out(
-    model: ModelSpec, targets: tuple[str, ...], *, fused_experts: bool
+    model: ModelSpec, targets: tuple[str, ...], *, fused_experts: bool, frozen: tuple[str, ...] = ()
 ) -> tuple[tuple[str, ...], str] | None:
     """The targets that a word stands for, with a note; ``None`` where there is no such word.
 
-    ``fused_experts``: whether the stack has experts as bare tensors.
+    ``fused_experts``: whether the stack has experts as bare tensors.  ``frozen``: parts that are not trained.
 
     Raises:
         UsageError: PEFT has no default for this model.
     """
     if targets == (TARGETS_OF_PEFT,):
         return peft_targets(model), "what PEFT adapts where no module is named"
-    if targets[:1] == (LINEAR_MODULES,):
-        found = _linear_modules(model) if fused_experts else ("all-linear",)
-        return (*found, *targets[1:]), "what the tool finds to be a linear module"
+    if LINEAR_MODULES in targets:
+        found = _linear_modules(model, frozen) if fused_experts else ("all-linear",)
+        named = (target for target in targets if target != LINEAR_MODULES)
+        return tuple(dict.fromkeys((*found, *named))), "what the tool finds to be a linear module"
     return None
 
 
-def _linear_modules(model: ModelSpec) -> tuple[str, ...]:
+def _linear_modules(model: ModelSpec, frozen: tuple[str, ...]) -> tuple[str, ...]:
     """All linear layers; beside experts that are bare tensors the names of those, which PEFT takes for the
-    experts' where they are the names of the matrices that these replaced.
+    experts' where they are the names of the matrices that these replaced.  A frozen tower is left out.
 
     Source: axolotl 0.19.0 loaders/adapter.py find_all_linear_names; llamafactory 0.9.5
-    model/model_utils/misc.py find_all_linear_modules.
+    model/model_utils/misc.py find_all_linear_modules (``freeze_vision_tower``).
     """
-    tower = () if model.vision is None else (*model.vision.groups, *model.vision.stacked)
-    inside = [each for group in (*model.groups, *tower) for each in group.block.linears]
+    inside = [each for group in model.groups for each in group.block.linears]
+    inside += _of_tower(model, frozen)
     if not any(each.kind == "parameter" and each.group == "expert" for each in inside):
         return ("all-linear",)
     return tuple(dict.fromkeys(each.name for each in inside if each.kind != "parameter"))
 
 
-def unmatched_targets(model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of ``targets`` that name no matrix of the model.
+def _of_tower(model: ModelSpec, frozen: tuple[str, ...]) -> list[LinearSpec]:
+    """Matrices of a vision tower that is trained."""
+    if model.vision is None or "vision_tower" in frozen:
+        return []
+    groups = (*model.vision.groups, *model.vision.stacked)
+    return [each for group in groups for each in group.block.linears]
+
+
+def unmatched_targets(
+    model: ModelSpec, targets: tuple[str, ...], frozen: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """Those of ``targets`` that name no matrix of the model, its ``frozen`` parts left out.
     Only the last part of a dotted path is looked at.
     """
-    known = {*linear_names(model), *GROUP_TARGETS}
+    tower = (each.name for each in _of_tower(model, frozen))
+    known = {*linear_names(model), *tower, *GROUP_TARGETS}
     parameters = {
         name for group in model.groups for linear in group.block.linears for name in linear.legacy_names
     }

@@ -29,7 +29,8 @@ _CLOSES = re.compile(r"^[ \t]*(?:fi|done|esac|\})(?=$|[\s;|&>])|;[ \t]*(?:fi|don
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\\'\"]?([A-Za-z_]\w*)")
 _DIGITS = 9
 # Whole numbers with signs between them, in ``$(( ))``, and as words behind ``expr``.
-_NUMBER = rf"\d{{1,{_DIGITS}}}"
+# A shell reads one with a leading zero as octal.
+_NUMBER = rf"(?:0|[1-9]\d{{0,{_DIGITS - 1}}})(?!\d)"
 _ARITHMETIC = re.compile(
     rf"\$\(\([ \t]*({_NUMBER}(?:[ \t]*[-+*/%][ \t]*{_NUMBER}){{1,4}})[ \t]*\)\)"
     rf"|\$\([ \t]*expr[ \t]+({_NUMBER}(?:[ \t]+\\?[-+*/%][ \t]+{_NUMBER}){{1,4}})[ \t]*\)"

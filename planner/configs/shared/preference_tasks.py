@@ -48,7 +48,7 @@ ASKED_BEFORE = (
     "not in the time"
 )
 """Remark about a reference that is not part of a step."""
-UNPADDED = "preferences and generated completions without padding are not modelled"
+UNPADDED = "preferences and generated completions that are padding-free are not modelled"
 LIGER = "Liger's losses of preferences are not modelled"
 _WEIGHTED = "weights of pairs are not modelled"
 _LIKELIHOOD = "a likelihood of the chosen sequence beside the loss of DPO is not modelled"

@@ -20,7 +20,7 @@ from planner.configs.shared.trainer_arguments import (
     read_given_launch,
 )
 from planner.configs.yaml_or_json import Document, read_document
-from planner.errors import REFUSED_BY_TOOL, UsageError
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _PROCESSES, _NODES, _VISIBLE = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
 _SPREADS = (
@@ -114,11 +114,18 @@ def _say_processes(env: Keys, reading: Reading, counts: tuple[int, int], visible
 
 
 def _visible(env: Keys) -> int | None:
-    """How many GPUs the processes of a machine see; ``None`` where nothing says it."""
+    """How many GPUs the processes of a machine see; ``None`` where nothing says it.
+
+    Raises:
+        UsageError: none, one twice, or one with a negative number, behind which CUDA sees no further one.
+    """
     said = env.get(_VISIBLE)
     if said is None:
         return None
-    return len([each for each in str(said).split(",") if each.strip()])
+    named = [each.strip() for each in str(said).strip().removesuffix(",").split(",")]
+    if not all(named) or any(each.startswith("-") for each in named) or len(set(named)) < len(named):
+        raise UsageError(f"{env.where(_VISIBLE)}: '{show(said)}' must name each GPU that is seen, and once")
+    return len(named)
 
 
 def _read_allocator(env: Keys, reading: Reading) -> None:

@@ -35,7 +35,8 @@ _DPO_LOSSES = (
 )
 _CPO_LOSSES = ("sigmoid", "hinge", "ipo", "simpo")
 _LOSSES = {"dpo": _DPO_LOSSES, "kto": ("kto",), "cpo": _CPO_LOSSES, "simpo": _CPO_LOSSES}
-# Keys that ``swift rlhf`` alone takes; ``swift sft`` ends at an argument that it does not know.
+# Keys that ``swift rlhf`` alone takes; the others end at an argument that they do not know.
+_OTHER_VERBS = ("sft", "pt")
 _MARKS = (
     *("rlhf_type", "ref_model", "ref_adapters", "beta", "label_smoothing", "rpo_alpha", "ld_alpha"),
     *("discopop_tau", "loss_weights", "cpo_alpha", "simpo_gamma", "desirable_weight", "undesirable_weight"),
@@ -101,11 +102,16 @@ def read_rlhf(keys: Keys, reading: Reading) -> bool:
     mark = first_held(keys, _MARKS)
     if mark is None:
         return False
-    kind = keys.text("rlhf_type") or "dpo"
+    if reading.script in _OTHER_VERBS:
+        raise UsageError(
+            f"{keys.where(mark)}: swift {reading.script} stops at an argument that swift rlhf alone takes: "
+            f"say swift rlhf [{REFUSED_BY_TOOL}]"
+        )
+    kind = "dpo" if (said := keys.text("rlhf_type")) is None else said
     if kind in _OTHERS:
         raise keys.not_modelled("rlhf_type", _OTHERS[kind])
     if kind not in _TASKS:
-        raise keys.wrong("rlhf_type", ", ".join((*_TASKS, *_OTHERS)), kind)
+        raise keys.wrong("rlhf_type", ", ".join((*_TASKS, *_OTHERS)), kind or "empty")
     note = f"{kind} of swift rlhf" if keys.has("rlhf_type") else "of swift rlhf alone, whose rlhf_type is dpo"
     reading.say("task", _TASKS[kind], keys.where("rlhf_type" if keys.has("rlhf_type") else mark), note)
     _read_losses(keys, kind)

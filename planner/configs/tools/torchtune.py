@@ -15,9 +15,9 @@ from typing import Any
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.tools.torchtune_models import BUILDERS, positions, tables, writes_attention
+from planner.configs.tools.torchtune_models import BUILDERS, positions, tables
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
-from planner.errors import show
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
 from planner.files.reading import read_text
 
 TOOL = "torchtune 0.6.1"
@@ -174,9 +174,8 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     where = part.where(COMPONENT)
     reading.say("model", BUILDERS[plain], where, f"torchtune's {name}")
     reading.switch("rotary_tables", tables(plain, adapted=plain != name), where)
+    reading.longest = positions(plain), where
     reading.switch("rotary_positions", positions(plain), where)
-    if writes_attention(plain):
-        reading.say("attention", "eager", where, "its own code writes it out")
     if plain == name:
         reading.say("method", "full", where)
         return
@@ -212,6 +211,12 @@ def _read_loss(keys: Keys, reading: Reading) -> None:
     part = keys.part("loss")
     kind = _component(part)
     if part is not None and kind == _DPO:
+        if reading.value("method") == "full":
+            # recipes/full_dpo_distributed.py sets the reference up from ref_checkpointer.
+            raise UsageError(
+                f"{part.where(COMPONENT)}: no recipe of torchtune runs it without adapters and without a "
+                f"ref_checkpointer: take a lora builder [{REFUSED_BY_TOOL}]"
+            )
         reading.say("task", "dpo", part.where(COMPONENT))
         part.skip(("beta", "label_smoothing"))
         return
@@ -273,9 +278,6 @@ def _read_data(keys: Keys, reading: Reading) -> None:
         reading.needs["seq"] = (
             f"{keys.path}: tokenizer.max_seq_len is null, so the longest sample decides: say --seq"
         )
-    elif reading.value("seq") > (longest := int(reading.switches["rotary_positions"][0])):
-        where = reading.said.pop("seq").origin
-        reading.needs["seq"] = f"{where}: the builder ends at a sample above {longest} tokens: say --seq"
     if data is None:
         return
     if data.flag("packed"):

@@ -65,11 +65,3 @@ def tables(builder: str, *, adapted: bool) -> str:
     kind = "halves" if builder.startswith(("qwen", "phi")) else "pairs"
     shared = not adapted or re.match("llama3_[123]_", builder)
     return kind if shared else f"{kind}_of_layers"
-
-
-def writes_attention(builder: str) -> bool:
-    """Whether the model has attention of its own, without torch's fused kernels.
-
-    Source: torchtune 0.6.1 models/gemma2/_attention.py Gemma2Attention.
-    """
-    return builder.startswith("gemma2_")

@@ -33,7 +33,8 @@ class ConfigFile:
     beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
     ``several``: the sharding of several GPUs, where nothing says one.  ``alone``: a key that the tool takes
     on one GPU only, or how many GPUs it uses of a machine.  ``most_pixels``: of an image, and what its sides
-    are multiples of where it had more.  ``in_weights_dtype``: place of what says that the dtype of the
+    are multiples of where it had more.  ``longest``: tokens of a sample, above which the tool stops, with the
+    place that says them.  ``in_weights_dtype``: place of what says that the dtype of the
     checkpoint decides the precision.
     """
 
@@ -50,6 +51,7 @@ class ConfigFile:
     several: Given | None = None
     alone: Alone | None = None
     most_pixels: tuple[int, int] | None = None
+    longest: tuple[int, str] | None = None
     in_weights_dtype: str = ""
 
     @property
@@ -115,6 +117,7 @@ def config_of(reading: Reading) -> ConfigFile:
         several=None if reading.several is None else _several(reading, *reading.several),
         alone=reading.alone,
         most_pixels=reading.most_pixels,
+        longest=reading.longest,
         in_weights_dtype=reading.in_weights_dtype,
     )
 
@@ -128,7 +131,7 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
 
     Raises:
         UsageError: something that the file leaves open is not given, its batch over all GPUs is another than
-            the job's, or its tool refuses several GPUs.
+            the job's, or its tool refuses several GPUs or so long samples.
         NotModelledError: a key that no formula covers on one GPU either.
     """
     request = _with_both_switches(merge(config.request, flags), config.request)
@@ -137,6 +140,8 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     for name, sentence in config.needs.items():
         if request.get(name) is None:
             raise UsageError(sentence)
+    if config.longest is not None:
+        _refuse_longer(request, *config.longest)
     if config.several is not None and request.get("sharding") is None and _batches(request) > 1:
         request = merge(ScenarioRequest({"sharding": config.several}), request)
     if config.least_batch is not None:
@@ -146,6 +151,16 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     if config.most_pixels is not None:
         request = _with_smaller_images(request, *config.most_pixels)
     return request if config.total_batch is None else _with_total(request, config.total_batch)
+
+
+def _refuse_longer(request: ScenarioRequest, longest_tokens: int, place: str) -> None:
+    """Raises: UsageError where samples are longer than the tool takes."""
+    given = request.values.get("seq")
+    if given is not None and given.value > longest_tokens:
+        raise UsageError(
+            f"{place} stops with an error at a sample above {longest_tokens} tokens, and seq is "
+            f"{given.value} ({given.origin}): say --seq {longest_tokens} or less [{REFUSED_BY_TOOL}]"
+        )
 
 
 def _in_weights_dtype(request: ScenarioRequest, place: str, tool: str) -> ScenarioRequest:

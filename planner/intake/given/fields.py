@@ -276,7 +276,8 @@ _FIELDS = (
     ),
     _one_of(
         "qat",
-        "What inputs and weights of matrices are rounded to as if quantised, by torchao's fake quantisers",
+        "Quantisation-aware training (QAT): torchao's fake quantisation of inputs and weights of matrices, "
+        "which are rounded as if quantised",
         QATS,
     ),
     _count("qat_group", "Inputs that share one scale of a weight that is rounded as if quantised", 65_536),

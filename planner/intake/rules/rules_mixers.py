@@ -50,7 +50,8 @@ MIXER_RULES = (
     Rule(
         "streams-elsewhere",
         "not-modelled",
-        "The streams of Gemma 3n are read in the modules of Transformers 5, not in those of this stack",
+        "The streams of Gemma 3n (AltUp) are read in the modules of Transformers 5, not in those of this "
+        "stack",
         lambda case: _has_streams(case) and case.stack.model_code != "transformers-5",
         lambda case: case.stack.id,
     ),

@@ -56,8 +56,8 @@ MIXTURE_RULES = (
     Rule(
         "held-experts-elsewhere",
         "not-modelled",
-        "Packed experts that are expanded when they are read are modelled without adapters of their own, and "
-        "where every GPU holds them whole: use --lora-targets attention, and --sharding ddp or none",
+        "Packed experts that are dequantised when they are read are modelled without adapters of their own, "
+        "and where every GPU holds them whole: use --lora-targets attention, and --sharding ddp or none",
         _holds_elsewhere,
         lambda case: case.model.id,
     ),

@@ -41,6 +41,12 @@ def _undivided(case: Case) -> str:
     return next((name for name in undivided if name in targets or "all-linear" in targets), "")
 
 
+def _rounds_nothing(case: Case) -> bool:
+    """Whether groups divide no matrix of a layer (torchao 0.14.1 _check_linear_int4_k)."""
+    group = case.numerics.qat_group
+    return all(spec.kind != "linear" or spec.in_features % group for spec, _ in case.model.linears())
+
+
 QAT_RULES = (
     Rule(
         "qat-unread",
@@ -57,5 +63,19 @@ QAT_RULES = (
         "torchtune adapts only matrices whose inputs are whole groups; say a --qat-group that divides them",
         lambda case: _asked(case) and bool(_undivided(case)),
         lambda case: f"{_undivided(case)} has no whole groups of {case.numerics.qat_group}",
+    ),
+    Rule(
+        "qat-group-alone",
+        "refuse",
+        "--qat-group says in what groups --qat rounds weights, and --qat is not given",
+        lambda case: "qat_group" in case.given and "qat" not in case.given,
+    ),
+    Rule(
+        "qat-rounds-nothing",
+        "refuse",
+        "No matrix of a layer has inputs that are whole groups, so that nothing is rounded; say a "
+        "--qat-group that divides them",
+        lambda case: _asked(case) and _rounds_nothing(case),
+        lambda case: f"groups of {case.numerics.qat_group}",
     ),
 )

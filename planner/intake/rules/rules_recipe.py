@@ -41,18 +41,18 @@ def _lora_fields_said(case: Case) -> list[str]:
     return [name for name in _LORA_FIELDS if name in case.given]
 
 
+def _unmatched(case: Case) -> tuple[str, ...]:
+    """Targets that name no matrix."""
+    targets = case.adapter.targets if case.adapter else ()
+    return unmatched_targets(case.model, targets, case.recipe.frozen)
+
+
 def _all_targets_unmatched(case: Case) -> bool:
-    return case.adapter is not None and len(unmatched_targets(case.model, case.adapter.targets)) == len(
-        case.adapter.targets
-    )
+    return case.adapter is not None and len(_unmatched(case)) == len(case.adapter.targets)
 
 
 def _some_targets_unmatched(case: Case) -> bool:
-    return (
-        case.adapter is not None
-        and not _all_targets_unmatched(case)
-        and bool(unmatched_targets(case.model, case.adapter.targets))
-    )
+    return bool(_unmatched(case)) and not _all_targets_unmatched(case)
 
 
 def _targets_parameters(case: Case) -> bool:
@@ -82,7 +82,7 @@ def adapts_head(case: Case) -> bool:
 
 
 def _unmatched_targets_text(case: Case) -> str:
-    targets = unmatched_targets(case.model, case.adapter.targets) if case.adapter else ()
+    targets = _unmatched(case)
     modules = [each for each in targets if not each.startswith(TARGET_PARAMETER)]
     if not modules:
         return _unmatched_parameters_text(case, targets)

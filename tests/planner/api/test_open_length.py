@@ -59,6 +59,14 @@ def test_what_fits_at_the_longest_fits() -> None:
     assert "4,096" in found.remarks[0][1]
 
 
+def test_a_tool_may_take_less_than_the_model() -> None:
+    """Then nothing longer is tried."""
+    found = answer_at_any_length(lambda length: answer(length, "fits"), SENTENCE, 3000)
+    assert found.subject is not None
+    assert found.subject.scenario.recipe.batch.seq_len == 3000
+    assert "3,000" in found.remarks[0][1]
+
+
 def test_what_does_not_fit_at_the_shortest_does_not_fit() -> None:
     """Longer ones need more.  Where it is uncertain, the length may decide."""
     for verdict in ("does_not_fit", "host_memory_short"):

@@ -66,6 +66,15 @@ def test_a_quantised_base_may_have_other_defaults() -> None:
     assert not scenario_of(method="qlora", gradient_checkpointing=False).recipe.gradient_checkpointing
 
 
+def test_torchtune_writes_capped_attention_out() -> None:
+    """Gemma 2 has none of torch's kernels there, by flags as by a file; Gemma 1 has."""
+    job = {"method": "lora", "stack": "torchtune"}
+    assert scenario_of(model="gemma-2-9b", **job).recipe.attention == "eager"
+    assert scenario_of(model="gemma-2b", **job).recipe.attention == "sdpa"
+    with pytest.raises(RefusedCombinationError, match="no such attention kernel: use eager"):
+        scenario_of(model="gemma-2-9b", attention="sdpa", **job)
+
+
 def test_a_card_without_bf16_gets_fp16() -> None:
     """Where nobody asked for bf16, a T4 computes and loads in fp16, and says why;
     with loss scaling a full fine-tune is fp32.

@@ -68,6 +68,34 @@ def test_names_of_linear_modules_leave_experts_out_that_are_tensors(
     assert set(adapter.targets) == named
 
 
+def test_linear_modules_stand_anywhere_among_names() -> None:
+    """The names beside them are adapted, too."""
+    flags = {"model": "qwen2.5-7b", "method": "lora", "gpu": "h200-sxm", "seq": 512, "stack": "axolotl"}
+    for named in ("lm_head;linear-modules", "linear-modules;lm_head"):
+        adapter = resolve(from_flags({**flags, "lora_targets": named})).recipe.adapter
+        assert adapter is not None
+        assert adapter.targets == ("all-linear", "lm_head")
+
+
+def test_linear_modules_leave_a_frozen_tower_out() -> None:
+    """As LLaMA-Factory does: nothing warns of names that nobody wrote."""
+    flags = {"model": "qwen3-vl-30b-a3b", "method": "lora", "gpu": "h200-sxm", "seq": 512}
+    named = {**flags, "stack": "llama-factory", "lora_targets": "linear-modules", "freeze": "vision_tower"}
+    found = resolve(from_flags({**named, "images_per_sample": 0}))
+    assert found.recipe.adapter is not None
+    assert set(found.recipe.adapter.targets) == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert not any("targets-match" in text for text in found.warnings)
+
+
+def test_a_trained_tower_has_matrices_by_its_own_names() -> None:
+    """Adapters on them are counted, so that nothing warns of them."""
+    flags = {"model": "qwen3-vl-30b-a3b", "method": "lora", "gpu": "h200-sxm", "seq": 512}
+    found = resolve(from_flags({**flags, "lora_targets": "q_proj;qkv", "stack": "trl"}))
+    assert not any("targets-match" in text for text in found.warnings)
+    frozen = resolve(from_flags({**flags, "lora_targets": "q_proj;qkv", "freeze": "vision_tower"}))
+    assert any("targets-match-partly" in text for text in frozen.warnings)
+
+
 def test_adapters_of_experts_that_are_one_tensor_have_no_dropout() -> None:
     """GLM's dense layers have the names that its experts had; PEFT 0.20 stops at a dropout."""
     flags = {"model": "glm-4.5-air", "method": "lora", "gpu": "h200-sxm", "seq": 512, "stack": "axolotl"}

@@ -19,6 +19,7 @@ from planner.configs.launchers.variables import with_values
         ("N=8\nset -x\na $N", "a 8"),
         ("N=8\nif ((N == 8)); then\nb $((N - 1))\nfi\na $N", "a 8"),
         ("a $(expr 1 / 0)", "a $(expr 1 / 0)"),
+        ("N=010\na $((010 + 2)) $((2 + $N)) $((10 + 0))", "a $((010 + 2)) $((2 + 010)) 10"),
         ("a $(expr 32 / 4 / 2) $((2 + 3 * 4 - 1)) $((1 - 4 / 0))", "a 4 13 $((1 - 4 / 0))"),
     ],
 )

@@ -50,6 +50,15 @@ def test_several_gpus_of_several_processes_are_refused(tmp_path: Path) -> None:
             read(tmp_path, BASE + f"ENV: {{CUDA_VISIBLE_DEVICES: {visible}}}\n")
 
 
+@pytest.mark.parametrize("visible", ["-1", "0,0", "0,-2", "", "0,,1", "GPU-8a3f,GPU-8a3f"])
+def test_visible_gpus_are_named_once_each(tmp_path: Path, visible: str) -> None:
+    """CUDA sees none, or fewer than are named; names of cards count as their numbers do."""
+    with pytest.raises(UsageError, match="must name each GPU that is seen, and once"):
+        read(tmp_path, BASE + f"ENV: {{CUDA_VISIBLE_DEVICES: '{visible}'}}\n")
+    named = read(tmp_path, BASE + "ENV: {CUDA_VISIBLE_DEVICES: 'GPU-8a3f, GPU-77b1'}\n")
+    assert named.request.get("gpus") == 2
+
+
 @pytest.mark.parametrize(("text", "gpu", "reentrant"), [
     ("", "a100-80-sxm", True),
     ("", "a100-80-sxm:2", False),

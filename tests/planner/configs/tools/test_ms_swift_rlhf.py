@@ -56,6 +56,21 @@ def test_the_command_is_dpo_where_it_says_nothing() -> None:
     assert asked(COMMAND.replace("rlhf", "sft")).subject.scenario.recipe.task == "sft"
 
 
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (f"{COMMAND} --beta 0.1".replace("rlhf", "sft"), "beta: swift sft stops at an argument"),
+        (f"{COMMAND} --rlhf_type dpo".replace("swift rlhf", "swift pt"), "rlhf_type: swift pt stops"),
+        (f"{COMMAND} --rlhf_type ''", "'rlhf_type' must be dpo"),
+    ],
+)
+def test_the_verb_of_a_command_says_what_it_takes(command: str, why: str) -> None:
+    """An argument of ``swift rlhf`` is none of ``swift sft``; an empty type is no type."""
+    checked = asked(command)
+    assert checked.exit_code == ExitCode.USAGE
+    assert why in checked.failure
+
+
 def test_simpo_may_leave_the_likelihood_out(tmp_path: Path) -> None:
     """``cpo_alpha`` 0 takes no cross-entropy."""
     found = read(tmp_path, f"{BASE}rlhf_type: simpo\ncpo_alpha: 0\n")
@@ -73,7 +88,7 @@ def test_simpo_may_leave_the_likelihood_out(tmp_path: Path) -> None:
         ("ref_adapters: a\n", "another model"),
         ("rlhf_type: kto\nloss_type: apo_zero_unpaired\n", "of kto is not modelled"),
         ("rlhf_type: dpo\nuse_liger_kernel: true\n", "Liger"),
-        ("rlhf_type: kto\nattn_impl: flash_attn\npadding_free: true\n", "without padding"),
+        ("rlhf_type: kto\nattn_impl: flash_attn\npadding_free: true\n", "padding-free"),
         ("rlhf_type: dpo\nsequence_parallel_size: 2\n", "sequence-parallel"),
     ],
 )

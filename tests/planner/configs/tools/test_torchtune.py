@@ -121,9 +121,22 @@ def test_phi3_of_torchtune_has_separate_matrices(tmp_path: Path) -> None:
     request = with_flags(read_config_file(tmp_path / "train.yaml"), from_flags({"gpu": "h100-sxm"}))
     names = {linear.name for group in resolve(request).model.groups for linear in group.block.linears}
     assert {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"} <= names
-    read(tmp_path, table | {"tokenizer": {"max_seq_len": 8192}})
-    with pytest.raises(UsageError, match="above 4096 tokens: say --seq"):
-        with_flags(read_config_file(tmp_path / "train.yaml"), from_flags({"gpu": "h100-sxm"}))
+
+
+@pytest.mark.parametrize(
+    ("said", "flags", "place"),
+    [(8192, {}, "tokenizer.max_seq_len"), (None, {"seq": 16_384}, "cli"), (2048, {"seq": 4097}, "cli")],
+)
+def test_samples_longer_than_the_builder_takes_are_refused(
+    tmp_path: Path, said: int | None, flags: dict[str, int], place: str
+) -> None:
+    """By the file or by a flag; a flag may also say less than the file."""
+    model = {"_component_": "torchtune.models.phi3.phi3_mini"}
+    read(tmp_path, BASE | {"model": model, "tokenizer": {"max_seq_len": said}})
+    config = read_config_file(tmp_path / "train.yaml")
+    with pytest.raises(UsageError, match=rf"above 4096 tokens, .*{place}\): say --seq 4096"):
+        with_flags(config, from_flags({"gpu": "h100-sxm", **flags}))
+    assert with_flags(config, from_flags({"gpu": "h100-sxm", "seq": 4096})).get("seq") == 4096
 
 
 @pytest.mark.parametrize(
@@ -146,17 +159,12 @@ def test_builders_say_their_tables_of_positions(tmp_path: Path, builder: str, ta
     assert (stack.rotary_tables, stack.rotary_positions) == ((tables,), rows)
 
 
-def test_gemma_2_has_attention_of_its_own(tmp_path: Path) -> None:
-    """Without torch's kernels; Gemma 1 has these."""
-    for builder, attention in (("gemma2.gemma2_2b", "eager"), ("gemma.gemma_2b", None)):
-        found = read(tmp_path, BASE | {"model": {"_component_": f"torchtune.models.{builder}"}})
-        assert found.value("attention") == attention
-
-
 def test_dpo_is_told_by_its_loss(tmp_path: Path) -> None:
     """A pair is two sequences."""
     loss = {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.1}
     assert read(tmp_path, BASE | {"loss": loss, "model": LORA}).value("task") == "dpo"
+    with pytest.raises(UsageError, match="without adapters and without a ref_checkpointer"):
+        read(tmp_path, BASE | {"loss": loss})
 
 
 def test_dora_is_read(tmp_path: Path) -> None:

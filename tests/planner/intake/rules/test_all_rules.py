@@ -240,6 +240,14 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "lora", "qat": "int8-int4", "stack": "torchtune", "qat_group": 1000},
         {"method": "lora", "qat": "int8-int4", "stack": "torchtune"},
     ),
+    "qat-group-alone": (
+        {"method": "full", "stack": "torchtune", "qat_group": 32},
+        {"method": "full", "stack": "torchtune", "qat": "int8-int4", "qat_group": 32},
+    ),
+    "qat-rounds-nothing": (
+        {"method": "full", "qat": "int8-int4", "stack": "torchtune", "qat_group": 65_536},
+        {"method": "full", "qat": "int8-int4", "stack": "torchtune", "qat_group": 11_008},
+    ),
     "optimizer-rank-unused": ({"optimizer_rank": 8}, {}),
     "double-quant-without-4bit": (
         {"method": "int8", "double_quant": True},
