@@ -90,6 +90,7 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "pipeline_schedule",
         "pipeline_microbatches",
         "context_parallel",
+        "device_map",
         "replicas",
         "expert_parallel",
         "hpz",
