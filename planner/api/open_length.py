@@ -10,7 +10,7 @@ from planner.report.check.checked import Checked
 
 SHORTEST_TOKENS = 128
 """The first length that is tried; each further one is twice as long."""
-_LONGEST_TOKENS = 2**20
+_LONGEST_TOKENS = 1_048_576
 """The last one for models without a longest of their own."""
 
 

@@ -136,8 +136,8 @@ class NormSpec:
 
     ``on`` is ``hidden`` for norms over the residual stream, ``heads`` for query/key norms, ``latent`` for the
     compressed projections of multi-head latent attention, ``mixer`` for the gated norm of a layer without
-    attention, ``layer_inputs`` for what layers read beside the stream, ``soft_rows`` for rows that stand in
-    for those of words.  ``rows_per_token`` is how many
+    attention.  ``layer_inputs`` is for what layers read beside the stream, ``soft_rows`` for rows that stand
+    in for those of words.  ``rows_per_token`` is how many
     vectors are normalised per token (1 for the residual stream, the number of heads for per-head query
     norms).  ``weight`` is false for norms without parameters.
 

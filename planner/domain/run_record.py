@@ -14,6 +14,7 @@ from planner.domain.recipes.recipe import (
     Offload,
     Padding,
     Precision,
+    Qat,
     Quantization,
     Task,
 )
@@ -69,6 +70,7 @@ class RunRecord:
     - ``checkpoint_every``: every how many layers one is checkpointed, where not all are.
     - ``checkpoint_policy``: what a checkpointed layer keeps, where that is more than its input.
     - ``optimizer_in_backward``: each parameter is updated as soon as its gradient is there.
+    - ``qat``: what inputs and weights were rounded to as if quantised, ``qat_group`` to a scale.
     - ``task``: what is trained for, where that is not supervised fine-tuning; a sample of ``dpo``, ``orpo``,
       ``simpo`` and ``reward`` is a pair.
     - ``train_layers``: what a full fine-tune trained, where that was not everything.
@@ -144,6 +146,8 @@ class RunRecord:
     optimizer_in_backward: bool | None = None
     optimizer_rank: int | None = None
     fp8: Fp8 | None = None
+    qat: Qat | None = None
+    qat_group: int | None = None
     expert_parallel: int | None = None
     replicas: int | None = None
     hpz: int | None = None

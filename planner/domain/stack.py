@@ -177,7 +177,7 @@ class Stack:
     """Whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or 5, which decides which
     attention kernels an architecture has, or code of its own."""
     soft_caps: SoftCaps
-    """Whose Gemma 2 runs; torchtune's caps the stream behind the last norm, and each layer makes its mask."""
+    """What Gemma 2 caps at its end; where that is the stream, each layer makes its mask, too."""
     copies_kv_heads: KvHeadCopies
     """Keys and values are copied for all heads before torch's fused attention: those of several ``groups``,
     where one head for all is a view, or ``all``."""

@@ -98,7 +98,7 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
         return attention == "sdpa" and model.architecture in _REMOTE_NO_SDPA
     if attention == "eager":
         return False
-    if stack.soft_caps == "torchtune" and any(group.block.attention.softcap for group in model.groups):
+    if stack.soft_caps == "stream" and any(group.block.attention.softcap for group in model.groups):
         # torchtune 0.6.1 models/gemma2/_attention.py Gemma2Attention writes its capped attention out.
         return True
     if stack.model_code == "own":

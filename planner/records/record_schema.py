@@ -39,6 +39,7 @@ _RANGES: dict[str, tuple[float, float] | tuple[float]] = {
     "gpus_per_node": (1, 1_024),
     "lora_rank": (1, 65_536),
     "optimizer_rank": (1, 65_536),
+    "qat_group": (1, 65_536),
     "oft_block_size": (1, 65_536),
     "lora_dropout": (0.0, 1.0),
     "tensor_parallel": (1, 65_536),

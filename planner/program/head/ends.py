@@ -323,7 +323,7 @@ def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tens
 
 
 def _caps_logits(view: LayerView) -> bool:
-    return view.stack.soft_caps == "transformers"
+    return view.stack.soft_caps == "logits"
 
 
 def _capped(torch: Operators, passed: list[Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ def names_for(view: LayerView) -> dict[str, str]:
     if not view.block.attends:
         return {}
     # Eager attention always adds a mask.
-    makes_own = view.block.attention.softcap and view.stack.soft_caps == "torchtune"
+    makes_own = view.block.attention.softcap and view.stack.soft_caps == "stream"
     needs_mask = (view.recipe.attention == "eager" and not makes_own) or has_mask(view)
     names = {MASK: f"{MASK} of windows" if _has_window(view) else MASK} if needs_mask else {}
     return names | ({BIAS: BIAS} if view.block.attention.position_bias else {})

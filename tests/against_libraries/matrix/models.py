@@ -81,6 +81,7 @@ MODELS: tuple[str, ...] = (
     "exaone-4.0-32b",
     "hunyuan-a13b",
     "minimax-m2",
+    "minicpm3-4b",
 )
 SMALL_LAYERS = 4
 _SMALL_VOCABULARY = 8192

@@ -76,13 +76,13 @@ def _plain() -> dict[str, Any]:
 
 @pytest.fixture
 def small_files() -> Iterator[int]:
-    """No file of this process may grow beyond 4096 bytes: the write that would cross it fails,
+    """No file of this process may grow beyond 6144 bytes: the write that would cross it fails,
     as on a full disk.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield 4096
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6144, before[1]))
+    yield 6144
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     signal.signal(signal.SIGXFSZ, handler)
 

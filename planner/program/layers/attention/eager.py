@@ -28,7 +28,7 @@ def eager(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: 
     ]
     if spec.sinks:
         written = _gpt_oss
-    elif spec.softcap and view.stack.soft_caps == "torchtune":
+    elif spec.softcap and view.stack.soft_caps == "stream":
         written = _torchtune
     elif spec.returned_scores == "softmax":
         written = _falcon_alibi if spec.position == "alibi" else _falcon

@@ -24,7 +24,7 @@ PAIRS, TOKENS, SINK = Unit.PAIRS, Unit.TOKENS, Unit.SINK_PAIRS
 
 
 def _view(
-    spec: AttentionSpec, dtypes: Dtypes = BF16, *, single: bool = True, caps: str = "transformers"
+    spec: AttentionSpec, dtypes: Dtypes = BF16, *, single: bool = True, caps: str = "logits"
 ) -> LayerView:
     block, stack = SimpleNamespace(attention=spec), SimpleNamespace(soft_caps=caps)
     made = SimpleNamespace(block=block, dtypes=dtypes, single=single, trains_base=True, stack=stack)
@@ -119,7 +119,7 @@ def test_a_soft_cap_keeps_its_tanh() -> None:
 def test_torchtune_makes_a_mask_in_each_layer(window: int | None) -> None:
     """In fp32, which widens the sum; where there is a window, ones and those inside of it stay beside."""
     spec = replace(LLAMA, softcap=True, window_tokens=window)
-    run_ = _Run(_view(spec, caps="torchtune"))
+    run_ = _Run(_view(spec, caps="stream"))
     masks = [size for unit, size in run_.forward if unit is Unit.LENGTH_PAIRS]
     assert masks == [1, 1, 1, 4, *([4, 4, 4, 4, 1, 4] if window else [])]
     assert run_.in_variables == [Unit.LENGTH_PAIRS] * (3 if window else 1)
