@@ -103,13 +103,14 @@ def unmatched_targets(
     model: ModelSpec, targets: tuple[str, ...], frozen: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """Those of ``targets`` that name no matrix of the model, its ``frozen`` parts left out.
-    Only the last part of a dotted path is looked at.
+    Only the last part of a dotted path is looked at.  Names of matrices that a fused expert tensor replaced
+    count where they reach it.
     """
     tower = (each.name for each in _of_tower(model, frozen))
-    known = {*linear_names(model), *tower, *GROUP_TARGETS}
-    parameters = {
-        name for group in model.groups for linear in group.block.linears for name in linear.legacy_names
-    }
+    inside = [linear for group in model.groups for linear in group.block.linears]
+    reached = (name for each in inside if reaches_experts(each, targets) for name in each.legacy_names)
+    known = {*linear_names(model), *tower, *reached, *GROUP_TARGETS}
+    parameters = {name for linear in inside for name in linear.legacy_names}
     return tuple(
         target
         for target in targets

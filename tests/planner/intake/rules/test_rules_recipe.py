@@ -19,6 +19,13 @@ def test_unmatched_targets_list_what_the_model_has() -> None:
         resolve(from_flags(BASE | {"lora_targets": "c_attn"}))
 
 
+def test_names_of_replaced_matrices_match_where_they_reach_the_experts() -> None:
+    """PEFT takes gate_proj and up_proj together for the tensor that replaced both, and not one alone."""
+    job = {"model": "qwen3-30b-a3b", "stack": "hf-trainer"}
+    assert not warned("targets-match-partly", **job, lora_targets="q_proj,gate_proj,up_proj")
+    assert "(gate_proj;" in warned("targets-match-partly", **job, lora_targets="q_proj,gate_proj")
+
+
 def test_unquantised_experts_are_counted() -> None:
     """Mixtral 8x7B: 32 layers x 8 experts x 3 matrices of 4096 x 14336 stay bf16: 84 GiB."""
     scenario = resolve(from_flags(BASE | {"model": "mixtral-8x7b", "method": "qlora"}))
