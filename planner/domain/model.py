@@ -91,7 +91,8 @@ class LinearSpec:
     once when several matrices share them.  ``active_copies`` of the copies see each token.
 
     ``legacy_names`` are those of the separate matrices that a bare parameter replaced: PEFT reaches it by
-    these only, and not at all where there are none.  ``adaptable`` is false for a matrix whose name PEFT
+    these only, and not at all where there are none; ``asked_rank``: with one rank, however many they are.
+    ``adaptable`` is false for a matrix whose name PEFT
     gives to the fused experts instead.  ``packed_as_head``: a head that k-bit quantisers replace like any
     other matrix.  ``left_whole``: a matrix that the quantiser of the checkpoint left as it was.  ``divided``:
     which side of the matrix lies in parts on several GPUs.
@@ -107,6 +108,7 @@ class LinearSpec:
     copies: int = 1
     active_copies: int = 1
     legacy_names: tuple[str, ...] = ()
+    asked_rank: bool = False
     adaptable: bool = True
     packed_as_head: bool = False
     left_whole: bool = False
@@ -117,7 +119,7 @@ class LinearSpec:
         """Ranks that PEFT gives an adapter here, in units of the asked rank:
         one for each matrix that was fused.
         """
-        return max(1, len(self.legacy_names))
+        return 1 if self.asked_rank else max(1, len(self.legacy_names))
 
     @property
     def weight_count(self) -> int:

@@ -16,6 +16,7 @@ from planner.domain.stack_values import (
     DeviceMap,
     DoraBranch,
     ExpandableSegments,
+    ExpertTargets,
     Fp8Linears,
     FrozenLayers,
     Fsdp2Units,
@@ -171,6 +172,10 @@ class Stack:
     """Who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or one of its
     own that leaves casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies
     once before (``twice``)."""
+
+    expert_targets: ExpertTargets
+    """Names by which adapters reach a tensor of all experts: those of all matrices that it replaced, with
+    the asked rank for each, or ``any`` one of them, with the asked rank."""
 
     # Layers
     model_code: ModelCode

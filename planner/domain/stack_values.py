@@ -7,6 +7,7 @@ from typing import Literal
 KbitUpcast = Literal["none", "norms", "layers", "all"]
 DeviceMap = Literal["unread", "layer", "largest"]
 QuantizesExperts = Literal["never", "expanded", "held"]
+ExpertTargets = Literal["replaced", "any"]
 FusedHeadNorms = Literal["none", "gemma4", "qwen3_too"]
 PassedOver = Literal["parameters", "routers", "nothing"]
 """Which bare tensors k-bit quantisers leave as they are: all, or but for those of experts."""

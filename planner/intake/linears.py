@@ -4,13 +4,14 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 from planner.catalog.peft_targets import default_targets
 from planner.domain.model import LinearSpec, ModelSpec
 from planner.domain.recipes.recipe import LINEAR_MODULES, TARGET_PARAMETER, TARGETS_OF_PEFT
+from planner.domain.stack_values import ExpertTargets
 from planner.errors import UsageError
 
 GROUP_TARGETS = ("all-linear", "attention")
@@ -40,6 +41,17 @@ def reaches_experts(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
         target if target.startswith(TARGET_PARAMETER) else target.rpartition(".")[2] for target in targets
     }
     return bool(linear.legacy_names) and ("all-linear" in names or names.issuperset(linear.legacy_names))
+
+
+def partly_named(model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of matrices of which PEFT converts none without the others: some of them are among ``targets``.
+
+    Source: peft 0.21 ``utils/transformers_weight_conversion.py`` (``_convert_peft_config_moe``).
+    """
+    names = {target.rpartition(".")[2] for target in targets}
+    inside = (linear for group in model.groups for linear in group.block.linears)
+    joined = (set(each.legacy_names) for each in inside if not each.asked_rank)
+    return next((tuple(sorted(each)) for each in joined if names & each and not names >= each), ())
 
 
 def peft_targets(model: ModelSpec) -> tuple[str, ...]:
@@ -122,15 +134,15 @@ def unmatched_targets(
     )
 
 
-def with_parameters(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
+def with_parameters(model: ModelSpec, targets: tuple[str, ...], reach: ExpertTargets) -> ModelSpec:
     """``model`` whose fused expert tensors are reached by the targets that name them as parameters,
-    each with the asked rank.
+    each with the asked rank; ``reach``: what else names them.
 
     Source: peft 0.21 tuners/tuners_utils.py _inject_parameters: a name is the end of a parameter's path.
     """
     named = [target for target in targets if target.startswith(TARGET_PARAMETER)]
     if not named:
-        return model
+        return _reached_by_any(model, targets) if reach == "any" else model
 
     def reached(linear: LinearSpec) -> LinearSpec:
         if linear.kind != "parameter" or linear.group != "expert" or reaches_experts(linear, targets):
@@ -145,6 +157,42 @@ def with_parameters(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
         replace(group, block=replace(group.block, linears=tuple(map(reached, group.block.linears))))
         for group in model.groups
     )
+    return replace(model, groups=tuple(groups))
+
+
+_PROJECTIONS: Mapping[str, frozenset[str]] = {
+    "gate_up_proj": frozenset({"gate_up_proj", "gate_proj", "up_proj"}),
+    "gate_proj": frozenset({"gate_up_proj", "gate_proj"}),
+    "up_proj": frozenset({"gate_up_proj", "up_proj"}),
+    "down_proj": frozenset({"down_proj"}),
+}
+"""Targets that reach expert tensors of these names."""
+_NOT_SEEN_AS_MIXTURES = ("dbrx", "ernie4_5_moe")
+"""Their configurations count experts under another name (``moe_num_experts``)."""
+
+
+def _reached_by_any(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
+    """``model`` whose expert tensors become target parameters where a target names a part of them, so that
+    PEFT converts no name; a module of the same name is adapted, too.
+
+    Source: unsloth 2026.10.9 models/_utils.py get_moe_target_parameters, get_moe_target_modules (those of
+    gpt-oss in 4 bits, linears of their own); import_fixes.py _patch_peft_moe_target_conversion.
+    """
+    if model.architecture in _NOT_SEEN_AS_MIXTURES:
+        return model
+
+    def reached(linear: LinearSpec) -> LinearSpec:
+        if linear.kind != "parameter":
+            return replace(linear, adaptable=linear.adaptable or linear.name in _PROJECTIONS)
+        names = tuple(each for each in targets if each in _PROJECTIONS.get(linear.name, ()))
+        return replace(linear, legacy_names=names, asked_rank=True) if linear.group == "expert" else linear
+
+    blocks = [
+        replace(group.block, linears=tuple(map(reached, group.block.linears))) for group in model.groups
+    ]
+    if not any(linear.asked_rank and linear.legacy_names for block in blocks for linear in block.linears):
+        return model
+    groups = (replace(group, block=block) for group, block in zip(model.groups, blocks, strict=True))
     return replace(model, groups=tuple(groups))
 
 

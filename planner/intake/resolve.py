@@ -156,7 +156,7 @@ def assembled(request: ScenarioRequest, found: LookedUp) -> Scenario:
     if not found.stack.fused_experts:
         model = with_separate_experts(model)
     if recipe.adapter is not None:
-        model = with_parameters(model, recipe.adapter.targets)
+        model = with_parameters(model, recipe.adapter.targets, found.stack.expert_targets)
     model = without_adapters(model, recipe.frozen)
     stack = with_own_loss(stack_for(found.stack, recipe, model), model)
     run = _run_over(found, recipe.batch)

@@ -8,7 +8,14 @@ from planner.domain.model import LinearSpec
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import BITSANDBYTES, DTYPE_BYTES, PREPACKED, TARGET_PARAMETER
-from planner.intake.linears import linear_names, reaches_experts, unmatched_modules, unmatched_targets
+from planner.errors import REFUSED_BY_TOOL
+from planner.intake.linears import (
+    linear_names,
+    partly_named,
+    reaches_experts,
+    unmatched_modules,
+    unmatched_targets,
+)
 from planner.intake.rules.rule import Case, Rule
 from planner.units import format_gib
 
@@ -45,6 +52,10 @@ def _unmatched(case: Case) -> tuple[str, ...]:
     """Targets that name no matrix."""
     targets = case.adapter.targets if case.adapter else ()
     return unmatched_targets(case.model, targets, case.recipe.frozen)
+
+
+def _part_of_experts(case: Case) -> tuple[str, ...]:
+    return partly_named(case.model, case.adapter.targets) if case.adapter else ()
 
 
 def _all_targets_unmatched(case: Case) -> bool:
@@ -119,22 +130,6 @@ def adapted_expert_bytes(case: Case) -> int:
     return (
         0 if adapter is None else _expert_bytes(case, lambda linear: reaches_experts(linear, adapter.targets))
     )
-
-
-_EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
-
-
-def _uncounted_expert_adapters(case: Case) -> bool:
-    """Whether a stack with experts of its own adapts those that PEFT's names do not reach."""
-    four_bits = case.numerics.quantization in _FOUR_BIT
-    if case.adapter is None or not (case.stack.quantizes_experts == "expanded" and four_bits):
-        return False
-    linears = (linear for group in case.model.groups for linear in group.block.linears)
-    unreached = any(
-        linear.group == "expert" and linear.kind == "parameter" and not linear.legacy_names
-        for linear in linears
-    )
-    return unreached and not _EXPERT_NAMES.isdisjoint(case.adapter.targets)
 
 
 def _expert_bytes(case: Case, counts: Callable[[LinearSpec], bool]) -> int:
@@ -330,15 +325,6 @@ RECIPE_RULES = (
         ),
     ),
     Rule(
-        # unsloth 2026.10.9 models/_utils.py:11188-11245 get_moe_target_modules,
-        # since its experts are linears of their own.
-        "expert-adapters-not-counted",
-        "warn",
-        "This stack also adapts each expert by these names, which is not counted: lora_targets attention "
-        "leaves experts alone",
-        _uncounted_expert_adapters,
-    ),
-    Rule(
         "fp16-gradients",
         "refuse",
         "fp16 loss scaling refuses trained weights that are fp16 themselves: load or keep them in fp32, or "
@@ -351,6 +337,14 @@ RECIPE_RULES = (
         "No matrix of the model has a name in lora_targets",
         _all_targets_unmatched,
         _unmatched_targets_text,
+    ),
+    Rule(
+        "targets-name-a-part",
+        "refuse",
+        "PEFT stops: it adapts matrices that one expert tensor has replaced together or not at all; name all "
+        f"of them, or none [{REFUSED_BY_TOOL}]",
+        lambda case: bool(_part_of_experts(case)),
+        lambda case: ", ".join(_part_of_experts(case)),
     ),
     Rule(
         "targets-match-partly",

@@ -6,7 +6,7 @@ import pytest
 
 from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.given.request import from_flags
-from planner.intake.linears import linear_names
+from planner.intake.linears import linear_names, reaches_experts
 from planner.intake.resolve import resolve
 from tests.planner.intake.jobs import scenario_of
 
@@ -103,3 +103,36 @@ def test_adapters_of_experts_that_are_one_tensor_have_no_dropout() -> None:
     resolve(from_flags({**named, "lora_dropout": 0}))
     with pytest.raises(RefusedCombinationError, match="dropout-on-experts"):
         resolve(from_flags({**named, "lora_dropout": 0.05}))
+
+
+def _expert_adapters(model: str, method: str, stack: str, targets: str) -> float:
+    """Parameters of adapters on tensors of all experts, in millions."""
+    job = {"model": model, "method": method, "gpu": "h200-sxm", "seq": 512, "lora_rank": 8}
+    model_of = resolve(from_flags({**job, "stack": stack, "lora_targets": targets})).model
+    names = tuple(targets.split(","))
+    return sum(
+        group.count * 8 * each.rank_factor * each.copies * (each.in_features + each.out_features) / 1e6
+        for group in model_of.groups
+        for each in group.block.linears
+        if each.kind == "parameter" and reaches_experts(each, names)
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "targets", "millions"),
+    [
+        # 48 layers x 128 experts x 8 ranks x (2,048 + 1,536), and of down_proj x (768 + 2,048).
+        ("qwen3-30b-a3b", "unsloth", "gate_proj,up_proj", 176.2),
+        ("qwen3-30b-a3b", "unsloth", "gate_proj", 176.2),
+        ("qwen3-30b-a3b", "unsloth", "q_proj,down_proj", 138.4),
+        ("qwen3-30b-a3b", "hf-trainer", "gate_proj,up_proj", 352.3),
+        # 24 layers x 32 experts x 8 ranks x (2,880 + 5,760 + 2,880 + 2,880).
+        ("gpt-oss-20b", "unsloth", "gate_proj,up_proj,down_proj", 88.5),
+    ],
+)
+def test_unsloth_adapts_experts_by_any_of_their_names(
+    model: str, stack: str, targets: str, millions: float
+) -> None:
+    """Each tensor with the asked rank, where PEFT by itself adds up a rank for each matrix."""
+    for method in ("lora", "qlora"):
+        assert _expert_adapters(model, method, stack, targets) == pytest.approx(millions, rel=1e-3)

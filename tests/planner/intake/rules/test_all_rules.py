@@ -273,15 +273,15 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "mixtral-8x7b", "method": "lora"},
         {"model": "mixtral-8x7b", "method": "lora", "lora_targets": "attention"},
     ),
-    "expert-adapters-not-counted": (
-        {"model": "gpt-oss-20b", "method": "qlora", "stack": "unsloth"},
-        {"model": "gpt-oss-20b", "method": "qlora", "stack": "unsloth", "lora_targets": "attention"},
-    ),
     "fp16-gradients": (
         {"method": "full", "precision": "fp16-mixed", "load_dtype": "fp16"},
         {"method": "full", "precision": "fp16-mixed", "load_dtype": "fp16", "sharding": "zero2"},
     ),
     "targets-match-nothing": ({"lora_targets": "query_key_value"}, {"lora_targets": "self_attn.q_proj"}),
+    "targets-name-a-part": (
+        {"model": "qwen3-30b-a3b", "lora_targets": "q_proj;gate_proj"},
+        {"model": "qwen3-30b-a3b", "lora_targets": "q_proj;gate_proj;up_proj"},
+    ),
     "targets-match-partly": ({"lora_targets": "q_proj;c_attn"}, {"lora_targets": "q_proj;v_proj"}),
     "modules-to-save-unmatched": ({"modules_to_save": "wte"}, {"modules_to_save": "embed_tokens;lm_head"}),
     "parameter-targets": (
