@@ -6,6 +6,7 @@ Command-line flags, TOML keys, record columns and the messages about wrong value
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS
@@ -371,7 +372,7 @@ def missing_text(names: Sequence[str], example: str = "", prefix: str = "") -> s
 
 
 def split_count(gpu: str) -> tuple[str, int | None]:
-    """Card and GPUs per node of ``X:n``; ``None`` where no number is written.
+    """Card and GPUs per node of ``X:n``, or ``nxX``; ``None`` where no number is written.
 
     The name of a MIG slice (``a100-80gb:mig-3g.40gb``) has a colon of its own and stays whole:
     the catalog says how to go on.
@@ -379,6 +380,8 @@ def split_count(gpu: str) -> tuple[str, int | None]:
     Raises:
         UsageError: no card before the colon, or no number after it.
     """
+    if found := re.fullmatch(r"\s*(\d+)\s*[xX]\s*([a-zA-Z].*|\d{3,}.*)", gpu):
+        return found[2].strip(), int(REQUEST_FIELDS["gpus"].parse(found[1]))
     if ":" not in gpu or "mig" in gpu.lower():
         return gpu, None
     name, _, count = gpu.rpartition(":")

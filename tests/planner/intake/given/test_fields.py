@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import UsageError
-from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.fields import REQUEST_FIELDS, split_count
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,20 @@ def test_every_field_explains_itself() -> None:
         assert (field.low is not None and field.high is not None) == (
             field.kind in ("integer", "number", "size")
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "card", "count"),
+    [
+        ("4090", "4090", None),
+        ("h100-sxm:8", "h100-sxm", 8),
+        ("8xH100-SXM", "H100-SXM", 8),
+        ("2 x rtx 4090", "rtx 4090", 2),
+        ("2x4090", "4090", 2),
+        ("mi300x", "mi300x", None),
+        ("a100-80gb:mig-3g.40gb", "a100-80gb:mig-3g.40gb", None),
+    ],
+)
+def test_a_number_of_cards_stands_behind_or_before_the_card(text: str, card: str, count: int | None) -> None:
+    """As people write them: ``X:8`` and ``8xX``."""
+    assert split_count(text) == (card, count)
