@@ -16,6 +16,7 @@ from planner.domain.stack_values import (
     DeviceMap,
     DoraBranch,
     ExpandableSegments,
+    ExpertTargets,
     Fp8Linears,
     FrozenLayers,
     Fsdp2Units,
@@ -119,6 +120,8 @@ class Stack:
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     fused_experts: bool
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
+    expert_targets: ExpertTargets
+    """What puts adapters on them: their own names, or those of the matrices that they replaced, too."""
     quantizes_experts: QuantizesExperts
     """Packed, too.  ``expanded``: for each product, without adapters; ``held``: when read, until backward."""
     unpacks_by_branches: bool

@@ -14,6 +14,7 @@ LoaderReserves = Literal["nothing", "half", "stored"]
 LoaderPlaces = Literal["kbit", "alone", "undivided"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
 DoraBranch = Literal["unread", "keeps_eye", "drops_eye", "adapter_first"]
+ExpertTargets = Literal["named", "converted", "undropped"]
 OftWrappers = Literal["unread", "twice", "apart", "alike"]
 ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 """Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""
