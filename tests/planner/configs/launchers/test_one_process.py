@@ -34,7 +34,7 @@ LF = (
     ],
 )
 def test_what_one_process_does_with_several_gpus(command: str, code: ExitCode, words: str) -> None:
-    """TRL spreads the layers; what of that is not modelled is refused.  Transformers' Trainer copies the model, LLaMA-Factory stops."""
+    """TRL spreads the layers, Transformers' Trainer copies the model, LLaMA-Factory stops."""
     checked = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "h200-sxm:4"}), advise=False)
     assert (checked.exit_code, words in checked.failure) == (code, True), checked.failure
 
