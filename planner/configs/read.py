@@ -9,6 +9,7 @@ from pathlib import Path
 from planner.configs.launchers import accelerate, deepspeed_json
 from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
+from planner.configs.launchers.one_process import say_one_process
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools import hf_trainer, ms_swift, open_instruct, torchtitan, torchtune, trl
@@ -126,6 +127,7 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     if chosen in _TRAINING:
         beside = with_commented_launch_file(document, reading, beside)
     chosen.read(keys, reading, with_launch_file(document, reading, beside) if chosen.launched else beside)
+    say_one_process(reading)
     _check_task(reading, beside.task)
     reading.say_switches()
     reading.finish(keys)

@@ -41,13 +41,15 @@ class Alone:
     """A key with which the tool trains on one GPU only, and what it says on several.
 
     ``otherwise``: why one GPU is not modelled either; empty where it is.  ``sees``: so many GPUs of its
-    machine are all that the process sees, and more are no error: nothing is ``refused`` then.
+    machine are all that the process sees, and more are no error: nothing is ``refused`` then.  ``unread``:
+    why several that it sees are not modelled.
     """
 
     origin: str
     refused: str = ""
     otherwise: str = ""
     sees: int = 0
+    unread: str = ""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,8 @@ class Reading:
     ``most_pixels``: of an image, above which the tool makes it smaller, with sides of whole multiples.
     ``longest``: tokens of a sample, above which the tool stops with an error, with the place that says them.
     ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
-    that the dtype of the checkpoint decides the precision.
+    that the dtype of the checkpoint decides the precision.  ``one_process``: place of a launch that starts
+    one process without a rank, and how many GPUs it sees; 0 where that is not said.
     """
 
     path: Path
@@ -87,6 +90,7 @@ class Reading:
     longest: tuple[int, str] | None = None
     script: str = ""
     in_weights_dtype: str = ""
+    one_process: tuple[str, int] = ("", 0)
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.

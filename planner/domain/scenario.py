@@ -69,6 +69,11 @@ class RunPlan:
     eval_samples: int | None = None
     eval_micro_batch: int | None = None
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation is asked for, by its samples or by how many it takes at a time."""
+        return self.eval_samples is not None or self.eval_micro_batch is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:

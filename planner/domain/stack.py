@@ -120,6 +120,9 @@ class Stack:
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     fused_experts: bool
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
+    expert_targets: ExpertTargets
+    """What puts adapters on them: their own names, or those of the matrices that they replaced, too, which
+    add up their ranks; or ``any`` of these names, with the asked rank."""
     quantizes_experts: QuantizesExperts
     """Packed, too.  ``expanded``: for each product, without adapters; ``held``: when read, until backward."""
     unpacks_by_branches: bool
@@ -172,10 +175,6 @@ class Stack:
     """Who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or one of its
     own that leaves casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies
     once before (``twice``)."""
-
-    expert_targets: ExpertTargets
-    """Names by which adapters reach a tensor of all experts: those of all matrices that it replaced, with
-    the asked rank for each, or ``any`` one of them, with the asked rank."""
 
     # Layers
     model_code: ModelCode

@@ -7,7 +7,6 @@ from typing import Literal
 KbitUpcast = Literal["none", "norms", "layers", "all"]
 DeviceMap = Literal["unread", "layer", "largest"]
 QuantizesExperts = Literal["never", "expanded", "held"]
-ExpertTargets = Literal["replaced", "any"]
 FusedHeadNorms = Literal["none", "gemma4", "qwen3_too"]
 PassedOver = Literal["parameters", "routers", "nothing"]
 """Which bare tensors k-bit quantisers leave as they are: all, or but for those of experts."""
@@ -15,6 +14,7 @@ LoaderReserves = Literal["nothing", "half", "stored"]
 LoaderPlaces = Literal["kbit", "alone", "undivided"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
 DoraBranch = Literal["unread", "keeps_eye", "drops_eye", "adapter_first"]
+ExpertTargets = Literal["named", "converted", "undropped", "any"]
 OftWrappers = Literal["unread", "twice", "apart", "alike"]
 ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 """Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""

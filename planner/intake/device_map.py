@@ -51,7 +51,10 @@ def check_device_map(scenario: Scenario) -> None:
     reason = next(_unread(scenario), None)
     if reason is not None:
         gpus = scenario.recipe.parallel.pipeline
-        raise UnreadCombinationError(f'device_map="auto" over {gpus} GPUs is not modelled {reason}')
+        raise UnreadCombinationError(
+            f'device_map="auto" over {gpus} GPUs is not modelled {reason}; a process for each GPU is: '
+            "accelerate launch, torchrun"
+        )
 
 
 def _unread(scenario: Scenario) -> Iterator[str]:
@@ -70,7 +73,7 @@ def _unread(scenario: Scenario) -> Iterator[str]:
         yield f"with offload {recipe.offload}"
     if recipe.adapter is not None and recipe.adapter.saved_names:
         yield "with modules_to_save"
-    if scenario.run.eval_samples or scenario.run.eval_micro_batch is not None:
+    if scenario.run.evaluates:
         yield "with evaluation"
     yield from _of_parts(scenario)
 

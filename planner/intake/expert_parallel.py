@@ -55,7 +55,7 @@ def of_experts(scenario: Scenario) -> Iterator[str]:
         yield f"with sharding {recipe.sharding.name}; fsdp and hsdp are"
     if recipe.loss != "hf":
         yield f"with loss {recipe.loss}; hf is"
-    if scenario.run.eval_samples:
+    if scenario.run.evaluates:
         yield "with evaluation"
     yield from _of_sizes(scenario)
 

@@ -346,7 +346,7 @@ def _resolve_targets(ledger: Ledger, setting: RecipeContext) -> tuple[str, ...]:
 
 def _entered(ledger: Ledger, targets: tuple[str, ...], note: str) -> tuple[str, ...]:
     """``targets`` in place of what was given for them."""
-    ledger.enter("lora_targets", targets, ledger.request.values["lora_targets"].origin, note)
+    ledger.reword("lora_targets", targets, note)
     return targets
 
 

@@ -197,6 +197,22 @@ def _reached_by_any(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
 
 
 @lru_cache(maxsize=64)
+def with_experts_apart(model: ModelSpec) -> ModelSpec:
+    """``model`` whose fused expert tensors no name of a matrix reaches, as PEFT before 0.19 has them.
+
+    Source: peft 0.18.1 tuners/tuners_utils.py inject_adapter, without a table of names.
+    """
+    groups = []
+    for group in model.groups:
+        linears = (
+            replace(each, legacy_names=()) if each.kind == "parameter" else each
+            for each in group.block.linears
+        )
+        groups.append(replace(group, block=replace(group.block, linears=tuple(linears))))
+    return replace(model, groups=tuple(groups))
+
+
+@lru_cache(maxsize=64)
 def with_separate_experts(model: ModelSpec) -> ModelSpec:
     """``model`` with the matrices of each expert as Transformers 4 has them: three linear layers,
     which adapters reach by name.

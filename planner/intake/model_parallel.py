@@ -265,7 +265,7 @@ def _of_pipeline(scenario: Scenario) -> Iterator[str]:
         )
     if recipe.loss != "hf":
         yield f"with loss {recipe.loss}; hf is"
-    if scenario.run.eval_samples:
+    if scenario.run.evaluates:
         yield "with evaluation"
 
 
@@ -398,7 +398,7 @@ def _of_exchange(scenario: Scenario) -> Iterator[str]:
             f"on stack '{scenario.stack.id}' without ZeRO or with divided matrices: --sharding zero3 has it, "
             "and --stack torchtitan divides full fine-tunes without ZeRO"
         )
-    if scenario.run.eval_samples:
+    if scenario.run.evaluates:
         yield "with evaluation, which runs on whole sequences"
 
 

@@ -26,7 +26,7 @@ from planner.intake.given.data_file import read_data
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest, require
 from planner.intake.images import loaded_part, without_adapters
-from planner.intake.linears import with_parameters, with_separate_experts
+from planner.intake.linears import with_experts_apart, with_parameters, with_separate_experts
 from planner.intake.model_parallel import check_parallel, degrees
 from planner.intake.own_losses import with_own_loss
 from planner.intake.rules.all_rules import Case, check
@@ -155,6 +155,8 @@ def assembled(request: ScenarioRequest, found: LookedUp) -> Scenario:
     model = trained_model(loaded, recipe.task, found.stack)
     if not found.stack.fused_experts:
         model = with_separate_experts(model)
+    elif found.stack.expert_targets == "named":
+        model = with_experts_apart(model)
     if recipe.adapter is not None:
         model = with_parameters(model, recipe.adapter.targets, found.stack.expert_targets)
     model = without_adapters(model, recipe.frozen)

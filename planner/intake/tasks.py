@@ -48,6 +48,17 @@ def takes_tiles(task: Task, stack: Stack) -> bool:
     return stack.pair_logps == "tiles" and task in REFERENCE_TASKS
 
 
+def takes_rows(recipe: Recipe, stack: Stack) -> bool:
+    """Whether the trainer takes log-probabilities of one row of a micro-batch after the other."""
+    if recipe.loss == "chunked" or recipe.task in ("reward", "prm", "ppo"):
+        return False
+    if recipe.rollout is not None:
+        return True
+    return recipe.is_preference and (
+        stack.pair_logps in ("rows", "rows_and_hidden", "rows_let_go", "shifted_rows")
+    )
+
+
 def scores_by_value(task: Task, stack: Stack) -> bool:
     """Whether a reward model keeps its head of words and gets one of values beside it.
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
+from planner.intake.tasks import takes_rows
 from planner.program.job import Job, job_of
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
@@ -66,6 +67,8 @@ def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: A
     padding and of each window, and gradients that are added.
     """
     flags = [(micro_batch == 1) | job.stack.joins_rows(job.recipe), accumulation > 1]
+    if takes_rows(job.recipe, job.stack):
+        flags.append(micro_batch)
     if job.recipe.sharding.is_fsdp1:
         flags.append(accumulation > 2)  # a micro-step in the middle
     if job.recipe.batch.padding != "packed":

@@ -17,6 +17,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
+from planner.intake.tasks import takes_rows
 from planner.program.ops.tensors import Unit
 from planner.program.parameters import Parameters, parameters_of
 
@@ -155,6 +156,16 @@ class Job:
     def single_chosen(self) -> bool:
         """Whether the chosen sequences of a micro-batch are one row; in a grid: in all of it."""
         return self.recipe.batch.is_paired and self._has_rows(2)
+
+    @property
+    def rows_apart(self) -> int:
+        """Rows of a micro-batch whose log-probabilities are taken one after the other; 1 where the batch is
+        no matter.
+        """
+        recipe, stack = self.recipe, self.stack
+        if not takes_rows(recipe, stack) or stack.joins_rows(recipe):
+            return 1
+        return int(recipe.batch.rows)
 
     @property
     def evaluates(self) -> bool:

@@ -194,7 +194,7 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     ]
     around[2] = head_view(job, around[2])
     needs_entry = makes_input_require_gradient(job.recipe, job.stack)
-    ends = EndsView(job.model, around[0], around[1], around[2], _kinds(layers), needs_entry)
+    ends = EndsView(job.model, around[0], around[1], around[2], _kinds(layers), needs_entry, job.rows_apart)
     mode = Mode(gradients, role)
     before, stage = _before_layers(job, ends, mode), job.model.stage
     parts, shares, entry = before.parts, before.shares, before.parts[-1].template.out

@@ -105,7 +105,11 @@ def read_counts(keys: Keys, reading: Reading, kind: str) -> None:
     if processes is None:
         return
     if kind == "NO":
-        reading.say("gpus", 1, keys.where("distributed_type"))
+        ids = str(keys.get("gpu_ids") or "all")
+        sees = 0 if ids == "all" else len(ids.split(","))
+        place = keys.where("gpu_ids" if sees else "distributed_type")
+        reading.say("gpus", sees or 1, place)
+        reading.one_process = (place, sees)
         return
     if processes % nodes:
         raise UsageError(

@@ -22,6 +22,7 @@ from planner.configs.launchers.launched_processes import (
     processes,
     refuse_unsure,
     say_task_of_v1,
+    say_visible,
 )
 from planner.configs.launchers.shell import commands_with_variables
 from planner.configs.yaml_or_json import read_document
@@ -188,6 +189,7 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
     if job.tool == "axolotl":
         options = {name: job.arguments.pop(name) for name in _OF_AXOLOTL if name in job.arguments}
         job.launch = of_axolotl(path, options, variables)
+    say_visible(path, job.launch, variables)
     if job.tool == MS_SWIFT:
         # A file's variables do not replace those that are set (swift/cli/main.py parse_yaml_args).
         own = job.arguments.get("ENV") or {}

@@ -107,6 +107,18 @@ def _visible(path: Path, variables: Mapping[str, str]) -> str | None:
     return str(number)
 
 
+def say_visible(path: Path, launch: MutableMapping[str, Any], variables: Mapping[str, str]) -> None:
+    """Enter the GPUs that a process without a rank sees, where its environment says them.
+
+    Raises:
+        UsageError: it sees none.
+    """
+    if launch.get("distributed_type") == "NO" and "gpu_ids" not in launch:
+        seen = _visible(path, variables) or ""
+        if seen.isdecimal():
+            launch["gpu_ids"] = ",".join(map(str, range(int(seen))))
+
+
 def processes(per_node: Any, nodes: Any, *, ranks: bool = False) -> dict[str, Any]:
     """A launch of so many processes on each node; where a number is not one, the GPUs of the job decide.
     ``ranks``: the launcher says them to a single process, too.

@@ -231,17 +231,19 @@ def _alone(alone: Alone, request: ScenarioRequest, *, divided: bool) -> Scenario
     several share the model, so that another program runs.
 
     Raises:
-        NotModelledError: a key that no formula covers on one GPU either.
+        NotModelledError: a key that no formula covers on one GPU either, or on several.
         UsageError: the tool refuses several.
     """
     gpus = _gpus(request)
+    if alone.unread and min(gpus, alone.sees or gpus) > 1 and not divided:
+        raise NotModelledError(f"{alone.origin}: {alone.unread}; or say --gpu X:1")
     if alone.sees and gpus > alone.sees and not divided:
         name, _ = split_count(request.get("gpu") or "")
         note = f"uses {alone.sees} of the {gpus} GPUs, whatever is in the machine"
         seen = {each: Given(n, alone.origin, note) for each, n in (("gpus", alone.sees), ("nodes", 1))}
         card = {"gpu": replace(request.values["gpu"], value=name)} if name else {}
         return merge(request, ScenarioRequest(seen | card))
-    if gpus > 1 and not alone.sees:
+    if gpus > 1 and alone.refused and not alone.sees:
         raise UsageError(f"{alone.origin}: {alone.refused}; say --gpu X:1 [{REFUSED_BY_TOOL}]")
     if alone.otherwise:
         raise NotModelledError(alone.otherwise)

@@ -38,6 +38,10 @@ class Ledger:
         """Enter a value that was worked out elsewhere."""
         self._entries[name] = Assumption(name, _text(name, value), origin, note)
 
+    def reword(self, name: str, value: object, note: str) -> None:
+        """What an entry stands for, with its origin."""
+        self.enter(name, value, self._entries[name].origin, note)
+
     def remark(self, name: str, note: str) -> None:
         """Say more about an entry, once."""
         entry = self._entries[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.domain.recipes.recipe import TARGET_PARAMETER
 from planner.intake.expert_parallel import MIXTURES
 from planner.intake.linears import failing_routers
 from planner.intake.rules.rule import Case, Rule
@@ -38,9 +39,16 @@ def _holds_elsewhere(case: Case) -> bool:
 
 
 def _drops_on_experts(case: Case) -> bool:
-    """Whether somebody asks for dropout where names of matrices reach experts that are one tensor."""
+    """Whether PEFT is told of a dropout, by the tool's default as well, and adapts experts of one tensor.
+
+    It is told before a trainer of preferences sets every dropout to zero.
+    """
     given = case.given.get("lora_dropout")
-    return given is not None and bool(given.value) and adapted_expert_bytes(case) > 0
+    told = case.stack.defaults.lora_dropout if given is None else given.value
+    if not told or case.adapter is None or adapted_expert_bytes(case) == 0:
+        return False
+    names_them = any(each.startswith(TARGET_PARAMETER) for each in case.adapter.targets)
+    return names_them or case.stack.expert_targets != "undropped"
 
 
 MIXTURE_RULES = (

@@ -193,6 +193,14 @@ TASK_RULES = (
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),
     Rule(
+        # torchtune 0.6.1 recipes/full_dpo_distributed.py _setup_reference_model: shard_model of both models.
+        "reference-of-its-own-units",
+        "not-modelled",
+        "torchtune trains whole models by DPO beside a reference that FSDP2 divides by its layers, which is "
+        "not modelled; use --method lora, or --stack trl",
+        lambda case: case.recipe.has_reference_model and case.stack.pair_logps == "tempered",
+    ),
+    Rule(
         "preference-packed",
         "refuse",
         "Trainers of preferences pack nothing, except for DPO of ms-swift with FlashAttention; use --padding "

@@ -53,7 +53,7 @@ class EndsView:
 
     ``layer``, ``embed`` and ``head`` are views of one layer for what it shares with the norms around the
     layers, with the tables and with the head; each says whether these are trained.  ``needs_entry``: the
-    input of the first layer requires a gradient.
+    input of the first layer requires a gradient.  ``n_rows``: see :attr:`planner.program.job.Job.rows_apart`.
     """
 
     model: ModelSpec
@@ -62,6 +62,7 @@ class EndsView:
     head: LayerView
     kinds: tuple[LayerView, ...]
     needs_entry: bool
+    n_rows: int
 
     def trains(self, part: LayerView, name: str) -> bool:
         """Whether this table or head is trained: itself, or as a copy in ``modules_to_save``."""

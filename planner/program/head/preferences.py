@@ -25,9 +25,10 @@ from planner.program.head.ends import EndsView, all_logits, last_norm, own_loss
 from planner.program.head.joined_pairs import joined_pairs
 from planner.program.head.losses import cross_entropy, full_loss
 from planner.program.head.roles import Role
+from planner.program.head.rows import gathered, selective_log_softmax, sum_of
 from planner.program.head.tiles import tiles
 from planner.program.ops.autograd import record
-from planner.program.ops.operators import Operators, shape_of
+from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.recorded_part import FORWARD_LOSS, FORWARD_OUT
 from planner.program.view import LayerView
@@ -68,14 +69,14 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
         return _tempered(torch, logits, role) if kernel == "tempered" else _let_go(torch, logits, kernel)
     if recipe.task == "kto" and kernel not in (*_SHIFTED, "rows_let_go"):
         of_whole = _kto_twice if kernel == "whole_twice" else _kto_whole
-        return (of_whole if kernel in _WHOLE else _kto_rows)(torch, logits, role)
+        return of_whole(torch, logits, role) if kernel in _WHOLE else _kto_rows(torch, ends, logits, role)
     if recipe.task in ("orpo", "simpo"):
-        return _odds(torch, ends.layer, logits)
+        return _odds(torch, ends, logits)
     if kernel in _WHOLE:
         return _whole(torch, logits, role, again=kernel == "whole_twice" and recipe.task == "dpo")
     if kernel in _SHIFTED:
-        return _shifted_rows(torch, ends.layer, logits, role)
-    return _plain_rows(torch, logits, copies=kernel != "rows_let_go")
+        return _shifted_rows(torch, ends, logits, role)
+    return _plain_rows(torch, ends, logits, copies=kernel != "rows_let_go")
 
 
 def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -> Tensor:
@@ -121,7 +122,7 @@ def _policy(torch: Operators, logits: list[Tensor], value: Tensor, role: Role) -
     Source: llamafactory 0.9.2 train/ppo/trainer.py batched_forward_pass; trl 0.9.6 trainer/ppo_trainer.py
     step, loss, core.py logprobs_from_logits, entropy_from_logits.
     """
-    out = _sum(torch, [_log_softmax(torch, logits[0]), value])
+    out = sum_of(torch, [_log_softmax(torch, logits[0]), value])
     if role != "policy":
         return out
     joined = torch.like(logits[0], "cat")
@@ -160,7 +161,7 @@ def _completion_rows(torch: Operators, ends: EndsView, passed: list[Tensor], rol
     logits.append((torch.in_place if in_place else torch.same)(torch.part(logits[0], logits[0].count), "div"))
     if not in_place:
         del logits[0]
-    out = _rows(torch, logits[-1])
+    out = selective_log_softmax(torch, logits[-1], ends.n_rows)
     if role == "policy" and view.stack.completion_logps not in ("without_entropy", "in_place_alone"):
         _entropy(torch, logits[-1], copies=in_place and not view.single)
     return out
@@ -196,15 +197,15 @@ def _last_positions(torch: Operators, hidden: Tensor, unit: Unit) -> Tensor:
     )
 
 
-def _plain_rows(torch: Operators, logits: list[Tensor], *, copies: bool) -> Tensor:
+def _plain_rows(torch: Operators, ends: EndsView, logits: list[Tensor], *, copies: bool) -> Tensor:
     """Each pass lets its logits go when it returns; ``copies``: of their halves, for metrics."""
-    out = _rows(torch, logits[0])
+    out = selective_log_softmax(torch, logits[0], ends.n_rows)
     for _ in range(2 if copies else 0):
         _completions(torch, logits[0], 2)
     return out
 
 
-def _odds(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
+def _odds(torch: Operators, ends: EndsView, logits: list[Tensor]) -> Tensor:
     """The cross-entropy of the chosen half where the trainer adds it, then log-probabilities of all;
     the logits are held until the loss is there.  TRL's kernel belongs to its versions whose other trainers
     work in tiles.
@@ -212,15 +213,18 @@ def _odds(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
     Source: trl 0.9.6, 0.12.2 and 0.14.0 trainer/orpo_trainer.py, cpo_trainer.py concatenated_forward,
     get_batch_logps; 1.15.0 and 1.16.0 experimental/orpo and cpo, trainer/utils.py selective_log_softmax.
     """
+    view = ends.layer
     parts = [_chosen_likelihood(torch, view, logits[0])] if view.stack.chosen_likelihood else []
     if view.stack.pair_logps in _WHOLE:
         parts.append(_log_softmax(torch, logits[0]))
     else:
         part = torch.shifted_rows(logits[0])
         fused = view.stack.pair_logps in ("fused_rows", "tiles")
-        parts.append(_fused_rows(torch, view, part) if fused else _rows(torch, part))
+        parts.append(
+            _fused_rows(torch, view, part) if fused else selective_log_softmax(torch, part, ends.n_rows)
+        )
         del part
-    out = _sum(torch, parts) if len(parts) > 1 else parts.pop()
+    out = sum_of(torch, parts) if len(parts) > 1 else parts.pop()
     torch.enter(FORWARD_LOSS)
     logits.clear()
     return out
@@ -234,11 +238,11 @@ def _chosen_likelihood(torch: Operators, view: LayerView, logits: Tensor) -> Ten
     return cross_entropy(torch, view, part if view.single_chosen else torch.contiguous(part))
 
 
-def _kto_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+def _kto_rows(torch: Operators, ends: EndsView, logits: list[Tensor], role: Role) -> Tensor:
     """The logits of the pass for the divergence are held until the other one ends;
     those of samples are copied after it.
     """
-    out = _rows(torch, torch.shifted_rows(logits[0]))
+    out = selective_log_softmax(torch, torch.shifted_rows(logits[0]), ends.n_rows)
     if role == "divergence":
         torch.outputs = [logits.pop().alias()]
         return out
@@ -288,103 +292,13 @@ def _kto_twice(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
     if role == "reference":
         return out
     torch.enter(FORWARD_LOSS)
-    return _sum(torch, [out, _log_softmax(torch, copies)])
+    return sum_of(torch, [out, _log_softmax(torch, copies)])
 
 
 def _log_softmax(torch: Operators, logits: Tensor) -> Tensor:
     """``logits[:, :-1].log_softmax(-1)`` of all rows at once, and what is picked of it."""
     part = torch.shifted_rows(logits)
-    return _gathered(torch, torch.kernel(part, "log_softmax", saves="output"))
-
-
-def _rows(torch: Operators, logits: Tensor) -> Tensor:
-    """``selective_log_softmax``: one row of the batch after the other."""
-    parts = _unbound(torch, logits)
-    if logits.dtype == "fp32":
-        picked = _gathered(torch, logits)
-        return _sum(torch, [picked, _logsumexp(torch, parts, logits)])
-    return _row_log_softmaxes(torch, parts)
-
-
-def _row_log_softmaxes(torch: Operators, parts: Tensor) -> Tensor:
-    """A log-softmax for each row of 16-bit logits, which is saved;
-    without gradients only two rows' are there at a time.
-    """
-    unit, count, dtype, row = parts.unit, parts.count, parts.dtype, _row_of(parts)
-    picked = torch.new(Unit.TOKENS, 1, dtype, "gather")
-    whole = shape_of(parts)
-    if not torch.grad_enabled:
-        torch.pay([whole], [whole])
-        _row, _next = (torch.new(row, count, dtype, "log_softmax", cost=None) for _ in range(2))
-        return picked
-
-    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        del gradient
-        torch.pay([], [whole])
-        torch.pay([whole, whole], [whole])
-        _zeros, _row = (
-            torch.new(row, count, dtype, op, cost=None) for op in ("scatter_add", "log_softmax_backward")
-        )
-        # The gradient of a row takes the place of its log-softmax, which goes.
-        return [kept[0]]
-
-    scores = torch.new(unit, count, dtype, "log_softmax", cost=[whole])
-    scores = record(torch, scores, [parts], [scores], backward)
-    return record(torch, picked, [scores], [], lambda *_: [Tensor(None, unit, count, dtype)])
-
-
-def _row_of(rows: Tensor) -> Unit:
-    """What one row of the batch is counted in."""
-    of_cut = {Unit.SHIFTED_TOKENS: Unit.SHIFTED_LENGTH, Unit.COMPLETION_TOKENS: Unit.COMPLETION_LENGTH}
-    return of_cut.get(rows.unit, Unit.LENGTH)
-
-
-def _unbound(torch: Operators, logits: Tensor) -> Tensor:
-    """The rows of the batch: views, whose gradients are stacked when all are there."""
-    unit, count, dtype = logits.unit, logits.count, logits.dtype
-    rows = logits.alias()
-    rows.is_view = True
-    return record(
-        torch, rows, [logits], [], lambda _, each: [torch.new(unit, count, dtype, "stack", cost=[each])]
-    )
-
-
-def _gathered(torch: Operators, logits: Tensor) -> Tensor:
-    """``gather``: its gradient is added to zeros as large as the logits."""
-    unit, count, dtype = logits.unit, logits.count, logits.dtype
-    out = torch.new(Unit.TOKENS, 1, dtype, "gather")
-    return record(torch, out, [logits], [], lambda *_: [torch.new(unit, count, dtype, "scatter_add")])
-
-
-def _logsumexp(torch: Operators, parts: Tensor, logits: Tensor) -> Tensor:
-    """``logsumexp`` of each row, with a tensor of that size on the way;
-    the gradients of all rows wait for each other.
-
-    Source: torch 2.13 aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl;
-    torch/csrc/autograd/FunctionsManual.cpp logsumexp_backward, gather_backward, unbind_backward.
-    """
-    words, whole, row = logits.count, shape_of(logits), _row_of(parts)
-    # The largest, then differences that are made, and read to be summed.
-    torch.pay([whole])
-    torch.pay([whole, whole], [whole])
-    _less_maxima = torch.new(row, words, logits.dtype, "logsumexp", cost=None)
-    del _less_maxima
-
-    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        del gradient
-        gradients = torch.like(kept[0], "mul")
-        for _ in ("sub", "exp"):
-            torch.pay([whole], [whole])
-        _difference, _exponentials = (torch.new(row, words, "fp32", op, cost=None) for op in ("sub", "exp"))
-        return [gradients]
-
-    return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "logsumexp"), [parts], [logits], backward)
-
-
-def _sum(torch: Operators, parts: list[Tensor]) -> Tensor:
-    """One number for each token of several."""
-    out = torch.new(Unit.TOKENS, 1, "fp32", "add")
-    return record(torch, out, parts, [], lambda _, gradient: [gradient for _ in parts])
+    return gathered(torch, torch.kernel(part, "log_softmax", saves="output"))
 
 
 def _completions(torch: Operators, logits: Tensor, share: int) -> None:
@@ -393,15 +307,15 @@ def _completions(torch: Operators, logits: Tensor, share: int) -> None:
     _copy = torch.like(part, "index")
 
 
-def _shifted_rows(torch: Operators, view: LayerView, logits: list[Tensor], role: Role) -> Tensor:
+def _shifted_rows(torch: Operators, ends: EndsView, logits: list[Tensor], role: Role) -> Tensor:
     """Both passes hold their logits until the metrics are there, for which those of the policy are copied:
     halves of chosen and of rejected sequences; or (KTO) good and bad samples, whose copies together hold all.
 
     Kernels of Axolotl (``fused_rows``) and the entropy read a copy where the cut leaves gaps between rows.
     """
-    fused = view.stack.pair_logps == "fused_rows"
+    view, fused = ends.layer, ends.layer.stack.pair_logps == "fused_rows"
     part = torch.shifted_rows(logits[0])
-    out = _fused_rows(torch, view, part) if fused else _rows(torch, part)
+    out = _fused_rows(torch, view, part) if fused else selective_log_softmax(torch, part, ends.n_rows)
     torch.outputs = [logits[0].alias()] if role == "reference" else []
     held = [part.alias()] if role != "divergence" else []
     del part
@@ -447,7 +361,7 @@ def _whole(torch: Operators, logits: list[Tensor], role: Role, *, again: bool) -
     torch.enter(FORWARD_LOSS)
     if again and logits:
         chosen = torch.part(logits[0], logits[0].count / 2)
-        out = _sum(torch, [out, _log_softmax(torch, chosen)])
+        out = sum_of(torch, [out, _log_softmax(torch, chosen)])
     logits.clear()
     return out
 
@@ -459,7 +373,7 @@ def _let_go(torch: Operators, logits: list[Tensor], kernel: PairLogps) -> Tensor
         part = torch.shifted_rows(part)
     scores = torch.kernel(part, "log_softmax", saves="output")
     del part
-    return _gathered(torch, scores)
+    return gathered(torch, scores)
 
 
 def _tempered(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
@@ -472,4 +386,4 @@ def _tempered(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
     if role == "reference":
         torch.bound = [logits[0].alias()]
     logits.clear()
-    return _gathered(torch, scores)
+    return gathered(torch, scores)

@@ -51,6 +51,7 @@ def test_on_one_gpu_it_means_nothing() -> None:
         ({"offload": "activations"}, "with offload activations"),
         ({"modules_to_save": "lm_head"}, "with modules_to_save"),
         ({"eval_samples": 10}, "with evaluation"),
+        ({"eval_batch": 1}, "with evaluation"),
         ({"stack": "hf-trainer@4"}, "on stack 'hf-trainer@4'"),
         ({"method": "full", "train_layers": "last:4"}, "where parts of the model are trained"),
         ({"nodes": 2}, "the GPUs of one node"),

@@ -98,6 +98,7 @@ def test_an_exchange_between_nodes_takes_longer() -> None:
         ({"method": "lora"}, "with adapters"),
         ({"model": "mixtral-8x7b"}, "for architecture 'mixtral'"),
         ({"eval_samples": 8}, "with evaluation"),
+        ({"eval_batch": 8}, "with evaluation"),
         ({"nodes": 3, "expert_parallel": 24}, "do not divide by 24"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from planner.errors import RefusedCombinationError, UsageError
@@ -96,13 +98,58 @@ def test_a_trained_tower_has_matrices_by_its_own_names() -> None:
     assert any("targets-match-partly" in text for text in frozen.warnings)
 
 
-def test_adapters_of_experts_that_are_one_tensor_have_no_dropout() -> None:
-    """GLM's dense layers have the names that its experts had; PEFT 0.20 stops at a dropout."""
-    flags = {"model": "glm-4.5-air", "method": "lora", "gpu": "h200-sxm", "seq": 512, "stack": "axolotl"}
-    named = {**flags, "lora_targets": "linear-modules", "switches": ["adapter_kernels=eager"]}
-    resolve(from_flags({**named, "lora_dropout": 0}))
+GLM = {"model": "glm-4.5-air", "method": "lora", "gpu": "h200-sxm", "seq": 512}
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"stack": "trl"},
+        {"stack": "trl", "task": "dpo"},
+        {"stack": "swift"},
+        {"stack": "hf-trainer", "lora_dropout": 0.05},
+        {"stack": "axolotl", "lora_targets": "q_proj;param:experts.down_proj", "lora_dropout": 0.05},
+    ],
+)
+def test_dropout_of_experts_that_are_one_tensor_stops_the_job(job: dict[str, Any]) -> None:
+    """TRL and ms-swift say 0.05 by themselves; the trainer of preferences sets it to zero too late.
+
+    The names of GLM's dense layers are those that its experts had.
+    """
     with pytest.raises(RefusedCombinationError, match="dropout-on-experts"):
-        resolve(from_flags({**named, "lora_dropout": 0.05}))
+        resolve(from_flags({**GLM, **job}))
+    resolve(from_flags({**GLM, **job, "lora_dropout": 0, "switches": ["adapter_kernels=eager"]}))
+
+
+def test_axolotl_leaves_dropout_out_of_experts_that_names_reach() -> None:
+    """The other adapters keep it."""
+    found = resolve(
+        from_flags({**GLM, "stack": "axolotl", "lora_dropout": 0.05, "switches": ["adapter_kernels=eager"]})
+    )
+    assert found.recipe.adapter is not None
+    assert found.recipe.adapter.dropout == 0.05
+
+
+def test_names_reach_experts_since_peft_019() -> None:
+    """LLaMA-Factory runs PEFT 0.18, whose names find modules alone."""
+    experts = [
+        linear
+        for stack in ("llama-factory", "hf-trainer")
+        for group in resolve(from_flags({**GLM, "stack": stack})).model.groups
+        for linear in group.block.linears
+        if linear.group == "expert"
+    ]
+    assert {bool(each.legacy_names) for each in experts[:2]} == {False}
+    assert {bool(each.legacy_names) for each in experts[-2:]} == {True}
+
+
+@pytest.mark.parametrize("stack", ["swift", "axolotl", "llama-factory", "llama-factory-v1"])
+def test_tools_that_find_linear_modules_leave_stacked_experts_alone(stack: str) -> None:
+    """Of names found where nothing dense has those of the experts."""
+    flags = {"model": "qwen3-30b-a3b", "method": "lora", "gpu": "h200-sxm", "seq": 512, "stack": stack}
+    adapter = resolve(from_flags(flags)).recipe.adapter
+    assert adapter is not None
+    assert adapter.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def _expert_adapters(model: str, method: str, stack: str, targets: str) -> float:

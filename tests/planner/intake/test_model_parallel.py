@@ -138,6 +138,15 @@ EXCHANGED = {
 }
 
 
+@pytest.mark.parametrize("evaluated", [{"samples": 100, "eval_samples": 10}, {"eval_batch": 1}])
+def test_a_pipeline_is_not_answered_with_evaluation(evaluated: dict[str, object]) -> None:
+    """However it is asked for."""
+    piped = {"stack": "torchtitan", "pipeline_parallel": 2, "grad_accum": 4, "sharding": "fsdp-grad-op"}
+    scenario_of(**piped)
+    with pytest.raises(NotModelledError, match="with evaluation"):
+        scenario_of(**piped, **evaluated)
+
+
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
 def test_deepspeed_exchanges_heads_for_the_trainer(method: str, sharding: str) -> None:
@@ -155,6 +164,7 @@ def test_deepspeed_exchanges_heads_for_the_trainer(method: str, sharding: str) -
         ({"model": "qwen2.5-7b"}, "heads do not divide by 8"),
         ({"attention": "eager"}, "attention eager"),
         ({"samples": 100, "eval_samples": 10}, "evaluation"),
+        ({"eval_batch": 1}, "evaluation"),
     ],
 )
 def test_what_an_exchange_does_not_take(flags: dict[str, object], words: str) -> None:

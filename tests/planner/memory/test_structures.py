@@ -68,18 +68,18 @@ def test_a_shared_program_is_that_of_each_job(flags: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stack", "task"),
-    [("llama-factory-v1", "dpo"), ("axolotl@0.8", "simpo")],
-    ids=["a joined pair is one row", "one chosen sequence is cut without a copy"],
+    ("stack", "task", "parts"),
+    [("llama-factory-v1", "dpo", 2), ("axolotl@0.8", "simpo", 3)],
+    ids=["a joined pair is one row", "each row has a gradient of its own"],
 )
-def test_one_pair_does_not_run_like_several(stack: str, task: str) -> None:
+def test_one_pair_does_not_run_like_several(stack: str, task: str, parts: int) -> None:
     """Whichever job came first, and in a grid."""
     scenario = base(model="qwen2-0.5b", method="lora", stack=stack, task=task)
     several, one = (job_of(at(scenario, batch, 256, 8, 256), PRIORS) for batch in (2, 1))
     assert program_of(several) is not program_of(one)
     assert program_of(one).events == step_of(one).events
     grid = job_of(at(scenario, np.array([1.0, 2.0, 3.0]), 256, 8, 256), PRIORS)
-    assert len([*alike(grid)]) == 2
+    assert len([*alike(grid)]) == parts
 
 
 def test_masks_say_where_each_job_stands() -> None:

@@ -48,8 +48,7 @@ class _File:
     @property
     def has_no_ranks(self) -> bool:
         """Whether the launch is known, and starts one process without a launcher of ranks."""
-        gpus = self.reading.said.get("gpus")
-        return gpus is not None and gpus.origin.endswith(":distributed_type")
+        return bool(self.reading.one_process[0])
 
     @property
     def is_packed_checkpoint(self) -> bool:

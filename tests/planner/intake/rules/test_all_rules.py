@@ -450,6 +450,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "kto", "sharding": "zero3", "gpus": 2},
         {"task": "orpo", "sharding": "zero3", "gpus": 2},
     ),
+    "reference-of-its-own-units": (
+        {"task": "dpo", "stack": "torchtune", "method": "full", "gpus": 2},
+        {"task": "dpo", "stack": "torchtune", "gpus": 2},
+    ),
     "whole-weights-accumulate": (
         {"sharding": "fsdp1-grad-op", "gpus": 2, "grad_accum": 2},
         {"sharding": "fsdp1-grad-op", "gpus": 2, "grad_accum": 1},

@@ -1,0 +1,39 @@
+"""What becomes of several GPUs where one process is started, without a launcher that gives it a rank.
+
+Sources: transformers 5.23 trainer.py ``__init__`` (``is_model_parallel``) and _wrap_model (nn.DataParallel);
+trl 0.26.2 and 1.16.0 trainer/utils.py create_model_from_path (``auto``), 1.16.0 experimental/orpo and cpo
+likewise; llamafactory 0.9.5 hparams/parser.py (``NOT_DISTRIBUTED``); axolotl 0.19.0 utils/config/__init__.py
+choose_device; accelerate 1.15.0 utils/launch.py prepare_simple_launcher_cmd_env (``gpu_ids``).
+"""
+
+from __future__ import annotations
+
+from planner.configs.said_by_file import Alone, Reading
+
+_RANKS = "start a process for each GPU with accelerate launch or torchrun"
+_COPIES = (
+    "one process is started, in which the Trainer copies the model to every GPU that it sees "
+    f"(nn.DataParallel), and that is not modelled: {_RANKS}"
+)
+_STOPS = f"LLaMA-Factory stops where one process sees several GPUs: {_RANKS}"
+_SPREADS = {
+    "trl": "trl 1.16.0 trainer/utils.py create_model_from_path: auto in one process",
+    "axolotl": "axolotl 0.19.0 utils/config/__init__.py choose_device: auto in one process",
+}
+"""Stack -> what spreads the layers of its models, unless something says otherwise."""
+
+
+def say_one_process(reading: Reading) -> None:
+    """Enter that one process spreads the layers over its GPUs, or that it takes one alone, and why."""
+    place, sees = reading.one_process
+    if not place or "device_map" in reading.said or reading.sharding.communicates or reading.alone:
+        return
+    stack, tool = str(reading.value("stack")), reading.tool_name
+    if stack in _SPREADS:
+        reading.default("device_map", "auto", _SPREADS[stack])
+    elif tool in ("trl", "transformers"):
+        reading.alone = Alone(place, sees=sees, unread=_COPIES)
+    elif tool == "llama-factory" and sees != 1:
+        reading.alone = Alone(place, _STOPS)
+    if sees and reading.alone is None:
+        reading.alone = Alone(place, sees=sees)
