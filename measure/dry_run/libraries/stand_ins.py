@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from measure.dry_run.guesses import Guesses
+from measure.dry_run.guesses import Guesses, NotHereError
 from measure.dry_run.libraries.files.processors import image_tokens
 from measure.dry_run.libraries.files.words import N_WORDS, tokenizer_of_words
 from measure.dry_run.libraries.importing import Change, OnImport
@@ -76,7 +76,8 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
 def _with_way_out(error: Exception, name: str) -> Exception:
     """An error of the kind that the program may catch, with what to do."""
     kind = next(each for each in _NO_FILES if isinstance(error, each))
-    return kind(
+    caught: type[Exception] = type(kind.__name__, (NotHereError, kind), {})
+    return caught(
         f"the tokenizer of {name} cannot be loaded here: download it, or let one stand in with --data"
     )
 
