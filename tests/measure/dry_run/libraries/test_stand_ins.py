@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from measure.dry_run.guesses import Guesses, missing_behind
-from measure.dry_run.libraries.stand_ins import _data_sets, _n_tokens, _tokenizers
+from measure.dry_run.libraries.stand_ins import _data_sets, _metrics, _n_tokens, _tokenizers
 
 
 def test_each_part_of_a_data_set_has_the_rows() -> None:
@@ -114,3 +114,22 @@ def test_a_tokenizer_that_is_not_here_is_known_behind_other_errors(kind: type[Ex
     own.__cause__ = caught.value
     assert "tokenizer of some/model" in str(missing_behind(own))
     assert missing_behind(RuntimeError("of its own")) is None
+
+
+def test_a_metric_that_is_not_here_is_always_zero() -> None:
+    """One that is here stays; what takes its place is said."""
+
+    def load(path: str, *_: Any) -> str:
+        if path != "of-my-own":
+            raise FileNotFoundError(path)
+        return path
+
+    module: Any = ModuleType("loading")
+    module.load = load
+    guesses = Guesses()
+    _metrics(guesses)(module)
+    assert module.load("of-my-own") == "of-my-own"
+    metric = module.load("glue", "mrpc")
+    metric.add_batch(predictions=[1], references=[1])
+    assert metric.compute()["accuracy"] == 0
+    assert [each.origin for each in guesses.listed()] == ["glue"]
