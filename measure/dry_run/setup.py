@@ -68,7 +68,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     host_optimizers.install(imports, guesses)
     saving.install(imports)
     holes.install()
-    hub_files.install(imports, guesses, allowed=job.stands_in)
+    hub_files.install(imports, guesses, allowed=job.stands_in, has_rows=bool(job.rows))
     stand_ins.install(imports, guesses, job.rows, allowed=job.stands_in)
     processors.install(imports, guesses, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)
