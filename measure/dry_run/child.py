@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure.dry_run.cuda.native import Native
+from measure.dry_run.guesses import missing_behind
 from measure.dry_run.messages import ANSWER_FILE, STACKS_FILE, Ending, ProgramEnd, ProgramJob, events_file
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def _run(job: ProgramJob) -> tuple[Ending, str, int]:
         traceback.print_exception(error.with_traceback(_from_program(error)))
         if (unknown := _NO_KERNEL.search(str(error))) is not None:
             return "refused", f"operator {unknown[1]} has no stand-in for tensors of {unknown[2]}", 1
+        if (missing := missing_behind(error)) is not None:
+            return "refused", str(missing), 1
         return "failed", f"{type(error).__name__}: {error}".partition("\n")[0][:300], 1
     return "ended", "", 0
 

@@ -23,6 +23,17 @@ _TAKEN = {
 }
 
 
+class NotHereError(Exception):
+    """A file that the program needs and that is not here; a run that fails behind it is refused."""
+
+
+def missing_behind(error: BaseException | None) -> BaseException | None:
+    """What lies behind an error, where that is a file that nobody has here."""
+    while error is not None and not isinstance(error, NotHereError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 class Guesses:
     """Counts guesses and refusals while the program runs."""
 

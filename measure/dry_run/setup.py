@@ -30,6 +30,7 @@ from measure.dry_run.libraries import (
     trainer_evaluation,
     triton_kernels,
     trl_generation,
+    xformers_library,
 )
 from measure.dry_run.libraries.files import holes, hub_files, processors, saving
 from measure.dry_run.libraries.files.transformers_files import Checkpoints
@@ -63,10 +64,11 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     bitsandbytes_library.install(imports, native, guesses)
     deepspeed_kernels.install(imports, guesses)
     flash_attention.install(imports, guesses)
+    xformers_library.install(imports, guesses)
     host_optimizers.install(imports, guesses)
     saving.install(imports)
     holes.install()
-    hub_files.install(imports, guesses, allowed=job.stands_in)
+    hub_files.install(imports, guesses, allowed=job.stands_in, has_rows=bool(job.rows))
     stand_ins.install(imports, guesses, job.rows, allowed=job.stands_in)
     processors.install(imports, guesses, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)

@@ -328,6 +328,10 @@ class Stack:
     zero12_overlap: bool
     zero3_overlap: bool
     """``overlap_comm``: stages 1 and 2 take a second bucket, stage 3 gathers and reduces in other streams."""
+    zero12_contiguous: bool
+    """``contiguous_gradients``: stages 1 and 2 copy gradients into buckets; else they stay where they are."""
+    zero12_scatters: bool
+    """``reduce_scatter``: stages 1 and 2 copy the parts of several GPUs together before they are sent."""
     zero_reduces_fp32: bool
     """ZeRO casts gradients of 16 bits to fp32 for their sums (``communication_data_type``)."""
     zero12_early_buckets: bool

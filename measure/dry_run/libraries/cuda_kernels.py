@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from measure.dry_run.cuda.cuda_bindings import always
 from measure.dry_run.cuda.native import Native
 from measure.trace.cuda.grouped import grouped_product
-from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on_cuda
+from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on_cuda, efficient_gradients
 from measure.trace.cuda.softplus import softplus_gradient
 
 
@@ -24,6 +24,7 @@ def install(native: Native) -> Any:
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention_on_cuda, key)
     library.impl("_grouped_mm", grouped_product, "Meta", allow_override=True)
+    library.impl("_efficient_attention_backward", efficient_gradients, "Meta", allow_override=True)
     library.impl("softplus_backward", softplus_gradient, "Meta", allow_override=True)
     for overload in ("", ".Tensor"):
         library.impl(f"_use_cudnn_ctc_loss{overload}", _of_cudnn, "CUDA")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from measure.dry_run.guesses import Guesses
+from measure.dry_run.guesses import Guesses, NotHereError
 from measure.dry_run.libraries.files.processors import image_tokens
 from measure.dry_run.libraries.files.words import N_WORDS, tokenizer_of_words
 from measure.dry_run.libraries.importing import Change, OnImport
@@ -39,6 +40,7 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
     )
     if rows:
         imports.add("datasets.load", _data_sets(guesses, rows))
+        imports.add("evaluate.loading", _metrics(guesses))
 
 
 def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Change:
@@ -76,7 +78,8 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
 def _with_way_out(error: Exception, name: str) -> Exception:
     """An error of the kind that the program may catch, with what to do."""
     kind = next(each for each in _NO_FILES if isinstance(error, each))
-    return kind(
+    caught: type[Exception] = type(kind.__name__, (NotHereError, kind), {})
+    return caught(
         f"the tokenizer of {name} cannot be loaded here: download it, or let one stand in with --data"
     )
 
@@ -116,6 +119,37 @@ def _data_sets(guesses: Guesses, rows: str) -> Change:
         module.load_dataset = load_dataset  # type: ignore[attr-defined]
 
     return change
+
+
+def _metrics(guesses: Guesses) -> Change:
+    """A metric of the package evaluate is code of the Hub, which computes on the host."""
+
+    def change(module: ModuleType) -> None:
+        load = module.load
+
+        def load_metric(path: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return load(path, *args, **kwargs)
+            except OSError:
+                guesses.assume("a metric that is not here", "always 0", str(path))
+                return _NoMetric()
+
+        module.load = load_metric  # type: ignore[attr-defined]
+
+    return change
+
+
+class _NoMetric:
+    """What programs call of a metric; every number that they look for is 0."""
+
+    def add(self, **_: Any) -> None:
+        """One prediction."""
+
+    add_batch = add
+
+    def compute(self, **_: Any) -> dict[str, float]:
+        """Numbers by name."""
+        return defaultdict(float)
 
 
 def _split(asked: Any) -> str | None:

@@ -1,5 +1,5 @@
-"""Transformers' Trainer evaluates after the last step of a dry run where the program asks for evaluation at
-all, because an evaluation may set the peak.
+"""Transformers' Trainer evaluates after the last step of a dry run where the program asks for evaluation,
+while it trains or behind it, because an evaluation may set the peak.
 
 Of batches that are alike the first two are computed.  Where the card keeps what the model returns for each
 batch, the others return the same again, so that what is kept grows as it would.
@@ -62,6 +62,7 @@ class Evaluation:
     def __init__(self, stages: Stages, guesses: Guesses) -> None:
         self._stages, self._guesses = stages, guesses
         self._after_step = self._n_done = 0
+        self._has_rows = False
         self._returned: list[Any] = []
         # Whether the card keeps what the model returns; unknown before a batch, and of other trainers.
         self._keeps: bool | None = None
@@ -97,9 +98,16 @@ class Evaluation:
         handler.on_prediction_step = on_prediction_step
 
     def follow_batches(self, module: ModuleType) -> None:
-        """What the model returns for a batch; of a batch like others shapes alone are kept."""
+        """Training begins with rows for an evaluation or without.  What the model returns for a batch: of a
+        batch like others shapes alone are kept.
+        """
         trainer_class: Any = module.Trainer
-        predict = trainer_class.prediction_step
+        train, predict = trainer_class.train, trainer_class.prediction_step
+
+        @wraps(train)
+        def train_(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._has_rows = getattr(trainer, "eval_dataset", None) is not None
+            return train(trainer, *args, **kwargs)
 
         @wraps(predict)
         def prediction_step(
@@ -114,12 +122,18 @@ class Evaluation:
                 self._returned.append(tree_map_only(torch.Tensor, _Tensor.of, found))
             return found
 
-        trainer_class.prediction_step = prediction_step
+        trainer_class.train, trainer_class.prediction_step = train_, prediction_step
 
     def _is_asked(self, args: Any) -> bool:
-        """Whether the program evaluates while it trains, in a way that a dry run follows."""
+        """Whether the program evaluates while it trains or behind it (``do_eval``), in a way that a dry run
+        follows.
+        """
         strategy = getattr(args, "eval_strategy", None) or getattr(args, "evaluation_strategy", "no")
-        if str(getattr(strategy, "value", strategy)) == "no":
+        if str(getattr(strategy, "value", strategy)) == "no" and not self._has_rows:
+            return False
+        if str(getattr(strategy, "value", strategy)) == "no" and not getattr(args, "do_eval", False):
+            why = "not run, though there are rows for it: do_eval or eval_strategy would ask for it"
+            self._guesses.assume("evaluation", why, "the Trainer")
             return False
         generates = next((name for name in _GENERATES if getattr(args, name, False)), "")
         if generates:

@@ -149,6 +149,37 @@ def _efficient_backward_workspace(
     return [batch * heads * length * 4, batch * heads * tiles * (tile_rows * tile_columns * 4 + 16)]
 
 
+def _efficient_rows_workspace(grad_out: torch.Tensor, query: torch.Tensor, *rest: Any, **_: Any) -> list[int]:
+    """The same of tensors that are (batch, tokens, heads, width), which xformers hands over.
+
+    Samples that lie end to end each begin a tile of their own, and the longest one counts for each.
+    """
+    edges, longest = rest[4], rest[6]
+    batch, length = (query.size(0), query.size(1)) if edges is None else (edges.numel() - 1, longest)
+    shape = (batch, query.size(2), length, query.size(3))
+    return _efficient_backward_workspace(grad_out, torch.empty(shape, dtype=query.dtype, device="meta"))
+
+
+def efficient_gradients(
+    grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *rest: Any, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """What ``_efficient_attention_backward`` returns.  The shape function of torch 2.13 lacks the argument
+    ``out``, and takes all behind it for the one before.
+
+    Source: ATen/native/transformers/cuda/attention_backward.cu.
+    """
+    value, bias, wants_bias = rest[0], rest[1], rest[12]
+    if options.get("shared_storage_dqdkdv"):
+        joined = query.new_empty((*query.shape[:-2], 3, *query.shape[-2:]))
+        gradients = tuple(joined.select(-3, number) for number in range(3))
+    else:
+        gradients = tuple(each.new_empty(each.shape) for each in (query, key, value))
+    if bias is None or not wants_bias:
+        return *gradients, grad_out.new_empty(0)
+    width = -(-bias.size(-1) // 16) * 16
+    return *gradients, bias.new_empty((*bias.shape[:-1], width))[..., : bias.size(-1)]
+
+
 def flash_workspace(
     grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *rest: Any, **_: Any
 ) -> list[int]:
@@ -203,5 +234,6 @@ KERNEL_WORKSPACES: dict[Any, Callable[..., list[int]]] = {
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward_workspace,
     _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward_workspace,
     _aten._flash_attention_backward.default: flash_workspace,
+    _aten._efficient_attention_backward.default: _efficient_rows_workspace,
 }
 """Bytes that CUDA kernels take and return inside one operator, by the operator."""

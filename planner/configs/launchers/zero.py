@@ -140,15 +140,6 @@ def read_zero(zero: Keys, reading: Reading) -> None:
             zero.where("stage3_model_persistence_threshold"), "is not taken over: no limit is counted"
         )
     zero.skip(("stage3_model_persistence_threshold",))
-    if zero.flag("contiguous_gradients") is False:
-        reading.remark(
-            zero.where("contiguous_gradients"), "false is not taken over: gradients are counted in one buffer"
-        )
-    if zero.flag("reduce_scatter") is False:
-        reading.remark(
-            zero.where("reduce_scatter"),
-            "false is not taken over: what copies for scattering take is counted",
-        )
     zero.skip(_ZERO_HARMLESS)
 
 
@@ -182,6 +173,10 @@ def _read_buckets(zero: Keys, reading: Reading) -> None:
     overlap = None if zero.get("overlap_comm") == AUTO else zero.flag("overlap_comm")
     place = zero.where("overlap_comm") if overlap is not None else tool_default(TOOL)
     reading.switch("zero12_overlap", bool(overlap), place)
+    if zero.flag("contiguous_gradients") is False:
+        reading.switch("zero12_contiguous", False, zero.where("contiguous_gradients"))
+    if zero.flag("reduce_scatter") is False:
+        reading.switch("zero12_scatters", False, zero.where("reduce_scatter"))
     zero.skip(_STAGE_3)
 
 
@@ -189,6 +184,9 @@ def _read_stage_3(zero: Keys, reading: Reading) -> None:
     """Sizes of stage 3: by hidden size where a file says ``auto``, else the file's number or DeepSpeed's
     own.
     """
+    for name in ("contiguous_gradients", "reduce_scatter"):
+        if zero.flag(name) is False:
+            reading.remark(zero.where(name), "false is not taken over: under stage 3 its copies are counted")
     auto = [name for name in _BY_HIDDEN_SIZE if zero.get(name) == AUTO]
     reading.switch("zero_auto_buckets", bool(auto), zero.where(auto[0]) if auto else tool_default(TOOL))
     for name, (switch, usual) in _STAGE_3.items():

@@ -15,6 +15,7 @@ from planner.program.engines.zero.low_level_zero import LowLevelZero
 from planner.program.engines.zero.zero0 import Zero0
 from planner.program.engines.zero.zero3 import Zero3
 from planner.program.engines.zero.zero12 import Zero12
+from planner.program.engines.zero.zero12_apart import Zero12Apart
 from planner.program.job import Job
 from planner.program.runtime import Runtime
 
@@ -31,10 +32,17 @@ def runtime_of(job: Job) -> type[Runtime]:
             return Zero3
         if not sharding.is_zero12:
             return Zero0
-        return LowLevelZero if job.stack.zero12_engine == "low_level" else Zero12
+        return _stage_12_of(job)
     if sharding.engine == "fsdp":
         return _fsdp_of(job)
     return Ddp if sharding.communicates else Runtime
+
+
+def _stage_12_of(job: Job) -> type[Runtime]:
+    if job.stack.zero12_engine == "low_level":
+        return LowLevelZero
+    # An offloaded optimizer has buckets in any case (DeepSpeed 0.19.8 stage_1_and_2.py:300).
+    return Zero12 if job.stack.zero12_contiguous or job.recipe.offloads_optimizer else Zero12Apart
 
 
 def _fsdp_of(job: Job) -> type[Runtime]:

@@ -15,9 +15,15 @@ from measure.dry_run.libraries.importing import Change, OnImport
 _FILES_OF_MODEL = ("config.json", "model.safetensors")
 
 
-def install(imports: OnImport, guesses: Guesses, *, allowed: bool) -> None:
-    """Change what asks the Hub.  ``allowed``: whether files may stand in for those that are not here."""
-    imports.add("huggingface_hub._snapshot_download", _download(guesses, allowed=allowed))
+# How a program asks whether a repository is there.
+_NOTHING = ["*"]
+
+
+def install(imports: OnImport, guesses: Guesses, *, allowed: bool, has_rows: bool) -> None:
+    """Change what asks the Hub.  ``allowed``: whether files may stand in for those that are not here;
+    ``has_rows``: whether rows do for data sets.
+    """
+    imports.add("huggingface_hub._snapshot_download", _download(guesses, allowed=allowed, has_rows=has_rows))
     if allowed:
         imports.add("huggingface_hub.hf_api", _list_files(guesses))
 
@@ -52,8 +58,10 @@ def _list_files(guesses: Guesses) -> Change:
     return change
 
 
-def _download(guesses: Guesses, *, allowed: bool) -> Change:
-    """A model comes without its weights, and with a tokenizer of words."""
+def _download(guesses: Guesses, *, allowed: bool, has_rows: bool) -> Change:
+    """A model comes without its weights, and with a tokenizer of words.  A data set that rows stand in for
+    is there for who downloads nothing of it (axolotl 0.19.0 utils/data/shared.py _check_if_hub_dataset).
+    """
 
     def change(module: ModuleType) -> None:
         load: Any = module.snapshot_download
@@ -62,6 +70,12 @@ def _download(guesses: Guesses, *, allowed: bool) -> Change:
             try:
                 return str(load(repo_id, *args, local_dir=local_dir, **kwargs))
             except OSError:
+                if (
+                    has_rows
+                    and kwargs.get("repo_type") == "dataset"
+                    and kwargs.get("ignore_patterns") == _NOTHING
+                ):
+                    return tempfile.mkdtemp()
                 # Who wants no download asks what is here, as Transformers does of a tokenizer's templates.
                 if kwargs.get("repo_type") not in (None, "model") or kwargs.get("local_files_only"):
                     raise

@@ -1,8 +1,8 @@
 """ZeRO stages 1 and 2: what DeepSpeed's ``DeepSpeedZeroOptimizer`` allocates on one rank, moment by moment.
 
 Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py; each method names its counterpart.  Gradients are
-contiguous, reduced in buckets and scattered (``contiguous_gradients``, ``reduce_scatter`` and
-``use_multi_rank_bucket_allreduce`` are defaults).
+copied into buckets (``contiguous_gradients``; else :mod:`planner.program.engines.zero.zero12_apart`) and
+scattered or summed (``reduce_scatter``); ``use_multi_rank_bucket_allreduce`` is a default.
 Ignored: host memory.
 """
 
@@ -81,14 +81,17 @@ class Zero12(DeepSpeed):
         """Parameters of which this rank updates some elements, and how many.
 
         The first or the last rank, whichever keeps more.  Under stage 2 a gradient that two of them share
-        counts whole for both.  Stage 1 keeps every gradient, and an optimizer on the host takes them: the
-        last rank gets its own where most is there.
+        counts whole for both.  Stage 1 keeps every gradient, so the one counts whose largest gradient is
+        larger: its norm is taken in fp64.  An optimizer on the host takes them: the last rank gets its own
+        where most is there.
         """
         last, first = (
             {each: n for group in self._groups for each, n in group.own(rank).items()} for rank in (-1, 0)
         )
-        if self.settings.offloads_optimizer or self._is_first_stage:
+        if self.settings.offloads_optimizer:
             return last
+        if self._is_first_stage:
+            return max(last, first, key=lambda own: max(own.values(), default=0))
         return max(last, first, key=lambda own: sum(each.elements for each in own))
 
     def _flatten(self, group: FlatGroup, width: int) -> None:
@@ -132,10 +135,14 @@ class Zero12(DeepSpeed):
         """``reduce_gradients`` and ``independent_gradient_partition_epilogue``."""
         if self._is_first_stage and not phases.is_last:
             return
-        for param in self.trained:
+        for param in self._group_of:  # in the order of the optimizer's groups
             if param in self._kept:
                 self._put_in_bucket(param, self._kept.pop(param))
         self._reduce()
+        self._close()
+
+    def _close(self) -> None:
+        """``independent_gradient_partition_epilogue``: own gradients are kept, or added to those that are."""
         if self._accumulated is None:
             self._accumulated = self._partition
         else:
@@ -159,12 +166,15 @@ class Zero12(DeepSpeed):
             wide = self.take(group.part * FP32, _WIDE) if settings.element_bytes < FP32 else flat
             if wide is not flat:
                 self.free(flat)
-            if group is self._groups[-1]:
-                # One buffer holds the gradients of all groups, so it goes with the last of them.
-                self.free(self._accumulated)
-                self._accumulated = None
+            self._let_go(group)
             self.update(group.part)
             self.free(wide)
+
+    def _let_go(self, group: FlatGroup) -> None:
+        """One buffer holds the gradients of all groups, so it goes with the last of them."""
+        if group is self._groups[-1]:
+            self.free(self._accumulated)
+            self._accumulated = None
 
     def _set_up_buckets(self) -> None:
         """``setup_buckets``: one, or two where the reduction of one overlaps the filling of the other."""
@@ -190,16 +200,17 @@ class Zero12(DeepSpeed):
             self._oversized = slot
 
     def _reduce(self) -> None:
-        """``reduce_ipg_grads``: pieces of several processes are copied together before they are sent,
-        and cast where they are sent in another dtype (``allreduce_bucket``).
+        """``reduce_ipg_grads``: pieces of several processes are copied together before they are sent
+        (``allreduce_bucket``), or the bucket is summed as it is (``gradient_reduction_w_predivide``).
         """
         bucket, oversized = self._bucket, self._oversized
         self._bucket, self._filled, self._oversized = [], 0, None
-        sizes = merged(piece for each in bucket for piece in self._group_of[each].slices(each))
-        for call in sent_together(sizes, self.settings.bucket):
-            sent = self.take(sum(call) * self.settings.element_bytes, _SENT) if len(call) > 1 else None
-            wide = self.take(sum(call) * FP32, _SENT_WIDE) if self.settings.reduces_wide else None
-            self.free(sent, wide)
+        if self.settings.scatters:
+            sizes = merged(piece for each in bucket for piece in self._group_of[each].slices(each))
+            for call in sent_together(sizes, self.settings.bucket):
+                self._send(sum(call), n_pieces=len(call))
+        elif bucket:
+            self._send(sum(each.elements for each in bucket), n_pieces=1)
         for param in bucket:
             if param in self._own:
                 self._keep_own(param)
@@ -207,6 +218,12 @@ class Zero12(DeepSpeed):
             self._left_over.append(oversized)  # its gradient is only cleared at the end
         else:
             self.free(oversized)
+
+    def _send(self, elements: int, n_pieces: int) -> None:
+        """Several pieces are copied together, and cast where they are sent in another dtype."""
+        sent = self.take(elements * self.settings.element_bytes, _SENT) if n_pieces > 1 else None
+        wide = self.take(elements * FP32, _SENT_WIDE) if self.settings.reduces_wide else None
+        self.free(sent, wide)
 
     def _keep_own(self, param: Param) -> None:
         """``copy_grads_in_partition``: into one buffer for all own gradients, or on to the host."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from measure.dry_run.guesses import Guesses
-from measure.dry_run.libraries.stand_ins import _data_sets, _n_tokens, _tokenizers
+from measure.dry_run.guesses import Guesses, missing_behind
+from measure.dry_run.libraries.stand_ins import _data_sets, _metrics, _n_tokens, _tokenizers
 
 
 def test_each_part_of_a_data_set_has_the_rows() -> None:
@@ -94,3 +94,42 @@ def test_a_tokenizer_that_cannot_be_loaded_is_told_with_the_way_out(kind: type[E
         Auto.from_pretrained("someone/model")
     with pytest.raises(kind, match="no file"):
         Auto.from_pretrained(str(Path(__file__).parent))
+
+
+@pytest.mark.parametrize("kind", [OSError, ValueError, TypeError])
+def test_a_tokenizer_that_is_not_here_is_known_behind_other_errors(kind: type[Exception]) -> None:
+    """The program may catch its kind, and raise one of its own: a refusal, and no fault of the program."""
+
+    class Auto:
+        @classmethod
+        def from_pretrained(cls, _name: str) -> Any:
+            raise kind("no such file")
+
+    module: Any = ModuleType("auto")
+    module.AutoTokenizer = Auto
+    _tokenizers(Guesses(), "AutoTokenizer", allowed=False)(module)
+    with pytest.raises(kind) as caught:
+        module.AutoTokenizer.from_pretrained("some/model")
+    own = RuntimeError("failed to load")
+    own.__cause__ = caught.value
+    assert "tokenizer of some/model" in str(missing_behind(own))
+    assert missing_behind(RuntimeError("of its own")) is None
+
+
+def test_a_metric_that_is_not_here_is_always_zero() -> None:
+    """One that is here stays; what takes its place is said."""
+
+    def load(path: str, *_: Any) -> str:
+        if path != "of-my-own":
+            raise FileNotFoundError(path)
+        return path
+
+    module: Any = ModuleType("loading")
+    module.load = load
+    guesses = Guesses()
+    _metrics(guesses)(module)
+    assert module.load("of-my-own") == "of-my-own"
+    metric = module.load("glue", "mrpc")
+    metric.add_batch(predictions=[1], references=[1])
+    assert metric.compute()["accuracy"] == 0
+    assert [each.origin for each in guesses.listed()] == ["glue"]

@@ -29,8 +29,14 @@ class Handler:
 class Trainer:
     """Evaluates every batch of a list; ``n_computed``: how many of them by the model."""
 
+    eval_dataset: list[int] | None = None
+
     def __init__(self, handler: Any) -> None:
         self.handler, self.n_computed, self.shapes = handler, 0, set[tuple[int, ...]]()
+
+    def train(self, args: Any, state: Any, control: Any) -> None:
+        """As far as its beginning."""
+        self.handler.on_train_begin(args, state, control)
 
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool) -> Any:
         """A loss, and what the model returns."""
@@ -92,7 +98,8 @@ def evaluated(
     handler = changed.CallbackHandler()
     trainer = type("Own", (OfItsOwn, base), {})(handler) if own else base(handler)
     control = SimpleNamespace(should_evaluate=False)
-    handler.on_train_begin(args, SimpleNamespace(max_steps=max_steps), control)
+    trainer.eval_dataset = said.get("rows")
+    trainer.train(args, SimpleNamespace(max_steps=max_steps), control)
     for step in range(1, min(2, max_steps) + 1):
         assert not control.should_evaluate
         handler.on_step_end(args, SimpleNamespace(global_step=step), control)
@@ -111,6 +118,7 @@ def evaluated(
     [
         (30, True, {}, 2, "the first 2 of 30 batches"),
         (30, True, {"max_steps": 1}, 2, "the first 2 of 30 batches"),
+        (30, True, {"eval_strategy": "no", "do_eval": True, "rows": [1]}, 2, "the first 2 of 30 batches"),
         (30, False, {}, 2, "what batch 2 returns, for each of the 28 after it"),
         (30, False, {"own": True}, 16, "the first 16 of 30 batches"),
         (30, True, {"streams": True}, 2, "the first 2 batches"),
@@ -130,6 +138,11 @@ def test_batches_that_count_are_evaluated(
     ("said", "notes"),
     [
         ({"eval_strategy": "no"}, []),
+        ({"eval_strategy": "no", "do_eval": True}, []),
+        (
+            {"eval_strategy": "no", "rows": [1]},
+            ["not run, though there are rows for it: do_eval or eval_strategy would ask for it"],
+        ),
         ({"predict_with_generate": True}, ["not run, as it generates text (predict_with_generate)"]),
     ],
 )

@@ -28,7 +28,7 @@ def library(monkeypatch: pytest.MonkeyPatch, guesses: Guesses, *, allowed: bool)
     monkeypatch.setattr(lay_out, "start", start)
     module: Any = ModuleType("_snapshot_download")
     module.snapshot_download = load
-    _download(guesses, allowed=allowed)(module)
+    _download(guesses, allowed=allowed, has_rows=allowed)(module)
     return module
 
 
@@ -65,3 +65,14 @@ def test_a_data_set_is_no_model_and_what_is_not_here_is_not(
     with pytest.raises(OSError, match="offline"):
         module.snapshot_download("known/model", **asked)
     assert not guesses.refusals
+
+
+def test_a_data_set_that_rows_stand_in_for_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a program that only asks whether it is (Axolotl); nothing is in its folder."""
+    module = library(monkeypatch, Guesses(), allowed=True)
+    asked = {"repo_type": "dataset", "ignore_patterns": ["*"]}
+    folder = Path(module.snapshot_download("some/rows", **asked))
+    assert list(folder.iterdir()) == []
+    folder.rmdir()
+    with pytest.raises(OSError, match="offline"):
+        library(monkeypatch, Guesses(), allowed=False).snapshot_download("some/rows", **asked)
