@@ -57,6 +57,29 @@ def with_left_whole(spec: ModelSpec, names: Iterable[str], where: str) -> ModelS
     return replace(spec, groups=groups)
 
 
+def with_tower_whole(spec: ModelSpec) -> ModelSpec:
+    """``spec`` with every matrix of its tower and projector marked as left whole."""
+    vision = spec.vision
+    if vision is None:
+        return spec
+    seeing = replace(
+        vision,
+        entry=_whole(vision.entry),
+        groups=_all_whole(vision.groups),
+        stacked=_all_whole(vision.stacked),
+        projectors=_all_whole(vision.projectors),
+    )
+    return replace(spec, vision=seeing)
+
+
+def _all_whole(groups: tuple[BlockGroup, ...]) -> tuple[BlockGroup, ...]:
+    return tuple(replace(each, block=_whole(each.block)) for each in groups)
+
+
+def _whole(block: BlockSpec) -> BlockSpec:
+    return replace(block, linears=tuple(replace(each, left_whole=True) for each in block.linears))
+
+
 def _blocks(spec: ModelSpec) -> Iterator[BlockSpec]:
     for group in spec.groups:
         yield from (group.block,) * group.count

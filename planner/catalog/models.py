@@ -104,13 +104,14 @@ class SizeTable(BaseModel):
 class StoredKind(BaseModel):
     """What is known of the ``config.json`` of packed checkpoints.
 
-    ``dtype``: of what is not packed, where that is not the model's own.
-    ``assumed``: what of it no source states.
+    ``dtype``: of what is not packed, where that is not the model's own.  ``config``: fields that differ from
+    the model's: Qwen made the matrices of 72B wider.  ``assumed``: what of it no source states.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     dtype: Literal["float16", "bfloat16"] | None = None
+    config: dict[str, int] = {}
     quantization_config: dict[str, Any]
     source: NonEmpty
     assumed: str = ""
@@ -343,7 +344,10 @@ def _from_stored(hub_id: str) -> ResolvedModel | None:
     if (entry := _stored_entry(hub_id)) is None:
         return None
     base, given = model_entry(entry.model), entry.fields()
-    spec = with_stored(in_checkpoint_dtype(spec_of(base), given), given, f"data/{_STORED_FILE}: {hub_id}")
+    was = spec_of(base.model_copy(update={"config": {**base.config, **entry.config}}))
+    if entry.config:
+        was = replace(was, published_params=None, params_origin="config-only")
+    spec = with_stored(in_checkpoint_dtype(was, given), given, f"data/{_STORED_FILE}: {hub_id}")
     spec = replace(spec, stored=storage_of(hub_id))
     return ResolvedModel(
         spec, "catalog", _joined(f"{hub_id} is {base.name}, packed (data/{_STORED_FILE})", _omission(spec))

@@ -133,6 +133,22 @@ def test_modules_that_were_left_whole_are_not_packed() -> None:
     assert sum(replaced) == packed
 
 
+def test_gptq_packs_the_layers_of_the_language_model_alone() -> None:
+    """optimum replaces matrices of its blocks; a tower and its projector stay 16-bit."""
+    packed, base = load_model("Qwen/Qwen2-VL-7B-Instruct-GPTQ-Int4").spec, load_model("qwen2-vl-7b").spec
+    assert (packed.vision, base.vision) != (None, None)
+    assert packed.vision is not None
+    assert all(each.left_whole for block, _ in packed.vision.blocks() for each in block.linears)
+    assert packed.groups == base.groups
+
+
+def test_a_checkpoint_may_have_wider_matrices_than_its_model() -> None:
+    """Qwen padded those of 72B, so that eight cards can divide their groups."""
+    packed, base = load_model("Qwen/Qwen2.5-72B-Instruct-AWQ").spec, load_model("qwen2.5-72b").spec
+    assert [spec.groups[0].block.mlp.width for spec in (packed, base)] == [29_696, 29_568]
+    assert packed.published_params is None
+
+
 @pytest.mark.parametrize("name", [name for name, entry in stored_checkpoints().items() if entry.size_gb])
 def test_files_are_as_large_as_the_hub_lists(name: str) -> None:
     """The stored groups explain the size of the files, which those of another size would not."""
@@ -158,7 +174,7 @@ def test_every_known_checkpoint_is_found_in_any_case(name: str) -> None:
 @pytest.mark.parametrize(("hub_id", "way_out"), [
     ("someone/Llama-3-8B-AWQ", "Meta-Llama-3-8B, the model that was packed, with --quantization awq-int4"),
     ("someone/Llama-3-8B-gptq-4bit-32g", "config.json and pass the path"),
-    ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "with --quantization gptq-int4 or gptq-int8"),
+    ("someone/Qwen2.5-72B-Instruct-GPTQ-Int4", "with --quantization gptq-int4 or gptq-int8"),
     ("ISTA-DASLab/Llama-3.2-3B-AQLM-PV-2Bit-2x8", "config.json and pass the path"),
     ("someone/Meta-Llama-3.1-8B-bnb-4bit", "with --quantization nf4"),
     ("unsloth/Qwen3-VL-8B-Instruct-bnb-4bit", "with --quantization nf4"),
