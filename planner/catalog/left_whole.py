@@ -26,7 +26,7 @@ _PARTS = {
 # or towers that the model is counted without.
 _OUTSIDE = re.compile(
     r"(?:\w+\.)*(?:lm_head|embed_out|output|embed_tokens|wte|\w*norm\w*|visual|vision\w*"
-    r"|multi_modal\w*|mm_\w+|audio\w*|merger|projector)"
+    r"|multi_modal\w*|modality_projection|mm_\w+|audio\w*|merger|projector)"
 )
 HEADS = ("lm_head", "embed_out", "output")
 """Names of a head, which Transformers' quantisers leave whole where nobody lists what to leave."""

@@ -142,6 +142,17 @@ def test_gptq_packs_the_layers_of_the_language_model_alone() -> None:
     assert packed.groups == base.groups
 
 
+def test_unsloth_lists_projectors_of_all_its_models_beside_what_it_left_whole() -> None:
+    """Three feed-forward parts and two outputs of attention of phi-4, which has no projector."""
+    spec = load_model("unsloth/phi-4-unsloth-bnb-4bit").spec
+    whole = [
+        (group.count, sorted(each.name for each in group.block.linears if each.left_whole))
+        for group in spec.groups
+    ]
+    feed_forward, output = ["down_proj", "gate_proj", "up_proj"], ["o_proj"]
+    assert whole == [(1, []), (3, feed_forward), (33, []), (1, output), (1, []), (1, output)]
+
+
 def test_a_checkpoint_may_have_wider_matrices_than_its_model() -> None:
     """Qwen padded those of 72B, so that eight cards can divide their groups."""
     packed, base = load_model("Qwen/Qwen2.5-72B-Instruct-AWQ").spec, load_model("qwen2.5-72b").spec
