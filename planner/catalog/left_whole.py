@@ -57,6 +57,16 @@ def with_left_whole(spec: ModelSpec, names: Iterable[str], where: str) -> ModelS
     return replace(spec, groups=groups)
 
 
+def left_whole_paths(spec: ModelSpec) -> tuple[str, ...]:
+    """Where the matrices of layers lie that the quantiser of the checkpoint left as they were."""
+    return tuple(
+        _path(linear, number)
+        for number, block in enumerate(_blocks(spec))
+        for linear in block.linears
+        if linear.left_whole
+    )
+
+
 def with_tower_whole(spec: ModelSpec) -> ModelSpec:
     """``spec`` with every matrix of its tower and projector marked as left whole."""
     vision = spec.vision
