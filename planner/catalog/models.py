@@ -231,8 +231,10 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     # Names of the catalog need no network, and the modules for it are slow to import.
     from planner.catalog.hub import is_hub_id
 
+    if (stored := _from_stored(name)) is not None:
+        return stored
     if is_hub_id(name):
-        return _from_stored(name) or _from_hub(name, reader)
+        return _from_hub(name, reader)
     raise _unknown(name, index, sizes)
 
 
@@ -340,7 +342,9 @@ def _from_size(name: str, size: SizeEntry) -> ResolvedModel:
 
 
 def _from_stored(hub_id: str) -> ResolvedModel | None:
-    """A checkpoint of ``data/models/stored.toml``, by its id in any case; ``None`` of others."""
+    """A checkpoint of ``data/models/stored.toml``, by its id in any case, or by its name alone where one
+    owner has such a one; ``None`` of others.
+    """
     if (entry := _stored_entry(hub_id)) is None:
         return None
     base, given = model_entry(entry.model), entry.fields()
@@ -382,7 +386,9 @@ def _stored_entry(hub_id: str) -> StoredEntry | None:
 
     if QUANTISED.search(hub_id) is None:
         return None
-    return {each.lower(): entry for each, entry in stored_checkpoints().items()}.get(hub_id.lower())
+    wanted, known = hub_id.lower(), {each.lower(): entry for each, entry in stored_checkpoints().items()}
+    found = [each for each in known if wanted in (each, each.rpartition("/")[2])]
+    return known[found[0]] if len(found) == 1 else None
 
 
 def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:

@@ -18,7 +18,12 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import DTYPE_BYTES, Numerics, Packing
 from planner.domain.stored import StoredWeights, stored_text
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.errors import InputFileError, NotModelledError, RefusedCombinationError, UsageError
+from planner.errors import (
+    InputFileError,
+    NotModelledError,
+    RefusedCombinationError,
+    UsageError,
+)
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
@@ -179,6 +184,12 @@ def test_every_known_checkpoint_is_found_in_any_case(name: str) -> None:
     resolved = load_model(name.lower())
     assert (resolved.how, resolved.spec.stored) == ("catalog", storage_of(name))
     assert resolved.doubt == stored_checkpoints()[name].assumed
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5-7B-Instruct-AWQ", "llama-3-8b-instruct-bnb-4bit"])
+def test_a_checkpoint_may_be_named_without_its_owner(name: str) -> None:
+    """As a folder of it is named."""
+    assert load_model(name).spec.stored is not None
 
 
 @pytest.mark.usefixtures("offline")
