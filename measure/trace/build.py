@@ -25,6 +25,7 @@ from measure.trace.cuda.quantized import CONSTANTS, dora_reads_stand_ins, quanti
 from measure.trace.record import Role, TracedBlock
 from measure.trace.tracer import Recorder
 from planner.catalog.architectures import reader_for
+from planner.catalog.left_whole import left_whole_paths
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
@@ -96,7 +97,7 @@ def build_on_meta(scenario: Scenario, config: Any) -> Built:
         model = base_model(scenario, config)
         model = freeze(model, scenario)
         if recipe.numerics.quantization != "none":
-            quantize_on_meta(model, recipe)
+            quantize_on_meta(model, recipe, left_whole_paths(scenario.model))
             # transformers 5.23 quantizers/base.py _assign_is_quantized, which Jamba's code asks for.
             config._is_quantized = config.get_text_config()._is_quantized = True
             _prepare_for_kbit(model, scenario)

@@ -29,6 +29,7 @@ from measure.trace.sharding.sharded_step import cast_for_engine, note_parameters
 from measure.trace.tracer import Recorder
 from measure.trace.trainer_step import run_step
 from planner.allocator.events import AllocEvent
+from planner.catalog.left_whole import left_whole_paths
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.recipes.sharding import FSDP1, HSDP1, ZERO0
 from planner.domain.scenario import Scenario
@@ -114,7 +115,8 @@ def _with_buckets(records: list[Record], scenario: Scenario) -> list[Record]:
 
 def trace_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
     """Records of the whole model, from a few periods of its layers where they repeat."""
-    if not options.all_layers and not scenario.recipe.train_layers:
+    uneven = scenario.recipe.train_layers or left_whole_paths(scenario.model)
+    if not options.all_layers and not uneven:
         pattern = layer_pattern(scenario, config)
         if pattern.periods > TRACED_PERIODS:
             built = build_on_meta(scenario, shortened(config, pattern.traced_layers))

@@ -26,7 +26,7 @@ _PARTS = {
 # or towers that the model is counted without.
 _OUTSIDE = re.compile(
     r"(?:\w+\.)*(?:lm_head|embed_out|output|embed_tokens|wte|\w*norm\w*|visual|vision\w*"
-    r"|multi_modal\w*|mm_\w+|audio\w*|merger|projector)"
+    r"|multi_modal\w*|modality_projection|mm_\w+|audio\w*|merger|projector)"
 )
 HEADS = ("lm_head", "embed_out", "output")
 """Names of a head, which Transformers' quantisers leave whole where nobody lists what to leave."""
@@ -55,6 +55,39 @@ def with_left_whole(spec: ModelSpec, names: Iterable[str], where: str) -> ModelS
             )
     groups = tuple(BlockGroup(len(list(same)), block) for block, same in groupby(layers))
     return replace(spec, groups=groups)
+
+
+def left_whole_paths(spec: ModelSpec) -> tuple[str, ...]:
+    """Where the matrices of layers lie that the quantiser of the checkpoint left as they were."""
+    return tuple(
+        _path(linear, number)
+        for number, block in enumerate(_blocks(spec))
+        for linear in block.linears
+        if linear.left_whole
+    )
+
+
+def with_tower_whole(spec: ModelSpec) -> ModelSpec:
+    """``spec`` with every matrix of its tower and projector marked as left whole."""
+    vision = spec.vision
+    if vision is None:
+        return spec
+    seeing = replace(
+        vision,
+        entry=_whole(vision.entry),
+        groups=_all_whole(vision.groups),
+        stacked=_all_whole(vision.stacked),
+        projectors=_all_whole(vision.projectors),
+    )
+    return replace(spec, vision=seeing)
+
+
+def _all_whole(groups: tuple[BlockGroup, ...]) -> tuple[BlockGroup, ...]:
+    return tuple(replace(each, block=_whole(each.block)) for each in groups)
+
+
+def _whole(block: BlockSpec) -> BlockSpec:
+    return replace(block, linears=tuple(replace(each, left_whole=True) for each in block.linears))
 
 
 def _blocks(spec: ModelSpec) -> Iterator[BlockSpec]:

@@ -104,13 +104,14 @@ class SizeTable(BaseModel):
 class StoredKind(BaseModel):
     """What is known of the ``config.json`` of packed checkpoints.
 
-    ``dtype``: of what is not packed, where that is not the model's own.
-    ``assumed``: what of it no source states.
+    ``dtype``: of what is not packed, where that is not the model's own.  ``config``: fields that differ from
+    the model's: Qwen made the matrices of 72B wider.  ``assumed``: what of it no source states.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     dtype: Literal["float16", "bfloat16"] | None = None
+    config: dict[str, int] = {}
     quantization_config: dict[str, Any]
     source: NonEmpty
     assumed: str = ""
@@ -230,8 +231,10 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     # Names of the catalog need no network, and the modules for it are slow to import.
     from planner.catalog.hub import is_hub_id
 
+    if (stored := _from_stored(name)) is not None:
+        return stored
     if is_hub_id(name):
-        return _from_stored(name) or _from_hub(name, reader)
+        return _from_hub(name, reader)
     raise _unknown(name, index, sizes)
 
 
@@ -339,11 +342,16 @@ def _from_size(name: str, size: SizeEntry) -> ResolvedModel:
 
 
 def _from_stored(hub_id: str) -> ResolvedModel | None:
-    """A checkpoint of ``data/models/stored.toml``, by its id in any case; ``None`` of others."""
+    """A checkpoint of ``data/models/stored.toml``, by its id in any case, or by its name alone where one
+    owner has such a one; ``None`` of others.
+    """
     if (entry := _stored_entry(hub_id)) is None:
         return None
     base, given = model_entry(entry.model), entry.fields()
-    spec = with_stored(in_checkpoint_dtype(spec_of(base), given), given, f"data/{_STORED_FILE}: {hub_id}")
+    was = spec_of(base.model_copy(update={"config": {**base.config, **entry.config}}))
+    if entry.config:
+        was = replace(was, published_params=None, params_origin="config-only")
+    spec = with_stored(in_checkpoint_dtype(was, given), given, f"data/{_STORED_FILE}: {hub_id}")
     spec = replace(spec, stored=storage_of(hub_id))
     return ResolvedModel(
         spec, "catalog", _joined(f"{hub_id} is {base.name}, packed (data/{_STORED_FILE})", _omission(spec))
@@ -378,7 +386,9 @@ def _stored_entry(hub_id: str) -> StoredEntry | None:
 
     if QUANTISED.search(hub_id) is None:
         return None
-    return {each.lower(): entry for each, entry in stored_checkpoints().items()}.get(hub_id.lower())
+    wanted, known = hub_id.lower(), {each.lower(): entry for each, entry in stored_checkpoints().items()}
+    found = [each for each in known if wanted in (each, each.rpartition("/")[2])]
+    return known[found[0]] if len(found) == 1 else None
 
 
 def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:

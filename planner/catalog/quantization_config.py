@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.catalog.architectures.config_fields import ConfigFields
-from planner.catalog.left_whole import HEADS, with_left_whole
+from planner.catalog.left_whole import HEADS, with_left_whole, with_tower_whole
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Dtype, Packing, Quantization
 from planner.domain.stored import StoredWeights
@@ -31,6 +31,9 @@ _UNTRAINABLE = frozenset({
 # AQLM kernels that decode in forward and in backward: code books, bits of a code, inputs of a code.
 _AQLM_KERNELS = frozenset({(1, 16, 8), (1, 16, 16), (2, 8, 8), (1, 8, 8)})
 _ASSUMED_GROUP = 128
+# GPTQ packs the layers of the language model alone: optimum 2.3.0 gptq/quantizer.py convert_model,
+# whose blocks are the first of gptq/constants.py BLOCK_PATTERNS that the model has.
+_OF_THE_LAYERS = ("gptq-int4", "gptq-int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,11 @@ def with_stored(spec: ModelSpec, data: Mapping[str, Any], where: str) -> ModelSp
         NotModelledError: a kind that is not modelled, or that Transformers does not train over.
     """
     given = stored_said(data, where)
-    return (
-        spec
-        if given is None
-        else with_left_whole(replace(spec, stored=given.stored), given.whole, f"{where}: {_KEY}")
-    )
+    if given is None:
+        return spec
+    if given.stored.quantization in _OF_THE_LAYERS:
+        spec = with_tower_whole(spec)
+    return with_left_whole(replace(spec, stored=given.stored), given.whole, f"{where}: {_KEY}")
 
 
 def stored_said(data: Mapping[str, Any], where: str) -> StoredConfig | None:

@@ -61,9 +61,10 @@ _OTHER_MODULES = frozenset({
 # Released in FP8 by their maker, which no word of the id says: so the cards of Ministral-3-*-Instruct-2512,
 # beside which a -BF16 stands, and the config.json of Devstral-Small-2-24B-Instruct-2512.
 _RELEASED_IN_FP8 = re.compile(r"(?:ministral-3|devstral-small-2)-\d+b-instruct-2512", re.IGNORECASE)
-# Owners who publish a family with the modules of another one:
-# https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral.
-_CONVERTED = frozenset({"unsloth/phi"})
+# Owners who publish a family with the modules of another one, or with a vocabulary of their own:
+# https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral, hfl/chinese-llama-2-7b has 55,296 words,
+# LinkSoul/Chinese-Llama-2-7b those of Llama 2.
+_CONVERTED = frozenset({"unsloth/phi", "hfl/chinese"})
 # Has another head: rewardmodel, prm800k, embeddings, reranker.
 _OTHER_HEADS = ("reward", "prm", "embed", "rerank")
 # Training for a language often enlarges the vocabulary; so do these makers and further training from scratch.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -30,17 +30,19 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CONSTANTS = frozenset({"absmax", "nested_absmax", "offset", "code", "SCB"})
 
 
-def quantize_on_meta(model: Any, recipe: Recipe) -> None:
+def quantize_on_meta(model: Any, recipe: Recipe, whole: Sequence[str] = ()) -> None:
     """Replace the linear layers that Transformers would quantise, by its own choice of modules.
+
+    ``whole``: paths of matrices that the checkpoint holds as they were.
 
     Raises:
         NotModelledError: a quantisation that is not traced.
     """
     numerics = recipe.numerics
     if numerics.quantization in ("nf4", "fp4"):
-        _quantize_4bit(model, numerics)
+        _quantize_4bit(model, numerics, whole)
     elif numerics.quantization == "int8":
-        _quantize_int8(model, numerics)
+        _quantize_int8(model, numerics, whole)
     else:
         raise NotModelledError(
             f"quantization '{numerics.quantization}' cannot be traced: gptqmodel chooses among its kernels "
@@ -50,7 +52,12 @@ def quantize_on_meta(model: Any, recipe: Recipe) -> None:
     model.is_quantized = True
 
 
-def _quantize_4bit(model: Any, numerics: Numerics) -> None:
+def _left_out(whole: Sequence[str]) -> list[str] | None:
+    """``llm_int8_skip_modules``, which stands in for the head that is left out by default."""
+    return ["lm_head", *whole] if whole else None
+
+
+def _quantize_4bit(model: Any, numerics: Numerics, whole: Sequence[str]) -> None:
     make_config: Any = transformers.BitsAndBytesConfig
     config = make_config(
         load_in_4bit=True,
@@ -58,6 +65,7 @@ def _quantize_4bit(model: Any, numerics: Numerics) -> None:
         bnb_4bit_use_double_quant=numerics.double_quant,
         bnb_4bit_compute_dtype=_DTYPES[numerics.compute_dtype],
         bnb_4bit_quant_storage=_DTYPES[numerics.quant_storage] if numerics.quant_storage else torch.uint8,
+        llm_int8_skip_modules=_left_out(whole),
     )
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
@@ -68,11 +76,12 @@ def _quantize_4bit(model: Any, numerics: Numerics) -> None:
     model.is_loaded_in_4bit = True
 
 
-def _quantize_int8(model: Any, numerics: Numerics) -> None:
+def _quantize_int8(model: Any, numerics: Numerics, whole: Sequence[str]) -> None:
     from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
     make_config: Any = transformers.BitsAndBytesConfig
-    quantizer: Any = Bnb8BitHfQuantizer(make_config(load_in_8bit=True))
+    config = make_config(load_in_8bit=True, llm_int8_skip_modules=_left_out(whole))
+    quantizer: Any = Bnb8BitHfQuantizer(config)
     quantizer._process_model_before_weight_loading(model, device_map=None)
     for module in _named(model, "Linear8bitLt"):
         int8_stand_in(module, _DTYPES[numerics.load_dtype])

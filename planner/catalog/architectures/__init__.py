@@ -61,7 +61,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "vision.paligemma": ("paligemma",),
     "vision.pixtral_vision": ("mistral3",),
     "vision.counted_towers": ("gemma3n", "gemma4", "gemma4_unified", "mllama", "voxtral"),
-    "vision.tiled_vision": ("internvl", "llava_next", "llava_onevision"),
+    "vision.tiled_vision": ("internvl", "llava_next", "llava_next_video", "llava_onevision"),
     "vision.qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     "older.remote_code": ("baichuan", "chatglm", "qwen"),
 }

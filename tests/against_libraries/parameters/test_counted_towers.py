@@ -84,6 +84,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "clip_vision_model", **_SQUARE, "hidden_size": 240,
         "image_size": 336},
     },
+    "llava_next_video": {
+        "model_type": "llava_next_video", "text_config": _TEXT,
+        "vision_config": {"model_type": "clip_vision_model", **_SQUARE, "hidden_size": 240,
+        "image_size": 336},
+    },
     "llava_onevision": {
         "model_type": "llava_onevision", "text_config": _TEXT, "vision_feature_layer": -1, "vision_config": {
             "model_type": "siglip_vision_model", **_SQUARE, "hidden_size": 144, "image_size": 384,

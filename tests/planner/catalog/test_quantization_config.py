@@ -18,7 +18,12 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import DTYPE_BYTES, Numerics, Packing
 from planner.domain.stored import StoredWeights, stored_text
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.errors import InputFileError, NotModelledError, RefusedCombinationError, UsageError
+from planner.errors import (
+    InputFileError,
+    NotModelledError,
+    RefusedCombinationError,
+    UsageError,
+)
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
@@ -133,6 +138,33 @@ def test_modules_that_were_left_whole_are_not_packed() -> None:
     assert sum(replaced) == packed
 
 
+def test_gptq_packs_the_layers_of_the_language_model_alone() -> None:
+    """optimum replaces matrices of its blocks; a tower and its projector stay 16-bit."""
+    packed, base = load_model("Qwen/Qwen2-VL-7B-Instruct-GPTQ-Int4").spec, load_model("qwen2-vl-7b").spec
+    assert (packed.vision, base.vision) != (None, None)
+    assert packed.vision is not None
+    assert all(each.left_whole for block, _ in packed.vision.blocks() for each in block.linears)
+    assert packed.groups == base.groups
+
+
+def test_unsloth_lists_projectors_of_all_its_models_beside_what_it_left_whole() -> None:
+    """Three feed-forward parts and two outputs of attention of phi-4, which has no projector."""
+    spec = load_model("unsloth/phi-4-unsloth-bnb-4bit").spec
+    whole = [
+        (group.count, sorted(each.name for each in group.block.linears if each.left_whole))
+        for group in spec.groups
+    ]
+    feed_forward, output = ["down_proj", "gate_proj", "up_proj"], ["o_proj"]
+    assert whole == [(1, []), (3, feed_forward), (33, []), (1, output), (1, []), (1, output)]
+
+
+def test_a_checkpoint_may_have_wider_matrices_than_its_model() -> None:
+    """Qwen padded those of 72B, so that eight cards can divide their groups."""
+    packed, base = load_model("Qwen/Qwen2.5-72B-Instruct-AWQ").spec, load_model("qwen2.5-72b").spec
+    assert [spec.groups[0].block.mlp.width for spec in (packed, base)] == [29_696, 29_568]
+    assert packed.published_params is None
+
+
 @pytest.mark.parametrize("name", [name for name, entry in stored_checkpoints().items() if entry.size_gb])
 def test_files_are_as_large_as_the_hub_lists(name: str) -> None:
     """The stored groups explain the size of the files, which those of another size would not."""
@@ -154,11 +186,17 @@ def test_every_known_checkpoint_is_found_in_any_case(name: str) -> None:
     assert resolved.doubt == stored_checkpoints()[name].assumed
 
 
+@pytest.mark.parametrize("name", ["Qwen2.5-7B-Instruct-AWQ", "llama-3-8b-instruct-bnb-4bit"])
+def test_a_checkpoint_may_be_named_without_its_owner(name: str) -> None:
+    """As a folder of it is named."""
+    assert load_model(name).spec.stored is not None
+
+
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(("hub_id", "way_out"), [
     ("someone/Llama-3-8B-AWQ", "Meta-Llama-3-8B, the model that was packed, with --quantization awq-int4"),
     ("someone/Llama-3-8B-gptq-4bit-32g", "config.json and pass the path"),
-    ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "with --quantization gptq-int4 or gptq-int8"),
+    ("someone/Qwen2.5-72B-Instruct-GPTQ-Int4", "with --quantization gptq-int4 or gptq-int8"),
     ("ISTA-DASLab/Llama-3.2-3B-AQLM-PV-2Bit-2x8", "config.json and pass the path"),
     ("someone/Meta-Llama-3.1-8B-bnb-4bit", "with --quantization nf4"),
     ("unsloth/Qwen3-VL-8B-Instruct-bnb-4bit", "with --quantization nf4"),

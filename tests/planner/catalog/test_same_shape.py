@@ -93,10 +93,10 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     "Ray2333/GRM_Llama3.1_8B_rewardmodel-ft", "Qwen/Qwen2.5-Math-7B-PRM800K"),
     *("someone/Falcon-H1-7B-Deep-Base", "BAAI/Bunny-Llama-3-8B-V"),
     *("nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8"),
-    *("nvidia/NVIDIA-Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16", "google/paligemma2-28b-pt-224"),
+    *("nvidia/NVIDIA-Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16", "LinkSoul/Chinese-Llama-2-7b"),
     *("CohereForAI/aya-vision-32b", "google/paligemma2-3b-pt-640", "infly/OpenCoder-3B-Instruct"),
-    *("zai-org/GLM-4.5V", "zai-org/GLM-4.6V-Flash", "zai-org/GLM-4-9B-V"),
-    *("hfl/chinese-llama-2-7b", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b",
+    *("zai-org/GLM-OCR", "zai-org/GLM-4.6V-Flash", "zai-org/GLM-4-9B-V"),
+    *("hfl/chinese-llama-2-7b-16k", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b",
     "someone/llama-3-8b-reward"),
 ])  # fmt: skip
 def test_what_a_name_does_not_settle_is_refused(hub_id: str) -> None:

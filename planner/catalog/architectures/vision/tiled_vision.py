@@ -1,8 +1,8 @@
-"""Towers over the tiles of an image: InternVL and LLaVA-NeXT (LLaVA 1.6); LLaVA-OneVision,
-whose weights alone are known.
+"""Towers over the tiles of an image: InternVL and LLaVA-NeXT (LLaVA 1.6); LLaVA-OneVision and
+LLaVA-NeXT-Video, whose weights alone are known.
 
 Module names, shapes and defaults are those of Transformers 5.23
-(``models/{internvl,llava_next,llava_onevision}/modeling_*.py``, ``configuration_*.py``); ``_MAX_TILES`` is
+(``models/{internvl,llava_next,llava_next_video,llava_onevision}/``); ``_MAX_TILES`` is
 that of ``models/got_ocr2/image_processing_got_ocr2.py``, which InternVL's processor calls.
 """
 
@@ -106,8 +106,8 @@ def _share(fields: ConfigFields) -> float:
 
 
 def read_llava_next(fields: ConfigFields) -> ModelSpec:
-    """``llava_next`` (LLaVA 1.6) and ``llava_onevision``: LLaVA's tower or SigLIP's over parts of an image,
-    and a vector for the end of a row.
+    """``llava_next`` (LLaVA 1.6), ``llava_next_video`` and ``llava_onevision``: LLaVA's tower or SigLIP's
+    over parts of an image, and a vector for the end of a row.
     """
     kind = fields.text("model_type", "")
     spec, vision = language_model(fields, tied_default=False), fields.section("vision_config")
@@ -164,5 +164,6 @@ def _is_size(canvas: object) -> bool:
 READERS = {
     "internvl": read_internvl,
     "llava_next": read_llava_next,
+    "llava_next_video": read_llava_next,
     "llava_onevision": read_llava_next,
 }

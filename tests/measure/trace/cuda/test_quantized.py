@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from measure.trace.build import build_on_meta
 from measure.trace.cuda.quantized import MatMul8bit, dequantized, is_packed, quantize_on_meta
+from planner.catalog.left_whole import with_left_whole
 from planner.domain.recipes.recipe import Numerics, Quantization
 from planner.errors import NotModelledError
 from tests.against_libraries.scenarios import Setup
@@ -74,6 +76,21 @@ def test_a_matrix_is_expanded_into_the_dtype_that_was_quantised() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         matrix = dequantized(layer)
     assert (tuple(matrix.shape), matrix.dtype) == ((ROWS, COLUMNS), torch.bfloat16)
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_what_the_checkpoint_left_whole_is_not_packed(quantization: Quantization) -> None:
+    """One matrix of one layer; the head, which no list replaces, neither."""
+    case, config = llama(Setup(rank=4, numerics=Numerics("bf16", "bf16-mixed", quantization)))
+    model = with_left_whole(case.model, ["model.layers.1.mlp"], "here")
+    built = build_on_meta(replace(case, model=model), config).model
+    whole = {name for name, module in built.named_modules() if type(module) is nn.Linear}
+    ours = {name.partition("base_model.model.")[2] for name in whole if "lora" not in name}
+    assert {name.removesuffix(".base_layer") for name in ours} >= {
+        "lm_head",
+        *(f"model.layers.1.mlp.{each}_proj" for each in ("gate", "up", "down")),
+    }
+    assert not any(".layers.0." in name for name in ours)
 
 
 def test_another_quantisation_is_refused() -> None:
