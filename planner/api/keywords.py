@@ -34,6 +34,7 @@ class AlikeFlags(TypedDict, total=False):
     pcie_generation: int | str
     power_limit_w: float | str
     tokens_per_sample: float | str
+    num_labels: int | str
     generations: int | str
     completion_length: int | str
     generation_steps: int | str

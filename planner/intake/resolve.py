@@ -30,7 +30,7 @@ from planner.intake.linears import with_parameters, with_separate_experts
 from planner.intake.model_parallel import check_parallel, degrees
 from planner.intake.own_losses import with_own_loss
 from planner.intake.rules.all_rules import Case, check
-from planner.intake.tasks import stack_for, trained_model
+from planner.intake.tasks import labels_of, stack_for, trained_model, with_trained_head
 from planner.intake.versions import enter_own_versions, resolve_versions
 
 _OF_FILES = ("model", "data", "reward_model")
@@ -152,7 +152,8 @@ def assembled(request: ScenarioRequest, found: LookedUp) -> Scenario:
     recipe = with_reward(ledger, recipe, found.reward, found.stack)
     if recipe.uses_deepspeed and not ledger.is_given("versions"):
         enter_own_versions(ledger, found.stack)
-    model = trained_model(loaded, recipe.task, found.stack)
+    model = trained_model(loaded, recipe.task, found.stack, labels_of(ledger, recipe.task))
+    recipe = with_trained_head(recipe, model)
     if not found.stack.fused_experts:
         model = with_separate_experts(model)
     if recipe.adapter is not None:

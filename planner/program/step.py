@@ -25,7 +25,7 @@ from planner.program.engines import runtime_of
 from planner.program.head.ends import EndsView, embeddings, head, require_gradient
 from planner.program.head.generation import CACHE, sampled
 from planner.program.head.inputs import names_for
-from planner.program.head.preferences import preference_head, values
+from planner.program.head.preferences import preference_head, scores, values
 from planner.program.head.roles import CACHING, Role
 from planner.program.head.tiles import tiles
 from planner.program.head.weighted import compared_logits, weighted_loss
@@ -353,6 +353,8 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
             return sampled(torch, ends, passed)
         if ends.model.value_head:
             return values(torch, ends, passed, mode.role)
+        if ends.layer.recipe.task in ("reward", "classify"):
+            return scores(torch, ends, passed)
         if ends.layer.recipe.is_preference:
             return preference_head(torch, ends, passed, mode.role)
         if mode.role == "compared":

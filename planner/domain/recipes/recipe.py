@@ -43,7 +43,7 @@ Offload = Literal[
 Loss = Literal["hf", "chunked", "liger"]
 Padding = Literal["packed", "max_length", "longest"]
 CheckpointPolicy = Literal["full", "selective-op"]
-Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "prm", "grpo", "ppo"]
+Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "prm", "classify", "grpo", "ppo"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
@@ -62,8 +62,12 @@ PAIR_TASKS: frozenset[Task] = frozenset({"dpo", "orpo", "simpo", "reward"})
 """Tasks whose samples are two sequences: a chosen and a rejected one."""
 REFERENCE_TASKS: frozenset[Task] = frozenset({"dpo", "kto"})
 """Tasks that compare with the model as it was before."""
-LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain", "prm"})
-"""Tasks whose loss is that of each token alone: of the next one, or of the label of a step (``prm``)."""
+LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain", "prm", "classify"})
+"""Tasks whose loss is that of each sample alone: of its tokens, of labels of its steps (``prm``) or of one
+label (``classify``).
+"""
+LABEL_TASKS: frozenset[Task] = frozenset({"prm", "classify"})
+"""Tasks that learn labels of text, by a head of their own."""
 GENERATING_TASKS: frozenset[Task] = frozenset({"grpo", "ppo"})
 """Tasks that train on completions which the model generates itself."""
 

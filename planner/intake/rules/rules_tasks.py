@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
-from planner.domain.recipes.recipe import Task
+from planner.domain.recipes.recipe import LABEL_TASKS, Task
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.tasks import scores_by_value, takes_tiles
 
@@ -212,9 +212,10 @@ TASK_RULES = (
     Rule(
         "labels-elsewhere",
         "not-modelled",
-        "Labels of steps (task prm) are modelled of text in Transformers' modules, with a plain head and "
-        "samples that are not packed; use --stack axolotl, --loss hf, --padding longest",
-        lambda case: case.recipe.task == "prm" and _labels_unread(case),
+        "Labels of steps or samples (task prm, classify) are modelled of text in Transformers' modules, with "
+        "a plain head and samples that are not packed; use --stack axolotl or hf-trainer, --loss hf, "
+        "--padding longest",
+        lambda case: case.recipe.task in LABEL_TASKS and _labels_unread(case),
     ),
     Rule(
         "reward-in-two-passes",
