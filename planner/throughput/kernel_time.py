@@ -199,11 +199,12 @@ def newton_schulz_flop(model: ModelSpec, adapter: Adapter | None = None) -> Numb
     Source: llamafactory 0.9.5 third_party/muon/muon.py zeropower_via_newtonschulz5.  Ignored:
     that frozen layers have none.
     """
-    iterations, total = 5, 0
+    iterations = 5
+    total: Number = 0
     for group in model.groups:
         for linear in group.block.linears:
             sides = linear.in_features, linear.out_features
-            products = _products(*sides, min(sides))
+            products: Number = _products(*sides, min(sides))
             if adapter is not None:
                 adapted = is_adapted(linear, adapter.targets)
                 products = (
