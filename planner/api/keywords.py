@@ -44,6 +44,7 @@ class AlikeFlags(TypedDict, total=False):
     vllm_memory: float | str
     reward_model: Text
     reward_dtype: str
+    teacher_model: Text
     data: Text
     tokenizer: Text
     images_per_sample: int | str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from planner.domain.recipes.attention_kernels import Attention
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import ALONE, Parallel
-from planner.domain.recipes.rollout import Rollout
+from planner.domain.recipes.rollout import FrozenModel, Rollout
 from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.vision import FrozenPart, Images
@@ -43,7 +43,20 @@ Offload = Literal[
 Loss = Literal["hf", "chunked", "liger"]
 Padding = Literal["packed", "max_length", "longest"]
 CheckpointPolicy = Literal["full", "selective-op"]
-Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "prm", "classify", "grpo", "ppo"]
+Task = Literal[
+    "sft",
+    "pretrain",
+    "dpo",
+    "kto",
+    "orpo",
+    "simpo",
+    "reward",
+    "prm",
+    "classify",
+    "gkd",
+    "grpo",
+    "ppo",
+]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
@@ -261,7 +274,8 @@ class Recipe:
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and
     that of every second matrix product, too (``selective-op``).  ``caches_reference``: what the model was
     before is asked once, before training.  ``compares_logits``: the loss of tokens has a part that compares
-    with the logits of the model as it was.  ``parallel``: GPUs that share a batch.
+    with the logits of the model as it was.  ``teacher``: the model whose logits a student (``gkd``) is
+    compared with.  ``parallel``: GPUs that share a batch.
     """
 
     method: Method
@@ -285,6 +299,7 @@ class Recipe:
     optimizer_in_backward: bool = False
     optimizer_rank: int | None = None
     rollout: Rollout | None = None
+    teacher: FrozenModel | None = None
     parallel: Parallel = ALONE
 
     @property
@@ -311,8 +326,8 @@ class Recipe:
 
     @property
     def is_preference(self) -> bool:
-        """Whether it trains from preferences: pairs, samples marked good and bad,
-        or rewards of what was generated.
+        """Whether it trains from preferences: pairs, samples marked good and bad, rewards of what was
+        generated, or a teacher's.
         """
         return self.task not in LANGUAGE_TASKS
 

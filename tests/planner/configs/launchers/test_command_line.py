@@ -143,7 +143,7 @@ def test_programs_whose_arguments_are_not_read_are_named(text: str, program: str
     "script",
     [
         *("trl/scripts/rloo.py", "ppo.py", "online_dpo.py", "prm.py", "run_clm_no_trainer.py"),
-        *("gkd.py", "bco.py", "dpo_online.py", "online_dpo_vlm.py", "async_grpo.py", "gold_vlm.py"),
+        *("minillm.py", "bco.py", "dpo_online.py", "online_dpo_vlm.py", "async_grpo.py", "gold_vlm.py"),
     ],
 )
 def test_the_name_of_a_script_says_what_its_arguments_may_not(script: str) -> None:
