@@ -148,8 +148,8 @@ def _check_frozen(name: str, model: ModelSpec) -> None:
     for what, has in kinds.items():
         if has:
             raise NotModelledError(
-                f"{name} {model.id}: such a model with {what} is not modelled; name a text model of plain "
-                "weights, or leave the flag out where a function scores"
+                f"{name} {model.id}: a {name.replace('_', ' ')} with {what} is not modelled; name a text "
+                "model of plain weights, or leave the flag out where a function scores"
             )
 
 

@@ -50,8 +50,9 @@ def test_peaks_are_those_of_trls_gkd(row: dict[str, str]) -> None:
         ({"stack": "axolotl"}, "no trainer for this task"),
     ],
 )
-def test_a_teacher_that_was_not_read_is_refused(changes: dict[str, str], why: str) -> None:
+def test_a_teacher_that_was_not_read_is_refused(changes: dict[str, str | None], why: str) -> None:
     """With the way out."""
-    said = {**STUDENT, "teacher_model": "qwen2.5-1.5b", "method": "full", "seq": "512", **changes}
+    common = {**STUDENT, "teacher_model": "qwen2.5-1.5b", "method": "full", "seq": "512"}
+    said: dict[str, str | None] = {**common, **changes}
     with pytest.raises((UsageError, NotModelledError), match=why):
         resolve(from_flags({name: value for name, value in said.items() if value is not None}))
