@@ -173,9 +173,9 @@ def base_model(scenario: Scenario, config: Any) -> Any:
         if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
             # Some models that see or hear are in this list alone, such as InternVL and Voxtral.
             kind = getattr(transformers, "AutoModelForMultimodalLM", transformers.AutoModelForImageTextToText)
-        if scenario.recipe.task == "reward" and not scenario.model.value_head:
+        if scenario.recipe.task in ("reward", "classify") and not scenario.model.value_head:
             kind, config = transformers.AutoModelForSequenceClassification, copy.deepcopy(config)
-            config.num_labels, config.pad_token_id = 1, 0
+            config.num_labels, config.pad_token_id = scenario.model.head.out_features, 0
         if scenario.recipe.task == "prm":
             kind, config = transformers.AutoModelForTokenClassification, copy.deepcopy(config)
             config.num_labels, config.classifier_dropout = 2, 0.0

@@ -63,12 +63,15 @@ class Inputs:
         self.shape = (1, rows * length) if stack.joins_rows(recipe) else (rows, length)
         self.sample_tokens = -(-length // 2) if stack.places_samples and stack.masks_samples(recipe) else None
         self.vocabulary = vocabulary
+        self.labels = scenario.model.head.out_features if recipe.task == "classify" else 0
         self.scaler = scaler
 
     def make(self) -> dict[str, torch.Tensor]:
         """One micro-batch."""
         ids = torch.randint(0, self.vocabulary, self.shape)
         labels = torch.randint(0, self.vocabulary, self.shape)
+        if self.labels:
+            labels = torch.randint(0, self.labels, self.shape[:1])
         if self.sample_tokens is None:
             more = {"attention_mask": torch.ones(self.shape, dtype=torch.int64)}
         else:

@@ -34,6 +34,7 @@ class AlikeFlags(TypedDict, total=False):
     pcie_generation: int | str
     power_limit_w: float | str
     tokens_per_sample: float | str
+    num_labels: int | str
     generations: int | str
     completion_length: int | str
     generation_steps: int | str
@@ -43,6 +44,7 @@ class AlikeFlags(TypedDict, total=False):
     vllm_memory: float | str
     reward_model: Text
     reward_dtype: str
+    teacher_model: Text
     data: Text
     tokenizer: Text
     images_per_sample: int | str

@@ -14,6 +14,7 @@ from planner.domain.stack_values import (
     CompletionLogps,
     DdpFindsUnused,
     DeviceMap,
+    Distillation,
     DoraBranch,
     ExpandableSegments,
     ExpertTargets,
@@ -294,6 +295,10 @@ class Stack:
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the
     temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
     ``in_place``: of logits divided in place (``in_place_alone``: without entropy).  Others as above."""
+    distillation: Distillation
+    """How a student is compared with its teacher, of all logits at once: both with the ``mixture`` of their
+    probabilities, or the student's with the teacher's (``forward``), or the other way round (``reverse``).
+    ``none``: it has no such trainer that was read."""
     pair_dropout: bool
     """Trainers of preferences leave dropout on; others set it to zero."""
     caches_reference: bool

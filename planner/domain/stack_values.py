@@ -74,6 +74,7 @@ ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "excha
 MixtureCode = Literal["transformers", "torchtitan-2025"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy", "divergence"]
+Distillation = Literal["none", "mixture", "forward", "reverse"]
 CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "in_place_alone", "tiles"]
 PairLogps = Literal[
     "none",

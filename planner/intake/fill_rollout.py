@@ -7,7 +7,7 @@ from typing import cast
 
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import GENERATING_TASKS, Dtype, Recipe, Task
-from planner.domain.recipes.rollout import Generator, RewardModel, Rollout
+from planner.domain.recipes.rollout import FrozenModel, Generator, Rollout
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, UsageError
 from planner.intake.given.fields import CHECKPOINT_DTYPE
@@ -110,13 +110,34 @@ def with_reward(ledger: Ledger, recipe: Recipe, model: ModelSpec | None, stack: 
         if ledger.is_given("reward_dtype"):
             raise UsageError("reward_dtype is of --reward-model, which is not given")
         return recipe
-    _check_reward(model)
+    _check_frozen("reward_model", model)
     scored = with_score(model if stack.fused_experts else with_separate_experts(model))
-    reward = RewardModel(scored, _reward_dtype(ledger, recipe, model, stack))
+    reward = FrozenModel(scored, _reward_dtype(ledger, recipe, model, stack))
     return replace(recipe, rollout=replace(recipe.rollout, reward=reward))
 
 
-def _check_reward(model: ModelSpec) -> None:
+def with_teacher(ledger: Ledger, recipe: Recipe, model: ModelSpec | None, stack: Stack) -> Recipe:
+    """``recipe``, whose student ``model`` teaches; its weights are loaded as the student's.
+
+    Source: trl 1.16.0 examples/scripts/gkd.py (``teacher_model_kwargs``); ms-swift 4.6.0
+    pipelines/train/rlhf.py (``torch_dtype``).
+
+    Raises:
+        UsageError: a task without its teacher, or a teacher of another task.
+        NotModelledError: a teacher whose pass was not read.
+    """
+    if recipe.task != "gkd":
+        if ledger.is_given("teacher_model"):
+            raise UsageError(f"teacher_model is of --task gkd, and the task is {recipe.task}: leave it out")
+        return recipe
+    if model is None:
+        raise UsageError("a student has a teacher: say --teacher-model")
+    _check_frozen("teacher_model", model)
+    teacher = model if stack.fused_experts else with_separate_experts(model)
+    return replace(recipe, teacher=FrozenModel(teacher, recipe.numerics.load_dtype))
+
+
+def _check_frozen(name: str, model: ModelSpec) -> None:
     kinds = {
         "images": model.vision is not None,
         "layers that keep a state instead of keys": any(
@@ -127,8 +148,8 @@ def _check_reward(model: ModelSpec) -> None:
     for what, has in kinds.items():
         if has:
             raise NotModelledError(
-                f"reward_model {model.id}: a reward model with {what} is not modelled; name a text model "
-                "of plain weights, or leave the flag out where a function scores"
+                f"{name} {model.id}: a {name.replace('_', ' ')} with {what} is not modelled; name a text "
+                "model of plain weights, or leave the flag out where a function scores"
             )
 
 

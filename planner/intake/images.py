@@ -27,7 +27,7 @@ def loaded_part(ledger: Ledger, model: ModelSpec, stack: Stack) -> ModelSpec:
     """
     if model.vision is None or not model.text_class:
         return model
-    scores = ledger.request.get("task") == "reward"
+    scores = ledger.request.get("task") in ("reward", "classify")
     whole_for_text = model.loads_whole and stack.model_code == "transformers-5"
     if _sees(ledger, model) or stack.loads_tower or scores or whole_for_text:
         whole = "AutoModelForCausalLM" if whole_for_text else "AutoModelForImageTextToText"

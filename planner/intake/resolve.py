@@ -21,7 +21,7 @@ from planner.domain.stack import Stack
 from planner.errors import NotModelledError, UsageError, show
 from planner.intake.fill_hardware import resolve_hardware
 from planner.intake.fill_recipe import resolve_recipe
-from planner.intake.fill_rollout import with_reward
+from planner.intake.fill_rollout import with_reward, with_teacher
 from planner.intake.given.data_file import read_data
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest, require
@@ -30,10 +30,10 @@ from planner.intake.linears import with_experts_apart, with_parameters, with_sep
 from planner.intake.model_parallel import check_parallel, degrees
 from planner.intake.own_losses import with_own_loss
 from planner.intake.rules.all_rules import Case, check
-from planner.intake.tasks import stack_for, trained_model
+from planner.intake.tasks import labels_of, stack_for, trained_model, with_trained_head
 from planner.intake.versions import enter_own_versions, resolve_versions
 
-_OF_FILES = ("model", "data", "reward_model")
+_OF_FILES = ("model", "data", "reward_model", "teacher_model")
 """Fields that are looked up in files or on the Hub."""
 DEFAULT_STACK = "hf-trainer@5"
 PREFERENCE_STACK = "trl"
@@ -76,7 +76,7 @@ class LookedUp:
 
     ``entries``: the values that were settled on the way, with their origins.  ``doubts``: warnings about what
     was looked up.  ``lengths``: those of the samples, where a data set is named.  ``reward``: the
-    model that scores completions, where one is named.
+    model that scores completions or teaches, where one is named.
     """
 
     model: ModelSpec
@@ -150,9 +150,11 @@ def assembled(request: ScenarioRequest, found: LookedUp) -> Scenario:
     loaded = loaded_part(ledger, found.model, found.stack)
     recipe = resolve_recipe(ledger, loaded, found.hardware, found.stack, found.lengths)
     recipe = with_reward(ledger, recipe, found.reward, found.stack)
+    recipe = with_teacher(ledger, recipe, found.reward, found.stack)
     if recipe.uses_deepspeed and not ledger.is_given("versions"):
         enter_own_versions(ledger, found.stack)
-    model = trained_model(loaded, recipe.task, found.stack)
+    model = trained_model(loaded, recipe.task, found.stack, labels_of(ledger, recipe.task))
+    recipe = with_trained_head(recipe, model)
     if not found.stack.fused_experts:
         model = with_separate_experts(model)
     elif found.stack.expert_targets == "named":
@@ -186,11 +188,12 @@ def _resolve_model(ledger: Ledger, reader: ConfigReader) -> tuple[ModelSpec, tup
 
 
 def _resolve_reward(ledger: Ledger, reader: ConfigReader) -> ModelSpec | None:
-    given = ledger.request.values.get("reward_model")
+    name = "teacher_model" if ledger.is_given("teacher_model") else "reward_model"
+    given = ledger.request.values.get(name)
     if given is None:
         return None
     resolved = load_model(given.value, reader)
-    ledger.enter("reward_model", resolved.spec.id, given.origin, resolved.note)
+    ledger.enter(name, resolved.spec.id, given.origin, resolved.note)
     return resolved.spec
 
 

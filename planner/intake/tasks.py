@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.domain.model import BlockGroup, ModelSpec
-from planner.domain.recipes.recipe import GENERATING_TASKS, LANGUAGE_TASKS, REFERENCE_TASKS, Recipe, Task
+from planner.domain.recipes.recipe import (
+    GENERATING_TASKS,
+    LABEL_TASKS,
+    LANGUAGE_TASKS,
+    REFERENCE_TASKS,
+    Recipe,
+    Task,
+)
 from planner.domain.stack import Stack
 from planner.domain.stack_values import FUSED_KERNELS
+from planner.errors import UsageError
+from planner.intake.given.ledger import Ledger
 
 _VARLEN_WIDEST = 256
 
@@ -25,18 +34,44 @@ def keeps_dropout(task: Task, stack: Stack) -> bool:
     return scores_by_value(task, stack) or stack.pair_dropout
 
 
-def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
-    """The model that ``task`` trains: with a head for values or scores, and its dropout as
+def labels_of(ledger: Ledger, task: Task) -> int:
+    """What a head of labels has of them: 2 of each step, and of a sample as many as were given.
+
+    Raises:
+        UsageError: labels of a task that has none.
+    """
+    if task == "classify":
+        return int(ledger.choose("num_labels", 2, "assumed", "transformers 5.23 configuration_utils.py"))
+    if ledger.is_given("num_labels"):
+        raise UsageError("num_labels is of a classifier: say --task classify, or leave it out")
+    return 2 if task == "prm" else 1
+
+
+def trained_model(model: ModelSpec, task: Task, stack: Stack, labels: int = 1) -> ModelSpec:
+    """The model that ``task`` trains: with a head for values, scores or ``labels``, and its dropout as
     :func:`keeps_dropout` says.
     """
     if task == "ppo" or scores_by_value(task, stack):
         return replace(model, value_head=True)
-    if keeps_dropout(task, stack):
-        return model
-    model = replace(
-        model, embedding_dropout=False, groups=tuple(_without_dropout(group) for group in model.groups)
-    )
-    return with_score(model, task) if task in ("reward", "prm") else model
+    if not keeps_dropout(task, stack):
+        model = replace(
+            model, embedding_dropout=False, groups=tuple(_without_dropout(group) for group in model.groups)
+        )
+    if task in LABEL_TASKS or task == "reward":
+        return with_score(model, labels, bias=task == "prm")
+    return model
+
+
+def with_trained_head(recipe: Recipe, model: ModelSpec) -> Recipe:
+    """``recipe`` with the head among ``modules_to_save``, where PEFT puts that of a classifier.
+
+    Source: peft 0.20.0 peft_model.py PeftModelForSequenceClassification.__init__.
+    """
+    adapter = recipe.adapter
+    if recipe.task != "classify" or adapter is None or model.head.name in adapter.saved_names:
+        return recipe
+    saved = (*adapter.modules_to_save, model.head.name)
+    return replace(recipe, adapter=replace(adapter, modules_to_save=saved))
 
 
 def takes_tiles(task: Task, stack: Stack) -> bool:
@@ -67,16 +102,15 @@ def scores_by_value(task: Task, stack: Stack) -> bool:
     return task == "reward" and stack.reward_head == "value"
 
 
-def with_score(model: ModelSpec, task: Task = "reward") -> ModelSpec:
-    """A head of one output in the place of that of the words,
-    as ``AutoModelForSequenceClassification`` has it; for steps one of two labels for each token.
+def with_score(model: ModelSpec, labels: int = 1, *, bias: bool = False) -> ModelSpec:
+    """A head of one output, or of so many labels, in the place of that of the words,
+    as ``AutoModelForSequenceClassification`` has it; that of labels of steps has a bias.
 
     Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``score``, without a
     bias), GenericForTokenClassification (with one); trl 1.16.0 trainer/reward_trainer.py (``num_labels`` is
     1), trl 0.15.2 trainer/prm_trainer.py, prm_config.py (``disable_dropout``).
     """
-    steps = task == "prm"
-    score = replace(model.head, name="score", out_features=2 if steps else 1, bias=steps)
+    score = replace(model.head, name="score", out_features=labels, bias=bias)
     plain = replace(model, head=score, tied=False, normhead=False, logit_softcap=False, scales_logits=False)
     return replace(plain, published_params=None)
 

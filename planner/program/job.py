@@ -251,6 +251,25 @@ def reward_job(job: Job) -> Job | None:
     return replace(made, scenario=frozen)
 
 
+def teacher_job(job: Job) -> Job | None:
+    """The job of a teacher's pass; ``None`` without one.  Nobody freezes its weights.
+
+    Source: trl 1.16.0 experimental/gkd/gkd_trainer.py GKDTrainer.__init__.
+    """
+    recipe, teacher = job.recipe, job.recipe.teacher
+    if teacher is None:
+        return None
+    again = replace(recipe, method="full", adapter=None, task="sft", teacher=None)
+    again = replace(again, gradient_checkpointing=False, train_layers=())
+    return job_of(replace(job.scenario, model=teacher.model, recipe=again), job.coefficients)
+
+
+def second_job(job: Job) -> Job | None:
+    """The job of a second model that each micro-step asks: a teacher, or the model as it was before."""
+    reference = reference_job(job) if job.recipe.has_reference_model else None
+    return teacher_job(job) or reference
+
+
 def reference_job(job: Job) -> Job:
     """The job of the passes of the model as it was before: its adapters are switched off,
     or it is a second model.

@@ -16,7 +16,7 @@ from planner.anatomy.packing import constants_bytes, packed_bytes
 from planner.anatomy.regime import kbit_upcast_of
 from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT
 from planner.domain.term import TermName
-from planner.program.job import Job, reference_job, reward_job
+from planner.program.job import Job, reward_job, second_job
 from planner.program.ops.tensors import ELEMENT_BYTES, PRODUCTS, Dtype, Unit
 from planner.program.parameters import SEEING, Weight, adapter_weights, model_weights
 from planner.program.position_tables import table_row_bytes
@@ -64,8 +64,7 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
         # That of the reward model, frozen, which PEFT makes in fp32 (peft 0.12 peft_model.py load_adapter).
         add_adapters(stream, job, weights)
     replace(stream, weights, engine_dtypes(job, weights))
-    beside = (reference_job(job) if job.recipe.has_reference_model else None, reward_job(job))
-    for other in beside:
+    for other in (second_job(job), reward_job(job)):
         if other is not None:
             _load_beside(stream, other)
     if job.stack.runs_trainer and not casts_on_host(job):

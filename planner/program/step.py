@@ -22,15 +22,16 @@ from planner.errors import NotModelledError
 from planner.intake.train_layers import TrainedParts
 from planner.program.checkpoint import Checkpointing, checkpointed, checkpointed_reentrant
 from planner.program.engines import runtime_of
+from planner.program.head.distilled import distilled_loss
 from planner.program.head.ends import EndsView, embeddings, head, require_gradient
 from planner.program.head.generation import CACHE, sampled
 from planner.program.head.inputs import names_for
-from planner.program.head.preferences import preference_head, values
+from planner.program.head.preferences import preference_head, scores, values
 from planner.program.head.roles import CACHING, Role
 from planner.program.head.tiles import tiles
 from planner.program.head.weighted import compared_logits, weighted_loss
 from planner.program.in_turn import arrived, came_back, left
-from planner.program.job import Job, generation_job, reference_job, reward_job
+from planner.program.job import Job, generation_job, reference_job, reward_job, teacher_job
 from planner.program.layers.layer import layer
 from planner.program.load import settle_workspace
 from planner.program.ops.operators import Operators
@@ -166,6 +167,9 @@ def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]
     """The passes without gradients of each micro-step: those before the forward pass,
     and those between it and the loss.
     """
+    teaching = teacher_job(job)
+    if teaching is not None:
+        return (), (parts_of(teaching, "none", role="compared"),)
     if not job.recipe.has_reference or job.recipe.rollout is not None:
         return (), ()
     if job.recipe.compares_logits:
@@ -353,6 +357,8 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
             return sampled(torch, ends, passed)
         if ends.model.value_head:
             return values(torch, ends, passed, mode.role)
+        if ends.layer.recipe.task in ("reward", "classify", "gkd"):
+            return (distilled_loss if ends.layer.recipe.task == "gkd" else scores)(torch, ends, passed)
         if ends.layer.recipe.is_preference:
             return preference_head(torch, ends, passed, mode.role)
         if mode.role == "compared":

@@ -192,6 +192,7 @@ def _of_layers(recipe: Recipe) -> Recipe:
     return replace(
         recipe.without_sizes,
         rollout=rollout,
+        teacher=None,
         train_layers=(),
         optimizer="sgd",
         offload=offload,

@@ -63,6 +63,8 @@ def request_of(scenario: Scenario) -> ScenarioRequest:
     values |= seeing_values(scenario.recipe)
     if scenario.recipe.rollout is not None and scenario.recipe.rollout.reward is not None:
         values["reward_dtype"] = scenario.recipe.rollout.reward.load_dtype
+    if scenario.recipe.task == "classify":
+        values["num_labels"] = scenario.model.head.out_features
     entries = {each.name: each for each in scenario.assumptions}
     return ScenarioRequest(
         MappingProxyType(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+from planner.anatomy.adapted_matrices import is_adapted
 from planner.arrays import maximum, minimum
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
-from planner.domain.recipes.recipe import Number
+from planner.domain.recipes.recipe import Adapter, Number
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.ops.work import FusedAttention, Product, Unpacking
 from planner.throughput.time_inputs import TimedJob
@@ -171,7 +172,7 @@ def optimizer_seconds(job: TimedJob) -> Number:
     )
     issue = job.trained_tensors * facts.operators * job.coefficients.launch_s
     products = (
-        newton_schulz_flop(job.scenario.model) / job.rates.matmul_flop_per_s
+        newton_schulz_flop(job.scenario.model, recipe.adapter) / job.rates.matmul_flop_per_s
         if recipe.optimizer == "muon"
         else 0
     )
@@ -191,18 +192,27 @@ def orthogonalized_params(model: ModelSpec) -> int:
     )
 
 
-@lru_cache(maxsize=64)
-def newton_schulz_flop(model: ModelSpec) -> int:
-    """FLOP of Muon's five iterations over every matrix of the layers: ``X X^T``, its square,
-    and a product with ``X``.
+def newton_schulz_flop(model: ModelSpec, adapter: Adapter | None = None) -> Number:
+    """FLOP of Muon's five iterations over every matrix of the layers, or both factors of each adapter:
+    ``X X^T``, its square, and a product with ``X``.
 
     Source: llamafactory 0.9.5 third_party/muon/muon.py zeropower_via_newtonschulz5.  Ignored:
     that frozen layers have none.
     """
-    iterations, total = 5, 0
+    iterations = 5
+    total: Number = 0
     for group in model.groups:
         for linear in group.block.linears:
-            shorter = min(linear.in_features, linear.out_features)
-            products = 2 * linear.in_features * linear.out_features * shorter + shorter**3
+            sides = linear.in_features, linear.out_features
+            products: Number = _products(*sides, min(sides))
+            if adapter is not None:
+                adapted = is_adapted(linear, adapter.targets)
+                products = (
+                    sum(_products(side, adapter.rank, adapter.rank) for side in sides) if adapted else 0
+                )
             total += group.count * linear.copies * iterations * FLOP_PER_MAC * products
     return total
+
+
+def _products(rows: Number, columns: Number, shorter: Number) -> Number:
+    return 2 * rows * columns * shorter + shorter**3

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from planner.domain.recipes.job_line import recomputation_words, short_job_line
+from planner.domain.recipes.recipe import LABEL_TASKS
 from planner.domain.recipes.sharding import DDP, FSDP1, HSDP1
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UsageError
@@ -163,7 +164,7 @@ def _check_software(case: RunCase, scenario: Scenario) -> None:
         NotModelledError: none of this package's workloads runs them.
     """
     recipe, task = scenario.recipe, scenario.recipe.task
-    if recipe.is_preference or task == "prm":
+    if recipe.is_preference or task in LABEL_TASKS:
         raise NotModelledError(
             f"task '{task}' cannot be run yet; ask for a dry run: measure trace --task {task} ..."
         )

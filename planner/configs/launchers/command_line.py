@@ -68,15 +68,15 @@ _OTHERS = {
     "reinforcement learning other than GRPO is not modelled": "rloo ppo",
     "GRPO whose generation runs beside the update is not modelled": "async",
     "reward models of this kind are not modelled: say the job by flags": "prm rm",
-    "distillation is not modelled; supervised fine-tuning is": "gkd distill distillation minillm gold",
+    "distillation is not modelled; supervised fine-tuning is": "distill distillation minillm gold",
     "a loop of its own is not modelled: say the job by flags": "no_trainer",
 }
-_TASKS = {each: each for each in ("dpo", "kto", "orpo", "simpo", "reward", "grpo")}
+_TASKS = {each: each for each in ("dpo", "kto", "orpo", "simpo", "reward", "grpo", "gkd")}
 # trl 1.16.0 examples/scripts: GRPO and DPO with other losses.
 _TASKS |= {"gspo": "grpo", "mpo": "dpo", "cpo": "simpo"}
 # trl 1.16.0 scripts and examples/scripts.
 _TRL_SCRIPTS = _names(
-    "sft dpo cpo kto orpo reward reward_modeling grpo gspo dpo_vlm mpo_vlm grpo_vlm gspo_vlm"
+    "sft dpo cpo kto orpo reward reward_modeling grpo gspo gkd dpo_vlm mpo_vlm grpo_vlm gspo_vlm"
 )
 # Scripts of Transformers' examples/pytorch/language-modeling that train with its Trainer.
 _TRANSFORMERS_SCRIPTS = _names("run_clm run_fim run_mlm run_plm")

@@ -42,7 +42,6 @@ _UNMODELLED = {
     "lisa_activated_layers": "LISA of ms-swift is not modelled",
     "enable_channel_loss": "a loss for each channel is not modelled",
     "use_swift_lora": "ms-swift's own LoRA is not modelled; PEFT's is",
-    "num_labels": "training a classifier is not modelled",
     "use_ray": "what Ray starts is not modelled",
     "max_memory": "layers spread over GPUs in one process (max_memory) are not modelled",
     "mrl_dims": "training embeddings is not modelled",
@@ -75,6 +74,7 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
     compares = read_rlhf(keys, reading)
     keys.refuse_switched_on(_UNMODELLED if compares else _UNMODELLED | _PLUGINS)
     keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
+    _read_kind(keys, reading, compares=compares)
     _refuse_other_kinds(keys)
     _read_weights_of_tokens(keys, reading, compares=compares)
     _read_method(keys, reading)
@@ -129,14 +129,35 @@ def _read_age(keys: Keys, reading: Reading) -> None:
         reading.take_stack(_OLD_STACK, _OLD_TOOL, keys.where("train_type"), text)
 
 
+def _read_kind(keys: Keys, reading: Reading, *, compares: bool) -> None:
+    """A model that labels samples, where ``num_labels`` or ``task_type`` says so.
+
+    Source: ms-swift 4.6.0 swift/model/model_meta.py get_model_info_and_template_meta, register.py get_model.
+
+    Raises:
+        UsageError: labels without their number, at which ms-swift stops.
+        NotModelledError: another kind of model.
+    """
+    kind = keys.text("task_type") or ("seq_cls" if keys.has("num_labels") else "causal_lm")
+    if kind not in ("causal_lm", "seq_cls"):
+        text = "models for ranking and embeddings are not modelled; causal_lm and seq_cls are"
+        raise keys.not_modelled("task_type", text)
+    if compares or kind == "causal_lm":
+        keys.skip(("num_labels", "problem_type"))
+        return
+    if keys.count("num_labels") is None:
+        raise UsageError(f"{keys.where('task_type')}: ms-swift stops without num_labels [{REFUSED_BY_TOOL}]")
+    reading.say("task", "classify", keys.where("num_labels"))
+    reading.take(keys, {"num_labels": "num_labels"})
+    keys.skip(("problem_type",))
+
+
 def _refuse_other_kinds(keys: Keys) -> None:
     """Trainings of another kind than the likelihood of the next token.
 
     Raises:
         NotModelledError: names the key.
     """
-    if keys.text("task_type") not in (None, "causal_lm"):
-        raise keys.not_modelled("task_type", "another task than causal_lm is not modelled")
     if keys.text("tuner_backend") not in (None, "peft"):
         raise keys.not_modelled("tuner_backend", "Unsloth inside ms-swift is not modelled; peft is")
     optimizer = keys.text("optimizer")

@@ -33,7 +33,7 @@ from planner.configs.shared.trainer_arguments import (
 )
 from planner.configs.tools.alignment_handbook import read_packing
 from planner.configs.tools.trl_device_map import read_device_map
-from planner.configs.tools.trl_trainings import ONLINE, refuse_other_trainings
+from planner.configs.tools.trl_trainings import ONLINE, STUDENT, read_student, refuse_other_trainings
 from planner.domain.recipes.recipe import TARGET_PATTERN, TARGETS_OF_PEFT
 from planner.errors import UsageError, show
 
@@ -89,9 +89,10 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    refuse_other_trainings(keys)
+    teaches = read_student(keys, reading, beside.task)
+    refuse_other_trainings(keys, but=STUDENT if teaches else ())
     generates = _trains_on_generated(keys, reading, beside.task)
-    compares = not generates and trl_task(keys, reading, beside.task)
+    compares = teaches or (not generates and trl_task(keys, reading, beside.task))
     old = read_age(keys, reading)
     read_precomputed(keys, reading, single=not old or bool(keys.flag("use_peft")))
     _read_method(keys, reading)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from planner.domain.recipes.attention_kernels import Attention
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import ALONE, Parallel
-from planner.domain.recipes.rollout import Rollout
+from planner.domain.recipes.rollout import FrozenModel, Rollout
 from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.vision import FrozenPart, Images
@@ -43,7 +43,20 @@ Offload = Literal[
 Loss = Literal["hf", "chunked", "liger"]
 Padding = Literal["packed", "max_length", "longest"]
 CheckpointPolicy = Literal["full", "selective-op"]
-Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "prm", "grpo", "ppo"]
+Task = Literal[
+    "sft",
+    "pretrain",
+    "dpo",
+    "kto",
+    "orpo",
+    "simpo",
+    "reward",
+    "prm",
+    "classify",
+    "gkd",
+    "grpo",
+    "ppo",
+]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
@@ -62,8 +75,12 @@ PAIR_TASKS: frozenset[Task] = frozenset({"dpo", "orpo", "simpo", "reward"})
 """Tasks whose samples are two sequences: a chosen and a rejected one."""
 REFERENCE_TASKS: frozenset[Task] = frozenset({"dpo", "kto"})
 """Tasks that compare with the model as it was before."""
-LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain", "prm"})
-"""Tasks whose loss is that of each token alone: of the next one, or of the label of a step (``prm``)."""
+LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain", "prm", "classify"})
+"""Tasks whose loss is that of each sample alone: of its tokens, of labels of its steps (``prm``) or of one
+label (``classify``).
+"""
+LABEL_TASKS: frozenset[Task] = frozenset({"prm", "classify"})
+"""Tasks that learn labels of text, by a head of their own."""
 GENERATING_TASKS: frozenset[Task] = frozenset({"grpo", "ppo"})
 """Tasks that train on completions which the model generates itself."""
 
@@ -257,7 +274,8 @@ class Recipe:
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and
     that of every second matrix product, too (``selective-op``).  ``caches_reference``: what the model was
     before is asked once, before training.  ``compares_logits``: the loss of tokens has a part that compares
-    with the logits of the model as it was.  ``parallel``: GPUs that share a batch.
+    with the logits of the model as it was.  ``teacher``: the model whose logits a student (``gkd``) is
+    compared with.  ``parallel``: GPUs that share a batch.
     """
 
     method: Method
@@ -281,6 +299,7 @@ class Recipe:
     optimizer_in_backward: bool = False
     optimizer_rank: int | None = None
     rollout: Rollout | None = None
+    teacher: FrozenModel | None = None
     parallel: Parallel = ALONE
 
     @property
@@ -307,8 +326,8 @@ class Recipe:
 
     @property
     def is_preference(self) -> bool:
-        """Whether it trains from preferences: pairs, samples marked good and bad,
-        or rewards of what was generated.
+        """Whether it trains from preferences: pairs, samples marked good and bad, rewards of what was
+        generated, or a teacher's.
         """
         return self.task not in LANGUAGE_TASKS
 

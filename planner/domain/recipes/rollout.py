@@ -16,8 +16,10 @@ GENERATORS: tuple[Generator, ...] = get_args(Generator)
 
 
 @dataclass(frozen=True, slots=True)
-class RewardModel:
-    """A frozen model on the card that gives each completion one number; ``load_dtype``: of its weights."""
+class FrozenModel:
+    """A frozen model on the card that gives each completion one number, or that teaches a student;
+    ``load_dtype``: of its weights.
+    """
 
     model: ModelSpec
     load_dtype: Literal["fp32", "bf16", "fp16"]
@@ -42,5 +44,5 @@ class Rollout:
     has_reference: bool = False
     generator: Generator = "transformers"
     vllm_share: float = 0.0
-    reward: RewardModel | None = None
+    reward: FrozenModel | None = None
     scores_itself: bool = False

@@ -87,10 +87,12 @@ _FIELDS = (
         "task",
         "sft, pretrain, or training from preferences: dpo, kto, orpo, simpo, reward; a sample is then a "
         "pair of sequences of up to --seq tokens, but one sequence for kto; prm: a reward model of steps, "
-        "with two labels for each token; or grpo and ppo, whose samples are prompt and completion, together "
-        "--seq tokens",
+        "with two labels for each token; classify: a head of --num-labels in the place of that of the words; "
+        "gkd: a student of --teacher-model; "
+        "or grpo and ppo, whose samples are prompt and completion, together --seq tokens",
         TASKS,
     ),
+    _count("num_labels", "Labels of a classifier (classify)", 1_000_000),
     _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),
     RequestField("double_quant", "flag", "Quantise the scales of a 4-bit base once more"),
     _one_of(
@@ -193,6 +195,11 @@ _FIELDS = (
         "reward_model",
         "text",
         "Frozen model on the card that scores completions, named as --model is; functions need none (grpo)",
+    ),
+    RequestField(
+        "teacher_model",
+        "text",
+        "Frozen model on the card whose logits a student learns, named as --model is (gkd)",
     ),
     _one_of(
         "reward_dtype",

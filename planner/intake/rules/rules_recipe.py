@@ -181,7 +181,7 @@ def _length_text(case: Case) -> str:
 
 
 def _divides_matrices(case: Case) -> bool:
-    """Whether the optimizer meets factors of adapters, or parts of parameters that it does not gather."""
+    """Whether the optimizer meets parts of parameters that it does not gather, or adapters, if not Muon."""
     recipe, sharding = case.recipe, case.recipe.sharding
     gathers = (
         recipe.optimizer == "muon"
@@ -189,7 +189,9 @@ def _divides_matrices(case: Case) -> bool:
         and sharding.dtensors
         and not recipe.offloads_something
     )
-    return recipe.method != "full" or not (sharding.engine == "native" or gathers)
+    return (recipe.method != "full" and recipe.optimizer != "muon") or not (
+        sharding.engine == "native" or gathers
+    )
 
 
 def _selects(case: Case) -> bool:
@@ -243,9 +245,8 @@ RECIPE_RULES = (
     Rule(
         "optimizer-of-whole-matrices",
         "not-modelled",
-        "This optimizer is modelled in a full fine-tune where every GPU holds all of its states, and Muon "
-        "under FSDP2 of LLaMA-Factory v1; use --method full with --sharding ddp or none, or --optimizer "
-        "adamw_torch",
+        "This optimizer is modelled where every GPU holds all of its states, with adapters Muon alone, and "
+        "Muon under FSDP2 of LLaMA-Factory v1, too; use --sharding ddp or none, or --optimizer adamw_torch",
         lambda case: OPTIMIZER_FACTS[case.recipe.optimizer].whole_matrices and _divides_matrices(case),
         lambda case: f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
-from planner.domain.recipes.recipe import Task
+from planner.domain.recipes.recipe import LABEL_TASKS, Task
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.tasks import scores_by_value, takes_tiles
 
@@ -43,6 +43,8 @@ def _unread(case: Case) -> bool:
     task, stack = case.recipe.task, case.stack
     if task == "ppo":
         return stack.reward_head != "value"
+    if task == "gkd":
+        return stack.distillation == "none"
     if case.recipe.rollout is not None:
         return stack.completion_logps == "none"
     return (
@@ -99,6 +101,18 @@ def _compares_otherwise(case: Case) -> bool:
     reads = recipe.batch.images is None and all(group.block.mixer is None for group in case.model.groups)
     known = recipe.method == "full" and recipe.loss == "hf" and reads
     return recipe.compares_logits and not known
+
+
+def _teaches_otherwise(case: Case) -> bool:
+    recipe = case.recipe
+    by_trainer = not (recipe.uses_fsdp or recipe.parallel.divides or recipe.offloads_something)
+    plain = recipe.numerics.quantization == "none" and recipe.batch.images is None
+    return recipe.teacher is not None and not (by_trainer and plain)
+
+
+def _words(case: Case) -> tuple[int, ...]:
+    models = (case.model, case.recipe.teacher.model) if case.recipe.teacher else (case.model,)
+    return tuple(model.head.out_features for model in models)
 
 
 def _uneven(case: Case) -> bool:
@@ -175,6 +189,22 @@ TASK_RULES = (
         ),
     ),
     Rule(
+        "teacher-divided",
+        "not-modelled",
+        "A teacher is modelled of text, beside a student of 16 or 32 bits, on one GPU, under DDP and ZeRO "
+        "without offload; use --sharding zero3, zero2 or ddp, without --quantization and --offload",
+        _teaches_otherwise,
+    ),
+    Rule(
+        # trl 1.16.0 experimental/gkd/gkd_trainer.py GKDTrainer.__init__.
+        "teacher-of-other-words",
+        "refuse",
+        "Logits are compared word by word, so student and teacher must have as many words; use another "
+        "--teacher-model",
+        lambda case: case.recipe.teacher is not None and _words(case)[0] != _words(case)[1],
+        lambda case: "{:,} and {:,} words".format(*_words(case)),
+    ),
+    Rule(
         "task-not-in-stack",
         "not-modelled",
         "The stack has no trainer for this task that was read; use --stack trl, axolotl or llama-factory, "
@@ -220,9 +250,10 @@ TASK_RULES = (
     Rule(
         "labels-elsewhere",
         "not-modelled",
-        "Labels of steps (task prm) are modelled of text in Transformers' modules, with a plain head and "
-        "samples that are not packed; use --stack axolotl, --loss hf, --padding longest",
-        lambda case: case.recipe.task == "prm" and _labels_unread(case),
+        "Labels of steps or samples (task prm, classify) are modelled of text in Transformers' modules, with "
+        "a plain head and samples that are not packed; use --stack axolotl or hf-trainer, --loss hf, "
+        "--padding longest",
+        lambda case: case.recipe.task in LABEL_TASKS and _labels_unread(case),
     ),
     Rule(
         "reward-in-two-passes",

@@ -58,8 +58,8 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
         else (None, [_logits(torch, ends, passed)])
     )
     torch.enter(FORWARD_OUT)
-    if recipe.task == "reward" or kernel == "joined":
-        return logits.pop() if recipe.task == "reward" else joined_pairs(torch, ends.layer, logits, role)
+    if kernel == "joined":
+        return joined_pairs(torch, ends.layer, logits, role)
     # Accelerate's wrapper returns fp32 under FSDP, too.
     widens = ends.layer.dtypes.autocast or (recipe.uses_fsdp and recipe.numerics.mixed)
     if widens or kernel in (*_WHOLE, *_LET_GO):
@@ -77,6 +77,19 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     if kernel in _SHIFTED:
         return _shifted_rows(torch, ends, logits, role)
     return _plain_rows(torch, ends, logits, copies=kernel != "rows_let_go")
+
+
+def scores(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """Scores or labels of all tokens, of which the loss reads those of the last token of each sample.
+
+    Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification.forward.
+    Ignored: what is picked of them and its loss, a number for each label of a sample.
+    """
+    logits = _logits(torch, ends, passed)
+    torch.enter(FORWARD_OUT)
+    unit, count, dtype = logits.unit, logits.count, logits.dtype
+    out = torch.new(Unit.TOKENS, 1, dtype, "index")
+    return record(torch, out, [logits], [], lambda *_: [torch.new(unit, count, dtype, "index_put")])
 
 
 def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -> Tensor:

@@ -91,10 +91,10 @@ def _divergence(torch: Operators, logits: Tensor, given: Dtype) -> Tensor:
     difference = torch.same(product, "neg")
     torch.pay([entropy])
     del entropy, product
-    return _summed(torch, difference)
+    return summed(torch, difference)
 
 
-def _summed(torch: Operators, x: Tensor) -> Tensor:
+def summed(torch: Operators, x: Tensor) -> Tensor:
     """The sum over words, whose gradient is a view."""
     torch.pay([x])
     out = torch.new(Unit.TOKENS, 1, x.dtype, "sum")

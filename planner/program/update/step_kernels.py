@@ -2,11 +2,13 @@
 
 Variables of a step keep what they refer to until they are bound again, in the step of the next parameter.
 Source: adam_mini 1.1.1 (zyushun/Adam-mini at 402aadf) adam_mini/adam_mini.py Adam_mini.step; llamafactory
-0.9.5 third_party/muon/muon.py Muon.step, zeropower_via_newtonschulz5; of matrices that FSDP2 divides,
+0.9.5 third_party/muon/muon.py Muon.step, zeropower_via_newtonschulz5, which axolotl 0.19.0
+contribs/mit/muon/muon.py has, too, and compiles; of matrices that FSDP2 divides,
 hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/optimizers/muon_optimizer.py, and
 torch 2.13 distributed/tensor/placement_types.py Shard._to_replicate_tensor, _shard_tensor.
 Ignored: tensors of one number for each row or head; in Adam-mini the second moments of biases; copies of
-rows that do not divide by the number of GPUs.
+rows that do not divide by the number of GPUs; that compiled iterations make fewer of these tensors, and that
+Axolotl leaves parameters of one dimension as they are.
 """
 
 from __future__ import annotations

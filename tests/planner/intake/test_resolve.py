@@ -60,6 +60,8 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     names = [entry.name for entry in scenario.assumptions]
     runs = {"samples", "epochs", "price", "eval_samples", "eval_batch"}
     absent = runs | {
+        "num_labels",
+        "teacher_model",
         "generations",
         "completion_length",
         "generation_steps",

@@ -61,6 +61,7 @@ _OWN_OPTIMIZERS = {
     "ao_adamw_4bit": "adamw_torch_4bit",
     "adopt_adamw": "adopt_adamw",
     "adamc": "adamc",
+    "muon": "muon",
 }
 
 

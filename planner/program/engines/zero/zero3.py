@@ -22,7 +22,7 @@ from planner.program.engines.params import Param, largest_units, optimizer_group
 from planner.program.engines.zero.coordinator import Coordinator, Live, Module
 from planner.program.engines.zero.deepspeed import FP64, REDUCE_STREAM, DeepSpeed, Purpose
 from planner.program.engines.zero.deepspeed_settings import FP32, reference_settings
-from planner.program.job import Job, reference_job
+from planner.program.job import Job, second_job
 from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES, Mark
 from planner.program.recorded_part import Template
@@ -118,8 +118,9 @@ class Zero3(DeepSpeed):
             if param.term == "adapters":
                 self.stream.enter("adapters")
             self._divide_one(param)
-        if self.job.recipe.has_reference_model:
-            self._load_reference()
+        second = second_job(self.job)
+        if second is not None:
+            self._load_second(second)
 
     def _without_adapters(self) -> _Engine:
         """The same parameters and their coordinator, as passes see them whose adapters are switched off."""
@@ -145,14 +146,14 @@ class Zero3(DeepSpeed):
     def _templates(parts: list[Part]) -> Iterator[tuple[str, Template]]:
         return labelled((part.name, part.template, part.count) for part in parts)
 
-    def _load_reference(self) -> None:
+    def _load_second(self, second: Job) -> None:
         """A second model, which an engine without an optimizer divides (trl 1.16.0 models/utils.py
         prepare_deepspeed).
         """
         parts = (*self.before, *self.after)[0]
         coordinator = Coordinator(self, reference_settings(self.job))
         self._reference = made = _Engine(coordinator, around=(Module(), Module()))
-        self._note(made, parts, params_of(reference_job(self.job), parts))
+        self._note(made, parts, params_of(second, parts))
         for param in made.live:
             self._divide_one(param)
 

@@ -143,7 +143,7 @@ def test_programs_whose_arguments_are_not_read_are_named(text: str, program: str
     "script",
     [
         *("trl/scripts/rloo.py", "ppo.py", "online_dpo.py", "prm.py", "run_clm_no_trainer.py"),
-        *("gkd.py", "bco.py", "dpo_online.py", "online_dpo_vlm.py", "async_grpo.py", "gold_vlm.py"),
+        *("minillm.py", "bco.py", "dpo_online.py", "online_dpo_vlm.py", "async_grpo.py", "gold_vlm.py"),
     ],
 )
 def test_the_name_of_a_script_says_what_its_arguments_may_not(script: str) -> None:
@@ -172,6 +172,39 @@ def test_the_name_of_a_script_says_the_task(start: str, task: str) -> None:
     checked = check_job(command_job(text, CheckOptions()), GIVEN)
     assert checked.subject is not None, checked.failure
     assert checked.subject.scenario.recipe.task == task
+
+
+@pytest.mark.parametrize(
+    ("said", "switches"),
+    [("", None), ("--beta 0", ("distillation=forward",)), ("--beta 1.0", ("distillation=reverse",))],
+)
+def test_a_student_of_trl_is_read_with_its_teacher(said: str, switches: tuple[str, ...] | None) -> None:
+    """Where the data have the completions (trl 1.16.0 examples/scripts/gkd.py)."""
+    teacher = "--teacher_model_name_or_path Qwen/Qwen2.5-1.5B --temperature 1.0"
+    start = f"python gkd.py {OF_EIGHT} --model_name_or_path Qwen/Qwen2.5-0.5B"
+    checked = check_job(command_job(f"{start} {teacher} --lmbda 0 {said}", CheckOptions()), GIVEN)
+    assert checked.subject is not None, checked.failure
+    recipe = checked.subject.scenario.recipe
+    assert recipe.teacher is not None
+    assert recipe.teacher.model.id == "qwen2.5-1.5b"
+    wanted = switches[0].rpartition("=")[2] if switches else "mixture"
+    assert checked.subject.scenario.stack.distillation == wanted
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("--lmbda 0", "teacher_model_name_or_path is not given"),
+        ("--teacher_model_name_or_path Qwen/Qwen2.5-1.5B", "say lmbda 0"),
+        ("--teacher_model_name_or_path Qwen/Qwen2.5-1.5B --lmbda 0.5", "say lmbda 0"),
+        ("--teacher_model_name_or_path Qwen/Qwen2.5-1.5B --lmbda 0 --seq_kd", "seq_kd"),
+    ],
+)
+def test_what_a_student_writes_is_refused(said: str, why: str) -> None:
+    """By the key that says so."""
+    text = f"python gkd.py {OF_EIGHT} --model_name_or_path Qwen/Qwen2.5-0.5B {said}"
+    checked = check_job(command_job(text, CheckOptions()), GIVEN)
+    assert why in str(checked.failure)
 
 
 def test_a_task_that_the_arguments_do_not_bear_out_is_refused() -> None:

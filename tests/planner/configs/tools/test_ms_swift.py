@@ -77,6 +77,9 @@ def recipe_of(folder: Path, text: str, gpu: str = "a100-80-sxm") -> Any:
         ("split_dataset_ratio: 0.01\n", {"eval_batch": 1}),
         ("split_dataset_ratio: 0.01\neval_strategy: 'no'\n", {"eval_batch": None}),
         ("max_epochs: 2\n", {"epochs": 2}),
+        ("task_type: seq_cls\nnum_labels: 5\n", {"task": "classify", "num_labels": 5}),
+        ("num_labels: 5\nproblem_type: regression\n", {"task": "classify", "num_labels": 5}),
+        ("num_labels: 5\ntask_type: causal_lm\n", {"task": None, "num_labels": None}),
         ("freeze_parameters_ratio: '0.'\nlisa_activated_layers: 0\n", {"method": "lora"}),
         ("split_dataset_ratio: '0.'\n", {"eval_batch": None}),
     ],
@@ -90,7 +93,7 @@ def test_a_key_means_what_ms_swift_makes_of_it(tmp_path: Path, text: str, values
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("task_type: seq_cls\n", "another task than causal_lm"),
+        ("task_type: reranker\n", "ranking and embeddings are not modelled"),
         ("tuner_backend: unsloth\n", "Unsloth inside ms-swift"),
         ("rlhf_type: dpo\nloss_scale: react\n", "preferences that weigh each token"),
         ("sequence_parallel_size: 2\n", "a sequence-parallel degree of 2"),

@@ -39,6 +39,7 @@ HELD: Flags = {
 }
 UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_forward"]}
 
+TAUGHT: Flags = {"task": "gkd", "stack": "trl", "teacher_model": "llama-2-13b"}
 # An image of 999 tokens.
 SEES: Flags = {"model": "qwen2.5-vl-7b", "images_per_sample": 1, "image_size": "1024x768", "seq": 2048}
 # Rule id -> (flags over BASE that it answers, flags as near as possible that it leaves alone).  WIDE:
@@ -484,6 +485,14 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
             "versions": ("trl==1.0.0",),
         },
         {"task": "grpo", "stack": "trl", "seq": 512, "method": "qlora", "reward_model": "qwen2.5-0.5b"},
+    ),
+    "teacher-divided": (
+        {**TAUGHT, "gpus": 2, "sharding": "fsdp2"},
+        {**TAUGHT, "gpus": 2, "sharding": "zero3"},
+    ),
+    "teacher-of-other-words": (
+        {**TAUGHT, "teacher_model": "qwen2.5-7b"},
+        {**TAUGHT, "teacher_model": "llama-2-13b"},
     ),
     "labels-elsewhere": (
         {"task": "prm", "stack": "axolotl", "padding": "packed"},

@@ -114,4 +114,5 @@ def test_peaks_are_those_of_swift_rlhf(row: dict[str, str]) -> None:
         max(int(getattr(each, name)) for each in phases) for name in ("allocated_bytes", "reserved_bytes")
     )
     assert allocated == pytest.approx(int(row["allocated_bytes"]), rel=0.005)
-    assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=0.05)
+    if row["reserved_bytes"]:
+        assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=0.05)

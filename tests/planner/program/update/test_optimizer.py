@@ -13,6 +13,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.memory.replayed import replayed
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Dtype, Unit
@@ -270,6 +271,32 @@ def test_the_most_that_muon_holds_is_worked_out_from_its_source() -> None:
     two = stepped(full("muon"), [BIG, BIG], first=False)
     assert most(two) == 800_000 + 5 * whole + 2 * square
     assert sum(two) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "allocated"),
+    [
+        ("llama-3.2-1b", {"method": "full", "seq": 1024, "batch": 2}, 14_038_601_728),
+        ("qwen2.5-0.5b", {"method": "full", "seq": 512, "batch": 8}, 12_463_864_832),
+        ("qwen2.5-1.5b", {"method": "full", "seq": 2048, "batch": 1}, 16_191_332_352),
+        (
+            "llama-3.2-1b",
+            {"method": "lora", "seq": 1024, "batch": 2, "lora_rank": 64, "lora_targets": ("linear-modules",)},
+            6_324_609_024,
+        ),
+    ],
+)
+def test_muon_of_axolotl(model: str, flags: dict[str, Any], allocated: int) -> None:
+    """The dry run of Axolotl 0.19.0 on an A100 with ``optimizer: muon``, without ``torch.compile``."""
+    common = {"stack": "axolotl", "optimizer": "muon", "gpu": "a100-80-sxm", "grad_accum": 2}
+    batch = {"padding": "max_length", "attention": "sdpa"}
+    also = ("widens_ends=true",) if flags["method"] == "full" else ()
+    switches = {"switches": ("adapter_kernels=eager", *also), "gradient_checkpointing": True}
+    job = job_of(
+        resolve(from_flags({**common, **batch, **switches, "model": model, **flags})), Coefficients()
+    )
+    found = max(int(each.allocated_bytes) for each in replayed(job).phases)
+    assert found == pytest.approx(allocated, rel=0.002)
 
 
 def test_muon_gathers_matrices_that_fsdp2_divides() -> None:

@@ -57,6 +57,7 @@ def read(folder: Path, text: str) -> ConfigFile:
             "is_llama_derived_model: true\nflash_attention: true\nlocal_rank:\n",
             {"stack": "axolotl@0.3", "attention": "flash2"},
         ),
+        ("optimizer: muon\n", {"optimizer": "muon"}),
         ("sample_packing: true\npad_to_sequence_len: true\n", {"padding": "packed"}),
         ("pad_to_sequence_len: true\n", {"padding": "max_length"}),
         ("reward_model: true\n", {"padding": "max_length"}),

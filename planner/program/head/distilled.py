@@ -1,0 +1,81 @@
+"""The loss of a student: how far its logits are from a teacher's, word by word.
+
+All tokens are taken for tokens of completions, of which copies are made.
+Source: trl 1.16.0 experimental/gkd/gkd_trainer.py compute_loss, generalized_jsd_loss; ms-swift 4.6.0
+rlhf_trainers/gkd_loss.py gkd_loss, jsd_loss (pieces of 512 tokens).
+torch 2.13 ATen/native/Loss.cpp kl_div, ReduceOps.cpp logsumexp_out_impl;
+torch/csrc/autograd/FunctionsManual.cpp logsumexp_backward.
+"""
+
+from __future__ import annotations
+
+from planner.program.head.ends import EndsView, all_logits, last_norm, widens
+from planner.program.head.weighted import summed
+from planner.program.ops.autograd import record
+from planner.program.ops.operators import Operators, part_of
+from planner.program.ops.tensors import Tensor
+from planner.program.recorded_part import FORWARD_LOSS, FORWARD_OUT
+
+
+def distilled_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The distance of the student's logits from the teacher's, whose pass has ended when the loss begins.
+
+    ``passed`` holds the stream, and is emptied.  The trainer refers to both logits until the loss is there.
+    """
+    view = ends.layer
+    outputs = [all_logits(torch, ends, last_norm(torch, ends, passed))]
+    torch.enter(FORWARD_OUT)
+    if widens(view) or ends.widens_logits:
+        outputs.append(torch.to(outputs.pop(), "fp32"))
+    torch.enter(FORWARD_LOSS)
+    own = torch.same(torch.shifted_rows(outputs[0]), "div")
+    teachers = torch.like(own, "div")
+    scores = torch.kernel(own, "log_softmax", saves="output")
+    wanted = torch.like(teachers, "log_softmax")
+    distance = _DISTANCES[view.stack.distillation](torch, scores, wanted)
+    distance = torch.index(distance, distance.count)
+    del own, teachers, scores, wanted
+    loss = summed(torch, distance)
+    outputs.clear()
+    return loss
+
+
+def _mixed(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:
+    """Distances of both from the mean of their probabilities, which are added."""
+    mixture = _log_mean(torch, torch.contiguous(scores, "add"), torch.like(wanted, "add"))
+    of_teacher = _from_teacher(torch, mixture, wanted)
+    of_student = _from_student(torch, scores, mixture)
+    left = torch.same(of_teacher, "mul")
+    right = torch.same(of_student, "mul")
+    return torch.add(left, right)
+
+
+def _from_teacher(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:
+    """``kl_div`` whose target needs no gradient."""
+    return torch.mul(torch.like(wanted, "exp"), torch.sub(wanted, scores))
+
+
+def _from_student(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:
+    """``kl_div`` whose target is the student's."""
+    return torch.mul(torch.kernel(scores, "exp", saves="output"), torch.sub(scores, wanted))
+
+
+_DISTANCES = {"mixture": _mixed, "forward": _from_teacher, "reverse": _from_student}
+
+
+def _log_mean(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:
+    """``logsumexp`` of two tensors that are stacked, and go; it saves the stack and its output."""
+    unit, count, dtype = scores.unit, scores.count, scores.dtype
+    stack = torch.new(unit, 2 * count, dtype, "stack", cost=[scores, wanted])
+    stack = record(torch, stack, [scores], [], lambda _, gradient: [part_of(gradient, count)])
+    largest = torch.like(wanted, "amax")
+    less = torch.like(stack, "sub")
+    out = torch.like(largest, "logsumexp", cost=(stack,))
+    del largest, less
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        _less = torch.like(kept[0], "sub", cost=(kept[1],))
+        _exponentials = torch.like(kept[0], "exp")
+        return [torch.like(kept[0], "mul", cost=(gradient,))]
+
+    return record(torch, out, [stack], [stack, out], backward)
