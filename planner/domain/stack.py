@@ -334,7 +334,7 @@ class Stack:
     zero3_overlap: bool
     """``overlap_comm``: stages 1 and 2 take a second bucket, stage 3 gathers and reduces in other streams."""
     zero12_contiguous: bool
-    """``contiguous_gradients``: stages 1 and 2 copy gradients into buckets; else they stay where they are."""
+    """``contiguous_gradients``: stages 1 and 2 copy gradients into buckets, else not."""
     zero12_scatters: bool
     """``reduce_scatter``: stages 1 and 2 copy the parts of several GPUs together before they are sent."""
     zero_reduces_fp32: bool
