@@ -296,9 +296,9 @@ class Stack:
     temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
     ``in_place``: of logits divided in place (``in_place_alone``: without entropy).  Others as above."""
     distillation: Distillation
-    """How a student is compared with its teacher, of all logits at once: both with the ``mixture`` of their
-    probabilities, or the student's with the teacher's (``forward``), or the other way round (``reverse``).
-    ``none``: it has no such trainer that was read."""
+    """How a student is compared with its teacher: both with the ``mixture`` of their probabilities, or the
+    student's with the teacher's (``forward``), or the other way round (``reverse``); of all logits at once,
+    after which the cache is given back, or in pieces.  ``none``: it has no such trainer that was read."""
     pair_dropout: bool
     """Trainers of preferences leave dropout on; others set it to zero."""
     caches_reference: bool

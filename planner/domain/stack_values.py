@@ -74,7 +74,15 @@ ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "excha
 MixtureCode = Literal["transformers", "torchtitan-2025"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy", "divergence"]
-Distillation = Literal["none", "mixture", "forward", "reverse"]
+Distillation = Literal[
+    "none",
+    "mixture",
+    "forward",
+    "reverse",
+    "mixture_in_pieces",
+    "forward_in_pieces",
+    "reverse_in_pieces",
+]
 CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "in_place_alone", "tiles"]
 PairLogps = Literal[
     "none",

@@ -435,10 +435,8 @@ def _resolve_loss(ledger: Ledger, setting: RecipeContext, task: Task) -> Loss:
     """The stack's loss; preferences are learnt from log-probabilities that its trainer takes in its own
     way.
     """
-    if degrees(ledger.request).pipeline > 1:
-        return ledger.choose("loss", "hf", "assumed", "whole logits, as of no other a pipeline was read")
-    if task == "classify":
-        return ledger.choose("loss", "hf", "derived", "the label of one token of each sample")
+    if task == "classify" or degrees(ledger.request).pipeline > 1:
+        return ledger.choose("loss", "hf", "assumed", "as no other of labels or a pipeline was read")
     if task in LANGUAGE_TASKS:
         return ledger.choose("loss", setting.defaults.loss, setting.origin)
     in_pieces = takes_tiles(task, setting.stack)

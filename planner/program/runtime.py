@@ -164,7 +164,7 @@ class Runtime:
         stream.events += made[-1].events(FORWARD_LOSS)
         if self._waits:
             self._end_autocast(made)
-        if self.job.recipe.teacher is not None:
+        if self.job.recipe.teacher is not None and not self.job.stack.distillation.endswith("_in_pieces"):
             # trl 1.16.0 experimental/gkd/gkd_trainer.py compute_loss.
             stream.empty_cache()
         for aside in asides:

@@ -140,7 +140,7 @@ def _read_kind(keys: Keys, reading: Reading, *, compares: bool) -> None:
     """
     kind = keys.text("task_type") or ("seq_cls" if keys.has("num_labels") else "causal_lm")
     if kind not in ("causal_lm", "seq_cls"):
-        text = "models for ranking and embeddings are not modelled; causal_lm and seq_cls are"
+        text = "the data say how many rows a sample for ranking or embeddings has: say the job by flags"
         raise keys.not_modelled("task_type", text)
     if compares or kind == "causal_lm":
         keys.skip(("num_labels", "problem_type"))
@@ -394,7 +394,7 @@ def _read_evaluation(keys: Keys, reading: Reading) -> None:
 
 def _remark(keys: Keys, reading: Reading) -> None:
     # trainers/mixin.py get_use_logits_to_keep: on where the model's forward takes it.
-    cuts = reading.value("loss") != "liger" and reading.value("task") in (None, "dpo", "kto")
+    cuts = reading.value("loss") != "liger" and reading.value("task") in (None, "dpo", "kto", "gkd")
     if keys.flag("use_logits_to_keep") is not False and cuts:
         text = (
             "logits of all tokens are counted: those before the answers may be left out (use_logits_to_keep)"

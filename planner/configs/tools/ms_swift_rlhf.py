@@ -10,6 +10,7 @@ from planner.configs.shared.age import first_held
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.preference_tasks import LIGER, OTHER_REFERENCE, UNPADDED, read_chosen_likelihood
 from planner.configs.shared.rollouts import read_rollout
+from planner.configs.tools.trl_trainings import read_divergence, refuse_written
 from planner.domain.recipes.recipe import Task
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
@@ -22,10 +23,10 @@ _TASKS: dict[str, Task] = {
     "cpo": "simpo",
     "rm": "reward",
     "grpo": "grpo",
+    "gkd": "gkd",
 }
 _OTHERS = {
     "ppo": "PPO of ms-swift, whose value model is another whole model, is not modelled",
-    "gkd": "distillation from a teacher is not modelled",
 }
 # Losses of the log-probabilities that are there, which move nothing (dpo_trainer.py dpo_loss;
 # trl 0.29.1 experimental/cpo/cpo_trainer.py cpo_loss, kto/kto_trainer.py kto_loss).
@@ -65,6 +66,15 @@ _UNMODELLED = {
     "chord_sft_dataset": "supervised samples beside GRPO are not modelled",
     "reward_model": "a reward model beside GRPO of ms-swift is not modelled; functions are",
     "log_entropy": "entropies beside GRPO of ms-swift are not modelled",
+}
+_STUDENT_UNMODELLED = {
+    "teacher_model_server": "a teacher elsewhere, whose largest logits are compared, is not modelled",
+    "teacher_adapters": "a teacher with adapters is not modelled",
+    "offload_teacher_model": "a teacher that waits in host RAM is not modelled",
+    "teacher_deepspeed": "a teacher that is divided otherwise than its student is not modelled",
+    "gkd_logits_topk": "the largest logits of a teacher alone are not modelled",
+    "sft_alpha": "a likelihood beside the distance from a teacher is not modelled",
+    "use_vllm": "vLLM beside a student is not modelled",
 }
 _SLEEPS = "vLLM that gives its memory back while the model is trained is not modelled; 0 is"
 _GRPO_HARMLESS = (
@@ -114,6 +124,8 @@ def read_rlhf(keys: Keys, reading: Reading) -> bool:
         raise keys.wrong("rlhf_type", ", ".join((*_TASKS, *_OTHERS)), kind or "empty")
     note = f"{kind} of swift rlhf" if keys.has("rlhf_type") else "of swift rlhf alone, whose rlhf_type is dpo"
     reading.say("task", _TASKS[kind], keys.where("rlhf_type" if keys.has("rlhf_type") else mark), note)
+    if kind == "gkd":
+        _read_student(keys, reading)
     _read_losses(keys, kind)
     _refuse_other_references(keys, kind)
     _read_joined(keys, reading, kind)
@@ -161,6 +173,29 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
     keys.skip(_GRPO_HARMLESS)
 
 
+def _read_student(keys: Keys, reading: Reading) -> None:
+    """A student and its teacher, another model that is loaded as the student is.
+
+    Source: ms-swift 4.6.0 swift/arguments/rlhf_args.py _check_teacher; rlhf_trainers/gkd_trainer.py.
+
+    Raises:
+        NotModelledError: a teacher that is the student itself, is elsewhere or is asked otherwise, or
+            completions that the student writes.
+    """
+    keys.refuse_switched_on(_STUDENT_UNMODELLED)
+    if keys.text("teacher_model") in (None, keys.get("model")):
+        raise keys.not_modelled(
+            "teacher_model", "a student that teaches itself is not modelled: name another"
+        )
+    reading.take(keys, {"teacher_model": "teacher_model"})
+    refuse_written(keys)
+    read_divergence(keys, reading, "_in_pieces")
+    if keys.text("truncation_strategy") in ("left", "right"):
+        text = "no sample of a student is cut: counted with as many tokens as max_length"
+        reading.remark(keys.where("truncation_strategy"), text)
+    keys.skip(("temperature", "teacher_model_type", "teacher_model_revision"))
+
+
 def _read_losses(keys: Keys, kind: str) -> None:
     for loss in keys.names("loss_type"):
         if kind in _LOSSES and loss not in _LOSSES[kind]:
@@ -202,6 +237,9 @@ def _read_joined(keys: Keys, reading: Reading, kind: str) -> None:
     """
     name = next((each for each in ("packing", "padding_free") if keys.flag(each)), None)
     if name is None:
+        return
+    if kind == "gkd":
+        reading.say("padding", "packed", keys.where(name), "sequences lie end to end")
         return
     if kind not in _REFERS:
         raise UsageError(f"{keys.where(name)}: ms-swift refuses it for {kind} [{REFUSED_BY_TOOL}]")

@@ -141,8 +141,9 @@ def refuse_written(keys: Keys) -> None:
     raise keys.not_modelled("lmbda", WRITES)
 
 
-def read_divergence(keys: Keys, reading: Reading) -> None:
-    """``beta``: 0 and 1 need no mixture of both."""
+def read_divergence(keys: Keys, reading: Reading, pieces: str = "") -> None:
+    """``beta``: 0 and 1 need no mixture of both; ``pieces``: end of the switch's values."""
     beta = keys.number("beta")
     if beta in (0, 1):
-        reading.switch("distillation", "reverse" if beta else "forward", keys.where("beta"))
+        value = "reverse" if beta else "forward"
+        reading.switch("distillation", f"{value}{pieces}", keys.where("beta"))

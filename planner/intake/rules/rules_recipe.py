@@ -183,15 +183,9 @@ def _length_text(case: Case) -> str:
 def _divides_matrices(case: Case) -> bool:
     """Whether the optimizer meets parts of parameters that it does not gather, or adapters, if not Muon."""
     recipe, sharding = case.recipe, case.recipe.sharding
-    gathers = (
-        recipe.optimizer == "muon"
-        and case.stack.muon_gathers
-        and sharding.dtensors
-        and not recipe.offloads_something
-    )
-    return (recipe.method != "full" and recipe.optimizer != "muon") or not (
-        sharding.engine == "native" or gathers
-    )
+    is_muon = recipe.optimizer == "muon"
+    gathers = is_muon and case.stack.muon_gathers and sharding.dtensors and not recipe.offloads_something
+    return (recipe.method != "full" and not is_muon) or not (sharding.engine == "native" or gathers)
 
 
 def _selects(case: Case) -> bool:

@@ -92,7 +92,7 @@ def _joins_pairs(case: Case) -> bool:
     Source: ms-swift 4.6.0 template/base.py _data_collator under ``padding_free``.
     """
     flash = ATTENTION_FACTS[case.recipe.attention].is_flash
-    return flash and case.stack.pair_logps == "rows_let_go" and case.recipe.task == "dpo"
+    return flash and case.stack.pair_logps == "rows_let_go" and case.recipe.task in ("dpo", "gkd")
 
 
 def _compares_otherwise(case: Case) -> bool:
@@ -233,8 +233,8 @@ TASK_RULES = (
     Rule(
         "preference-packed",
         "refuse",
-        "Trainers of preferences pack nothing, except for DPO of ms-swift with FlashAttention; use --padding "
-        "longest",
+        "Trainers of preferences pack nothing, except for DPO and GKD of ms-swift with FlashAttention; use "
+        "--padding longest",
         lambda case: (
             case.recipe.is_preference and case.recipe.batch.padding == "packed" and not _joins_pairs(case)
         ),

@@ -13,8 +13,11 @@ from planner.program.head.ends import EndsView, all_logits, last_norm, widens
 from planner.program.head.weighted import summed
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, part_of
-from planner.program.ops.tensors import Tensor
+from planner.program.ops.tensors import Tensor, Unit
 from planner.program.recorded_part import FORWARD_LOSS, FORWARD_OUT
+
+PIECE_TOKENS = 512
+"""Tokens of one piece of ms-swift's loss."""
 
 
 def distilled_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
@@ -28,6 +31,8 @@ def distilled_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Te
     if widens(view) or ends.widens_logits:
         outputs.append(torch.to(outputs.pop(), "fp32"))
     torch.enter(FORWARD_LOSS)
+    if view.stack.distillation in _OF_PIECES:
+        return _in_pieces(torch, outputs, *_OF_PIECES[view.stack.distillation])
     own = torch.same(torch.shifted_rows(outputs[0]), "div")
     teachers = torch.like(own, "div")
     scores = torch.kernel(own, "log_softmax", saves="output")
@@ -36,6 +41,26 @@ def distilled_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Te
     distance = torch.index(distance, distance.count)
     del own, teachers, scores, wanted
     loss = summed(torch, distance)
+    outputs.clear()
+    return loss
+
+
+def _in_pieces(torch: Operators, outputs: list[Tensor], saves: tuple[str, ...], n_beside: int) -> Tensor:
+    """The same piece by piece: all save ``saves``, and ``n_beside`` tensors of one are there beside them.
+
+    Ignored: pieces in the backward pass, whose gradients are written into zeros of all tokens.
+    """
+    picked = torch.index(outputs[0], outputs[0].count)
+    teachers = torch.like(picked, "index")
+    own, _scaled = torch.same(picked, "div"), torch.like(teachers, "div")
+    saved = [torch.like(own, op) for op in saves]
+    _pieces = [torch.new(Unit.PIECE_TOKENS, own.count, own.dtype, "mul", cost=None) for _ in range(n_beside)]
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        _zeros = torch.like(kept[0], "slice_backward")
+        return [torch.like(kept[0], "slice_backward")]
+
+    loss = record(torch, torch.new(Unit.TOKENS, 1, own.dtype, "sum"), [own], saved, backward)
     outputs.clear()
     return loss
 
@@ -79,3 +104,11 @@ def _log_mean(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:
         return [torch.like(kept[0], "mul", cost=(gradient,))]
 
     return record(torch, out, [stack], [stack, out], backward)
+
+
+_MIXTURE = ("log_softmax", "stack", "stack", "logsumexp", "exp", "exp", "sub")
+_OF_PIECES = {
+    "mixture_in_pieces": (_MIXTURE, 2),
+    "forward_in_pieces": (("log_softmax", "exp"), 3),
+    "reverse_in_pieces": (("log_softmax", "exp", "sub"), 2),
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.arrays import ceil_div, ceil_pow2, maximum, minimum, where
 from planner.domain.recipes.recipe import Number
+from planner.program.head.distilled import PIECE_TOKENS
 from planner.program.head.losses import EIGHTHS, cuts_logits
 from planner.program.head.tiles import TILE_TOKENS
 from planner.program.job import Job
@@ -24,6 +25,8 @@ def piece_tokens(job: Job) -> Number:
     """
     if job.recipe.rollout is not None:
         return minimum(job.recipe.batch.rows * completion_tokens(job), TILE_TOKENS)
+    if job.recipe.task == "gkd":
+        return minimum(job.recipe.batch.rows * job.recipe.batch.seq_len, PIECE_TOKENS)
     if job.recipe.is_preference or (job.recipe.loss == "chunked" and job.stack.loss_pieces == "tiles"):
         return minimum(job.recipe.batch.rows * job.recipe.batch.seq_len, TILE_TOKENS)
     tokens, model, loss = job.recipe.batch.rows * job.recipe.batch.seq_len, job.model, job.recipe.loss

@@ -7,8 +7,8 @@ contribs/mit/muon/muon.py has, too, and compiles; of matrices that FSDP2 divides
 hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/optimizers/muon_optimizer.py, and
 torch 2.13 distributed/tensor/placement_types.py Shard._to_replicate_tensor, _shard_tensor.
 Ignored: tensors of one number for each row or head; in Adam-mini the second moments of biases; copies of
-rows that do not divide by the number of GPUs; that compiled iterations make fewer of these tensors, and that
-Axolotl leaves parameters of one dimension as they are.
+rows that do not divide by the number of GPUs.  Also that compiled iterations make fewer of these tensors, and
+that Axolotl leaves parameters of one dimension as they are.
 """
 
 from __future__ import annotations

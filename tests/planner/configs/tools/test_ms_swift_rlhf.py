@@ -30,6 +30,19 @@ def asked(text: str, gpu: str = "a100-80-sxm") -> Any:
     return check_job(command_job(text, CheckOptions()), from_flags({"gpu": gpu}), advise=False)
 
 
+STUDENT = "rlhf_type: gkd\nteacher_model: Qwen/Qwen2.5-1.5B\n"
+
+
+def test_a_student_is_read_with_its_teacher(tmp_path: Path) -> None:
+    """``beta`` and samples laid end to end."""
+    request = read(tmp_path, f"{BASE}{STUDENT}lmbda: 0\n").request
+    assert (request.get("task"), request.get("teacher_model")) == ("gkd", "Qwen/Qwen2.5-1.5B")
+    packed = f"{BASE}{STUDENT}lmbda: 0\nbeta: 1\nattn_impl: flash_attn\npadding_free: true\n"
+    request = read(tmp_path, packed).request
+    assert request.get("padding") == "packed"
+    assert request.get("switches") == ("distillation=reverse_in_pieces",)
+
+
 @pytest.mark.parametrize(
     ("text", "task"),
     [
@@ -84,7 +97,12 @@ def test_simpo_may_leave_the_likelihood_out(tmp_path: Path) -> None:
         ("rlhf_type: grpo\nteacher_model: a/b\n", "a teacher beside GRPO"),
         ("rlhf_type: grpo\ntop_entropy_quantile: '0.2'\n", "entropies beside GRPO"),
         ("rlhf_type: ppo\n", "PPO of ms-swift"),
-        ("rlhf_type: gkd\nteacher_model: a/b\n", "distillation"),
+        (f"{STUDENT}", "say lmbda 0"),
+        (f"{STUDENT}lmbda: 0.5\n", "say lmbda 0"),
+        ("rlhf_type: gkd\nlmbda: 0\n", "teaches itself"),
+        (f"{STUDENT}lmbda: 0\ngkd_logits_topk: 64\n", "largest logits"),
+        (f"{STUDENT}lmbda: 0\nteacher_deepspeed: zero3\n", "divided otherwise"),
+        (f"{STUDENT}lmbda: 0\nsft_alpha: 0.1\n", "a likelihood beside"),
         ("ref_adapters: a\n", "another model"),
         ("rlhf_type: kto\nloss_type: apo_zero_unpaired\n", "of kto is not modelled"),
         ("rlhf_type: dpo\nuse_liger_kernel: true\n", "Liger"),

@@ -47,8 +47,8 @@ def leaves(value: object) -> int:
 
     The task says what is a pair, the model how it is packed, the stack whether it caches a reference or
     compares logits; what a second model is, what was read of data and what is said of images has no column.
-    Parts of a sequence are those of the context-parallel degree.  A pipeline is in the table of a recipe that
-    has one, and so are GPUs that divide experts.
+    Parts of a sequence are those of the context-parallel degree.  A pipeline is in the table of a recipe
+    that has one, and so are GPUs that divide experts.
     """
     if not is_dataclass(value) or isinstance(value, Sharding):
         return 1
