@@ -105,7 +105,7 @@ LIGER = {**AXOLOTL, "gpu": "h100-sxm:2", "sharding": "fsdp", "checkpoint_reentra
 def test_liger_of_axolotl_under_fsdp2(size: dict[str, Any], allocated: int, reserved: int) -> None:
     """Without QAT, the gradient of the head is the peak: Liger 0.8.1 widens each piece's part of it.
 
-    What a part of a layer gets by name stays beside the checkpoint of the whole layer.  Axolotl 0.19.0's dry run.
+    What a part of a layer gets by name stays beside the checkpoint of the layer.  Axolotl 0.19.0's dry run.
     """
     plain = {name: value for name, value in LIGER.items() if not name.startswith("qat")}
     kernels = ("fused_norm=true", "fused_mlp=true", "checkpoints_twice=true")
