@@ -99,8 +99,9 @@ LIGER = {**AXOLOTL, "gpu": "h100-sxm:2", "sharding": "fsdp", "checkpoint_reentra
     [
         ({"model": "llama-3.2-1b"}, 7_110_183_936, 8_954_839_040),
         ({"model": "llama-3.2-1b", "seq": 1024, "batch": 4}, 7_109_913_600, 8_954_839_040),
+        ({"model": "llama-3.2-3b", "seq": 1024}, 15_068_680_192, 18_794_676_224),
     ],
-    ids=["1B", "1B, shorter"],
+    ids=["1B", "1B, shorter", "3B"],
 )
 def test_liger_of_axolotl_under_fsdp2(size: dict[str, Any], allocated: int, reserved: int) -> None:
     """Without QAT, the gradient of the head is the peak: Liger 0.8.1 widens each piece's part of it.
