@@ -257,6 +257,8 @@ class Stack:
     loss_backward: tuple[LogitsCopy, ...]
     """Full-size logits tensors that are alive at the peak of its backward; ``model_loss``: the loop
     takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved."""
+    liger_sums_wide: bool
+    """Liger's fused loss adds an fp32 copy of each piece's product to the gradient of a 16-bit head."""
     liger_loss: bool
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
     fused_evaluation: bool

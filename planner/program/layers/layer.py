@@ -18,8 +18,9 @@ from planner.program.layers.mixers import mixer
 from planner.program.layers.mixture.beside_dense import beside_dense
 from planner.program.layers.norms import norm
 from planner.program.layers.streams import layer_of_streams
+from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Tensor, Unit
+from planner.program.ops.tensors import Tensor, Unit, keep
 from planner.program.view import LayerView
 from planner.program.weights.matrices import dropout
 
@@ -140,7 +141,19 @@ def _wrapped(torch: Operators, view: LayerView, part: Part, x: Tensor) -> Tensor
     if not (view.wraps_parts or view.wraps_parts_again):
         return part(torch, view, x)
     again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
+    if part in (attention, mixer, _both) and not view.recipe.checkpoint_reentrant:
+        x = _by_name(torch, x)
     return again(torch, partial(part, torch, view), x)
+
+
+def _by_name(torch: Operators, x: Tensor) -> Tensor:
+    """``x`` as an argument with a name, which a checkpoint that is not reentrant keeps as it is: one around
+    it does not see it, and it lives as long as the part's graph.
+
+    Source: torch 2.13 utils/checkpoint.py _checkpoint_without_reentrant_generator (``input_saver`` gets a
+    dictionary of such arguments); transformers 5.23 models/llama/modeling_llama.py LlamaDecoderLayer.forward.
+    """
+    return record(torch, x.alias(), [x], [keep(x.alias())], lambda _, gradient: [gradient])
 
 
 def _parallel(torch: Operators, view: LayerView, trained: LayerView, x: Tensor) -> Tensor:
