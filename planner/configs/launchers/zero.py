@@ -175,6 +175,10 @@ def _read_buckets(zero: Keys, reading: Reading) -> None:
     reading.switch("zero12_overlap", bool(overlap), place)
     if zero.flag("contiguous_gradients") is False:
         reading.switch("zero12_contiguous", False, zero.where("contiguous_gradients"))
+        reading.remark(
+            zero.where("contiguous_gradients"),
+            "where gradients accumulate, up to 8 % more is reserved than is counted",
+        )
     if zero.flag("reduce_scatter") is False:
         reading.switch("zero12_scatters", False, zero.where("reduce_scatter"))
     zero.skip(_STAGE_3)

@@ -137,6 +137,12 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.switch("fused_head_norms", "qwen3_too", keys.where("fused_attn_kernel"))
     on = [name for name in OLD_ATTENTION if keys.flag(name)]
     if keys.get("attn_implementation") == "xformers":
+        if is_llama(keys) and not keys.flag("sample_packing"):
+            raise keys.not_modelled(
+                "attn_implementation",
+                "Axolotl's own code for xFormers and a Llama without sample_packing fails with Transformers "
+                "from 4.48 on; flash_attention_2 and sample_packing: true run",
+            )
         _say_xformers(reading, keys.where("attn_implementation"))
     else:
         read_attention(keys, "attn_implementation", reading)
@@ -253,11 +259,15 @@ def _read_flash_optimum(keys: Keys, reading: Reading) -> None:
 
 
 def _say_xformers(reading: Reading, origin: str) -> None:
-    """Like FlashAttention it saves inputs, output and one number per row (axolotl 0.19.0
-    monkeypatch/attention/xformers.py).
+    """Like FlashAttention it saves inputs, output and one number per row, but its keys and values have all
+    heads (axolotl 0.19.0 monkeypatch/attention/xformers.py, llama_attn_hijack_xformers.py).
     """
     reading.say("attention", "flash2", origin)
-    reading.remark(origin, "xFormers is counted as FlashAttention 2: memory is the same, time is not")
+    reading.remark(
+        origin,
+        "xFormers is counted as FlashAttention 2: it keeps keys for all heads, up to 3 % more memory, and "
+        "takes another time",
+    )
 
 
 def is_llama(keys: Keys) -> bool:

@@ -1,7 +1,9 @@
 """ZeRO stages 1 and 2 whose gradients stay where backward made them (``contiguous_gradients: false``).
 
 Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py; each method names its counterpart.
-Ignored: that a block which the reduction reads comes back at the next request.
+Ignored: that a block which the reduction reads comes back at the next request; and that the first update
+comes after all of its micro-steps, whose own gradients lie between what the update needs (reserved, not
+allocated: up to 8 % at Llama 3.2 1B on two GPUs, nothing without accumulation).
 """
 
 from __future__ import annotations
