@@ -184,8 +184,7 @@ class Stack:
     soft_caps: SoftCaps
     """What Gemma 2 caps at its end; where that is the stream, each layer makes its mask, too."""
     copies_kv_heads: KvHeadCopies
-    """Keys and values are copied for all heads before torch's fused attention: those of several ``groups``,
-    where one head for all is a view, or ``all``."""
+    """Keys and values are copied for all heads before torch's attention: of several ``groups``, or ``all``."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
     fused_head_norms: FusedHeadNorms
@@ -264,8 +263,7 @@ class Stack:
     fused_evaluation: bool
     """A loss ``liger`` makes no logits in an evaluation either, as cut cross entropy."""
     loss_pieces: LossPieces
-    """Pieces of a loss ``chunked``: eight; as many as a ``budget`` of bytes asks for; or ``tiles`` of
-    tokens and words, without a loss's own log-softmax."""
+    """Pieces of a loss ``chunked``: eight; as a ``budget`` of bytes asks; or ``tiles``, without log-softmax."""
     autocast_until_loss: bool
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
@@ -291,16 +289,15 @@ class Stack:
     row, of half its length each.  ``rows_let_go``: without copies for metrics.  ``tempered``: divided by a
     temperature.  ``tiles``: of tiles of the head's product.  ``none``: it has no such trainer."""
     chosen_likelihood: bool
-    """In ORPO and SimPO the cross-entropy of the chosen sequences' logits comes first, where those of all
-    are held until the loss is there."""
+    """In ORPO and SimPO with all logits held, the cross-entropy of the chosen sequences comes first."""
     completion_logps: CompletionLogps
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the
     temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
     ``in_place``: of logits divided in place (``in_place_alone``: without entropy).  Others as above."""
     distillation: Distillation
-    """How a student is compared with its teacher: both with the ``mixture`` of their probabilities, or the
-    student's with the teacher's (``forward``), or the other way round (``reverse``); of all logits at once,
-    after which the cache is given back, or in pieces.  ``none``: it has no such trainer that was read."""
+    """How a student is compared with its teacher: both with the ``mixture`` of their probabilities, or one
+    with the other's (``forward``, ``reverse``); of all logits at once, after which the cache is given back,
+    or in pieces.  ``none``: no such trainer was read."""
     pair_dropout: bool
     """Trainers of preferences leave dropout on; others set it to zero."""
     caches_reference: bool
@@ -408,8 +405,7 @@ class Stack:
     drops_long_samples: bool
     """Samples above the length are left out, not cut to it, so that none lies at the length itself."""
     keeps_outgrown_blocks: bool
-    """Cached blocks of lengths that were outgrown stay reserved; not where the stack empties the cache
-    every few steps."""
+    """Cached blocks of lengths that were outgrown stay reserved: nobody empties the cache between steps."""
     expandable_segments: ExpandableSegments
     """Whether the stack's own code, or its launch script, lets the allocator's segments grow page by page
     (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``); ``several_gpus``: where it starts several
