@@ -184,7 +184,7 @@ class Stack:
     soft_caps: SoftCaps
     """What Gemma 2 caps at its end; where that is the stream, each layer makes its mask, too."""
     copies_kv_heads: KvHeadCopies
-    """Keys and values are copied for all heads before torch's attention: of several ``groups``, or ``all``."""
+    """Keys and values are copied for all heads before torch's attention: of ``groups``, or ``all``."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
     fused_head_norms: FusedHeadNorms
@@ -263,7 +263,7 @@ class Stack:
     fused_evaluation: bool
     """A loss ``liger`` makes no logits in an evaluation either, as cut cross entropy."""
     loss_pieces: LossPieces
-    """Pieces of a loss ``chunked``: eight; as a ``budget`` of bytes asks; or ``tiles``, without log-softmax."""
+    """Pieces of a loss ``chunked``: eight; by a ``budget`` of bytes; or ``tiles``, without log-softmax."""
     autocast_until_loss: bool
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
