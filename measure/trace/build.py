@@ -73,7 +73,7 @@ def make_config(scenario: Scenario) -> Any:
     model, recipe = scenario.model, scenario.recipe
     if recipe.teacher is not None:
         raise NotModelledError(
-            "task 'gkd' cannot be traced, but its program can be run: measure trace --gpu CARD -- python gkd.py"
+            "task 'gkd' cannot be traced; run its program: measure trace --gpu CARD -- python gkd.py"
         )
     if model.remote_code:
         raise NotModelledError(
