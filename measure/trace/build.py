@@ -68,9 +68,14 @@ def make_config(scenario: Scenario) -> Any:
     """The configuration object of Transformers for the scenario's model.
 
     Raises:
-        NotModelledError: an architecture that Transformers does not ship.
+        NotModelledError: an architecture that Transformers does not ship, or a student, whose loss is its
+            trainer's.
     """
     model, recipe = scenario.model, scenario.recipe
+    if recipe.teacher is not None:
+        raise NotModelledError(
+            "task 'gkd' cannot be traced; run its program: measure trace --gpu CARD -- python gkd.py"
+        )
     if model.remote_code:
         raise NotModelledError(
             f"model '{model.id}' cannot be traced: {_REMOTE_CODE}{prediction_answers(model)}"
