@@ -9,12 +9,12 @@ from pathlib import Path
 from planner.configs.launchers import accelerate, deepspeed_json
 from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
-from planner.configs.launchers.one_process import say_one_process
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools import hf_trainer, ms_swift, open_instruct, torchtitan, torchtune, trl
 from planner.configs.tools.axolotl import axolotl
 from planner.configs.tools.llama_factory import llama_factory, llama_factory_v1
+from planner.configs.tools.one_process import say_one_process
 from planner.configs.tools.other_tools import refuse_other_tools
 from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import InputFileError, NotModelledError, UnknownNameError
