@@ -110,6 +110,8 @@ def flags_of(request: ScenarioRequest, scenario: Scenario | None = None) -> str:
     """
     words: list[str] = []
     unseen = _OF_IMAGES if scenario is not None and scenario.recipe.batch.images is None else ()
+    if scenario is not None and not scenario.recipe.frozen:
+        unseen = (*unseen, "freeze")
     for name, given in request.values.items():
         field, value = REQUEST_FIELDS[name], given.value
         if not field.on_command_line or name in unseen:

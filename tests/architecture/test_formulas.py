@@ -98,7 +98,6 @@ MAY_NAME_STACKS = {
     "planner/records/template.py",  # an example row
     "planner/searching/common_stacks.py",
     "planner/configs/launchers/launch_lines.py",
-    "planner/configs/launchers/one_process.py",
     "planner/configs/writing/sharding_keys.py",
     "planner/configs/writing/refusals.py",
     "planner/configs/writing/tools.py",

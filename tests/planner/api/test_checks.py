@@ -63,3 +63,13 @@ def test_scripts_are_commands_and_cannot_be_written() -> None:
     assert (script.is_command, config.is_command, command_job("x", OPTIONS).is_command) == (True, False, True)
     with pytest.raises(UsageError, match="--write changes a config file"):
         check_and_write(script, NOTHING, "new.sh")
+
+
+def test_what_a_tool_freezes_of_towers_is_no_flag_of_a_model_without_one(tmp_path: Path) -> None:
+    """ms-swift freezes towers by default; typed for a text model the flag would be refused."""
+    path = tmp_path / "job.yaml"
+    path.write_text("tuner_type: lora\ntorch_dtype: bfloat16\nmax_length: 512\nmodel: Qwen/Qwen2.5-0.5B\n")
+    text = check_job(CheckJob(str(path), OPTIONS), from_flags({"gpu": "4090"}))
+    path.write_text(path.read_text().replace("Qwen2.5-0.5B", "Qwen2-VL-2B-Instruct"))
+    sees = check_job(CheckJob(str(path), OPTIONS), from_flags({"gpu": "4090"}))
+    assert ("freeze" in text.flags, "freeze" in sees.flags) == (False, True)
