@@ -35,6 +35,12 @@ _SIZES = {
     "num_train_epochs": "epochs",
     "per_device_eval_batch_size": "eval_batch",
 }
+_EVALUATE_BEHIND = ("transformers", "llama-factory")
+"""Tools that evaluate behind the training where ``do_eval`` says so.
+
+Source: transformers 5.23 examples/pytorch/language-modeling/run_clm.py main; llamafactory 0.9.5
+train/sft/workflow.py run_sft.
+"""
 # OptimizerNames of Transformers -> ours.
 OPTIMIZERS = {theirs: ours for ours, facts in OPTIMIZER_FACTS.items() for theirs in facts.trainer_names}
 OWN_OPTIMIZERS = tuple(name for name, facts in OPTIMIZER_FACTS.items() if not facts.trainer_names)
@@ -173,7 +179,8 @@ def read_launch_file(document: Document, reading: Reading, beside: Beside) -> No
 def _read_length_of_run(keys: Keys, reading: Reading) -> None:
     if not ends_by_steps(keys, reading):
         reading.default("epochs", 3.0, "transformers 5.23.0 training_args.py: num_train_epochs")
-    read_evaluation(keys, reading, "eval_strategy", "evaluation_strategy")
+    behind = ("do_eval",) if reading.tool_name in _EVALUATE_BEHIND else ()
+    read_evaluation(keys, reading, "eval_strategy", "evaluation_strategy", *behind)
 
 
 def ends_by_steps(keys: Keys, reading: Reading) -> bool:

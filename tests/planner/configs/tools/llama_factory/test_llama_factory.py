@@ -285,13 +285,12 @@ def test_what_is_not_read_ends_without_a_verdict(tmp_path: Path, text: str, sent
 
 
 def test_a_task_beside_training_trains(tmp_path: Path) -> None:
-    """Evaluation after training changes nothing of it; a text model in a template that can see is text."""
-    assert (
-        read(tmp_path, BASE + "do_train: true\ndo_eval: true\ninfer_backend: huggingface\n").request.get(
-            "method"
-        )
-        == "lora"
-    )
+    """An evaluation behind training is counted with its own batch; a text model in a template that can see
+    is text.
+    """
+    request = read(tmp_path, BASE + "do_train: true\ndo_eval: true\ninfer_backend: huggingface\n").request
+    assert (request.get("method"), request.get("eval_batch")) == ("lora", 8)
+    assert read(tmp_path, BASE + "do_train: true\n").request.get("eval_batch") is None
     text_only = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-3-1b-it").replace(
         "template: qwen", "template: gemma3"
     )
