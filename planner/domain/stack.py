@@ -303,8 +303,10 @@ class Stack:
     caches_reference: bool
     """Log-probabilities of the reference are computed once, before training."""
     reward_head: RewardHead
-    """What scores in a reward model: a head in the place of that of the words, or one of values beside
-    it, whose model gets labels, too: the trainer refers to the loss of words until its own is there."""
+    """What scores in a reward model: a head in the place of that of the words, or one of values beside it,
+    whose model takes the loss of words, too, until the trainer's own is there."""
+    classifies: bool
+    """It trains models that label samples."""
 
     # Optimizer
     foreach_step_copies: int
@@ -345,8 +347,8 @@ class Stack:
     zero12_engine: Zero12Engine
     """Whose code divides states and gradients in stages 1 and 2: DeepSpeed's, or that of Colossal-AI."""
     zero1_update: Zero1Update
-    """How stage 1 spreads updated weights: equal parts are gathered, or each GPU broadcasts the whole tensors
-    that it owns, to all GPUs or to those of its node, which then hold all states together."""
+    """How stage 1 spreads updated weights: equal parts are gathered, or each GPU broadcasts the tensors that
+    it owns, to all GPUs or to those of its node, which then hold all states."""
     zero12_upload: Zero12Upload
     """Updated weights return cast on the host, as fp32 on the GPU, or by a 16-bit host buffer."""
     pins_offload: bool
@@ -407,10 +409,8 @@ class Stack:
     keeps_outgrown_blocks: bool
     """Cached blocks of lengths that were outgrown stay reserved: nobody empties the cache between steps."""
     expandable_segments: ExpandableSegments
-    """Whether the stack's own code, or its launch script, lets the allocator's segments grow page by page
-    (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``); ``several_gpus``: where it starts several
-    processes; ``torchrun``: and under DeepSpeed; ``one_node``: not where another script starts several nodes.
-    """
+    """Whether its code or launch script lets the allocator's segments grow page by page; ``several_gpus``:
+    where it starts several processes; ``torchrun``: and under DeepSpeed; ``one_node``: within one node."""
     roundup_divisions: int
     """Parts of the allocator's ``roundup_power2_divisions``, to which sizes are rounded; 0: it is not set."""
 

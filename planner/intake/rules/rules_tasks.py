@@ -55,7 +55,8 @@ def _unread(case: Case) -> bool:
 def _labels_unread(case: Case) -> bool:
     recipe = case.recipe
     plain = recipe.loss == "hf" and recipe.batch.padding != "packed" and case.model.vision is None
-    return not plain or case.stack.model_code == "own"
+    elsewhere = recipe.task == "classify" and not case.stack.classifies
+    return not plain or elsewhere or case.stack.model_code == "own"
 
 
 def _divides_reference(case: Case) -> bool:
@@ -251,8 +252,8 @@ TASK_RULES = (
         "labels-elsewhere",
         "not-modelled",
         "Labels of steps or samples (task prm, classify) are modelled of text in Transformers' modules, with "
-        "a plain head and samples that are not packed; use --stack axolotl or hf-trainer, --loss hf, "
-        "--padding longest",
+        "a plain head and samples that are not packed, where the tool trains such models; use --stack "
+        "hf-trainer, --loss hf, --padding longest",
         lambda case: case.recipe.task in LABEL_TASKS and _labels_unread(case),
     ),
     Rule(
