@@ -11,6 +11,7 @@ from planner.domain.recipes.recipe import CheckpointPolicy, Loss, Padding, Preci
 from planner.domain.recipes.sharding import ShardingName
 from planner.domain.stack_values import (
     AdapterKernels,
+    Classifies,
     CompletionLogps,
     DdpFindsUnused,
     DeviceMap,
@@ -303,10 +304,9 @@ class Stack:
     caches_reference: bool
     """Log-probabilities of the reference are computed once, before training."""
     reward_head: RewardHead
-    """What scores in a reward model: a head in the place of that of the words, or one of values beside it,
-    whose model takes the loss of words, too, until the trainer's own is there."""
-    classifies: bool
-    """It trains models that label samples."""
+    """What scores in a reward model: a head in the place of the words', or one of values beside it."""
+    classifies: Classifies
+    """Which models label samples: those that Transformers ``listed``, or any, ``made`` to by the tool."""
 
     # Optimizer
     foreach_step_copies: int

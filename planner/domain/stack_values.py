@@ -72,6 +72,7 @@ QatWeights = Literal["unread", "intx", "int4"]
 Fp8Linears = Literal["unread", "eager", "compiled"]
 ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]
 MixtureCode = Literal["transformers", "torchtitan-2025"]
+Classifies = Literal["no", "listed", "made"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy", "divergence"]
 Distillation = Literal[

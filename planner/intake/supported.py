@@ -31,6 +31,18 @@ _NO_FLEX = frozenset(
         *("qwen3_5_text", "qwen3_5_moe_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_text"),
     }
 )
+# Text models without a class that labels sequences, in place of the words.
+# Source: transformers 5.23.0 models/auto/modeling_auto.py MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.
+NO_LABELS = frozenset(
+    {
+        *("apertus", "baichuan", "bamba", "btlm", "chatglm", "cohere", "cohere2", "dbrx", "ernie4_5"),
+        *("ernie4_5_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "glm4_moe"),
+        *("glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "gpt_from_scratch", "granite", "granitemoe"),
+        *("granitemoehybrid", "internlm", "internlm2", "internlm3", "lfm2", "lfm2_moe", "llama4"),
+        *("llama4_text", "minimax_m2", "mosaic_gpt", "mpt_causal_lm", "nemotron_h", "olmoe", "qwen"),
+        *("qwen3_5_moe", "qwen3_5_moe_text"),
+    }
+)
 # Modules that ship with the checkpoint and write attention out.  Source:
 # mosaicml/llm-foundry layers/attention.py; modeling_btlm.py.
 _REMOTE_NO_SDPA = frozenset({"mosaic_gpt", "btlm"})

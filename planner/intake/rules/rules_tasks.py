@@ -7,6 +7,7 @@ import math
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import LABEL_TASKS, Task
 from planner.intake.rules.rule import Case, Rule
+from planner.intake.supported import NO_LABELS
 from planner.intake.tasks import scores_by_value, takes_tiles
 
 # How a stack takes log-probabilities -> tasks whose trainer of that age was read.
@@ -55,8 +56,13 @@ def _unread(case: Case) -> bool:
 def _labels_unread(case: Case) -> bool:
     recipe = case.recipe
     plain = recipe.loss == "hf" and recipe.batch.padding != "packed" and case.model.vision is None
-    elsewhere = recipe.task == "classify" and not case.stack.classifies
+    elsewhere = recipe.task == "classify" and case.stack.classifies == "no"
     return not plain or elsewhere or case.stack.model_code == "own"
+
+
+def _lacks_labels(case: Case) -> bool:
+    by_class = case.stack.classifies != "made" and case.stack.reward_head == "score"
+    return case.recipe.task in ("classify", "reward") and by_class and case.model.architecture in NO_LABELS
 
 
 def _divides_reference(case: Case) -> bool:
@@ -247,6 +253,14 @@ TASK_RULES = (
         "are not modelled; leave --loss out",
         lambda case: case.recipe.is_preference and case.recipe.loss != _loss_of_trainer(case),
         lambda case: f"{case.recipe.loss}",
+    ),
+    Rule(
+        "no-head-of-labels",
+        "refuse",
+        "Transformers has no model of this architecture with a head of labels or scores "
+        "(AutoModelForSequenceClassification), so the job stops: use another model",
+        _lacks_labels,
+        lambda case: case.model.architecture,
     ),
     Rule(
         "labels-elsewhere",

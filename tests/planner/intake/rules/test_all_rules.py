@@ -494,6 +494,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {**TAUGHT, "teacher_model": "qwen2.5-7b"},
         {**TAUGHT, "teacher_model": "llama-2-13b"},
     ),
+    "no-head-of-labels": (
+        {"model": "granite-3.1-2b", "method": "lora", "task": "classify"},
+        {"model": "granite-3.1-2b", "method": "lora", "task": "classify", "stack": "swift"},
+    ),
     "labels-elsewhere": (
         {"task": "prm", "stack": "axolotl", "padding": "packed"},
         {"task": "prm", "stack": "axolotl", "padding": "longest"},
