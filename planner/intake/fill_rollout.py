@@ -138,6 +138,7 @@ def with_teacher(ledger: Ledger, recipe: Recipe, model: ModelSpec | None, stack:
 
 
 def _check_frozen(name: str, model: ModelSpec) -> None:
+    otherwise = ", or leave the flag out where a function scores" if name == "reward_model" else ""
     kinds = {
         "images": model.vision is not None,
         "layers that keep a state instead of keys": any(
@@ -149,7 +150,7 @@ def _check_frozen(name: str, model: ModelSpec) -> None:
         if has:
             raise NotModelledError(
                 f"{name} {model.id}: a {name.replace('_', ' ')} with {what} is not modelled; name a text "
-                "model of plain weights, or leave the flag out where a function scores"
+                f"model of plain weights{otherwise}"
             )
 
 

@@ -179,9 +179,12 @@ def _read_student(keys: Keys, reading: Reading) -> None:
     Source: ms-swift 4.6.0 swift/arguments/rlhf_args.py _check_teacher; rlhf_trainers/gkd_trainer.py.
 
     Raises:
+        UsageError: a key at which ms-swift stops.
         NotModelledError: a teacher that is the student itself, is elsewhere or is asked otherwise, or
             completions that the student writes.
     """
+    if keys.flag("seq_kd"):
+        raise UsageError(f"{keys.where('seq_kd')}: ms-swift stops at it: leave it out [{REFUSED_BY_TOOL}]")
     keys.refuse_switched_on(_STUDENT_UNMODELLED)
     if keys.text("teacher_model") in (None, keys.get("model")):
         raise keys.not_modelled(

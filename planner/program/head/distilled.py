@@ -37,7 +37,7 @@ def distilled_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Te
     teachers = torch.like(own, "div")
     scores = torch.kernel(own, "log_softmax", saves="output")
     wanted = torch.like(teachers, "log_softmax")
-    distance = _DISTANCES[view.stack.distillation](torch, scores, wanted)
+    distance = _DISTANCES.get(view.stack.distillation, _mixed)(torch, scores, wanted)
     distance = torch.index(distance, distance.count)
     del own, teachers, scores, wanted
     loss = summed(torch, distance)
@@ -86,6 +86,7 @@ def _from_student(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:
 
 
 _DISTANCES = {"mixture": _mixed, "forward": _from_teacher, "reverse": _from_student}
+"""By the stack's way; a job that is forced onto software without such a trainer takes the mixture."""
 
 
 def _log_mean(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:

@@ -120,6 +120,7 @@ def test_what_is_not_modelled_is_named(tmp_path: Path, text: str, why: str) -> N
     f"{BASE}ref_model: Qwen/Qwen2.5-0.5B\n",
     f"{FULL}rlhf_type: simpo\nref_model: Qwen/Qwen2.5-0.5B\n",
     f"{BASE}rlhf_type: orpo\nattn_impl: flash_attn\npadding_free: true\n",
+    f"{BASE}{STUDENT}lmbda: 0\nseq_kd: true\n",
 ])  # fmt: skip
 def test_what_ms_swift_stops_at_gets_no_verdict(tmp_path: Path, text: str) -> None:
     """rlhf_args.py __post_init__ and _check_padding_free."""
