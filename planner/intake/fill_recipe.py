@@ -224,7 +224,7 @@ def _resolve_numerics(ledger: Ledger, setting: RecipeContext, basis: _Basis) -> 
         packing=stored.packing if stored is not None else Packing(),
         fp8=_resolve_fp8(ledger, basis.sharding),
         qat=ledger.choose("qat", "none", "assumed") if ledger.is_given("qat") else "none",
-        qat_group=ledger.choose("qat_group", 256, "assumed") if ledger.is_given("qat") else 256,
+        qat_group=ledger.choose("qat_group", 256, "assumed") if ledger.is_given("qat", "qat_group") else 256,
     )
 
 

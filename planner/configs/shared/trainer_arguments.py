@@ -35,12 +35,7 @@ _SIZES = {
     "num_train_epochs": "epochs",
     "per_device_eval_batch_size": "eval_batch",
 }
-_EVALUATE_BEHIND = ("transformers", "llama-factory")
-"""Tools that evaluate behind the training where ``do_eval`` says so.
-
-Source: transformers 5.23 examples/pytorch/language-modeling/run_clm.py main; llamafactory 0.9.5
-train/sft/workflow.py run_sft.
-"""
+_EVALUATES = ("eval_strategy", "evaluation_strategy")
 # OptimizerNames of Transformers -> ours.
 OPTIMIZERS = {theirs: ours for ours, facts in OPTIMIZER_FACTS.items() for theirs in facts.trainer_names}
 OWN_OPTIMIZERS = tuple(name for name, facts in OPTIMIZER_FACTS.items() if not facts.trainer_names)
@@ -65,10 +60,13 @@ _REMARKS = {
 _FSDP_VERSION = 2
 
 
-def read_trainer(keys: Keys, reading: Reading, *, own_loss: bool = False) -> None:
+def read_trainer(
+    keys: Keys, reading: Reading, *, own_loss: bool = False, evaluates_behind: bool = False
+) -> None:
     """Enter what TrainingArguments say, with the files that they refer to.
 
     ``own_loss``: the tool's trainer takes the loss itself, and Liger's kernels leave it as it is.
+    ``evaluates_behind``: the tool evaluates behind the training where ``do_eval`` says so.
 
     Raises:
         UsageError: a value that cannot be used.
@@ -82,6 +80,7 @@ def read_trainer(keys: Keys, reading: Reading, *, own_loss: bool = False) -> Non
     )
     reading.default("grad_accum", 1, "transformers 5.23.0 training_args.py: gradient_accumulation_steps")
     _read_length_of_run(keys, reading)
+    read_evaluation(keys, reading, *_EVALUATES, *(("do_eval",) if evaluates_behind else ()))
     _read_optimizer(keys, reading)
     read_checkpointing(keys, reading)
     if keys.flag("use_liger_kernel"):
@@ -179,8 +178,6 @@ def read_launch_file(document: Document, reading: Reading, beside: Beside) -> No
 def _read_length_of_run(keys: Keys, reading: Reading) -> None:
     if not ends_by_steps(keys, reading):
         reading.default("epochs", 3.0, "transformers 5.23.0 training_args.py: num_train_epochs")
-    behind = ("do_eval",) if reading.tool_name in _EVALUATE_BEHIND else ()
-    read_evaluation(keys, reading, "eval_strategy", "evaluation_strategy", *behind)
 
 
 def ends_by_steps(keys: Keys, reading: Reading) -> bool:

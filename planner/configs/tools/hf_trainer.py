@@ -91,7 +91,8 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_checkpoint(keys, "model_name_or_path", reading)
     read_dtype(keys, reading)
     read_attention(keys, "attn_implementation", reading)
-    read_trainer(keys, reading)
+    # transformers 5.23 examples/pytorch/language-modeling/run_clm.py main.
+    read_trainer(keys, reading, evaluates_behind=True)
     if old is not None and reading.value("loss") == "liger":
         reading.switch("liger_loss", True, keys.where("use_liger_kernel"))
     if keys.has("block_size"):

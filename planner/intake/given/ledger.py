@@ -30,9 +30,9 @@ class Ledger:
         order = {name: position for position, name in enumerate(REQUEST_FIELDS)}
         return tuple(sorted(self._entries.values(), key=lambda entry: order.get(entry.name, len(order))))
 
-    def is_given(self, name: str) -> bool:
-        """Whether the user (or the record) says something about this field."""
-        return name in self.request.values
+    def is_given(self, *names: str) -> bool:
+        """Whether the user (or the record) says something about one of these fields."""
+        return any(name in self.request.values for name in names)
 
     def enter(self, name: str, value: object, origin: str, note: str = "") -> None:
         """Enter a value that was worked out elsewhere."""

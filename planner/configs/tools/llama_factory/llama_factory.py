@@ -153,7 +153,8 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_v1_kernels(keys, reading)
     _remark(keys, reading)
     read_own_optimizer(keys, reading)
-    read_trainer(keys, reading)
+    # llamafactory 0.9.5 train/sft/workflow.py run_sft.
+    read_trainer(keys, reading, evaluates_behind=True)
     _refuse_written_evaluation(keys, reading)
     drop_trainers_switch(keys, reading)
     _read_engine(keys, reading, beside, stage, old=bool(old))
