@@ -181,11 +181,26 @@ def _length_text(case: Case) -> str:
 
 
 def _divides_matrices(case: Case) -> bool:
-    """Whether the optimizer meets parts of parameters that it does not gather, or adapters, if not Muon."""
+    """Whether the optimizer meets parts of parameters that it does not gather, or adapters.
+
+    Muon was read with adapters that are matrices, where it steps them.
+    """
     recipe, sharding = case.recipe, case.recipe.sharding
-    is_muon = recipe.optimizer == "muon"
-    gathers = is_muon and case.stack.muon_gathers and sharding.dtensors and not recipe.offloads_something
-    return (recipe.method != "full" and not is_muon) or not (sharding.engine == "native" or gathers)
+    muon = case.stack.muon if recipe.optimizer == "muon" else None
+    gathers = muon == "gathers" and sharding.dtensors and not recipe.offloads_something
+    if muon == "unread" or not (sharding.engine == "native" or gathers):
+        return True
+    plain = case.adapter is None or not case.adapter.oft_block_size
+    return recipe.method != "full" and not (muon in ("matrices", "all") and plain)
+
+
+def _stacks_matrices(case: Case) -> bool:
+    """Whether trained tensors have three dimensions: experts in one, and kernels of convolutions."""
+    return any(
+        group.block.mixer is not None
+        or any(linear.kind == "parameter" and linear.copies > 1 for linear in group.block.linears)
+        for group in case.model.groups
+    )
 
 
 def _selects(case: Case) -> bool:
@@ -239,10 +254,26 @@ RECIPE_RULES = (
     Rule(
         "optimizer-of-whole-matrices",
         "not-modelled",
-        "This optimizer is modelled where every GPU holds all of its states, with adapters Muon alone, and "
-        "Muon under FSDP2 of LLaMA-Factory v1, too; use --sharding ddp or none, or --optimizer adamw_torch",
+        "This optimizer is modelled for full fine-tunes where every GPU holds all of its states. Muon is "
+        "modelled in LLaMA-Factory and Axolotl, with LoRA, too; in LLaMA-Factory v1 whole, under FSDP2, too. "
+        "Use --sharding ddp or none, --stack llama-factory, or --optimizer adamw_torch",
         lambda case: OPTIMIZER_FACTS[case.recipe.optimizer].whole_matrices and _divides_matrices(case),
-        lambda case: f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}",
+        lambda case: (
+            f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}, {case.stack.id}"
+        ),
+    ),
+    Rule(
+        # axolotl 0.19.0 contribs/mit/muon/muon.py: Muon.__init__ asserts two dimensions.
+        "muon-of-stacked-matrices",
+        "refuse",
+        "Axolotl's Muon stops at trained tensors of three dimensions, as experts and convolutions have them; "
+        "use --method lora, or --optimizer adamw_torch_fused",
+        lambda case: (
+            case.recipe.optimizer == "muon"
+            and case.stack.muon == "all"
+            and case.recipe.method == "full"
+            and _stacks_matrices(case)
+        ),
     ),
     Rule(
         # transformers 5.23 trainer_optimizer.py:115-117 and 152; llamafactory 0.9.5
