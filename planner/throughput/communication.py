@@ -177,7 +177,7 @@ def update_bytes(job: TimedJob) -> Number:
         return _trained_bytes(job) * ring_fraction(gpus)
     if recipe.optimizer != "muon" or not recipe.sharding.dtensors:
         return 0
-    elements = orthogonalized_params(job.scenario.model)
+    elements = orthogonalized_params(job.scenario.model, job.scenario.stack)
     return (4 + 2) * elements * ring_fraction(recipe.shards(job.scenario.hardware))
 
 
