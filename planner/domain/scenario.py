@@ -122,7 +122,7 @@ class Scenario:
         Source: trl 1.16.0 trainer/utils.py add_fused_lm_head.
         """
         return self.recipe.loss == "chunked" and (
-            self.recipe.is_preference or self.stack.loss_pieces == "tiles"
+            self.recipe.has_own_loss or self.stack.loss_pieces == "tiles"
         )
 
     def assumption(self, name: str) -> Assumption | None:

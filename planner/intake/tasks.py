@@ -89,7 +89,7 @@ def takes_rows(recipe: Recipe, stack: Stack) -> bool:
         return False
     if recipe.rollout is not None:
         return True
-    return recipe.is_preference and (
+    return recipe.has_own_loss and (
         stack.pair_logps in ("rows", "rows_and_hidden", "rows_let_go", "shifted_rows")
     )
 
