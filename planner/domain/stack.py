@@ -335,7 +335,7 @@ class Stack:
     zero3_overlap: bool
     """``overlap_comm``: stages 1 and 2 take a second bucket, stage 3 gathers and reduces in other streams."""
     zero12_contiguous: bool
-    """``contiguous_gradients``: stages 1 and 2 copy gradients into buckets, else not."""
+    """``contiguous_gradients``: stages 1 and 2 have gradient buckets; else ``zero12_scatters`` is void."""
     zero12_scatters: bool
     """``reduce_scatter``: stages 1 and 2 copy the parts of several GPUs together before they are sent."""
     zero_reduces_fp32: bool
