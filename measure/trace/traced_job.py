@@ -259,7 +259,7 @@ def _untraced_stacks(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str
             "the gradients that DeepSpeed leaves apart or sums",
         ),
         (
-            not recipe.is_preference and stack.loss_forward != ("compute", "float", "log_softmax"),
+            not recipe.has_own_loss and stack.loss_forward != ("compute", "float", "log_softmax"),
             "the loss",
         ),
     )

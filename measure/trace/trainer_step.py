@@ -87,7 +87,7 @@ Losses = Callable[[dict[str, torch.Tensor], int], torch.Tensor]
 def prepare(model: Any, scenario: Scenario) -> None:
     """The forward that the trainer calls: with its loss, and under autocast where nobody else casts."""
     recipe = scenario.recipe
-    if recipe.is_preference:
+    if recipe.has_own_loss:
         if not scenario.model.value_head:
             disable_dropout(model)
         if recipe.loss == "chunked":
@@ -99,7 +99,7 @@ def prepare(model: Any, scenario: Scenario) -> None:
     if recipe.numerics.mixed and not (recipe.uses_deepspeed or recipe.uses_fsdp):
         _wrap_forward(model, DTYPES[recipe.numerics.compute_dtype])
     elif (
-        recipe.is_preference
+        recipe.has_own_loss
         and recipe.uses_fsdp
         and recipe.numerics.mixed
         and scenario.stack.pair_logps != "joined"
@@ -126,9 +126,9 @@ def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder
         return compared
     if weights != "none":
         return lambda inputs, _: weighted_loss(model, inputs, weights)
-    if _in_tiles(scenario) and not recipe.is_preference:
+    if _in_tiles(scenario) and not recipe.has_own_loss:
         return lambda inputs, _: -model(**inputs).log_probs.sum()
-    if not recipe.is_preference:
+    if not recipe.has_own_loss:
         return None
 
     def losses(inputs: dict[str, torch.Tensor], number: int) -> torch.Tensor:

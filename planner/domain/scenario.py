@@ -80,8 +80,8 @@ class Scenario:
     """Every choice that changes memory or time.  The instruments answer it;
     ``warnings`` are combinations that people do run.
 
-    ``whole_model`` and ``whole_reward``: the models as they were looked up, of which this stack and task load
-    and train a part.
+    ``whole_model`` and ``whole_second`` (a reward model or a teacher): the models as they were looked up, of
+    which this stack and task load and train a part.
     """
 
     model: ModelSpec
@@ -92,7 +92,7 @@ class Scenario:
     assumptions: tuple[Assumption, ...] = ()
     warnings: tuple[str, ...] = ()
     whole_model: ModelSpec | None = field(default=None, repr=False, compare=False)
-    whole_reward: ModelSpec | None = field(default=None, repr=False, compare=False)
+    whole_second: ModelSpec | None = field(default=None, repr=False, compare=False)
 
     @property
     def segments_grow(self) -> bool:
@@ -122,7 +122,7 @@ class Scenario:
         Source: trl 1.16.0 trainer/utils.py add_fused_lm_head.
         """
         return self.recipe.loss == "chunked" and (
-            self.recipe.is_preference or self.stack.loss_pieces == "tiles"
+            self.recipe.has_own_loss or self.stack.loss_pieces == "tiles"
         )
 
     def assumption(self, name: str) -> Assumption | None:

@@ -35,6 +35,7 @@ from planner.domain.stack_values import (
     MixtureCode,
     ModelCode,
     ModelParallel,
+    Muon,
     OftWrappers,
     PackedKernels,
     PackedMask,
@@ -296,9 +297,8 @@ class Stack:
     temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
     ``in_place``: of logits divided in place (``in_place_alone``: without entropy).  Others as above."""
     distillation: Distillation
-    """How a student is compared with its teacher: both with the ``mixture`` of their probabilities, or one
-    with the other's (``forward``, ``reverse``); of all logits at once, after which the cache is given back,
-    or in pieces.  ``none``: no such trainer was read."""
+    """Student beside teacher: both with the ``mixture`` of their probabilities, or one with the other's
+    (``forward``, ``reverse``); all logits at once, then an empty cache, or in pieces.  ``none``: unread."""
     pair_dropout: bool
     """Trainers of preferences leave dropout on; others set it to zero."""
     caches_reference: bool
@@ -315,8 +315,8 @@ class Stack:
     """Optimizers of bitsandbytes can step in host RAM."""
     one_optimizer_group: bool
     """The optimizer has all trained weights as one group; else those without weight decay are a second."""
-    muon_gathers: bool
-    """Its Muon gathers each gradient that FSDP2 divides, and divides the update."""
+    muon: Muon
+    """Its Muon steps ``matrices``, or ``all`` but vectors, or ``gathers`` what FSDP2 divides."""
 
     # DeepSpeed
     zero_auto_buckets: bool
@@ -335,7 +335,7 @@ class Stack:
     zero3_overlap: bool
     """``overlap_comm``: stages 1 and 2 take a second bucket, stage 3 gathers and reduces in other streams."""
     zero12_contiguous: bool
-    """``contiguous_gradients``: stages 1 and 2 copy gradients into buckets, else not."""
+    """``contiguous_gradients``: stages 1 and 2 have gradient buckets; else ``zero12_scatters`` is void."""
     zero12_scatters: bool
     """``reduce_scatter``: stages 1 and 2 copy the parts of several GPUs together before they are sent."""
     zero_reduces_fp32: bool

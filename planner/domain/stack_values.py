@@ -27,6 +27,9 @@ Fsdp2Units = Literal[
 RETURNED: tuple[Fsdp2Units, ...] = ("root_returned", "ends_returned")
 """Values of ``fsdp2_units`` where all is divided again when the model returns logits to a loop's own loss."""
 Linear4bitDtype = Literal["compute", "fp16"]
+Muon = Literal["unread", "matrices", "all", "gathers"]
+"""``all``: it stops at tensors of three dimensions.  ``gathers``: whole gradients of what FSDP2 divides; of
+the update each GPU gets its part, and AdamW steps adapters."""
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 PinsInputs = Literal["never", "if_room", "always"]

@@ -295,7 +295,7 @@ def _of_divided_model(scenario: Scenario) -> Iterator[str]:
     recipe = scenario.recipe
     if recipe.numerics.quantization != "none":
         yield f"over a base in {recipe.numerics.quantization}"
-    if recipe.is_preference:
+    if recipe.has_own_loss:
         yield f"for task {recipe.task}"
     if recipe.offloads_something:
         yield f"with offload {recipe.offload}"

@@ -75,7 +75,7 @@ class LookedUp:
     """What a job names outside its recipe, looked up once: many recipes can be completed over it.
 
     ``entries``: the values that were settled on the way, with their origins.  ``doubts``: warnings about what
-    was looked up.  ``lengths``: those of the samples, where a data set is named.  ``reward``: the
+    was looked up.  ``lengths``: those of the samples, where a data set is named.  ``second``: the
     model that scores completions or teaches, where one is named.
     """
 
@@ -86,7 +86,7 @@ class LookedUp:
     entries: tuple[Assumption, ...]
     doubts: tuple[str, ...] = ()
     lengths: SampleLengths | None = None
-    reward: ModelSpec | None = None
+    second: ModelSpec | None = None
 
 
 def look_up(
@@ -123,9 +123,9 @@ def look_up(
     hardware = resolve_hardware(ledger)
     stack = _resolve_stack(ledger, hardware, model)
     lengths = like.lengths if like is not None else _resolve_data(ledger)
-    reward = like.reward if like is not None else _resolve_reward(ledger, reader)
+    second = like.second if like is not None else _resolve_second(ledger, reader)
     run = _resolve_run(ledger)
-    return LookedUp(model, hardware, stack, run, ledger.assumptions, doubts, lengths, reward)
+    return LookedUp(model, hardware, stack, run, ledger.assumptions, doubts, lengths, second)
 
 
 def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) -> Scenario:
@@ -149,8 +149,8 @@ def assembled(request: ScenarioRequest, found: LookedUp) -> Scenario:
     ledger = Ledger(request, found.entries)
     loaded = loaded_part(ledger, found.model, found.stack)
     recipe = resolve_recipe(ledger, loaded, found.hardware, found.stack, found.lengths)
-    recipe = with_reward(ledger, recipe, found.reward, found.stack)
-    recipe = with_teacher(ledger, recipe, found.reward, found.stack)
+    recipe = with_reward(ledger, recipe, found.second, found.stack)
+    recipe = with_teacher(ledger, recipe, found.second, found.stack)
     if recipe.uses_deepspeed and not ledger.is_given("versions"):
         enter_own_versions(ledger, found.stack)
     model = trained_model(loaded, recipe.task, found.stack, labels_of(ledger, recipe.task))
@@ -172,7 +172,7 @@ def assembled(request: ScenarioRequest, found: LookedUp) -> Scenario:
         run,
         ledger.assumptions,
         whole_model=found.model,
-        whole_reward=found.reward,
+        whole_second=found.second,
     )
     check_parallel(scenario)
     return scenario
@@ -187,7 +187,7 @@ def _resolve_model(ledger: Ledger, reader: ConfigReader) -> tuple[ModelSpec, tup
     return resolved.spec, (resolved.doubt,) if resolved.doubt else ()
 
 
-def _resolve_reward(ledger: Ledger, reader: ConfigReader) -> ModelSpec | None:
+def _resolve_second(ledger: Ledger, reader: ConfigReader) -> ModelSpec | None:
     name = "teacher_model" if ledger.is_given("teacher_model") else "reward_model"
     given = ledger.request.values.get(name)
     if given is None:

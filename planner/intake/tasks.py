@@ -85,11 +85,11 @@ def takes_tiles(task: Task, stack: Stack) -> bool:
 
 def takes_rows(recipe: Recipe, stack: Stack) -> bool:
     """Whether the trainer takes log-probabilities of one row of a micro-batch after the other."""
-    if recipe.loss == "chunked" or recipe.task in ("reward", "prm", "ppo"):
+    if recipe.loss == "chunked" or recipe.task in ("reward", "ppo", "gkd"):
         return False
     if recipe.rollout is not None:
         return True
-    return recipe.is_preference and (
+    return recipe.has_own_loss and (
         stack.pair_logps in ("rows", "rows_and_hidden", "rows_let_go", "shifted_rows")
     )
 

@@ -359,7 +359,7 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
             return values(torch, ends, passed, mode.role)
         if ends.layer.recipe.task in ("reward", "classify", "gkd"):
             return (distilled_loss if ends.layer.recipe.task == "gkd" else scores)(torch, ends, passed)
-        if ends.layer.recipe.is_preference:
+        if ends.layer.recipe.has_own_loss:
             return preference_head(torch, ends, passed, mode.role)
         if mode.role == "compared":
             return compared_logits(torch, ends, passed)

@@ -49,7 +49,7 @@ def with_flags(
         run,
         scenario.assumptions,
         lengths=scenario.recipe.batch.lengths,
-        reward=scenario.whole_reward,
+        second=scenario.whole_second,
     )
     changed = assembled(ScenarioRequest(MappingProxyType(given)), found)
     return replace(changed, warnings=scenario.warnings)

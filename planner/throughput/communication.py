@@ -169,7 +169,7 @@ def update_bytes(job: TimedJob) -> Number:
     Formula: ``(4 + 2) M (n - 1) / n`` over the elements ``M`` of the matrices of the layers where Muon
     orthogonalises whole matrices: gradients with momentum in fp32, and its part of the updates in bf16 from
     the first GPU, which sends all.  All trained weights in the compute dtype where ZeRO-1 broadcasts them.
-    Source: switch ``muon_gathers``; :func:`planner.program.update.step_kernels.muon`; switch
+    Source: switch ``muon``; :func:`planner.program.update.step_kernels.muon`; switch
     ``zero1_update``.
     """
     recipe, gpus = job.recipe, _broadcasting_gpus(job)
@@ -177,7 +177,7 @@ def update_bytes(job: TimedJob) -> Number:
         return _trained_bytes(job) * ring_fraction(gpus)
     if recipe.optimizer != "muon" or not recipe.sharding.dtensors:
         return 0
-    elements = orthogonalized_params(job.scenario.model)
+    elements = orthogonalized_params(job.scenario.model, job.scenario.stack)
     return (4 + 2) * elements * ring_fraction(recipe.shards(job.scenario.hardware))
 
 

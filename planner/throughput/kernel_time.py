@@ -10,8 +10,10 @@ from planner.arrays import maximum, minimum
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Adapter, Number
+from planner.domain.stack import Stack
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.ops.work import FusedAttention, Product, Unpacking
+from planner.program.parameters import n_tensors
 from planner.throughput.time_inputs import TimedJob
 
 FLOP_PER_MAC = 2
@@ -172,7 +174,8 @@ def optimizer_seconds(job: TimedJob) -> Number:
     )
     issue = job.trained_tensors * facts.operators * job.coefficients.launch_s
     products = (
-        newton_schulz_flop(job.scenario.model, recipe.adapter) / job.rates.matmul_flop_per_s
+        newton_schulz_flop(job.scenario.model, job.scenario.stack, recipe.adapter)
+        / job.rates.matmul_flop_per_s
         if recipe.optimizer == "muon"
         else 0
     )
@@ -180,39 +183,43 @@ def optimizer_seconds(job: TimedJob) -> Number:
 
 
 @lru_cache(maxsize=64)
-def orthogonalized_params(model: ModelSpec) -> int:
-    """Elements of the matrices that Muon orthogonalises: all of the layers.
+def orthogonalized_params(model: ModelSpec, stack: Stack) -> int:
+    """Elements of the matrices that Muon orthogonalises: all of the layers but experts in one tensor.
 
     Source: as of :func:`newton_schulz_flop`.
     """
     return sum(
-        group.count * linear.copies * linear.in_features * linear.out_features
+        group.count * linear.weight_count
         for group in model.groups
         for linear in group.block.linears
+        if n_tensors(stack, linear) == linear.copies
     )
 
 
-def newton_schulz_flop(model: ModelSpec, adapter: Adapter | None = None) -> Number:
+def newton_schulz_flop(model: ModelSpec, stack: Stack, adapter: Adapter | None = None) -> Number:
     """FLOP of Muon's five iterations over every matrix of the layers, or both factors of each adapter:
     ``X X^T``, its square, and a product with ``X``.
 
-    Source: llamafactory 0.9.5 third_party/muon/muon.py zeropower_via_newtonschulz5.  Ignored:
-    that frozen layers have none.
+    Experts in one tensor have none, and one adapter, with a rank for each of them.
+    Source: llamafactory 0.9.5 third_party/muon/muon.py zeropower_via_newtonschulz5,
+    train/trainer_utils.py _create_muon_optimizer (two dimensions); :mod:`planner.program.parameters`.
+    Ignored: that frozen layers have none.
     """
     iterations = 5
     total: Number = 0
     for group in model.groups:
         for linear in group.block.linears:
-            sides = linear.in_features, linear.out_features
-            products: Number = _products(*sides, min(sides))
-            if adapter is not None:
-                adapted = is_adapted(linear, adapter.targets)
-                products = (
-                    sum(_products(side, adapter.rank, adapter.rank) for side in sides) if adapted else 0
-                )
-            total += group.count * linear.copies * iterations * FLOP_PER_MAC * products
+            sides, tensors = (linear.in_features, linear.out_features), n_tensors(stack, linear)
+            products: Number = 0
+            if adapter is None:
+                products = _products(*sides) if tensors == linear.copies else 0
+            elif is_adapted(linear, adapter.targets):
+                rank = adapter.rank * linear.rank_factor * linear.copies // tensors
+                products = sum(_products(side, rank) for side in sides)
+            total += group.count * tensors * iterations * FLOP_PER_MAC * products
     return total
 
 
-def _products(rows: Number, columns: Number, shorter: Number) -> Number:
+def _products(rows: Number, columns: Number) -> Number:
+    shorter = minimum(rows, columns)
     return 2 * rows * columns * shorter + shorter**3

@@ -164,7 +164,7 @@ def _check_software(case: RunCase, scenario: Scenario) -> None:
         NotModelledError: none of this package's workloads runs them.
     """
     recipe, task = scenario.recipe, scenario.recipe.task
-    if recipe.is_preference or task in LABEL_TASKS:
+    if recipe.has_own_loss or task in LABEL_TASKS:
         raise NotModelledError(
             f"task '{task}' cannot be run yet; ask for a dry run: measure trace --task {task} ..."
         )

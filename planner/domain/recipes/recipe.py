@@ -325,9 +325,9 @@ class Recipe:
         return (self.parallel.replicas or hardware.nodes) if self.sharding.scope == "node" else 1
 
     @property
-    def is_preference(self) -> bool:
-        """Whether it trains from preferences: pairs, samples marked good and bad, rewards of what was
-        generated, or a teacher's.
+    def has_own_loss(self) -> bool:
+        """Whether its trainer takes another loss than that of labels: of pairs, of samples marked good and
+        bad, of rewards, or of a teacher.
         """
         return self.task not in LANGUAGE_TASKS
 

@@ -10,6 +10,7 @@ from planner.intake.rules.rules_adapters import ADAPTER_RULES
 from planner.intake.rules.rules_float8 import FLOAT8_RULES
 from planner.intake.rules.rules_mixers import MIXER_RULES
 from planner.intake.rules.rules_mixtures import MIXTURE_RULES
+from planner.intake.rules.rules_optimizer import OPTIMIZER_RULES
 from planner.intake.rules.rules_qat import QAT_RULES
 from planner.intake.rules.rules_recipe import RECIPE_RULES
 from planner.intake.rules.rules_stored import STORED_RULES
@@ -24,6 +25,7 @@ FORCE_HINT = " (--force goes on anyway)"
 """How a refusal ends; a command without that flag leaves it out."""
 RULES: tuple[Rule, ...] = (
     *RECIPE_RULES,
+    *OPTIMIZER_RULES,
     *TRAINED_LAYER_RULES,
     *ADAPTER_RULES,
     *MIXTURE_RULES,

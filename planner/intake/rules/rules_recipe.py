@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from planner.domain.model import LinearSpec
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
-from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import BITSANDBYTES, DTYPE_BYTES, PREPACKED, TARGET_PARAMETER
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.linears import (
@@ -77,13 +76,6 @@ def _targets_parameters(case: Case) -> bool:
 
 def _dropout(case: Case) -> float:
     return case.adapter.dropout if case.adapter else 0.0
-
-
-def _steps_elsewhere(case: Case) -> bool:
-    """Whether an optimizer steps in the backward pass of a job where no tool or no formula has it."""
-    recipe = case.recipe
-    alone = case.hardware.world_size == 1 and recipe.batch.grad_accum == 1
-    return recipe.optimizer_in_backward and not (alone and recipe.method == "full")
 
 
 def adapts_head(case: Case) -> bool:
@@ -180,14 +172,6 @@ def _length_text(case: Case) -> str:
     )
 
 
-def _divides_matrices(case: Case) -> bool:
-    """Whether the optimizer meets parts of parameters that it does not gather, or adapters, if not Muon."""
-    recipe, sharding = case.recipe, case.recipe.sharding
-    is_muon = recipe.optimizer == "muon"
-    gathers = is_muon and case.stack.muon_gathers and sharding.dtensors and not recipe.offloads_something
-    return (recipe.method != "full" and not is_muon) or not (sharding.engine == "native" or gathers)
-
-
 def _selects(case: Case) -> bool:
     return case.recipe.gradient_checkpointing and case.recipe.checkpoint_policy == "selective-op"
 
@@ -235,42 +219,6 @@ RECIPE_RULES = (
         "refuse",
         "A full fine-tune trains every module, so modules_to_save means nothing there: leave it out",
         lambda case: case.recipe.method == "full" and "modules_to_save" in case.given,
-    ),
-    Rule(
-        "optimizer-of-whole-matrices",
-        "not-modelled",
-        "This optimizer is modelled where every GPU holds all of its states, with adapters Muon alone, and "
-        "Muon under FSDP2 of LLaMA-Factory v1, too; use --sharding ddp or none, or --optimizer adamw_torch",
-        lambda case: OPTIMIZER_FACTS[case.recipe.optimizer].whole_matrices and _divides_matrices(case),
-        lambda case: f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}",
-    ),
-    Rule(
-        # transformers 5.23 trainer_optimizer.py:115-117 and 152; llamafactory 0.9.5
-        # hparams/parser.py:388-393; torchtune 0.6.1 recipes/full_finetune_single_device.py:146-157.
-        "optimizer-in-backward",
-        "not-modelled",
-        "An optimizer that steps in the backward pass is modelled for a full fine-tune on one GPU without "
-        "gradient accumulation; leave --optimizer-in-backward out",
-        _steps_elsewhere,
-    ),
-    Rule(
-        # llamafactory 0.9.5 hparams/parser.py:394-398, but for DeepSpeed's ZeRO-3, which badam 1.4 supports.
-        "badam-of-one-layer",
-        "refuse",
-        "BAdam trains one layer after the other, and its tools refuse it on several GPUs but under ZeRO-3, "
-        "which is not modelled; use --train-layers first:1 with --method full, and --gpu X:1",
-        lambda case: (
-            case.recipe.optimizer == "badam"
-            and (case.hardware.world_size > 1 or not case.recipe.train_layers)
-        ),
-    ),
-    Rule(
-        "optimizer-rank-unused",
-        "warn",
-        "optimizer_rank is for apollo_adamw; this optimizer has none",
-        lambda case: (
-            case.recipe.optimizer_rank is not None and not case.recipe.optimizer.startswith("apollo")
-        ),
     ),
     Rule(
         "double-quant-without-4bit",

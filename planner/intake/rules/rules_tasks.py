@@ -49,7 +49,7 @@ def _unread(case: Case) -> bool:
     if case.recipe.rollout is not None:
         return stack.completion_logps == "none"
     return (
-        case.recipe.is_preference and task not in _READ[stack.pair_logps] and not scores_by_value(task, stack)
+        case.recipe.has_own_loss and task not in _READ[stack.pair_logps] and not scores_by_value(task, stack)
     )
 
 
@@ -240,18 +240,18 @@ TASK_RULES = (
     Rule(
         "preference-packed",
         "refuse",
-        "Trainers of preferences pack nothing, except for DPO and GKD of ms-swift with FlashAttention; use "
-        "--padding longest",
+        "This trainer packs nothing, except for DPO and GKD of ms-swift with FlashAttention; use --padding "
+        "longest",
         lambda case: (
-            case.recipe.is_preference and case.recipe.batch.padding == "packed" and not _joins_pairs(case)
+            case.recipe.has_own_loss and case.recipe.batch.padding == "packed" and not _joins_pairs(case)
         ),
     ),
     Rule(
         "preference-loss-kernel",
         "not-modelled",
-        "Trainers of preferences take log-probabilities in their own way, and fused losses of preferences "
-        "are not modelled; leave --loss out",
-        lambda case: case.recipe.is_preference and case.recipe.loss != _loss_of_trainer(case),
+        "This trainer takes its loss in its own way, and another or a fused one is not modelled; leave "
+        "--loss out",
+        lambda case: case.recipe.has_own_loss and case.recipe.loss != _loss_of_trainer(case),
         lambda case: f"{case.recipe.loss}",
     ),
     Rule(
@@ -310,7 +310,7 @@ TASK_RULES = (
         "not-modelled",
         "Log-probabilities in tiles are modelled of a plain head: without a bias, scaled or capped logits, "
         "and without an adapter of its own; use an older TRL, such as --versions trl==1.14.0",
-        lambda case: case.recipe.is_preference and case.recipe.loss == "chunked" and _has_other_head(case),
+        lambda case: case.recipe.has_own_loss and case.recipe.loss == "chunked" and _has_other_head(case),
     ),
 )
 

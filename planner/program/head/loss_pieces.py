@@ -27,7 +27,7 @@ def piece_tokens(job: Job) -> Number:
         return minimum(job.recipe.batch.rows * completion_tokens(job), TILE_TOKENS)
     if job.recipe.task == "gkd":
         return minimum(job.recipe.batch.rows * job.recipe.batch.seq_len, PIECE_TOKENS)
-    if job.recipe.is_preference or (job.recipe.loss == "chunked" and job.stack.loss_pieces == "tiles"):
+    if job.recipe.has_own_loss or (job.recipe.loss == "chunked" and job.stack.loss_pieces == "tiles"):
         return minimum(job.recipe.batch.rows * job.recipe.batch.seq_len, TILE_TOKENS)
     tokens, model, loss = job.recipe.batch.rows * job.recipe.batch.seq_len, job.model, job.recipe.loss
     if loss == "liger":

@@ -52,6 +52,7 @@ def test_sizes_share_a_program_and_switches_do_not() -> None:
         {"method": "lora", "padding": "longest", "attention": "eager"},
         {"method": "qlora", "grad_accum": 4, "gradient_checkpointing": True},
         {"method": "full", "sharding": "zero3", "gpus": 2},
+        {"method": "full", "task": "gkd", "stack": "swift", "teacher_model": "qwen2-1.5b"},
     ],
     ids=lambda flags: "-".join(map(str, flags.values())),
 )

@@ -20,7 +20,7 @@ from planner.program.ops.work import FusedAttention
 from planner.throughput.communication import (
     gathered_bytes,
 )
-from planner.throughput.kernel_time import mean_keys
+from planner.throughput.kernel_time import mean_keys, newton_schulz_flop, orthogonalized_params
 from planner.throughput.step_time import predict_time
 from planner.throughput.terms import pass_seconds
 from planner.throughput.time_inputs import TimedJob, job_of
@@ -186,6 +186,35 @@ def test_products_in_8_bits_run_at_the_rate_of_8_bits() -> None:
     assert in_8 - head == pytest.approx((in_16 - head) / times, rel=0.05)
     layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     assert gathered_bytes(wide) - gathered_bytes(narrow) == pytest.approx(2 * layers * 7 / 8)
+
+
+def test_muon_leaves_experts_in_one_tensor_to_adamw() -> None:
+    """Granite 3.0 1B-A400M: 24 layers of 1,024 features with 16 heads, 8 of keys, and 32 experts of 512.
+
+    LLaMA-Factory's Muon steps tensors of two dimensions: attention and router; adapters of the experts have
+    32 times the rank.
+    """
+    held = scenario({**LORA, "model": "granite-3.0-1b-a400m"})
+    square, keys, router = (1024, 1024), (512, 1024), (32, 1024)
+    matrices = [square, square, keys, keys, router]
+    assert orthogonalized_params(held.model, held.stack) == 24 * sum(
+        rows * columns for rows, columns in matrices
+    )
+    assert newton_schulz_flop(held.model, held.stack) == 24 * sum(iterated_flop(*sides) for sides in matrices)
+
+
+def iterated_flop(rows: int, columns: int) -> int:
+    """FLOP of five iterations over a matrix: twice with its longer side, once of squares."""
+    shorter, longer = sorted((rows, columns))
+    return 5 * 2 * (2 * longer * shorter**2 + shorter**3)
+
+
+def test_muon_steps_one_adapter_of_all_experts() -> None:
+    """Each factor of an adapter of 32 experts in one tensor has 32 ranks, as PEFT's ParamWrapper makes it."""
+    flags = {**LORA, "model": "granite-3.0-1b-a400m", "stack": "axolotl", "lora_rank": "4"}
+    held = scenario(flags, lora_targets="param:mlp.experts.down_proj")
+    found = newton_schulz_flop(held.model, held.stack, held.recipe.adapter)
+    assert found == 24 * (iterated_flop(4 * 32, 512) + iterated_flop(4 * 32, 1024))
 
 
 def test_window_counts_the_band() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import OPTIMIZERS, say_optimizer
+from planner.errors import REFUSED_BY_TOOL, UsageError
 
 OLD_STACK = "axolotl@0.8"
 STACK_OF_2023 = "axolotl@0.3"
@@ -87,9 +88,32 @@ def read_optimizer(keys: Keys, reading: Reading, *, old: bool) -> None:
 
     Raises:
         NotModelledError: an optimizer that no formula covers.
+        UsageError: Muon where Axolotl refuses it.
     """
     if keys.text("optimizer") is not None:
+        _refuse_muon(keys)
         say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_OWN_OPTIMIZERS}, reading)
     elif old:
         place = "axolotl 501b4d137 (2023-11) to 0.7.0 core/trainer_builder.py"
         reading.default("optimizer", "adamw_hf", f"{place}; 0.8.0 takes adamw_torch_fused, which needs less")
+
+
+def _refuse_muon(keys: Keys) -> None:
+    """Source: axolotl 0.19.0 utils/schemas/validation.py check_muon_deepspeed_fsdp.
+
+    Raises:
+        UsageError: Muon beside DeepSpeed or the first FSDP.
+    """
+    if keys.get("optimizer") != "muon":
+        return
+    beside = "DeepSpeed" if keys.get("deepspeed") else None
+    settings, version = keys.get("fsdp_config"), keys.get("fsdp_version")
+    if version is None and isinstance(settings, dict):
+        version = settings.get("fsdp_version")
+    if (settings or keys.get("fsdp")) and str(version) != "2":
+        beside = beside or "FSDP without fsdp_version 2"
+    if beside:
+        raise UsageError(
+            f"{keys.where('optimizer')}: Axolotl 0.19.0 stops at muon with {beside}; leave that out, or say "
+            f"adamw_torch_fused [{REFUSED_BY_TOOL}]"
+        )

@@ -312,7 +312,7 @@ class Zero3(DeepSpeed):
         """The model has a hook on what it returns.  Trainers of preferences have read their metrics before:
         trl 1.16.0 trainer/dpo_trainer.py _compute_loss.
         """
-        if self.job.recipe.is_preference:
+        if self.job.recipe.has_own_loss:
             self.stream.wait()
         self._own.coordinator.fetch(self._own.outer, forward=False, recomputes=False)
 

@@ -37,6 +37,7 @@ HELD: Flags = {
     "lora_targets": "attention",
     "switches": ["quantizes_experts=held", "adapter_kernels=eager"],
 }
+MUON: Flags = {"method": "full", "optimizer": "muon", "stack": "llama-factory"}
 UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_forward"]}
 
 TAUGHT: Flags = {"task": "gkd", "stack": "trl", "teacher_model": "llama-2-13b"}
@@ -198,8 +199,12 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "oft-with-lora-options": ({"oft_block_size": 32, "lora_rank": 8}, {"oft_block_size": 32}),
     "optimizer-of-whole-matrices": (
-        {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "zero2"},
-        {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "ddp"},
+        {**MUON, "gpus": 2, "sharding": "zero2"},
+        {**MUON, "gpus": 2, "sharding": "ddp"},
+    ),
+    "muon-of-stacked-matrices": (
+        {**MUON, "stack": "axolotl", "model": "granite-3.0-1b-a400m"},
+        {**MUON, "model": "granite-3.0-1b-a400m"},
     ),
     "optimizer-in-backward": (
         {"method": "full", "optimizer_in_backward": True, "grad_accum": 2},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.errors import RefusedCombinationError
+from planner.errors import NotModelledError, RefusedCombinationError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from tests.planner.intake.jobs import BASE, warned
@@ -51,6 +51,32 @@ def test_a_step_takes_samples_of_all_gpus() -> None:
     step = {"batch": 3, "grad_accum": 2, "gpus": 4}
     assert "23 samples, a step takes 24" in warned("fewer-samples-than-a-step", **step, samples=23)
     assert not warned("fewer-samples-than-a-step", **step, samples=24)
+
+
+@pytest.mark.parametrize(
+    ("stack", "said", "answered"),
+    [
+        ("llama-factory", {}, True),
+        ("axolotl", {"adapter_dtype": "fp32"}, True),
+        ("llama-factory", {"oft_block_size": 32}, False),
+        ("llama-factory-v1", {}, False),
+        ("llama-factory-v1", {"method": "full"}, True),
+        ("llama-factory@0.8", {"method": "full"}, False),
+        ("hf-trainer", {"method": "full"}, False),
+        ("torchtune", {"method": "full"}, False),
+        ("unsloth", {}, False),
+    ],
+)
+def test_muon_is_answered_where_its_code_was_read(
+    stack: str, said: dict[str, object], answered: bool
+) -> None:
+    """OFT has rows of triangles, LLaMA-Factory's v1 steps adapters by AdamW, and the others have no Muon."""
+    flags = from_flags({**BASE, "optimizer": "muon", "stack": stack, **said})
+    if answered:
+        assert resolve(flags).recipe.optimizer == "muon"
+        return
+    with pytest.raises(NotModelledError, match="optimizer-of-whole-matrices"):
+        resolve(flags)
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_a_state_of_an_adapter_is_counted_in_ranks() -> None:
     assert stepped(job("adafactor"), [adapter])[:2] == [8 * 4, 400]
 
 
-def full(optimizer: Optimizer) -> Job:
+def full(optimizer: Optimizer, stack: str = "hf-trainer") -> Job:
     """A full fine-tune under ``optimizer``."""
     flags = {
         "model": "llama-2-7b",
@@ -208,6 +208,7 @@ def full(optimizer: Optimizer) -> Job:
         "seq": 512,
         "batch": 1,
         "optimizer": optimizer,
+        "stack": stack,
     }
     return job_of(resolve(from_flags(flags)), Coefficients())
 
@@ -253,7 +254,7 @@ def test_muon_keeps_one_moment_of_matrices_and_two_of_the_rest() -> None:
     """The head is stepped by Adam, after all matrices."""
     head = replace(BIG, name="head")
     states = [800, 800_000, 800_000]
-    requests = stepped(full("muon"), [head, SMALL])
+    requests = stepped(full("muon", "llama-factory"), [head, SMALL])
     assert [each for each in requests if each > 0][:1] == states[:1]
     assert sum(requests) == sum(states)
 
@@ -266,9 +267,9 @@ def test_the_most_that_muon_holds_is_worked_out_from_its_source() -> None:
     200; for the second matrix the update of the first is there, too.
     """
     whole, square = 2 * 200_000, 2 * 200 * 200
-    one = stepped(full("muon"), [BIG], first=False)
+    one = stepped(full("muon", "llama-factory"), [BIG], first=False)
     assert most(one) == 800_000 + 4 * whole + 2 * square
-    two = stepped(full("muon"), [BIG, BIG], first=False)
+    two = stepped(full("muon", "llama-factory"), [BIG, BIG], first=False)
     assert most(two) == 800_000 + 5 * whole + 2 * square
     assert sum(two) == 0
 

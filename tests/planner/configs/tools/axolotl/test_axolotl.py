@@ -119,6 +119,28 @@ def test_what_is_not_read_ends_without_a_verdict(tmp_path: Path, text: str, sent
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "beside"),
+    [
+        ("deepspeed: deepspeed_configs/zero2.json\n", "DeepSpeed"),
+        ("fsdp: [full_shard, auto_wrap]\n", "FSDP without fsdp_version 2"),
+        ("fsdp_config: {reshard_after_forward: true}\n", "FSDP without fsdp_version 2"),
+        ("fsdp_config: {fsdp_version: 2, reshard_after_forward: true}\n", None),
+        ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", None),
+    ],
+)
+def test_muon_stops_beside_deepspeed_and_the_first_fsdp(
+    tmp_path: Path, text: str, beside: str | None
+) -> None:
+    """Axolotl 0.19.0 utils/schemas/validation.py check_muon_deepspeed_fsdp."""
+    text = BASE + "optimizer: muon\n" + text
+    if beside is None:
+        assert read(tmp_path, text).request.get("optimizer") == "muon"
+        return
+    with pytest.raises(UsageError, match=rf"muon with {beside}; .*refused-by-its-tool"):
+        read(tmp_path, text)
+
+
 def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:
     """A text is an expression; parameters of experts stand beside modules."""
     text = BASE + "adapter: lora\nlora_target_modules: 'model.layers.[0-9]+.mlp.(up|down)_proj'\n"

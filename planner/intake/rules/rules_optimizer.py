@@ -1,0 +1,92 @@
+"""Rules about the optimizer."""
+
+from __future__ import annotations
+
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
+from planner.intake.rules.rule import Case, Rule
+
+
+def _steps_elsewhere(case: Case) -> bool:
+    """Whether an optimizer steps in the backward pass of a job where no tool or no formula has it."""
+    recipe = case.recipe
+    alone = case.hardware.world_size == 1 and recipe.batch.grad_accum == 1
+    return recipe.optimizer_in_backward and not (alone and recipe.method == "full")
+
+
+def _divides_matrices(case: Case) -> bool:
+    """Whether the optimizer meets parts of parameters that it does not gather, or adapters.
+
+    Muon was read with adapters that are matrices, where it steps them.
+    """
+    recipe, sharding = case.recipe, case.recipe.sharding
+    muon = case.stack.muon if recipe.optimizer == "muon" else None
+    gathers = muon == "gathers" and sharding.dtensors and not recipe.offloads_something
+    if muon == "unread" or not (sharding.engine == "native" or gathers):
+        return True
+    plain = case.adapter is None or not case.adapter.oft_block_size
+    return recipe.method != "full" and not (muon in ("matrices", "all") and plain)
+
+
+def _stacks_matrices(case: Case) -> bool:
+    """Whether trained tensors have three dimensions: experts in one, and kernels of convolutions."""
+    return any(
+        group.block.mixer is not None
+        or any(linear.kind == "parameter" and linear.copies > 1 for linear in group.block.linears)
+        for group in case.model.groups
+    )
+
+
+OPTIMIZER_RULES = (
+    Rule(
+        "optimizer-of-whole-matrices",
+        "not-modelled",
+        "This optimizer is modelled for full fine-tunes where every GPU holds all of its states. Muon is "
+        "modelled in LLaMA-Factory and Axolotl, with LoRA, too; in LLaMA-Factory v1 whole, under FSDP2, too. "
+        "Use --sharding ddp or none, --stack llama-factory, or --optimizer adamw_torch",
+        lambda case: OPTIMIZER_FACTS[case.recipe.optimizer].whole_matrices and _divides_matrices(case),
+        lambda case: (
+            f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}, {case.stack.id}"
+        ),
+    ),
+    Rule(
+        # axolotl 0.19.0 contribs/mit/muon/muon.py: Muon.__init__ asserts two dimensions.
+        "muon-of-stacked-matrices",
+        "refuse",
+        "Axolotl's Muon stops at trained tensors of three dimensions, as experts and convolutions have them; "
+        "use --method lora, or --optimizer adamw_torch_fused",
+        lambda case: (
+            case.recipe.optimizer == "muon"
+            and case.stack.muon == "all"
+            and case.recipe.method == "full"
+            and _stacks_matrices(case)
+        ),
+    ),
+    Rule(
+        # transformers 5.23 trainer_optimizer.py:115-117 and 152; llamafactory 0.9.5
+        # hparams/parser.py:388-393; torchtune 0.6.1 recipes/full_finetune_single_device.py:146-157.
+        "optimizer-in-backward",
+        "not-modelled",
+        "An optimizer that steps in the backward pass is modelled for a full fine-tune on one GPU without "
+        "gradient accumulation; leave --optimizer-in-backward out",
+        _steps_elsewhere,
+    ),
+    Rule(
+        # llamafactory 0.9.5 hparams/parser.py:394-398, but for DeepSpeed's ZeRO-3, which badam 1.4 supports.
+        "badam-of-one-layer",
+        "refuse",
+        "BAdam trains one layer after the other, and its tools refuse it on several GPUs but under ZeRO-3, "
+        "which is not modelled; use --train-layers first:1 with --method full, and --gpu X:1",
+        lambda case: (
+            case.recipe.optimizer == "badam"
+            and (case.hardware.world_size > 1 or not case.recipe.train_layers)
+        ),
+    ),
+    Rule(
+        "optimizer-rank-unused",
+        "warn",
+        "optimizer_rank is for apollo_adamw; this optimizer has none",
+        lambda case: (
+            case.recipe.optimizer_rank is not None and not case.recipe.optimizer.startswith("apollo")
+        ),
+    ),
+)
