@@ -31,6 +31,19 @@ def linear_names(model: ModelSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*inside, *(linear.name for linear in model.extra_linears), model.head.name]))
 
 
+def target_names(model: ModelSpec) -> tuple[str, ...]:
+    """Names that LoRA targets may use: those of modules, and of the matrices that an expert tensor replaced.
+    A bare parameter is no module, so its own name reaches nothing.
+
+    Source: peft 0.21 ``utils/transformers_weight_conversion.py`` (``_MOE_TARGET_MODULE_MAPPING``).
+    """
+    inside = [linear for group in model.groups for linear in group.block.linears]
+    outside = (*model.extra_linears, model.head)
+    named = (each.legacy_names if each.kind == "parameter" else (each.name,) for each in (*inside, *outside))
+    names = dict.fromkeys(name for each in named for name in each)
+    return tuple(name for name in names if not name.startswith(TARGET_PARAMETER))
+
+
 def reaches_experts(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
     """Whether LoRA targets reach a fused expert tensor,
     which they do by the names of the matrices that it replaced.
@@ -115,13 +128,11 @@ def unmatched_targets(
     model: ModelSpec, targets: tuple[str, ...], frozen: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """Those of ``targets`` that name no matrix of the model, its ``frozen`` parts left out.
-    Only the last part of a dotted path is looked at.  Names of matrices that a fused expert tensor replaced
-    count where they reach it.
+    Only the last part of a dotted path is looked at.
     """
     tower = (each.name for each in _of_tower(model, frozen))
     inside = [linear for group in model.groups for linear in group.block.linears]
-    reached = (name for each in inside if reaches_experts(each, targets) for name in each.legacy_names)
-    known = {*linear_names(model), *tower, *reached, *GROUP_TARGETS}
+    known = {*target_names(model), *tower, *GROUP_TARGETS}
     parameters = {name for linear in inside for name in linear.legacy_names}
     return tuple(
         target

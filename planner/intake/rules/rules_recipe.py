@@ -13,6 +13,7 @@ from planner.intake.linears import (
     linear_names,
     partly_named,
     reaches_experts,
+    target_names,
     unmatched_modules,
     unmatched_targets,
 )
@@ -97,7 +98,7 @@ def _unmatched_targets_text(case: Case) -> str:
     modules = [each for each in targets if not each.startswith(TARGET_PARAMETER)]
     if not modules:
         return _unmatched_parameters_text(case, targets)
-    return f"{', '.join(targets)}; {case.model.id} has {', '.join(linear_names(case.model))}"
+    return f"{', '.join(targets)}; {case.model.id} has {', '.join(target_names(case.model))}"
 
 
 def _unmatched_parameters_text(case: Case, targets: tuple[str, ...]) -> str:
