@@ -48,6 +48,15 @@ def test_a_bare_parameter_is_no_module(stack: str, targets: str, unmatched: tupl
         assert unmatched[0] not in listed
 
 
+@pytest.mark.parametrize("targets", ["gate_proj", "q_proj;up_proj"])
+def test_a_part_of_an_expert_tensor_is_a_known_name(targets: str) -> None:
+    """One refusal says what is wrong, and none that there is no such name."""
+    flags = {"model": "qwen3-30b-a3b", "stack": "hf-trainer", "lora_targets": targets}
+    assert "(gate_proj, up_proj)" in warned("targets-name-a-part", **flags)
+    assert not warned("targets-match-nothing", **flags)
+    assert not warned("targets-match-partly", **flags)
+
+
 def test_unquantised_experts_are_counted() -> None:
     """Mixtral 8x7B: 32 layers x 8 experts x 3 matrices of 4096 x 14336 stay bf16: 84 GiB."""
     scenario = resolve(from_flags(BASE | {"model": "mixtral-8x7b", "method": "qlora"}))
