@@ -12,8 +12,8 @@ from planner.configs.said_by_file import Alone, Reading
 
 _RANKS = "start a process for each GPU with accelerate launch or torchrun"
 _COPIES = (
-    "one process is started, in which the Trainer copies the model to every GPU that it sees "
-    f"(nn.DataParallel), and that is not modelled: {_RANKS}"
+    "the Trainer copies the model to every GPU that its one process sees (nn.DataParallel), and that is not "
+    f"modelled: {_RANKS}"
 )
 _STOPS = f"LLaMA-Factory stops where one process sees several GPUs: {_RANKS}"
 _SPREADS = {

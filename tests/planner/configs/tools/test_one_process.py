@@ -40,6 +40,21 @@ def test_what_one_process_does_with_several_gpus(command: str, code: ExitCode, w
 
 
 @pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        (f"python run_clm.py {CLM}", "its command starts one process: the Trainer copies"),
+        (f"CUDA_VISIBLE_DEVICES=0,1 python run_clm.py {CLM}", "(launch line):CUDA_VISIBLE_DEVICES: "),
+        (f"accelerate launch --num_processes 1 --gpu_ids 0,1 run_clm.py {CLM}", "(launch line):gpu_ids: "),
+    ],
+)
+def test_places_are_what_was_written(command: str, place: str) -> None:
+    """No key that a launch file would have, where there is none."""
+    checked = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "h200-sxm:4"}), advise=False)
+    assert place in checked.failure
+    assert "distributed_type" not in checked.failure
+
+
+@pytest.mark.parametrize(
     "command", [f"python run_clm.py {CLM}", f"python -m llamafactory.launcher {LF}"], ids=["clm", "lf"]
 )
 def test_a_process_that_sees_one_gpu_has_one(command: str) -> None:
