@@ -149,13 +149,19 @@ def with_parameters(model: ModelSpec, targets: tuple[str, ...], reach: ExpertTar
     """``model`` whose fused expert tensors are reached by the targets that name them as parameters,
     each with the asked rank; ``reach``: what else names them.
 
-    Source: peft 0.21 tuners/tuners_utils.py _inject_parameters: a name is the end of a parameter's path.
+    Source: peft 0.21 tuners/tuners_utils.py _inject_parameters: a name is the end of a parameter's path;
+    unsloth 2026.10.9 models/llama.py get_peft_model, import_fixes.py _patch_peft_moe_target_conversion: where
+    parameters are named, names of modules reach no other.
     """
     named = [target for target in targets if target.startswith(TARGET_PARAMETER)]
     if not named:
         return _reached_by_any(model, targets) if reach == "any" else model
+    if reach == "any":
+        model = with_experts_apart(model)
 
     def reached(linear: LinearSpec) -> LinearSpec:
+        if reach == "any" and linear.kind != "parameter":
+            return _adapted_by_name(linear)
         if linear.kind != "parameter" or linear.group != "expert" or reaches_experts(linear, targets):
             return linear
         for target in named:
@@ -194,7 +200,7 @@ def _reached_by_any(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
 
     def reached(linear: LinearSpec) -> LinearSpec:
         if linear.kind != "parameter":
-            return replace(linear, adaptable=linear.adaptable or linear.name in _PROJECTIONS)
+            return _adapted_by_name(linear)
         names = tuple(each for each in targets if each in _PROJECTIONS.get(linear.name, ()))
         return replace(linear, legacy_names=names, asked_rank=True) if linear.group == "expert" else linear
 
@@ -205,6 +211,11 @@ def _reached_by_any(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
         return model
     groups = (replace(group, block=block) for group, block in zip(model.groups, blocks, strict=True))
     return replace(model, groups=tuple(groups))
+
+
+def _adapted_by_name(linear: LinearSpec) -> LinearSpec:
+    """A module, whose name is its own where PEFT gives it to no expert tensor."""
+    return replace(linear, adaptable=linear.adaptable or linear.name in _PROJECTIONS)
 
 
 @lru_cache(maxsize=64)

@@ -194,3 +194,10 @@ def test_unsloth_adapts_experts_by_any_of_their_names(
     """Each tensor with the asked rank, where PEFT by itself adds up a rank for each matrix."""
     for method in ("lora", "qlora"):
         assert _expert_adapters(model, method, stack, targets) == pytest.approx(millions, rel=1e-3)
+
+
+@pytest.mark.parametrize("beside", ["", ",down_proj", ",gate_proj,up_proj"])
+def test_beside_a_parameter_names_reach_no_experts_in_unsloth(beside: str) -> None:
+    """As many as by a name that stands for the parameter: Unsloth hands PEFT's conversion nothing then."""
+    named = f"param:mlp.experts.gate_up_proj{beside}"
+    assert _expert_adapters("qwen3-30b-a3b", "lora", "unsloth", named) == pytest.approx(176.2, rel=1e-3)

@@ -111,5 +111,22 @@ def test_names_that_match_nothing_stand_beside_those_that_there_are() -> None:
 def test_parameters_are_adapted_where_experts_are_one_tensor(dropout: float, stack: str) -> None:
     """Either a dropout or separate experts is enough to refuse."""
     flags = {"model": "mixtral-8x7b", "lora_targets": "q_proj;param:experts.down_proj"}
-    assert f"dropout {dropout:g}" in warned("parameter-targets", **flags, lora_dropout=dropout, stack=stack)
+    said = warned("parameter-targets", **flags, lora_dropout=dropout, stack=stack)
+    assert f"none, dropout {dropout:g}" in said
     assert not warned("parameter-targets", **flags, lora_dropout=0, stack="trl")
+
+
+@pytest.mark.parametrize(
+    ("said", "answers"),
+    [
+        ({}, False),
+        ({"method": "qlora"}, True),
+        ({"lora_dropout": 0.1}, True),
+        ({"versions": "unsloth==2026.7.4"}, True),
+        ({"stack": "unsloth@2024"}, True),
+    ],
+)
+def test_unsloth_adapts_parameters_that_it_does_not_pack(said: dict[str, object], answers: bool) -> None:
+    """Its argument target_parameters goes on to PEFT in the versions that were read."""
+    job = {"model": "qwen3-30b-a3b", "stack": "unsloth", "lora_targets": "param:mlp.experts.gate_up_proj"}
+    assert bool(warned("parameter-targets", **{**job, "lora_dropout": 0, **said})) == answers
