@@ -221,6 +221,6 @@ def test_parameters_of_experts_are_adapted_at_the_asked_rank() -> None:
     planned = job(CONFIGS["mixtral"], Setup(rank=8, targets=("q_proj", *(f"param:{path}" for path in paths))))
     assert planned.recipe.adapter is not None
     targets = planned.recipe.adapter.targets
-    spec = with_parameters(planned.model, targets)
+    spec = with_parameters(planned.model, targets, "converted")
     assert replace(planned, scenario=replace(planned.scenario, model=spec)).adapter_params == made
     assert not unmatched_targets(spec, targets)
