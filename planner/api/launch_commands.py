@@ -10,6 +10,7 @@ from pathlib import Path
 
 from planner.api.files import CheckOptions
 from planner.configs.launchers.command_line import started
+from planner.configs.launchers.launch import LAUNCH_LINE
 from planner.errors import show
 from planner.files.reading import read_text
 
@@ -46,7 +47,7 @@ def command_files(config: str, command: str, options: CheckOptions) -> CommandFi
     arguments, launch = job.texts
     texts, beside = {path.resolve(): arguments}, options.accelerate
     if beside is None:
-        line = path.with_name("launch line")
+        line = path.with_name(f"{path.name}{LAUNCH_LINE}")
         beside = str(line) if job.launch else _NO_FILE
         texts[line.resolve()] = launch
     text = f"{show(job.script)} is taken to hand its arguments to Transformers or TRL, as their names say"

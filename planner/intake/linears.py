@@ -31,6 +31,19 @@ def linear_names(model: ModelSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*inside, *(linear.name for linear in model.extra_linears), model.head.name]))
 
 
+def target_names(model: ModelSpec) -> tuple[str, ...]:
+    """Names that LoRA targets may use: those of modules, and of the matrices that an expert tensor replaced.
+    A bare parameter is no module, so its own name reaches nothing.
+
+    Source: peft 0.21 ``utils/transformers_weight_conversion.py`` (``_MOE_TARGET_MODULE_MAPPING``).
+    """
+    inside = [linear for group in model.groups for linear in group.block.linears]
+    outside = (*model.extra_linears, model.head)
+    named = (each.legacy_names if each.kind == "parameter" else (each.name,) for each in (*inside, *outside))
+    names = dict.fromkeys(name for each in named for name in each)
+    return tuple(name for name in names if not name.startswith(TARGET_PARAMETER))
+
+
 def reaches_experts(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
     """Whether LoRA targets reach a fused expert tensor,
     which they do by the names of the matrices that it replaced.
@@ -115,13 +128,11 @@ def unmatched_targets(
     model: ModelSpec, targets: tuple[str, ...], frozen: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """Those of ``targets`` that name no matrix of the model, its ``frozen`` parts left out.
-    Only the last part of a dotted path is looked at.  Names of matrices that a fused expert tensor replaced
-    count where they reach it.
+    Only the last part of a dotted path is looked at.
     """
     tower = (each.name for each in _of_tower(model, frozen))
     inside = [linear for group in model.groups for linear in group.block.linears]
-    reached = (name for each in inside if reaches_experts(each, targets) for name in each.legacy_names)
-    known = {*linear_names(model), *tower, *reached, *GROUP_TARGETS}
+    known = {*target_names(model), *tower, *GROUP_TARGETS}
     parameters = {name for linear in inside for name in linear.legacy_names}
     return tuple(
         target
@@ -138,13 +149,19 @@ def with_parameters(model: ModelSpec, targets: tuple[str, ...], reach: ExpertTar
     """``model`` whose fused expert tensors are reached by the targets that name them as parameters,
     each with the asked rank; ``reach``: what else names them.
 
-    Source: peft 0.21 tuners/tuners_utils.py _inject_parameters: a name is the end of a parameter's path.
+    Source: peft 0.21 tuners/tuners_utils.py _inject_parameters: a name is the end of a parameter's path;
+    unsloth 2026.10.9 models/llama.py get_peft_model, import_fixes.py _patch_peft_moe_target_conversion: where
+    parameters are named, names of modules reach no other.
     """
     named = [target for target in targets if target.startswith(TARGET_PARAMETER)]
     if not named:
         return _reached_by_any(model, targets) if reach == "any" else model
+    if reach == "any":
+        model = with_experts_apart(model)
 
     def reached(linear: LinearSpec) -> LinearSpec:
+        if reach == "any" and linear.kind != "parameter":
+            return _adapted_by_name(linear)
         if linear.kind != "parameter" or linear.group != "expert" or reaches_experts(linear, targets):
             return linear
         for target in named:
@@ -183,7 +200,7 @@ def _reached_by_any(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
 
     def reached(linear: LinearSpec) -> LinearSpec:
         if linear.kind != "parameter":
-            return replace(linear, adaptable=linear.adaptable or linear.name in _PROJECTIONS)
+            return _adapted_by_name(linear)
         names = tuple(each for each in targets if each in _PROJECTIONS.get(linear.name, ()))
         return replace(linear, legacy_names=names, asked_rank=True) if linear.group == "expert" else linear
 
@@ -194,6 +211,11 @@ def _reached_by_any(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
         return model
     groups = (replace(group, block=block) for group, block in zip(model.groups, blocks, strict=True))
     return replace(model, groups=tuple(groups))
+
+
+def _adapted_by_name(linear: LinearSpec) -> LinearSpec:
+    """A module, whose name is its own where PEFT gives it to no expert tensor."""
+    return replace(linear, adaptable=linear.adaptable or linear.name in _PROJECTIONS)
 
 
 @lru_cache(maxsize=64)

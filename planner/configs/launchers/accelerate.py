@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from planner.configs.launchers.deepspeed_json import read_deepspeed, swap_for_cpu_adam
 from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, FsdpKeys, read_fsdp, referred
+from planner.configs.launchers.launch import LAUNCH_LINE, VISIBLE
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
@@ -22,6 +23,7 @@ _DEGREES = {"tp_size": "tensor_parallel", "cp_size": "context_parallel", "sp_siz
 _DIVIDER = {"cp_size": "FSDP", "sp_size": "DEEPSPEED"}
 
 _HARMLESS = (
+    VISIBLE,
     "compute_environment",
     "debug",
     "downcast_bf16",
@@ -105,9 +107,12 @@ def read_counts(keys: Keys, reading: Reading, kind: str) -> None:
     if processes is None:
         return
     if kind == "NO":
-        ids = str(keys.get("gpu_ids") or "all")
+        name = VISIBLE if keys.has(VISIBLE) else "gpu_ids"
+        ids = str(keys.get(name) or "all")
         sees = 0 if ids == "all" else len(ids.split(","))
-        place = keys.where("gpu_ids" if sees else "distributed_type")
+        by_command = keys.path.name.endswith(LAUNCH_LINE)
+        unseen = "its command starts one process" if by_command else keys.where("distributed_type")
+        place = keys.where(name) if sees else unseen
         reading.say("gpus", sees or 1, place)
         reading.one_process = (place, sees)
         return

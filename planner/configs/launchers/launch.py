@@ -18,6 +18,9 @@ from planner.errors import InputFileError, show
 from planner.files.reading import read_text
 from planner.printing import printable
 
+LAUNCH_LINE = " (launch line)"
+"""What stands behind the name of a script where its launcher's options are read in place of a launch file."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 # What only such files say: `accelerate config` writes the first, DeepSpeed's have the second.
 _ACCELERATE = re.compile(r"^distributed_type\s*:", re.MULTILINE)
 _DEEPSPEED = re.compile(r'"zero_optimization"\s*:')

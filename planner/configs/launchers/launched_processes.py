@@ -11,11 +11,11 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from planner.configs.launchers.launch import VISIBLE
 from planner.configs.launchers.shell import unknown
 from planner.configs.tools.llama_factory.llama_factory_v1_task import is_pair_table
 from planner.errors import UsageError, show
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DECIDE = ("USE_V1", "FORCE_TORCHRUN", "NPROC_PER_NODE", "NNODES", VISIBLE)
 
 
@@ -116,7 +116,7 @@ def say_visible(path: Path, launch: MutableMapping[str, Any], variables: Mapping
     if launch.get("distributed_type") == "NO" and "gpu_ids" not in launch:
         seen = _visible(path, variables) or ""
         if seen.isdecimal():
-            launch["gpu_ids"] = ",".join(map(str, range(int(seen))))
+            launch[VISIBLE] = ",".join(map(str, range(int(seen))))
 
 
 def processes(per_node: Any, nodes: Any, *, ranks: bool = False) -> dict[str, Any]:

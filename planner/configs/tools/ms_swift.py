@@ -140,7 +140,7 @@ def _read_kind(keys: Keys, reading: Reading, *, compares: bool) -> None:
     """
     kind = keys.text("task_type") or ("seq_cls" if keys.has("num_labels") else "causal_lm")
     if kind not in ("causal_lm", "seq_cls"):
-        text = "the data say how many rows a sample for ranking or embeddings has: say the job by flags"
+        text = "rankers and embeddings are not modelled: the data say how many rows a sample has"
         raise keys.not_modelled("task_type", text)
     if compares or kind == "causal_lm":
         keys.skip(("num_labels", "problem_type"))

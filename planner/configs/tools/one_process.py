@@ -2,18 +2,20 @@
 
 Sources: transformers 5.23 trainer.py ``__init__`` (``is_model_parallel``) and _wrap_model (nn.DataParallel);
 trl 0.26.2 and 1.16.0 trainer/utils.py create_model_from_path (``auto``), 1.16.0 experimental/orpo and cpo
-likewise; llamafactory 0.9.5 hparams/parser.py (``NOT_DISTRIBUTED``); axolotl 0.19.0 utils/config/__init__.py
-choose_device; accelerate 1.15.0 utils/launch.py prepare_simple_launcher_cmd_env (``gpu_ids``).
+likewise; llamafactory 0.8.2 and 0.9.5 hparams/parser.py (``NOT_DISTRIBUTED``), not 0.8.1; axolotl 0.19.0
+utils/config/__init__.py choose_device; accelerate 1.15.0 utils/launch.py
+prepare_simple_launcher_cmd_env (``gpu_ids``).
 """
 
 from __future__ import annotations
 
 from planner.configs.said_by_file import Alone, Reading
+from planner.configs.tools.llama_factory.llama_factory_age import is_run_by_0_7
 
 _RANKS = "start a process for each GPU with accelerate launch or torchrun"
 _COPIES = (
-    "one process is started, in which the Trainer copies the model to every GPU that it sees "
-    f"(nn.DataParallel), and that is not modelled: {_RANKS}"
+    "the Trainer copies the model to every GPU that its one process sees (nn.DataParallel), and that is not "
+    f"modelled: {_RANKS}"
 )
 _STOPS = f"LLaMA-Factory stops where one process sees several GPUs: {_RANKS}"
 _SPREADS = {
@@ -31,7 +33,7 @@ def say_one_process(reading: Reading) -> None:
     stack, tool = str(reading.value("stack")), reading.tool_name
     if stack in _SPREADS:
         reading.default("device_map", "auto", _SPREADS[stack])
-    elif tool in ("trl", "transformers"):
+    elif tool in ("trl", "transformers") or is_run_by_0_7(reading):
         reading.alone = Alone(place, sees=sees, unread=_COPIES)
     elif tool == "llama-factory" and sees != 1:
         reading.alone = Alone(place, _STOPS)

@@ -57,7 +57,8 @@ MIXTURE_RULES = (
         "dropout-on-experts",
         "refuse",
         "PEFT stops at a dropout over experts that are one tensor, which these targets reach: use "
-        "--lora-dropout 0, or other targets",
+        "--lora-dropout 0, or --lora-targets attention, or linear-modules where no dense layer has the names "
+        "of experts",
         _drops_on_experts,
         lambda case: case.model.id,
     ),

@@ -12,6 +12,7 @@ from planner.intake.linears import (
     linear_names,
     partly_named,
     reaches_experts,
+    target_names,
     unmatched_modules,
     unmatched_targets,
 )
@@ -74,6 +75,12 @@ def _targets_parameters(case: Case) -> bool:
     return experts and any(each.startswith(TARGET_PARAMETER) for each in targets)
 
 
+def _packs_parameters(case: Case) -> bool:
+    """Whether experts are no bare tensors, be it that they are modules or that the stack packs them."""
+    whole = case.stack.expert_targets == "any" and case.numerics.quantization == "none"
+    return case.stack.passes_over == "nothing" and not (case.stack.fused_experts and whole)
+
+
 def _dropout(case: Case) -> float:
     return case.adapter.dropout if case.adapter else 0.0
 
@@ -89,7 +96,7 @@ def _unmatched_targets_text(case: Case) -> str:
     modules = [each for each in targets if not each.startswith(TARGET_PARAMETER)]
     if not modules:
         return _unmatched_parameters_text(case, targets)
-    return f"{', '.join(targets)}; {case.model.id} has {', '.join(linear_names(case.model))}"
+    return f"{', '.join(targets)}; {case.model.id} has {', '.join(target_names(case.model))}"
 
 
 def _unmatched_parameters_text(case: Case, targets: tuple[str, ...]) -> str:
@@ -309,12 +316,10 @@ RECIPE_RULES = (
         # peft 0.21 tuners/lora/layer.py ParamWrapper raises for a dropout.
         "parameter-targets",
         "refuse",
-        "Adapters on parameters (param:) need experts that are one tensor, as Transformers 5 has them, and "
-        "lora_dropout 0",
-        lambda case: (
-            _targets_parameters(case) and bool(case.stack.passes_over == "nothing" or _dropout(case) > 0)
-        ),
-        lambda case: f"{case.stack.id}, dropout {_dropout(case):g}",
+        "Adapters on parameters (param:) need experts that are one tensor, as Transformers 5 has them, not "
+        "packed in 4 bits, and lora_dropout 0",
+        lambda case: _targets_parameters(case) and (_packs_parameters(case) or _dropout(case) > 0),
+        lambda case: f"{case.stack.id}, {case.numerics.quantization}, dropout {_dropout(case):g}",
     ),
     Rule(
         "rank-above-width",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from planner.catalog.stacks import load_stack, stack_ids
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import LABEL_TASKS, Task
 from planner.intake.rules.rule import Case, Rule
@@ -51,6 +53,13 @@ def _unread(case: Case) -> bool:
     return (
         case.recipe.has_own_loss and task not in _READ[stack.pair_logps] and not scores_by_value(task, stack)
     )
+
+
+def _stacks_that_have(case: Case) -> tuple[str, ...]:
+    """Stacks, in their newest version, whose trainer for the task was read."""
+    newest = (load_stack(each) for each in stack_ids() if "@" not in each)
+    others = (replace(case, scenario=replace(case.scenario, stack=stack)) for stack in newest)
+    return tuple(other.stack.id for other in others if not _unread(other))
 
 
 def _labels_unread(case: Case) -> bool:
@@ -214,10 +223,9 @@ TASK_RULES = (
     Rule(
         "task-not-in-stack",
         "not-modelled",
-        "The stack has no trainer for this task that was read; use --stack trl, axolotl or llama-factory, "
-        "whichever has it",
+        "The stack has no trainer for this task that was read; use one of those that have",
         _unread,
-        lambda case: f"{case.recipe.task}, {case.stack.id}",
+        lambda case: f"{case.recipe.task}, {case.stack.id}; --stack {' or '.join(_stacks_that_have(case))}",
     ),
     Rule(
         "reference-divided",

@@ -121,6 +121,17 @@ def test_dropout_of_experts_that_are_one_tensor_stops_the_job(job: dict[str, Any
     resolve(from_flags({**GLM, **job, "lora_dropout": 0, "switches": ["adapter_kernels=eager"]}))
 
 
+@pytest.mark.parametrize("word", ["attention", "linear-modules"])
+def test_the_way_out_of_a_dropout_on_experts_is_one(word: str) -> None:
+    """The refusal names words with which the same job starts."""
+    job = {"model": "qwen3-30b-a3b", "method": "lora", "gpu": "h200-sxm", "seq": 512, "stack": "swift"}
+    with pytest.raises(RefusedCombinationError, match=f"--lora-targets.*{word}"):
+        resolve(from_flags({**job, "lora_targets": "all-linear"}))
+    found = resolve(from_flags({**job, "lora_targets": word})).recipe.adapter
+    assert found is not None
+    assert found.dropout == 0.05
+
+
 def test_axolotl_leaves_dropout_out_of_experts_that_names_reach() -> None:
     """The other adapters keep it."""
     found = resolve(
@@ -183,3 +194,10 @@ def test_unsloth_adapts_experts_by_any_of_their_names(
     """Each tensor with the asked rank, where PEFT by itself adds up a rank for each matrix."""
     for method in ("lora", "qlora"):
         assert _expert_adapters(model, method, stack, targets) == pytest.approx(millions, rel=1e-3)
+
+
+@pytest.mark.parametrize("beside", ["", ",down_proj", ",gate_proj,up_proj"])
+def test_beside_a_parameter_names_reach_no_experts_in_unsloth(beside: str) -> None:
+    """As many as by a name that stands for the parameter: Unsloth hands PEFT's conversion nothing then."""
+    named = f"param:mlp.experts.gate_up_proj{beside}"
+    assert _expert_adapters("qwen3-30b-a3b", "lora", "unsloth", named) == pytest.approx(176.2, rel=1e-3)

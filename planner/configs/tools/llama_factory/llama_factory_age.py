@@ -77,7 +77,7 @@ def old_place(keys: Keys, reading: Reading) -> str:
 
     A template that 0.9.2 does not have outweighs what only those files usually say.
     """
-    if _is_run_by_0_7(reading):
+    if is_run_by_0_7(reading):
         return f"{keys.path}: {show(reading.script)}"
     if (name := first_held(keys, _OLD_KEYS)) is not None:
         return keys.where(name)
@@ -95,10 +95,11 @@ def old_place(keys: Keys, reading: Reading) -> str:
 
 def is_of_0_7(keys: Keys, reading: Reading) -> bool:
     """Whether a key or the script tells a file of 0.7, before Transformers 4.43."""
-    return _is_run_by_0_7(reading) or first_held(keys, _KEYS_OF_0_7) is not None
+    return is_run_by_0_7(reading) or first_held(keys, _KEYS_OF_0_7) is not None
 
 
-def _is_run_by_0_7(reading: Reading) -> bool:
+def is_run_by_0_7(reading: Reading) -> bool:
+    """Whether the script is one that 0.7 had last."""
     return Path(reading.script).name == _SCRIPT_OF_0_7
 
 
@@ -106,7 +107,7 @@ def old_length(keys: Keys, reading: Reading) -> int | None:
     """``cutoff_len`` of an old file that does not say it: 1,024 in 0.7.1 and 0.8.3, 2,048 in 0.9.1 and later
     (hparams/data_args.py); ``None`` where nothing tells which.
     """
-    if _is_run_by_0_7(reading) or first_held(keys, _OWN_KEYS_OF_0_7):
+    if is_run_by_0_7(reading) or first_held(keys, _OWN_KEYS_OF_0_7):
         return 1024
     return None if first_held(keys, _KEYS_OF_0_9_2) is None else 2048
 
@@ -116,7 +117,7 @@ def take_old_stack(keys: Keys, reading: Reading, old: str) -> None:
     newer = first_held(keys, _KEYS_OF_0_9_2)
     gone = (*GONE, "visual_inputs", "train_mm_proj_only")
     if newer is None or is_of_0_7(keys, reading) or first_held(keys, gone):
-        sign = "the script" if _is_run_by_0_7(reading) else "a key"
+        sign = "the script" if is_run_by_0_7(reading) else "a key"
         reading.take_stack(OLD_STACK, _OLD_TOOL, old, f"{sign} of {_OLD_TOOL}")
     else:
         text = "a key since LLaMA-Factory 0.9.2, in a file that another key puts before 0.9.3"

@@ -93,7 +93,7 @@ def test_a_key_means_what_ms_swift_makes_of_it(tmp_path: Path, text: str, values
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("task_type: reranker\n", "how many rows a sample for ranking"),
+        ("task_type: reranker\n", "rankers and embeddings are not modelled"),
         ("tuner_backend: unsloth\n", "Unsloth inside ms-swift"),
         ("rlhf_type: dpo\nloss_scale: react\n", "preferences that weigh each token"),
         ("sequence_parallel_size: 2\n", "a sequence-parallel degree of 2"),

@@ -20,6 +20,8 @@ LF = (
     "--model_name_or_path Qwen/Qwen2.5-7B --dataset x --output_dir o"
 )
 
+OLD = "--per_device_train_batch_size 1 --gradient_accumulation_steps 4"
+
 
 @pytest.mark.parametrize(
     ("command", "code", "words"),
@@ -30,13 +32,29 @@ LF = (
         (f"accelerate launch --num_processes 1 run_clm.py {CLM}", ExitCode.NOT_MODELLED, "nn.DataParallel"),
         (f"CUDA_VISIBLE_DEVICES=0,1 python run_clm.py {CLM}", ExitCode.NOT_MODELLED, "nn.DataParallel"),
         (f"python -m llamafactory.launcher {LF}", ExitCode.USAGE, "LLaMA-Factory stops"),
+        (f"python src/train_bash.py {LF} {OLD}", ExitCode.NOT_MODELLED, "nn.DataParallel"),
         (f"CUDA_VISIBLE_DEVICES=0,1 python -m llamafactory.launcher {LF}", ExitCode.USAGE, "LLaMA-Factory"),
     ],
 )
 def test_what_one_process_does_with_several_gpus(command: str, code: ExitCode, words: str) -> None:
-    """TRL spreads the layers, Transformers' Trainer copies the model, LLaMA-Factory stops."""
+    """TRL spreads the layers, Transformers' Trainer copies the model, LLaMA-Factory stops since 0.8.2."""
     checked = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "h200-sxm:4"}), advise=False)
     assert (checked.exit_code, words in checked.failure) == (code, True), checked.failure
+
+
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        (f"python run_clm.py {CLM}", "its command starts one process: the Trainer copies"),
+        (f"CUDA_VISIBLE_DEVICES=0,1 python run_clm.py {CLM}", "(launch line):CUDA_VISIBLE_DEVICES: "),
+        (f"accelerate launch --num_processes 1 --gpu_ids 0,1 run_clm.py {CLM}", "(launch line):gpu_ids: "),
+    ],
+)
+def test_places_are_what_was_written(command: str, place: str) -> None:
+    """No key that a launch file would have, where there is none."""
+    checked = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "h200-sxm:4"}), advise=False)
+    assert place in checked.failure
+    assert "distributed_type" not in checked.failure
 
 
 @pytest.mark.parametrize(

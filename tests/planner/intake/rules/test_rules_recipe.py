@@ -25,6 +25,38 @@ def test_names_of_replaced_matrices_match_where_they_reach_the_experts() -> None
     assert not warned("targets-match-partly", **job, lora_targets="q_proj,gate_proj,up_proj")
 
 
+@pytest.mark.parametrize(
+    ("stack", "targets", "unmatched"),
+    [
+        ("hf-trainer", "q_proj;gate_up_proj", ("gate_up_proj", "targets-match-partly")),
+        ("hf-trainer", "gate_up_proj", ("gate_up_proj", "targets-match-nothing")),
+        ("hf-trainer", "q_proj;down_proj;gate", ()),
+        # PEFT 0.18 has no table of names, so none of theirs reaches experts or routers.
+        ("llama-factory", "q_proj;down_proj", ("down_proj", "targets-match-partly")),
+        ("llama-factory", "q_proj;gate", ("gate", "targets-match-partly")),
+        ("unsloth", "q_proj;gate_up_proj", ()),
+    ],
+)
+def test_a_bare_parameter_is_no_module(stack: str, targets: str, unmatched: tuple[str, ...]) -> None:
+    """Its own name adds nothing, and is not listed among those that would."""
+    job = {"model": "qwen3-30b-a3b", "stack": stack, "lora_targets": targets, "lora_dropout": 0}
+    said = {rule: warned(rule, **job) for rule in ("targets-match-partly", "targets-match-nothing")}
+    assert [rule for rule, text in said.items() if text] == list(unmatched[1:])
+    for text in filter(None, said.values()):
+        names, _, listed = text.partition("; qwen3-30b-a3b has ")
+        assert names.endswith(unmatched[0])
+        assert unmatched[0] not in listed
+
+
+@pytest.mark.parametrize("targets", ["gate_proj", "q_proj;up_proj"])
+def test_a_part_of_an_expert_tensor_is_a_known_name(targets: str) -> None:
+    """One refusal says what is wrong, and none that there is no such name."""
+    flags = {"model": "qwen3-30b-a3b", "stack": "hf-trainer", "lora_targets": targets}
+    assert "(gate_proj, up_proj)" in warned("targets-name-a-part", **flags)
+    assert not warned("targets-match-nothing", **flags)
+    assert not warned("targets-match-partly", **flags)
+
+
 def test_unquantised_experts_are_counted() -> None:
     """Mixtral 8x7B: 32 layers x 8 experts x 3 matrices of 4096 x 14336 stay bf16: 84 GiB."""
     scenario = resolve(from_flags(BASE | {"model": "mixtral-8x7b", "method": "qlora"}))
@@ -105,5 +137,22 @@ def test_names_that_match_nothing_stand_beside_those_that_there_are() -> None:
 def test_parameters_are_adapted_where_experts_are_one_tensor(dropout: float, stack: str) -> None:
     """Either a dropout or separate experts is enough to refuse."""
     flags = {"model": "mixtral-8x7b", "lora_targets": "q_proj;param:experts.down_proj"}
-    assert f"dropout {dropout:g}" in warned("parameter-targets", **flags, lora_dropout=dropout, stack=stack)
+    said = warned("parameter-targets", **flags, lora_dropout=dropout, stack=stack)
+    assert f"none, dropout {dropout:g}" in said
     assert not warned("parameter-targets", **flags, lora_dropout=0, stack="trl")
+
+
+@pytest.mark.parametrize(
+    ("said", "answers"),
+    [
+        ({}, False),
+        ({"method": "qlora"}, True),
+        ({"lora_dropout": 0.1}, True),
+        ({"versions": "unsloth==2026.7.4"}, True),
+        ({"stack": "unsloth@2024"}, True),
+    ],
+)
+def test_unsloth_adapts_parameters_that_it_does_not_pack(said: dict[str, object], answers: bool) -> None:
+    """Its argument target_parameters goes on to PEFT in the versions that were read."""
+    job = {"model": "qwen3-30b-a3b", "stack": "unsloth", "lora_targets": "param:mlp.experts.gate_up_proj"}
+    assert bool(warned("parameter-targets", **{**job, "lora_dropout": 0, **said})) == answers

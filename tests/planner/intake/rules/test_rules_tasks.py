@@ -55,9 +55,24 @@ def test_a_reference_runs_on_whole_weights(flags: dict[str, object], answers: bo
     assert bool(said) == answers
 
 
-def test_a_task_needs_a_trainer_that_was_read() -> None:
-    """The message names task and stack."""
-    assert "kto, torchtune" in warned("task-not-in-stack", task="kto", stack="torchtune")
+@pytest.mark.parametrize(
+    ("task", "stacks"),
+    [
+        ("gkd", "swift or trl"),
+        ("ppo", "llama-factory"),
+        ("grpo", "axolotl or swift or trl"),
+        ("kto", "axolotl or llama-factory or swift or trl"),
+    ],
+)
+def test_a_task_needs_a_trainer_that_was_read(task: str, stacks: str) -> None:
+    """The message names task and stack, and the stacks that have the task."""
+    flags = {"task": task, "teacher_model": "llama-2-7b"} if task == "gkd" else {"task": task}
+    said = warned("task-not-in-stack", **flags, stack="torchtune")
+    assert f"({task}, torchtune; --stack {stacks})" in said
+
+
+def test_a_task_that_a_stack_has_needs_no_other() -> None:
+    """Nor does language modelling."""
     assert not warned("task-not-in-stack", task="kto", **TRL)
     assert not warned("task-not-in-stack", task="sft", stack="torchtune")
 
