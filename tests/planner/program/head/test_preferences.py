@@ -104,7 +104,7 @@ def test_copies_of_adapters_wait_for_the_loss_under_the_trainers_own_autocast() 
 )
 def test_peaks_are_those_of_swift_rlhf(row: dict[str, str]) -> None:
     """Allocated within 0.5 % of the dry run of ms-swift 4.6.0 on an H100 (without logits to keep), and
-    reserved within 3 %: the gradient of each row is a tensor of its own.
+    reserved within 4 %: the gradient of each row is a tensor of its own.
     """
     words = [word.partition("=") for word in row["job"].split()]
     said = {"stack": "swift", "model": "qwen2.5-0.5b", "gpu": "h100-sxm", "grad_accum": 2}
@@ -114,5 +114,4 @@ def test_peaks_are_those_of_swift_rlhf(row: dict[str, str]) -> None:
         max(int(getattr(each, name)) for each in phases) for name in ("allocated_bytes", "reserved_bytes")
     )
     assert allocated == pytest.approx(int(row["allocated_bytes"]), rel=0.005)
-    if row["reserved_bytes"]:
-        assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=0.03)
+    assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=0.04)
