@@ -184,8 +184,8 @@ _PROJECTIONS: Mapping[str, frozenset[str]] = {
     "down_proj": frozenset({"down_proj"}),
 }
 """Targets that reach expert tensors of these names."""
-_NOT_SEEN_AS_MIXTURES = ("dbrx", "ernie4_5_moe")
-"""Their configurations count experts under another name (``moe_num_experts``)."""
+_NOT_SEEN_AS_MIXTURES = ("ernie4_5_moe",)
+"""Its configuration counts experts under another name (``moe_num_experts``)."""
 
 
 def _reached_by_any(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:

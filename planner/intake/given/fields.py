@@ -203,7 +203,7 @@ _FIELDS = (
     ),
     _one_of(
         "reward_dtype",
-        "Dtype in which it is loaded, or checkpoint for that of its file",
+        "Dtype in which the reward model is loaded, or checkpoint for that of its file",
         (*DTYPES, CHECKPOINT_DTYPE),
         _OF_DTYPES,
     ),
