@@ -11,10 +11,11 @@ from measure.cli.job_flags import need
 from measure.output import write_remark
 from planner.catalog.gpus import load_gpu
 from planner.domain.hardware import GpuSpec
-from planner.errors import NotModelledError, UsageError
+from planner.errors import NotModelledError, PlannerError, UsageError
 from planner.intake.given.fields import split_count
 
 if TYPE_CHECKING:
+    from measure.dry_run.cuda.card import CardFacts
     from measure.dry_run.tool_jobs import ToolJob
     from measure.trace.assumed import Assumed
 
@@ -50,49 +51,82 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     """The dry run of ``command``, or of the file in ``how.check`` by its own tool;
     ``how`` has the flags beside what the job is.
 
+    A tool that finds no tokenizer or data set runs again, on rows as ``--check`` lays them.
+
     Raises:
         PlannerError: as :func:`measure.dry_run.parent.dry_run`.
     """
-    from measure.dry_run.cuda.card import CardFacts
+    from measure.dry_run.parent import DataNotHereError
+    from measure.dry_run.tool_jobs import tool_job
+
+    if how.check is not None:
+        return _run(tool_job(Path(how.check), how.lengths, cards[1]), how.check, cards, how)
+    try:
+        return _run(tuple(map(_from_here, command)), "", cards, how)
+    except DataNotHereError as error:
+        job = None if how.data else _on_laid_rows(command, cards[1])
+        if job is None:
+            raise
+        write_remark(f"{error}; it runs again on rows of {job.n_tokens:,} tokens, as long as its limit")
+        return _run(job, "the command", cards, how)
+
+
+def _on_laid_rows(command: Sequence[str], n_cards: int) -> ToolJob | None:
+    """A tool's command on rows of full length; ``None`` for a program whose rows are not known."""
+    from measure.dry_run.tool_jobs import tool_job_of_command
+
+    try:
+        return tool_job_of_command(command, n_cards)
+    except PlannerError:
+        return None
+
+
+def _run(what: tuple[str, ...] | ToolJob, origin: str, cards: tuple[GpuSpec, int], how: Any) -> Any:
+    """The dry run of a command, or of a tool on rows that stand in for the data of ``origin``."""
     from measure.dry_run.cuda.compile import compiled_library
     from measure.dry_run.messages import ProgramJob
     from measure.dry_run.parent import dry_run
     from measure.dry_run.run_program import check_program
-    from measure.dry_run.tool_jobs import tool_job
     from measure.trace.assumed import Assumed
 
-    job_of_file = None if how.check is None else tool_job(Path(how.check), how.lengths, cards[1])
-    stood_in = () if job_of_file is None else _stand_ins(job_of_file, how.check)
-    command = command if job_of_file is None else job_of_file.command
+    laid, command = (None, what) if isinstance(what, tuple) else (what, what.command)
     check_program(command)
     need("measure", "torch")
-    card, n_cards = cards
-    major, minor = (int(each) for each in card.compute_capability.split("."))
-    name, memory = f"NVIDIA {card.name}", card.visible_memory_bytes or 0
-    facts = CardFacts(name, (major, minor), memory, card.multiprocessors or _ASSUMED_MULTIPROCESSORS, n_cards)
     checkpoints = _checkpoints(how.checkpoint or ())
+    rows = "" if how.data is None else str(Path(how.data).resolve())
+    job = ProgramJob(
+        str(compiled_library()), "", command, _facts_of(*cards), how.steps, how.timeout_s,
+        how.allocator or "", how.trust_remote_code, stands_in=laid is not None or bool(rows), rows=rows,
+        checkpoints=checkpoints,
+    )  # fmt: skip
+    if laid is not None:
+        job = replace(job, files=dict(laid.files), variables=dict(laid.variables), evaluates=laid.evaluates)
+    ran = dry_run(job)
+    if laid is not None and ran.most_tokens[1] < laid.n_tokens // 2:
+        raise NotModelledError(
+            f"the tool made batches of {ran.most_tokens[1]:,} tokens of rows of {laid.n_tokens:,}, "
+            "so its own data is needed: give the whole command after --, with --data"
+        )
+    stood_in = () if laid is None else _stand_ins(laid, origin)
     stood_in += tuple(
         Assumed("checkpoint", "no weights, and a tokenizer of words", folder, model)
         for folder, model in checkpoints.items()
     )
-    rows = "" if how.data is None else str(Path(how.data).resolve())
-    job = ProgramJob(
-        str(compiled_library()), "", tuple(map(_from_here, command)), facts, how.steps, how.timeout_s,
-        how.allocator or "", how.trust_remote_code,
-        {} if job_of_file is None else dict(job_of_file.files), how.check is not None or bool(rows), rows,
-        {} if job_of_file is None else dict(job_of_file.variables), checkpoints,
-        job_of_file is not None and job_of_file.evaluates,
-    )  # fmt: skip
-    ran = dry_run(job)
-    if job_of_file is not None and ran.most_tokens[1] < job_of_file.n_tokens // 2:
-        raise NotModelledError(
-            f"the tool made batches of {ran.most_tokens[1]:,} tokens of rows of {job_of_file.n_tokens:,}, "
-            "so its own data is needed: give the whole command after --"
-        )
     if ran.allocator and not how.allocator:
-        origin, way_out = "the program's variables", "--allocator says others"
-        stood_in += (Assumed("settings of torch's allocator", ran.allocator, origin, way_out),)
+        said_by, way_out = "the program's variables", "--allocator says others"
+        stood_in += (Assumed("settings of torch's allocator", ran.allocator, said_by, way_out),)
     return replace(ran, assumed=(*stood_in, *ran.assumed))
+
+
+def _facts_of(card: GpuSpec, n_cards: int) -> CardFacts:
+    """What the program finds of a card."""
+    from measure.dry_run.cuda.card import CardFacts
+
+    major, minor = (int(each) for each in card.compute_capability.split("."))
+    multiprocessors = card.multiprocessors or _ASSUMED_MULTIPROCESSORS
+    return CardFacts(
+        f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, multiprocessors, n_cards
+    )
 
 
 def _from_here(word: str) -> str:
@@ -126,7 +160,7 @@ def _stand_ins(job: ToolJob, file: str) -> tuple[Assumed, ...]:
         "data sets",
         f"rows of {job.n_tokens:,} tokens",
         file,
-        "as long as its limit; --lengths says another length",
+        "as long as its limit; --check with --lengths says another length",
     )
     noted = [rows]
     if job.left_out:

@@ -115,6 +115,7 @@ def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> P
         stages.most_tokens,
         stages.allocator,
         assumed,
+        lacks_data=guesses.lacks_data,
     )
 
 

@@ -42,6 +42,8 @@ class Guesses:
         self._files: Counter[tuple[str, str, str]] = Counter()
         self.refusals: dict[tuple[str, str], str] = {}
         self.not_here: list[str] = []
+        self.lacks_data = False
+        self.lacks_data = False
 
     def guess(self, what: str, op: str) -> None:
         """Count a value that was taken for one that nobody has."""
@@ -58,6 +60,10 @@ class Guesses:
     def miss(self, what: str) -> None:
         """Note something that the program asked the Hub for: if it fails, this is why."""
         self.not_here.append(what)
+
+    def lack_data(self) -> None:
+        """Note that the program found no tokenizer or data set, which others may stand in for."""
+        self.lacks_data = True
 
     def listed(self) -> list[Assumed]:
         """All guesses, the most frequent first."""

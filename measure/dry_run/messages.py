@@ -63,7 +63,7 @@ class ProgramEnd:
     ``steps``: optimizer steps that ran.  ``most_tokens``: rows and tokens of the largest batch.
     ``allocator``: what the variables said that torch's allocator reads, where the program set them or was
     given them.  ``exit_code``: the program's own, if it ended itself.  ``cards``: numbers of those that it
-    used.
+    used.  ``lacks_data``: whether it found no tokenizer or data set.
     """
 
     ending: Ending
@@ -75,3 +75,4 @@ class ProgramEnd:
     allocator: str
     assumed: tuple[dict[str, str], ...]
     cards: tuple[int, ...] = ()
+    lacks_data: bool = False

@@ -49,6 +49,10 @@ class ProgramError(PlannerError):
     """The program ended with an error of its own, or did not end."""
 
 
+class DataNotHereError(NotModelledError):
+    """The program found no tokenizer or data set."""
+
+
 @dataclass(frozen=True, slots=True)
 class DryRun:
     """What a program allocates: its events by card, what was assumed, and how far it came."""
@@ -68,6 +72,7 @@ def dry_run(job: ProgramJob) -> DryRun:
         ProgramError: the program failed by itself, or came to no end in time;
         its own words went to standard error.
         NotModelledError: it needs something that cannot be pretended; names the operator and the place.
+        DataNotHereError: it found no tokenizer or data set.
     """
     with (
         _ends_in_order(),
@@ -79,7 +84,8 @@ def dry_run(job: ProgramJob) -> DryRun:
         if answer is None:
             raise _without_answer(code, folder, job.timeout_s)
         if answer.ending == "refused":
-            raise NotModelledError(f"the program cannot be dry-run: {answer.reason}")
+            kind = DataNotHereError if answer.lacks_data else NotModelledError
+            raise kind(f"the program cannot be dry-run: {answer.reason}")
         if answer.ending == "failed":
             raise ProgramError(
                 f"the program itself failed (its exit code would be {answer.exit_code}): {answer.reason}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 
 import yaml
 
-from planner.configs.read import recognise
+from planner.configs.launchers.command_line import started
+from planner.configs.read import TOOLS, Tool, recognise
 from planner.configs.tools.llama_factory.llama_factory_vision import sees_images
-from planner.configs.yaml_or_json import read_document
+from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import NotModelledError, UsageError
 
 FOLDER = "dry_run_stand_ins"
@@ -72,6 +74,8 @@ _PAIRS, _MARKED = ("dpo", "rm", "reward"), ("kto",)
 _SEES = {"llama-factory": (), "trl": (), "axolotl": ("processor_type", "image_size")}
 _PIXELS, _DEFAULT_PIXELS = ("image_max_pixels", "image_resolution"), 768 * 768
 _PICTURE = "picture.pbm"
+# Of each command made here, the program and its subcommand or script stand before the file.
+_WORDS_OF_TOOL = 2
 # The first evaluation of a run comes after many steps; the second step is like all that follow.
 _AFTER_STEPS = 2
 _EVALUATED = {"eval_strategy": "steps", "eval_steps": _AFTER_STEPS}
@@ -131,7 +135,27 @@ def tool_job(path: Path, n_tokens: int | None = None, n_cards: int = 1) -> ToolJ
         UsageError: the kind of training is not given.
     """
     document = read_document(path)
-    tool = recognise(document)
+    return _job_of(document, recognise(document), n_tokens, n_cards)
+
+
+def tool_job_of_command(words: Sequence[str], n_cards: int = 1) -> ToolJob:
+    """The same of a command line that starts such a tool, whose launcher stays as it is.
+
+    Raises:
+        UsageError: no training is started, or its arguments cannot be read.
+        InputFileError, NotModelledError: as :func:`tool_job`.
+    """
+    command = started(Path("the command"), shlex.join(words))
+    # TRL's files do not say their trainer: the script's name does, and not the folder that it is in.
+    document = Document(Path("/", Path(command.script).name), command.arguments)
+    tool = TOOLS[command.tool] if command.tool else recognise(document)
+    job = _job_of(document, tool, None, n_cards)
+    start = command.words[: command.words.index(command.script) + 1]
+    return replace(job, command=(*start, *job.command[_WORDS_OF_TOOL:]))
+
+
+def _job_of(document: Document, tool: Tool, n_tokens: int | None, n_cards: int) -> ToolJob:
+    path = document.path
     if tool.name not in _LIMITS:
         raise NotModelledError(
             f"a file of {tool.title} is not started by itself yet: give the whole command, measure trace "

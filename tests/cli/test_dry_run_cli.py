@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from measure.cli.main import main
+from measure.dry_run.messages import ProgramJob
+from measure.dry_run.parent import DataNotHereError, DryRun
 from tests.extras import needs
 from tests.in_process import called
 
@@ -509,6 +511,31 @@ def test_a_dry_run_that_is_ended_leaves_nothing(number: int, folder: Path) -> No
     assert not Path(f"/proc/{child}").exists()
     if number == signal.SIGTERM:
         assert not list(folder.glob("measure-dry-run-*"))
+
+
+def test_a_tool_without_its_data_runs_on_rows_of_full_length(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which tokenizer or data is missing is said; a program of one's own is asked for --data instead."""
+    ran: list[ProgramJob] = []
+
+    def dry_run(job: ProgramJob) -> DryRun:
+        ran.append(job)
+        if not job.stands_in:
+            raise DataNotHereError("the tokenizer of m cannot be loaded here")
+        return DryRun({0: []}, (), job.n_steps, 1, (1, 64), "")
+
+    monkeypatch.setattr("measure.dry_run.parent.dry_run", dry_run)
+    monkeypatch.setattr("measure.dry_run.run_program.check_program", lambda _: None)
+    Path("a.yaml").write_text("base_model: m\nsequence_len: 64\nadapter: lora\ndatasets: []\n", "utf-8")
+    code, printed, said = run("trace", "--gpu", "4090", "--", "axolotl", "train", "a.yaml")
+    assert code == 0, said
+    assert "the tokenizer of m cannot be loaded here; it runs again on rows of 64 tokens" in said
+    assert "data sets at the command: rows of 64 tokens" in printed
+    assert [bool(each.files) for each in ran] == [False, True]
+    code, _, said = run("trace", "--gpu", "4090", "--", "python", program())
+    assert (code, len(ran)) == (6, 3)
+    assert "runs again" not in said
 
 
 def test_a_program_without_a_step_has_no_answer(folder: Path) -> None:

@@ -38,8 +38,8 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
         "transformers.tokenization_utils_base",
         _tokenizers(guesses, "PreTrainedTokenizerBase", allowed=allowed),
     )
+    imports.add("datasets.load", _data_sets(guesses, rows))
     if rows:
-        imports.add("datasets.load", _data_sets(guesses, rows))
         imports.add("evaluate.loading", _metrics(guesses))
 
 
@@ -56,11 +56,13 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
                     # Of a folder it says itself what is missing.
                     raise
                 if not allowed:
-                    raise _with_way_out(error, str(name)) from error
+                    guesses.lack_data()
+                    raise _with_way_out(error, f"the tokenizer of {name}") from error
             else:
                 if _knows_words(found, Path(str(name))):
                     return found
             if not allowed:
+                guesses.lack_data()
                 guesses.refuse(
                     "is not here; download it, or let one stand in with --data",
                     f"tokenizer of {name}",
@@ -75,13 +77,11 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
     return change
 
 
-def _with_way_out(error: Exception, name: str) -> Exception:
+def _with_way_out(error: Exception, what: str) -> Exception:
     """An error of the kind that the program may catch, with what to do."""
     kind = next(each for each in _NO_FILES if isinstance(error, each))
     caught: type[Exception] = type(kind.__name__, (NotHereError, kind), {})
-    return caught(
-        f"the tokenizer of {name} cannot be loaded here: download it, or let one stand in with --data"
-    )
+    return caught(f"{what} cannot be loaded here: download it, or let one stand in with --data")
 
 
 def _knows_words(found: Any, folder: Path) -> bool:
@@ -111,7 +111,12 @@ def _data_sets(guesses: Guesses, rows: str) -> Change:
         def load_dataset(path: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return load(path, *args, **kwargs)
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
+                if not rows and isinstance(error, OSError):
+                    guesses.lack_data()
+                    raise _with_way_out(error, f"data set {path}") from error
+                if not rows:
+                    raise
                 guesses.assume("data set", f"the rows of {rows}", str(path))
                 asked = {"split": _split(kwargs.get("split")), "streaming": kwargs.get("streaming", False)}
                 return load("json", data_files=dict.fromkeys(_SPLITS, rows), **asked)

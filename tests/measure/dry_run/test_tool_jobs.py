@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from measure.dry_run.tool_jobs import FOLDER, tool_job
+from measure.dry_run.tool_jobs import FOLDER, tool_job, tool_job_of_command
 from planner.errors import NotModelledError, UsageError
 
 LLAMA_FACTORY = (
@@ -195,3 +195,36 @@ def test_files_of_the_handbook_run_by_its_own_script(tmp_path: Path, monkeypatch
     question, answer = row["chosen"]
     assert (question["role"], len(question["content"].split())) == ("user", 24)
     assert (answer["role"], len(answer["content"].split())) == ("assistant", 40)
+
+
+@pytest.mark.parametrize(
+    ("command", "starts"),
+    [
+        ("llamafactory-cli train a.yaml learning_rate=1e-5", "llamafactory-cli train"),
+        ("accelerate launch -m axolotl.cli.train b.yaml", "accelerate launch -m axolotl.cli.train"),
+        (
+            "accelerate launch --num_processes 4 trl/scripts/dpo.py --model_name_or_path m --max_length 64",
+            "accelerate launch --num_processes 4 trl/scripts/dpo.py --config",
+        ),
+    ],
+)
+def test_a_command_keeps_its_launcher_and_gets_rows(
+    command: str, starts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its file gets them; arguments behind the file win over it."""
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "a.yaml", f"{LLAMA_FACTORY}stage: sft\nlearning_rate: 1.0\n")
+    written(tmp_path, "b.yaml", f"{AXOLOTL}datasets: []\n")
+    job = tool_job_of_command(command.split())
+    assert " ".join(job.command) == f"{starts} {FOLDER}/train.yaml"
+    assert job.n_tokens == 64
+    fields = yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
+    assert fields.get("learning_rate") != 1.0
+
+
+def test_a_program_of_ones_own_has_no_known_rows() -> None:
+    """What its data looks like, only its user knows."""
+    with pytest.raises(UsageError, match="no command that starts a training"):
+        tool_job_of_command(["python", "train.py"])
+    with pytest.raises(NotModelledError, match="is not started by itself yet"):
+        tool_job_of_command(["swift", "sft", "--model", "m", "--train_type", "lora", "--dataset", "d"])

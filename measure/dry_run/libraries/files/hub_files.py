@@ -80,6 +80,7 @@ def _download(guesses: Guesses, *, allowed: bool, has_rows: bool) -> Change:
                 if kwargs.get("repo_type") not in (None, "model") or kwargs.get("local_files_only"):
                     raise
                 if not allowed:
+                    guesses.lack_data()
                     guesses.refuse(
                         "is not in the Hub's cache; --data lets a folder without weights stand in", repo_id
                     )

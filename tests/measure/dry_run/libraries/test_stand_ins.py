@@ -35,6 +35,22 @@ def test_each_part_of_a_data_set_has_the_rows() -> None:
     assert guesses.listed()[0].name == "data set"
 
 
+def test_a_data_set_without_rows_is_told_with_the_way_out() -> None:
+    """The program may catch it, and look elsewhere; whoever runs it learns what is missing."""
+    module: Any = ModuleType("load")
+
+    def load_dataset(path: str) -> str:
+        raise OSError(path)
+
+    module.load_dataset = load_dataset
+    guesses = Guesses()
+    _data_sets(guesses, "")(module)
+    with pytest.raises(OSError, match="data set of-the-hub cannot be loaded here") as caught:
+        module.load_dataset("of-the-hub")
+    assert missing_behind(caught.value) is caught.value
+    assert guesses.lacks_data
+
+
 def test_how_often_something_was_assumed_is_said_in_words() -> None:
     """Once, or a number of times."""
     guesses = Guesses()
