@@ -18,8 +18,8 @@ _COPIES = (
     f"modelled: {_RANKS}"
 )
 _STOPS = (
-    "LLaMA-Factory stops where one process sees several GPUs (0.8.0 and 0.8.1 copy the model to each, which is "
-    f"not modelled): {_RANKS}"
+    "LLaMA-Factory stops where one process sees several GPUs (0.8.0 and 0.8.1 copy the model to each, which "
+    f"is not modelled): {_RANKS}"
 )
 _SPREADS = {
     "trl": "trl 1.16.0 trainer/utils.py create_model_from_path: auto in one process",

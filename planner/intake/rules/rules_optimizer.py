@@ -57,8 +57,8 @@ OPTIMIZER_RULES = (
         # axolotl 0.19.0 contribs/mit/muon/muon.py: Muon.__init__ asserts two dimensions.
         "muon-of-stacked-matrices",
         "refuse",
-        "Axolotl's Muon stops at trained tensors of three dimensions, as experts, convolutions and vision towers "
-        f"have them; use --method lora, or --optimizer adamw_torch_fused [{REFUSED_BY_TOOL}]",
+        "Axolotl's Muon stops at trained tensors of three dimensions, as experts, convolutions and vision "
+        f"towers have them; use --method lora, or --optimizer adamw_torch_fused [{REFUSED_BY_TOOL}]",
         lambda case: (
             case.recipe.optimizer == "muon"
             and case.stack.muon == "all"

@@ -85,7 +85,9 @@ def test_a_step_takes_samples_of_all_gpus() -> None:
     assert not warned("fewer-samples-than-a-step", **step, samples=24)
 
 
-@pytest.mark.parametrize(("frozen", "stops"), [((), True), (("projector",), True), (("vision_tower",), False)])
+@pytest.mark.parametrize(
+    ("frozen", "stops"), [((), True), (("projector",), True), (("vision_tower",), False)]
+)
 def test_axolotls_muon_stops_at_a_trained_tower(frozen: tuple[str, ...], stops: bool) -> None:
     """Its patches are cut by a convolution (axolotl 0.19.0 contribs/mit/muon/muon.py: ``p.ndim == 2``)."""
     said = {"model": "qwen2.5-vl-3b", "optimizer": "muon", "stack": "axolotl", "method": "full"}
