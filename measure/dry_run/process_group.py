@@ -48,6 +48,8 @@ def install(guesses: Guesses) -> None:
     for module in (dist, distributed_c10d):
         module.is_nccl_available = lambda: True  # type: ignore[attr-defined]
     distributed_c10d._NCCL_AVAILABLE = True
+    # Of GLOO alone, which torch asks by name (lightning 2.6 fabric/utilities/distributed.py).
+    setattr(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)  # noqa: B010 - not in torch's types
     _flatten()
     _sum_gradients(guesses)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import TARGET_PARAMETER, Adapter
-from planner.intake.linears import GROUP_TARGETS, linear_names
+from planner.intake.linears import GROUP_TARGETS
 
 SCORE = "score"
 """The head of a reward model, by its name in Transformers, which PEFT trains whole."""
@@ -29,6 +29,25 @@ def _parameters(adapter: Adapter) -> list[str]:
     return [target for target in adapter.targets if target.startswith(TARGET_PARAMETER)]
 
 
+def _linear_modules(model: nn.Module, spec: ModelSpec) -> list[str]:
+    """What PEFT's ``all-linear`` stands for: modules, and the matrices that a tensor of experts replaced.
+
+    Source: peft 0.21 utils/transformers_weight_conversion.py _resolve_string_target_modules.
+    """
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import _maybe_include_all_linear_layers
+
+    config: Any = LoraConfig(target_modules="all-linear", task_type=_task_type(spec))
+    _maybe_include_all_linear_layers(config, model)
+    inside = (linear for group in spec.groups for linear in group.block.linears if linear.kind == "parameter")
+    converted = {name for each in inside for name in each.legacy_names if not each.asked_rank}
+    return sorted({*config.target_modules, *converted})
+
+
+def _task_type(spec: ModelSpec) -> str:
+    return "SEQ_CLS" if spec.head.name == SCORE else "CAUSAL_LM"
+
+
 def _targets(model: nn.Module, adapter: Adapter, spec: ModelSpec) -> str | list[str]:
     """``target_modules`` as PEFT reads them: it knows ``all-linear`` alone, and not among names."""
     if adapter.targets == ("all-linear",):
@@ -39,7 +58,7 @@ def _targets(model: nn.Module, adapter: Adapter, spec: ModelSpec) -> str | list[
         if target not in GROUP_TARGETS and target not in _parameters(adapter)
     ]
     if "all-linear" in adapter.targets:
-        return named + [name for name in linear_names(spec) if name != spec.head.name]
+        return named + _linear_modules(model, spec)
     return named + (_attention_paths(model, spec) if "attention" in adapter.targets else [])
 
 
@@ -50,7 +69,7 @@ def adapted(model: Any, adapter: Adapter, spec: ModelSpec) -> Any:
     common: dict[str, Any] = {
         "target_modules": _targets(model, adapter, spec),
         "modules_to_save": list(adapter.modules_to_save) or None,
-        "task_type": "SEQ_CLS" if spec.head.name == SCORE else "CAUSAL_LM",
+        "task_type": _task_type(spec),
     }
     config: peft.PeftConfig
     if adapter.oft_block_size:

@@ -22,12 +22,15 @@ _PARTS = {
     "shared_expert": "mlp",
     "router": "mlp",
 }
-# Around the layers, where nothing is quantised; norms, which have no matrix;
-# or towers that the model is counted without.
+# Around the layers, where nothing is quantised; norms, which have no matrix; or towers, which a name reaches
+# from the start of the path alone.
 _OUTSIDE = re.compile(
     r"(?:\w+\.)*(?:lm_head|embed_out|output|embed_tokens|wte|\w*norm\w*|visual|vision\w*"
     r"|multi_modal\w*|modality_projection|mm_\w+|audio\w*|merger|projector)"
 )
+# Of a model that sees, from the start of a path.
+_TOWER = re.compile(r"model\.(?:visual|vision_\w+)")
+_PROJECTOR = re.compile(r"model\.(?:visual|visual\.merger|multi_modal_projector)")
 HEADS = ("lm_head", "embed_out", "output")
 """Names of a head, which Transformers' quantisers leave whole where nobody lists what to leave."""
 
@@ -38,7 +41,9 @@ def with_left_whole(spec: ModelSpec, names: Iterable[str], where: str) -> ModelS
     Raises:
         NotModelledError: a name that is no plain path of a matrix, of a layer or of a part of one.
     """
-    inside = [name for name in dict.fromkeys(names) if not _OUTSIDE.fullmatch(name)]
+    names = tuple(dict.fromkeys(names))
+    spec = with_tower_whole(spec, tower=_has(_TOWER, names), projectors=_has(_PROJECTOR, names))
+    inside = [name for name in names if not _OUTSIDE.fullmatch(name)]
     if not inside:
         return spec
     layers = [_without(block, number, inside) for number, block in enumerate(_blocks(spec))]
@@ -67,19 +72,34 @@ def left_whole_paths(spec: ModelSpec) -> tuple[str, ...]:
     )
 
 
-def with_tower_whole(spec: ModelSpec) -> ModelSpec:
-    """``spec`` with every matrix of its tower and projector marked as left whole."""
+def _has(pattern: re.Pattern[str], names: Iterable[str]) -> bool:
+    return any(pattern.fullmatch(name) for name in names)
+
+
+def with_tower_whole(spec: ModelSpec, *, tower: bool = True, projectors: bool = True) -> ModelSpec:
+    """``spec`` with every matrix of its tower, and of its projector, marked as left whole."""
+    vision = spec.vision
+    if vision is None or not (tower or projectors):
+        return spec
+    if tower:
+        vision = replace(
+            vision,
+            entry=_whole(vision.entry),
+            groups=_all_whole(vision.groups),
+            stacked=_all_whole(vision.stacked),
+        )
+    if projectors:
+        vision = replace(vision, projectors=_all_whole(vision.projectors))
+    return replace(spec, vision=vision)
+
+
+def packs_tower(spec: ModelSpec) -> bool:
+    """Whether the quantiser of a checkpoint left a matrix of the tower or projector to be packed."""
     vision = spec.vision
     if vision is None:
-        return spec
-    seeing = replace(
-        vision,
-        entry=_whole(vision.entry),
-        groups=_all_whole(vision.groups),
-        stacked=_all_whole(vision.stacked),
-        projectors=_all_whole(vision.projectors),
-    )
-    return replace(spec, vision=seeing)
+        return False
+    groups = (*vision.groups, *vision.stacked, *vision.projectors)
+    return not all(linear.left_whole for group in groups for linear in group.block.linears)
 
 
 def _all_whole(groups: tuple[BlockGroup, ...]) -> tuple[BlockGroup, ...]:

@@ -33,7 +33,7 @@ _AQLM_KERNELS = frozenset({(1, 16, 8), (1, 16, 16), (2, 8, 8), (1, 8, 8)})
 _ASSUMED_GROUP = 128
 # GPTQ packs the layers of the language model alone: optimum 2.3.0 gptq/quantizer.py convert_model,
 # whose blocks are the first of gptq/constants.py BLOCK_PATTERNS that the model has.
-_OF_THE_LAYERS = ("gptq-int4", "gptq-int8")
+OF_THE_LAYERS = ("gptq-int4", "gptq-int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def with_stored(spec: ModelSpec, data: Mapping[str, Any], where: str) -> ModelSp
     given = stored_said(data, where)
     if given is None:
         return spec
-    if given.stored.quantization in _OF_THE_LAYERS:
+    if given.stored.quantization in OF_THE_LAYERS:
         spec = with_tower_whole(spec)
     return with_left_whole(replace(spec, stored=given.stored), given.whole, f"{where}: {_KEY}")
 

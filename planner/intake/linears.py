@@ -10,7 +10,12 @@ from functools import lru_cache
 
 from planner.catalog.peft_targets import default_targets
 from planner.domain.model import LinearSpec, ModelSpec
-from planner.domain.recipes.recipe import LINEAR_MODULES, TARGET_PARAMETER, TARGETS_OF_PEFT
+from planner.domain.recipes.recipe import (
+    ADAPTABLE_MODULES,
+    LINEAR_MODULES,
+    TARGET_PARAMETER,
+    TARGETS_OF_PEFT,
+)
 from planner.domain.stack_values import ExpertTargets
 from planner.errors import UsageError
 
@@ -95,9 +100,12 @@ def spelled_out(
     """
     if targets == (TARGETS_OF_PEFT,):
         return peft_targets(model), "what PEFT adapts where no module is named"
-    if LINEAR_MODULES in targets:
+    words = (LINEAR_MODULES, ADAPTABLE_MODULES)
+    if any(word in targets for word in words):
         found = _linear_modules(model, frozen) if fused_experts else ("all-linear",)
-        named = (target for target in targets if target != LINEAR_MODULES)
+        if ADAPTABLE_MODULES in targets and (refused := refused_by_peft(model)):
+            found = linear_names_without(model, refused)
+        named = (target for target in targets if target not in words)
         return tuple(dict.fromkeys((*found, *named))), "what the tool finds to be a linear module"
     return None
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.catalog.hf_config import ConfigReader, model_from_config
+from planner.catalog.left_whole import with_tower_whole
 from planner.catalog.models import load_model
+from planner.catalog.quantization_config import OF_THE_LAYERS
 from planner.catalog.stacks import load_stack, with_switches
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
@@ -155,6 +157,8 @@ def assembled(request: ScenarioRequest, found: LookedUp) -> Scenario:
         enter_own_versions(ledger, found.stack)
     model = trained_model(loaded, recipe.task, found.stack, labels_of(ledger, recipe.task))
     recipe = with_trained_head(recipe, model)
+    if recipe.numerics.quantization in OF_THE_LAYERS:
+        model = with_tower_whole(model)
     if not found.stack.fused_experts:
         model = with_separate_experts(model)
     elif found.stack.expert_targets == "named":

@@ -112,11 +112,13 @@ class Launches:
         raise NotImplementedError(f"the launcher {why}")
 
     def _run(self, words: Sequence[str], variables: Mapping[str, str] | None, folder: Any) -> None:
-        """Once for each command: a launcher starts one process for each card, and all do the same."""
+        """Once for each command: a launcher starts one process for each card, and all do the same.  A program
+        that starts its own partners, as Lightning's does, is itself the first of them.
+        """
         name = " ".join(Path(each).name for each in words[:3])
         self._guesses.assume(_WHAT, "run in this process", name)
         key = tuple(words)
-        if key in self._ran:
+        if key in self._ran or (variables or {}).get("LOCAL_RANK", "0") != "0":
             return
         self._ran.add(key)
         with _variables(variables), _folder(folder), _argv():

@@ -17,7 +17,7 @@ from planner.configs.shared.trainer_arguments import read_attention, read_precis
 from planner.configs.tools.ms_swift_launch import read_engine, read_processes
 from planner.configs.tools.ms_swift_rlhf import read_rlhf, read_swift_rollout
 from planner.configs.yaml_or_json import Document
-from planner.domain.recipes.recipe import LINEAR_MODULES, TARGET_PATTERN
+from planner.domain.recipes.recipe import ADAPTABLE_MODULES, TARGET_PATTERN
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 TOOL = "ms-swift 4.6.0"
@@ -224,8 +224,8 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
     named = "target_regex" if pattern else "target_modules"
     targets = (TARGET_PATTERN + pattern,) if pattern else keys.names("target_modules")
     if targets or parameters:
-        found = tuple(LINEAR_MODULES if each == "all-linear" else each for each in targets)
-        found = found or (LINEAR_MODULES,)
+        found = tuple(ADAPTABLE_MODULES if each == "all-linear" else each for each in targets)
+        found = found or (ADAPTABLE_MODULES,)
         reading.say("lora_targets", (*found, *parameters), keys.where(named))
     if extra := keys.names("modules_to_save"):
         reading.say("modules_to_save", extra, keys.where("modules_to_save"))

@@ -17,7 +17,10 @@ _COPIES = (
     "the Trainer copies the model to every GPU that its one process sees (nn.DataParallel), and that is not "
     f"modelled: {_RANKS}"
 )
-_STOPS = f"LLaMA-Factory stops where one process sees several GPUs: {_RANKS}"
+_STOPS = (
+    "LLaMA-Factory stops where one process sees several GPUs (0.8.0 and 0.8.1 copy the model to each, which "
+    f"is not modelled): {_RANKS}"
+)
 _SPREADS = {
     "trl": "trl 1.16.0 trainer/utils.py create_model_from_path: auto in one process",
     "axolotl": "axolotl 0.19.0 utils/config/__init__.py choose_device: auto in one process",

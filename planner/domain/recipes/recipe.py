@@ -108,6 +108,10 @@ TARGETS_OF_PEFT = "peft-default"
 """The LoRA target that stands for what PEFT adapts by itself where no module is named."""
 LINEAR_MODULES = "linear-modules"
 """The LoRA target that stands for the names of all linear modules, which a tool finds and hands to PEFT."""
+ADAPTABLE_MODULES = "adaptable-modules"
+"""The same for a tool that leaves out what PEFT refuses.  Source: ms-swift 4.6.0 pipelines/train/tuner.py
+_drop_mamba_incompatible_targets.
+"""
 
 # What people call a method -> (method, quantisation, double quantisation).
 METHOD_ALIASES: dict[str, tuple[Method, Quantization | None, bool | None]] = {

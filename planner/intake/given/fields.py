@@ -224,9 +224,9 @@ _FIELDS = (
     RequestField(
         "lora_targets",
         "names",
-        "all-linear, linear-modules (without experts that are one tensor), attention, peft-default (what "
-        "PEFT adapts where no module is named), module names separated by ';', regex: and an expression, or "
-        "param: and a parameter of experts",
+        "all-linear, linear-modules (without experts that are one tensor), adaptable-modules (those of them "
+        "that PEFT does not refuse), attention, peft-default (what PEFT adapts where no module is named), "
+        "module names separated by ';', regex: and an expression, or param: and a parameter of experts",
     ),
     RequestField(
         "lora_dropout",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
+from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
 
 
@@ -28,7 +29,11 @@ def _divides_matrices(case: Case) -> bool:
 
 
 def _stacks_matrices(case: Case) -> bool:
-    """Whether trained tensors have three dimensions: experts in one, and kernels of convolutions."""
+    """Whether trained tensors have three dimensions or more: experts in one, and kernels of convolutions,
+    among them those that cut an image into patches.
+    """
+    if case.model.vision is not None and "vision_tower" not in case.recipe.frozen:
+        return True
     return any(
         group.block.mixer is not None
         or any(linear.kind == "parameter" and linear.copies > 1 for linear in group.block.linears)
@@ -52,8 +57,8 @@ OPTIMIZER_RULES = (
         # axolotl 0.19.0 contribs/mit/muon/muon.py: Muon.__init__ asserts two dimensions.
         "muon-of-stacked-matrices",
         "refuse",
-        "Axolotl's Muon stops at trained tensors of three dimensions, as experts and convolutions have them; "
-        "use --method lora, or --optimizer adamw_torch_fused",
+        "Axolotl's Muon stops at trained tensors of three dimensions, as experts, convolutions and vision "
+        f"towers have them; use --method lora, or --optimizer adamw_torch_fused [{REFUSED_BY_TOOL}]",
         lambda case: (
             case.recipe.optimizer == "muon"
             and case.stack.muon == "all"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from planner.catalog.left_whole import packs_tower
+from planner.catalog.quantization_config import OF_THE_LAYERS
 from planner.domain.recipes.recipe import BITSANDBYTES, IN_GROUPS, PREPACKED
 from planner.domain.stored import stored_text
 from planner.intake.rules.rule import Case, Rule
@@ -82,6 +84,20 @@ STORED_RULES = (
         "held: use a stack of Transformers 4, or the model before it was quantised",
         _packs_fused_experts,
         lambda case: case.stack.id,
+    ),
+    Rule(
+        # transformers 5.23 quantizers/quantizers_utils.py should_convert_module, quantizer_awq.py: "visual"
+        # of Qwen's lists does not match model.visual, whose 16-bit weights then have no module.
+        "packed-tower",
+        "not-modelled",
+        "Transformers packs the vision tower of such a base unless its list names it by its whole path "
+        "(model.visual), and then finds no weights for it: use GPTQ, or the 16-bit model with nf4",
+        lambda case: (
+            _is_prepacked(case)
+            and case.numerics.quantization not in OF_THE_LAYERS
+            and packs_tower(case.model)
+        ),
+        lambda case: f"{case.model.id}, {case.numerics.quantization}",
     ),
     Rule(
         # gptqmodel 7.3.4 utils/importer.py select_quant_linear,

@@ -46,6 +46,10 @@ def _needs_an_engine(case: Case) -> bool:
     return case.recipe.offloads_optimizer or case.recipe.offloads_params
 
 
+def _is_divided_litgpt(case: Case) -> bool:
+    return case.stack.quantizer == "lightning" and case.hardware.world_size > 1
+
+
 def _rates_unknown(case: Case) -> bool:
     gpu = case.gpu
     return gpu.memory_bandwidth_bytes_per_s is None or not any(
@@ -228,6 +232,25 @@ SYSTEM_RULES = (
         "This stack has FSDP2 alone: use --sharding fsdp, or hsdp",
         lambda case: case.recipe.sharding.is_fsdp1 and not case.stack.has_fsdp1,
         lambda case: f"{case.recipe.sharding}, {case.stack.id}",
+    ),
+    Rule(
+        # litgpt 0.5.13 finetune/lora.py:151-157; lora_legacy.py, adapter.py and adapter_v2.py alike.
+        "litgpt-divides-no-packed-base",
+        "refuse",
+        f"LitGPT stops at --quantize on several GPUs: use --gpu X:1, or --method lora [{REFUSED_BY_TOOL}]",
+        lambda case: _is_divided_litgpt(case) and case.numerics.quantization != "none",
+    ),
+    Rule(
+        # litgpt 0.5.13 finetune/lora.py parallelize_fn (the root stays whole), validate (logits of a batch at
+        # once); full.py (FSDPStrategy, no pieces of the head's product).
+        "litgpt-on-several-gpus",
+        "not-modelled",
+        "LitGPT divides a job over several GPUs by FSDP, with its own units and evaluation: modelled is the "
+        "first FSDP with adapters alone; use --gpu X:1, or --stack torchtune",
+        lambda case: (
+            _is_divided_litgpt(case) and not (case.recipe.sharding.is_fsdp1 and case.adapter is not None)
+        ),
+        lambda case: f"{case.recipe.method}, {case.recipe.sharding}",
     ),
     Rule(
         "whole-weights-accumulate",

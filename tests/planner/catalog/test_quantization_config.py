@@ -13,6 +13,7 @@ from planner.anatomy.packing import stored_bytes
 from planner.anatomy.quantized_matrices import is_quantizable
 from planner.catalog import hub
 from planner.catalog.hf_config import model_from_config
+from planner.catalog.left_whole import packs_tower, with_left_whole
 from planner.catalog.models import load_model, storage_of, stored_checkpoints
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import DTYPE_BYTES, Numerics, Packing
@@ -145,6 +146,26 @@ def test_gptq_packs_the_layers_of_the_language_model_alone() -> None:
     assert packed.vision is not None
     assert all(each.left_whole for block, _ in packed.vision.blocks() for each in block.linears)
     assert packed.groups == base.groups
+
+
+@pytest.mark.parametrize(
+    ("listed", "packs"),
+    [(["visual"], True), (["model.visual"], False), (["model.visual.merger"], True), ([], True)],
+)
+def test_a_tower_is_packed_unless_its_whole_path_is_listed(listed: list[str], packs: bool) -> None:
+    """``should_convert_module`` of Transformers 5.23 over the modules of Qwen2.5-VL, with the list of
+    Qwen/Qwen2.5-VL-32B-Instruct-AWQ (github.com/binarrii/qwen_vl_object_detect f2219ae) and others.
+    """
+    spec = with_left_whole(load_model("qwen2.5-vl-3b").spec, listed, "here")
+    assert packs_tower(spec) is packs
+
+
+def test_a_base_packed_by_a_flag_keeps_its_tower_as_gptq_does() -> None:
+    """AWQ without a list has nothing to load the tower from, so nobody can say what it takes."""
+    flags = {"model": "qwen2.5-vl-3b", "method": "lora", "gpu": "h100-sxm", "seq": 1024, "stack": "trl"}
+    assert not packs_tower(resolve(from_flags({**flags, "quantization": "gptq-int4"})).model)
+    with pytest.raises(NotModelledError, match="packed-tower"):
+        resolve(from_flags({**flags, "quantization": "awq-int4"}))
 
 
 def test_unsloth_lists_projectors_of_all_its_models_beside_what_it_left_whole() -> None:

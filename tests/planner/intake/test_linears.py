@@ -79,6 +79,24 @@ def test_linear_modules_stand_anywhere_among_names() -> None:
         assert adapter.targets == ("all-linear", "lm_head")
 
 
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("falcon-h1-0.5b", "q_proj k_proj v_proj o_proj in_proj gate_proj up_proj down_proj"),
+        ("nemotron-h-8b", "q_proj k_proj v_proj o_proj in_proj up_proj down_proj"),
+        ("qwen2.5-7b", "all-linear"),
+    ],
+)
+def test_ms_swift_leaves_out_what_peft_refuses(model: str, named: str) -> None:
+    """``find_all_linears`` and ``_drop_mamba_incompatible_targets`` of ms-swift 4.6.0 over the modules of
+    Transformers 5.19, on meta; Axolotl hands out_proj to PEFT, which stops.
+    """
+    flags = {"model": model, "method": "lora", "gpu": "h200-sxm", "seq": 512, "lora_dropout": 0}
+    adapter = resolve(from_flags({**flags, "stack": "swift"})).recipe.adapter
+    assert adapter is not None
+    assert set(adapter.targets) == set(named.split())
+
+
 def test_linear_modules_leave_a_frozen_tower_out() -> None:
     """As LLaMA-Factory does: nothing warns of names that nobody wrote."""
     flags = {"model": "qwen3-vl-30b-a3b", "method": "lora", "gpu": "h200-sxm", "seq": 512}

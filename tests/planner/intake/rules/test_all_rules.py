@@ -402,6 +402,18 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"sharding": "fsdp1", "gpus": 2, "stack": "llama-factory-v1"},
         {"sharding": "fsdp", "gpus": 2, "stack": "llama-factory-v1"},
     ),
+    "litgpt-divides-no-packed-base": (
+        {"method": "qlora", "sharding": "fsdp1", "gpus": 2, "stack": "litgpt"},
+        {"sharding": "fsdp1", "gpus": 2, "stack": "litgpt"},
+    ),
+    "litgpt-on-several-gpus": (
+        {"gpus": 2, "stack": "litgpt"},
+        {"sharding": "fsdp1", "gpus": 2, "stack": "litgpt"},
+    ),
+    "packed-tower": (
+        {"model": "qwen2.5-vl-3b", "quantization": "awq-int4", "stack": "trl"},
+        {"model": "qwen2.5-vl-3b", "quantization": "gptq-int4", "stack": "trl"},
+    ),
     "gpu-optimizer-offloaded": (
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "paged_adamw_8bit"},
         {"sharding": "zero3", "offload": "params", "optimizer": "paged_adamw_8bit"},

@@ -86,6 +86,20 @@ def test_a_step_takes_samples_of_all_gpus() -> None:
 
 
 @pytest.mark.parametrize(
+    ("frozen", "stops"), [((), True), (("projector",), True), (("vision_tower",), False)]
+)
+def test_axolotls_muon_stops_at_a_trained_tower(frozen: tuple[str, ...], stops: bool) -> None:
+    """Its patches are cut by a convolution (axolotl 0.19.0 contribs/mit/muon/muon.py: ``p.ndim == 2``)."""
+    said = {"model": "qwen2.5-vl-3b", "optimizer": "muon", "stack": "axolotl", "method": "full"}
+    flags = from_flags({**BASE, **said, "gpu": "h100-sxm", "freeze": frozen or None})
+    if not stops:
+        assert resolve(flags).recipe.optimizer == "muon"
+        return
+    with pytest.raises(RefusedCombinationError, match="muon-of-stacked-matrices"):
+        resolve(flags)
+
+
+@pytest.mark.parametrize(
     ("stack", "said", "answered"),
     [
         ("llama-factory", {}, True),
