@@ -211,7 +211,8 @@ def _evaluates(table: Mapping[str, Any], tool: str) -> bool:
         # and without steps or a strategy it never happens (core/builders/base.py).
         when = table.get("eval_steps") or table.get("evals_per_epoch") or strategy != "no"
         return bool(table.get("val_set_size") or table.get("test_datasets")) and bool(when)
-    return strategy != "no"
+    # The Trainers of LLaMA-Factory evaluate behind the training, and need rows for it, where this says so.
+    return strategy != "no" or (tool == "llama-factory" and bool(table.get("do_eval")))
 
 
 def _whole(value: Any, default: int) -> int:

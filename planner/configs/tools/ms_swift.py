@@ -80,6 +80,7 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_method(keys, reading)
     read_checkpoint(keys, "model", reading, trusts=f"{reading.tool}, which trusts a checkpoint's own code")
     _read_dtypes(keys, reading)
+    _refuse_stretched_context(keys)
     _read_lengths(keys, reading)
     if reading.value("task") == "grpo":
         read_swift_rollout(keys, reading)
@@ -298,6 +299,7 @@ def _read_dtypes(keys: Keys, reading: Reading) -> None:
             raise keys.wrong("torch_dtype", ", ".join(DTYPES), dtype)
         reading.say("load_dtype", dtype, keys.where("torch_dtype"))
     read_precision(keys, reading)
+    _refuse_two_halves(keys, dtype)
     if reading.value("precision") is not None:
         return
     off = [name for name in ("bf16", "fp16") if keys.flag(name) is False]
@@ -310,6 +312,31 @@ def _read_dtypes(keys: Keys, reading: Reading) -> None:
         note = "ms-swift 4.6.0 swift/arguments/base_args/model_args.py _init_mixed_precision"
         precision = _SHORT_DTYPES[dtype] if half in off else f"{half}-mixed"
         reading.say("precision", precision, keys.where("torch_dtype"), note)
+
+
+def _refuse_two_halves(keys: Keys, dtype: str | None) -> None:
+    """The dtype of the weights turns on the autocast that no key speaks of; Transformers stops at two.
+
+    Raises:
+        UsageError: the other autocast is asked for beside it.
+    """
+    own, other = ("bf16", "fp16") if dtype == "bfloat16" else ("fp16", "bf16")
+    if dtype in ("bfloat16", "float16") and keys.flag(other) and keys.flag(own) is None:
+        why = f"ms-swift turns {own} on beside torch_dtype {dtype}, and both stop it: say {own}: false"
+        raise UsageError(f"{keys.where(other)}: {why} [{REFUSED_BY_TOOL}]")
+
+
+def _refuse_stretched_context(keys: Keys) -> None:
+    """A scaling that a word names has its factor from ``max_model_len``.
+
+    Source: ms-swift 4.6.0 swift/arguments/base_args/model_args.py _init_rope_scaling.
+
+    Raises:
+        UsageError: the word without the length.
+    """
+    if keys.get("rope_scaling") in ("linear", "dynamic", "yarn") and not keys.has("max_model_len"):
+        why = "ms-swift stops without max_model_len, or a factor in a JSON object"
+        raise UsageError(f"{keys.where('rope_scaling')}: {why} [{REFUSED_BY_TOOL}]")
 
 
 def _read_lengths(keys: Keys, reading: Reading) -> None:

@@ -127,6 +127,8 @@ def test_a_file_that_evaluates_does_so_after_the_second_step(tmp_path: Path) -> 
     )
     fields = yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
     assert (fields["eval_dataset"], fields["eval_steps"], "val_size" in fields) == ("held_out", 2, False)
+    job = tool_job(written(tmp_path, "d.yaml", f"{LLAMA_FACTORY}stage: sft\nval_size: 0.1\ndo_eval: true\n"))
+    assert yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])["eval_dataset"] == "held_out"
 
 
 def test_a_file_with_images_gets_one_a_row(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def write_with_holes(tensors: Mapping[str, Any], path: Any, metadata: Any = None
 
 def _write_words(folder: Path, n_tokens: int) -> None:
     """A tokenizer of words, as for those that stand in for a single one; then lists of the same words."""
-    from measure.dry_run.libraries.files.words import N_WORDS, tokenizer_of_words
+    from measure.dry_run.libraries.files.words import N_WORDS, sign, tokenizer_of_words
 
     tokenizer_of_words("right", n_tokens=n_tokens).save_pretrained(folder)
     pieces = [bytes([number]) for number in range(256)]
@@ -83,20 +83,9 @@ def _write_words(folder: Path, n_tokens: int) -> None:
     (folder / _TIKTOKEN).write_bytes(b"\n".join(lines) + b"\n")
     # Each byte under the sign that stands for it.
     (folder / _VOCABULARY).write_text(
-        json.dumps({_sign(number): number for number in range(256)}), encoding="utf-8"
+        json.dumps({sign(number): number for number in range(256)}), encoding="utf-8"
     )
     (folder / _MERGES).write_text("#version: 0.2\n", encoding="utf-8")
-
-
-def _sign(byte: int) -> str:
-    """How GPT-2 writes a byte in its lists: itself where it prints, else a letter beyond them all.
-
-    Source: openai/gpt-2 src/encoder.py ``bytes_to_unicode``.
-    """
-    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    if byte in printed:
-        return chr(byte)
-    return chr(256 + sum(other not in printed for other in range(byte)))
 
 
 if __name__ == "__main__":

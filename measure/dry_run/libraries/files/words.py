@@ -34,7 +34,12 @@ def tokenizer_of_words(
     # Without holes, which Transformers warns of one by one.
     taken = set((numbers or {}).values())
     n_words = max(max(taken, default=0) + 1, n_tokens - _ROOM)
-    words += [f"unused{number}" for number in range(len(words), n_words)]
+    # Some classes of Transformers 5, such as Qwen2Tokenizer, spell a text with the words of its file, and
+    # drop what they cannot spell.
+    signs = [sign(byte) for byte in range(256)]
+    words += [*signs, *(f"unused{number}" for number in range(len(words) + len(signs), n_words))][
+        : max(0, n_words - len(words))
+    ]
     vocabulary = {word: number for number, word in enumerate(words) if number not in taken} | dict(
         numbers or {}
     )
@@ -47,3 +52,14 @@ def tokenizer_of_words(
     )
     made.chat_template = _TEMPLATE.replace("IMAGE", image)
     return made
+
+
+def sign(byte: int) -> str:
+    """How GPT-2 writes a byte in its lists: itself where it prints, else a letter beyond them all.
+
+    Source: openai/gpt-2 src/encoder.py ``bytes_to_unicode``.
+    """
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    if byte in printed:
+        return chr(byte)
+    return chr(256 + sum(other not in printed for other in range(byte)))

@@ -149,6 +149,21 @@ def test_packs_without_flash_attention_are_refused_as_ms_swift_does(tmp_path: Pa
         read(tmp_path, BASE + "packing: true\n")
 
 
+@pytest.mark.parametrize(
+    ("stops", "goes"),
+    [
+        ("torch_dtype: bfloat16\nfp16: true\n", "bf16: false\n"),
+        ("torch_dtype: float16\nbf16: true\n", "fp16: false\n"),
+        ("torch_dtype: bfloat16\nrope_scaling: yarn\n", "max_model_len: 65536\n"),
+    ],
+)
+def test_arguments_at_which_ms_swift_stops_are_refused(tmp_path: Path, stops: str, goes: str) -> None:
+    """Its dry run stops at them; with one argument more it trains."""
+    with pytest.raises(UsageError, match="refused-by-its-tool"):
+        read(tmp_path, BASE + stops)
+    read(tmp_path, BASE + stops + goes)
+
+
 def test_the_length_is_asked_for_where_the_model_decides(tmp_path: Path) -> None:
     """Without ``max_length`` samples are as long as the context of the model."""
     assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -112,3 +113,11 @@ def test_the_tokenizer_that_stands_in_has_almost_as_many_words_as_the_embedding(
     import_or_skip("transformers")
     assert 2000 - 100 < len(tokenizer_of_words("right", n_tokens=2000)) < 2000
     assert 1000 < len(tokenizer_of_words("right")) < 1100
+
+
+def test_a_class_that_spells_with_the_words_of_the_file_drops_no_text(tmp_path: Path) -> None:
+    """Qwen2Tokenizer of Transformers 5 is taken for the folder, whatever class that names."""
+    import_or_skip("tokenizers")
+    qwen2 = import_or_skip("transformers").Qwen2Tokenizer
+    tokenizer_of_words("right", n_tokens=2000).save_pretrained(tmp_path)
+    assert len(qwen2.from_pretrained(tmp_path)("w1 is known")["input_ids"]) >= len("w1isknown")
