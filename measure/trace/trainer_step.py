@@ -24,8 +24,8 @@ from planner.domain.scenario import Scenario
 
 
 def run_step(model: Any, scenario: Scenario, recorder: Recorder, reference: Any = None) -> None:
-    """Two micro-steps with an optimizer step between them;
-    with gradient accumulation the second one finds gradients.
+    """Two micro-steps with an optimizer step between them; with gradient accumulation two before it and two
+    behind it, of which the second ones find gradients.
 
     Micro-step 0 starts with neither gradients nor states, as training does.  ``reference``: the model that a
     policy is compared with, where that is not the same one without its adapters.
@@ -40,15 +40,14 @@ def run_step(model: Any, scenario: Scenario, recorder: Recorder, reference: Any 
     batch = Inputs(scenario, model.config.get_text_config().vocab_size, scaler)
     losses = losses_of(model, reference, scenario, recorder)
     _mark_gradients(model, recorder)
-    accumulates = int(recipe.batch.grad_accum) > 1
+    accumulated = min(int(recipe.batch.grad_accum), 2)
     with recorder:
-        micro_step(model, recorder, 0, batch, losses=losses)
-        recorder.enter_stage("optimizer_step")
-        _optimizer_step(model, optimizer, scaler)
-        _mark_states(optimizer, recorder)
-        micro_step(model, recorder, 1, batch, losses=losses)
-        if accumulates:
-            micro_step(model, recorder, 2, batch, losses=losses)
+        for number in range(2 * accumulated):
+            if number == accumulated:
+                recorder.enter_stage("optimizer_step")
+                _optimizer_step(model, optimizer, scaler)
+                _mark_states(optimizer, recorder)
+            micro_step(model, recorder, number, batch, losses=losses)
         recorder.close()
 
 

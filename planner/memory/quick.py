@@ -18,7 +18,7 @@ from planner.domain.model import BlockGroup
 from planner.domain.prediction import MemoryPrediction
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
-from planner.domain.term import Phase
+from planner.domain.term import PHASES, Phase
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import PhaseBytes, Replayed, slot_events, states_at_end, without_card
 from planner.memory.replayed_peak import prediction_of
@@ -144,7 +144,7 @@ def _grid(job: Job) -> Replayed:
 def _with_slack(job: Job, phases: Mapping[Phase, Number], states: Number) -> Replayed:
     made = tuple(
         PhaseBytes(phase, allocated, allocated + SLACK_SHARE * maximum(allocated - states, 0), {})
-        for phase, allocated in phases.items()
+        for phase, allocated in sorted(phases.items(), key=lambda each: PHASES.index(each[0]))
     )
     most = maximum(*phases.values())
     batch = job.recipe.batch

@@ -26,7 +26,7 @@ from planner.allocator.slots import (
 from planner.arrays import maximum
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
-from planner.domain.term import STATE_TERMS, TERM_NAMES, Phase, TermName
+from planner.domain.term import PHASES, STATE_TERMS, TERM_NAMES, Phase, TermName
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.drawn_lengths import drawn_longest
 from planner.memory.structures import program_of
@@ -175,11 +175,8 @@ def slot_events(stream: RequestStream, job: Job) -> SlotEvents:
     streams = stream.streams if any(stream.streams) else array("B")
     begins = [begin for begin, _ in stream.phases]
     # A stack that empties the cache every few steps keeps nothing of the first step.
-    later = (
-        []
-        if job.stack.keeps_outgrown_blocks
-        else [i for i, (_, phase) in enumerate(stream.phases) if phase == "forward_2"][:1]
-    )
+    updated = [i for i, (_, phase) in enumerate(stream.phases) if phase == "optimizer_step"]
+    later = [] if job.stack.keeps_outgrown_blocks else [number + 1 for number in updated[:1]]
     empties = frozenset(begins[number] for number in (*stream.emptied, *later))
     sizes, lags = stream.sizes(_values(job)), stream.lags_by_slot()
     settings = parse_settings(job.scenario.allocator_settings)
@@ -215,7 +212,7 @@ def _growth(job: Job, stream: RequestStream, events: SlotEvents) -> tuple[list[i
 
 
 def _by_phase(stream: RequestStream, events: SlotEvents, done: SlotReplay) -> Iterator[PhaseBytes]:
-    """Each phase once; those that several micro-steps go through take the most of them."""
+    """Each phase once, in the order of a first step; what several micro-steps go through takes the most."""
     terms = terms_at(stream, events, [phase.peak_event for phase in done.phases])
     found: dict[Phase, PhaseBytes] = {}
     for (_, name), replay, held in zip(stream.phases, done.phases, terms, strict=True):
@@ -232,7 +229,7 @@ def _by_phase(stream: RequestStream, events: SlotEvents, done: SlotReplay) -> It
             found[name] = PhaseBytes(name, replay.allocated_bytes, reserved, held)
         else:
             found[name] = PhaseBytes(name, before.allocated_bytes, reserved, before.terms)
-    return iter(found.values())
+    return iter(sorted(found.values(), key=lambda each: PHASES.index(each.phase)))
 
 
 def terms_at(stream: RequestStream, events: SlotEvents, moments: list[int]) -> list[dict[TermName, int]]:

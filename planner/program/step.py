@@ -39,7 +39,7 @@ from planner.program.ops.tensors import Tensor
 from planner.program.pipeline import run_pipeline
 from planner.program.recorded_part import NO_INPUT, Gradients, Saves, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
-from planner.program.runtime import Generation, Part, Pass
+from planner.program.runtime import Generation, Part, Pass, Runtime
 from planner.program.view import LayerView, head_view, layer_view
 from planner.program.vision.seeing import Before, Given, seeing_parts, take_pixels
 from planner.program.vision.tower import of_patches
@@ -56,17 +56,17 @@ class Mode:
 _OUTSIDE = Terms("saved_activations", "other_temporaries")
 _LAYER = Terms("saved_activations", "block_recompute")
 _LOSS = Terms("logits_and_loss", "logits_and_loss")
+_LATER = Pass("forward_2", "loss_2", "backward_2", is_last=True)
 
 
 def step_of(job: Job) -> RequestStream:
-    """Loading, a first micro-step, the optimizer's step, a later micro-step,
-    and an evaluation of as many samples.
+    """Loading, a first step with its update, a later one, and an evaluation of as many samples.
 
-    A task that generates does so before both micro-steps.  Where it generates more often than the optimizer
+    A task that generates does so before both steps.  Where it generates more often than the optimizer
     steps, the second time finds gradients.
 
-    The first micro-step meets neither gradients nor optimizer states.  With accumulation a third one follows,
-    which finds gradients; of three or more there is one between where that is the fullest.
+    The first micro-step meets neither gradients nor optimizer states.  With accumulation each step has a
+    second one, which finds gradients; of three or more there is one between where that is the fullest.
 
     Raises:
         NotModelledError: nothing is trained, which a forced job may ask for.  Of GPUs that one process has
@@ -80,10 +80,11 @@ def step_of(job: Job) -> RequestStream:
         )
     stream = RequestStream()
     runtime = runtime_of(job)(stream, job)
-    parts, accumulates = parts_of(job), int(job.recipe.batch.grad_accum) > 1
-    runtime.parts = parts
+    runtime.parts = parts_of(job)
     if stage is not None and not stage.in_turn:
-        run_pipeline(runtime, parts, parts_of(job, "added") if runtime.adds_gradients else parts)
+        run_pipeline(
+            runtime, runtime.parts, parts_of(job, "added") if runtime.adds_gradients else runtime.parts
+        )
         settle_workspace(stream)
         return stream
     runtime.before, runtime.after = asides_of(job)
@@ -91,21 +92,34 @@ def step_of(job: Job) -> RequestStream:
     runtime.load()
     runtime.generate(generation, "generation")
     pixels = take_pixels(stream, job)
-    runtime.optimizer_step(runtime.micro_step(parts, Pass("forward", "loss", "backward", is_last=True)))
+    runtime.optimizer_step(
+        _accumulated(runtime, generation, Pass("forward", "loss", "backward", is_last=True))
+    )
     take_pixels(stream, job, pixels)
     runtime.generate(generation, "generation_2")
-    gradients = runtime.micro_step(parts, Pass("forward_2", "loss_2", "backward_2", is_last=not accumulates))
-    if accumulates:
-        if job.recipe.generates_between:
-            runtime.generate(generation, "generation_2")
-        again = parts_of(job, "added") if runtime.adds_gradients else parts
-        if runtime.joins_gradients and int(job.recipe.batch.grad_accum) > 2:
-            runtime.micro_step(again, Pass("forward_2", "loss_2", "backward_2", is_last=False))
-        runtime.micro_step(again, Pass("forward_2", "loss_2", "backward_2", is_last=True))
-    runtime.optimizer_step(gradients)
+    runtime.optimizer_step(_accumulated(runtime, generation, _LATER))
     runtime.evaluate(evaluation_of(job))
     settle_workspace(stream)
     return stream
+
+
+def _accumulated(runtime: Runtime, generation: Generation | None, alone: Pass) -> list[int]:
+    """The micro-steps before one update, of which ``alone`` is the first; gives the slots of its gradients.
+
+    Source: transformers 5.23 trainer.py ``_inner_training_loop``.
+    """
+    job = runtime.job
+    accumulated = int(job.recipe.batch.grad_accum)
+    gradients = runtime.micro_step(runtime.parts, replace(alone, is_last=accumulated == 1))
+    if accumulated == 1:
+        return gradients
+    if job.recipe.generates_between:
+        runtime.generate(generation, "generation_2")
+    again = parts_of(job, "added") if runtime.adds_gradients else runtime.parts
+    if runtime.joins_gradients and accumulated > 2:
+        runtime.micro_step(again, replace(_LATER, is_last=False))
+    runtime.micro_step(again, _LATER)
+    return gradients
 
 
 def _makes_logits_of_evaluation(job: Job) -> bool:

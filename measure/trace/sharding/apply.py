@@ -161,7 +161,7 @@ class _Execution:
         if self._second is not None and record.place.stage == "reference":
             self._second.at(moment, record.block.module, name)
             return
-        boundary = not self._accumulates or record.place.micro_step != 1
+        boundary = not self._accumulates or record.place.micro_step % 2 == 1
         if moment == "gradient":
             parameter = self._parameters[record.block.module, name]
             self._runtime.gradient(parameter, self._handed_over_at(record), boundary=boundary)

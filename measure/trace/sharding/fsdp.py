@@ -236,7 +236,7 @@ class FsdpRank:
         """
         unit, settings = self._units[name], self._settings
         self._reshard(name)
-        if settings.reduces_last_only and self._stream.place.micro_step == 1:
+        if settings.reduces_last_only and self._stream.place.micro_step % 2 == 0:
             return
         self._stream.free(*self._sending)
         self._sending = []

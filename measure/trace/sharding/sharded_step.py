@@ -79,7 +79,7 @@ def run_sharded_step(
         put_mark(recorder, "end_of_backward", "")
 
     with recorder, linear_of_zero3() if recipe.sharding.is_zero3 else nullcontext():
-        for number in range(3 if int(recipe.batch.grad_accum) > 1 else 2):
+        for number in range(4 if int(recipe.batch.grad_accum) > 1 else 2):
             micro_step(model, recorder, number, batch, BackwardHooks(begins, ended), losses)
         recorder.close()
 

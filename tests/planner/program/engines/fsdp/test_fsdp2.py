@@ -48,13 +48,11 @@ def test_the_head_comes_with_the_last_norm_and_the_last_layer_is_sent_for_in_the
 
 
 def test_accelerate_reduces_after_the_last_micro_step_and_torchtune_after_each() -> None:
-    """The second micro-step of three is the one that is not the last;
-    both later ones are in the same phase.
-    """
+    """Of two micro-steps before each update the first is not the last; all but the very first are later."""
     reduced = [op for op, *_ in rows(job(grad_accum=4), "backward_2")].count("reduce_scatter_input")
-    assert reduced == LAYERS + 1
+    assert reduced == 2 * (LAYERS + 1)
     tuned = job(grad_accum=4, stack="torchtune", precision="bf16-mixed")
-    assert [op for op, *_ in rows(tuned, "backward_2")].count("reduce_scatter_input") == 2 * (LAYERS + 1)
+    assert [op for op, *_ in rows(tuned, "backward_2")].count("reduce_scatter_input") == 3 * (LAYERS + 1)
 
 
 def test_ends_that_the_root_has_are_divided_again_when_the_model_returns() -> None:
