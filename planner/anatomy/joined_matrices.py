@@ -1,0 +1,40 @@
+"""A model as Megatron-Core builds it: query, key and value are one matrix, and so are gate and up.
+
+Source: megatron-core 0.16.1 models/gpt/gpt_layer_specs.py (``linear_qkv``, ``linear_proj``, ``linear_fc1``,
+``linear_fc2``); mcore-bridge 1.6.5 bridge/gpt_bridge.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planner.domain.model import BlockGroup, InputTensor, LinearSpec, ModelSpec
+
+_NAMES: Mapping[InputTensor, str] = {
+    "attn_in": "linear_qkv",
+    "attn_out": "linear_proj",
+    "mlp_in": "linear_fc1",
+    "mlp_mid": "linear_fc2",
+}
+
+
+def joined_model(model: ModelSpec) -> ModelSpec:
+    """The model with one matrix in the place of those that read the same; once is enough."""
+    return replace(model, groups=tuple(_joined_group(group) for group in model.groups))
+
+
+def _joined_group(group: BlockGroup) -> BlockGroup:
+    found: dict[tuple[str, InputTensor], LinearSpec] = {}
+    for each in group.block.linears:
+        key = (each.group, each.reads)
+        if key not in found or each.group == "router":
+            name = each.name if each.group == "router" else _NAMES.get(each.reads, each.name)
+            found[key] = replace(
+                each, name=name, kind="linear", legacy_names=(), adaptable=each.group != "router"
+            )
+            continue
+        whole = found[key]
+        found[key] = replace(whole, out_features=whole.out_features + each.out_features)
+    attention = replace(group.block.attention, fused_qkv=True)
+    return replace(group, block=replace(group.block, linears=tuple(found.values()), attention=attention))
