@@ -19,6 +19,11 @@ _NAMES: Mapping[InputTensor, str] = {
 }
 
 
+EXPERTS = "experts."
+"""How names of experts' matrices begin."""
+_PLACES: Mapping[str, str] = {"expert": EXPERTS, "shared_expert": "shared_experts."}
+
+
 def joined_model(model: ModelSpec) -> ModelSpec:
     """The model with one matrix in the place of those that read the same; once is enough."""
     return replace(model, groups=tuple(_joined_group(group) for group in model.groups))
@@ -29,7 +34,8 @@ def _joined_group(group: BlockGroup) -> BlockGroup:
     for each in group.block.linears:
         key = (each.group, each.reads)
         if key not in found or each.group == "router":
-            name = each.name if each.group == "router" else _NAMES.get(each.reads, each.name)
+            name = each.name if each.group == "router" else _PLACES.get(each.group, "") + _NAMES[each.reads]
+            key = (each.name, each.reads) if each.group == "router" else key
             found[key] = replace(
                 each, name=name, kind="linear", legacy_names=(), adaptable=each.group != "router"
             )

@@ -17,7 +17,7 @@ from planner.domain.stack import Stack
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.given.ledger import Ledger
 
-_DENSE = ("llama", "mistral", "qwen2", "qwen3")
+_KNOWN = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 
@@ -67,8 +67,12 @@ def _of_batch(scenario: Scenario) -> Iterator[str]:
         yield "for padded samples, samples of their own lengths and images; packed ones are (--padding packed)"
     if parallel.context > 1:
         yield "with divided sequences (context parallel)"
-    if parallel.experts > 1 and not scenario.model.is_moe:
-        yield f"with expert parallel for '{scenario.model.id}', which has no experts"
+    if parallel.experts > 1:
+        counts = {group.block.mlp.n_experts for group in scenario.model.groups} - {0}
+        if not counts or any(count % parallel.experts for count in counts):
+            yield f"with expert parallel of {parallel.experts} for '{scenario.model.id}', whose experts do not divide"
+        elif scenario.hardware.world_size // parallel.pipeline % parallel.experts:
+            yield f"where {parallel.experts} GPUs do not divide the group that has the same layers"
     if recipe.batch.rows * recipe.batch.seq_len % parallel.tensor:
         yield f"for {recipe.batch.seq_len} tokens, which do not divide by {parallel.tensor}"
     if parallel.pipeline > 1 and scenario.model.tied:
@@ -77,8 +81,8 @@ def _of_batch(scenario: Scenario) -> Iterator[str]:
 
 def _of_model(scenario: Scenario) -> Iterator[str]:
     model, parts = scenario.model, scenario.recipe.parallel.tensor
-    if model.architecture not in _DENSE:
-        yield f"for architecture '{model.architecture}'; {', '.join(_DENSE)} are"
+    if model.architecture not in _KNOWN:
+        yield f"for architecture '{model.architecture}'; {', '.join(_KNOWN)} are"
     elif model.vision is not None:
         yield "for models that see"
     elif not _divides(model, parts):
@@ -88,7 +92,13 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
 def _divides(model: ModelSpec, parts: int) -> bool:
     blocks = [group.block for group in model.groups]
     counts = [
-        n for block in blocks for n in (block.attention.n_heads, block.attention.n_kv_heads, block.mlp.width)
+        n
+        for block in blocks
+        for n in (
+            block.attention.n_heads,
+            block.attention.n_kv_heads,
+            block.mlp.shared_width if block.mlp.n_experts else block.mlp.width,
+        )
     ]
     return all(n % parts == 0 for n in counts)
 

@@ -69,7 +69,7 @@ def _moved_share(job: TimedJob) -> Number:
     world, experts = job.recipe.shards(job.scenario.hardware), job.own.expert_share
     if not experts:
         return ring_fraction(world)
-    fewer = world / job.recipe.parallel.experts
+    fewer = world * job.recipe.parallel.tensor / job.recipe.parallel.experts
     return (1 - experts) * ring_fraction(world) + experts * ring_fraction(fewer)
 
 

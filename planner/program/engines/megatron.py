@@ -14,6 +14,7 @@ Ignored: padding of buffers, at most 128 bytes for each parameter and 2 KiB for 
 
 from __future__ import annotations
 
+from planner.anatomy.joined_matrices import EXPERTS
 from planner.domain.recipes.parallel import HEAD
 from planner.domain.stack_values import AdamStates, MainGradients
 from planner.domain.term import TermName
@@ -67,7 +68,7 @@ class Megatron(Runtime):
     def _make_masters(self, trained: list[Weight]) -> None:
         """``shard_model_param.clone().float()`` of each, unless the optimizer keeps what is left of it."""
         width = self._state_bytes[1]
-        if not width or self.job.recipe.offloads_optimizer:
+        if not width:
             return
         for each in trained:
             own = self._own(each)
@@ -80,8 +81,12 @@ class Megatron(Runtime):
         return _STATES[self.job.stack.adam_states]
 
     def _own(self, weight: Weight) -> float:
-        """Elements that this GPU updates."""
-        return n_elements(self.job, weight) / float(self.job.optimizer_shards)
+        """Elements that this GPU updates: experts lie on fewer GPUs, of those that divide matrices on each."""
+        shards = int(self.job.optimizer_shards)
+        if f" {EXPERTS}" in weight.name:
+            parallel = self.job.recipe.parallel
+            shards = shards * parallel.tensor // parallel.experts
+        return n_elements(self.job, weight) / shards
 
     def _take_kept_buffers(self) -> None:
         """All tokens before the head where GPUs divide them, and a dummy gradient of each shape of matrix."""
@@ -119,18 +124,22 @@ class Megatron(Runtime):
 
     def optimizer_step(self, gradients: list[int]) -> None:
         """States in the first step; where buffers of gradients are in bf16, a copy of this GPU's part in fp32,
-        unless the optimizer reads bf16.
+        unless the optimizer reads bf16.  What host RAM has comes back in fp32, one weight after the other.
+
+        Source of that: megatron-core 0.16.1 optimizer/cpu_offloading/hybrid_optimizer.py
+        param_copy_back_gpu_hook; torch 2.13 aten/src/ATen/native/cuda/Copy.cu (``conversion_device``).
         """
         del gradients
         stream, job = self.stream, self.job
         stream.enter("optimizer_step")
-        if job.recipe.offloads_optimizer:
-            return
         trained = [each for each in self.weights if each.trained]
         copies: list[int] = []
         if self._state_bytes[1] and _WIDTH[job.stack.main_gradients] < _WIDTH["fp32"]:
             copies = [self._take(4 * self._own(each), "optimizer_temporaries", "float") for each in trained]
-        if not self._has_states:
+        if job.recipe.offloads_optimizer:
+            for each in trained:
+                stream.free(self._take(4 * self._own(each), "optimizer_temporaries", "copy_"))
+        elif not self._has_states:
             self._has_states = True
             for each in trained:
                 for width in self._state_bytes[0]:

@@ -14,8 +14,7 @@ from __future__ import annotations
 from planner.domain.model import NormSpec
 from planner.program.head.heads import split
 from planner.program.layers.megatron.linears import fused_norm, linear, normed_linear
-from planner.program.layers.megatron.mixture import mixture
-from planner.program.ops.autograd import record
+from planner.program.layers.megatron.mixture import gated, mixture
 from planner.program.ops.kernels import fused_attention
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
@@ -85,13 +84,3 @@ def _feed_forward(torch: Operators, view: LayerView, norm: NormSpec, x: Tensor) 
             return mixture(torch, view, fused_norm(torch, view, norm, x))
         middle = gated(torch, normed_linear(torch, view, norm, view.linears("mlp_in")[0], x))
         return linear(torch, view, view.linears("mlp_mid")[0], middle)
-
-
-def gated(torch: Operators, x: Tensor) -> Tensor:
-    """``silu(first half) * second half``, one kernel each way, which saves its input."""
-    out = torch.new(x.unit, x.count / 2, x.dtype, "swiglu", cost=[x])
-
-    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [torch.like(kept[0], "swiglu_back", cost=(gradient,))]
-
-    return record(torch, out, [x], [x], backward)
