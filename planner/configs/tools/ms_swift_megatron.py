@@ -98,7 +98,7 @@ def read_ms_swift_megatron(keys: Keys, reading: Reading, beside: Beside) -> None
     _read_degrees(keys, reading)
     _read_sizes(keys, reading)
     _read_recomputation(keys, reading)
-    _read_optimizer(keys, reading)
+    _read_update(keys, reading)
     keys.skip((*MEGATRON_HARMLESS, *MS_SWIFT_HARMLESS))
 
 
@@ -243,12 +243,14 @@ def _read_recomputation(keys: Keys, reading: Reading) -> None:
     )
 
 
-def _read_optimizer(keys: Keys, reading: Reading) -> None:
-    """Dtypes of gradients, masters and moments, and whether host RAM has what the optimizer keeps.
+def _read_update(keys: Keys, reading: Reading) -> None:
+    """The loss; dtypes of gradients, masters and moments; whether host RAM has what the optimizer keeps.
 
     Raises:
         NotModelledError: moments of two dtypes or other ones, or a part of them in host RAM.
     """
+    if keys.flag("cross_entropy_loss_fusion") is False:
+        reading.switch("loss_backward", "compute+float", keys.where("cross_entropy_loss_fusion"))
     gradients = keys.text("main_grads_dtype") or "fp32"
     if gradients == "bf16" and not keys.flag("accumulate_allreduce_grads_in_fp32"):
         reading.switch("main_gradients", "bf16", keys.where("main_grads_dtype"))

@@ -66,11 +66,13 @@ class Megatron(Runtime):
         self._take_kept_buffers()
 
     def _make_masters(self, trained: list[Weight]) -> None:
-        """``shard_model_param.clone().float()`` of each, unless the optimizer keeps what is left of it."""
+        """``shard_model_param.clone().float()`` of each, the last one first, unless the optimizer keeps
+        what is left of it.
+        """
         width = self._state_bytes[1]
         if not width:
             return
-        for each in trained:
+        for each in reversed(trained):
             own = self._own(each)
             clone = self._take(own * ELEMENT_BYTES[each.dtype], "master_weights", "clone")
             self._take(own * width, "master_weights", "float")
