@@ -32,15 +32,14 @@ def joined_model(model: ModelSpec) -> ModelSpec:
 def _joined_group(group: BlockGroup) -> BlockGroup:
     found: dict[tuple[str, InputTensor], LinearSpec] = {}
     for each in group.block.linears:
-        key = (each.group, each.reads)
-        if key not in found or each.group == "router":
-            name = each.name if each.group == "router" else _PLACES.get(each.group, "") + _NAMES[each.reads]
-            key = (each.name, each.reads) if each.group == "router" else key
-            found[key] = replace(
-                each, name=name, kind="linear", legacy_names=(), adaptable=each.group != "router"
-            )
+        if each.group == "router":
+            found[each.name, each.reads] = replace(each, kind="linear", legacy_names=(), adaptable=False)
             continue
-        whole = found[key]
-        found[key] = replace(whole, out_features=whole.out_features + each.out_features)
+        key, whole = (each.group, each.reads), found.get((each.group, each.reads))
+        if whole is None:
+            name = _PLACES.get(each.group, "") + _NAMES.get(each.reads, each.name)
+            found[key] = replace(each, name=name, kind="linear", legacy_names=())
+        else:
+            found[key] = replace(whole, out_features=whole.out_features + each.out_features)
     attention = replace(group.block.attention, fused_qkv=True)
     return replace(group, block=replace(group.block, linears=tuple(found.values()), attention=attention))

@@ -59,6 +59,7 @@ class Regime:
         return widened and not self.autocast and self.engine == "native"
 
 
+_KEEPS_MASTERS: tuple[Engine, ...] = ("deepspeed", "megatron-core")
 WIDE_BYTES = 4
 """Bytes of one element in fp32."""
 
@@ -95,7 +96,6 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, co
     # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself, without autocast.
     autocast = engine == "native" and numerics.mixed
     base, outside, norm_weight = _weight_bytes(recipe, stack)
-    keeps_masters = engine in ("deepspeed", "megatron")
     # FSDP gathers weights in the compute dtype: inside blocks all is 16-bit although shards are fp32.
     gathers = engine == "fsdp" and numerics.mixed
     trained = _trained_bytes(recipe, base, casts=quantized or stack.zero3_casts_adapters)
@@ -125,8 +125,8 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, co
         linear_out=linear_out,
         trained=trained,
         gradient=compute if engine == "deepspeed" and numerics.mixed else trained,
-        master=4 if keeps_masters and trained < 4 else 0,
-        state=4 if keeps_masters else trained,
+        master=4 if engine in _KEEPS_MASTERS and trained < 4 else 0,
+        state=4 if engine in _KEEPS_MASTERS else trained,
         adapter=trained if is_lora else 0,
         adapter_seen=(compute if gathers else trained) if is_lora else 0,
         sees_adapter_shards=is_lora and gathers and _sees_adapter_shards(recipe, stack),

@@ -33,44 +33,45 @@ def check_megatron(scenario: Scenario) -> None:
 
 
 def _of_recipe(scenario: Scenario) -> Iterator[str]:
-    recipe = scenario.recipe
-    if recipe.has_own_loss:
-        yield f"for task {recipe.task}; sft and pretrain are"
-    if recipe.numerics.quantization != "none" or recipe.numerics.fp8 != "none":
-        yield "over bases in 8 or 4 bits, and with products in 8 bits"
-    if (recipe.numerics.precision, recipe.numerics.load_dtype) != ("bf16", "bf16"):
-        yield f"in {recipe.numerics.precision} with weights in {recipe.numerics.load_dtype}; bf16 is"
-    if recipe.sharding.name != DISTRIBUTED_OPTIMIZER.name:
-        yield f"with sharding {recipe.sharding.name}; {DISTRIBUTED_OPTIMIZER.name} is"
-    if recipe.optimizer not in _OPTIMIZERS:
-        yield f"with optimizer {recipe.optimizer}; {' and '.join(_OPTIMIZERS)} are"
-    if recipe.offload not in ("none", "optimizer"):
-        yield f"with offload {recipe.offload}; none and optimizer are"
-    if recipe.attention != "flash2":
-        yield f"with attention {recipe.attention}; flash2 is"
-    if recipe.loss != "hf":
-        yield f"with loss {recipe.loss}; hf is"
-    if recipe.gradient_checkpointing and (recipe.checkpoint_policy != "full" or recipe.checkpoint_every != 1):
-        yield "with a part of the layers computed again, or parts of layers; all are, and none"
-    if recipe.train_layers or recipe.frozen:
-        yield "where only a part of the model is trained"
-    adapter = recipe.adapter
-    if adapter is not None and (adapter.dora or adapter.oft_block_size or adapter.modules_to_save):
-        yield "with DoRA, OFT and modules_to_save"
-    if adapter is not None and adapter.targets != ("all-linear",):
-        yield "with adapters on some matrices; all-linear is"
+    recipe, numerics, adapter = scenario.recipe, scenario.recipe.numerics, scenario.recipe.adapter
+    some_layers = recipe.checkpoint_policy != "full" or recipe.checkpoint_every != 1
+    odd = adapter is not None and (adapter.dora or adapter.oft_block_size or adapter.modules_to_save)
+    narrow = numerics.quantization != "none" or numerics.fp8 != "none"
+    plain = (numerics.precision, numerics.load_dtype) == ("bf16", "bf16")
+    own = DISTRIBUTED_OPTIMIZER.name
+    reasons = (
+        (recipe.has_own_loss, f"for task {recipe.task}; sft and pretrain are"),
+        (narrow, "over bases in 8 or 4 bits, and with products in 8 bits"),
+        (not plain, f"in {numerics.precision} with weights in {numerics.load_dtype}; bf16 is"),
+        (recipe.sharding.name != own, f"with sharding {recipe.sharding.name}; {own} is"),
+        (recipe.optimizer not in _OPTIMIZERS, f"with {recipe.optimizer}; {' and '.join(_OPTIMIZERS)} are"),
+        (recipe.offload not in ("none", "optimizer"), f"with offload {recipe.offload}; optimizer is"),
+        (recipe.attention != "flash2", f"with attention {recipe.attention}; flash2 is"),
+        (recipe.loss != "hf", f"with loss {recipe.loss}; hf is"),
+        (
+            recipe.gradient_checkpointing and some_layers,
+            "with some layers computed again, or parts of layers; all are, and none",
+        ),
+        (bool(recipe.train_layers or recipe.frozen), "where only a part of the model is trained"),
+        (bool(odd), "with DoRA, OFT and modules_to_save"),
+        (
+            adapter is not None and adapter.targets != ("all-linear",),
+            "with adapters on some matrices; all-linear is",
+        ),
+    )
+    yield from (text for found, text in reasons if found)
 
 
 def _of_batch(scenario: Scenario) -> Iterator[str]:
     recipe, parallel = scenario.recipe, scenario.recipe.parallel
     if recipe.batch.is_padded or recipe.batch.lengths is not None or recipe.batch.images is not None:
-        yield "for padded samples, samples of their own lengths and images; packed ones are (--padding packed)"
+        yield "for padded samples, samples of their own lengths and images; --padding packed is"
     if parallel.context > 1:
         yield "with divided sequences (context parallel)"
     if parallel.experts > 1:
         counts = {group.block.mlp.n_experts for group in scenario.model.groups} - {0}
         if not counts or any(count % parallel.experts for count in counts):
-            yield f"with expert parallel of {parallel.experts} for '{scenario.model.id}', whose experts do not divide"
+            yield f"for '{scenario.model.id}', whose experts do not divide by {parallel.experts}"
         elif scenario.hardware.world_size // parallel.pipeline % parallel.experts:
             yield f"where {parallel.experts} GPUs do not divide the group that has the same layers"
     if recipe.batch.rows * recipe.batch.seq_len % parallel.tensor:
@@ -126,7 +127,7 @@ def with_layers(ledger: Ledger, stack: Stack, parallel: Parallel, n_layers: int)
     if left < 0 or uneven or any(each % parallel.chunks for each in ends):
         raise UnreadCombinationError(
             f"Megatron divides layers evenly, and {left} layers of {n_layers} do not divide into "
-            f"{max(groups, 0) * parallel.chunks} runs: say other pipeline_first_layers and pipeline_last_layers"
+            f"{max(groups, 0) * parallel.chunks} runs: say pipeline_first_layers, pipeline_last_layers"
         )
     each = left // groups if groups else 0
     first, last = (each if count is None else count for count in said)

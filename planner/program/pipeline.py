@@ -2,8 +2,8 @@
 and several are under way at once.
 
 What arrives from other groups lies in buffers that are made once, one for each micro-batch.  What is sent
-lies until the next one is: variables of the loop refer to it.  Megatron takes a tensor for what arrives, until
-its micro-batch has gone back, and empties what it has sent (``receives_ahead``).
+lies until the next one is: variables of the loop refer to it.  Megatron takes a tensor for what arrives,
+until its micro-batch has gone back, and empties what it has sent (``receives_ahead``).
 Source: torch 2.13 distributed/pipelining/stage.py (``_setup_forward_recv_info``,
 ``_setup_backward_recv_info``, forward_one_chunk, backward_one_chunk), schedules.py
 Schedule1F1B._step_microbatches, _PipelineScheduleRuntime._step_microbatches; torchtitan e347b1e5e train.py

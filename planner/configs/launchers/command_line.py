@@ -93,6 +93,7 @@ _PROGRAMS = {
     "lmf": ("llama-factory", ("train", "sft", "dpo", "rm")),
     "axolotl": ("axolotl", ("train",)),
 }
+_SAYS_TOOL = frozenset(launcher for launcher, _ in _PROGRAMS.values()) - {"accelerate"}
 # Options of `axolotl train` that are no keys of its config (axolotl 0.19.0 cli/main.py, cli/args.py).
 _OF_AXOLOTL = _names(
     "launcher cloud debug debug_text_only debug_num_examples prompter shard main_process_port num_processes"
@@ -130,13 +131,7 @@ class Started:
     @property
     def says_its_tool(self) -> bool:
         """Whether the command is that of a program, and no script's whose arguments are guessed."""
-        return self.script in _MODULES or _launcher(self.words) in (
-            "trl",
-            "swift",
-            "megatron",
-            "llama-factory",
-            "axolotl",
-        )
+        return self.script in _MODULES or _launcher(self.words) in _SAYS_TOOL
 
     @property
     def texts(self) -> tuple[str, str]:

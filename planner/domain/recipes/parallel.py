@@ -19,14 +19,14 @@ TABLE, NORM, HEAD = ENDS = get_args(End)
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """``tensor``: GPUs that divide heads, feed-forward features and vocabulary; ``context``:
-    those that divide each sequence.  ``layers``: of each run of layers in the order of the model, where the
-    software says them; else :meth:`layers_of_stages`.  ``replicas``: copies of what HSDP divides; ``None`` for one on each
-    node.  ``hpz``: GPUs over which ZeRO-3 divides a second copy of the weights, from which it gathers in
-    backward (ZeRO++); 1 for none.  ``pipeline``: groups of GPUs that each have some of the layers, which run
-    ``microbatches`` by ``schedule`` before gradients are reduced; ``None`` for all of a step.  With schedule
-    ``in_turn`` a group is one GPU, and one process has them all (``device_map``).  ``experts``:
-    GPUs that divide the experts of each layer, each with a batch of its own.
+    """``tensor``: GPUs that divide heads, feed-forward features and vocabulary; ``context``: those that
+    divide each sequence.  ``layers``: of each run in the order of the model, where the software says
+    them; else :meth:`layers_of_stages`.  ``replicas``: copies of what HSDP divides; ``None`` for one on
+    each node.  ``hpz``: GPUs over which ZeRO-3 divides a second copy of the weights, from which it
+    gathers in backward (ZeRO++); 1 for none.  ``pipeline``: groups of GPUs that each have some of the
+    layers, which run ``microbatches`` by ``schedule`` before gradients are reduced; ``None`` for all of a
+    step. With schedule ``in_turn`` a group is one GPU, and one process has them all (``device_map``).
+    ``experts``: GPUs that divide the experts of each layer, each with a batch of its own.
     """
 
     tensor: int = 1

@@ -36,7 +36,7 @@ def runtime_of(job: Job) -> type[Runtime]:
         return _stage_12_of(job)
     if sharding.engine == "fsdp":
         return _fsdp_of(job)
-    if sharding.engine == "megatron":
+    if sharding.engine == "megatron-core":
         return Megatron
     return Ddp if sharding.communicates else Runtime
 

@@ -83,7 +83,7 @@ class Megatron(Runtime):
         return _STATES[self.job.stack.adam_states]
 
     def _own(self, weight: Weight) -> float:
-        """Elements that this GPU updates: experts lie on fewer GPUs, of those that divide matrices on each."""
+        """Elements that this GPU updates; GPUs that divide other matrices have experts whole."""
         shards = int(self.job.optimizer_shards)
         if f" {EXPERTS}" in weight.name:
             parallel = self.job.recipe.parallel
@@ -125,7 +125,7 @@ class Megatron(Runtime):
                     self.stream.free(slot)
 
     def optimizer_step(self, gradients: list[int]) -> None:
-        """States in the first step; where buffers of gradients are in bf16, a copy of this GPU's part in fp32,
+        """States in the first step; where gradients are summed in bf16, a copy of this GPU's part in fp32,
         unless the optimizer reads bf16.  What host RAM has comes back in fp32, one weight after the other.
 
         Source of that: megatron-core 0.16.1 optimizer/cpu_offloading/hybrid_optimizer.py

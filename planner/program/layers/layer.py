@@ -13,8 +13,8 @@ from planner.domain.model import BlockSpec, NormSpec
 from planner.program.checkpoint import checkpointed, checkpointed_reentrant
 from planner.program.layers.attention.attention import attention
 from planner.program.layers.feed_forward import feed_forward, inline_feed_forward
-from planner.program.layers.megatron.layer import megatron_layer
 from planner.program.layers.layer_inputs import add_layer_input, of_whole_layer
+from planner.program.layers.megatron.layer import megatron_layer
 from planner.program.layers.mixers import mixer
 from planner.program.layers.mixture.beside_dense import beside_dense
 from planner.program.layers.norms import norm

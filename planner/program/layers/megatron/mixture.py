@@ -21,7 +21,7 @@ from planner.program.view import LayerView
 
 
 def mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``MoELayer.forward``, whose variables refer to the sorted and to the exchanged rows until it returns."""
+    """``MoELayer.forward``, whose variables refer to sorted and to exchanged rows until it returns."""
     beside = _shared(torch, view, x) if view.block.mlp.shared_width else None
     _probabilities = _route(torch, view, x)
     hidden, n_chosen = x.count, view.block.mlp.top_k
