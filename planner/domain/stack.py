@@ -156,8 +156,8 @@ class Stack:
     # Layers
     model_code: ModelCode
     """Whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or 5, which decides which
-    attention kernels an architecture has, or code of its own; ``megatron-core``: its modules and those of
-    Transformer Engine, with query, key and value as one matrix, and gate and up as another."""
+    attention kernels an architecture has, or code of its own.  ``megatron-core``: that of Megatron-Core and
+    Transformer Engine, where query, key and value are one matrix, and gate and up another."""
     soft_caps: SoftCaps
     """What Gemma 2 caps at its end; where that is the stream, each layer makes its mask, too."""
     copies_kv_heads: KvHeadCopies
