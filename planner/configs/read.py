@@ -126,6 +126,8 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         NotModelledError: something that no formula covers, or a file of a program that is not read.
     """
     document = read_document(path)
+    if tool is None and ms_swift_megatron.is_ms_swift_megatron(document):
+        tool = "ms-swift-megatron"
     refuse_other_tools(document, "ms-swift" if tool is None and ms_swift.is_ms_swift(document) else tool)
     chosen = recognise(document) if tool is None else _named(tool)
     keys, reading = Keys.of(document), Reading(path, chosen.title, tool_name=chosen.name)
@@ -164,6 +166,8 @@ def recognise(document: Document) -> Tool:
     Raises:
         InputFileError: no tool's keys, or those of several.
     """
+    if ms_swift_megatron.is_ms_swift_megatron(document):
+        return TOOLS["ms-swift-megatron"]
     if torchtune.is_torchtune(document):
         return TOOLS["torchtune"]
     if torchtitan.is_torchtitan(document):

@@ -11,7 +11,9 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import MEGATRON_HARMLESS, MS_SWIFT_HARMLESS
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.ms_swift import is_ms_swift
 from planner.configs.tools.ms_swift_launch import read_megatron_processes
+from planner.configs.yaml_or_json import Document
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 TOOL = "ms-swift 4.6.0 with Megatron"
@@ -77,10 +79,16 @@ _ONLY: dict[str, tuple[tuple[str, ...], str]] = {
     "lora_bias": (("none",), "trained biases are not modelled"),
     "torch_dtype": (("bfloat16",), "training in another precision than bf16 is not modelled under Megatron"),
 }
+_SIZES = ("micro_batch_size", "global_batch_size")
 _DEGREES = {
     "context_parallel_size": "divided sequences (context parallel) are",
     "expert_tensor_parallel_size": "experts whose features are divided are",
 }
+
+
+def is_ms_swift_megatron(document: Document) -> bool:
+    """Whether a file names its model and its tuner as ms-swift does, and sizes of batches as Megatron."""
+    return is_ms_swift(document) and any(name in document.table for name in _SIZES)
 
 
 def read_ms_swift_megatron(keys: Keys, reading: Reading, beside: Beside) -> None:

@@ -103,7 +103,7 @@ def refuse_other_tools(document: Document, tool: str | None) -> None:
 def _refusal(document: Document, program: str, key: str) -> NotModelledError:
     advice = "say the job by flags"
     if program == "Megatron":
-        advice = "the same job under ZeRO or FSDP is modelled, by flags"
+        advice = "say the job by flags, with --stack megatron, or give the command of ms-swift that starts it"
     return NotModelledError(
         f"{document.path}:{key}: a key of {program}: such files are not read; {advice} (plan --help)"
     )

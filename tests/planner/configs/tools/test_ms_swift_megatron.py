@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner.api.checks import check_job, command_job
 from planner.api.files import CheckOptions
-from planner.errors import ExitCode
+from planner.configs.read import read_config
+from planner.errors import ExitCode, NotModelledError
 from planner.intake.given.request import from_flags
 
 START = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-7B-Instruct --dataset a --max_length 4096 "
@@ -127,3 +129,14 @@ def test_rlhf_by_megatron_is_refused() -> None:
     """Whatever its arguments say."""
     checked = asked(START.replace("megatron sft", "megatron rlhf"))
     assert "dpo by Megatron is not modelled" in checked.failure
+
+
+def test_a_file_of_megatron_is_told_by_its_batches(tmp_path: Path) -> None:
+    """Else ms-swift's Trainer is meant; what belongs to Megatron alone is then refused by its key."""
+    text = "model: Qwen/Qwen2.5-7B\ntuner_type: full\nmax_length: 4096\ntensor_model_parallel_size: 1\n"
+    path = tmp_path / "train.yaml"
+    path.write_text(text + "micro_batch_size: 2\n", encoding="utf-8")
+    assert read_config(path).tool_name == "ms-swift-megatron"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(NotModelledError, match="with --stack megatron"):
+        read_config(path)
