@@ -40,7 +40,6 @@ _UNMODELLED = {
     "account_for_embedding_in_pipeline_split": "a pipeline that counts the token table is not modelled",
     "account_for_loss_in_pipeline_split": "a pipeline that counts the head is not modelled",
     "moe_layer_recompute": "computing parts of layers again is not modelled; recompute_granularity full is",
-    "moe_expert_capacity_factor": "experts of a fixed capacity are not modelled",
     "moe_pad_expert_input_to_capacity": "experts of a fixed capacity are not modelled",
     "moe_enable_deepep": "DeepEP is not modelled",
     "enable_dft_loss": "a loss that weighs each token is not modelled under Megatron",
@@ -181,6 +180,7 @@ def _read_degrees(keys: Keys, reading: Reading) -> None:
     for name, target in names.items():
         if (degree := keys.count(name) or 1) > 1:
             reading.say(target, degree, keys.where(name))
+    _read_capacity(keys, reading)
     divides = "tensor_parallel" in reading.said
     if divides and not keys.flag("sequence_parallel"):
         raise keys.not_modelled(
@@ -204,6 +204,20 @@ def _read_degrees(keys: Keys, reading: Reading) -> None:
             "decoder_last_pipeline_num_layers": "pipeline_last_layers",
         },
     )
+
+
+def _read_capacity(keys: Keys, reading: Reading) -> None:
+    """Rows above a multiple of an even share are dropped, of which even shares have none.
+
+    Source: megatron-core 0.16.1 transformer/moe/moe_utils.py apply_router_token_dropping.
+    """
+    factor = keys.number("moe_expert_capacity_factor")
+    if factor is not None and factor < 1:
+        why = "capacities below an even share, which drop rows in any case, are not modelled"
+        raise keys.not_modelled("moe_expert_capacity_factor", why)
+    if factor is not None:
+        text = "tokens are taken to be spread evenly, so that no expert has more than its capacity"
+        reading.remark(keys.where("moe_expert_capacity_factor"), text)
 
 
 def _read_sizes(keys: Keys, reading: Reading) -> None:

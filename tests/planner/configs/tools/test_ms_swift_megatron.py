@@ -57,6 +57,16 @@ def test_degrees_and_sizes() -> None:
     assert recipe_of(EXPERTS).parallel.experts == 8
 
 
+def test_gpus_that_divide_matrices_may_divide_experts() -> None:
+    """One GPU in each group has an expert, and gradients are reduced by nobody; a capacity is remarked on."""
+    checked = asked(
+        EXPERTS.replace("size 8 ", "size 4 ") + "--tensor_model_parallel_size 4 --sequence_parallel true "
+        "--pipeline_model_parallel_size 2 --moe_expert_capacity_factor 2 --global_batch_size 4"
+    )
+    assert checked.failure == ""
+    assert any("capacity" in text for _, text in checked.remarks)
+
+
 def test_adapters() -> None:
     """All matrices of the layers, by rank 8 and a dropout of 0.05, in the dtype of the model."""
     adapter = recipe_of(START + "--tuner_type lora").adapter
@@ -103,6 +113,7 @@ def test_what_the_optimizer_keeps() -> None:
         ("--rlhf_type dpo", "rlhf_type"),
         ("--exp_avg_dtype bf16", "exp_avg_dtype"),
         ("--moe_new_kernel true", "moe_new_kernel"),
+        ("--moe_expert_capacity_factor 0.5", "moe_expert_capacity_factor"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_its_key(words: str, key: str) -> None:
