@@ -76,11 +76,18 @@ def _divided_block(block: BlockSpec, parts: int) -> BlockSpec:
         replace(norm, rows_per_token=max(norm.rows_per_token // parts, 1)) if norm.on == "heads" else norm
         for norm in block.norms
     )
+    # Experts are whole on their GPU, and every GPU has the router.
+    mlp = replace(block.mlp, shared_width=block.mlp.shared_width // parts)
+    if not mlp.n_experts:
+        mlp = replace(mlp, width=mlp.width // parts)
     return replace(
         block,
         attention=replace(heads, n_heads=heads.n_heads // parts, n_kv_heads=heads.n_kv_heads // parts),
-        mlp=replace(block.mlp, width=block.mlp.width // parts),
-        linears=tuple(_divided(linear, _SIDES[linear.reads], parts) for linear in block.linears),
+        mlp=mlp,
+        linears=tuple(
+            linear if linear.group in ("expert", "router") else _divided(linear, _SIDES[linear.reads], parts)
+            for linear in block.linears
+        ),
         norms=norms,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from planner.anatomy.joined_matrices import joined_model
 from planner.domain.model import BlockGroup, LinearSpec, ModelSpec
 from planner.domain.stack import Stack
 from planner.domain.stack_values import PassedOver
@@ -52,6 +53,8 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
     transformers 5.23 quantizers/base.py get_modules_to_not_convert (``skip_modules``); torchtitan e347b1e5e
     models/moe/moe.py GroupedExperts (gate and up are tensors of their own).
     """
+    if stack.model_code == "megatron-core":
+        return joined_model(model)
     if stack.mixture_code == "torchtitan-2025":
         model = replace(model, groups=tuple(_with_gates_apart(group) for group in model.groups))
     if model.architecture in _FUSED_HEAD_NORMS[stack.fused_head_norms]:

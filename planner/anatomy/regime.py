@@ -59,6 +59,7 @@ class Regime:
         return widened and not self.autocast and self.engine == "native"
 
 
+_KEEPS_MASTERS: tuple[Engine, ...] = ("deepspeed", "megatron-core")
 WIDE_BYTES = 4
 """Bytes of one element in fp32."""
 
@@ -124,8 +125,8 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, co
         linear_out=linear_out,
         trained=trained,
         gradient=compute if engine == "deepspeed" and numerics.mixed else trained,
-        master=4 if engine == "deepspeed" and trained < 4 else 0,
-        state=4 if engine == "deepspeed" else trained,
+        master=4 if engine in _KEEPS_MASTERS and trained < 4 else 0,
+        state=4 if engine in _KEEPS_MASTERS else trained,
         adapter=trained if is_lora else 0,
         adapter_seen=(compute if gathers else trained) if is_lora else 0,
         sees_adapter_shards=is_lora and gathers and _sees_adapter_shards(recipe, stack),

@@ -65,8 +65,11 @@ def makes_patches_require_gradient(recipe: Recipe, stack: Stack) -> bool:
 def makes_input_require_gradient(recipe: Recipe, stack: Stack) -> bool:
     """Whether what the first layer reads requires a gradient although nothing below it is trained.
 
-    Source: transformers 5.23 modeling_utils.py _activation_checkpointing_enable; peft 0.21 peft_model.py.
+    Source: transformers 5.23 modeling_utils.py _activation_checkpointing_enable; peft 0.21 peft_model.py;
+    mcore-bridge 1.6.5 model/gpt_model.py _preprocess, checkpointed or not.
     """
+    if stack.model_code == "megatron-core":
+        return recipe.method != "full"
     return recipe.gradient_checkpointing and (
         recipe.method != "full" or stack.frozen_layers == "differentiated"
     )

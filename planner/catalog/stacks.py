@@ -26,7 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
 from planner.catalog.packages import TABLES, Setting, facts_of, package_path, unread_note
-from planner.domain.stack import Stack, StackDefaults
+from planner.domain.stack import Stack
+from planner.domain.stack_defaults import StackDefaults
 from planner.domain.uncertainty.settled import SettledBy
 from planner.errors import InputFileError, UnknownNameError, UsageError, show
 from planner.files.checking import validate

@@ -11,7 +11,15 @@ from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.tools import hf_trainer, ms_swift, open_instruct, torchtitan, torchtune, trl
+from planner.configs.tools import (
+    hf_trainer,
+    ms_swift,
+    ms_swift_megatron,
+    open_instruct,
+    torchtitan,
+    torchtune,
+    trl,
+)
 from planner.configs.tools.axolotl import axolotl
 from planner.configs.tools.llama_factory import llama_factory, llama_factory_v1
 from planner.configs.tools.one_process import say_one_process
@@ -70,6 +78,13 @@ _TRAINING = (
     Tool("torchtune", torchtune.TOOL, torchtune.STACK, torchtune.MARKS, torchtune.read_torchtune),
     Tool("torchtitan", torchtitan.TOOL, torchtitan.STACK, torchtitan.MARKS, torchtitan.read_torchtitan),
     Tool("ms-swift", ms_swift.TOOL, ms_swift.STACK, ms_swift.MARKS, ms_swift.read_ms_swift),
+    Tool(
+        "ms-swift-megatron",
+        ms_swift_megatron.TOOL,
+        ms_swift_megatron.STACK,
+        frozenset(),
+        ms_swift_megatron.read_ms_swift_megatron,
+    ),
     Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl, launched=True),
 )
 _REST = (
@@ -111,6 +126,8 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         NotModelledError: something that no formula covers, or a file of a program that is not read.
     """
     document = read_document(path)
+    if tool is None and ms_swift_megatron.is_ms_swift_megatron(document):
+        tool = "ms-swift-megatron"
     refuse_other_tools(document, "ms-swift" if tool is None and ms_swift.is_ms_swift(document) else tool)
     chosen = recognise(document) if tool is None else _named(tool)
     keys, reading = Keys.of(document), Reading(path, chosen.title, tool_name=chosen.name)
@@ -149,6 +166,8 @@ def recognise(document: Document) -> Tool:
     Raises:
         InputFileError: no tool's keys, or those of several.
     """
+    if ms_swift_megatron.is_ms_swift_megatron(document):
+        return TOOLS["ms-swift-megatron"]
     if torchtune.is_torchtune(document):
         return TOOLS["torchtune"]
     if torchtitan.is_torchtitan(document):

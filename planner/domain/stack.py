@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
-from planner.domain.recipes.optimizers import Optimizer
-from planner.domain.recipes.recipe import CheckpointPolicy, Loss, Padding, Precision, Quantization, Recipe
-from planner.domain.recipes.sharding import ShardingName
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
+from planner.domain.recipes.recipe import Quantization, Recipe
+from planner.domain.stack_defaults import StackDefaults
 from planner.domain.stack_values import (
+    AdamStates,
     AdapterKernels,
     Classifies,
     CompletionLogps,
@@ -32,6 +31,7 @@ from planner.domain.stack_values import (
     LogitsCopy,
     LossPieces,
     LossWeights,
+    MainGradients,
     MixtureCode,
     ModelCode,
     ModelParallel,
@@ -58,32 +58,6 @@ from planner.domain.stack_values import (
     Zero12Upload,
 )
 from planner.domain.uncertainty.settled import SettledBy
-
-
-@dataclass(frozen=True, slots=True)
-class StackDefaults:
-    """What a stack does where the user says nothing.
-
-    ``adapter_dtype`` ``base``: adapters take the dtype of the weight that they adapt, and fp32 over k-bit
-    weights.  ``sharding``: how several GPUs share the model.  ``offload``: what leaves the GPU without being
-    asked to, where every layer is checkpointed.
-    """
-
-    load_dtype: Literal["checkpoint", "fp32", "bf16", "fp16"]
-    precision: Precision
-    adapter_dtype: Literal["fp32", "bf16", "fp16", "base"]
-    optimizer: Optimizer
-    attention: Attention
-    loss: Loss
-    padding: Padding
-    gradient_checkpointing: bool
-    checkpoint_reentrant: bool
-    checkpoint_policy: CheckpointPolicy
-    sharding: ShardingName
-    offload: Literal["none", "activations"]
-    lora_rank: int
-    lora_targets: tuple[str, ...]
-    lora_dropout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +156,8 @@ class Stack:
     # Layers
     model_code: ModelCode
     """Whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or 5, which decides which
-    attention kernels an architecture has, or code of its own."""
+    attention kernels an architecture has, or code of its own.  ``megatron-core``: that of Megatron-Core and
+    Transformer Engine, where query, key and value are one matrix, and gate and up another."""
     soft_caps: SoftCaps
     """What Gemma 2 caps at its end; where that is the stream, each layer makes its mask, too."""
     copies_kv_heads: KvHeadCopies
@@ -315,6 +290,11 @@ class Stack:
     """Optimizers of bitsandbytes can step in host RAM."""
     one_optimizer_group: bool
     """The optimizer has all trained weights as one group; else those without weight decay are a second."""
+    main_gradients: MainGradients
+    """Dtype of the buffers in which Megatron sums gradients from the first micro-batch on."""
+    adam_states: AdamStates
+    """What its Adam keeps of a weight: a master and moments in fp32, or (``precise``, its precision-aware
+    optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or in bf16."""
     muon: Muon
     """Its Muon steps ``matrices``, or ``all`` but vectors, or ``gathers`` what FSDP2 divides."""
 

@@ -30,7 +30,9 @@ Linear4bitDtype = Literal["compute", "fp16"]
 Muon = Literal["unread", "matrices", "all", "gathers"]
 """``all``: it stops at tensors of three dimensions.  ``gathers``: whole gradients of what FSDP2 divides; of
 the update each GPU gets its part, and AdamW steps adapters."""
-ModelCode = Literal["transformers-4", "transformers-5", "own"]
+ModelCode = Literal["transformers-4", "transformers-5", "own", "megatron-core"]
+MainGradients = Literal["fp32", "bf16"]
+AdamStates = Literal["masters", "precise", "precise_bf16"]
 PinsMasters = Literal["never", "as_set", "always"]
 PinsInputs = Literal["never", "if_room", "always"]
 Zero12Engine = Literal["deepspeed", "low_level"]

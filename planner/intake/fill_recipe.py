@@ -39,7 +39,8 @@ from planner.domain.recipes.recipe import (
 from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.recipes.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.scenario import TRAINER_BATCH
-from planner.domain.stack import Stack, StackDefaults
+from planner.domain.stack import Stack
+from planner.domain.stack_defaults import StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import UsageError, show
 from planner.intake.fill_rollout import resolve_rollout
@@ -95,7 +96,7 @@ def resolve_recipe(
     method, quantization, double_quant = _resolve_method(ledger, model.stored)
     setting = RecipeContext(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
-    parallel = resolve_parallel(ledger, hardware)
+    parallel = resolve_parallel(ledger, hardware, stack, model.n_layers)
     sharding = _resolve_sharding(ledger, setting, parallel)
     checkpoints: bool = ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin)
     every: int = ledger.choose("checkpoint_every", 1, origin)
@@ -188,9 +189,8 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
 def _resolve_sharding(ledger: Ledger, setting: RecipeContext, parallel: Parallel) -> Sharding:
     chosen, note = default_sharding(parallel, setting.hardware, setting.stack, setting.defaults.sharding)
     from_stack = not note and chosen not in (NONE.name, DDP.name)
-    return sharding_named(
-        ledger.choose("sharding", chosen, setting.origin if from_stack else "assumed", note)
-    )
+    origin = setting.origin if from_stack else "assumed"
+    return sharding_named(ledger.choose("sharding", chosen, origin, note))
 
 
 def _resolve_offload(ledger: Ledger, setting: RecipeContext, *, every_layer: bool) -> Offload:

@@ -17,7 +17,15 @@ from planner.domain.hardware import Hardware
 from planner.domain.model import BlockSpec, ModelSpec
 from planner.domain.origin import split_place
 from planner.domain.recipes.parallel import Parallel
-from planner.domain.recipes.sharding import DDP, FSDP, FSDP_GRAD_OP, NONE, ZERO3, ShardingName
+from planner.domain.recipes.sharding import (
+    DDP,
+    DISTRIBUTED_OPTIMIZER,
+    FSDP,
+    FSDP_GRAD_OP,
+    NONE,
+    ZERO3,
+    ShardingName,
+)
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.errors import UnreadCombinationError, UsageError
@@ -25,6 +33,7 @@ from planner.intake.device_map import check_device_map, resolve_device_map
 from planner.intake.expert_parallel import of_experts, resolve_experts
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest
+from planner.intake.megatron import check_megatron, with_layers
 
 FIELDS = ("tensor_parallel", "context_parallel", "pipeline_parallel")
 # Models whose plan divides query, key, value, gate and up by outputs,
@@ -85,7 +94,7 @@ def group_gpus(request: ScenarioRequest) -> int:
     return (parallel.replicas or 1) * math.lcm(parallel.gpus, int(request.get("expert_parallel") or 1))
 
 
-def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
+def resolve_parallel(ledger: Ledger, hardware: Hardware, stack: Stack, n_layers: int) -> Parallel:
     """How many GPUs share a batch; entered where that is given.
 
     Raises:
@@ -98,7 +107,7 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
                 raise UsageError(f"{name} is for pipelines: say pipeline_parallel, or leave it out")
     if ledger.request.get("device_map") and hardware.world_size > 1:
         return resolve_device_map(ledger, hardware, parallel)
-    return _resolve_ranks(ledger, hardware, parallel)
+    return with_layers(ledger, stack, _resolve_ranks(ledger, hardware, parallel), n_layers)
 
 
 def _resolve_ranks(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:
@@ -141,6 +150,8 @@ def default_sharding(
 ) -> tuple[ShardingName, str]:
     """The sharding where nothing is given, and why; ``of_stack``: what the stack takes by itself."""
     divides_by, world = stack.model_parallel, hardware.world_size
+    if of_stack == DISTRIBUTED_OPTIMIZER.name:
+        return of_stack, ""
     if parallel.in_turn:
         return NONE.name, "one process has all GPUs"
     if parallel.pipeline > 1:
@@ -180,11 +191,6 @@ def _resolve_pipeline(ledger: Ledger, hardware: Hardware, parallel: Parallel) ->
         raise UsageError(
             f"grad_accum {all_of_step} does not divide into rounds of {count} pipeline_microbatches"
         )
-    if parallel.schedule == "1f1b" and count < parallel.pipeline:
-        raise UnreadCombinationError(
-            "schedule 1f1b needs as many micro-batches as groups: say "
-            f"--grad-accum {parallel.pipeline} or more, or --pipeline-schedule gpipe"
-        )
     if parallel.schedule == "interleaved" and count % max(1, count // parallel.pipeline):
         raise UnreadCombinationError(
             f"schedule interleaved cannot run {count} micro-batches on {parallel.pipeline} groups; "
@@ -203,6 +209,9 @@ def check_parallel(scenario: Scenario) -> None:
     if parallel.in_turn:
         check_device_map(scenario)
         return
+    if scenario.stack.model_code == "megatron-core":
+        check_megatron(scenario)
+        return
     if parallel.experts > 1:
         reasons: tuple[str, ...] = (*of_experts(scenario), *_of_divided_model(scenario))
         if reasons:
@@ -210,6 +219,7 @@ def check_parallel(scenario: Scenario) -> None:
                 f"expert parallel of {parallel.experts} is not modelled {reasons[0]}"
             )
     if parallel.divides:
+        _refuse_short_round(parallel)
         reasons = (
             *_of_pipeline(scenario),
             *_of_job(scenario),
@@ -218,6 +228,23 @@ def check_parallel(scenario: Scenario) -> None:
         )
         if reasons:
             raise UnreadCombinationError(f"{_asked(scenario.recipe.parallel)} is not modelled {reasons[0]}")
+
+
+def _refuse_short_round(parallel: Parallel) -> None:
+    """Source: torch 2.13 distributed/pipelining/schedules.py Schedule1F1B, which refuses them.
+
+    Raises:
+        UnreadCombinationError: fewer micro-batches than groups.
+    """
+    if (
+        parallel.pipeline > 1
+        and parallel.schedule == "1f1b"
+        and (parallel.microbatches or 1) < parallel.pipeline
+    ):
+        raise UnreadCombinationError(
+            "schedule 1f1b needs as many micro-batches as groups: say "
+            f"--grad-accum {parallel.pipeline} or more, or --pipeline-schedule gpipe"
+        )
 
 
 def _asked(parallel: Parallel) -> str:

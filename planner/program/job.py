@@ -122,7 +122,7 @@ class Job:
     @property
     def updated(self) -> Number:
         """Trained parameters that one GPU updates; what is left of divided experts fewer GPUs share."""
-        experts = self.expert_share * (self.model.expert_parts - 1)
+        experts = self.expert_share * (self.model.expert_parts / self.recipe.parallel.tensor - 1)
         return self.trained * (1 + experts) / self.optimizer_shards
 
     @property

@@ -2,11 +2,13 @@
 and several are under way at once.
 
 What arrives from other groups lies in buffers that are made once, one for each micro-batch.  What is sent
-lies until the next one is: variables of the loop refer to it.
+lies until the next one is: variables of the loop refer to it.  Megatron takes a tensor for what arrives,
+until its micro-batch has gone back, and empties what it has sent (``receives_ahead``).
 Source: torch 2.13 distributed/pipelining/stage.py (``_setup_forward_recv_info``,
 ``_setup_backward_recv_info``, forward_one_chunk, backward_one_chunk), schedules.py
 Schedule1F1B._step_microbatches, _PipelineScheduleRuntime._step_microbatches; torchtitan e347b1e5e train.py
-forward_backward_step.
+forward_backward_step; megatron-core 0.16.1 pipeline_parallel/schedules.py (``deallocate_output_tensor``),
+p2p_communication.py.
 Ignored: the first step's pass of one micro-batch that finds shapes, which needs no more than later passes.
 """
 
@@ -64,6 +66,7 @@ class _Round:
     output: array[int] = field(default_factory=lambda: array("q"))
     sent_back: array[int] = field(default_factory=lambda: array("q"))
     gradients: list[int] = field(default_factory=list)
+    arrived: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 def run_pipeline(runtime: Runtime, parts: list[Part], again: list[Part]) -> None:
@@ -77,7 +80,8 @@ def run_pipeline(runtime: Runtime, parts: list[Part], again: list[Part]) -> None
         _Chunk(*each) for each in zip(_cut(parts, stage), _cut(again, stage), _starts(stage), strict=True)
     ]
     runtime.load()
-    _make_buffers(runtime.stream, stage, chunks)
+    if runtime.receives_ahead:
+        _make_buffers(runtime.stream, stage, chunks)
     rounds = int(job.recipe.batch.grad_accum) // stage.microbatches
     gradients = _round(runtime, chunks, _PHASES[0], found=False)
     runtime.optimizer_step(gradients)
@@ -112,11 +116,14 @@ def _cut(parts: list[Part], stage: Stage) -> list[list[Part]]:
 def _make_buffers(stream: RequestStream, stage: Stage, chunks: list[_Chunk]) -> None:
     """Where inputs and gradients arrive, for every micro-batch."""
     stream.enter("forward")
-    shape = _stream_of(chunks)
-    place = ("pipeline", "", "receive buffer")
     n_ends = stage.has(TABLE) + stage.has(HEAD)
     for _ in range((2 * len(chunks) - n_ends) * stage.microbatches):
-        stream.allocate(shape.unit, shape.count * ELEMENT_BYTES[shape.dtype], "saved_activations", place)
+        _make_buffer(stream, chunks)
+
+
+def _make_buffer(stream: RequestStream, chunks: list[_Chunk]) -> int:
+    shape, place = _stream_of(chunks), ("pipeline", "", "receive buffer")
+    return stream.allocate(shape.unit, shape.count * ELEMENT_BYTES[shape.dtype], "saved_activations", place)
 
 
 def _stream_of(chunks: list[_Chunk]) -> Shape:
@@ -136,20 +143,29 @@ def _round(
     state = _Round()
     for action in actions_of(shortened(stage)):
         chunk, key = chunks[action.chunk], (action.chunk, action.microbatch)
+        first, last = action.chunk == 0 and stage.has(TABLE), chunk.parts[-1].name == _HEAD
         if action.forward:
+            if not (runtime.receives_ahead or first):
+                state.arrived[key] = _make_buffer(runtime.stream, chunks)
             parts = chunk.again if found or action.microbatch else chunk.parts
             made = _forward(runtime, parts, chunk.first_layer, phases)
             state.held[key] = made
-            runtime.stream.events += _let_go(state, key)
+            if runtime.receives_ahead or last:
+                runtime.stream.events += _let_go(state, key)
+            else:
+                runtime.stream.events += _output(made)
         else:
             made = state.held.pop(key)
+            came = [] if runtime.receives_ahead or last else [_make_buffer(runtime.stream, chunks)]
             _backward(runtime, made, phases)
+            for slot in (*came, *([state.arrived.pop(key)] if key in state.arrived else [])):
+                runtime.stream.free(slot)
             state.gradients += gradients_of(made)
             runtime.stream.events += state.sent_back
             state.sent_back = _gradient_of_input(made)
             if state.last == key:
                 state.output = _output(made)
-            else:
+            elif runtime.receives_ahead or last:
                 runtime.stream.events += _output(made)
     runtime.stream.events += state.output + state.sent_back
     runtime.end_of_round()

@@ -83,10 +83,11 @@ class Runtime:
     that each micro-step runs before the forward pass, and between it and the loss.  ``adds_gradients``:
     gradients stay where the backward pass made them, and those of later micro-steps are added.
     ``joins_gradients``: a micro-step makes its own in whole beside those of the ones before, which it is the
-    last one that divides.
+    last one that divides.  ``receives_ahead``: a pipeline makes what inputs and gradients of all
+    micro-batches arrive in before the first one, not for each one when it comes.
     """
 
-    adds_gradients, joins_gradients = True, False
+    adds_gradients, joins_gradients, receives_ahead = True, False, True
 
     def __init__(self, stream: RequestStream, job: Job) -> None:
         self.stream = stream

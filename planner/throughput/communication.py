@@ -69,8 +69,13 @@ def _moved_share(job: TimedJob) -> Number:
     world, experts = job.recipe.shards(job.scenario.hardware), job.own.expert_share
     if not experts:
         return ring_fraction(world)
-    fewer = world / job.recipe.parallel.experts
-    return (1 - experts) * ring_fraction(world) + experts * ring_fraction(fewer)
+    return (1 - experts) * ring_fraction(world) + experts * ring_fraction(_gpus_of_experts(job))
+
+
+def _gpus_of_experts(job: TimedJob) -> Number:
+    """GPUs that hold the same experts: those that divide other matrices have experts of their own."""
+    parallel = job.recipe.parallel
+    return job.recipe.shards(job.scenario.hardware) * parallel.tensor / parallel.experts
 
 
 def gathered_bytes(job: TimedJob) -> Number:
@@ -282,10 +287,11 @@ def _seconds_per_byte(job: TimedJob) -> Number:
     """
     experts, hardware = job.own.expert_share, job.scenario.hardware
     plain = 1 / _shard_bytes_per_s(job)
-    if not experts:
+    share = _moved_share(job)
+    if not experts or not share:
         return plain
     world, parts = job.recipe.shards(hardware), job.recipe.parallel.experts
-    of_experts = experts * ring_fraction(world / parts) / _moved_share(job)
+    of_experts = experts * ring_fraction(_gpus_of_experts(job)) / share
     inside = intra_node_bytes_per_s(hardware, job.coefficients)
     rings = minimum(parts, hardware.gpus_per_node)
     apart = minimum(job.rates.network_bytes_per_s / rings, inside)

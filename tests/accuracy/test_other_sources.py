@@ -35,6 +35,7 @@ ARRIVED_AS_RECORDS = {
     "litgpt_resource",
     "llm_foundry_2",
     "stas_h200_b200",
+    "swift_megatron",
     "torchtitan_h100",
 }
 TRANSCRIBED = tuple(source for source in SOURCES if source not in ARRIVED_AS_RECORDS)
@@ -69,7 +70,7 @@ RATES = {
 }
 # Groups of sources that share a repository, an author or a harness; every other source is its own.
 GROUPS = {
-    "swift": {"swift_bench", "swift_bench_v1", "swift_scripts", "swift_tuners"},
+    "swift": {"swift_bench", "swift_bench_v1", "swift_megatron", "swift_scripts", "swift_tuners"},
     "pytorch": {"torchtune_readme", "torchtitan_a100", "torchtitan_h100", "torchao_fp8", "torchao_optim"},
     "nvidia-nemo": {"automodel_mem", "automodel_perf"},
     "unsloth": {"unsloth_readme", "llamafactory_via_unsloth"},

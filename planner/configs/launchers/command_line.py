@@ -88,22 +88,23 @@ _PROGRAMS = {
     "accelerate": ("accelerate", ("launch",)),
     "trl": ("trl", ("sft", "dpo", "grpo", "kto", "reward", "rloo")),
     "swift": ("swift", ("sft", "pt", "rlhf")),
+    "megatron": ("megatron", ("sft", "pt", "rlhf")),
     "llamafactory-cli": ("llama-factory", ("train", "sft", "dpo", "rm")),
     "lmf": ("llama-factory", ("train", "sft", "dpo", "rm")),
     "axolotl": ("axolotl", ("train",)),
 }
+_SAYS_TOOL = frozenset(launcher for launcher, _ in _PROGRAMS.values()) - {"accelerate"}
 # Options of `axolotl train` that are no keys of its config (axolotl 0.19.0 cli/main.py, cli/args.py).
 _OF_AXOLOTL = _names(
     "launcher cloud debug debug_text_only debug_num_examples prompter shard main_process_port num_processes"
 )
 # First word of a command -> words that train, and the program.
 _UNREAD_COMMANDS = {
-    "megatron": (("sft", "pt", "rlhf"), "ms-swift's Megatron", "say the job by flags"),
     "oumi": (("train",), "Oumi", "say the job by flags"),
     "xtuner": (("train",), "XTuner", "say the job by flags"),
 }
-MS_SWIFT = "ms-swift"
-"""Name of the tool whose command says its own arguments."""
+MS_SWIFT, MEGATRON = "ms-swift", "ms-swift-megatron"
+"""Names of the tools whose command says its own arguments."""
 _FALSE = "no_"
 # Words that may be several, or none, and one that may be several behind a value.
 _SEVERAL = re.compile(r"\$[@*]|\$\{[@*]\}|\$\{\w+\[[@*]\]\}")
@@ -130,12 +131,7 @@ class Started:
     @property
     def says_its_tool(self) -> bool:
         """Whether the command is that of a program, and no script's whose arguments are guessed."""
-        return self.script in _MODULES or _launcher(self.words) in (
-            "trl",
-            "swift",
-            "llama-factory",
-            "axolotl",
-        )
+        return self.script in _MODULES or _launcher(self.words) in _SAYS_TOOL
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -178,7 +174,7 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
     Raises:
         UsageError: a variable that decides it has no certain value, or no GPU is visible.
     """
-    if job.tool in ("llama-factory", "axolotl", MS_SWIFT):
+    if job.tool in ("llama-factory", "axolotl", MS_SWIFT, MEGATRON):
         refuse_unsure(path, variables)
     if job.tool == "llama-factory":
         job.launch = of_llama_factory(path, variables)
@@ -190,7 +186,7 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
         options = {name: job.arguments.pop(name) for name in _OF_AXOLOTL if name in job.arguments}
         job.launch = of_axolotl(path, options, variables)
     say_visible(path, job.launch, variables)
-    if job.tool == MS_SWIFT:
+    if job.tool in (MS_SWIFT, MEGATRON):
         # A file's variables do not replace those that are set (swift/cli/main.py parse_yaml_args).
         own = job.arguments.get("ENV") or {}
         job.arguments["ENV"] = {**own, **variables} if isinstance(own, dict) else own
@@ -400,7 +396,8 @@ def _axolotl(path: Path, words: list[str]) -> Started:
 def _swift(path: Path, words: list[str]) -> Started:
     """How many processes there are, variables say; ``rlhf`` is DPO unless its arguments say otherwise."""
     default = {"rlhf_type": "dpo"} if words[1] == "rlhf" else {}
-    return Started(words, words[1], default | _arguments(path, words[2:]), {}, MS_SWIFT)
+    tool = MS_SWIFT if Path(words[0]).name == "swift" else MEGATRON
+    return Started(words, words[1], default | _arguments(path, words[2:]), {}, tool)
 
 
 _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
@@ -410,6 +407,7 @@ _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
     "python": _python,
     "trl": _trl,
     "swift": _swift,
+    "megatron": _swift,
     "llama-factory": _llama_factory,
     "axolotl": _axolotl,
     "own": _own_command,

@@ -214,3 +214,35 @@ MS_SWIFT_HARMLESS = _names(
     """
 )
 """ms-swift: data, templates, schedules, tracking, details of tuners that are refused by their own switch."""
+
+MEGATRON_HARMLESS = _names(
+    """
+    train_iters num_train_epochs masked_softmax_fusion bias_dropout_fusion cross_entropy_loss_fusion
+    calculate_per_token_loss manual_gc manual_gc_steps manual_gc_eval seed dataloader_num_workers
+    dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor data_sharding
+    data_parallel_random_init lr_warmup_init lr lr_decay_style lr_decay_iters lr_warmup_iters
+    lr_warmup_fraction min_lr lr_wsd_decay_style lr_wsd_decay_iters weight_decay weight_decay_incr_style
+    start_weight_decay end_weight_decay clip_grad adam_beta1 adam_beta2 adam_eps sgd_momentum muon_momentum
+    muon_split_qkv muon_use_nesterov muon_scale_mode muon_fp32_matmul_prec muon_coefficient_type
+    muon_num_ns_steps muon_tp_mode muon_extra_scale_factor muon_scalar_optimizer output_dir save_steps
+    no_save_optim no_save_rng mcore_adapter no_load_optim no_load_rng finetune perform_initialization
+    use_cpu_initialization async_save save_total_limit metric_for_best_model greater_is_better
+    use_persistent_ckpt_worker dist_ckpt_save_pre_mcore_014 dist_ckpt_optim_fully_reshardable
+    distrib_optim_fully_reshardable_mem_efficient local_rank ddp_timeout ddp_backend overlap_p2p_comm
+    batch_p2p_comm align_param_gather cp_comm_type cp_partition_mode overlap_grad_reduce overlap_param_gather
+    align_grad_reduce nccl_comm_warmup microbatch_group_size_per_vp_stage report_to logging_steps
+    tensorboard_dir tensorboard_queue_size wandb_project wandb_exp_name eval_iters eval_steps fp8_recipe
+    fp8_amax_history_len fp8_amax_compute_algo fp4_recipe apply_query_key_layer_scaling
+    attention_softmax_in_fp32 moe_router_load_balancing_type moe_router_dtype moe_permute_fusion
+    moe_aux_loss_coeff moe_z_loss_coeff moe_shared_expert_overlap moe_token_drop_policy
+    mtp_loss_scaling_factor mtp_decoder_input_detach mtp_shared_weights save_safetensors
+    save_missing_weights adapters hub_token merge_lora dsa_indexer_loss_coeff dsa_indexer_use_sparse_loss
+    apply_dsa_kernel_fusion language_model_only apply_wd_to_qk_layernorm linear_decoupled_in_proj loss_scale
+    is_binary_loss_scale num_labels save_strategy truncation_strategy packing padding_free train_type
+    tuner_type bf16 split_dataset_ratio val_dataset cached_val_dataset use_distributed_optimizer
+    attention_backend optimizer sequence_parallel vit_gradient_checkpointing vit_gradient_checkpointing_kwargs
+    vit_attn_impl apply_rope_fusion attn_impl dataset_shuffle max_epochs freeze_vit freeze_aligner
+    csa_dense_mode use_fused_mhc mhc_recompute_layer_num router_aux_loss_coef
+    """
+)
+"""ms-swift 4.6.0 swift/megatron/arguments/megatron_args.py: those of :data:`MS_SWIFT_HARMLESS` beside."""

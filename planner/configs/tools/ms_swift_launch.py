@@ -68,6 +68,23 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
     return "device_map" not in reading.said
 
 
+def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Processes and machines of ``megatron``, which starts them by torchrun, be there one; a file is taken as
+    started with a process for each GPU of the job.
+
+    Source: ms-swift 4.6.0 swift/cli/_megatron/main.py.
+    """
+    env = keys.part("ENV") or Keys(keys.path, {})
+    _read_allocator(env, reading)
+    per_node, nodes = env.count(_PROCESSES), env.count(_NODES)
+    if per_node is not None or nodes is not None:
+        _say_processes(env, reading, (per_node or 1, nodes or 1), _visible(env))
+    elif keys.path.suffix not in _FILES:
+        reading.default("gpus", 1, "ms-swift 4.6.0 swift/cli/_megatron/main.py: no NPROC_PER_NODE")
+    read_given_launch(reading, beside)
+    env.skip(env.left_over_here())
+
+
 def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int | None) -> bool:
     """The launch is read after the trainer's arguments; one without a kind of distribution starts one process
     without a rank (accelerate 1.15.0 commands/launch.py simple_launcher).

@@ -79,6 +79,10 @@ _MARKS = {
 _OF_TOOL = {"ms-swift": frozenset({"lisa_activated_layers"})}
 
 
+_OF_PROGRAM = {"ms-swift-megatron": "Megatron"}
+"""Tool that is read -> program whose keys it has."""
+
+
 def refuse_other_tools(document: Document, tool: str | None) -> None:
     """Refuse a file of a program that is not read; ``tool``: the one that is asked for, or told for sure.
 
@@ -86,6 +90,8 @@ def refuse_other_tools(document: Document, tool: str | None) -> None:
         NotModelledError: names the program and the key that tells it.
     """
     for program, marks in _MARKS.items():
+        if program == _OF_PROGRAM.get(tool or ""):
+            continue
         if found := sorted((marks - _OF_TOOL.get(tool or "", frozenset())) & document.table.keys()):
             raise _refusal(document, program, found[0])
     model = document.table.get("model")
@@ -97,7 +103,7 @@ def refuse_other_tools(document: Document, tool: str | None) -> None:
 def _refusal(document: Document, program: str, key: str) -> NotModelledError:
     advice = "say the job by flags"
     if program == "Megatron":
-        advice = "the same job under ZeRO or FSDP is modelled, by flags"
+        advice = "say the job by flags, with --stack megatron, or give the command of ms-swift that starts it"
     return NotModelledError(
         f"{document.path}:{key}: a key of {program}: such files are not read; {advice} (plan --help)"
     )

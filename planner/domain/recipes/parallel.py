@@ -19,13 +19,14 @@ TABLE, NORM, HEAD = ENDS = get_args(End)
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """``tensor``: GPUs that divide heads, feed-forward features and vocabulary; ``context``:
-    those that divide each sequence.  ``replicas``: copies of what HSDP divides; ``None`` for one on each
-    node.  ``hpz``: GPUs over which ZeRO-3 divides a second copy of the weights, from which it gathers in
-    backward (ZeRO++); 1 for none.  ``pipeline``: groups of GPUs that each have some of the layers, which run
-    ``microbatches`` by ``schedule`` before gradients are reduced; ``None`` for all of a step.  With schedule
-    ``in_turn`` a group is one GPU, and one process has them all (``device_map``).  ``experts``:
-    GPUs that divide the experts of each layer, each with a batch of its own.
+    """``tensor``: GPUs that divide heads, feed-forward features and vocabulary; ``context``: those that
+    divide each sequence.  ``layers``: of each run in the order of the model, where the software says
+    them; else :meth:`layers_of_stages`.  ``replicas``: copies of what HSDP divides; ``None`` for one on
+    each node.  ``hpz``: GPUs over which ZeRO-3 divides a second copy of the weights, from which it
+    gathers in backward (ZeRO++); 1 for none.  ``pipeline``: groups of GPUs that each have some of the
+    layers, which run ``microbatches`` by ``schedule`` before gradients are reduced; ``None`` for all of a
+    step. With schedule ``in_turn`` a group is one GPU, and one process has them all (``device_map``).
+    ``experts``: GPUs that divide the experts of each layer, each with a batch of its own.
     """
 
     tensor: int = 1
@@ -36,6 +37,7 @@ class Parallel:
     schedule: Schedule = "1f1b"
     microbatches: int | None = None
     experts: int = 1
+    layers: tuple[int, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -66,6 +68,8 @@ class Parallel:
 
         Source: torchtitan e347b1e5e distributed/pipeline_parallel.py generate_llm_fqn_per_model_part.
         """
+        if self.layers:
+            return self.layers
         each, more = divmod(n_layers + 2, self.pipeline * self.chunks)
         counts = [each + (number < more) for number in range(self.pipeline * self.chunks)]
         counts[0] -= 1

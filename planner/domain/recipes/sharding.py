@@ -24,8 +24,9 @@ ShardingName = Literal[
     "fsdp1-grad-op",
     "hsdp",
     "hsdp1",
+    "distributed-optimizer",
 ]
-Engine = Literal["native", "deepspeed", "fsdp"]
+Engine = Literal["native", "deepspeed", "fsdp", "megatron-core"]
 Scope = Literal["process", "world", "node"]
 
 SHARDING_NAMES: tuple[ShardingName, ...] = get_args(ShardingName)
@@ -35,7 +36,8 @@ SHARDING_NAMES: tuple[ShardingName, ...] = get_args(ShardingName)
 class Sharding:
     """One way to spread weights, gradients and optimizer states; flags, records and JSON have its ``name``.
 
-    ``engine``: plain PyTorch, DeepSpeed's ZeRO or PyTorch's FSDP.  ``scope``: a process alone, all GPUs, or
+    ``engine``: plain PyTorch, DeepSpeed's ZeRO, PyTorch's FSDP or Megatron-Core's DDP.
+    ``scope``: a process alone, all GPUs, or
     shards inside a node that other nodes repeat, unless the job says how many copies there are.
     ``divides_weights``: also after the forward pass.  ``reduces_each_micro_step``: gradients are reduced in
     every micro-step, not once per optimizer step.
@@ -149,10 +151,14 @@ FSDP_GRAD_OP = _fsdp("fsdp-grad-op", divides_weights=False)
 FSDP1_GRAD_OP = _fsdp("fsdp1-grad-op", divides_weights=False, dtensors=False)
 HSDP = _fsdp("hsdp", "node")
 HSDP1 = _fsdp("hsdp1", "node", dtensors=False)
+DISTRIBUTED_OPTIMIZER = Sharding("distributed-optimizer", "megatron-core", "world", divides_optimizer=True)
 
 _BY_NAME: dict[str, Sharding] = {
     each.name: each
-    for each in (NONE, DDP, ZERO0, ZERO1, ZERO2, ZERO3, FSDP, FSDP1, FSDP_GRAD_OP, FSDP1_GRAD_OP, HSDP, HSDP1)
+    for each in (
+        *(NONE, DDP, ZERO0, ZERO1, ZERO2, ZERO3, FSDP, FSDP1, FSDP_GRAD_OP, FSDP1_GRAD_OP, HSDP, HSDP1),
+        DISTRIBUTED_OPTIMIZER,
+    )
 }
 
 

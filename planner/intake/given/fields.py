@@ -348,6 +348,8 @@ _FIELDS = (
         "Micro-batches that run through a pipeline before gradients are reduced; all of a step, if not given",
         65_536,
     ),
+    _count("pipeline_first_layers", "Layers of the first group of a pipeline of Megatron", 65_536),
+    _count("pipeline_last_layers", "Layers of its last group", 65_536),
     _count("context_parallel", "GPUs that divide each sequence", 65_536),
     _count("expert_parallel", "GPUs that divide the experts of each layer, beside FSDP2", 65_536),
     _count("hpz", "GPUs over which ZeRO-3 divides a second copy of the weights (ZeRO++ hpZ)", 65_536),

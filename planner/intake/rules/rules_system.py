@@ -253,6 +253,15 @@ SYSTEM_RULES = (
         lambda case: f"{case.recipe.method}, {case.recipe.sharding}",
     ),
     Rule(
+        "distributed-optimizer-elsewhere",
+        "refuse",
+        "The distributed optimizer is Megatron-Core's: use --stack megatron, or --sharding zero1",
+        lambda case: (
+            case.recipe.sharding.engine == "megatron-core" and case.stack.model_code != "megatron-core"
+        ),
+        lambda case: case.stack.id,
+    ),
+    Rule(
         "whole-weights-accumulate",
         "not-modelled",
         "FSDP1 that keeps weights whole gives nothing back until gradients are reduced, which is not "

@@ -11,6 +11,7 @@ from planner.program.engines.fsdp.fsdp1 import Fsdp1
 from planner.program.engines.fsdp.fsdp2 import Fsdp2
 from planner.program.engines.fsdp.pipelined import PipelinedFsdp2
 from planner.program.engines.layerwise import Layerwise
+from planner.program.engines.megatron import Megatron
 from planner.program.engines.zero.low_level_zero import LowLevelZero
 from planner.program.engines.zero.zero0 import Zero0
 from planner.program.engines.zero.zero3 import Zero3
@@ -35,6 +36,8 @@ def runtime_of(job: Job) -> type[Runtime]:
         return _stage_12_of(job)
     if sharding.engine == "fsdp":
         return _fsdp_of(job)
+    if sharding.engine == "megatron-core":
+        return Megatron
     return Ddp if sharding.communicates else Runtime
 
 

@@ -22,6 +22,7 @@ from planner.program.head.losses import (
 from planner.program.head.soft_rows import with_soft_rows
 from planner.program.head.streams import joined_streams, split_streams
 from planner.program.layers.layer_inputs import with_layer_inputs
+from planner.program.layers.megatron.linears import output_layer
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record
 from planner.program.ops.casts import linear_function
@@ -262,12 +263,17 @@ def returned(torch: Operators, ends: EndsView, outputs: list[Tensor]) -> None:
         outputs.clear()
     elif view.stack.keeps_outputs:
         torch.bound = [_bound(torch, view, outputs) for _ in range(len(outputs))]
-    elif _keeps_logits(view) or (stage is not None and not in_turn):
+    elif _keeps_logits(view) or (stage is not None and not (in_turn or _is_megatron(view))):
         # Until the next forward; here until the graph goes.
         torch.outputs = [each.alias() for each in outputs]
     elif widens(view):
         while outputs:
             torch.to(outputs.pop(), "fp32")
+
+
+def _is_megatron(view: LayerView) -> bool:
+    """Whether the head and the loss are Megatron-Core's, which return losses alone."""
+    return view.stack.model_code == "megatron-core"
 
 
 def widens(view: LayerView) -> bool:
@@ -306,7 +312,8 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
     if cuts:
         loss = loss_of_pieces(torch, view, passed, upcast=model.fp32_logits)
         return loss, passed if _keeps_logits(view) else []
-    loss, logits = full_loss(torch, view, passed, upcast=model.fp32_logits)
+    upcast = model.fp32_logits or _is_megatron(view)
+    loss, logits = full_loss(torch, view, passed, upcast=upcast)
     return loss, [logits]
 
 
@@ -348,7 +355,8 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     for linear_spec in model.extra_linears:
         if linear_spec.reads not in _BEFORE:
             hidden = linear(torch, view, linear_spec, hidden)
-    hidden = gathered(torch, view, hidden)
+    if not _is_megatron(view):
+        hidden = gathered(torch, view, hidden)
     torch.shared.clear()
     return hidden
 
@@ -387,6 +395,8 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
     def product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
         if view.quantized(spec):
             return base_product(torch, view, spec, x)
+        if _is_megatron(view):
+            return output_layer(torch, view, spec, weight, x)
         x = entering(torch, view, spec, x)
         bias, trained = None, ends.trains(ends.head, spec.name)
         if spec.bias:

@@ -15,7 +15,7 @@ from planner.domain.model import LinearSpec
 from planner.domain.stack import Stack
 from planner.program.checkpoint import checkpointed
 from planner.program.ops.autograd import record
-from planner.program.ops.operators import Costs, Operators
+from planner.program.ops.operators import Costs, Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.recorded_part import FORWARD_OUT
 from planner.program.view import LayerView
@@ -36,6 +36,8 @@ def full_loss(
     """
     copies = view.stack.loss_forward
     logits = passed.pop()
+    if "nll_grad" in view.stack.loss_backward and "log_softmax" not in copies:
+        return _exponentials(torch, logits), logits
     # Alive until this function returns, and the loop's with it.
     _own = _own_loss(torch, view, torch.to(logits, "fp32")) if "model_loss" in copies else None
     if _own is not None:
@@ -74,6 +76,23 @@ def _in_place(torch: Operators, logits: Tensor) -> Tensor:
         return [kept[0]]
 
     return record(torch, loss, [logits], [logits], backward)
+
+
+def _exponentials(torch: Operators, logits: Tensor) -> Tensor:
+    """A copy in fp32 becomes the softmax in place; compiled backward copies that, takes one from each label's
+    number and casts the result.
+
+    Source: megatron-core 0.16.1 fusions/fused_cross_entropy.py; torch 2.13 _inductor, the graphs of its
+    functions, of which ``calculate_gradients`` cannot write over its input before it has copied it.
+    """
+    wide = torch.like(logits, "to", "fp32")
+    loss, shape = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy", cost=[wide, wide]), shape_of(logits)
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        _copy = torch.like(kept[0], "index_put")
+        return [torch.like(shape, "to", cost=(kept[0],))]
+
+    return record(torch, loss, [logits], [wide], backward)
 
 
 def _compiled(torch: Operators, logits: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from planner.program.checkpoint import checkpointed, checkpointed_reentrant
 from planner.program.layers.attention.attention import attention
 from planner.program.layers.feed_forward import feed_forward, inline_feed_forward
 from planner.program.layers.layer_inputs import add_layer_input, of_whole_layer
+from planner.program.layers.megatron.layer import megatron_layer
 from planner.program.layers.mixers import mixer
 from planner.program.layers.mixture.beside_dense import beside_dense
 from planner.program.layers.norms import norm
@@ -29,6 +30,8 @@ Part = Callable[[Operators, LayerView, Tensor], Tensor]
 
 def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """The stream after one layer."""
+    if view.stack.model_code == "megatron-core":
+        return megatron_layer(torch, view, x)
     torch.flat = view.block.attention.pieces != "none"
     trained = view
     if view.trains_mlp_only:

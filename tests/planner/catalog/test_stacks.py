@@ -195,6 +195,10 @@ def test_copies_of_logits_are_consistent(stack_id: str) -> None:
         ("compute", "compute_grad"),
     ):
         return
+    if stack.loss_forward == ("compute", "float"):
+        # The copy in fp32 becomes the softmax in place, which backward copies (Megatron's, compiled).
+        assert stack.loss_backward == ("float", "nll_grad", "compute_grad")
+        return
     assert "log_softmax" in stack.loss_forward
     assert "log_softmax" in stack.loss_backward
     assert "shifted" not in stack.loss_backward

@@ -91,6 +91,8 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "pipeline_parallel",
         "pipeline_schedule",
         "pipeline_microbatches",
+        "pipeline_first_layers",
+        "pipeline_last_layers",
         "context_parallel",
         "device_map",
         "replicas",

@@ -92,7 +92,7 @@ _BRIDGE = """
 """
 _UNMODELLED = {
     **dict.fromkeys(_BRIDGE.split(), "a key of Megatron Bridge, by which training is not modelled"),
-    "use_mca": "training by Megatron is not modelled",
+    "use_mca": "training by mcore_adapter is not modelled; --stack megatron is that of ms-swift",
     "use_hyper_parallel": "HyperParallel is not modelled",
     "use_kt": (
         "KTransformers computes experts on the CPU: its buffers in host RAM and its time are not modelled; "

@@ -127,7 +127,7 @@ def test_what_cannot_be_read_is_said(text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("text", "program"),
     [
-        ("megatron sft --model Qwen/Qwen2.5-7B --tuner_type lora", "ms-swift's Megatron"),
+        ("xtuner train qwen.py", "XTuner"),
         ("oumi train -c train.yaml", "Oumi"),
     ],
 )

@@ -28,7 +28,7 @@ SAID = {
 
 # Shards of weights, of gradients and of optimizer states on two nodes of four cards.  Source: ZeRO (arXiv
 # 1910.02054) section 5; torch distributed/fsdp (SHARD_GRAD_OP keeps weights, HYBRID_SHARD shards inside a
-# node).
+# node); megatron-core optimizer/distrib_optimizer.py (buffers of gradients are whole).
 SHARDS = {
     "none": (1, 1, 1),
     "ddp": (1, 1, 1),
@@ -42,6 +42,7 @@ SHARDS = {
     "fsdp1-grad-op": (1, 8, 8),
     "hsdp": (4, 4, 4),
     "hsdp1": (4, 4, 4),
+    "distributed-optimizer": (1, 1, 8),
 }
 
 

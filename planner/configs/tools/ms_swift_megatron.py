@@ -1,0 +1,298 @@
+"""A training of ms-swift by Megatron-Core: arguments of ``megatron sft`` and ``pt``.
+
+Keys and defaults: ms-swift 4.6.0 swift/megatron/arguments/megatron_args.py, swift/arguments/base_args; keys
+that other versions have read the same.  Fields of Megatron itself in ``megatron_extra_kwargs`` were not read.
+"""
+
+from __future__ import annotations
+
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.harmless import MEGATRON_HARMLESS, MS_SWIFT_HARMLESS
+from planner.configs.shared.keys import Keys
+from planner.configs.tools.ms_swift import is_ms_swift
+from planner.configs.tools.ms_swift_launch import read_megatron_processes
+from planner.configs.yaml_or_json import Document
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
+
+TOOL = "ms-swift 4.6.0 with Megatron"
+STACK = "megatron"
+_PLACE = "ms-swift 4.6.0 swift/megatron/arguments/megatron_args.py"
+_PARTLY = "training some parameters by their names is not modelled"
+_PADDED = "samples that are padded are not modelled under Megatron; padding_free is"
+_UNMODELLED = {
+    "freeze_parameters": _PARTLY,
+    "freeze_parameters_regex": _PARTLY,
+    "freeze_parameters_ratio": _PARTLY,
+    "trainable_parameters": _PARTLY,
+    "trainable_parameters_regex": _PARTLY,
+    "freeze_llm": _PARTLY,
+    "use_megatron_fsdp": "Megatron's own FSDP is not modelled",
+    "mtp_num_layers": "prediction of several tokens is not modelled",
+    "fp8_format": "8-bit products of Transformer Engine are not modelled",
+    "fp4_format": "4-bit products of Transformer Engine are not modelled",
+    "fp8_param_gather": "weights in 8 bits are not modelled",
+    "fp16": "training in fp16 is not modelled under Megatron",
+    "megatron_extra_kwargs": "what Megatron is given beside ms-swift's own arguments is not read",
+    "tp_comm_overlap": "communication inside of products (tp_comm_overlap) is not modelled",
+    "pipeline_model_parallel_layout": "a layout of one's own is not modelled",
+    "account_for_embedding_in_pipeline_split": "a pipeline that counts the token table is not modelled",
+    "account_for_loss_in_pipeline_split": "a pipeline that counts the head is not modelled",
+    "moe_layer_recompute": "computing parts of layers again is not modelled; recompute_granularity full is",
+    "moe_pad_expert_input_to_capacity": "experts of a fixed capacity are not modelled",
+    "moe_enable_deepep": "DeepEP is not modelled",
+    "enable_dft_loss": "a loss that weighs each token is not modelled under Megatron",
+    "enable_channel_loss": "a loss for each channel is not modelled",
+    "group_by_length": _PADDED,
+    "mlp_padding_free": _PADDED,
+    "use_ray": "what Ray starts is not modelled",
+    "ref_adapters": "a second adapter is not modelled",
+    "new_special_tokens": "words that are added to the vocabulary are not modelled under Megatron",
+    "optimizer_cuda_graph": "CUDA graphs are not modelled",
+    "te_rng_tracker": "CUDA graphs are not modelled",
+    "overlap_param_gather_with_optimizer_step": "it moves buffers, which is not modelled",
+    "sequence_packing_scheduler": "it divides sequences as they come, which is not modelled",
+}
+_SWITCHED_OFF = {
+    "use_distributed_optimizer": "an optimizer that each GPU has whole is not modelled under Megatron",
+    "padding_free": _PADDED,
+    "bf16": "training in another precision than bf16 is not modelled under Megatron",
+    "bias_activation_fusion": "an activation by single operators is not modelled",
+    "moe_grouped_gemm": "experts one after the other are not modelled",
+    "gradient_accumulation_fusion": "gradients that products do not add to the buffer are not modelled",
+}
+_ONLY: dict[str, tuple[tuple[str, ...], str]] = {
+    "task_type": (("causal_lm",), "labels, rankers and embeddings are not modelled under Megatron"),
+    "tuner_type": (("full", "lora"), "this kind of tuner is not modelled; lora and full are"),
+    "train_type": (("full", "lora"), "this kind of tuner is not modelled; lora and full are"),
+    "optimizer": (("adam",), "this optimizer is not modelled under Megatron; adam is"),
+    "attention_backend": (
+        ("flash", "flash_2", "auto"),
+        "this attention is not modelled under Megatron; flash is",
+    ),
+    "cross_entropy_fusion_impl": (("native",), "this loss is not modelled; native is"),
+    "main_params_dtype": (("fp32",), "masters in 16 bits are not modelled"),
+    "moe_token_dispatcher_type": (("alltoall",), "this dispatcher is not modelled; alltoall is"),
+    "bridge_backend": (("mcore-bridge",), "the models of Megatron-Bridge are not modelled; mcore-bridge is"),
+    "lora_bias": (("none",), "trained biases are not modelled"),
+    "torch_dtype": (("bfloat16",), "training in another precision than bf16 is not modelled under Megatron"),
+}
+_SIZES = ("micro_batch_size", "global_batch_size")
+_DEGREES = {
+    "context_parallel_size": "divided sequences (context parallel) are",
+    "expert_tensor_parallel_size": "experts whose features are divided are",
+}
+
+
+def is_ms_swift_megatron(document: Document) -> bool:
+    """Whether a file names its model and its tuner as ms-swift does, and sizes of batches as Megatron."""
+    return is_ms_swift(document) and any(name in document.table for name in _SIZES)
+
+
+def read_ms_swift_megatron(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what arguments of ``megatron`` say.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    _refuse(keys)
+    _read_method(keys, reading)
+    read_checkpoint(keys, "model", reading, trusts=f"{reading.tool}, which trusts a checkpoint's own code")
+    _read_lengths(keys, reading)
+    read_megatron_processes(keys, reading, beside)
+    _read_degrees(keys, reading)
+    _read_sizes(keys, reading)
+    _read_recomputation(keys, reading)
+    _read_update(keys, reading)
+    keys.skip((*MEGATRON_HARMLESS, *MS_SWIFT_HARMLESS))
+
+
+def _refuse(keys: Keys) -> None:
+    """Raises: NotModelledError at what no formula covers."""
+    if (task := keys.text("rlhf_type")) is not None:
+        raise keys.not_modelled("rlhf_type", f"{show(task)} by Megatron is not modelled; sft and pt are")
+    keys.refuse_switched_on(_UNMODELLED)
+    for name, why in _SWITCHED_OFF.items():
+        if keys.flag(name) is False:
+            raise keys.not_modelled(name, why)
+    for name, (known, why) in _ONLY.items():
+        value = keys.text(name)
+        if value is not None and value not in known:
+            raise keys.not_modelled(name, f"'{show(value)}': {why}")
+    for name, what in _DEGREES.items():
+        if (keys.count(name) or 1) > 1:
+            raise keys.not_modelled(name, f"{what} not modelled under Megatron")
+
+
+def _read_method(keys: Keys, reading: Reading) -> None:
+    name = "tuner_type" if keys.has("tuner_type") else "train_type"
+    kind = keys.text(name)
+    if kind is None:
+        reading.default("method", "full", f"{_PLACE}: tuner_type")
+    else:
+        reading.say("method", kind, keys.where(name))
+    if kind != "lora":
+        keys.skip(
+            ("lora_rank", "lora_dropout", "lora_dtype", "target_modules", "target_regex", "modules_to_save")
+        )
+        return
+    reading.take(keys, {"lora_rank": "lora_rank", "lora_dropout": "lora_dropout"})
+    targets = keys.names("target_modules")
+    if keys.text("target_regex") or targets not in ((), ("all-linear",)):
+        named = "target_regex" if keys.text("target_regex") else "target_modules"
+        raise keys.not_modelled(
+            named, "adapters on some matrices are not modelled under Megatron; all-linear is"
+        )
+    if keys.names("modules_to_save"):
+        raise keys.not_modelled(
+            "modules_to_save", "trained copies of modules are not modelled under Megatron"
+        )
+    if keys.text("lora_dtype") not in (None, "bfloat16"):
+        reading.remark(keys.where("lora_dtype"), "Megatron casts adapters to bf16 with the model")
+
+
+def _read_lengths(keys: Keys, reading: Reading) -> None:
+    """Length of a pack, or of the longest sample: a micro-batch without packing is counted as samples of that
+    length, end to end.
+    """
+    packs = keys.flag("packing")
+    name = "packing_length" if packs and keys.has("packing_length") else "max_length"
+    length = keys.count(name)
+    if length is not None:
+        reading.say("seq", length, keys.where(name))
+    else:
+        reading.needs["seq"] = (
+            f"{keys.path}: max_length is not given, so the longest sample decides: say --seq"
+        )
+    if not packs:
+        reading.remark(keys.where(name), "every sample is counted as so long; shorter ones need less")
+    keys.skip(("max_length", "packing_length"))
+
+
+def _read_degrees(keys: Keys, reading: Reading) -> None:
+    names = {
+        "tensor_model_parallel_size": "tensor_parallel",
+        "pipeline_model_parallel_size": "pipeline_parallel",
+        "expert_model_parallel_size": "expert_parallel",
+    }
+    for name, target in names.items():
+        if (degree := keys.count(name) or 1) > 1:
+            reading.say(target, degree, keys.where(name))
+    _read_capacity(keys, reading)
+    divides = "tensor_parallel" in reading.said
+    if divides and not keys.flag("sequence_parallel"):
+        raise keys.not_modelled(
+            "tensor_model_parallel_size",
+            "divided matrices without sequence_parallel are not modelled; sequence_parallel true is",
+        )
+    if reading.value("pipeline_parallel") is None:
+        keys.skip(("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"))
+        return
+    runs = keys.count("virtual_pipeline_model_parallel_size") or 1
+    if runs > 2:
+        why = f"{runs} runs of layers on each group are not modelled; 2 are"
+        raise keys.not_modelled("virtual_pipeline_model_parallel_size", why)
+    if runs == 2:
+        place = keys.where("virtual_pipeline_model_parallel_size")
+        reading.say("pipeline_schedule", "interleaved", place)
+    reading.take(
+        keys,
+        {
+            "decoder_first_pipeline_num_layers": "pipeline_first_layers",
+            "decoder_last_pipeline_num_layers": "pipeline_last_layers",
+        },
+    )
+
+
+def _read_capacity(keys: Keys, reading: Reading) -> None:
+    """Rows above a multiple of an even share are dropped, of which even shares have none.
+
+    Source: megatron-core 0.16.1 transformer/moe/moe_utils.py apply_router_token_dropping.
+    """
+    factor = keys.number("moe_expert_capacity_factor")
+    if factor is not None and factor < 1:
+        why = "capacities below an even share, which drop rows in any case, are not modelled"
+        raise keys.not_modelled("moe_expert_capacity_factor", why)
+    if factor is not None:
+        text = "tokens are taken to be spread evenly, so that no expert has more than its capacity"
+        reading.remark(keys.where("moe_expert_capacity_factor"), text)
+
+
+def _read_sizes(keys: Keys, reading: Reading) -> None:
+    """Samples of a micro-batch, and micro-batches by the samples of a step, which ms-swift wants whole."""
+    if keys.has("micro_batch_size"):
+        reading.take(keys, {"micro_batch_size": "batch"})
+    else:
+        reading.default("batch", 1, f"{_PLACE}: micro_batch_size")
+    total = keys.count("global_batch_size") or 16
+    place = (
+        keys.where("global_batch_size") if keys.has("global_batch_size") else f"{_PLACE}: global_batch_size"
+    )
+    reading.total_batch = (total, place)
+
+
+def _read_recomputation(keys: Keys, reading: Reading) -> None:
+    """Whole layers that run again, all of them, or (``selective``) attention's kernel alone.
+
+    Raises:
+        UsageError: no number of layers, without which Megatron stops.
+        NotModelledError: some layers, several at a time, or other parts of layers.
+    """
+    kind = keys.text("recompute_granularity") or "selective"
+    modules = keys.names("recompute_modules") or ("core_attn",)
+    if kind == "full":
+        how, count = keys.text("recompute_method"), keys.count("recompute_num_layers")
+        if how is None or count is None:
+            raise UsageError(
+                f"{keys.where('recompute_granularity')}: Megatron stops without recompute_method and "
+                f"recompute_num_layers [{REFUSED_BY_TOOL}]"
+            )
+        if (how, count) != ("uniform", 1):
+            why = (
+                "some layers, and several at a time, are not modelled; recompute_method uniform of 1 layer is"
+            )
+            raise keys.not_modelled("recompute_method" if how != "uniform" else "recompute_num_layers", why)
+        reading.say("gradient_checkpointing", True, keys.where("recompute_granularity"))
+        return
+    if kind == "selective" and modules != ("core_attn",):
+        why = "other parts than core_attn are not modelled; recompute_granularity full is"
+        raise keys.not_modelled("recompute_modules", why)
+    keys.skip(("recompute_method", "recompute_num_layers"))
+    reading.default(
+        "gradient_checkpointing", False, f"{_PLACE}: recompute_granularity selective of core_attn"
+    )
+
+
+def _read_update(keys: Keys, reading: Reading) -> None:
+    """The loss; dtypes of gradients, masters and moments; whether host RAM has what the optimizer keeps.
+
+    Raises:
+        NotModelledError: moments of two dtypes or other ones, or a part of them in host RAM.
+    """
+    if keys.flag("cross_entropy_loss_fusion") is False:
+        reading.switch("loss_backward", "compute+float", keys.where("cross_entropy_loss_fusion"))
+    gradients = keys.text("main_grads_dtype") or "fp32"
+    if gradients == "bf16" and not keys.flag("accumulate_allreduce_grads_in_fp32"):
+        reading.switch("main_gradients", "bf16", keys.where("main_grads_dtype"))
+    moments = {keys.text(name) or "fp32" for name in ("exp_avg_dtype", "exp_avg_sq_dtype")}
+    if len(moments) > 1 or not moments <= {"fp32", "bf16"}:
+        raise keys.not_modelled(
+            "exp_avg_dtype", "moments in other dtypes than fp32 or bf16, both, are not modelled"
+        )
+    if keys.flag("use_precision_aware_optimizer"):
+        kind = "precise_bf16" if moments == {"bf16"} else "precise"
+        reading.switch("adam_states", kind, keys.where("use_precision_aware_optimizer"))
+    elif moments != {"fp32"}:
+        raise UsageError(
+            f"{keys.where('exp_avg_dtype')}: Megatron stops without use_precision_aware_optimizer "
+            f"[{REFUSED_BY_TOOL}]"
+        )
+    if keys.flag("optimizer_cpu_offload"):
+        share = keys.number("optimizer_offload_fraction")
+        if share not in (None, 1.0):
+            why = "an optimizer that is in part in host RAM is not modelled; 1 is"
+            raise keys.not_modelled("optimizer_offload_fraction", why)
+        reading.say("offload", "optimizer", keys.where("optimizer_cpu_offload"))
+    keys.skip(("optimizer_offload_fraction",))

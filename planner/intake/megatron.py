@@ -1,0 +1,137 @@
+"""Jobs of Megatron-Core: which models and combinations were read, and which layers each group has.
+
+Source: megatron-core 0.16.1 transformer/transformer_config.py, pipeline_parallel/schedules.py; mcore-bridge
+1.6.5 model/gpts/llm.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.domain.model import ModelSpec
+from planner.domain.recipes.parallel import Parallel
+from planner.domain.recipes.sharding import DISTRIBUTED_OPTIMIZER
+from planner.domain.scenario import Scenario
+from planner.domain.stack import Stack
+from planner.errors import UnreadCombinationError, UsageError
+from planner.intake.given.ledger import Ledger
+
+_KNOWN = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
+
+
+def check_megatron(scenario: Scenario) -> None:
+    """Whether this job was read.
+
+    Raises:
+        UnreadCombinationError: it was not, or Megatron refuses it; says why.
+    """
+    reasons = (*_of_recipe(scenario), *_of_batch(scenario), *_of_model(scenario))
+    if reasons:
+        raise UnreadCombinationError(f"Megatron is not modelled {reasons[0]}")
+
+
+def _of_recipe(scenario: Scenario) -> Iterator[str]:
+    recipe, numerics, adapter = scenario.recipe, scenario.recipe.numerics, scenario.recipe.adapter
+    some_layers = recipe.checkpoint_policy != "full" or recipe.checkpoint_every != 1
+    odd = adapter is not None and (adapter.dora or adapter.oft_block_size or adapter.modules_to_save)
+    narrow = numerics.quantization != "none" or numerics.fp8 != "none"
+    plain = (numerics.precision, numerics.load_dtype) == ("bf16", "bf16")
+    own = DISTRIBUTED_OPTIMIZER.name
+    reasons = (
+        (recipe.has_own_loss, f"for task {recipe.task}; sft and pretrain are"),
+        (narrow, "over bases in 8 or 4 bits, and with products in 8 bits"),
+        (not plain, f"in {numerics.precision} with weights in {numerics.load_dtype}; bf16 is"),
+        (recipe.sharding.name != own, f"with sharding {recipe.sharding.name}; {own} is"),
+        (recipe.optimizer not in _OPTIMIZERS, f"with {recipe.optimizer}; {' and '.join(_OPTIMIZERS)} are"),
+        (recipe.offload not in ("none", "optimizer"), f"with offload {recipe.offload}; optimizer is"),
+        (recipe.attention != "flash2", f"with attention {recipe.attention}; flash2 is"),
+        (recipe.loss != "hf", f"with loss {recipe.loss}; hf is"),
+        (
+            recipe.gradient_checkpointing and some_layers,
+            "with some layers computed again, or parts of layers; all are, and none",
+        ),
+        (bool(recipe.train_layers or recipe.frozen), "where only a part of the model is trained"),
+        (bool(odd), "with DoRA, OFT and modules_to_save"),
+        (
+            adapter is not None and adapter.targets != ("all-linear",),
+            "with adapters on some matrices; all-linear is",
+        ),
+    )
+    yield from (text for found, text in reasons if found)
+
+
+def _of_batch(scenario: Scenario) -> Iterator[str]:
+    recipe, parallel = scenario.recipe, scenario.recipe.parallel
+    if recipe.batch.is_padded or recipe.batch.lengths is not None or recipe.batch.images is not None:
+        yield "for padded samples, samples of their own lengths and images; --padding packed is"
+    if parallel.context > 1:
+        yield "with divided sequences (context parallel)"
+    if parallel.experts > 1:
+        counts = {group.block.mlp.n_experts for group in scenario.model.groups} - {0}
+        if not counts or any(count % parallel.experts for count in counts):
+            yield f"for '{scenario.model.id}', whose experts do not divide by {parallel.experts}"
+        elif scenario.hardware.world_size // parallel.pipeline % parallel.experts:
+            yield f"where {parallel.experts} GPUs do not divide the group that has the same layers"
+    if recipe.batch.rows * recipe.batch.seq_len % parallel.tensor:
+        yield f"for {recipe.batch.seq_len} tokens, which do not divide by {parallel.tensor}"
+    if parallel.pipeline > 1 and scenario.model.tied:
+        yield f"with a pipeline for '{scenario.model.id}', whose head is its token table"
+
+
+def _of_model(scenario: Scenario) -> Iterator[str]:
+    model, parts = scenario.model, scenario.recipe.parallel.tensor
+    if model.architecture not in _KNOWN:
+        yield f"for architecture '{model.architecture}'; {', '.join(_KNOWN)} are"
+    elif model.vision is not None:
+        yield "for models that see"
+    elif not _divides(model, parts):
+        yield f"for '{model.id}': its heads or features do not divide by {parts}"
+
+
+def _divides(model: ModelSpec, parts: int) -> bool:
+    blocks = [group.block for group in model.groups]
+    counts = [
+        n
+        for block in blocks
+        for n in (
+            block.attention.n_heads,
+            block.attention.n_kv_heads,
+            block.mlp.shared_width if block.mlp.n_experts else block.mlp.width,
+        )
+    ]
+    return all(n % parts == 0 for n in counts)
+
+
+def with_layers(ledger: Ledger, stack: Stack, parallel: Parallel, n_layers: int) -> Parallel:
+    """How a pipeline of Megatron divides the layers: evenly, but for what the first and the last group are
+    said to have; table and head count as none.
+
+    Raises:
+        UsageError: such numbers without a pipeline of Megatron.
+        UnreadCombinationError: what is left does not divide evenly, which Megatron refuses, too.
+    """
+    said = [ledger.request.get(name) for name in ("pipeline_first_layers", "pipeline_last_layers")]
+    runs, own = parallel.pipeline * parallel.chunks, stack.model_code == "megatron-core"
+    if parallel.pipeline == 1 or parallel.in_turn or not own:
+        if said != [None, None]:
+            raise UsageError("pipeline_first_layers and pipeline_last_layers are for pipelines of Megatron")
+        return parallel
+    for name, count in zip(("pipeline_first_layers", "pipeline_last_layers"), said, strict=True):
+        if count is not None:
+            ledger.choose(name, count, "assumed")
+    ends = [each for each in said if each is not None]
+    groups, left = parallel.pipeline - len(ends), n_layers - sum(ends)
+    uneven = left % (groups * parallel.chunks) if groups else left
+    if left < 0 or uneven or any(each % parallel.chunks for each in ends):
+        raise UnreadCombinationError(
+            f"Megatron divides layers evenly, and {left} layers of {n_layers} do not divide into "
+            f"{max(groups, 0) * parallel.chunks} runs: say pipeline_first_layers, pipeline_last_layers"
+        )
+    each = left // groups if groups else 0
+    first, last = (each if count is None else count for count in said)
+    of_groups = (first, *(each,) * (parallel.pipeline - 2), last)
+    counts = tuple(count // parallel.chunks for _ in range(parallel.chunks) for count in of_groups)
+    assert len(counts) == runs
+    return replace(parallel, layers=counts)

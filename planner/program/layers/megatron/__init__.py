@@ -1,0 +1,1 @@
+"""Layers as Megatron-Core builds them of Transformer Engine's modules."""

@@ -1,0 +1,125 @@
+"""A mixture of experts of Megatron-Core: rows sorted by expert, exchanged, sorted again and computed by
+grouped products of Transformer Engine, which weigh them in the activation.
+
+As many rows are taken to arrive as are sent: tokens spread evenly over the experts.
+Source: megatron-core 0.16.1 transformer/moe/moe_layer.py MoELayer.forward, token_dispatcher.py
+MoEAlltoAllTokenDispatcher, experts.py TEGroupedMLP, router.py TopKRouter, moe_utils.py
+RouterGatingLinearFunction, shared_experts.py; TransformerEngine d0067d0d pytorch/permutation.py (row maps of
+twice as many whole numbers as there are experts, and one), module/grouped_linear.py.
+Ignored: weights and numbers of the chosen experts, some numbers for each token; that a shared expert may
+run beside the exchange.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import LinearSpec
+from planner.program.layers.megatron.linears import linear
+from planner.program.ops.autograd import record
+from planner.program.ops.operators import Operators, shape_of
+from planner.program.ops.tensors import EXCHANGED_ROWS, Tensor, Unit
+from planner.program.view import LayerView
+
+
+def mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """``MoELayer.forward``, whose variables refer to sorted and to exchanged rows until it returns."""
+    beside = _shared(torch, view, x) if view.block.mlp.shared_width else None
+    _probabilities = _route(torch, view, x)
+    hidden, n_chosen = x.count, view.block.mlp.top_k
+    row_map = torch.new(x.unit, 2 * view.block.mlp.n_experts + 1, "int32", "row_id_map")
+    rows = _moved(torch, x, n_chosen * hidden, [row_map], "permute")
+    arrived = _exchanged(torch, view, rows)
+    out = _computed(torch, view, _moved(torch, arrived, arrived.count, [], "sort_chunks"))
+    back = _exchanged(torch, view, _moved(torch, out, out.count, [], "sort_chunks"))
+    del out
+    whole = _moved(torch, back, hidden, [row_map], "unpermute")
+    return whole if beside is None else torch.add(whole, beside)
+
+
+def _route(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """Logits in fp32, of which the router's loss keeps a softmax; probabilities and a map of all experts."""
+    n_experts = view.block.mlp.n_experts
+    spec = next(each for each in view.block.linears if each.group == "router")
+    with torch.inside("router"):
+        logits = _gate(torch, view, spec, x, n_experts)
+        _scores = torch.softmax(logits)
+        probabilities = torch.new(x.unit, n_experts, "fp32", "scatter")
+        _places = torch.new(x.unit, n_experts, "int32", "scatter")
+        shape = shape_of(logits)
+
+        def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+            return [torch.like(shape, "scatter_backward", cost=(gradient,))]
+
+        return record(torch, probabilities, [logits], [_map(torch, x, n_experts)], backward)
+
+
+def _map(torch: Operators, x: Tensor, n_experts: int) -> Tensor:
+    return torch.new(x.unit, n_experts, "bool", "to")
+
+
+def _gate(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, n_experts: int) -> Tensor:
+    """A product in fp32 of what is kept in 16 bits."""
+    weight = torch.parameter(Unit.ONE, spec.weight_count, view.dtypes.base, trained=view.trains_base)
+    entry, trained, needs = shape_of(x), weight.node is not None, x.node is not None
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        of_x = torch.like(entry, "mm", cost=(gradient,)) if needs else None
+        of_weight = torch.like(weight, "mm", cost=(gradient, entry)) if trained else None
+        return [of_x, of_weight]
+
+    out = torch.new(x.unit, n_experts, "fp32", "mm", cost=[x])
+    return record(torch, out, [x, weight], [x], backward)
+
+
+def _computed(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    inward = next(each for each in view.linears("mlp_in") if each.group == "expert")
+    outward = next(each for each in view.linears("mlp_mid") if each.group == "expert")
+    with torch.inside("experts"):
+        return linear(torch, view, outward, gated(torch, linear(torch, view, inward, x)))
+
+
+def _shared(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """The expert of all tokens, weighed by a gate where the model has one."""
+    inward = next(each for each in view.linears("mlp_in") if each.group == "shared_expert")
+    outward = next(each for each in view.linears("mlp_mid") if each.group == "shared_expert")
+    with torch.inside("shared_experts"):
+        out = linear(torch, view, outward, gated(torch, linear(torch, view, inward, x)))
+        routers = [each for each in view.block.linears if each.group == "router"]
+        if len(routers) == 1:
+            return out
+        weight = torch.parameter(
+            Unit.ONE, routers[1].weight_count, view.dtypes.base, trained=view.trains_base
+        )
+        score = torch.kernel(torch.mm(x, weight, 1), "sigmoid", saves="output")
+        return torch.mul(out, score)
+
+
+def gated(torch: Operators, x: Tensor) -> Tensor:
+    """``silu(first half) * second half``, one kernel each way, which saves its input."""
+    out = torch.new(x.unit, x.count / 2, x.dtype, "swiglu", cost=[x])
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.like(kept[0], "swiglu_back", cost=(gradient,))]
+
+    return record(torch, out, [x], [x], backward)
+
+
+def _moved(torch: Operators, x: Tensor, count: float, saved: list[Tensor], op: str) -> Tensor:
+    """Rows copied to other places, and their gradients copied back."""
+    entry = shape_of(x)
+    out = torch.new(x.unit, count, x.dtype, op, cost=[x])
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.like(entry, op, cost=(gradient,))]
+
+    return record(torch, out, [x], saved, backward)
+
+
+def _exchanged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """Rows that other GPUs sent, as many as this one sends; nothing where one GPU has all experts."""
+    if view.recipe.parallel.experts == 1:
+        return x
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.like(gradient, EXCHANGED_ROWS, cost=None)]
+
+    return record(torch, torch.like(x, EXCHANGED_ROWS, cost=None), [x], [], backward)

@@ -1,0 +1,169 @@
+"""Megatron's buffers and optimizer, against the dry run of megatron-core 0.16.1's own GPTModel, DDP and
+distributed optimizer, and by hand.
+
+The dry run: a Llama of 4 layers on a group of fake processes, with local layers in the place of Transformer
+Engine's (which cannot be installed without CUDA), bf16 with gradients in fp32.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.anatomy.pipeline_stages import stages_of
+from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import UnreadCombinationError, UsageError
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.job import job_of
+from planner.program.request_stream import RequestStream
+from planner.program.step import step_of
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 5504,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 32768,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+}
+TOKENS = 1024
+
+
+def scenario_of(folder: Path, **flags: Any) -> Scenario:
+    """A job of that model under Megatron on two cards."""
+    (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    said = {"model": str(folder), "stack": "megatron", "method": "full", "gpu": "h100-sxm:2", "seq": TOKENS}
+    return resolve(from_flags({**said, "grad_accum": 2, **flags}))
+
+
+def program(folder: Path, rank: int = 0, **flags: Any) -> RequestStream:
+    """The requests of one group of its pipeline, or of all."""
+    return step_of(job_of(stages_of(scenario_of(folder, **flags))[rank], Coefficients()))
+
+
+def alive(stream: RequestStream, until: str) -> tuple[float, float]:
+    """Bytes that are allocated when a phase begins, and the most before; units are counted as of the job."""
+    begin = next(begin for begin, phase in stream.phases if phase == until)
+    now = most = 0.0
+    for event in stream.events[:begin]:
+        size = stream.unit_bytes[event if event >= 0 else ~event]
+        now += size if event >= 0 else -size
+        most = max(most, now)
+    return now, most
+
+
+@pytest.mark.parametrize(
+    ("rank", "flags", "loaded", "most"),
+    [
+        (0, {"tensor_parallel": 2}, 1_562_526_720, 1_629_561_856),
+        (1, {"pipeline_parallel": 2}, 1_560_364_032, 1_568_711_680),
+    ],
+)
+def test_what_is_there_before_the_first_step(
+    tmp_path: Path, rank: int, flags: dict[str, int], loaded: int, most: int
+) -> None:
+    """Weights, fp32 gradients and masters: ten bytes for each parameter, as megatron-core itself has them;
+    and the copy beside the last master, which is that of the first weight.
+    """
+    found = alive(program(tmp_path, rank, **flags), "forward")
+    # A mask of all pairs of tokens and positions, which local layers have, is 3 of these megabytes.
+    assert found[0] == pytest.approx(loaded, rel=0.004)
+    assert found[1] == pytest.approx(most, rel=0.004)
+
+
+def sizes(stream: RequestStream, term: str) -> float:
+    """Bytes of all allocations of a term."""
+    return sum(size for slot, size in enumerate(stream.unit_bytes) if stream.term(slot) == term)
+
+
+def test_states_are_divided_over_the_gpus_that_hold_the_same_weights(tmp_path: Path) -> None:
+    """Two moments and a master in fp32; a precise optimizer has the lower half of a master, as a state."""
+    params = job_of(scenario_of(tmp_path), Coefficients()).base_params
+    plain = program(tmp_path)
+    assert sizes(plain, "optimizer_states") == pytest.approx(params * 8 / 2)
+    precise = program(tmp_path, switches=("adam_states=precise_bf16", "main_gradients=bf16"))
+    assert sizes(precise, "optimizer_states") == pytest.approx(params * 6 / 2)
+    assert sizes(precise, "master_weights") == 0
+    buffer = [size for slot, size in enumerate(precise.unit_bytes) if precise.place(slot)[2] == "grad_data"]
+    assert buffer == [pytest.approx(params * 2)]
+
+
+def test_states_that_host_ram_has_come_back_one_by_one(tmp_path: Path) -> None:
+    """In fp32, each beside nothing else of the optimizer."""
+    stream = program(tmp_path, offload="optimizer", switches="adam_states=precise")
+    assert sizes(stream, "optimizer_states") == sizes(stream, "master_weights") == 0
+    assert "copy_" in {stream.place(slot)[2] for slot in range(len(stream.units))}
+
+
+def test_no_gradient_of_a_matrix_is_a_tensor(tmp_path: Path) -> None:
+    """Products of layers add to the buffer: norms, the table and a dummy for the head come as tensors, and
+    all are gone when the step ends.
+    """
+    stream = program(tmp_path)
+    buffer, *rest = (slot for slot in range(len(stream.units)) if stream.term(slot) == "gradients")
+    assert stream.place(buffer)[2] == "grad_data"
+    ops = {stream.place(slot)[2] for slot in rest}
+    assert "mm" not in ops
+    assert {"rmsnorm_bwd", "rms_norm_backward", "embedding_dense_backward", "empty"} <= ops
+    living = set[int]()
+    for event in stream.events:
+        (living.add if event >= 0 else living.remove)(event if event >= 0 else ~event)
+    assert not living & set(rest)
+
+
+@pytest.mark.parametrize(("rank", "held"), [(0, 2), (1, 1)])
+def test_a_group_takes_what_arrives_as_it_comes(tmp_path: Path, rank: int, held: int) -> None:
+    """Inputs and gradients of a micro-batch go when it has gone back; activations are held as in 1F1B."""
+    stream, living, most = program(tmp_path, rank, pipeline_parallel=2, grad_accum=4), 0, 0
+    buffers = 0
+    for event in stream.events:
+        _, _, op = stream.place(event if event >= 0 else ~event)
+        step = 1 if event >= 0 else -1
+        buffers += step * (op == "receive buffer")
+        living += step * (op == "swiglu")
+        most = max(most, living)
+    assert buffers == living == 0
+    assert most >= held * 2
+
+
+def test_layers_of_a_pipeline_are_even_or_as_said(tmp_path: Path) -> None:
+    """Table and head count as none."""
+    even = stages_of(scenario_of(tmp_path, pipeline_parallel=2))
+    assert [each.model.n_layers for each in even] == [2, 2]
+    said = stages_of(scenario_of(tmp_path, pipeline_parallel=2, pipeline_last_layers=1))
+    assert [each.model.n_layers for each in said] == [3, 1]
+    with pytest.raises(UnreadCombinationError, match="do not divide into"):
+        scenario_of(tmp_path, pipeline_parallel=2, pipeline_first_layers=1, pipeline_last_layers=1)
+    with pytest.raises(UsageError, match="pipelines of Megatron"):
+        scenario_of(tmp_path, pipeline_first_layers=1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"context_parallel": 2}, "divided sequences"),
+        ({"sharding": "ddp"}, "sharding ddp"),
+        ({"task": "dpo"}, "task dpo"),
+        ({"optimizer": "sgd"}, "with sgd"),
+        ({"expert_parallel": 2}, "whose experts do not divide"),
+        ({"method": "lora", "lora_targets": "attention"}, "some matrices"),
+    ],
+)
+def test_what_was_not_read_is_refused(tmp_path: Path, flags: dict[str, Any], reason: str) -> None:
+    """In one sentence with the reason."""
+    with pytest.raises(UnreadCombinationError, match=reason):
+        scenario_of(tmp_path, **flags)
