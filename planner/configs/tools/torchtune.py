@@ -186,6 +186,12 @@ def _read_adapters(part: Keys, reading: Reading, *, quantised: bool) -> None:
     if part.flag("use_dora"):
         reading.say("dora", True, part.where("use_dora"))
     reading.say("method", "lora", part.where(COMPONENT))
+    if part.holds("apply_lora_to_output") and "gemma" in _component(part):
+        # torchtune 0.6.1 models/gemma/_model_builders.py, models/gemma2/_model_builders.py.
+        raise UsageError(
+            f"{part.where('apply_lora_to_output')}: torchtune's builders of Gemma have no such argument: "
+            f"leave it out [{REFUSED_BY_TOOL}]"
+        )
     reading.take(part, {"lora_rank": "lora_rank", "lora_dropout": "lora_dropout"})
     named = part.names("lora_attn_modules")
     if unknown := [name for name in named if name not in _TARGETS]:
@@ -297,6 +303,12 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     ours = _OPTIMIZERS.get(kind) or ("adamw_torch_fused" if fused else "adamw_torch")
     reading.say("optimizer", ours, part.where(COMPONENT))
     if keys.flag("optimizer_in_bwd"):
+        if keys.get("clip_grad_norm") is not None:
+            # torchtune 0.6.1 recipes/full_finetune_single_device.py and full_finetune_distributed.py:186.
+            raise UsageError(
+                f"{keys.where('clip_grad_norm')}: torchtune clips no gradients beside optimizer_in_bwd: "
+                f"leave one of them out [{REFUSED_BY_TOOL}]"
+            )
         reading.say("optimizer_in_backward", True, keys.where("optimizer_in_bwd"))
     part.skip(("lr", "weight_decay", "betas", "eps", "fused", "momentum", "foreach"))
     if any(part.get(name) for name in ("amsgrad", "momentum")):

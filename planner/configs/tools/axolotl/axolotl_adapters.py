@@ -57,6 +57,13 @@ def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> No
         _read_four_bits(keys, reading, of_2023=of_2023)
         refuse_packed_mixers(keys, "load_in_4bit")
     elif eight:
+        kernel = None if old else next(filter(keys.flag, _ADAPTER_KERNELS), None)
+        if kernel:
+            # axolotl 0.19.0 utils/schemas/validation.py check_lora_kernels_8bit.
+            raise UsageError(
+                f"{keys.where(kernel)}: Axolotl has no fused adapter kernels over 8 bits: leave it out "
+                f"[{REFUSED_BY_TOOL}]"
+            )
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
         refuse_packed_mixers(keys, "load_in_8bit")
     elif four:

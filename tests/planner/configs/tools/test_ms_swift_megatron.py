@@ -18,8 +18,9 @@ EXPERTS = START.replace("Qwen2.5-7B-Instruct", "Qwen3-30B-A3B") + "--expert_mode
 
 
 def asked(command: str) -> Any:
-    """What ``plan check --command`` answers on eight GPUs."""
-    return check_job(command_job(command, CheckOptions()), from_flags({"gpu": "a100-80-sxm:8"}), advise=False)
+    """What ``plan check --command`` answers on eight GPUs, mixtures included."""
+    options = CheckOptions(force=True)
+    return check_job(command_job(command, options), from_flags({"gpu": "a100-80-sxm:8"}), advise=False)
 
 
 def job_of(command: str) -> Any:

@@ -279,3 +279,19 @@ def test_keys_of_newer_recipes(tmp_path: Path) -> None:
     assert found.value("offload") == "activations"
     with pytest.raises(NotModelledError, match="stream of its own"):
         read(tmp_path, {**BASE, **again, "activation_offloading_use_streams": False})
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"optimizer_in_bwd": True, "clip_grad_norm": 1.0}, "clips no gradients beside optimizer_in_bwd"),
+        (
+            {"model": {"_component_": "torchtune.models.gemma.lora_gemma_2b", "apply_lora_to_output": False}},
+            "builders of Gemma have no such argument",
+        ),
+    ],
+)
+def test_what_torchtune_stops_at_is_refused(changed: dict[str, object], says: str, tmp_path: Path) -> None:
+    """As its recipes and builders stop."""
+    with pytest.raises(UsageError, match=rf"{says}.*refused-by-its-tool"):
+        read(tmp_path, BASE | changed)

@@ -222,6 +222,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"gpus": 2, "sharding": "zero3", "hpz": 2, "offload": "optimizer+params"},
         {"gpus": 2, "sharding": "zero3", "hpz": 2},
     ),
+    "megatron-mixture": (
+        {"stack": "megatron", "model": "qwen3-30b-a3b", "method": "full", "gpus": 2, "padding": "packed"},
+        {"stack": "megatron", "model": "qwen3-8b", "method": "full", "gpus": 2, "padding": "packed"},
+    ),
     "mixture-unread": (
         {"stack": "torchtitan@2025", "model": "mixtral-8x7b", "method": "full"},
         {"stack": "torchtitan@2025", "model": "qwen3-30b-a3b", "method": "full"},

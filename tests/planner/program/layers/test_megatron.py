@@ -19,7 +19,7 @@ JOB = {"stack": "megatron", "gpu": "h100-sxm:2", "seq": TOKENS, "method": "full"
 
 def layer_of(**flags: object) -> tuple[Job, Template]:
     """A layer's record, and its job."""
-    job = job_of(resolve(from_flags({**JOB, **flags})), Coefficients())
+    job = job_of(resolve(from_flags({**JOB, **flags}), force=True), Coefficients())
     return job, next(part.template for part in parts_of(job) if part.name == "layer")
 
 
@@ -75,6 +75,6 @@ def test_rows_of_experts_are_kept_sorted() -> None:
 def test_the_model_has_the_parameters_of_its_own_code() -> None:
     """Matrices are joined, none is added."""
     for model in ("qwen2.5-7b", "qwen3-30b-a3b", "llama-3.1-8b"):
-        job = job_of(resolve(from_flags({**JOB, "model": model})), Coefficients())
+        job = job_of(resolve(from_flags({**JOB, "model": model}), force=True), Coefficients())
         assert job.base_params == job.scenario.model.param_count
     assert load_stack("megatron").model_code == "megatron-core"

@@ -107,3 +107,11 @@ def test_experts_are_packed_as_they_are_loaded(tmp_path: Path, bits: str) -> Non
     switches = read(tmp_path, BASE + bits + EXPERTS).request.get("switches")
     assert {"quantizes_experts=held", "loader_reserves=nothing"} <= set(switches)
     assert "quantizes_experts=held" not in (read(tmp_path, BASE + bits).request.get("switches") or ())
+
+
+def test_fused_kernels_stop_over_eight_bits(tmp_path: Path) -> None:
+    """As Axolotl's own check of the file does; without them the base is int8."""
+    eight = BASE + "adapter: lora\nload_in_8bit: true\n"
+    with pytest.raises(UsageError, match=r"lora_qkv_kernel.*over 8 bits.*refused-by-its-tool"):
+        read(tmp_path, eight + "lora_qkv_kernel: true\n")
+    assert read(tmp_path, eight).request.get("quantization") == "int8"
