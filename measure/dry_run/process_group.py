@@ -49,7 +49,8 @@ def install(guesses: Guesses) -> None:
         module.is_nccl_available = lambda: True  # type: ignore[attr-defined]
     distributed_c10d._NCCL_AVAILABLE = True
     # Of GLOO alone, which torch asks by name (lightning 2.6 fabric/utilities/distributed.py).
-    setattr(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)  # noqa: B010 - not in torch's types
+    # Not in torch's types.
+    setattr(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)  # noqa: B010
     _flatten()
     _sum_gradients(guesses)
 

@@ -61,9 +61,9 @@ def test_a_gradient_is_freed_once_and_the_optimizer_steps_after_the_backward(sha
     assert {each.place.stage for each in states} == {"optimizer_step"}
 
 
-@pytest.mark.parametrize(("micro_step", "steps"), [(0, True), (1, False), (2, True)])
+@pytest.mark.parametrize(("micro_step", "steps"), [(0, False), (1, True), (2, False), (3, True)])
 def test_with_accumulation_the_optimizer_waits_for_the_last_micro_step(micro_step: int, steps: bool) -> None:
-    """Micro-step 1 is followed by another."""
+    """Each first of two is followed by another."""
     records = apply_runtime(step(micro_step), job("zero3", grad_accum=2))
     assert ("optimizer_step" in {each.place.stage for each in records}) is steps
 

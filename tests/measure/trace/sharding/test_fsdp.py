@@ -88,11 +88,11 @@ def test_a_gradient_is_reduced_to_a_part_in_fp32(fp32: bool, width: int) -> None
 
 
 def test_without_reduction_gradients_stay_whole_between_micro_steps() -> None:
-    """Nothing is sent in micro-step 1; the next gradient is added in place."""
+    """Nothing is sent in the first of two micro-steps; the next gradient is added in place."""
     stream, made = rank(reduces_last_only=True)
-    backward(stream, made, 50, micro_step=1)
+    backward(stream, made, 50, micro_step=2)
     assert taken(stream, "reduce_scatter_input") == []
-    backward(stream, made, 60, micro_step=2)
+    backward(stream, made, 60, micro_step=3)
     gone = [each.block.id for each in stream.records if not each.alloc]
     assert gone.index(60) < gone.index(50)
     assert taken(stream, "reduce_scatter_input") == [2 * PART * 2]

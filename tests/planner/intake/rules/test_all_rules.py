@@ -222,6 +222,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"gpus": 2, "sharding": "zero3", "hpz": 2, "offload": "optimizer+params"},
         {"gpus": 2, "sharding": "zero3", "hpz": 2},
     ),
+    "distributed-optimizer-elsewhere": (
+        {"gpus": 2, "sharding": "distributed-optimizer", "method": "full"},
+        {"gpus": 2, "sharding": "zero1", "method": "full"},
+    ),
     "megatron-mixture": (
         {"stack": "megatron", "model": "qwen3-30b-a3b", "method": "full", "gpus": 2, "padding": "packed"},
         {"stack": "megatron", "model": "qwen3-8b", "method": "full", "gpus": 2, "padding": "packed"},
