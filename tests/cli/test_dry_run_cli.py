@@ -17,6 +17,7 @@ import pytest
 from measure.cli.main import main
 from measure.dry_run.messages import ProgramJob
 from measure.dry_run.parent import DataNotHereError, DryRun
+from planner.allocator.events import AllocEvent
 from tests.extras import needs
 from tests.in_process import called
 
@@ -523,7 +524,7 @@ def test_a_tool_without_its_data_runs_on_rows_of_full_length(
         ran.append(job)
         if not job.stands_in:
             raise DataNotHereError("the tokenizer of m cannot be loaded here")
-        return DryRun({0: []}, (), job.n_steps, 1, (1, 64), "")
+        return DryRun({0: [AllocEvent("alloc", 0, 512, phase="load")]}, (), job.n_steps, 1, (1, 64), "")
 
     monkeypatch.setattr("measure.dry_run.parent.dry_run", dry_run)
     monkeypatch.setattr("measure.dry_run.run_program.check_program", lambda _: None)

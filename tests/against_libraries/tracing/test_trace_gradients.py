@@ -61,9 +61,9 @@ def test_so_are_the_parts_that_are_added_to_gradients_of_an_earlier_micro_step(
     parts = {("mm", "gradients"): 1, ("embedding_dense_backward", "gradients"): 1, ("add", "gradients"): 1}
     first, later = (_tables(events, phases) for phases in (("loss", "backward"), ("loss_2", "backward_2")))
     assert first == parts
-    # Two later micro-steps: one that finds nothing, after the optimizer's step,
-    # and one that finds its gradients.
-    assert later == {name: 2 * count for name, count in parts.items()}
+    # Three later micro-steps: one that finds gradients, and behind the optimizer's step
+    # one that finds nothing and one that finds its gradients.
+    assert later == {name: 3 * count for name, count in parts.items()}
 
 
 def test_a_4bit_matrix_of_an_fp32_checkpoint_is_expanded_cast_and_gone_before_the_product() -> None:
