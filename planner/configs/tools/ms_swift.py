@@ -14,7 +14,7 @@ from planner.configs.shared.harmless import MS_SWIFT_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import DTYPES
 from planner.configs.shared.trainer_arguments import read_attention, read_precision, read_trainer
-from planner.configs.tools.ms_swift_launch import read_engine, read_processes
+from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_engine, read_processes
 from planner.configs.tools.ms_swift_rlhf import read_rlhf, read_swift_rollout
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import ADAPTABLE_MODULES, TARGET_PATTERN
@@ -31,13 +31,8 @@ MARKS = frozenset(
 # Arguments of ms-swift 1 and 2 (swift/llm/utils/argument.py), whose other names and defaults nobody read.
 _BEFORE_3 = ("sft_type", "model_id_or_path", "lora_target_modules", "quantization_bit", "use_flash_attn")
 _ADAPTERS = "this kind of tuner is not modelled; lora and full are"
-_PARTLY = "training some parameters by their names is not modelled"
 _UNMODELLED = {
-    "freeze_parameters": _PARTLY,
-    "freeze_parameters_regex": _PARTLY,
-    "freeze_parameters_ratio": _PARTLY,
-    "trainable_parameters": _PARTLY,
-    "trainable_parameters_regex": _PARTLY,
+    **PARTS_BY_NAME,
     "use_galore": "GaLore of ms-swift is not modelled",
     "lisa_activated_layers": "LISA of ms-swift is not modelled",
     "enable_channel_loss": "a loss for each channel is not modelled",

@@ -32,6 +32,18 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _QWEN = re.compile(r"qwen(2|3)(?:[._]\d)?(?:-?vl|[._]\d)", re.IGNORECASE)
 _FILES = (".yaml", ".yml", ".json")
 _OWN_PRESET = "say the table or the path of a file"
+PART_BY_NAME = "training some parameters by their names is not modelled"
+PARTS_BY_NAME = dict.fromkeys(
+    (
+        "freeze_parameters",
+        "freeze_parameters_regex",
+        "freeze_parameters_ratio",
+        "trainable_parameters",
+        "trainable_parameters_regex",
+    ),
+    PART_BY_NAME,
+)
+"""Arguments of both trainers of ms-swift that are refused, with the reason."""
 
 
 def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:

@@ -12,22 +12,17 @@ from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import MEGATRON_HARMLESS, MS_SWIFT_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.ms_swift import is_ms_swift
-from planner.configs.tools.ms_swift_launch import read_megatron_processes
+from planner.configs.tools.ms_swift_launch import PART_BY_NAME, PARTS_BY_NAME, read_megatron_processes
 from planner.configs.yaml_or_json import Document
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 TOOL = "ms-swift 4.6.0 with Megatron"
 STACK = "megatron"
 _PLACE = "ms-swift 4.6.0 swift/megatron/arguments/megatron_args.py"
-_PARTLY = "training some parameters by their names is not modelled"
 _PADDED = "samples that are padded are not modelled under Megatron; padding_free is"
 _UNMODELLED = {
-    "freeze_parameters": _PARTLY,
-    "freeze_parameters_regex": _PARTLY,
-    "freeze_parameters_ratio": _PARTLY,
-    "trainable_parameters": _PARTLY,
-    "trainable_parameters_regex": _PARTLY,
-    "freeze_llm": _PARTLY,
+    **PARTS_BY_NAME,
+    "freeze_llm": PART_BY_NAME,
     "use_megatron_fsdp": "Megatron's own FSDP is not modelled",
     "mtp_num_layers": "prediction of several tokens is not modelled",
     "fp8_format": "8-bit products of Transformer Engine are not modelled",
