@@ -166,8 +166,12 @@ def _show(stream: IO[str] | None, work: str) -> None:
     """
     # It is closed while a line is awaited where the dry run itself is ended.
     with contextlib.suppress(ValueError):
+        line = "\n"
         for line in stream or ():
             write_foreign(line.replace(work, ""))
+        # A progress bar ends without one, and the report would go on in its line.
+        if not line.endswith("\n"):
+            write_foreign("\n")
 
 
 def _environment(folder: Path) -> Mapping[str, str]:

@@ -201,6 +201,14 @@ def test_a_card_that_is_too_small_ends_with_exit_code_3(folder: Path) -> None:
     assert "DOES NOT FIT in 100.0 MiB" in out or "DOES NOT FIT" in out
 
 
+def test_the_report_begins_a_line_behind_a_progress_bar(folder: Path) -> None:
+    shown = program(after="    print('a bar', end='')")
+    code, out, err = run("trace", "--gpu", "4090", "--", "python", shown)
+    assert code == 0, err
+    assert out.startswith("FITS")
+    assert err.endswith("a bar\n")
+
+
 def test_a_program_that_fails_shows_its_own_error(folder: Path) -> None:
     """Exit code 1, its traceback without ours, and one sentence."""
     code, out, err = run("trace", "--gpu", "4090", "--", "python", program(after="raise KeyError('mine')"))
