@@ -15,7 +15,12 @@ from measure.cli.run import OPTIONS as RUN_OPTIONS
 from measure.cli.run import run
 from measure.cli.trace import OPTIONS as TRACE_OPTIONS
 from measure.cli.trace import trace
-from planner.intake.given.flags import new_app, with_options, with_scenario_options
+from planner.intake.given.flags import (
+    CommandUnderHeadings,
+    new_app,
+    with_options,
+    with_scenario_options,
+)
 from planner.version import __version__
 
 _HELP = """Trace or measure a fine-tuning step.
@@ -48,9 +53,9 @@ def _root(
 
 
 # What the list of commands says; longer first sentences would be cut there.
-app.command("run", short_help="Run training steps of one job here and record what they need")(
-    with_scenario_options(run, RUN_OPTIONS)
-)
+app.command(
+    "run", cls=CommandUnderHeadings, short_help="Run training steps of one job here and record what they need"
+)(with_scenario_options(run, RUN_OPTIONS))
 app.command("campaign", short_help="Run many cases from a file; goes on where it stopped")(
     with_options(campaign, CAMPAIGN_OPTIONS)
 )
@@ -58,6 +63,6 @@ app.command("check", short_help="Whether records can be trusted, and why not")(c
 app.command("env", short_help="What a measurement on this machine would be made on")(env)
 app.command("bundle", short_help="Wheels for a machine without a network")(bundle)
 app.command("replay", short_help="Replay a recorded allocator history")(replay_history)
-app.command("trace", short_help="Trace one step of the real modules; needs no GPU")(
+app.command("trace", cls=CommandUnderHeadings, short_help="Trace one step of the real modules; needs no GPU")(
     with_scenario_options(trace, TRACE_OPTIONS)
 )

@@ -18,7 +18,13 @@ from planner.cli.command_options import (
 )
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
-from planner.intake.given.flags import new_app, with_hyphens, with_options, with_scenario_options
+from planner.intake.given.flags import (
+    CommandUnderHeadings,
+    new_app,
+    with_hyphens,
+    with_options,
+    with_scenario_options,
+)
 from planner.version import __version__
 
 _HELP = """Predict GPU memory, host RAM and step time of a fine-tuning job.
@@ -79,7 +85,7 @@ def _check(configs: list[str] | None, **given: Any) -> Outcome:
     return check_configs(configs or (), given, CheckOptions(output_format, **own), run)
 
 
-app.command("check", short_help="Will the jobs of config files fit?")(
+app.command("check", cls=CommandUnderHeadings, short_help="Will the jobs of config files fit?")(
     with_scenario_options(_check, CHECK_OPTIONS)
 )
 
@@ -102,7 +108,7 @@ def _search(**given: Any) -> Outcome:
     return search(given, SearchOptions(output_format=output_format, **own))
 
 
-app.command("search", short_help="Find the best recipes under constraints")(
+app.command("search", cls=CommandUnderHeadings, short_help="Find the best recipes under constraints")(
     with_scenario_options(_search, SEARCH_OPTIONS)
 )
 

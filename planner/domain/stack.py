@@ -109,7 +109,9 @@ class Stack:
     linear4bit_keeps_input: bool
     """4-bit linears save the input they computed with, although nothing needs it."""
     linear4bit_dtype: Linear4bitDtype
-    """What 4-bit linears compute in: the dtype of the job, or fp16."""
+    """What 4-bit linears compute in: the dtype of the job, or fp16.  ``loaded``: that of the job even where a
+    packed checkpoint names another.
+    """
     int8_keeps_outlier_weights: bool
     """int8 linears hold the weights of outlier columns in the input's dtype from one step to the next."""
     int8_keeps_quantized_input: bool

@@ -26,7 +26,7 @@ Fsdp2Units = Literal[
 ]
 RETURNED: tuple[Fsdp2Units, ...] = ("root_returned", "ends_returned")
 """Values of ``fsdp2_units`` where all is divided again when the model returns logits to a loop's own loss."""
-Linear4bitDtype = Literal["compute", "fp16"]
+Linear4bitDtype = Literal["compute", "loaded", "fp16"]
 Muon = Literal["unread", "matrices", "all", "gathers"]
 """``all``: it stops at tensors of three dimensions.  ``gathers``: whole gradients of what FSDP2 divides; of
 the update each GPU gets its part, and AdamW steps adapters."""

@@ -23,6 +23,7 @@ from planner.catalog.stacks import stack_ids
 from planner.cli.app import app
 from planner.cli.commands import predict as predict_module
 from planner.cli.main import main
+from planner.intake.given.fields import headings
 from planner.intake.given.flags import request_fields
 from planner.report.prediction.document import PredictionDocument
 
@@ -457,7 +458,10 @@ def test_help_lists_every_flag_and_command(capsys: Captured) -> None:
     """`plan --help` names each sub-command, then each flag of the issue and each field of the table."""
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert out.index("Commands:") < out.index("Options:")
+    in_turn = ["Commands:", "Options:", *(f"\n{heading}:" for heading in dict.fromkeys(headings().values()))]
+    places = [out.index(each) for each in in_turn]
+    assert places == sorted(places)
+    assert places[-1] < out.index("--price")
     words = out.replace(",", " ").split()
     wanted = {*EVERY_FLAG.split(), *(field.flag for field in request_fields())}
     assert wanted - set(words) == set()

@@ -202,6 +202,7 @@ def test_a_card_that_is_too_small_ends_with_exit_code_3(folder: Path) -> None:
 
 
 def test_the_report_begins_a_line_behind_a_progress_bar(folder: Path) -> None:
+    """A bar ends without a line break."""
     shown = program(after="    print('a bar', end='')")
     code, out, err = run("trace", "--gpu", "4090", "--", "python", shown)
     assert code == 0, err

@@ -85,11 +85,9 @@ _FIELDS = (
     ),
     _one_of(
         "task",
-        "sft, pretrain, or training from preferences: dpo, kto, orpo, simpo, reward; a sample is then a "
-        "pair of sequences of up to --seq tokens, but one sequence for kto; prm: a reward model of steps, "
-        "with two labels for each token; classify: a head of --num-labels in the place of that of the words; "
-        "gkd: a student of --teacher-model; "
-        "or grpo and ppo, whose samples are prompt and completion, together --seq tokens",
+        "sft, pretrain; from preferences dpo, kto, orpo, simpo, reward (a sample is a pair of sequences of "
+        "up to --seq tokens, of kto one sequence); prm (rewards of steps); classify (--num-labels); gkd (a "
+        "student of --teacher-model); grpo, ppo (prompt and completion are --seq tokens together)",
         TASKS,
     ),
     _count("num_labels", "Labels of a classifier (classify)", 1_000_000),
@@ -156,56 +154,6 @@ _FIELDS = (
         "Mean real tokens of one sample, when shorter than --seq",
         MAX_SEQ_TOKENS,
         of_tokens=True,
-    ),
-    _count("generations", "Completions of each prompt (grpo)", 65_536),
-    RequestField(
-        "completion_length",
-        "integer",
-        "Most tokens of a completion, which are a part of --seq (grpo, ppo)",
-        low=1,
-        high=MAX_SEQ_TOKENS,
-        of_tokens=True,
-    ),
-    _count(
-        "generation_steps",
-        "Micro-batches that are generated at once; as many as --grad-accum, if not given (grpo)",
-        65_536,
-    ),
-    _count("iterations", "How often each completion is trained on (grpo, ppo)", 65_536),
-    RequestField(
-        "compare_reference",
-        "flag",
-        "Ask the model as it was about each completion: a beta other than 0 (grpo)",
-    ),
-    _one_of(
-        "generator",
-        "Who generates: transformers, vllm on the same cards, or vllm-server on others (grpo)",
-        GENERATORS,
-    ),
-    RequestField(
-        "vllm_memory",
-        "number",
-        "Share of the card's memory that vLLM takes (grpo)",
-        low=0,
-        high=1,
-        above_low=True,
-        below_high=True,
-    ),
-    RequestField(
-        "reward_model",
-        "text",
-        "Frozen model on the card that scores completions, named as --model is; functions need none (grpo)",
-    ),
-    RequestField(
-        "teacher_model",
-        "text",
-        "Frozen model on the card whose logits a student learns, named as --model is (gkd)",
-    ),
-    _one_of(
-        "reward_dtype",
-        "Dtype in which the reward model is loaded, or checkpoint for that of its file",
-        (*DTYPES, CHECKPOINT_DTYPE),
-        _OF_DTYPES,
     ),
     RequestField(
         "data",
@@ -297,8 +245,6 @@ _FIELDS = (
         _OF_DTYPES,
     ),
     _one_of("adapter_dtype", "Dtype of the LoRA matrices", DTYPES, _OF_DTYPES),
-    _one_of("sharding", "How state is spread over GPUs", SHARDING_NAMES, (("fsdp2", "fsdp"),)),
-    _one_of("offload", "What leaves the GPU for host RAM or NVMe", OFFLOADS),
     RequestField(
         "gradient_checkpointing", "flag", "Recompute activations in the backward pass instead of keeping them"
     ),
@@ -317,18 +263,8 @@ _FIELDS = (
         _named({kernel: facts.names for kernel, facts in ATTENTION_FACTS.items()}),
     ),
     _one_of("loss", "Loss kernel: hf (full logits), chunked or liger", LOSSES),
-    RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),
-    RequestField("versions", "names", "Versions of packages inside the stack, such as deepspeed==0.16.4"),
-    RequestField(
-        "switches",
-        "names",
-        "Switches of the stack that differ, such as zero12_overlap=false (plan stacks --json)",
-    ),
-    _count("samples", "Training samples of the whole run", TERA, "n_samples"),
-    _amount("epochs", "Passes over the samples", 100_000),
-    _count("eval_samples", "Samples that are evaluated after each epoch", TERA),
-    _count("eval_batch", "Samples per GPU and evaluation step", 65_536, "eval_micro_batch"),
-    _amount("price", "US dollars per GPU and hour", MEGA),
+    _one_of("sharding", "How state is spread over GPUs", SHARDING_NAMES, (("fsdp2", "fsdp"),)),
+    _one_of("offload", "What leaves the GPU for host RAM or NVMe", OFFLOADS),
     _one_of(
         "device_map",
         "One process spreads the layers over all GPUs, which work one after the other: auto, as "
@@ -354,12 +290,95 @@ _FIELDS = (
     _count("expert_parallel", "GPUs that divide the experts of each layer, beside FSDP2", 65_536),
     _count("hpz", "GPUs over which ZeRO-3 divides a second copy of the weights (ZeRO++ hpZ)", 65_536),
     _count("replicas", "Copies of what hsdp divides; one on each node, if not given", 65_536),
+    _count("generations", "Completions of each prompt (grpo)", 65_536),
+    RequestField(
+        "completion_length",
+        "integer",
+        "Most tokens of a completion, which are a part of --seq (grpo, ppo)",
+        low=1,
+        high=MAX_SEQ_TOKENS,
+        of_tokens=True,
+    ),
+    _count(
+        "generation_steps",
+        "Micro-batches that are generated at once; as many as --grad-accum, if not given (grpo)",
+        65_536,
+    ),
+    _count("iterations", "How often each completion is trained on (grpo, ppo)", 65_536),
+    RequestField(
+        "compare_reference",
+        "flag",
+        "Ask the model as it was about each completion: a beta other than 0 (grpo)",
+    ),
+    _one_of(
+        "generator",
+        "Who generates: transformers, vllm on the same cards, or vllm-server on others (grpo)",
+        GENERATORS,
+    ),
+    RequestField(
+        "vllm_memory",
+        "number",
+        "Share of the card's memory that vLLM takes (grpo)",
+        low=0,
+        high=1,
+        above_low=True,
+        below_high=True,
+    ),
+    RequestField(
+        "reward_model",
+        "text",
+        "Frozen model on the card that scores completions, named as --model is; functions need none (grpo)",
+    ),
+    RequestField(
+        "teacher_model",
+        "text",
+        "Frozen model on the card whose logits a student learns, named as --model is (gkd)",
+    ),
+    _one_of(
+        "reward_dtype",
+        "Dtype in which the reward model is loaded, or checkpoint for that of its file",
+        (*DTYPES, CHECKPOINT_DTYPE),
+        _OF_DTYPES,
+    ),
+    RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),
+    RequestField("versions", "names", "Versions of packages inside the stack, such as deepspeed==0.16.4"),
+    RequestField(
+        "switches",
+        "names",
+        "Switches of the stack that differ, such as zero12_overlap=false (plan stacks --json)",
+    ),
+    _count("samples", "Training samples of the whole run", TERA, "n_samples"),
+    _amount("epochs", "Passes over the samples", 100_000),
+    _count("eval_samples", "Samples that are evaluated after each epoch", TERA),
+    _count("eval_batch", "Samples per GPU and evaluation step", 65_536, "eval_micro_batch"),
+    _amount("price", "US dollars per GPU and hour", MEGA),
 )
 REQUEST_FIELDS: dict[str, RequestField] = {field.name: field for field in _FIELDS}
 """Every field by name, in the order in which help prints them."""
+# The first field under each heading of help.
+_HEADINGS = {
+    "model": "Model and method",
+    "gpu": "Hardware",
+    "seq": "Samples and batches",
+    "lora_rank": "Adapters and trained parts",
+    "optimizer": "Optimizer and precision",
+    "gradient_checkpointing": "Recomputation and kernels",
+    "sharding": "Several GPUs and offload",
+    "generations": "Generation, rewards and teachers",
+    "stack": "Software",
+    "samples": "Time and cost of a run",
+}
 _NEEDED = tuple(field for field in _FIELDS if field.needed_for is not None)
 FIELD_OF_COLUMN: dict[str, str] = {field.column: field.name for field in _FIELDS}
 """Names in records and documents -> names of fields."""
+
+
+def headings() -> dict[str, str]:
+    """The heading of help under which each field stands, by its name."""
+    found, heading = {}, ""
+    for name in REQUEST_FIELDS:
+        found[name] = heading = _HEADINGS.get(name, heading)
+    return found
 
 
 def missing_fields(given: Callable[[str], bool], parts: Iterable[Part]) -> tuple[str, ...]:
@@ -382,7 +401,7 @@ def missing_text(names: Sequence[str], example: str = "", prefix: str = "") -> s
 
 
 def split_count(gpu: str) -> tuple[str, int | None]:
-    """Card and GPUs per node of ``X:n``, or ``nxX``; ``None`` where no number is written.
+    """Card and GPUs per node of ``X:n``, ``nxX`` or ``X xn``; ``None`` where no number is written.
 
     The name of a MIG slice (``a100-80gb:mig-3g.40gb``) has a colon of its own and stays whole:
     the catalog says how to go on.
@@ -392,6 +411,9 @@ def split_count(gpu: str) -> tuple[str, int | None]:
     """
     if found := re.fullmatch(r"\s*(\d+)\s*[xX]\s*([a-zA-Z].*|\d{3,}.*)", gpu):
         return found[2].strip(), int(REQUEST_FIELDS["gpus"].parse(found[1]))
+    # A name may end in such a word (RTX 4090): the count stands apart from it.
+    if found := re.fullmatch(r"\s*(.+?)\s+[xX]\s?(\d{1,3})\s*", gpu):
+        return found[1], int(REQUEST_FIELDS["gpus"].parse(found[2]))
     if ":" not in gpu or "mig" in gpu.lower():
         return gpu, None
     name, _, count = gpu.rpartition(":")

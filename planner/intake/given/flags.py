@@ -10,9 +10,9 @@ from functools import cache
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.fields import REQUEST_FIELDS, headings
 from planner.intake.given.request_field import Kind, RequestField
 
 __all__ = ["Config", "Force", "OwnOptions", "request_fields", "with_scenario_options"]
@@ -51,8 +51,28 @@ def request_fields() -> Iterator[RequestField]:
 _EMPTY = inspect.Parameter.empty
 
 
-class _CommandsFirst(TyperGroup):
-    """Help that names the commands before the flags, of which there may be a hundred."""
+class _UnderHeadings:
+    """Help that lists a hundred flags under headings, those of the command itself first."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Each list in the order in which its flags were declared."""
+        lists: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for each in self.get_params(ctx):  # type: ignore[attr-defined]
+            if (shown := each.get_help_record(ctx)) is not None:
+                heading = each.rich_help_panel or f"{each.param_type_name.title()}s"
+                lists.setdefault(heading, []).append(shown)
+        for heading, rows in lists.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+class CommandUnderHeadings(_UnderHeadings, TyperCommand):
+    """A command with the flags of a job."""
+
+
+class _CommandsFirst(_UnderHeadings, TyperGroup):
+    """Help that names the commands before the flags."""
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """What it does, then the commands."""
@@ -130,15 +150,18 @@ def with_options(
 
 
 def _annotation(field: RequestField) -> Any:
+    heading = headings()[field.name]
     if field.kind == "flag":
         declaration = f"{field.flag}/--no-{field.flag.removeprefix('--')}"
-        return Annotated[bool | None, typer.Option(declaration, help=field.help, show_default=False)]
+        flag = typer.Option(declaration, help=field.help, show_default=False, rich_help_panel=heading)
+        return Annotated[bool | None, flag]
     option = typer.Option(
         field.flag,
         help=_help(field),
         metavar=_METAVARS[field.kind],
         show_default=False,
         autocompletion=_completion(field),
+        rich_help_panel=heading,
     )
     return Annotated[str | None, option]
 

@@ -31,6 +31,8 @@ def _computes_otherwise(case: Case) -> bool:
     stored = case.model.stored
     if stored is None or stored.compute_dtype is None or case.numerics.quantization not in BITSANDBYTES:
         return False
+    if case.stack.linear4bit_dtype == "loaded":
+        return False
     return stored.compute_dtype != case.numerics.compute_dtype
 
 
