@@ -172,7 +172,9 @@ def test_unsloth_adapts_parameters_that_it_does_not_pack(said: dict[str, object]
     assert bool(warned("parameter-targets", **{**job, "lora_dropout": 0, **said})) == answers
 
 
-@pytest.mark.parametrize(("stack", "refused"), [("unsloth", False), ("unsloth@2024-01", False), ("trl", True)])
+@pytest.mark.parametrize(
+    ("stack", "refused"), [("unsloth", False), ("unsloth@2024-01", False), ("trl", True)]
+)
 def test_unsloth_computes_over_a_packed_checkpoint_in_the_dtype_of_the_job(stack: str, refused: bool) -> None:
     """On a T4 that is fp16, though these checkpoints say bfloat16."""
     said = {"model": "unsloth/llama-3-8b-Instruct-bnb-4bit", "method": "qlora", "gpu": "t4", "seq": 2048}
