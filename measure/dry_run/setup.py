@@ -57,7 +57,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     cuda_api.install(native, job.card, LiveAllocator(native, job.allocator), guesses)
     stages = Stages(native, job.n_steps, evaluates=job.evaluates)
     stages.install()
-    library = cuda_kernels.install(native)
+    library = cuda_kernels.install(native, job.card)
     imports = OnImport()
     sys.meta_path.insert(0, imports)
     Checkpoints(guesses).install(imports)

@@ -35,6 +35,7 @@ from planner.domain.recipes.sharding import FSDP1, HSDP1, ZERO0
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, PlannerError
+from planner.intake.supported import lacks_flash2
 
 _OFFLOADS = ("none", "optimizer", "params", "optimizer+params")
 
@@ -141,6 +142,7 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
         recorder,
         int(batch.rows * batch.tokens_per_sample),
         scenario.hardware.gpu.counted_multiprocessors,
+        has_flash=not lacks_flash2(scenario.hardware.gpu),
     )
     if _is_sharded(scenario):
         cast_for_engine(built.model, scenario)

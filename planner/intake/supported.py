@@ -18,6 +18,11 @@ GPU_ONLY_OPTIMIZERS = frozenset(
     name for name, facts in OPTIMIZER_FACTS.items() if facts.on_host == "unread" and facts.library != "tool"
 )
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
+FIRST_WITH_FLASH = (8, 0)
+"""Compute capability from which FlashAttention 2 runs, torch's copy of it included.
+
+Source: torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp ``check_flash_attention_hardware_support``.
+"""
 
 # Source: transformers 5.23.0 models/*/modeling_*.py,
 # `_supports_sdpa` and `_supports_flash_attn` absent or False.
@@ -94,7 +99,7 @@ def lacks_flash2(gpu: GpuSpec) -> bool:
     or an accelerator at all.
     """
     capability = compute_capability(gpu)
-    return gpu.vendor == "none" or (capability is not None and capability < (8, 0))
+    return gpu.vendor == "none" or (capability is not None and capability < FIRST_WITH_FLASH)
 
 
 def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:

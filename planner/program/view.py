@@ -11,6 +11,7 @@ from planner.anatomy.trained_parts import parts_of
 from planner.domain.model import BlockSpec, LinearSpec
 from planner.domain.recipes.recipe import Offload, Recipe
 from planner.domain.stack import Stack
+from planner.intake.supported import lacks_flash2
 from planner.program.job import Job
 from planner.program.ops.tensors import Dtype
 
@@ -71,6 +72,7 @@ class LayerView:
     pair.  ``trains_base``: whether the layer's own weights are trained; ``trains_mlp_only``: of those, only
     the matrices of the feed-forward part.  ``embedded``: dtype of embeddings, and with them of tables of
     rotary positions.
+    ``has_flash``: the card runs torch's FlashAttention.
     ``recipe``: without sizes and whatever else no operator of a layer asks for, so that layers that
     run alike are equal.
     """
@@ -87,6 +89,7 @@ class LayerView:
     embedded: Dtype
     trains_mlp_only: bool = False
     pads_mask: bool = False
+    has_flash: bool = True
 
     def __hash__(self) -> int:
         """Hash of a few fields: equality still compares all, and lookups in caches stay cheap."""
@@ -163,6 +166,7 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
         trained,
         dtypes(trained="embed" in parts_of(job.model, job.recipe).ends).table,
         mlp_only,
+        has_flash=not lacks_flash2(job.hardware.gpu),
     )
 
 

@@ -10,19 +10,22 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from measure.dry_run.cuda.card import CardFacts
 from measure.dry_run.cuda.cuda_bindings import always
 from measure.dry_run.cuda.native import Native
 from measure.trace.cuda.grouped import grouped_product
-from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on_cuda, efficient_gradients
+from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on, efficient_gradients
 from measure.trace.cuda.softplus import softplus_gradient
+from planner.intake.supported import FIRST_WITH_FLASH
 
 
-def install(native: Native) -> Any:
-    """Put the kernels in place; they last as long as what is returned."""
+def install(native: Native, facts: CardFacts) -> Any:
+    """Put the kernels of a card in place; they last as long as what is returned."""
     make: Any = torch.library.Library
     library = make("aten", "IMPL")
+    attention = attention_on(has_flash=facts.compute_capability >= FIRST_WITH_FLASH)
     for key in ("AutogradCUDA", "CUDA"):
-        library.impl("scaled_dot_product_attention", attention_on_cuda, key)
+        library.impl("scaled_dot_product_attention", attention, key)
     library.impl("_grouped_mm", grouped_product, "Meta", allow_override=True)
     library.impl("_efficient_attention_backward", efficient_gradients, "Meta", allow_override=True)
     library.impl("softplus_backward", softplus_gradient, "Meta", allow_override=True)

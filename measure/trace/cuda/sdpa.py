@@ -23,7 +23,16 @@ _HALF = (torch.bfloat16, torch.float16)
 _aten = torch.ops.aten
 
 
-def attention_on_cuda(
+def attention_on(*, has_flash: bool) -> Callable[..., torch.Tensor]:
+    """The operator ``scaled_dot_product_attention`` on a card that has torch's FlashAttention or not."""
+
+    def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return _attention_on_cuda(*args, has_flash=has_flash, **kwargs)
+
+    return attention
+
+
+def _attention_on_cuda(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -37,10 +46,12 @@ def attention_on_cuda(
 
     The order is flash, memory-efficient, math (ATen/native/transformers/cuda/sdp_utils.cpp).
 
-    ``options`` are ``scale`` and ``enable_gqa``.
+    ``options`` are ``scale``, ``enable_gqa`` and ``has_flash``.
     """
     scale, grouped = options.get("scale"), options.get("enable_gqa", False)
-    kernel = choose_kernel((query, key, value), attn_mask, grouped=grouped)
+    kernel = choose_kernel(
+        (query, key, value), attn_mask, grouped=grouped, has_flash=options.get("has_flash", True)
+    )
     if kernel == "flash":
         width = query.size(-1)
         if width % _FUSED_HEAD_MULTIPLE:
@@ -66,20 +77,24 @@ def attention_on_cuda(
     return plain
 
 
-def choose_kernel(inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, grouped: bool) -> str:
-    """``flash``, ``efficient`` or ``math``,
-    as ``sdp::select_sdp_backend`` decides on compute capability 8.0 and later.
+def choose_kernel(
+    inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, grouped: bool, has_flash: bool
+) -> str:
+    """``flash``, ``efficient`` or ``math``, as ``sdp::select_sdp_backend`` decides.
 
     ``inputs`` are query, key and value; ``grouped``: fewer key heads are allowed (``enable_gqa``),
-    else they must match.
+    else they must match.  Cards without flash have no memory-efficient kernel in bf16, either.
     """
     query, key, value = inputs
     width = query.size(-1)
     same_width = width == key.size(-1) == value.size(-1)
     same_heads = query.size(-3) == key.size(-3) == value.size(-3)
     flash_heads = same_heads or grouped
-    if mask is None and flash_heads and query.dtype in _HALF and same_width and width <= _FLASH_MAX_HEAD:
+    fits = has_flash and query.dtype in _HALF and same_width and width <= _FLASH_MAX_HEAD
+    if fits and mask is None and flash_heads:
         return "flash"
+    if query.dtype == torch.bfloat16 and not has_flash:
+        return "math"
     if not same_heads or width % _alignment(query.dtype) or value.size(-1) % _alignment(query.dtype):
         return "math"
     return "efficient"

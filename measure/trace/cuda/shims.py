@@ -22,7 +22,7 @@ from measure.trace.cuda.flash import flash_attention
 from measure.trace.cuda.grouped import grouped_product_in_every_dtype
 from measure.trace.cuda.quantized import dora_reads_stand_ins
 from measure.trace.cuda.recurrent import recurrent_kernels, recurrent_mask
-from measure.trace.cuda.sdpa import attention_on_cuda
+from measure.trace.cuda.sdpa import attention_on
 from measure.trace.cuda.softmax import softmax_on_cuda
 from measure.trace.cuda.softplus import softplus_laid_out
 from measure.trace.tracer import Recorder
@@ -35,12 +35,14 @@ class Situation:
 
     ``padded``: whether a batch holds padding, which the program asks the mask for.  ``real_tokens``: its
     tokens without padding.  ``multiprocessors``: those of the card, by which some kernels divide their sums.
+    ``has_flash``: the card runs torch's FlashAttention.
     """
 
     padded: bool
     recorder: Recorder
     real_tokens: int = 0
     multiprocessors: int = USUAL_MULTIPROCESSORS
+    has_flash: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,10 @@ def _packed_question(_: Situation) -> Iterator[None]:
 
 
 @contextmanager
-def _attention_kernel(_: Situation) -> Iterator[None]:
+def _attention_kernel(situation: Situation) -> Iterator[None]:
+    attention = attention_on(has_flash=situation.has_flash)
     with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("scaled_dot_product_attention", attention_on_cuda, "AutogradCPU")
+        library.impl("scaled_dot_product_attention", attention, "AutogradCPU")
         yield
 
 

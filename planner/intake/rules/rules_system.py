@@ -73,6 +73,13 @@ def _no_backward(case: Case) -> str:
     return ": FlashAttention 3 takes its place, whose backward knows no sinks" if replaced else ""
 
 
+def _makes_scores(case: Case) -> bool:
+    shapes = [group.block.attention for group in case.model.groups]
+    grouped = any(each.sdpa_input == "grouped" and each.n_kv_heads < each.n_heads for each in shapes)
+    hands_over = case.stack.copies_kv_heads == "none" and not case.recipe.batch.is_padded
+    return lacks_flash2(case.gpu) and case.recipe.attention == "sdpa" and grouped and hands_over
+
+
 def _of_flash(name: Attention) -> tuple[Rule, ...]:
     """What a kernel that is called like FlashAttention 2 does not take."""
     title = ATTENTION_FACTS[name].title
@@ -339,6 +346,17 @@ SYSTEM_RULES = (
         "warn",
         "The card has no bf16 units: it emulates bf16 slowly or refuses it; fp16-mixed is what runs there",
         lambda case: lacks_bf16(case.gpu) and case.numerics.compute_dtype == "bf16",
+        lambda case: f"{case.gpu.name}, compute capability {case.gpu.compute_capability}",
+    ),
+    Rule(
+        # torch 2.13 sdp_utils.cpp: without FlashAttention no fused kernel takes fewer heads of keys; repeated
+        # keys would suit one (transformers 5.23 integrations/sdpa_attention.py use_gqa_in_sdpa).
+        "grouped-heads-unfused",
+        "warn",
+        "This card has no FlashAttention, and without padding Transformers hands over heads in groups, which "
+        "no other kernel of torch 2.13 takes: the scores of all pairs of tokens are made; --stack unsloth has "
+        "a kernel for it",
+        _makes_scores,
         lambda case: f"{case.gpu.name}, compute capability {case.gpu.compute_capability}",
     ),
     *(rule for name in ATTENTIONS if ATTENTION_FACTS[name].is_flash for rule in _of_flash(name)),

@@ -86,7 +86,9 @@ def _attend(
 def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
     """The one asked for, or the first that takes the inputs: flash, memory-efficient, unfused.
 
-    Source: ``select_sdp_backend``.
+    Cards before compute capability 8.0 have no FlashAttention, and no memory-efficient kernel in bf16.
+    Source: ``select_sdp_backend``, ``check_flash_attention_hardware_support``,
+    ``can_use_mem_efficient_attention``.
     """
     spec = view.block.attention
     if ATTENTION_FACTS[view.recipe.attention].is_flash:
@@ -94,8 +96,10 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
     is_wide, is_shared = query.dtype == "fp32", spec.n_kv_heads != spec.n_heads
     one_for_all = _sdpa_input(view) == "broadcast" and is_shared
     flash_fits = spec.head_dim == spec.value_head_dim and spec.head_dim <= _FLASH_WIDEST
-    if flash_fits and not (is_wide or masked or one_for_all):
+    if flash_fits and view.has_flash and not (is_wide or masked or one_for_all):
         return "flash"
+    if query.dtype == "bf16" and not view.has_flash:
+        return "math"
     multiple = _WIDTH_MULTIPLE // 2 if is_wide else _WIDTH_MULTIPLE
     grouped = _sdpa_input(view) == "grouped" and is_shared and not _repeats(view, masked=masked)
     if one_for_all or grouped or spec.head_dim % multiple or spec.value_head_dim % multiple:
@@ -106,18 +110,17 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
 def _sdpa_input(view: LayerView) -> SdpaInput:
     """How keys and values are handed over: code that copies them leaves no head to be broadcast."""
     given = view.block.attention.sdpa_input
-    copies = view.stack.copies_kv_heads != "none"
+    copies = view.stack.copies_kv_heads in ("groups", "all")
     return "grouped" if given == "broadcast" and copies else given
 
 
 def _repeats(view: LayerView, *, masked: bool) -> bool:
     """``use_gqa_in_sdpa``: a kernel takes fewer key heads where there is no mask and heads have one width.
 
-    Source: transformers 5.23; 4.37 models/llama/modeling_llama.py LlamaSdpaAttention.forward copies always.
+    Source: transformers 5.23.
     """
     spec, stack = view.block.attention, view.stack
-    always = masked or stack.copies_kv_heads != "none" or stack.model_code == "transformers-4"
-    always = always or stack.tells_samples(view.recipe)
+    always = masked or stack.copies_kv_heads != "none" or stack.tells_samples(view.recipe)
     return always or spec.head_dim != spec.value_head_dim or spec.head_dim > _FLASH_WIDEST
 
 
@@ -316,27 +319,38 @@ def fused_cost(
 
 
 def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention by single operators in fp32, with the heads of keys and values broadcast.
+    """Attention by single operators in fp32: one head of keys for all is broadcast, of groups each is copied.
 
     Of one sample no head is copied for a product.  Probabilities are cast to be returned.
-    Source: attention.cpp ``_scaled_dot_product_attention_math``.
+    Source: attention.cpp ``_scaled_dot_product_attention_math``, ``pre_process_group_query_attention_input``.
     """
     spec, given = view.block.attention, query.dtype
     times = spec.n_heads // spec.n_kv_heads
     query, key, value = (torch.to(each, "fp32") for each in (query, key, value))
-    scaled_query, scaled_key = torch.same(query, "mul"), torch.same(key, "mul")
+    scaled_query = torch.same(query, "mul")
+    _mask = None if view.masked else _causal_mask(torch)
+    _variables = (key, value)
+    if times > 1 and _sdpa_input(view) == "grouped" and key.count < query.count:
+        key, value, times = repeat_kv(torch, key, times), repeat_kv(torch, value, times), 1
+    scaled_key = torch.same(key, "mul")
     factors = (_batched(torch, view, scaled_query), _broadcast(torch, view, scaled_key, times))
     scores = _product(torch, factors, Unit.PAIRS, spec.n_heads)
     del factors
     del scaled_key
-    if view.masked:
-        scores = torch.contiguous(scores, "add")
+    scores = torch.contiguous(scores, "add")
     scores = torch.softmax(scores)
     _returned = torch.like(scores, "to", given)
     out = _product(torch, (scores, _broadcast(torch, view, value, times)), Unit.TOKENS, spec.out_width)
     out = torch.to(_batched(torch, view, out, forward=False), given)
     out.head_by_head = True
     return out
+
+
+def _causal_mask(torch: Operators) -> Tensor:
+    """What ``is_causal`` means, as numbers that are added to the scores."""
+    _all = torch.new(Unit.LENGTH_PAIRS, 1, "bool", "ones")
+    _all = torch.new(Unit.LENGTH_PAIRS, 1, "bool", "tril")
+    return torch.new(Unit.LENGTH_PAIRS, 1, "fp32", "where")
 
 
 def _product(torch: Operators, factors: tuple[Tensor, Tensor], unit: Unit, count: float) -> Tensor:

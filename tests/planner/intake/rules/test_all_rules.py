@@ -367,6 +367,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"quantization": "gptq-int4", "gpus": 2, "sharding": "zero2"},
     ),
     "stored-otherwise": ({"model": AWQ, "quantization": "nf4"}, {"model": AWQ, "method": "qlora"}),
+    "grouped-heads-unfused": (
+        {"model": "llama-3.2-1b", "gpu": "t4", "precision": "fp16-mixed"},
+        {"model": "llama-3.2-1b", "gpu": "t4", "precision": "fp16-mixed", "stack": "unsloth"},
+    ),
     "stored-computes-otherwise": (
         {"model": NF4, "precision": "fp16-mixed"},
         {"model": NF4, "precision": "bf16-mixed"},

@@ -22,20 +22,22 @@ TERMS = Terms("saved_activations", "block_recompute")
 QUERY, KEY = HEADS * WIDTH * 2, SHARED * WIDTH * 2
 
 
-def view_of(attention: AttentionSpec, *, masked: bool = False, single: bool = True) -> LayerView:
+def view_of(
+    attention: AttentionSpec, *, masked: bool = False, single: bool = True, has_flash: bool = True
+) -> LayerView:
     """What the kernels read of a view."""
     fields: dict[str, Any] = {
         "block": SimpleNamespace(attention=attention),
         "recipe": SimpleNamespace(attention="sdpa", parallel=ALONE),
         "stack": SimpleNamespace(
             sdpa_mask="bool",
-            model_code="transformers-5",
             copies_kv_heads="none",
             tells_samples=lambda _: False,
         ),
         "dtypes": Dtypes("bf16", "bf16", "bf16", "bf16", "bf16", autocast=False),
     }
-    return SimpleNamespace(**fields, masked=masked, single=single)  # type: ignore[return-value]
+    given = {"masked": masked, "single": single, "has_flash": has_flash}
+    return SimpleNamespace(**fields, **given)  # type: ignore[return-value]
 
 
 def recorded(view: LayerView) -> Template:
@@ -89,14 +91,12 @@ def test_flex_copies_shared_heads_where_queries_are_no_power_of_two(heads: int, 
     ]
 
 
-@pytest.mark.parametrize(
-    ("switch", "value"), [("model_code", "transformers-4"), ("copies_kv_heads", "groups")]
-)
-def test_some_code_copies_shared_heads_for_every_kernel(switch: str, value: Any) -> None:
+@pytest.mark.parametrize("copies", ["repeated", "groups"])
+def test_some_code_copies_shared_heads_for_every_kernel(copies: Any) -> None:
     """Keys and values of all heads, before the kernel's output."""
     spec = AttentionSpec(HEADS, SHARED, WIDTH, WIDTH)
     view = view_of(spec)
-    setattr(view.stack, switch, value)
+    view.stack.copies_kv_heads = copies  # type: ignore[misc]
     forward = [(op, size) for op, size, _ in made(recorded(view), "forward")]
     assert forward[:3] == [("clone", QUERY), ("clone", QUERY), ("flash_attention", QUERY)]
 
@@ -166,3 +166,19 @@ def test_the_kernel_that_torch_chooses(spec: AttentionSpec, dtype: Any, masked: 
     """Flash, memory-efficient or unfused, by mask, dtype and widths."""
     query = Tensor(None, Unit.TOKENS, spec.q_width, dtype)
     assert kernel_of(view_of(spec, masked=masked), query, masked=masked) == kernel
+
+
+@pytest.mark.parametrize(
+    ("n_kv_heads", "dtype", "masked", "kernel"),
+    [
+        (2, "fp16", False, "math"),
+        (2, "fp16", True, "efficient"),
+        (4, "fp16", False, "efficient"),
+        (4, "bf16", False, "math"),
+        (4, "fp32", False, "efficient"),
+    ],
+)
+def test_the_kernel_of_a_card_without_flash(n_kv_heads: int, dtype: Any, masked: bool, kernel: str) -> None:
+    """Before compute capability 8.0 no kernel takes heads in groups, and none but the unfused one bf16."""
+    view = view_of(AttentionSpec(4, n_kv_heads, 64, 64), masked=masked, has_flash=False)
+    assert kernel_of(view, Tensor(None, Unit.TOKENS, 4 * 64, dtype), masked=masked) == kernel
