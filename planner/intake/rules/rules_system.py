@@ -353,8 +353,8 @@ SYSTEM_RULES = (
         # keys would suit one (transformers 5.23 integrations/sdpa_attention.py use_gqa_in_sdpa).
         "grouped-heads-unfused",
         "warn",
-        "This card has no FlashAttention, and without padding Transformers hands over heads in groups, which "
-        "no other kernel of torch 2.13 takes: the scores of all pairs of tokens are made; --stack unsloth has "
+        "This card has no FlashAttention: where nothing is padded, Transformers hands over heads in groups, "
+        "which no other kernel of torch 2.13 takes, so the scores of all pairs are made; --stack unsloth has "
         "a kernel for it",
         _makes_scores,
         lambda case: f"{case.gpu.name}, compute capability {case.gpu.compute_capability}",
