@@ -266,8 +266,8 @@ def _options(path: Path, words: Sequence[str], switches: frozenset[str]) -> tupl
     rest = iter(range(len(words)))
     for index in rest:
         word = words[index]
-        if not word.startswith("-"):
-            return found, list(words[index:])
+        if not word.startswith("-") or (word == "--" and index + 1 < len(words)):
+            return found, list(words[index + (word == "--") :])
         name, mark, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
         if mark:
