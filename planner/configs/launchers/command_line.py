@@ -283,6 +283,8 @@ def _accelerate(path: Path, words: list[str]) -> Started:
     options, rest = _options(path, words[2:], ACCELERATE_SWITCHES)
     job = Started(words, rest[0], _arguments(path, rest[1:]))
     job.launch = _launch_table(path, options)
+    # A number in the script's own file is for another launcher, which this one does not ask.
+    job.arguments.pop("num_processes", None)
     return job
 
 

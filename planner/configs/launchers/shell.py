@@ -48,7 +48,7 @@ def commands_with_variables(path: Path, text: str) -> Iterator[tuple[list[str], 
     Raises:
         InputFileError: quotes that are not closed.
     """
-    found = list(_simple_commands(path, text))
+    found = list(_simple_commands(path, with_values(text, str(path.parent))))
     unsure = {name for command in found if command.inside or command.chained for name in _changed(command)}
     environment = _Environment(frozenset(unsure))
     for command in found:
@@ -150,7 +150,7 @@ def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
     on in; a comment ends its line, whatever its last character is, but inside of a quote it is text.
     """
     pending, quoted, inside = "", False, False
-    for written, depth in with_depth(with_values(text)):
+    for written, depth in with_depth(text):
         inside = inside or depth > 0
         line = "" if written.lstrip().startswith("#") and not quoted else written
         if line.endswith("\\"):

@@ -43,6 +43,16 @@ _USED = re.compile(
     rf"|\$(?:\{{({_NAME})\}}|({_NAME}))"
 )
 _DEFAULT = re.compile(rf"\$\{{({_NAME}|\d+)(:?)([-=])([^{{}}$]*)\}}")
+# The folder of the script itself, and a path as ``pwd`` prints it.
+_ITSELF = r"\"?(?:\$0|\$\{(?:0|BASH_SOURCE(?:\[0\])?(?::-\$0)?)\}|\$BASH_SOURCE)\"?"
+_ITS_FOLDER = re.compile(
+    rf"\$\([ \t]*dirname[ \t]+(?:--[ \t]+)?(?:{_ITSELF}"
+    rf"|\"?\$\([ \t]*(?:realpath|readlink[ \t]+-f)[ \t]+{_ITSELF}[ \t]*\)\"?)[ \t]*\)"
+)
+_PRINTED_FOLDER = re.compile(
+    r"\$\([ \t]*cd[ \t]+(?:--[ \t]+)?\"?([\w./:,@%+=-]+)\"?[ \t]*"
+    r"(?:\d?>[ \t]*/dev/null[ \t]*(?:2>&1[ \t]*)?)?(?:&&|;)[ \t]*pwd(?:[ \t]+-P)?[ \t]*\)"
+)
 _OPENS = re.compile(
     r"^[ \t]*(?:if|for|while|until|case|select)\b|^[ \t]*(?:function\b|[\w-]+[ \t]*\(\))|\{[ \t]*$"
 )
@@ -64,25 +74,28 @@ _MOST_WORDS = 8_000
 _TERM = re.compile(r"\d+|[-+*/%]")
 
 
-def with_values(text: str) -> str:
-    """``text`` with literal variables and the arithmetic of whole numbers put in, line by line."""
-    return _filled(text)[0]
+def with_values(text: str, folder: str = "") -> str:
+    """``text`` with literal variables and the arithmetic of whole numbers put in, line by line;
+    ``folder``: that of the script, where it is known.
+    """
+    return _filled(text, folder)[0]
 
 
 def takes_defaults(text: str) -> bool:
     """Whether a value of :func:`with_values` is a default that something outside may change."""
-    return _filled(text)[1].took_default
+    return _filled(text, "")[1].took_default
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is known at a line: ``values`` of variables and ``arrays``, as a shell would read them again;
-    ``changed``: names that the text has set to something else; ``unsure``: names that are also set inside of
+    """What is known at a line: the script's ``folder``, ``values`` of variables and ``arrays``, as a shell
+    would read them again; ``changed``: names that the text has set to something else; ``unsure``: names that are also set inside of
     a condition, a loop or a function; ``elsewhere``: what came from another text may have set any name;
     ``shifted``: arguments have moved.
     """
 
     unsure: frozenset[str]
+    folder: str
     values: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, str] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
@@ -95,6 +108,8 @@ class _Known:
         line = _USED.sub(self._value, line)
         while (filled := _DEFAULT.sub(lambda found: self._default(found, depth), line)) != line:
             line = filled
+        if self.folder:
+            line = _PRINTED_FOLDER.sub(r"\1", _ITS_FOLDER.sub(self.folder, line))
         return _computed(_IN_ARITHMETIC.sub(self._reckoned, line))
 
     def forget(self, line: str) -> None:
@@ -149,8 +164,8 @@ class _Known:
         return f"$(({text}))"
 
 
-def _filled(text: str) -> tuple[str, _Known]:
-    known = _Known(_set_inside(text))
+def _filled(text: str, folder: str) -> tuple[str, _Known]:
+    known = _Known(_set_inside(text), folder if _PLAIN.fullmatch(folder) else "")
     lines, goes_on, pending, end = list[str](), False, list[str](), ""
     for line, depth in with_depth(text):
         filled = line if line.lstrip().startswith("#") else known.fill(line, depth)

@@ -78,6 +78,23 @@ def test_an_array_that_may_have_more_stays_as_it_is_written() -> None:
     assert "a ${1:-8}" in with_values("b() {\na ${1:-8}\n}")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'D="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\na $D/c.yaml',
+        'D=$(dirname "$0")\na $D/c.yaml',
+        'D=$(dirname "$(realpath "$0")")\na "${D}/c.yaml"',
+        'D="$(cd "$(dirname "$0")" >/dev/null 2>&1 && pwd -P)"\na $D/c.yaml',
+    ],
+)
+def test_the_folder_of_the_script_is_put_in(text: str) -> None:
+    """Where it is known; a path below is one of it."""
+    assert with_values(text, "b").replace('"', "").endswith("a b/c.yaml")
+    assert with_values(text).endswith(text.splitlines()[-1])
+    above = 'D="$(cd "$(dirname "$0")/.." && pwd)"\na $D/c.yaml'
+    assert with_values(above, "b").endswith("a b/../c.yaml")
+
+
 def test_defaults_are_told_from_what_a_text_sets() -> None:
     """A default holds where nothing outside sets the variable."""
     assert takes_defaults("a ${N:-8}")
