@@ -87,11 +87,11 @@ def takes_defaults(text: str) -> bool:
 
 
 @dataclass(slots=True)
-class _Known:
+class Known:
     """What is known at a line: the script's ``folder``, ``values`` of variables and ``arrays``, as a shell
-    would read them again; ``changed``: names that the text has set to something else; ``unsure``: names that are also set inside of
-    a condition, a loop or a function; ``elsewhere``: what came from another text may have set any name;
-    ``shifted``: arguments have moved.
+    would read them again; ``changed``: names that the text has set to something else; ``unsure``: names that
+    are also set inside of a condition, a loop or a function; ``elsewhere``: what came from another text may
+    have set any name; ``shifted``: arguments have moved.
     """
 
     unsure: frozenset[str]
@@ -164,10 +164,25 @@ class _Known:
         return f"$(({text}))"
 
 
-def _filled(text: str, folder: str) -> tuple[str, _Known]:
-    known = _Known(_set_inside(text), folder if _PLAIN.fullmatch(folder) else "")
-    lines, goes_on, pending, end = list[str](), False, list[str](), ""
-    for line, depth in with_depth(text):
+def _filled(text: str, folder: str) -> tuple[str, Known]:
+    lines, known = list[str](), known_of(text, folder)
+    for _ in fill_lines(text, known, lines):
+        pass
+    return "\n".join(lines), known
+
+
+def known_of(text: str, folder: str) -> Known:
+    """What is known before the first line of a text."""
+    return Known(_set_inside(text), folder if _PLAIN.fullmatch(folder) else "")
+
+
+def fill_lines(text: str, known: Known, lines: list[str]) -> Iterator[int]:
+    """The number of each line, before it is read; ``known`` is then what is known there, and ``lines`` takes
+    each line as :func:`with_values` has it.
+    """
+    goes_on, pending, end = False, list[str](), ""
+    for index, (line, depth) in enumerate(with_depth(text)):
+        yield index
         filled = line if line.lstrip().startswith("#") else known.fill(line, depth)
         lines.append(filled)
         known.forget(line)
@@ -185,7 +200,6 @@ def _filled(text: str, folder: str) -> tuple[str, _Known]:
         elif not goes_on and not depth and known.set(filled):
             lines[-1] = ""
         goes_on = line.endswith("\\")
-    return "\n".join(lines), known
 
 
 def _computed(line: str) -> str:
