@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from planner.configs.launchers.variables import Known, fill_lines, known_of, with_depth
 
-_HEADER = re.compile(r"^[ \t]*(if|elif)[ \t]+(.*?)[ \t]*(?:;[ \t]*then)?[ \t]*(?:#.*)?$")
+_HEADER = re.compile(r"^[ \t]*(if|elif)[ \t]+(.*)")
+_THEN_BEHIND = re.compile(r";[ \t]*then$")
 _ELSE = re.compile(r"^[ \t]*else[ \t]*(?:#.*)?$")
 _THEN = re.compile(r"^[ \t]*then[ \t]*(?:#.*)?$")
 _END = re.compile(r"^[ \t]*fi[ \t]*(?:#.*)?$")
@@ -96,7 +97,8 @@ def _branch(
 def _holds(line: str, known: Known) -> bool | None:
     """Whether the condition of a line holds, ``None`` where literals do not say it."""
     header = _HEADER.match(line)
-    text = "" if header is None else known.fill(header[2], 0)
+    written = "" if header is None else header[2].split(" #")[0].rstrip()
+    text = known.fill(_THEN_BEHIND.sub("", written).rstrip(), 0)
     if compared := _COMPARED.match(text):
         left, sign, right = compared[1].strip("\"'"), compared[2], compared[3].strip("\"'")
         if sign in ("=", "==", "!="):

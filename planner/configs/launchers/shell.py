@@ -25,6 +25,7 @@ _UNKNOWN = "${command}"
 # The number of a stream, which touches its redirection (``2>``; in ``2 >`` it is a word); quoted text before
 # it is passed over.
 _STREAM = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()<>])[0-9]+(?=[<>])""", re.DOTALL)
+_QUOTE = re.compile(r"[\"']")
 _BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", ";;", "|&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _KEYWORDS = frozenset({"then", "do", "else", "{", "!"})
@@ -159,6 +160,9 @@ def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
         if line.endswith("\\"):
             pending += line[:-1] + " "
             continue
+        if quoted and not _QUOTE.search(line):
+            pending += f"{line}\n"
+            continue
         try:
             words = _words(pending + line)
         except ValueError:
@@ -166,9 +170,13 @@ def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
             continue
         yield from _split(words, inside)
         pending, quoted, inside = "", False, False
+    try:
+        words = [] if quoted else _words(pending)
+    except ValueError:
+        quoted = True
     if quoted:
         raise InputFileError(path, "a quote is opened and not closed")
-    yield from _split(_words(pending), inside)
+    yield from _split(words, inside)
 
 
 def _words(text: str) -> list[str]:

@@ -35,7 +35,7 @@ _SHIFTS = re.compile(r"(?:^|[\s;&|])(?:shift|getopts)\b")
 # So long that no path is longer, and that variables of variables do not grow without an end.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=-]{0,1000}")
 # Several words, among them variables that stay as they are written.
-_WORDS = re.compile(rf"(?:[A-Za-z0-9_./:,@%+=\s-]|\$\{{{_NAME}\}}|\${_NAME}){{0,8000}}")
+_WORDS = re.compile(rf"(?:[A-Za-z0-9_./:,@%+=\s-]|\$\{{{_NAME}\}}|\${_NAME}\b){{0,8000}}")
 _ALL = rf"\$\{{({_NAME})\[[@*]\]\}}"
 # All of an array, also where it may be empty (``${A[@]+"${A[@]}"}``), or a variable.
 _USED = re.compile(
@@ -88,10 +88,10 @@ def takes_defaults(text: str) -> bool:
 
 @dataclass(slots=True)
 class Known:
-    """What is known at a line: the script's ``folder``, ``values`` of variables and ``arrays``, as a shell
-    would read them again; ``changed``: names that the text has set to something else; ``unsure``: names that
-    are also set inside of a condition, a loop or a function; ``elsewhere``: what came from another text may
-    have set any name; ``shifted``: arguments have moved.
+    """What is known at a line: the script's ``folder``; ``values`` of variables and ``arrays``, as a shell
+    would read them again.  ``changed``: names that the text has set to something else.  ``unsure``: names
+    that are also set inside of a condition, a loop or a function.  ``elsewhere``: what came from another text
+    may have set any name.  ``shifted``: arguments have moved.
     """
 
     unsure: frozenset[str]
