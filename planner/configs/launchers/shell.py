@@ -171,12 +171,9 @@ def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
         yield from _split(words, inside)
         pending, quoted, inside = "", False, False
     try:
-        words = [] if quoted else _words(pending)
+        yield from _split(_words(pending), inside)
     except ValueError:
-        quoted = True
-    if quoted:
-        raise InputFileError(path, "a quote is opened and not closed")
-    yield from _split(words, inside)
+        raise InputFileError(path, "a quote is opened and not closed") from None
 
 
 def _words(text: str) -> list[str]:
