@@ -11,6 +11,7 @@ from pathlib import Path
 from planner.api.files import CheckOptions
 from planner.configs.launchers.command_line import started
 from planner.configs.launchers.launch import LAUNCH_LINE
+from planner.configs.launchers.variables import takes_defaults
 from planner.errors import show
 from planner.files.reading import read_text
 
@@ -43,15 +44,22 @@ def command_files(config: str, command: str, options: CheckOptions) -> CommandFi
         NotModelledError: a training that no formula covers.
     """
     path = Path(config)
-    job = started(path, command or read_text(path))
+    script = command or read_text(path)
+    job = started(path, script)
     arguments, launch = job.texts
     texts, beside = {path.resolve(): arguments}, options.accelerate
     if beside is None:
         line = path.with_name(f"{path.name}{LAUNCH_LINE}")
         beside = str(line) if job.launch else _NO_FILE
         texts[line.resolve()] = launch
-    text = f"{show(job.script)} is taken to hand its arguments to Transformers or TRL, as their names say"
-    tool = options.tool or job.tool
-    text = "" if job.says_its_tool else text
-    read = replace(options, accelerate=beside, tool=tool, task=job.task, script=job.script)
-    return CommandFiles(texts, read, text)
+    remarks = []
+    if not job.says_its_tool:
+        remarks.append(
+            f"{show(job.script)} is taken to hand its arguments to Transformers or TRL, as their names say"
+        )
+    if takes_defaults(script):
+        remarks.append("variables and arguments are counted with the defaults that the script gives them")
+    read = replace(
+        options, accelerate=beside, tool=options.tool or job.tool, task=job.task, script=job.script
+    )
+    return CommandFiles(texts, read, "; ".join(remarks))

@@ -120,7 +120,12 @@ def read_counts(keys: Keys, reading: Reading, kind: str) -> None:
         raise UsageError(
             f"{keys.where('num_processes')} is {processes}, which {nodes} machines cannot share alike"
         )
-    reading.say("gpus", processes // nodes, keys.where("num_processes"))
+    where, before = keys.where("num_processes"), reading.said.get("gpus")
+    if before is not None and before.value != processes // nodes:
+        # An option, as which TRL hands its own key on (trl 1.16.0 cli/commands/training.py).
+        reading.remark(where, f"the number of processes is that of {before.origin}")
+        return
+    reading.say("gpus", processes // nodes, where)
 
 
 def _read_precision(keys: Keys, reading: Reading) -> None:

@@ -266,8 +266,8 @@ def _options(path: Path, words: Sequence[str], switches: frozenset[str]) -> tupl
     rest = iter(range(len(words)))
     for index in rest:
         word = words[index]
-        if not word.startswith("-"):
-            return found, list(words[index:])
+        if not word.startswith("-") or (word == "--" and index + 1 < len(words)):
+            return found, list(words[index + (word == "--") :])
         name, mark, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
         if mark:
@@ -283,6 +283,8 @@ def _accelerate(path: Path, words: list[str]) -> Started:
     options, rest = _options(path, words[2:], ACCELERATE_SWITCHES)
     job = Started(words, rest[0], _arguments(path, rest[1:]))
     job.launch = _launch_table(path, options)
+    # A number in the script's own file is for another launcher, which this one does not ask.
+    job.arguments.pop("num_processes", None)
     return job
 
 

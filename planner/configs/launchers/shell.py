@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from planner.configs.launchers.conditions import with_settled_conditions
 from planner.configs.launchers.variables import with_depth, with_values
 from planner.errors import InputFileError
 
@@ -24,6 +25,7 @@ _UNKNOWN = "${command}"
 # The number of a stream, which touches its redirection (``2>``; in ``2 >`` it is a word); quoted text before
 # it is passed over.
 _STREAM = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()<>])[0-9]+(?=[<>])""", re.DOTALL)
+_QUOTE = re.compile(r"[\"']")
 _BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", ";;", "|&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _KEYWORDS = frozenset({"then", "do", "else", "{", "!"})
@@ -48,6 +50,8 @@ def commands_with_variables(path: Path, text: str) -> Iterator[tuple[list[str], 
     Raises:
         InputFileError: quotes that are not closed.
     """
+    folder = str(path.parent)
+    text = with_values(with_settled_conditions(text, folder), folder)
     found = list(_simple_commands(path, text))
     unsure = {name for command in found if command.inside or command.chained for name in _changed(command)}
     environment = _Environment(frozenset(unsure))
@@ -150,11 +154,14 @@ def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
     on in; a comment ends its line, whatever its last character is, but inside of a quote it is text.
     """
     pending, quoted, inside = "", False, False
-    for written, depth in with_depth(with_values(text)):
+    for written, depth in with_depth(text):
         inside = inside or depth > 0
         line = "" if written.lstrip().startswith("#") and not quoted else written
         if line.endswith("\\"):
             pending += line[:-1] + " "
+            continue
+        if quoted and not _QUOTE.search(line):
+            pending += f"{line}\n"
             continue
         try:
             words = _words(pending + line)
@@ -163,9 +170,10 @@ def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
             continue
         yield from _split(words, inside)
         pending, quoted, inside = "", False, False
-    if quoted:
-        raise InputFileError(path, "a quote is opened and not closed")
-    yield from _split(_words(pending), inside)
+    try:
+        yield from _split(_words(pending), inside)
+    except ValueError:
+        raise InputFileError(path, "a quote is opened and not closed") from None
 
 
 def _words(text: str) -> list[str]:

@@ -1,80 +1,220 @@
 """Variables that a shell text sets to a literal, put in where they are used.  Nothing is run.
 
-Only what cannot be otherwise is put in: a variable whose value, a plain word, is set on a line of its own,
-outside of conditions, loops and functions.  One that is also set inside of them stays as it is written.
-Source: POSIX.1-2017 chapter 2; ``expr`` of whole numbers.
+Only what cannot be otherwise is put in: a variable whose value is set on lines of its own, outside of
+conditions, loops and functions.  One that is also set inside of them stays as it is written.  Where the text
+gives a variable or an argument of its own a default (``${NAME:-value}``), it has that default, as if nothing
+outside sets it: :func:`takes_defaults`.
+Source: POSIX.1-2017 chapter 2; arrays of bash 5.2; ``expr`` of whole numbers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_SET = re.compile(rf"^[ \t]*(?:export[ \t]+)?({_NAME})=(\S*|\"[^\"]*\"|'[^']*')[ \t]*(?:#.*)?$")
+_SETS = rf"^[ \t]*(?:export[ \t]+|declare[ \t]+-a[ \t]+)?({_NAME})"
+_SET = re.compile(rf"{_SETS}=(\S*|\"[^\"]*\"|'[^']*')[ \t]*(?:#.*)?$", re.DOTALL)
+_SET_ARRAY = re.compile(rf"{_SETS}(\+?)=\(([^()`;|&<>]*)\)[ \t]*(?:#.*)?$", re.DOTALL)
+# A quote or a list that ends on a later line.
+_GOES_ON = re.compile(rf"{_SETS}(?:=(?P<quote>[\"'])(?!.*(?P=quote))|\+?=\((?!.*\)))")
+_COMMENT = re.compile(r"(?:^|(?<=\s))#.*")
 _SET_ANYWHERE = re.compile(rf"(?:^|[\s;&|(])(?:(?:for|select)[ \t]+)?({_NAME})(?:\+?=|[ \t]+in\b)")
 # Arithmetic that sets a variable: ``((N*=2))``, ``((N++))``, ``let N=2``.
 _RECKONED = re.compile(r"\(\((.*?)\)\)|(?:^|[\s;&|])let[ \t]+(.*)")
 _SETS_IN_ARITHMETIC = re.compile(r"(?<![=!<>])=(?!=)|<<=|>>=|\+\+|--")
 _PRINTED = re.compile(rf"\bprintf[ \t]+-v[ \t]+({_NAME})")
-# What may set any variable; ``set`` with options of the shell sets none.
-_FROM_ELSEWHERE = re.compile(r"^[ \t]*(?:eval|source|\.|read|unset|set(?=[ \t]+--(?:[ \t]|$)))(?=[ \t])")
+# What may set any variable; ``set`` with options of the shell sets none, nor does what prepares a shell or an
+# environment of Python.
+_FROM_ELSEWHERE = re.compile(
+    r"^[ \t]*(?:eval(?=[ \t])(?!.*\bhook\b)|(?:read|unset|set(?=[ \t]+--(?:[ \t]|$)))(?=[ \t])"
+    r"|(?:source|\.)(?=[ \t])(?!.*(?:\bactivate|bashrc|profile|conda\.sh)\b))"
+)
+_SHIFTS = re.compile(r"(?:^|[\s;&|])(?:shift|getopts)\b")
 # So long that no path is longer, and that variables of variables do not grow without an end.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=-]{0,1000}")
-_USED = re.compile(rf"\$(?:\{{({_NAME})\}}|({_NAME}))")
+# Several words, among them variables that stay as they are written.
+_WORDS = re.compile(rf"(?:[A-Za-z0-9_./:,@%+=\s-]|\$\{{{_NAME}\}}|\${_NAME}\b){{0,8000}}")
+_ALL = rf"\$\{{({_NAME})\[[@*]\]\}}"
+# All of an array, also where it may be empty (``${A[@]+"${A[@]}"}``), or a variable.
+_USED = re.compile(
+    rf"\"{_ALL}\"|{_ALL}|\$\{{(?P<name>{_NAME})\[@\]:?\+\"?\$\{{(?P=name)\[@\]\}}\"?\}}"
+    rf"|\$(?:\{{({_NAME})\}}|({_NAME}))"
+)
+_DEFAULT = re.compile(rf"\$\{{({_NAME}|\d+)(:?)([-=])([^{{}}$]*)\}}")
+# The folder of the script itself, and a path as ``pwd`` prints it.
+_ITSELF = r"\"?(?:\$0|\$\{(?:0|BASH_SOURCE(?:\[0\])?(?::-\$0)?)\}|\$BASH_SOURCE)\"?"
+_ITS_FOLDER = re.compile(
+    rf"\$\([ \t]*dirname[ \t]+(?:--[ \t]+)?(?:{_ITSELF}"
+    rf"|\"?\$\([ \t]*(?:realpath|readlink[ \t]+-f)[ \t]+{_ITSELF}[ \t]*\)\"?)[ \t]*\)"
+)
+_PRINTED_FOLDER = re.compile(
+    r"\$\([ \t]*cd[ \t]+(?:--[ \t]+)?\"?([\w./:,@%+=-]+)\"?[ \t]*"
+    r"(?:\d?>[ \t]*/dev/null[ \t]*(?:2>&1[ \t]*)?)?(?:&&|;)[ \t]*pwd(?:[ \t]+-P)?[ \t]*\)"
+)
 _OPENS = re.compile(
     r"^[ \t]*(?:if|for|while|until|case|select)\b|^[ \t]*(?:function\b|[\w-]+[ \t]*\(\))|\{[ \t]*$"
 )
 _CLOSES = re.compile(r"^[ \t]*(?:fi|done|esac|\})(?=$|[\s;|&>])|;[ \t]*(?:fi|done|esac)[ \t]*(?:$|[;|&>#])")
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\\'\"]?([A-Za-z_]\w*)")
 _DIGITS = 9
-# Whole numbers with signs between them, in ``$(( ))``, and as words behind ``expr``.
+# Whole numbers with signs between them, in ``$(( ))`` and ``$[ ]``, and as words behind ``expr``.
 # A shell reads one with a leading zero as octal.
 _NUMBER = rf"(?:0|[1-9]\d{{0,{_DIGITS - 1}}})(?!\d)"
+_SUM = rf"{_NUMBER}(?:[ \t]*[-+*/%][ \t]*{_NUMBER}){{0,6}}"
 _ARITHMETIC = re.compile(
-    rf"\$\(\([ \t]*({_NUMBER}(?:[ \t]*[-+*/%][ \t]*{_NUMBER}){{1,4}})[ \t]*\)\)"
+    rf"\$\(\([ \t]*({_SUM})[ \t]*\)\)"
     rf"|\$\([ \t]*expr[ \t]+({_NUMBER}(?:[ \t]+\\?[-+*/%][ \t]+{_NUMBER}){{1,4}})[ \t]*\)"
 )
+_IN_ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)|\$\[([^\[\]]*)\]")
+_IN_BRACKETS = re.compile(rf"\([ \t]*({_SUM})[ \t]*\)")
+_BARE_NAME = re.compile(rf"(?<![$\w]){_NAME}\b")
+_MOST_WORDS = 8_000
 _TERM = re.compile(r"\d+|[-+*/%]")
 
 
-def with_values(text: str) -> str:
-    """``text`` with literal variables and the arithmetic of whole numbers put in, line by line."""
-    known: dict[str, str] = {}
-    unsure = _set_inside(text)
-    lines, goes_on = list[str](), False
-    for line, depth in with_depth(text):
-        filled = _computed(_USED.sub(lambda found: _value(found, known), line))
-        lines.append(filled)
+def with_values(text: str, folder: str = "") -> str:
+    """``text`` with literal variables and the arithmetic of whole numbers put in, line by line;
+    ``folder``: that of the script, where it is known.
+    """
+    return _filled(text, folder)[0]
+
+
+def takes_defaults(text: str) -> bool:
+    """Whether a value of :func:`with_values` is a default that something outside may change."""
+    return _filled(text, "")[1].took_default
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known at a line: the script's ``folder``; ``values`` of variables and ``arrays``, as a shell
+    would read them again.  ``changed``: names that the text has set to something else.  ``unsure``: names
+    that are also set inside of a condition, a loop or a function.  ``elsewhere``: what came from another text
+    may have set any name.  ``shifted``: arguments have moved.
+    """
+
+    unsure: frozenset[str]
+    folder: str
+    values: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, str] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+    elsewhere: bool = False
+    shifted: bool = False
+    took_default: bool = False
+
+    def fill(self, line: str, depth: int) -> str:
+        """A line with what is known put in; in a function arguments are its own."""
+        line = _USED.sub(self._value, line)
+        while (filled := _DEFAULT.sub(lambda found: self._default(found, depth), line)) != line:
+            line = filled
+        if self.folder:
+            line = _PRINTED_FOLDER.sub(r"\1", _ITS_FOLDER.sub(self.folder, line))
+        return _computed(_IN_ARITHMETIC.sub(self._reckoned, line))
+
+    def forget(self, line: str) -> None:
+        """Take away what a line may change."""
         for name in _set_by(line):
-            known.pop(name, None)
+            self.values.pop(name, None)
+            self.changed.add(name)
+        self.shifted = self.shifted or bool(_SHIFTS.search(line))
         if _FROM_ELSEWHERE.match(line):
-            known.clear()
-        found = None if goes_on or depth else _SET.match(filled)
+            self.values.clear()
+            self.arrays.clear()
+            self.elsewhere = True
+
+    def set(self, written: str) -> bool:
+        """Take the value that a statement gives; whether it was that of an array."""
+        one, several = _SET.match(written), _SET_ARRAY.match(written)
+        if several and several[1] not in self.unsure:
+            name, more = several[1], several[2]
+            words = " ".join(_COMMENT.sub("", each).rstrip("\\ \t") for each in several[3].splitlines())
+            if (not more or name in self.arrays) and len(words) < _MOST_WORDS:
+                self.arrays[name] = f"{self.arrays[name]} {words}" if more else words
+                return True
+        if one and one[1] not in self.unsure:
+            value = one[2].strip("\"'").replace("\\\n", " ").replace("\n", " ")
+            if _PLAIN.fullmatch(value) or (" " in value and _WORDS.fullmatch(value)):
+                self.values[one[1]] = value
+        return False
+
+    def _value(self, found: re.Match[str]) -> str:
+        array = found[1] or found[2] or found[3]
+        return self.arrays.get(array, found[0]) if array else self.values.get(found[4] or found[5], found[0])
+
+    def _default(self, found: re.Match[str], depth: int) -> str:
+        name, also_empty, sign, default = found.groups()
+        if name in self.values and (self.values[name] or not also_empty):
+            return self.values[name]
+        changed = name in self.changed and name not in self.values
+        own = name.isdecimal() and (depth or self.shifted)
+        if self.elsewhere or changed or own or name in self.unsure:
+            return found[0]
+        self.took_default = True
+        default = default.strip("\"'")
+        if sign == "=" and not depth and _PLAIN.fullmatch(default):
+            self.values[name] = default
+        return default
+
+    def _reckoned(self, found: re.Match[str]) -> str:
+        """Arithmetic, where a name stands for its value and brackets come first."""
+        text = _BARE_NAME.sub(lambda name: self.values.get(name[0]) or name[0], found[1] or found[2])
+        while (shorter := _IN_BRACKETS.sub(lambda part: _total(part[1], part[0]), text)) != text:
+            text = shorter
+        return f"$(({text}))"
+
+
+def _filled(text: str, folder: str) -> tuple[str, Known]:
+    lines, known = list[str](), known_of(text, folder)
+    for _ in fill_lines(text, known, lines):
+        pass
+    return "\n".join(lines), known
+
+
+def known_of(text: str, folder: str) -> Known:
+    """What is known before the first line of a text."""
+    return Known(_set_inside(text), folder if _PLAIN.fullmatch(folder) else "")
+
+
+def fill_lines(text: str, known: Known, lines: list[str]) -> Iterator[int]:
+    """The number of each line, before it is read; ``known`` is then what is known there, and ``lines`` takes
+    each line as :func:`with_values` has it.
+    """
+    goes_on, pending, end = False, list[str](), ""
+    for index, (line, depth) in enumerate(with_depth(text)):
+        yield index
+        filled = line if line.lstrip().startswith("#") else known.fill(line, depth)
+        lines.append(filled)
+        known.forget(line)
+        if pending:
+            pending.append(filled)
+            if not re.search(rf"{re.escape(end)}[ \t]*$", filled):
+                continue
+            if known.set("\n".join(pending)):
+                lines[-len(pending) :] = [""] * len(pending)
+            pending, goes_on = [], False
+            continue
+        starts = None if goes_on or depth else _GOES_ON.match(filled)
+        if starts:
+            pending, end = [filled], starts["quote"] or ")"
+        elif not goes_on and not depth and known.set(filled):
+            lines[-1] = ""
         goes_on = line.endswith("\\")
-        value = found[2].strip("\"'") if found else ""
-        if found and found[1] not in unsure and _PLAIN.fullmatch(value):
-            known[found[1]] = value
-    return "\n".join(lines)
-
-
-def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
-    return known.get(found[1] or found[2], found[0])
 
 
 def _computed(line: str) -> str:
     """Sums, products and quotients of whole numbers."""
-    return _ARITHMETIC.sub(_result, line)
+    return _ARITHMETIC.sub(lambda found: _total(found[1] or found[2], found[0]), line)
 
 
-def _result(found: re.Match[str]) -> str:
+def _total(text: str, otherwise: str) -> str:
     """From the left, products and quotients first; a quotient by nothing stays as it is written."""
-    terms = _TERM.findall(found[1] or found[2])
+    terms = _TERM.findall(text)
     total, part, sign = 0, int(terms[0]), 1
     for operator, word in zip(terms[1::2], terms[2::2], strict=True):
         number = int(word)
         if operator in "/%" and number == 0:
-            return found[0]
+            return otherwise
         if operator in "+-":
             total, part, sign = total + sign * part, number, 1 if operator == "+" else -1
         else:

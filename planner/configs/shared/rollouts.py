@@ -1,8 +1,8 @@
 """Keys of GRPO, in files of TRL and in the ``trl`` section of Axolotl's: what is generated,
 who generates it, and who scores it.
 
-Keys and defaults: trl 0.16.1, 0.24.0 and 1.16.0 trainer/grpo_config.py, 1.16.0 scripts/grpo.py; axolotl
-0.19.0 utils/schemas/trl.py and core/trainers/grpo/__init__.py.
+Keys and defaults: trl 0.15.2 to 0.17.0, 0.24.0 and 1.16.0 trainer/grpo_config.py, 1.16.0 scripts/grpo.py;
+axolotl 0.19.0 utils/schemas/trl.py and core/trainers/grpo/__init__.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 
 _CONFIG = "trl 1.16.0 trainer/grpo_config.py"
+UP_TO_0_17 = "vllm_device"
+"""A key of GRPO from TRL 0.14 to 0.17; read as 0.15 and later, where a batch holds completions."""
 _PROMPTS = "prompts are not cut, so the longest one decides: say --seq, which holds prompt and completion"
 _UNMODELLED = {
     "generation_batch_size": (
@@ -134,6 +136,9 @@ def _read_reference(keys: Keys, reading: Reading, *, old: bool) -> None:
         return
     if beta is not None:
         reading.say("compare_reference", beta != 0, keys.where("beta"))
+    elif keys.has(UP_TO_0_17):
+        # Its last version has it beside a beta of 0.04.
+        reading.default("compare_reference", True, f"trl 0.17.0 trainer/grpo_config.py: beta, {UP_TO_0_17}")
     elif old:
         ages = "beta is 0.04 up to TRL 0.18 and 0 since"
         reading.needs["compare_reference"] = (
@@ -172,7 +177,7 @@ def _read_completion(keys: Keys, reading: Reading, cut: str, *, old: bool) -> No
 
 def _read_generator(keys: Keys, reading: Reading, *, old: bool) -> None:
     mode, share = keys.text("vllm_mode"), keys.get("vllm_gpu_memory_utilization")
-    keys.skip(("vllm_device",))
+    keys.skip((UP_TO_0_17,))
     if not keys.flag("use_vllm"):
         reading.default("generator", "transformers", f"{_CONFIG}: use_vllm")
         return

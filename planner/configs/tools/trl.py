@@ -21,7 +21,7 @@ from planner.configs.shared.liger import say_liger
 from planner.configs.shared.model_args import DTYPES, read_dtype
 from planner.configs.shared.preference_tasks import TRL_HARMLESS as PREFERENCE_HARMLESS
 from planner.configs.shared.preference_tasks import read_chosen_likelihood, read_precomputed, trl_task
-from planner.configs.shared.rollouts import read_rollout
+from planner.configs.shared.rollouts import UP_TO_0_17, read_rollout
 from planner.configs.shared.stock import stock_launch_file
 from planner.configs.shared.trainer_arguments import (
     need_precision,
@@ -411,7 +411,7 @@ def _read_precision(keys: Keys, reading: Reading, old: str) -> None:
     read_precision(keys, reading)
     if reading.value("precision") is not None:
         return
-    if keys.flag("bf16") is None and old == OLDEST:
+    if keys.flag("bf16") is None and (old == OLDEST or keys.has(UP_TO_0_17)):
         need_precision(reading)
     elif keys.flag("bf16") is None:
         reading.default(
@@ -436,8 +436,9 @@ def _take_weights_dtype(keys: Keys, reading: Reading) -> None:
 OLDEST = "trl@0"
 # Stack of an older TRL -> keys that tell it.  TRL 0.20 dropped max_seq_length, 0.16 use_liger and what
 # belongs to it; the mixers are alignment-handbook's of 2023 to 2025-03.  TRL 0.29 dropped torch_dtype,
-# Transformers 5 the others.  max_prompt_length is GRPO's up to 0.27.2 and DPO's up to 0.28.0
-# (trainer/grpo_config.py and dpo_config.py of 0.28.0 and 0.29.0).
+# Transformers 5 the others.  An update of GRPO in 0.16 and 0.17 makes the same tensors as in 0.24
+# (trainer/grpo_trainer.py _get_per_token_logps).  max_prompt_length is GRPO's up to 0.27.2 and DPO's up
+# to 0.28.0 (trainer/grpo_config.py and dpo_config.py of 0.28.0 and 0.29.0).
 _OLD = {
     OLDEST: (
         "max_seq_length",
@@ -452,6 +453,7 @@ _OLD = {
         "split_batches",
     ),
     "trl@0.24": (
+        UP_TO_0_17,
         "max_prompt_length",
         "torch_dtype",
         "warmup_ratio",

@@ -143,7 +143,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_switch(keys, reading)
     _read_attention(keys, reading)
     _read_packing(keys, reading, stage)
-    _read_padded_length(reading, stage)
+    _read_padded_length(keys, reading, stage)
     if keys.flag("enable_liger_kernel"):
         say_liger(reading, keys.where("enable_liger_kernel"))
         if task is not None:
@@ -193,12 +193,13 @@ def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:
         )
 
 
-def _read_padded_length(reading: Reading, stage: str) -> None:
+def _read_padded_length(keys: Keys, reading: Reading, stage: str) -> None:
     """How long the longest row of a batch is: a whole multiple of eight (train/sft/workflow.py, and those of
     dpo, kto and rm, the same since 0.7.1).
 
-    Pre-training pads to no multiple, and packing takes one token off since 0.9.3 (hparams/data_args.py
-    ``__post_init__``), which the rows of stage sft get back (data/processor/supervised.py).
+    Pre-training pads to no multiple, and packing that a file asks for takes one token off since 0.9.3
+    (hparams/data_args.py ``__post_init__``, before parser.py turns it on by itself), which the rows of stage
+    sft get back (data/processor/supervised.py).
     """
     said = reading.said.get("seq")
     # What is no count is refused where it is parsed.
@@ -206,7 +207,7 @@ def _read_padded_length(reading: Reading, stage: str) -> None:
         return
     if stage != "pt":
         length, why = -(-said.value // _MULTIPLE) * _MULTIPLE, f"padded to a whole multiple of {_MULTIPLE}"
-    elif reading.value("padding") == "packed" and reading.value("stack") == STACK:
+    elif keys.flag("packing") and reading.value("stack") == STACK:
         length, why = said.value - 1, "less one token, as LLaMA-Factory packs"
     else:
         return

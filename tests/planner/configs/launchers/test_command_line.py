@@ -261,6 +261,16 @@ def test_a_launch_file_may_lie_beside_its_script(tmp_path: Path) -> None:
         started(tmp_path / "run.sh", line.format("other.yaml"))
 
 
+def test_a_default_that_a_script_gives_is_told() -> None:
+    """Nothing outside is seen; two dashes end the options of a launcher."""
+    text = "B=${B:-2}\naccelerate launch --num_processes 4 -- t.py --per_device_train_batch_size $B"
+    job = read(text)
+    assert (job.script, job.arguments) == ("t.py", {"per_device_train_batch_size": 2})
+    assert job.launch["num_processes"] == 4
+    checked = check_job(command_job(text, CheckOptions()), from_flags({"model": "7b", "gpu": "4090"}))
+    assert "the defaults that the script gives them" in checked.remarks[0][1]
+
+
 def test_a_variable_is_refused_where_its_value_matters() -> None:
     """And not where it is the place of the output."""
     checked = check_job(command_job(f"{JOB} $BATCH", CheckOptions()), GIVEN)

@@ -81,3 +81,16 @@ def test_exports_are_those_of_the_shell(before: str, value: str | None) -> None:
     text = before + ("b" if before.endswith(" ") else "\nb")
     ((_, variables),) = [each for each in commands_with_variables(NAME, text) if each[0] == ["b"]]
     assert variables.get("N") == value
+
+
+@pytest.mark.parametrize("text", ["a 'b", "a 'b\\", 'a "b \\\nc\\'])
+def test_a_quote_that_stays_open_is_an_error(text: str) -> None:
+    """Also where the text ends in the middle of a line."""
+    with pytest.raises(InputFileError, match="opened and not closed"):
+        list(commands(NAME, text))
+
+
+def test_variables_in_long_words_are_read_in_little_time() -> None:
+    """Each name is read in one way only, however many stand side by side."""
+    text = 'N="' + "$ABCDEFGH " * 40 + ';"\na $N'
+    assert ["a", "$N"] in list(commands(NAME, text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.configs.launchers.variables import with_values
+from planner.configs.launchers.variables import takes_defaults, with_values
 
 
 @pytest.mark.parametrize(
@@ -13,13 +13,22 @@ from planner.configs.launchers.variables import with_values
         ("N=8\na $N ${N}", "a 8 8"),
         ("export M='x/y-7B'\na --model $M", "a --model x/y-7B"),
         ("N=8  # GPUs\nA=$(expr 16 / $N)\na $A", "a 2"),
-        ("N=8\na $((N))  $((64 / $N)) $(expr 3 \\* 5)", "a $((N))  8 15"),
+        ("N=8\na $((N))  $((64 / $N)) $(expr 3 \\* 5)", "a 8  8 15"),
         ("N=8\nN=4\na $N", "a 4"),
         ("a $N\nN=8\nb", "b"),
         ("N=8\nset -x\na $N", "a 8"),
         ("N=8\nif ((N == 8)); then\nb $((N - 1))\nfi\na $N", "a 8"),
         ("a $(expr 1 / 0)", "a $(expr 1 / 0)"),
         ("N=010\na $((010 + 2)) $((2 + $N)) $((10 + 0))", "a $((010 + 2)) $((2 + 010)) 10"),
+        ("N='a b'\na $N", "a a b"),
+        ("N=${1:-8}\na $N ${M:-${K:-4}} ${N:-2}", "a 8 4 8"),
+        ("a ${N-'8'}\nN=\na ${N-8} ${N:-8}", "a  8"),
+        (': "${N:=8}"\na $N', "a 8"),
+        ("source b/bin/activate\nN=${N:-8}\na $N", "a 8"),
+        ('N="\n --b 8 \\\n --c $M"\nM=2\na $N', "a   --b 8   --c $M"),
+        ('M=x\nN=(\n --b "$M" # 8\n --c 2\n)\nN+=(--d)\na "${N[@]}"', 'a   --b "x"  --c 2 --d'),
+        ('N=()\na 8 ${N[@]+"${N[@]}"}', "a 8 "),
+        ("N=8\nM=2\na $((64 / (N * M))) $[$N/2]", "a 4 4"),
         ("a $(expr 32 / 4 / 2) $((2 + 3 * 4 - 1)) $((1 - 4 / 0))", "a 4 13 $((1 - 4 / 0))"),
     ],
 )
@@ -32,8 +41,11 @@ def test_a_literal_is_put_in(text: str, last: str) -> None:
     "text",
     [
         "a $N",
-        "N=${1:-8}\na $N",
-        "N='a b'\na $N",
+        "N=4\nsource more.sh\nN=${N:-8}\na $N",
+        "N=$(b)\nN=${N:-8}\na $N",
+        "shift\nN=${1:-8}\na $N",
+        "N='a;b'\na $N",
+        "N='a $(b)'\na $N",
         "if [ $1 ]; then\nN=8\nfi\na $N",
         "N=8\nif [ $1 ]; then\nN=4\nfi\na $N",
         "for N in 1 2; do\nb\ndone\na $N",
@@ -58,6 +70,35 @@ def test_what_may_be_otherwise_stays_as_it_is_written(text: str) -> None:
         assert with_values(text.replace("a $N", "N=2\nb\ndone\na $N")).endswith("a $N")
     else:
         assert with_values(text).splitlines()[-1] == "a $N"
+
+
+def test_an_array_that_may_have_more_stays_as_it_is_written() -> None:
+    """Words that a condition adds, and an argument of a function."""
+    assert with_values('N=(8)\nif b; then\nN+=(4)\nfi\na "${N[@]}"').endswith('a "${N[@]}"')
+    assert "a ${1:-8}" in with_values("b() {\na ${1:-8}\n}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'D="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\na $D/c.yaml',
+        'D=$(dirname "$0")\na $D/c.yaml',
+        'D=$(dirname "$(realpath "$0")")\na "${D}/c.yaml"',
+        'D="$(cd "$(dirname "$0")" >/dev/null 2>&1 && pwd -P)"\na $D/c.yaml',
+    ],
+)
+def test_the_folder_of_the_script_is_put_in(text: str) -> None:
+    """Where it is known; a path below is one of it."""
+    assert with_values(text, "b").replace('"', "").endswith("a b/c.yaml")
+    assert with_values(text).endswith(text.splitlines()[-1])
+    above = 'D="$(cd "$(dirname "$0")/.." && pwd)"\na $D/c.yaml'
+    assert with_values(above, "b").endswith("a b/../c.yaml")
+
+
+def test_defaults_are_told_from_what_a_text_sets() -> None:
+    """A default holds where nothing outside sets the variable."""
+    assert takes_defaults("a ${N:-8}")
+    assert not takes_defaults("N=8\na ${N:-4}")
 
 
 def test_variables_of_variables_do_not_grow_without_an_end() -> None:

@@ -107,6 +107,11 @@ def test_a_launch_file_that_trl_knows_by_name(tmp_path: Path) -> None:
     assert (config.request.get("sharding"), config.request.get("gpus")) == ("fsdp1", 4)
     with pytest.raises(InputFileError, match="say where it is: --accelerate FILE"):
         read_config_file(written(tmp_path, TRL + "accelerate_config: nowhere.yaml\n"))
+    # The same with a file that lies beside the config.
+    written(tmp_path, LAUNCH, "mine.yaml")
+    config = read_config_file(written(tmp_path, TRL + "num_processes: 2\n"))
+    assert (config.request.get("sharding"), config.request.get("gpus")) == ("fsdp1", 2)
+    assert "the number of processes is that of" in remarks(config)
 
 
 @pytest.mark.parametrize(

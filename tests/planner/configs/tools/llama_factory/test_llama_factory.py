@@ -57,7 +57,8 @@ def recipe_of(folder: Path, text: str) -> Any:
         ("flash_attn: off\n", {"attention": "eager"}),
         ("packing: true\n", {"padding": "packed"}),
         ("neat_packing: true\n", {"padding": "packed"}),
-        ("stage: pt\n", {"padding": "packed", "seq": 2047}),
+        ("stage: pt\n", {"padding": "packed", "seq": 2048}),
+        ("stage: pt\npacking: true\n", {"padding": "packed", "seq": 2047}),
         ("stage: pt\npacking: false\n", {"padding": None, "seq": 2048}),
         # Rows are padded to a whole multiple of eight.
         ("cutoff_len: 1001\n", {"seq": 1008}),
