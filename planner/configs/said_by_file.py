@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
 from planner.configs.shared.keys import Keys
+from planner.domain.model import ModelSpec
 from planner.domain.origin import tool_default
 from planner.domain.recipes.sharding import NONE, Sharding, sharding_named
 from planner.errors import NotModelledError, UsageError
@@ -52,6 +53,14 @@ class Alone:
     unread: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Models at which the tool stops beside a key: which, and the sentence that says so."""
+
+    applies: Callable[[ModelSpec], bool]
+    sentence: str
+
+
 @dataclass(slots=True)
 class Reading:
     """What was read so far.  ``tool`` is the program that the file is for,
@@ -69,7 +78,8 @@ class Reading:
     ``longest``: tokens of a sample, above which the tool stops with an error, with the place that says them.
     ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
     that the dtype of the checkpoint decides the precision.  ``one_process``: place of a launch that starts
-    one process without a rank, and how many GPUs it sees; 0 where that is not said.
+    one process without a rank, and how many GPUs it sees; 0 where that is not said.  ``stops``: models at
+    which the tool stops with this file.
     """
 
     path: Path
@@ -91,6 +101,7 @@ class Reading:
     script: str = ""
     in_weights_dtype: str = ""
     one_process: tuple[str, int] = ("", 0)
+    stops: list[Stop] = field(default_factory=list)
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.

@@ -16,6 +16,7 @@ from planner.domain.stack_values import (
     DeviceMap,
     Distillation,
     DoraBranch,
+    EmptiesBeforeBackward,
     ExpandableSegments,
     ExpertTargets,
     Fp8Linears,
@@ -391,6 +392,8 @@ class Stack:
     """Samples above the length are left out, not cut to it, so that none lies at the length itself."""
     keeps_outgrown_blocks: bool
     """Cached blocks of lengths that were outgrown stay reserved: nobody empties the cache between steps."""
+    empties_before_backward: EmptiesBeforeBackward
+    """The cache is emptied before the backward passes of the ``first`` step, or of ``every`` one."""
     expandable_segments: ExpandableSegments
     """Whether its code or launch script lets the allocator's segments grow page by page; ``several_gpus``:
     where it starts several processes; ``torchrun``: and under DeepSpeed; ``one_node``: within one node."""
@@ -410,6 +413,11 @@ class Stack:
     """Id of the stack that this one is a variant of (the last in a row); empty where it is none's."""
     usual: tuple[tuple[str, str | bool], ...] = ()
     """What the example files of the tool set where its bare defaults do not, by the name of the default."""
+
+    @property
+    def piles_up(self) -> bool:
+        """Whether cached blocks of outgrown lengths stay from step to step."""
+        return self.keeps_outgrown_blocks and self.empties_before_backward == "never"
 
     @property
     def passes_over(self) -> PassedOver:

@@ -6,6 +6,7 @@ from typing import Literal
 
 KbitUpcast = Literal["none", "norms", "layers", "all"]
 DeviceMap = Literal["unread", "layer", "largest"]
+EmptiesBeforeBackward = Literal["never", "first", "every"]
 QuantizesExperts = Literal["never", "expanded", "held"]
 FusedHeadNorms = Literal["none", "gemma4", "qwen3_too"]
 PassedOver = Literal["parameters", "routers", "nothing"]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
+from planner.catalog.architectures.parts import unreached_by_peft
 from planner.catalog.peft_targets import default_targets
 from planner.domain.model import LinearSpec, ModelSpec
 from planner.domain.recipes.recipe import (
@@ -232,14 +233,7 @@ def with_experts_apart(model: ModelSpec) -> ModelSpec:
 
     Source: peft 0.18.1 tuners/tuners_utils.py inject_adapter, without a table of names.
     """
-    groups = []
-    for group in model.groups:
-        linears = (
-            replace(each, legacy_names=()) if each.kind == "parameter" else each
-            for each in group.block.linears
-        )
-        groups.append(replace(group, block=replace(group.block, linears=tuple(linears))))
-    return replace(model, groups=tuple(groups))
+    return unreached_by_peft(model)
 
 
 @lru_cache(maxsize=64)

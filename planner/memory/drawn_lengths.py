@@ -43,7 +43,7 @@ def drawn_longest(job: Job) -> list[NewLongest]:
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: a cached block serves no larger request.
     """
     batch, stack = job.recipe.batch, job.stack
-    if not lengths_vary(batch) or not stack.keeps_outgrown_blocks:
+    if not lengths_vary(batch) or not stack.piles_up:
         return []
     if job.scenario.segments_grow:
         return []

@@ -150,7 +150,7 @@ def _with_slack(job: Job, phases: Mapping[Phase, Number], states: Number) -> Rep
     batch = job.recipe.batch
     varies: Any = (
         batch.padding == "longest"
-        and job.stack.keeps_outgrown_blocks
+        and job.stack.piles_up
         and not job.scenario.segments_grow
         and batch.tokens_per_sample < batch.seq_len
     )

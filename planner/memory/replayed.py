@@ -177,6 +177,10 @@ def slot_events(stream: RequestStream, job: Job) -> SlotEvents:
     # A stack that empties the cache every few steps keeps nothing of the first step.
     updated = [i for i, (_, phase) in enumerate(stream.phases) if phase == "optimizer_step"]
     later = [] if job.stack.keeps_outgrown_blocks else [number + 1 for number in updated[:1]]
+    if job.stack.empties_before_backward != "never":
+        last = updated[0] if job.stack.empties_before_backward == "first" else len(begins)
+        backward = (i for i, (_, phase) in enumerate(stream.phases[:last]) if phase.startswith("backward"))
+        later = [*later, *backward]
     empties = frozenset(begins[number] for number in (*stream.emptied, *later))
     sizes, lags = stream.sizes(_values(job)), stream.lags_by_slot()
     settings = parse_settings(job.scenario.allocator_settings)

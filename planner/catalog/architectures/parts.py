@@ -152,6 +152,22 @@ def reached_by_peft(
     )
 
 
+def unreached_by_peft(model: ModelSpec) -> ModelSpec:
+    """``model`` whose fused expert tensors no name of a matrix reaches, where PEFT's table lacks its type.
+
+    Source: peft 0.21 ``utils/transformers_weight_conversion.py`` (``_convert_peft_config_moe``: the table of
+    transformers 5.23 does not have ``qwen3_vl_moe``, and has ``internvl`` among models without experts).
+    """
+    groups = []
+    for group in model.groups:
+        linears = (
+            replace(each, legacy_names=()) if each.kind == "parameter" else each
+            for each in group.block.linears
+        )
+        groups.append(replace(group, block=replace(group.block, linears=tuple(linears))))
+    return replace(model, groups=tuple(groups))
+
+
 def router(hidden: int, n_experts: int, *, bias: bool = False, name: str = "gate") -> LinearSpec:
     """The routing matrix; a bare parameter in Transformers 5, so k-bit quantisers leave it alone."""
     return LinearSpec(name, "router", hidden, n_experts, "mlp_in", bias, "parameter")

@@ -221,9 +221,14 @@ def read_batches(keys: Keys, reading: Reading) -> None:
         reading.switch("sorts_lengths", True, keys.where("train_sampling_strategy"))
     elif strategy not in (None, "random", "sequential"):
         reading.remark(keys.where("train_sampling_strategy"), f"{show(strategy)} is counted as random")
-    for name in ("torch_empty_cache_steps", "gc_steps"):
-        if keys.get(name):
-            reading.switch("keeps_outgrown_blocks", False, keys.where(name))
+    if steps := keys.count("torch_empty_cache_steps"):
+        reading.switch(
+            "empties_before_backward",
+            "every" if steps == 1 else "first",
+            keys.where("torch_empty_cache_steps"),
+        )
+    if keys.get("gc_steps"):
+        reading.switch("keeps_outgrown_blocks", False, keys.where("gc_steps"))
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:

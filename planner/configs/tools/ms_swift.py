@@ -7,8 +7,10 @@ trainers/arguments.py; those of 3.12.6 (swift/llm/argument) are the same but for
 
 from __future__ import annotations
 
+from functools import partial
+
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.configs.said_by_file import Reading
+from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import MS_SWIFT_HARMLESS
 from planner.configs.shared.keys import Keys
@@ -17,6 +19,7 @@ from planner.configs.shared.trainer_arguments import read_attention, read_precis
 from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_engine, read_processes
 from planner.configs.tools.ms_swift_rlhf import read_rlhf, read_swift_rollout
 from planner.configs.yaml_or_json import Document
+from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import ADAPTABLE_MODULES, TARGET_PATTERN
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
@@ -294,7 +297,7 @@ def _read_dtypes(keys: Keys, reading: Reading) -> None:
             raise keys.wrong("torch_dtype", ", ".join(DTYPES), dtype)
         reading.say("load_dtype", dtype, keys.where("torch_dtype"))
     read_precision(keys, reading)
-    _refuse_two_halves(keys, dtype)
+    _refuse_two_halves(keys, reading, dtype)
     if reading.value("precision") is not None:
         return
     off = [name for name in ("bf16", "fp16") if keys.flag(name) is False]
@@ -309,16 +312,28 @@ def _read_dtypes(keys: Keys, reading: Reading) -> None:
         reading.say("precision", precision, keys.where("torch_dtype"), note)
 
 
-def _refuse_two_halves(keys: Keys, dtype: str | None) -> None:
-    """The dtype of the weights turns on the autocast that no key speaks of; Transformers stops at two.
+def _refuse_two_halves(keys: Keys, reading: Reading, dtype: str | None) -> None:
+    """The dtype of the weights, be it the checkpoint's, turns on the autocast that no key speaks of;
+    Transformers stops at two.
 
     Raises:
-        UsageError: the other autocast is asked for beside it.
+        UsageError: the other autocast is asked for beside a dtype that the file says.
     """
-    own, other = ("bf16", "fp16") if dtype == "bfloat16" else ("fp16", "bf16")
-    if dtype in ("bfloat16", "float16") and keys.flag(other) and keys.flag(own) is None:
-        why = f"ms-swift turns {own} on beside torch_dtype {dtype}, and both stop it: say {own}: false"
-        raise UsageError(f"{keys.where(other)}: {why} [{REFUSED_BY_TOOL}]")
+    for own, other in (("bf16", "fp16"), ("fp16", "bf16")):
+        if not keys.flag(other) or keys.flag(own) is not None:
+            continue
+        weights = f"torch_dtype {dtype}" if dtype else "the dtype of this checkpoint"
+        why = f"ms-swift turns {own} on beside {weights}, and both stop it: say {own}: false"
+        sentence = f"{keys.where(other)}: {why}"
+        if dtype is None:
+            reading.stops.append(Stop(partial(_turns_on, own), sentence))
+        elif (dtype == "bfloat16") == (own == "bf16"):
+            raise UsageError(f"{sentence} [{REFUSED_BY_TOOL}]")
+
+
+def _turns_on(half: str, model: ModelSpec) -> bool:
+    """Whether autocast in ``half`` follows from the dtype of the checkpoint."""
+    return (model.checkpoint_dtype == "bf16") == (half == "bf16")
 
 
 def _refuse_stretched_context(keys: Keys) -> None:
@@ -430,5 +445,19 @@ def _remark(keys: Keys, reading: Reading) -> None:
     ):
         if keys.is_on(name):
             reading.remark(keys.where(name), text)
-    if keys.text("experts_impl") not in (None, "grouped_mm"):
+    _read_experts(keys, reading)
+
+
+def _read_experts(keys: Keys, reading: Reading) -> None:
+    """Transformers stops where grouped products are asked of a model that has no experts.
+
+    Source: transformers 5.19 modeling_utils.py _grouped_mm_can_dispatch.
+
+    Raises:
+        NotModelledError: another way to compute experts.
+    """
+    if keys.text("experts_impl") == "grouped_mm":
+        why = "ms-swift stops at it where the model has no experts: leave it out"
+        reading.stops.append(Stop(lambda spec: not spec.is_moe, f"{keys.where('experts_impl')}: {why}"))
+    elif keys.text("experts_impl") is not None:
         raise keys.not_modelled("experts_impl", "this way to compute experts is not modelled; grouped_mm is")

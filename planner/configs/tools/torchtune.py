@@ -287,6 +287,12 @@ def _read_data(keys: Keys, reading: Reading) -> None:
     if data is None:
         return
     if data.flag("packed"):
+        if "gemma2" in _component(keys.part("model")):
+            # torchtune 0.6.1 models/gemma2/_attention.py: NotImplementedError where flex attention is there.
+            raise UsageError(
+                f"{data.where('packed')}: torchtune's Gemma 2 takes no packed samples: say packed: False "
+                f"[{REFUSED_BY_TOOL}]"
+            )
         reading.say("padding", "packed", data.where("packed"))
     data.skip(data.left_over_here())
 

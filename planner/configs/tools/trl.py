@@ -33,6 +33,7 @@ from planner.configs.shared.trainer_arguments import (
 )
 from planner.configs.tools.alignment_handbook import read_packing
 from planner.configs.tools.trl_device_map import read_device_map
+from planner.configs.tools.trl_stops import refuse_unkept_length, stop_at_router_loss
 from planner.configs.tools.trl_trainings import ONLINE, STUDENT, read_student, refuse_other_trainings
 from planner.domain.recipes.recipe import TARGET_PATTERN, TARGETS_OF_PEFT
 from planner.errors import UsageError, show
@@ -122,6 +123,8 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_device_map(keys, reading, old=bool(old))
     if old:
         read_old_preparation(keys, reading)
+    else:
+        stop_at_router_loss(keys, reading)
     keys.skip(TRL_HARMLESS)
 
 
@@ -320,22 +323,13 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
             reading.switch("packed_mask", "none", keys.where("packing_strategy"))
         keys.skip(("padding_free",))
     elif keys.flag("padding_free"):
-        _read_padding_free(keys, reading)
+        if reading.value("stack") not in _OLD:
+            refuse_unkept_length(keys, reading)
+        # Attention that is not FlashAttention gets a mask of all pairs of their tokens.
+        join_samples(reading, keys.where("padding_free"), reading.value("attention"))
     else:
         read_packing(keys, reading)
     keys.skip(("packing_strategy",))
-
-
-def _read_padding_free(keys: Keys, reading: Reading) -> None:
-    """Samples end to end; attention that is not FlashAttention gets a mask of all pairs of their tokens.
-
-    TRL 0.24.0 takes a length beside it, 1.16.0 (sft_trainer.py:999) stops.
-    """
-    where = keys.where("padding_free")
-    is_cut = not keys.holds("max_length") or keys.get("max_length") is not None
-    if is_cut and reading.value("stack") not in _OLD:
-        reading.remark(where, "TRL 1.16.0 stops without packing: true or max_length: null (with --seq)")
-    join_samples(reading, where, reading.value("attention"))
 
 
 def _read_old_length(keys: Keys, reading: Reading) -> None:

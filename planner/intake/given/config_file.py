@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import TOOL_NAMES, read_config
-from planner.configs.said_by_file import Alone, Reading, Remark
+from planner.configs.said_by_file import Alone, Reading, Remark, Stop
 from planner.configs.tools.torchtitan import is_torchtitan
 from planner.configs.yaml_or_json import read_document
 from planner.domain.origin import tool_default
@@ -35,7 +35,7 @@ class ConfigFile:
     on one GPU only, or how many GPUs it uses of a machine.  ``most_pixels``: of an image, and what its sides
     are multiples of where it had more.  ``longest``: tokens of a sample, above which the tool stops, with the
     place that says them.  ``in_weights_dtype``: place of what says that the dtype of the
-    checkpoint decides the precision.
+    checkpoint decides the precision.  ``stops``: models at which the tool stops with this file.
     """
 
     request: ScenarioRequest
@@ -53,6 +53,7 @@ class ConfigFile:
     most_pixels: tuple[int, int] | None = None
     longest: tuple[int, str] | None = None
     in_weights_dtype: str = ""
+    stops: tuple[Stop, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -119,6 +120,7 @@ def config_of(reading: Reading) -> ConfigFile:
         most_pixels=reading.most_pixels,
         longest=reading.longest,
         in_weights_dtype=reading.in_weights_dtype,
+        stops=tuple(reading.stops),
     )
 
 
@@ -146,6 +148,7 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
         request = merge(ScenarioRequest({"sharding": config.several}), request)
     if config.least_batch is not None:
         request = _with_least(request, *config.least_batch)
+    _refuse_models(config.stops, request)
     if config.in_weights_dtype:
         request = _in_weights_dtype(request, config.in_weights_dtype, config.tool)
     if config.most_pixels is not None:
@@ -161,6 +164,18 @@ def _refuse_longer(request: ScenarioRequest, longest_tokens: int, place: str) ->
             f"{place} stops with an error at a sample above {longest_tokens} tokens, and seq is "
             f"{given.value} ({given.origin}): say --seq {longest_tokens} or less [{REFUSED_BY_TOOL}]"
         )
+
+
+def _refuse_models(stops: tuple[Stop, ...], request: ScenarioRequest) -> None:
+    """Raises: UsageError where the tool stops at this model beside a key of the file."""
+    if not stops or request.get("model") is None:
+        return
+    from planner.catalog.models import load_model
+
+    spec = load_model(request.get("model")).spec
+    for stop in stops:
+        if stop.applies(spec):
+            raise UsageError(f"{stop.sentence} [{REFUSED_BY_TOOL}]")
 
 
 def _in_weights_dtype(request: ScenarioRequest, place: str, tool: str) -> ScenarioRequest:

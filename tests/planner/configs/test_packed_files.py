@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from planner.api.answering import read_request
 from planner.domain.scenario import Scenario
+from planner.errors import UsageError
 from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.predicting import PRIORS
@@ -15,14 +17,21 @@ from planner.program.job import job_of
 from planner.units import GIB
 
 FILE = "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 4\nmax_length: 1024\n"
+FREE = "padding_free: true\nmax_length: null\n"
 FLASH = "attn_implementation: flash_attention_2\n"
 
 
 def scenario_of(folder: Path, text: str) -> Scenario:
     """The job of a file, on an A100."""
+    return resolve(read_request({"gpu": "a100-80-sxm", "seq": "1024"}, str(written(folder, text)))[0])
+
+
+def written(folder: Path, text: str) -> Path:
+    """A file with these keys besides, of which a length may be one."""
+    lines = FILE.replace("max_length: 1024\n", "") if "null" in text else FILE
     path = folder / "sft.yaml"
-    path.write_text(FILE + text, encoding="utf-8")
-    return resolve(read_request({"gpu": "a100-80-sxm"}, str(path))[0])
+    path.write_text(lines + text, encoding="utf-8")
+    return path
 
 
 @pytest.mark.parametrize(
@@ -33,13 +42,9 @@ def scenario_of(folder: Path, text: str) -> Scenario:
         ("packing: true\npacking_strategy: wrapped\n", "packed", False),
         ("packing: true\npacking_strategy: wrapped\npadding_free: true\n", "packed", True),
         ("packing: true\n" + FLASH, "packed", False),
-        ("padding_free: true\n", "packed", True),
-        ("padding_free: true\n" + FLASH, "longest", False),
-        (
-            "model_init_kwargs: {attn_implementation: flash_attention_2}\npadding_free: true\n",
-            "longest",
-            False,
-        ),
+        (FREE, "packed", True),
+        (FREE + FLASH, "longest", False),
+        ("model_init_kwargs: {attn_implementation: flash_attention_2}\n" + FREE, "longest", False),
         ("packing_strategy: bfd\n", "longest", False),
     ],
 )
@@ -55,18 +60,15 @@ def test_who_gets_a_mask(tmp_path: Path, text: str, padding: str, masked: bool) 
     [
         ("padding_free: true\n", True),
         ("padding_free: true\n" + FLASH, True),
-        ("padding_free: true\nmax_length: null\n", False),
+        (FREE, False),
         ("padding_free: true\npacking: true\n", False),
         ("padding_free: false\n", False),
     ],
 )
-def test_a_length_that_nothing_keeps_is_remarked(tmp_path: Path, text: str, stops: bool) -> None:
+def test_a_length_that_nothing_keeps_is_refused(tmp_path: Path, text: str, stops: bool) -> None:
     """TRL's newest stops where a length is given and neither padding nor packing uses it."""
-    lines = FILE.replace("max_length: 1024\n", "") if "null" in text else FILE
-    path = tmp_path / "sft.yaml"
-    path.write_text(lines + text, encoding="utf-8")
-    _, notes = read_request({"gpu": "a100-80-sxm", "seq": "1024"}, str(path))
-    assert any("padding_free: TRL 1.16.0 stops" in each for each in notes) is stops
+    with pytest.raises(UsageError, match=r"padding_free: TRL 1\.16\.0 stops") if stops else nullcontext():
+        scenario_of(tmp_path, text)
 
 
 AXOLOTL = """base_model: meta-llama/Llama-3.2-1B

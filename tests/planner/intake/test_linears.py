@@ -214,6 +214,15 @@ def test_unsloth_adapts_experts_by_any_of_their_names(
         assert _expert_adapters(model, method, stack, targets) == pytest.approx(millions, rel=1e-3)
 
 
+@pytest.mark.parametrize("model", ["qwen3-vl-30b-a3b", "internvl3.5-30b-a3b"])
+def test_no_name_reaches_experts_behind_a_tower(model: str) -> None:
+    """peft 0.20.0 and 0.21.2 over tiny models of both classes: names of experts' matrices match nothing."""
+    for targets in ("q_proj,gate_proj,up_proj,down_proj", "all-linear"):
+        assert not _expert_adapters(model, "lora", "hf-trainer", targets)
+    with pytest.raises(RefusedCombinationError, match="No matrix of the model has a name in lora_targets"):
+        _expert_adapters(model, "lora", "hf-trainer", "gate_proj,up_proj,down_proj")
+
+
 @pytest.mark.parametrize("beside", ["", ",down_proj", ",gate_proj,up_proj"])
 def test_beside_a_parameter_names_reach_no_experts_in_unsloth(beside: str) -> None:
     """As many as by a name that stands for the parameter: Unsloth hands PEFT's conversion nothing then."""

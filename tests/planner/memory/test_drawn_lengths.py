@@ -75,6 +75,7 @@ def runs_of(made: Job, monkeypatch: pytest.MonkeyPatch, n_runs: int) -> Iterator
         {"tokens_per_sample": CAP},
         {"stack": "axolotl"},
         {"switches": "keeps_outgrown_blocks=false"},
+        {"switches": "empties_before_backward=first"},
     ],
     ids=lambda flags: "-".join(f"{key}={value}" for key, value in flags.items()),
 )

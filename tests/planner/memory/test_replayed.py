@@ -129,3 +129,29 @@ def test_blocks_that_preparation_leaves_stay_reserved_and_are_not_needed() -> No
     left = replayed(widened).reserved_bytes - replayed(plain).reserved_bytes
     assert 0.2 < left / (2 * widened.base_params) < 1
     assert abs(least_bytes(widened) - least_bytes(plain)) < 0.2 * left
+
+
+@pytest.mark.parametrize(
+    ("says", "reserved_bytes"),
+    [
+        ({"method": "full", "gradient_checkpointing": True}, 9_005_170_688),
+        ({"method": "lora", "gradient_checkpointing": False}, 5_827_985_408),
+    ],
+)
+def test_a_cache_that_is_emptied_before_backward(says: dict[str, object], reserved_bytes: int) -> None:
+    """Dry runs of trl 1.16.0 with ``torch_empty_cache_steps: 1``, two packed samples of 1,024 tokens."""
+    targets = {"lora_targets": "q_proj,v_proj"} if says["method"] == "lora" else {}
+    flags: dict[str, object] = {
+        "model": "qwen2.5-0.5b",
+        "gpu": "a100-80-sxm",
+        "stack": "trl",
+        "batch": 2,
+        "seq": 1024,
+        "padding": "packed",
+        "precision": "bf16-mixed",
+        "switches": "empties_before_backward=every",
+        **says,
+        **targets,
+    }
+    done = replayed(job_of(resolve(from_flags(flags)), Coefficients()))
+    assert max(each.reserved_bytes for each in done.phases) == pytest.approx(reserved_bytes, rel=3e-3)

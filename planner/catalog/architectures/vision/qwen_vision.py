@@ -18,7 +18,7 @@ from planner.catalog.architectures.dense.llama_family import (
     with_windows,
 )
 from planner.catalog.architectures.mixtures.moe_family import read_qwen3_moe
-from planner.catalog.architectures.parts import gated_mlp, layer_norm, plain_mlp, rms
+from planner.catalog.architectures.parts import gated_mlp, layer_norm, plain_mlp, rms, unreached_by_peft
 from planner.catalog.architectures.windows import qwen_windows
 from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
@@ -213,8 +213,8 @@ def read_qwen3_vl(fields: ConfigFields) -> ModelSpec:
 
 
 def read_qwen3_vl_moe(fields: ConfigFields) -> ModelSpec:
-    """``qwen3_vl_moe``: the same around the experts of Qwen3-MoE."""
-    return _seeing(fields, read_qwen3_moe(text_fields(fields)))
+    """``qwen3_vl_moe``: the same around the experts of Qwen3-MoE, which PEFT does not reach by names."""
+    return unreached_by_peft(_seeing(fields, read_qwen3_moe(text_fields(fields))))
 
 
 def _seeing(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:

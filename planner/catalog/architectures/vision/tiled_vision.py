@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
-from planner.catalog.architectures.parts import layer_norm, plain_mlp, rms
+from planner.catalog.architectures.parts import layer_norm, plain_mlp, rms, unreached_by_peft
 from planner.catalog.architectures.vision.counted_towers import counted_tower, llava_projector, side_of
 from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
 from planner.catalog.architectures.vision.square_vision import clip_tower, language_model, siglip_layers
@@ -52,7 +52,7 @@ def read_internvl(fields: ConfigFields) -> ModelSpec:
         tower = replace(tower, code="counted")
     if not vision.flag("use_mean_pooling", True):
         tower = replace(tower, behind=(layer_norm(width),))
-    return replace(spec, architecture="internvl", vision=tower)
+    return unreached_by_peft(replace(spec, architecture="internvl", vision=tower))
 
 
 def _is_modelled(fields: ConfigFields, vision: ConfigFields, row: float) -> bool:

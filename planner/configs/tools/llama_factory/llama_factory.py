@@ -357,10 +357,6 @@ def _remark(keys: Keys, reading: Reading) -> None:
         ("enable_torch_profiler", "what the profiler holds is not counted"),
         ("ray_num_workers", "the number of GPUs is that of --gpu, not that of Ray's workers"),
         ("moe_aux_loss_coef", "the routers' loss is not counted"),
-        (
-            "group_by_length",
-            "LLaMA-Factory stops at it beside Transformers 5: train_sampling_strategy: group_by_length",
-        ),
     ):
         if keys.get(name) not in (None, False):
             reading.remark(keys.where(name), text)

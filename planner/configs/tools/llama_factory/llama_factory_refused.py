@@ -1,8 +1,9 @@
 """Files that LLaMA-Factory stops at before it trains: what its parser and its loader check.
 
 Source: llamafactory 0.9.5 hparams/parser.py get_train_args and _verify_model_args, ``__post_init__`` of
-hparams/finetuning_args.py and data_args.py, model/adapter.py, model/model_utils/quantization.py and
-train/trainer_utils.py; ages by the same files of 0.7.1, 0.8.3, 0.9.1, 0.9.2 and 0.9.3.
+hparams/finetuning_args.py and data_args.py, data/template.py, model/adapter.py,
+model/model_utils/quantization.py and train/trainer_utils.py; ages by the same files of 0.7.1, 0.8.3, 0.9.1,
+0.9.2 and 0.9.3.
 Checks of files, data sets and installed packages are left to LLaMA-Factory.
 """
 
@@ -20,6 +21,12 @@ from planner.errors import REFUSED_BY_TOOL, UsageError, show
 _ALL, _0_8, _0_9_1, _0_9_5 = (0, 7, 1), (0, 8, 3), (0, 9, 1), (0, 9, 5)
 _WITHOUT_REFERENCE = ("orpo", "simpo")
 _MUST_BE_NUMBERS = ("loraplus_lr_ratio",)
+
+# data/template.py of 0.9.5: templates with ``efficient_eos``.
+_ENDS_ONCE = """
+    aeva bailing bailing_v2 breeze chatglm3 dots_ocr falcon fewshot gemma2 glm4 glm4_5v glm4_7 glm4_moe
+    glm4v glm_ocr glmz1 gpt_oss index solar yi_vl
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +212,18 @@ _OF_KEYS = (
         "streaming",
         "needs max_steps",
         lambda file: file.on("streaming") and file.keys.get("max_steps") in (None, -1),
+    ),
+    _Check(
+        "group_by_length",
+        "is a key that Transformers 5 no longer has; train_sampling_strategy: group_by_length is",
+        lambda file: file.on("group_by_length"),
+        since=_0_9_5,
+    ),
+    _Check(
+        "train_on_prompt",
+        "does not go with this template",
+        lambda file: file.on("train_on_prompt") and file.keys.get("template") in _ENDS_ONCE.split(),
+        since=_0_9_5,
     ),
     _Check("max_samples", "does not go with streaming", lambda file: file.on("streaming", "max_samples")),
     _Check(

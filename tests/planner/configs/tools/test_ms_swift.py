@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,10 @@ def recipe_of(folder: Path, text: str, gpu: str = "a100-80-sxm") -> Any:
         ("torch_dtype: bfloat16\nfp16: false\n", {"precision": "bf16-mixed"}),
         ("torch_dtype: bfloat16\nbf16: false\n", {"precision": "bf16"}),
         ("torch_dtype: float32\nfp16: false\n", {"precision": "fp32"}),
-        ("torch_dtype: float32\nbf16: true\n", {"load_dtype": "fp32", "precision": "bf16-mixed"}),
+        (
+            "torch_dtype: float32\nbf16: true\nfp16: false\n",
+            {"load_dtype": "fp32", "precision": "bf16-mixed"},
+        ),
         ("attn_impl: flash_attn\npacking: true\n", {"attention": "flash2", "padding": "packed"}),
         ("attn_impl: flash_attn\npacking: true\npacking_length: 8192\n", {"seq": 8192}),
         ("attn_impl: sdpa\n", {"attention": "sdpa"}),
@@ -154,6 +158,7 @@ def test_packs_without_flash_attention_are_refused_as_ms_swift_does(tmp_path: Pa
     [
         ("torch_dtype: bfloat16\nfp16: true\n", "bf16: false\n"),
         ("torch_dtype: float16\nbf16: true\n", "fp16: false\n"),
+        ("torch_dtype: float32\nbf16: true\n", "fp16: false\n"),
         ("torch_dtype: bfloat16\nrope_scaling: yarn\n", "max_model_len: 65536\n"),
     ],
 )
@@ -162,6 +167,25 @@ def test_arguments_at_which_ms_swift_stops_are_refused(tmp_path: Path, stops: st
     with pytest.raises(UsageError, match="refused-by-its-tool"):
         read(tmp_path, BASE + stops)
     read(tmp_path, BASE + stops + goes)
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "stops"),
+    [
+        ("Qwen/Qwen2.5-0.5B", "fp16: true\n", True),
+        ("Qwen/Qwen2.5-0.5B", "fp16: true\nbf16: false\n", False),
+        ("Qwen/Qwen2.5-0.5B", "bf16: true\n", False),
+        ("meta-llama/Llama-2-7b-hf", "bf16: true\n", True),
+        ("meta-llama/Llama-2-7b-hf", "fp16: true\n", False),
+        ("Qwen/Qwen2.5-0.5B", "experts_impl: grouped_mm\n", True),
+        ("Qwen/Qwen3-30B-A3B", "experts_impl: grouped_mm\n", False),
+    ],
+)
+def test_a_model_at_which_ms_swift_stops(tmp_path: Path, model: str, text: str, stops: bool) -> None:
+    """The checkpoint turns on an autocast of its own; grouped products need experts."""
+    text = BASE.replace("Qwen/Qwen2.5-0.5B", model) + text
+    with pytest.raises(UsageError, match="refused-by-its-tool") if stops else nullcontext():
+        recipe_of(tmp_path, text)
 
 
 def test_the_length_is_asked_for_where_the_model_decides(tmp_path: Path) -> None:

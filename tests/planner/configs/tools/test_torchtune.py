@@ -289,6 +289,13 @@ def test_keys_of_newer_recipes(tmp_path: Path) -> None:
             {"model": {"_component_": "torchtune.models.gemma.lora_gemma_2b", "apply_lora_to_output": False}},
             "builders of Gemma have no such argument",
         ),
+        (
+            {
+                "model": {"_component_": "torchtune.models.gemma2.gemma2_2b"},
+                "dataset": {"_component_": "torchtune.datasets.alpaca_dataset", "packed": True},
+            },
+            "Gemma 2 takes no packed samples",
+        ),
     ],
 )
 def test_what_torchtune_stops_at_is_refused(changed: dict[str, object], says: str, tmp_path: Path) -> None:

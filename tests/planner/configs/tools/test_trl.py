@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -229,3 +230,22 @@ def test_accelerate_refuses_a_device_map_beside_ranks(tmp_path: Path) -> None:
     text = SPREAD.replace("max_length", "max_seq_length") % "auto" + "num_processes: 2\n"
     with pytest.raises(UsageError, match="refused-by-its-tool"):
         read_config_file(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "stops"),
+    [
+        ("ibm-granite/granite-3.0-1b-a400m-base", "", True),
+        ("ibm-granite/granite-3.0-1b-a400m-base", "router_aux_loss_coef: 0.0\n", False),
+        ("ibm-granite/granite-4.0-micro", "", True),
+        ("ibm-granite/granite-3.0-1b-a400m-base", "torch_dtype: bfloat16\n", False),
+        ("Qwen/Qwen3-30B-A3B", "", False),
+    ],
+)
+def test_the_routers_loss_needs_a_number_by_its_name(
+    tmp_path: Path, model: str, text: str, stops: bool
+) -> None:
+    """TRL asks Granite's configuration for ``num_experts``, which it does not have."""
+    config = read_config_file(written(tmp_path, TRL.replace("Qwen/Qwen2.5-0.5B", model) + text))
+    with pytest.raises(UsageError, match="router_aux_loss_coef: 0") if stops else nullcontext():
+        with_flags(config, from_flags({"gpu": "a100-80-sxm"}))

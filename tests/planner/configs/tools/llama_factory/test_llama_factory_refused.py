@@ -51,6 +51,11 @@ def read(folder: Path, text: str) -> ConfigFile:
         (FULL + "loraplus_lr_ratio: 16.0\n", LORA + "loraplus_lr_ratio: 16.0\n"),
         (LORA + "streaming: true\n", LORA + "streaming: true\nmax_steps: 5\n"),
         (LORA + "mask_history: true\ntrain_on_prompt: true\n", LORA + "train_on_prompt: true\n"),
+        (
+            (LORA + "train_on_prompt: true\n").replace("template: qwen", "template: gemma2"),
+            (LORA + "train_on_prompt: true\n").replace("template: qwen", "template: gemma"),
+        ),
+        (LORA + "group_by_length: true\n", LORA + "train_sampling_strategy: group_by_length\n"),
         (LORA + "stage: rm\nload_best_model_at_end: true\n", LORA + "load_best_model_at_end: true\n"),
         (PLAIN + "use_apollo: true\n", PLAIN + "use_apollo: true\noptim: adamw_torch\n"),
         (
