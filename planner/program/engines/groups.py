@@ -44,7 +44,8 @@ class Group:
     ``seen_bytes``: of each whole parameter; ``whole_bytes``: of all of them; ``shard_bytes``: of this GPU's
     part; ``cast_bytes``: of whole parameters whose shards are wider than what layers see.  ``gradients`` wait
     to be reduced; ``sums``, those of earlier micro-steps, in fp32.  Slots: ``received``, the buffer that
-    parameters arrive in; ``whole``, these parameters; ``flat``, their gradients in one tensor; ``reduced``, this GPU's part of them.
+    parameters arrive in; ``whole``, these parameters; ``flat``, their gradients in one tensor; ``reduced``,
+    this GPU's part of them.
     """
 
     weights: list[Weight]
