@@ -39,6 +39,7 @@ _UNMODELLED = {
     "parallelizer": "a parallelizer of its own is not modelled",
     "freeze_config": "a model that sees, or with parts frozen, is not modelled here",
     "longalign": "batches of LongAlign are not modelled",
+    "distributed_config": "a second table of how GPUs share the model is not modelled",
     "mtp": "heads that predict later tokens are not modelled",
     "ema": "a mean of the weights is not modelled",
 }
