@@ -24,7 +24,8 @@ _PLACE = "nemo-automodel 0.5.0"
 _RECIPE = "TrainFinetuneRecipeForNextTokenPrediction"
 _MODEL = "NeMoAutoModelForCausalLM"
 _NAME = "pretrained_model_name_or_path"
-# components/models/{llama,qwen2}/model.py, of the same layers, run in place of Transformers' classes.
+# components/models/{llama,qwen2}/model.py, of the same layers (the gate in plain torch), run in place of
+# the classes of Transformers, which Liger would patch.
 _FAMILIES = ("llama", "qwen2")
 _OPTIMIZERS = {
     "torch.optim.Adam": ("adamw_torch", "adamw_torch_fused"),
@@ -40,6 +41,7 @@ _UNMODELLED = {
     "freeze_config": "a model that sees, or with parts frozen, is not modelled here",
     "longalign": "batches of LongAlign are not modelled",
     "distributed_config": "a second table of how GPUs share the model is not modelled",
+    "quantization": "a packed base, which runs the classes of Transformers, is not modelled here",
     "mtp": "heads that predict later tokens are not modelled",
     "ema": "a mean of the weights is not modelled",
 }
@@ -199,10 +201,8 @@ def _read_dtype(part: Keys, entry: ModelEntry, reading: Reading) -> None:
 
 def _read_adapters(keys: Keys, reading: Reading) -> None:
     """Adapters of its own code, on all ``*_proj`` where no module is named."""
-    part, packed = keys.part("peft"), keys.part("quantization")
+    part = keys.part("peft")
     if part is None:
-        if packed is not None:
-            raise keys.not_modelled("quantization", "a packed base without adapters is not modelled")
         reading.say("method", "full", str(keys.path), "there is no table peft")
         return
     where = part.where(_TARGET)
@@ -221,8 +221,6 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
         dtype = str(part.get("lora_dtype")).removeprefix("torch.")
         reading.say("adapter_dtype", dtype, part.where("lora_dtype"))
     part.skip(("alpha", "lora_A_init", "dropout_position", "moe_rank_scaling", "use_memory_efficient_lora"))
-    if packed is not None:
-        _read_packed(packed, reading)
 
 
 def _targets(part: Keys) -> tuple[str, ...]:
@@ -239,19 +237,6 @@ def _targets(part: Keys) -> tuple[str, ...]:
         return named
     pattern = "|".join(name.replace(".", r"\.").replace("*", ".*") for name in named)
     return (f"{TARGET_PATTERN}(?:{pattern})",)
-
-
-def _read_packed(part: Keys, reading: Reading) -> None:
-    """Source: components/quantization/qlora.py create_bnb_config."""
-    if not part.flag("load_in_4bit"):
-        raise part.not_modelled("load_in_4bit", "another base than one of 4 bits is not modelled here")
-    if (dtype := part.text("bnb_4bit_compute_dtype") or _BF16) != _BF16:
-        raise part.not_modelled("bnb_4bit_compute_dtype", f"{show(dtype)} is not modelled here; {_BF16} is")
-    reading.say("quantization", part.text("bnb_4bit_quant_type") or "nf4", part.where("load_in_4bit"))
-    doubled = part.flag("bnb_4bit_use_double_quant") is not False
-    reading.say("double_quant", doubled, part.where("bnb_4bit_use_double_quant"))
-    reading.take(part, {"bnb_4bit_quant_storage": "quant_storage"})
-    part.skip(("load_in_8bit",))
 
 
 def _read_loss(keys: Keys) -> None:
@@ -315,7 +300,7 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
 
 
 def _read_distribution(keys: Keys, reading: Reading) -> None:
-    """FSDP2 over all GPUs; alone, nothing is divided.
+    """FSDP2 over all GPUs, which reduces gradients once a step; alone, nothing is divided.
 
     Source: components/distributed/fsdp2.py FSDP2Manager.parallelize.
     """
