@@ -183,8 +183,8 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     reading.say("attention", "sdpa", where, "" if attention else "taken where flash-attn is not installed")
     # Its own classes are patched by neither.
     part.skip((_TRUST, "use_liger_kernel", "use_sdpa_patching", "output_hidden_states", "revision"))
-    for odd in part.left_over_here():
-        raise part.not_modelled(odd, _CHANGED)
+    for unread in part.left_over_here():
+        raise part.not_modelled(unread, _CHANGED)
 
 
 def _read_dtype(part: Keys, entry: ModelEntry, reading: Reading) -> None:
@@ -213,6 +213,10 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
     reading.default("lora_rank", 8, f"{_PLACE} components/_peft/lora.py PeftConfig.dim")
     reading.default("lora_dropout", 0.0, f"{_PLACE} components/_peft/lora.py PeftConfig.dropout")
     reading.say("lora_targets", _targets(part), part.where("target_modules"))
+    if part.flag("use_memory_efficient_lora") is False:
+        raise part.not_modelled("use_memory_efficient_lora", "adapters that keep more are not modelled")
+    if part.get("dropout_position") not in (None, "post"):
+        raise part.not_modelled("dropout_position", "dropout before adapters is not modelled; post is")
     if part.flag("use_dora"):
         raise part.not_modelled("use_dora", "DoRA of AutoModel is not modelled")
     if not part.flag("use_triton"):
@@ -220,7 +224,7 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
     if part.get("lora_dtype") is not None:
         dtype = str(part.get("lora_dtype")).removeprefix("torch.")
         reading.say("adapter_dtype", dtype, part.where("lora_dtype"))
-    part.skip(("alpha", "lora_A_init", "dropout_position", "moe_rank_scaling", "use_memory_efficient_lora"))
+    part.skip(("alpha", "lora_A_init", "moe_rank_scaling"))
 
 
 def _targets(part: Keys) -> tuple[str, ...]:
