@@ -92,6 +92,7 @@ def test_bytes_beside_the_dry_run(
         (model(LLAMA_8B) + BASE.replace("masked_ce.Masked", "linear_ce.FusedLinear"), "the loss"),
         (model(LLAMA_8B) + BASE.replace("torch.optim.Adam", "flashoptim.FlashAdamW"), "optimizer"),
         (model(LLAMA_8B) + BASE + LORA + "quantization: {load_in_4bit: true}\n", "a packed base"),
+        (model(LLAMA_8B) + BASE + LORA.replace("dim: 8", "dropout: 0.1"), "dropout behind adapters"),
         (model(LLAMA_8B) + BASE + "compile: {enabled: true}\n", "compiled models"),
         (model(LLAMA_8B) + BASE + LORA.replace("dim: 8", "use_dora: true"), "DoRA"),
         (model(LLAMA_8B).replace("bf16", "float32") + BASE, "weights in float32"),
