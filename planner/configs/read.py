@@ -15,6 +15,7 @@ from planner.configs.tools import (
     hf_trainer,
     ms_swift,
     ms_swift_megatron,
+    nemo_automodel,
     open_instruct,
     torchtitan,
     torchtune,
@@ -77,6 +78,13 @@ _TRAINING = (
     ),
     Tool("torchtune", torchtune.TOOL, torchtune.STACK, torchtune.MARKS, torchtune.read_torchtune),
     Tool("torchtitan", torchtitan.TOOL, torchtitan.STACK, torchtitan.MARKS, torchtitan.read_torchtitan),
+    Tool(
+        "nemo-automodel",
+        nemo_automodel.TOOL,
+        nemo_automodel.STACK,
+        nemo_automodel.MARKS,
+        nemo_automodel.read_nemo_automodel,
+    ),
     Tool("ms-swift", ms_swift.TOOL, ms_swift.STACK, ms_swift.MARKS, ms_swift.read_ms_swift),
     Tool(
         "ms-swift-megatron",
@@ -106,6 +114,14 @@ _REST = (
     ),
 )
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
+_TOLD_BY_VALUES: dict[str, Callable[[Document], bool]] = {
+    "ms-swift-megatron": ms_swift_megatron.is_ms_swift_megatron,
+    "torchtune": torchtune.is_torchtune,
+    "torchtitan": torchtitan.is_torchtitan,
+    "nemo-automodel": nemo_automodel.is_nemo_automodel,
+    "ms-swift": ms_swift.is_ms_swift,
+    "transformers": hf_trainer.is_example,
+}
 TOOL_NAMES = ("plan", *TOOLS)
 # ``--accelerate none``: no launch file, and none is looked for.
 _NO_FILE = Path("none")
@@ -166,16 +182,9 @@ def recognise(document: Document) -> Tool:
     Raises:
         InputFileError: no tool's keys, or those of several.
     """
-    if ms_swift_megatron.is_ms_swift_megatron(document):
-        return TOOLS["ms-swift-megatron"]
-    if torchtune.is_torchtune(document):
-        return TOOLS["torchtune"]
-    if torchtitan.is_torchtitan(document):
-        return TOOLS["torchtitan"]
-    if ms_swift.is_ms_swift(document):
-        return TOOLS["ms-swift"]
-    if hf_trainer.is_example(document):
-        return TOOLS["transformers"]
+    for name, is_for in _TOLD_BY_VALUES.items():
+        if is_for(document):
+            return TOOLS[name]
     keys = document.table.keys()
     for group in (_TRAINING, _REST):
         counts = {tool.name: len(tool.marks & keys) for tool in group}

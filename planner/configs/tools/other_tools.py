@@ -68,8 +68,6 @@ _MARKS = {
     ),
     # mosaicml/llm-foundry at 8c8dd48 llmfoundry/utils/config_utils.py TrainConfig.
     "LLM Foundry": frozenset({"device_train_microbatch_size", "icl_tasks"}),
-    # NVIDIA-NeMo/Automodel nemo_automodel/recipes/llm/train_ft.py.
-    "NeMo AutoModel": frozenset({"step_scheduler", "dist_env"}),
     # verl 0.9.1 trainer/config/ppo_trainer.yaml;
     # files of its supervised trainer have no key that only they have.
     "verl": frozenset({"actor_rollout_ref"}),

@@ -43,8 +43,9 @@ class Group:
 
     ``seen_bytes``: of each whole parameter; ``whole_bytes``: of all of them; ``shard_bytes``: of this GPU's
     part; ``cast_bytes``: of whole parameters whose shards are wider than what layers see.  ``gradients`` wait
-    to be reduced.  Slots: ``received``, the buffer that parameters arrive in; ``whole``, these parameters;
-    ``flat``, their gradients in one tensor; ``reduced``, this GPU's part of them.
+    to be reduced; ``sums``, those of earlier micro-steps, in fp32.  Slots: ``received``, the buffer that
+    parameters arrive in; ``whole``, these parameters; ``flat``, their gradients in one tensor; ``reduced``,
+    this GPU's part of them.
     """
 
     weights: list[Weight]
@@ -57,6 +58,7 @@ class Group:
     received: int | None = None
     whole: list[int] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
+    sums: list[Gradient] = field(default_factory=list)
     flat: int | None = None
     reduced: int | None = None
 

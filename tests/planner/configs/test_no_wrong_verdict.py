@@ -98,7 +98,6 @@ def test_stock_files_of_another_machine_are_known(
         (LLAMA_FACTORY + "tensor_model_parallel_size: 4\n", "Megatron"),
         ("max_seq_len: 512\ndevice_train_microbatch_size: 4\n", "LLM Foundry"),
         ("model: {model_name: gpt2}\ntraining: {per_device_train_batch_size: 2}\n", "Oumi"),
-        ("model: {_target_: nemo_automodel.x}\nstep_scheduler: {local_batch_size: 8}\n", "NeMo AutoModel"),
     ],
 )
 def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(

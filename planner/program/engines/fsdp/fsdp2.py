@@ -38,7 +38,8 @@ class Fsdp2(Fsdp):
 
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
-        self.adds_gradients = self.reduces_last_only
+        self._widens = job.stack.fsdp_reduces_fp32
+        self.adds_gradients = self.reduces_last_only and not self._widens
         self._replicates = int(job.recipe.copies(job.hardware)) > 1
         self._kept: int | None = None
         self._sent: int | None = None
@@ -208,8 +209,11 @@ class Fsdp2(Fsdp):
         """``post_backward`` and ``foreach_reduce``:
         gradients are copied together and reduced to this GPU's part.
         """
+        if self._widens and (group.sums or not self.reduces):
+            self.add_up(group)
         if not self.reduces:
             return
+        self.take_sums(group)
         self.free(self._sent)
         self._sent = None
         if group.gradients:
@@ -224,6 +228,24 @@ class Fsdp2(Fsdp):
             self.free(*(each.slot for each in group.gradients))
             group.gradients = []
             self._keep_part(group, elements / group.n, first)
+
+    def add_up(self, group: Group) -> None:
+        """``to_accumulated_grad_if_needed``: what is not reduced yet waits in fp32, whole; later gradients
+        are added to it (``accumulate_unsharded_grad_if_needed``).
+        """
+        made, group.gradients = group.gradients, []
+        found = bool(group.sums)
+        for each in made:
+            if not found:
+                slot = self.take(each.elements * ELEMENT_BYTES["fp32"], "gradients", "accumulated gradient")
+                group.sums.append(replace(each, dtype="fp32", slot=slot))
+            self.free(each.slot)
+
+    @staticmethod
+    def take_sums(group: Group) -> None:
+        """What waits is reduced now."""
+        if group.sums:
+            group.gradients, group.sums = group.sums, []
 
     def elements_of(self, group: Group) -> float:
         """Elements of the gradients that are reduced together."""

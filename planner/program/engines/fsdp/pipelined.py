@@ -9,38 +9,24 @@ accumulate_unsharded_grad_if_needed; torchtitan e347b1e5e models/llama3/infra/pa
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import replace
-
 from planner.program.engines.fsdp.fsdp2 import Fsdp2
-from planner.program.engines.groups import Gradient
 from planner.program.job import Job
-from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Pass
 
 
 class PipelinedFsdp2(Fsdp2):
-    """One process of one group.  ``_sums``: gradients in fp32, by group, where they are reduced so."""
+    """One process of one group."""
 
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
-        self._widens = job.stack.fsdp_reduces_fp32
         self.adds_gradients = not self._widens
-        self._sums: dict[str, list[Gradient]] = defaultdict(list)
 
     def _after_backward(self, name: str) -> None:
         """``post_backward`` without a reduction."""
         group = self.groups.get(name)
-        if group is None or not self._widens:
-            return
-        made, group.gradients = group.gradients, []
-        found = name in self._sums
-        for each in made:
-            if not found:
-                slot = self.take(each.elements * ELEMENT_BYTES["fp32"], "gradients", "accumulated gradient")
-                self._sums[name].append(replace(each, dtype="fp32", slot=slot))
-            self.free(each.slot)
+        if group is not None and self._widens:
+            self.add_up(group)
 
     def end_of_backward(self, phases: Pass) -> None:
         """Groups whose input needs no gradient."""
@@ -51,9 +37,8 @@ class PipelinedFsdp2(Fsdp2):
 
     def end_of_round(self) -> None:
         """``perform_reduce_grad``: every group in the order of modules."""
-        for name, group in self.groups.items():
-            if self._widens:
-                group.gradients = self._sums.pop(name, [])
+        for group in self.groups.values():
+            self.take_sums(group)
             self._reshard(group)
             self.reduce(group)
         super().end_of_backward(Pass("forward_2", "loss_2", "backward_2", is_last=True))

@@ -1,0 +1,343 @@
+"""A recipe of NeMo AutoModel (YAML) that fine-tunes a language model of Transformers under FSDP2.
+
+Keys: NVIDIA-NeMo/Automodel 36044ad3d (2026-08-22, 0.5.0) nemo_automodel/recipes/llm/train_ft.py,
+components/distributed/config.py, components/_peft/lora.py,
+_transformers/auto_model.py.
+"""
+
+from __future__ import annotations
+
+from planner.catalog.models import ModelEntry, entry_named_in
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.said_by_file import Alone, Reading
+from planner.configs.shared.keys import Keys
+from planner.configs.yaml_or_json import Document
+from planner.domain.recipes.recipe import TARGET_PATTERN
+from planner.errors import show
+
+TOOL = "NeMo AutoModel 0.5.0"
+STACK = "automodel"
+MARKS = frozenset({"step_scheduler", "dist_env", "packed_sequence", "freeze_config"})
+_TARGET = "_target_"
+_BF16 = "bfloat16"
+_PLACE = "nemo-automodel 0.5.0"
+_RECIPE = "TrainFinetuneRecipeForNextTokenPrediction"
+_MODEL = "NeMoAutoModelForCausalLM"
+_NAME = "pretrained_model_name_or_path"
+# components/models/{llama,qwen2}/model.py, of the same layers (the gate in plain torch), run in place of
+# the classes of Transformers, which Liger would patch.
+_FAMILIES = ("llama", "qwen2")
+_OPTIMIZERS = {
+    "torch.optim.Adam": ("adamw_torch", "adamw_torch_fused"),
+    "torch.optim.AdamW": ("adamw_torch", "adamw_torch_fused"),
+}
+_LOSS = "MaskedCrossEntropy"
+_UNMODELLED = {
+    "autopipeline": "pipelines of AutoModel are not modelled",
+    "fp8": "training in fp8 is not modelled here",
+    "te_fp8": "training in fp8 is not modelled here",
+    "qat": "AutoModel's rounding while it trains is not modelled",
+    "parallelizer": "a parallelizer of its own is not modelled",
+    "freeze_config": "a model that sees, or with parts frozen, is not modelled here",
+    "longalign": "batches of LongAlign are not modelled",
+    "distributed_config": "a second table of how GPUs share the model is not modelled",
+    "quantization": "a packed base, which runs the classes of Transformers, is not modelled here",
+    "mtp": "heads that predict later tokens are not modelled",
+    "ema": "a mean of the weights is not modelled",
+}
+_DEGREES = {
+    "tp_size": "a tensor-parallel degree",
+    "cp_size": "a context-parallel degree",
+    "pp_size": "a pipeline-parallel degree",
+    "ep_size": "an expert-parallel degree",
+    "dp_replicate_size": "copies of FSDP2's shards, a degree",
+}
+_TRUST, _CHANGED = "trust_remote_code", "a configuration with changed values is not modelled"
+_TIED = "how AutoModel divides a model whose head is its token table is not modelled"
+_UNMODELLED_MODEL = {
+    "backend": "layers of Transformer Engine and other backends are not modelled",
+    "force_hf": "the classes of Transformers under AutoModel are not modelled",
+    "text_config": _CHANGED,
+    "num_hidden_layers": _CHANGED,
+}
+_UNMODELLED_FSDP = {
+    "offload_policy": "weights on the host are not modelled here",
+    "mp_policy": "another precision than bf16 with sums in fp32 is not modelled here",
+    "tp_plan": "a plan of its own is not modelled",
+    "autocast_dtype": "autocast inside FSDP2 is not modelled",
+    "enable_compile": "compiled layers are not modelled here",
+    "enable_fsdp2_prefetch": "layers that are gathered ahead are not modelled here",
+}
+_HARMLESS = (
+    "seed",
+    "dist_env",
+    "rng",
+    "clip_grad_norm",
+    "checkpoint",
+    "lr_scheduler",
+    "wandb",
+    "mlflow",
+    "comet",
+    "ci",
+    "nvtx",
+    "prewarm",
+    "skypilot",
+    "slurm",
+    "benchmark",
+    "tokenizer",
+    "processor",
+    "validation_dataset",
+    "validation_dataloader",
+    # Noise on embeddings, in place.
+    "neftune",
+)
+
+
+def is_nemo_automodel(document: Document) -> bool:
+    """Whether a file has the scheduler of its recipes."""
+    return isinstance(document.table.get("step_scheduler"), dict) and "model" in document.table
+
+
+def read_nemo_automodel(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a recipe of NeMo AutoModel says.
+
+    Raises:
+        InputFileError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    del beside
+    _refuse_recipe(keys)
+    keys.refuse_switched_on(_UNMODELLED)
+    _refuse_compiled(keys)
+    _read_steps(keys, reading)
+    _read_model(keys, reading)
+    _read_adapters(keys, reading)
+    _read_loss(keys)
+    _read_data(keys, reading)
+    _read_optimizer(keys, reading)
+    _read_distribution(keys, reading)
+    keys.skip(_HARMLESS)
+
+
+def _refuse_recipe(keys: Keys) -> None:
+    """Raises: NotModelledError for a recipe that trains otherwise."""
+    given = keys.get("recipe")
+    name = str(given.get(_TARGET) if isinstance(given, dict) else given or _RECIPE).rpartition(".")[2]
+    if name != _RECIPE:
+        raise keys.not_modelled("recipe", f"{show(name)} is not modelled; {_RECIPE} is")
+
+
+def _refuse_compiled(keys: Keys) -> None:
+    part = keys.part("compile")
+    if part is None:
+        return
+    if part.flag("enabled"):
+        raise part.not_modelled("enabled", "compiled models of AutoModel are not modelled")
+    part.skip(part.left_over_here())
+
+
+def _read_steps(keys: Keys, reading: Reading) -> None:
+    """Source: components/training/step_scheduler.py: 32 samples a step, one at a time."""
+    part = keys.part("step_scheduler") or Keys(keys.path, {}, "step_scheduler.")
+    reading.take(part, {"local_batch_size": "batch", "num_epochs": "epochs"})
+    total = part.count("global_batch_size")
+    if reading.value("batch") is None:
+        reading.default("batch", 1, f"{_PLACE} components/training/step_scheduler.py")
+    if total is not None:
+        reading.total_batch = (total, part.where("global_batch_size"))
+    part.skip(part.left_over_here())
+
+
+def _read_model(keys: Keys, reading: Reading) -> None:
+    """Raises: NotModelledError for a class, or layers, that are built otherwise than Transformers' own."""
+    part = keys.part("model")
+    if part is None:
+        raise keys.not_modelled("model", "no model is named")
+    kind = str(part.get(_TARGET))
+    if f"{_MODEL}." not in kind:
+        raise part.not_modelled(_TARGET, f"{show(kind)} is not modelled; {_MODEL} is")
+    config = part.part("config") if isinstance(part.get("config"), dict) else None
+    place = config if config is not None and not part.has(_NAME) else part
+    key = _NAME if place.has(_NAME) else "config"
+    name = place.text(key)
+    if name is None:
+        raise part.not_modelled(_TARGET, "no checkpoint or configuration is named")
+    entry = entry_named_in(name.rstrip("/"))
+    if entry is None or entry.config.get("model_type") not in _FAMILIES:
+        raise place.not_modelled(
+            key, f"AutoModel's layers of {show(name)} are not modelled: name a Llama or Qwen2 by its Hub id"
+        )
+    reading.say("model", name, place.where(key))
+    if entry.config.get("tie_word_embeddings"):
+        reading.alone = Alone(place.where(key), unread=_TIED)
+    if config is not None:
+        if odd := [each for each in config.left_over_here() if each not in (_TARGET, _TRUST)]:
+            raise config.not_modelled(odd[0], _CHANGED)
+        config.skip((_TARGET, _TRUST))
+    part.refuse_switched_on(_UNMODELLED_MODEL)
+    _read_dtype(part, entry, reading)
+    attention = part.text("attn_implementation")
+    if attention not in (None, "sdpa"):
+        raise part.not_modelled("attn_implementation", f"{show(attention)} is not modelled here; sdpa is")
+    where = part.where("attn_implementation")
+    reading.say("attention", "sdpa", where, "" if attention else "taken where flash-attn is not installed")
+    # Its own classes are patched by neither.
+    part.skip((_TRUST, "use_liger_kernel", "use_sdpa_patching", "output_hidden_states", "revision"))
+    for unread in part.left_over_here():
+        raise part.not_modelled(unread, _CHANGED)
+
+
+def _read_dtype(part: Keys, entry: ModelEntry, reading: Reading) -> None:
+    """Left out it is ``auto``, the one of the checkpoint (_transformers/auto_model.py from_pretrained).
+
+    Raises: NotModelledError for another than bf16, which several GPUs cast, and one does not.
+    """
+    given = (part.text("torch_dtype") or "auto").removeprefix("torch.")
+    dtype = entry.config.get("torch_dtype") if given == "auto" else given
+    if dtype not in ("bf16", _BF16):
+        raise part.not_modelled("torch_dtype", f"weights in {show(dtype)} are not modelled here; bf16 is")
+    reading.say("load_dtype", _BF16, part.where("torch_dtype"))
+
+
+def _read_adapters(keys: Keys, reading: Reading) -> None:
+    """Adapters of its own code, on all ``*_proj`` where no module is named."""
+    part = keys.part("peft")
+    if part is None:
+        reading.say("method", "full", str(keys.path), "there is no table peft")
+        return
+    where = part.where(_TARGET)
+    if str(part.get(_TARGET)).rpartition(".")[2] != "PeftConfig":
+        raise part.not_modelled(_TARGET, "other adapters than its LoRA are not modelled")
+    reading.say("method", "lora", where)
+    reading.take(part, {"dim": "lora_rank", "dropout": "lora_dropout"})
+    reading.default("lora_rank", 8, f"{_PLACE} components/_peft/lora.py PeftConfig.dim")
+    reading.default("lora_dropout", 0.0, f"{_PLACE} components/_peft/lora.py PeftConfig.dropout")
+    reading.say("lora_targets", _targets(part), part.where("target_modules"))
+    if part.flag("use_memory_efficient_lora") is False:
+        raise part.not_modelled("use_memory_efficient_lora", "adapters that keep more are not modelled")
+    if part.get("dropout_position") not in (None, "post"):
+        raise part.not_modelled("dropout_position", "dropout before adapters is not modelled; post is")
+    if part.flag("use_dora"):
+        raise part.not_modelled("use_dora", "DoRA of AutoModel is not modelled")
+    if not part.flag("use_triton"):
+        reading.switch("adapter_kernels", "eager", part.where("use_triton"))
+    if part.get("lora_dtype") is not None:
+        dtype = str(part.get("lora_dtype")).removeprefix("torch.")
+        reading.say("adapter_dtype", dtype, part.where("lora_dtype"))
+    part.skip(("alpha", "lora_A_init", "moe_rank_scaling"))
+
+
+def _targets(part: Keys) -> tuple[str, ...]:
+    """Names of modules as PEFT reads them, or one expression.
+
+    Source: components/_peft/module_matcher.py.
+    """
+    if part.names("exclude_modules"):
+        raise part.not_modelled("exclude_modules", "adapters on all but some modules are not modelled")
+    if part.flag("match_all_linear"):
+        raise part.not_modelled("match_all_linear", "adapters on the head, too, are not modelled")
+    named = part.names("target_modules") or ("*_proj",)
+    if not any("*" in name or "." in name for name in named):
+        return named
+    pattern = "|".join(name.replace(".", r"\.").replace("*", ".*") for name in named)
+    return (f"{TARGET_PATTERN}(?:{pattern})",)
+
+
+def _read_loss(keys: Keys) -> None:
+    """Whole logits, widened to fp32 unless the file says no."""
+    part = keys.part("loss_fn")
+    kind = _LOSS if part is None else str(part.get(_TARGET)).rpartition(".")[2]
+    if part is None or kind != _LOSS:
+        place = part or keys
+        raise place.not_modelled(
+            _TARGET if part else "loss_fn", f"the loss {show(kind)} is not modelled; {_LOSS} is"
+        )
+    if part.flag("fp32_upcast") is False:
+        raise part.not_modelled("fp32_upcast", "a loss over 16-bit logits is not modelled")
+    part.skip(("ignore_index", "reduction"))
+
+
+def _read_data(keys: Keys, reading: Reading) -> None:
+    """Rows that are padded to the longest of a batch, or made at one length.
+
+    Source: components/datasets/utils.py default_collater; components/models/llama/model.py (packed rows need
+    ``backend.attn`` te).
+    """
+    packed, data = keys.part("packed_sequence"), keys.part("dataset")
+    if packed is not None:
+        name = "packed_sequence_size" if packed.has("packed_sequence_size") else "pack_size"
+        if packed.get(name):
+            raise packed.not_modelled(
+                name, "packed rows need Transformer Engine, which is not modelled here: 0 is"
+            )
+        packed.skip(packed.left_over_here())
+    loader = keys.part("dataloader")
+    if loader is not None:
+        loader.skip(loader.left_over_here())
+    if data is None:
+        return
+    mock = str(data.get(_TARGET)).rpartition(".")[2].startswith("Mock")
+    name = "seq_len" if mock else "seq_length"
+    length = data.count(name)
+    if length is not None:
+        reading.say("seq", length, data.where(name))
+    else:
+        reading.needs["seq"] = f"{keys.path}: no key limits the samples, so the longest decides: say --seq"
+    full = data.get("padding") == "max_length" or data.flag("pad_to_max_length")
+    reading.say("padding", "packed" if mock else "max_length" if full else "longest", data.where(_TARGET))
+    data.skip(data.left_over_here())
+
+
+def _read_optimizer(keys: Keys, reading: Reading) -> None:
+    part = keys.part("optimizer")
+    kind = "" if part is None else str(part.get(_TARGET))
+    if part is None or kind not in _OPTIMIZERS:
+        place, names = part or keys, " and ".join(_OPTIMIZERS)
+        raise place.not_modelled(
+            _TARGET if part else "optimizer", f"optimizer {show(kind)} is not modelled; {names} are"
+        )
+    if part.flag("amsgrad") or part.flag("foreach") is False:
+        name = "amsgrad" if part.flag("amsgrad") else "foreach"
+        raise part.not_modelled(name, "other steps of Adam are not modelled")
+    reading.say("optimizer", _OPTIMIZERS[kind][bool(part.flag("fused"))], part.where(_TARGET))
+    part.skip(("lr", "betas", "eps", "weight_decay", "min_lr"))
+
+
+def _read_distribution(keys: Keys, reading: Reading) -> None:
+    """FSDP2 over all GPUs, which reduces gradients once a step; alone, nothing is divided.
+
+    Source: components/distributed/fsdp2.py FSDP2Manager.parallelize.
+    """
+    part = keys.part("distributed") or Keys(keys.path, {}, "distributed.")
+    strategy = part.text("strategy") or "fsdp2"
+    if "FSDP2" not in str(part.get(_TARGET) or "FSDP2") or strategy != "fsdp2":
+        raise part.not_modelled("strategy", f"{show(strategy)} of AutoModel is not modelled; fsdp2 is")
+    for name, what in _DEGREES.items():
+        # Its files write none for what is not given.
+        if part.get(name) not in (None, "none", "None", 1):
+            raise part.not_modelled(name, f"{what} of {show(part.get(name))} is not modelled; only 1 is")
+    part.refuse_switched_on(_UNMODELLED_FSDP)
+    if part.flag("reshard_after_forward") is not None:
+        raise part.not_modelled(
+            "reshard_after_forward", "another choice of what stays gathered is not modelled"
+        )
+    if part.flag("defer_fsdp_grad_sync") is False:
+        reading.switch("fsdp_no_sync", False, part.where("defer_fsdp_grad_sync"))
+    _read_checkpointing(part, reading)
+    reading.several = ("fsdp", f"{_PLACE} components/distributed/fsdp2.py: fsdp2 divides over all GPUs")
+    part.skip(("dp_size", "sequence_parallel", "pipeline", "moe", "patch_is_packed_sequence"))
+
+
+def _read_checkpointing(part: Keys, reading: Reading) -> None:
+    again = part.get("activation_checkpointing")
+    if again not in (None, True, False, "full"):
+        raise part.not_modelled("activation_checkpointing", f"{show(again)} is not modelled; true is")
+    if part.get("activation_checkpointing_scope") not in (None, "all"):
+        raise part.not_modelled("activation_checkpointing_scope", "a part of the layers is not modelled")
+    where = part.where("activation_checkpointing")
+    if not again and reading.value("lora_dropout"):
+        raise part.not_modelled(
+            "activation_checkpointing",
+            "dropout behind adapters without checkpoints is not modelled: say dropout 0, or true here",
+        )
+    reading.say("gradient_checkpointing", bool(again), where, "" if again is not None else "off if left out")

@@ -1,0 +1,123 @@
+"""Recipes of NeMo AutoModel: what a key means there, what is refused, and bytes beside its own dry run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.configs.read import read_config
+from planner.configs.said_by_file import Reading
+from planner.errors import NotModelledError
+from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.predicting import estimate
+from planner.units import GIB
+
+CLASS = "_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained"
+LOSS = "loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}\n"
+ADAM = "optimizer: {_target_: torch.optim.Adam, lr: 1.0e-5}\n"
+LORA = "peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, dim: 8, target_modules: '*_proj'}\n"
+CHECKPOINTS = "distributed: {strategy: fsdp2, activation_checkpointing: true}\n"
+
+
+def model(name: str, more: str = "") -> str:
+    """The table of a checkpoint in bf16."""
+    return f"model: {{{CLASS}, pretrained_model_name_or_path: {name}, torch_dtype: bf16{more}}}\n"
+
+
+def rows(length: int = 1024) -> str:
+    """Rows of one length, as its benchmarks have them."""
+    return f"dataset: {{_target_: a.MockIterableDataset, seq_len: {length}}}\n"
+
+
+def steps(total: int) -> str:
+    """So many samples a step, two at a time on each GPU."""
+    return f"step_scheduler: {{global_batch_size: {total}, local_batch_size: 2}}\n"
+
+
+BASE = steps(4) + rows() + LOSS + ADAM
+LLAMA_1B, LLAMA_8B, QWEN_7B = "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B"
+
+
+def written(folder: Path, text: str) -> Path:
+    """A file with this text."""
+    path = folder / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def read(folder: Path, text: str) -> Reading:
+    """What such a file says."""
+    return read_config(written(folder, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "allocated", "reserved"),
+    [
+        (model(LLAMA_1B) + BASE, "h100-sxm", 15.50, 15.59),
+        (model(LLAMA_1B) + BASE + CHECKPOINTS, "h100-sxm", 13.18, 15.47),
+        (model(LLAMA_1B) + BASE + LORA, "h100-sxm", 8.62, 8.77),
+        (model(QWEN_7B) + steps(8) + rows() + LOSS + ADAM, "h200-sxm:2", 66.83, 84.15),
+        (model(LLAMA_8B) + steps(8) + rows() + LOSS + ADAM + LORA, "h100-sxm:2", 23.70, 27.13),
+        (model(LLAMA_8B) + steps(8) + rows(2048) + LOSS + ADAM + CHECKPOINTS, "h100-sxm:4", 24.53, 37.13),
+    ],
+)
+def test_bytes_beside_the_dry_run(
+    tmp_path: Path, text: str, gpu: str, allocated: float, reserved: float
+) -> None:
+    """GiB of ``measure trace`` of its own recipe, as one rank of so many.
+
+    nemo-automodel 0.5.0 (36044ad3d), torch 2.13, Transformers 5.12.1.  In the place of the compiled norm
+    stands torch's fused one, which keeps the same tensors.
+    """
+    request = with_flags(read_config_file(written(tmp_path, text)), from_flags({"gpu": gpu}))
+    memory = estimate(resolve(request)).memory
+    assert float(memory.allocated_peak_bytes) / GIB == pytest.approx(allocated, rel=0.005)
+    assert float(memory.reserved_peak_bytes) / GIB == pytest.approx(reserved, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (model("Qwen/Qwen3-8B") + BASE, "name a Llama or Qwen2 by its Hub id"),
+        (model(LLAMA_8B, ", backend: {attn: te}") + BASE, "other backends"),
+        (model(LLAMA_8B, ", attn_implementation: flash_attention_2") + BASE, "sdpa is"),
+        (model(LLAMA_8B, ", force_hf: true") + BASE, "classes of Transformers"),
+        (model(LLAMA_8B) + BASE + "packed_sequence: {packed_sequence_size: 4096}\n", "Transformer Engine"),
+        (model(LLAMA_8B) + BASE + "distributed: {tp_size: 2}\n", "a tensor-parallel degree of 2"),
+        (model(LLAMA_8B) + BASE + "distributed: {strategy: megatron_fsdp}\n", "fsdp2 is"),
+        (model(LLAMA_8B) + BASE + "distributed: {activation_checkpointing: selective}\n", "true is"),
+        (model(LLAMA_8B) + BASE.replace("masked_ce.Masked", "linear_ce.FusedLinear"), "the loss"),
+        (model(LLAMA_8B) + BASE.replace("torch.optim.Adam", "flashoptim.FlashAdamW"), "optimizer"),
+        (model(LLAMA_8B) + BASE + LORA + "quantization: {load_in_4bit: true}\n", "a packed base"),
+        (model(LLAMA_8B) + BASE + LORA.replace("dim: 8", "dropout: 0.1"), "dropout behind adapters"),
+        (model(LLAMA_8B) + BASE + "compile: {enabled: true}\n", "compiled models"),
+        (model(LLAMA_8B) + BASE + LORA.replace("dim: 8", "use_dora: true"), "DoRA"),
+        (model(LLAMA_8B).replace("bf16", "float32") + BASE, "weights in float32"),
+        (model(LLAMA_8B) + BASE + "moe_capacity: 2\n", "unknown key"),
+        (model(LLAMA_8B, ", rope_theta: 7") + BASE, "changed values"),
+    ],
+)
+def test_what_is_not_modelled_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    """Each by a sentence of its own."""
+    with pytest.raises(NotModelledError, match=sentence):
+        read(tmp_path, text)
+
+
+def test_a_tied_model_is_answered_on_one_gpu_alone(tmp_path: Path) -> None:
+    """FSDP2 divides its head apart, although it is the token table."""
+    config = read_config_file(written(tmp_path, model(LLAMA_1B) + BASE))
+    assert with_flags(config, from_flags({"gpu": "h100-sxm"})).get("sharding") is None
+    with pytest.raises(NotModelledError, match=r"whose head is its token table.*--gpu X:1"):
+        with_flags(config, from_flags({"gpu": "h100-sxm:2"}))
+
+
+def test_rows_of_unknown_length_ask_for_one(tmp_path: Path) -> None:
+    """Its data sets cut nothing unless ``seq_length`` says so."""
+    found = read(tmp_path, model(LLAMA_8B) + steps(8) + LOSS + ADAM + "dataset: {_target_: a.SQuAD}\n")
+    assert "say --seq" in found.needs["seq"]
+    assert found.value("padding") == "longest"
+    assert found.total_batch is not None
+    assert found.total_batch[0] == 8
