@@ -202,6 +202,9 @@ class Zero3(DeepSpeed):
         the bucket and the buffer for gradients come and stay.
         """
         settings = self.settings
+        if self.job.stack.runs_trainer:
+            # transformers 4.57 and 5.19 trainer.py _inner_training_loop (``accelerator.free_memory``).
+            self.stream.empty_cache()
         self._divide()
         for members in optimizer_groups(self.job, self.trained):
             self._groups += self._sub_groups(members)

@@ -59,6 +59,17 @@ def test_one_bucket_holds_the_gradients_of_the_first_step_where_none_can_be_unus
     assert not {~slot for slot in buckets_of(adapted)} & set(adapted.events)
 
 
+def test_adapters_are_copied_with_the_modules_that_they_are_in() -> None:
+    """So their copy is made beside the first one of the layers' matrices, and not with the last.
+
+    ms-swift 4.6 on fake tensors, LoRA of Qwen3 1.7B on four cards: 5 % less was reserved otherwise.
+    """
+    flags = {**FLAGS, "model": "qwen3-1.7b", "method": "lora", "stack": "swift", "load_dtype": "bf16"}
+    stream = step_of(job_of(resolve(from_flags(flags)), Coefficients()))
+    copies = [slot for slot in stream.events if slot >= 0 and stream.place(slot)[2] == "broadcast"]
+    assert min(copies, key=lambda slot: stream.unit_bytes[slot]) == copies[1]
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [

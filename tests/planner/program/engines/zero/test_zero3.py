@@ -39,6 +39,17 @@ def test_each_trained_parameter_is_whole_once_for_its_hook() -> None:
     assert allocated(stream, sizes, "_allgather_params_sequential")[:2] == [table, table // 2]
 
 
+def test_the_trainer_empties_the_cache_before_the_engine_begins() -> None:
+    """So the bucket lies in no hole that a whole parameter left.
+
+    ms-swift 4.6 on fake tensors, Granite 4.0 350M on eight cards: 15 % less was reserved without.
+    """
+    stream, _ = stream_of(sharding="zero3", offload="optimizer+params")
+    (index,) = stream.emptied
+    behind = stream.events[stream.phases[index][0] :]
+    assert stream.place(next(event for event in behind if event >= 0))[2] == "ipg_bucket.buffer"
+
+
 def test_a_part_is_made_while_its_parameter_is_still_whole() -> None:
     """So it lies behind it, and later parts lie in the hole that the token table leaves.
 
