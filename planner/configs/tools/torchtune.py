@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.configs.said_by_file import Alone, Reading
+from planner.configs.said_by_file import Alone, Reading, Stop
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtune_models import BUILDERS, positions, tables
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
@@ -287,12 +287,9 @@ def _read_data(keys: Keys, reading: Reading) -> None:
     if data is None:
         return
     if data.flag("packed"):
-        if "gemma2" in _component(keys.part("model")):
-            # torchtune 0.6.1 models/gemma2/_attention.py: NotImplementedError where flex attention is there.
-            raise UsageError(
-                f"{data.where('packed')}: torchtune's Gemma 2 takes no packed samples: say packed: False "
-                f"[{REFUSED_BY_TOOL}]"
-            )
+        # torchtune 0.6.1 models/gemma2/_attention.py: NotImplementedError where flex attention is there.
+        sentence = f"{data.where('packed')}: torchtune's Gemma 2 takes no packed samples: say packed: False"
+        reading.stops.append(Stop(lambda model: model.architecture == "gemma2", sentence))
         reading.say("padding", "packed", data.where("packed"))
     data.skip(data.left_over_here())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -289,16 +290,20 @@ def test_keys_of_newer_recipes(tmp_path: Path) -> None:
             {"model": {"_component_": "torchtune.models.gemma.lora_gemma_2b", "apply_lora_to_output": False}},
             "builders of Gemma have no such argument",
         ),
-        (
-            {
-                "model": {"_component_": "torchtune.models.gemma2.gemma2_2b"},
-                "dataset": {"_component_": "torchtune.datasets.alpaca_dataset", "packed": True},
-            },
-            "Gemma 2 takes no packed samples",
-        ),
     ],
 )
 def test_what_torchtune_stops_at_is_refused(changed: dict[str, object], says: str, tmp_path: Path) -> None:
     """As its recipes and builders stop."""
     with pytest.raises(UsageError, match=rf"{says}.*refused-by-its-tool"):
         read(tmp_path, BASE | changed)
+
+
+@pytest.mark.parametrize(("builder", "stops"), [("gemma2.gemma2_2b", True), ("gemma.gemma_2b", False)])
+def test_gemma_2_takes_no_packed_samples(builder: str, stops: bool, tmp_path: Path) -> None:
+    """Its attention raises at a mask of blocks."""
+    model = {"_component_": f"torchtune.models.{builder}"}
+    packed = {"_component_": "torchtune.datasets.alpaca_dataset", "packed": True}
+    read(tmp_path, BASE | {"model": model, "dataset": packed})
+    config = read_config_file(tmp_path / "train.yaml")
+    with pytest.raises(UsageError, match="takes no packed samples") if stops else nullcontext():
+        with_flags(config, from_flags({"gpu": "a100-80-sxm"}))
