@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.configs.launchers.conditions import with_settled_conditions
 from planner.configs.launchers.variables import with_depth, with_values
 from planner.errors import InputFileError
 
@@ -50,8 +49,7 @@ def commands_with_variables(path: Path, text: str) -> Iterator[tuple[list[str], 
     Raises:
         InputFileError: quotes that are not closed.
     """
-    folder = str(path.parent)
-    text = with_values(with_settled_conditions(text, folder), folder)
+    text = with_values(text, str(path.parent))
     found = list(_simple_commands(path, text))
     unsure = {name for command in found if command.inside or command.chained for name in _changed(command)}
     environment = _Environment(frozenset(unsure))

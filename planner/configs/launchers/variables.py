@@ -165,24 +165,10 @@ class Known:
 
 
 def _filled(text: str, folder: str) -> tuple[str, Known]:
-    lines, known = list[str](), known_of(text, folder)
-    for _ in fill_lines(text, known, lines):
-        pass
-    return "\n".join(lines), known
-
-
-def known_of(text: str, folder: str) -> Known:
-    """What is known before the first line of a text."""
-    return Known(_set_inside(text), folder if _PLAIN.fullmatch(folder) else "")
-
-
-def fill_lines(text: str, known: Known, lines: list[str]) -> Iterator[int]:
-    """The number of each line, before it is read; ``known`` is then what is known there, and ``lines`` takes
-    each line as :func:`with_values` has it.
-    """
+    """The lines as :func:`with_values` has them, and what is known behind the last one."""
+    lines, known = list[str](), Known(_set_inside(text), folder if _PLAIN.fullmatch(folder) else "")
     goes_on, pending, end = False, list[str](), ""
-    for index, (line, depth) in enumerate(with_depth(text)):
-        yield index
+    for line, depth in with_depth(text):
         filled = line if line.lstrip().startswith("#") else known.fill(line, depth)
         lines.append(filled)
         known.forget(line)
@@ -200,6 +186,7 @@ def fill_lines(text: str, known: Known, lines: list[str]) -> Iterator[int]:
         elif not goes_on and not depth and known.set(filled):
             lines[-1] = ""
         goes_on = line.endswith("\\")
+    return "\n".join(lines), known
 
 
 def _computed(line: str) -> str:
