@@ -165,7 +165,8 @@ class Stack:
     """What Gemma 2 caps at its end; where that is the stream, each layer makes its mask, too."""
     copies_kv_heads: KvHeadCopies
     """Keys and values are copied for all heads before torch's attention: of ``groups``, or ``all``.
-    ``repeated``: of groups that the model hands over as such, by Transformers' repeat_kv."""
+    ``repeated``: of groups that the model hands over as such, by Transformers' repeat_kv; ``wide``: of those
+    alone whose heads no kernel for groups takes."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
     fused_head_norms: FusedHeadNorms

@@ -42,7 +42,7 @@ Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused", "fused_dropped"]
 FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused", "fused_dropped")
 """Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
-KvHeadCopies = Literal["none", "repeated", "groups", "all"]
+KvHeadCopies = Literal["none", "wide", "repeated", "groups", "all"]
 SdpaMask = Literal["bool", "stream", "none", "given"]
 PackedMask = Literal["none", "collated", "varlen", "rows", "one_row"]
 LossPieces = Literal["eighths", "budget", "tiles"]

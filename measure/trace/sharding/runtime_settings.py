@@ -39,6 +39,7 @@ class ZeroSettings:
     ``for_model``: until all of the model is done.
     ``checks_overflow``: gradients are in fp16, and looked through for overflow before each step.
     ``flattens_on_card``: trained weights become one buffer there, and not on the host.
+    ``begins_empty``: the Trainer empties the cache before the engine is made.
 
     ``rank`` is the process that is traced.
     """
@@ -58,6 +59,7 @@ class ZeroSettings:
     for_model: bool
     checks_overflow: bool
     flattens_on_card: bool
+    begins_empty: bool
     prefetch_elements: int
     persistence_elements: int
     max_live_elements: int
@@ -189,6 +191,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         for_model=recipe.checkpoint_reentrant and stack.recomputes_hooks,
         checks_overflow=recipe.numerics.precision == "fp16-mixed",
         flattens_on_card=stack.zero12_flattens_on_gpu,
+        begins_empty=stack.runs_trainer,
         host=HostSettings(
             stack.pins_offload,
             stack.pins_masters == "always" or (stack.pins_masters == "as_set" and stack.pins_offload),

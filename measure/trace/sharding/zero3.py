@@ -113,6 +113,8 @@ class TracedZero3:
         the bucket and the buffer for gradients come and stay.
         """
         self._steps, settings, stream = steps, self._settings, self._stream
+        if settings.begins_empty:
+            stream.empty_cache()
         self._divide()
         trained = [each for group in self._groups for each in group]
         if settings.offloads_params:

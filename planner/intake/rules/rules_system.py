@@ -76,7 +76,7 @@ def _no_backward(case: Case) -> str:
 def _makes_scores(case: Case) -> bool:
     shapes = [group.block.attention for group in case.model.groups]
     grouped = any(each.sdpa_input == "grouped" and each.n_kv_heads < each.n_heads for each in shapes)
-    hands_over = case.stack.copies_kv_heads == "none" and not case.recipe.batch.is_padded
+    hands_over = case.stack.copies_kv_heads in ("none", "wide") and not case.recipe.batch.is_padded
     return lacks_flash2(case.gpu) and case.recipe.attention == "sdpa" and grouped and hands_over
 
 
@@ -351,6 +351,7 @@ SYSTEM_RULES = (
     Rule(
         # torch 2.13 sdp_utils.cpp: without FlashAttention no fused kernel takes fewer heads of keys; repeated
         # keys would suit one (transformers 5.23 integrations/sdpa_attention.py use_gqa_in_sdpa).
+        # Seen on a T4: https://github.com/huggingface/transformers/pull/45776.
         "grouped-heads-unfused",
         "warn",
         "This card has no FlashAttention: where nothing is padded, Transformers hands over heads in groups, "

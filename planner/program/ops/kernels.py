@@ -120,8 +120,9 @@ def _repeats(view: LayerView, *, masked: bool) -> bool:
     Source: transformers 5.23.
     """
     spec, stack = view.block.attention, view.stack
-    always = masked or stack.copies_kv_heads != "none" or stack.tells_samples(view.recipe)
-    return always or spec.head_dim != spec.value_head_dim or spec.head_dim > _FLASH_WIDEST
+    wide = spec.head_dim != spec.value_head_dim or spec.head_dim > _FLASH_WIDEST
+    copies = wide if stack.copies_kv_heads == "wide" else stack.copies_kv_heads != "none"
+    return masked or copies or stack.tells_samples(view.recipe)
 
 
 def repeat_kv(torch: Operators, x: Tensor, times: int, *, by_heads: bool = True) -> Tensor:
