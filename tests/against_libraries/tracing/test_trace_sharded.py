@@ -202,10 +202,17 @@ def test_offloaded_states_leave_the_gpu() -> None:
 def test_the_cache_is_emptied_where_deepspeed_does(stage: str, one: bool, before: list[str]) -> None:
     """Before each group of the optimizer is flattened, or before the parts of all move into one buffer."""
     case = sharded_llama(stage)
-    events = events_of(replace(case, stack=replace(case.stack, one_optimizer_group=one)))
+    events = events_of(replace(case, stack=replace(case.stack, one_optimizer_group=one, runs_trainer=False)))
     emptied = [index for index, each in enumerate(events) if each.action == "empty_cache"]
     assert [events[index + 1].op for index in emptied] == before
     assert {events[index].phase for index in emptied} == {"load"}
+
+
+def test_the_trainer_empties_the_cache_before_zero3_is_made() -> None:
+    """``accelerator.free_memory``, before what is not divided yet is divided."""
+    events = events_of(sharded_llama("zero3"))
+    first = next(index for index, each in enumerate(events) if each.action == "empty_cache")
+    assert events[first + 1].op == "ds_tensor"
 
 
 @pytest.mark.parametrize(("on_card", "copies"), [(True, 2), (False, 1)])
