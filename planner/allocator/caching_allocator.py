@@ -205,7 +205,7 @@ class CachingAllocator:
             return allocate(self.device, pool, size)
         if not self.device.reserve(n_bytes):
             return None
-        return Block(pool, self.device.addresses(n_bytes), n_bytes)
+        return Block(pool, self.device.addresses.take(n_bytes), n_bytes)
 
     def _release(self, block: Block) -> None:
         block.pool.remove(block)

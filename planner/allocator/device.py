@@ -6,22 +6,59 @@ from planner.allocator.blocks import UNLIMITED_BYTES
 from planner.errors import UsageError
 from planner.units import MIB
 
+_TOP_ADDRESS = 1 << 62
+_GRANULE_BYTES = 32 * MIB
+
+
+class Addresses:
+    """Addresses as the driver hands them out, which decides between free blocks of equal size.
+
+    Memory is placed below all that was placed before, in whole granules of 32 MiB.  What a granule has left
+    serves smaller requests, the lowest address first.  Seen in the histories of an H100 (driver 580.159,
+    three jobs, 1,212 segments).  Addresses that were given back are never used again here; the driver does.
+    """
+
+    __slots__ = ("_bottom", "_left")
+
+    def __init__(self) -> None:
+        self._bottom = _TOP_ADDRESS
+        self._left: list[tuple[int, int]] = []
+
+    def copy(self) -> Addresses:
+        """The same addresses are taken."""
+        made = Addresses()
+        made._bottom, made._left = self._bottom, self._left.copy()
+        return made
+
+    def take(self, n_bytes: int) -> int:
+        """Start of ``n_bytes`` for a segment."""
+        for place in range(len(self._left) - 1, -1, -1) if n_bytes < _GRANULE_BYTES else ():
+            start, left = self._left[place]
+            if left >= n_bytes:
+                if left > n_bytes:
+                    self._left[place] = start + n_bytes, left - n_bytes
+                else:
+                    del self._left[place]
+                return start
+        start = self.take_range(n_bytes, _GRANULE_BYTES)
+        if n_bytes % _GRANULE_BYTES:
+            self._left.append((start + n_bytes, -n_bytes % _GRANULE_BYTES))
+        return start
+
+    def take_range(self, n_bytes: int, page_bytes: int) -> int:
+        """Start of ``n_bytes`` at a multiple of ``page_bytes``."""
+        self._bottom = (self._bottom - n_bytes) // page_bytes * page_bytes
+        return self._bottom
+
 
 class Device:
     """Stands for ``cudaMalloc``, ``cudaFree``, ``cuMemCreate`` and ``cuMemRelease``.
 
     ``limit_bytes`` is what the allocator may reserve in all: the card without the CUDA context and other
-    processes.  Addresses are handed out upwards and never twice; the real driver may reuse them, which only
-    decides between blocks of equal size.
+    processes.
     """
 
-    __slots__ = (
-        "_next_address",
-        "limit_bytes",
-        "n_frees",
-        "peak_reserved_bytes",
-        "reserved_bytes",
-    )
+    __slots__ = ("addresses", "limit_bytes", "n_frees", "peak_reserved_bytes", "reserved_bytes")
 
     def __init__(self, limit_bytes: int | None) -> None:
         if limit_bytes is not None and limit_bytes < 0:
@@ -30,7 +67,7 @@ class Device:
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
         self.n_frees = 0
-        self._next_address = 2 * MIB
+        self.addresses = Addresses()
 
     def reserve(self, n_bytes: int) -> bool:
         """Whether ``n_bytes`` more could be reserved; nothing changes if not."""
@@ -55,12 +92,6 @@ class Device:
         """Give back the memory behind these addresses."""
         del address, stream
         self.release(n_bytes)
-
-    def addresses(self, n_bytes: int) -> int:
-        """Start of ``n_bytes`` of addresses that nothing else uses."""
-        start = self._next_address
-        self._next_address += n_bytes
-        return start
 
 
 def address_space_bytes(limit_bytes: int | None, page_bytes: int, request_bytes: int = 0) -> int:

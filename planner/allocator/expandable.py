@@ -66,9 +66,7 @@ def _find(device: Device, pool: StreamPool, size: int) -> Block:
             return block
     page = pool.page_bytes
     space = address_space_bytes(device.limit_bytes, page, size)
-    # One page more, so that the segment can start at a multiple of the page size.
-    start = -(-device.addresses(space + page) // page) * page
-    block = Block(pool, start, space, space)
+    block = Block(pool, device.addresses.take_range(space, page), space, space)
     pool.insert_unmapped(block)
     return block
 

@@ -13,12 +13,21 @@
 #define LARGE_SEGMENT (20LL << 20)
 #define MIN_LARGE_REQUEST (10LL << 20)
 #define LARGE_ROUNDING (2LL << 20)
+/* device.py */
+#define TOP_ADDRESS (1LL << 62)
+#define GRANULE (32LL << 20)
 
 enum { ENDED = -1, NO_HOST_MEMORY = -2 };
 
 typedef struct {
+    int64_t start, size;
+} Range;
+
+typedef struct {
     int64_t limit, keeps_cache, allocated, reserved, most_allocated, most_reserved, n_retries;
-    int64_t next_address, n_blocks, room;
+    int64_t bottom, n_left, left_room; /* addresses below those in use, and what is left of granules, the lowest last */
+    Range *left;
+    int64_t n_blocks, room;
     int64_t spaces[2]; /* addresses of a growing segment of small and of large blocks; 0 where segments do not grow */
     int64_t *live;
     Block *blocks;
@@ -28,6 +37,7 @@ typedef struct {
 void memory_close(Memory *memory) {
     if (memory == NULL) return;
     for (int number = 0; number < 2 * N_STREAMS; number++) pool_close(&memory->pools[number]);
+    free(memory->left);
     free(memory->blocks);
     free(memory->live);
     free(memory);
@@ -38,7 +48,7 @@ Memory *memory_open(int64_t n_slots) {
     Memory *memory = calloc(1, sizeof(Memory));
     if (memory == NULL) return NULL;
     memory->limit = NONE;
-    memory->next_address = LARGE_ROUNDING;
+    memory->bottom = TOP_ADDRESS;
     memory->live = malloc((size_t)(n_slots + 1) * sizeof(int64_t));
     if (memory->live == NULL) {
         memory_close(memory);
@@ -62,7 +72,9 @@ Memory *memory_copy(const Memory *memory, int64_t n_slots) {
     made->room = memory->n_blocks;
     made->live = copied(memory->live, n_slots, sizeof(int64_t));
     made->blocks = copied(memory->blocks, memory->n_blocks, sizeof(Block));
-    int failed = made->live == NULL || made->blocks == NULL;
+    made->left_room = memory->n_left;
+    made->left = copied(memory->left, memory->n_left, sizeof(Range));
+    int failed = made->live == NULL || made->blocks == NULL || made->left == NULL;
     for (int number = 0; number < 2 * N_STREAMS && !failed; number++)
         failed = !pool_copy(&made->pools[number], &memory->pools[number]);
     if (!failed) return made;
@@ -251,6 +263,37 @@ static int64_t least(int64_t one, int64_t other) { return one < other ? one : ot
 
 static int64_t greater(int64_t one, int64_t other) { return one > other ? one : other; }
 
+/* Start of `size` bytes of addresses at a multiple of `page`, below all others (Addresses.take_range). */
+static int64_t take_range(Memory *memory, int64_t size, int64_t page) {
+    memory->bottom = (memory->bottom - size) / page * page;
+    return memory->bottom;
+}
+
+/* Start of `size` bytes of addresses for a segment (Addresses.take). */
+static int64_t take(Memory *memory, int64_t size) {
+    for (int64_t place = memory->n_left - 1; place >= 0 && size < GRANULE; place--) {
+        Range *left = &memory->left[place];
+        if (left->size < size) continue;
+        int64_t start = left->start;
+        *left = (Range){start + size, left->size - size};
+        if (!left->size) {
+            memory->n_left--;
+            memmove(left, left + 1, (size_t)(memory->n_left - place) * sizeof(Range));
+        }
+        return start;
+    }
+    if (memory->n_left == memory->left_room) {
+        int64_t room = memory->left_room ? 2 * memory->left_room : 64;
+        Range *larger = realloc(memory->left, (size_t)room * sizeof(Range));
+        if (larger == NULL) return NO_HOST_MEMORY;
+        memory->left = larger;
+        memory->left_room = room;
+    }
+    int64_t start = take_range(memory, size, GRANULE);
+    if (size % GRANULE) memory->left[memory->n_left++] = (Range){start + size, GRANULE - size % GRANULE};
+    return start;
+}
+
 /* The first free block or hole from which `want` bytes of addresses can be used (find_expandable_block); a new segment where there
    is none, with no fewer addresses than that. */
 static int64_t first_with_room(Memory *memory, Pool *pool, int64_t want) {
@@ -265,10 +308,8 @@ static int64_t first_with_room(Memory *memory, Pool *pool, int64_t want) {
     }
     int64_t page = page_of(memory, pool);
     int64_t space = greater(memory->spaces[is_large(memory, pool)], (want + page - 1) / page * page);
-    int64_t start = (memory->next_address + page - 1) / page * page;
-    int64_t block = new_block(memory, (Block){space, start, NONE, NONE, 0, 0});
+    int64_t block = new_block(memory, (Block){space, take_range(memory, space, page), NONE, NONE, 0, 0});
     if (block < 0) return block;
-    memory->next_address = start + space;
     return open_hole(memory, pool, block) ? block : NO_HOST_MEMORY;
 }
 
@@ -337,10 +378,11 @@ static int64_t new_segment(Memory *memory, int64_t want) {
         memory->n_retries++;
         if (memory->reserved + size > memory->limit) return NONE;
     }
-    int64_t block = new_block(memory, (Block){size, memory->next_address, NONE, NONE, 0, 0});
+    int64_t start = take(memory, size);
+    if (start < 0) return start;
+    int64_t block = new_block(memory, (Block){size, start, NONE, NONE, 0, 0});
     if (block < 0) return block;
     memory->reserved += size;
-    memory->next_address += size;
     if (memory->reserved > memory->most_reserved) memory->most_reserved = memory->reserved;
     return block;
 }

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from copy import copy
 
 from planner.allocator.compiled import HOST_WAITS, MOST_LAG
-from planner.allocator.device import address_space_bytes
+from planner.allocator.device import Addresses, address_space_bytes
 from planner.allocator.settings import (
-    LARGE_ROUNDING_BYTES,
     LARGE_SEGMENT_BYTES,
     MIN_BLOCK_BYTES,
     SMALL_REQUEST_BYTES,
@@ -49,14 +48,14 @@ class Memory:
         self.waiting: dict[tuple[int, bool], list[int]] = {}
         self.allocated = self.reserved = 0
         self.most_allocated = self.most_reserved = 0
-        self.next_address = LARGE_ROUNDING_BYTES
+        self.addresses = Addresses()
         self.n_retries = 0
 
     def under(self, limit_bytes: int) -> Memory:
         """A card with this limit in the same state."""
         made = copy(self)
         made.limit_bytes, made.keeps_cache = limit_bytes, False
-        for name in ("live", "size", "address", "before", "after", "free", "at"):
+        for name in ("live", "size", "address", "before", "after", "free", "at", "addresses"):
             setattr(made, name, getattr(self, name).copy())
         made.pools = {stream: (small.copy(), large.copy()) for stream, (small, large) in self.pools.items()}
         made.waiting = {pool: blocks.copy() for pool, blocks in self.waiting.items()}
@@ -83,9 +82,7 @@ class Memory:
                 return _NONE
         self.reserved += n_bytes
         self.most_reserved = max(self.most_reserved, self.reserved)
-        block = self._new_block(n_bytes, self.next_address, _NONE, _NONE)
-        self.next_address += n_bytes
-        return block
+        return self._new_block(n_bytes, self.addresses.take(n_bytes), _NONE, _NONE)
 
     def _new_block(self, n_bytes: int, address: int, before: int, after: int) -> int:
         """A block that is in no list, between two neighbours."""
@@ -314,9 +311,7 @@ class GrowingMemory(Memory):
                 return block
         page = _page_bytes(pool)
         space = address_space_bytes(self.limit_bytes, page, want)
-        start = -(-self.next_address // page) * page
-        self.next_address = start + space
-        block = self._new_block(space, start, _NONE, _NONE)
+        block = self._new_block(space, self.addresses.take_range(space, page), _NONE, _NONE)
         self._open(block, holes)
         return block
 

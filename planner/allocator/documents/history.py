@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.allocator.events import AllocEvent
+from planner.allocator.events import NO_BLOCK, AllocEvent
 from planner.allocator.settings import AllocatorSettings, parse_settings
 from planner.errors import NotModelledError, UsageError
 
@@ -28,7 +28,8 @@ def events_from_history(
     """The requests that the program made, in order; what the real allocator did with them is left out.
 
     A free that completes at once becomes one ``free``, one that waits for another stream ``free_requested``
-    and later ``free``.  Streams become 0, 1, ... in the order in which they occur.  ``phase_marks`` are times
+    and later ``free``; what is given back to the card becomes ``empty_cache``, unless the card was full.
+    Streams become 0, 1, ... in the order in which they occur.  ``phase_marks`` are times
     (``time_us`` of the history) at which a phase begins, in order; without them the phase is empty.
 
     Raises:
@@ -37,12 +38,15 @@ def events_from_history(
         NotModelledError: it uses private pools (CUDA graphs, ``MemPool``).
     """
     entries = _entries(history, device)
+    emptied = _emptied(entries)
     blocks: dict[int, int] = {}
     waiting: dict[int, int] = {}
     streams: dict[int, int] = {}
     phases = _Phases(phase_marks)
     events: list[AllocEvent] = []
     for index, action, entry in _checked(entries):
+        if index in emptied:
+            events.append(AllocEvent("empty_cache", NO_BLOCK, 0, phase=phases.at(entry, index)))
         if action not in _BLOCKS:
             continue
         address, n_bytes = _number(entry, "addr", index), _number(entry, "size", index)
@@ -105,6 +109,28 @@ def settings_from_history(history: Mapping[str, Any]) -> AllocatorSettings:
     if not isinstance(text, str):
         raise UsageError("the history has no allocator_settings; record it with PyTorch 2.1 or later")
     return parse_settings(text)
+
+
+def _emptied(entries: Sequence[Any]) -> frozenset[int]:
+    """Entries at which the program began to empty the cache.
+
+    The allocator gives segments back by itself, too, when a request finds the card full.  Then a segment
+    follows that would not have found room beside what was reserved: more than was reserved at any time.
+    """
+    reserved = 0
+    begins: list[tuple[int, int, int]] = []  # entry, bytes reserved before, bytes of the segment behind it
+    most, is_releasing = 0, False
+    for index, action, entry in _checked(entries):
+        sign = _RESERVES.get(action, 0)
+        n_bytes = _number(entry, "size", index) if sign else 0
+        if sign < 0 and not is_releasing:
+            begins.append((index, reserved, 0))
+        elif sign > 0 and is_releasing:
+            begins[-1] = (*begins[-1][:2], n_bytes)
+        is_releasing = sign < 0
+        reserved += sign * n_bytes
+        most = max(most, reserved)
+    return frozenset(index for index, before, n_bytes in begins if before + n_bytes <= most)
 
 
 class _Phases:

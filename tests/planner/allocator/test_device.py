@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from planner.allocator.blocks import UNLIMITED_BYTES
-from planner.allocator.device import Device, address_space_bytes
+from planner.allocator.device import Addresses, Device, address_space_bytes
 from planner.errors import UsageError
 from planner.units import GIB, MIB
 
@@ -39,12 +41,27 @@ def test_pages_count_as_segments_do() -> None:
     assert (device.reserved_bytes, device.n_frees) == (2 * MIB, 1)
 
 
+def test_segments_lie_below_each_other_in_granules() -> None:
+    """Each below the last one, at a multiple of 32 MiB; the lowest rest of a granule serves what fits."""
+    addresses = Addresses()
+    first, second = addresses.take(130 * MIB), addresses.take(130 * MIB)
+    assert (first % (32 * MIB), first - second) == (0, 160 * MIB)
+    assert addresses.take(26 * MIB) == second + 130 * MIB
+    assert addresses.take(20 * MIB) == first + 130 * MIB
+    assert addresses.take(4 * MIB) == second + 156 * MIB
+    assert addresses.take(20 * MIB) == second - 32 * MIB
+
+
 def test_no_address_is_handed_out_twice() -> None:
-    """Each range begins where the last one ended, and none at 0."""
-    device = Device(None)
-    first, second, third = device.addresses(3 * MIB), device.addresses(MIB), device.addresses(MIB)
-    assert first > 0
-    assert (second, third) == (first + 3 * MIB, first + 4 * MIB)
+    """Whatever was asked for, in segments and in ranges of growing ones; a copy goes on by itself."""
+    addresses = Addresses()
+    sizes = [2, 20, 1040, 26, 32, 2, 12, 130, 20, 2, 6, 64, 2] * 5
+    taken = [(addresses.take(n * MIB), n * MIB) for n in sizes]
+    taken.append((addresses.take_range(90 * GIB, 20 * MIB), 90 * GIB))
+    assert taken[-1][0] % (20 * MIB) == 0
+    taken.sort()
+    assert all(start + n <= after for (start, n), (after, _) in itertools.pairwise(taken))
+    assert addresses.copy().take(2 * MIB) == addresses.take(2 * MIB)
 
 
 @pytest.mark.parametrize(

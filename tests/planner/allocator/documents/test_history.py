@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from planner.allocator.documents.history import events_from_history, reserved_timeline, settings_from_history
+from planner.allocator.events import NO_BLOCK
 from planner.allocator.replay import replay
 from planner.errors import NotModelledError, UsageError
 from planner.units import MIB
@@ -66,6 +67,7 @@ def test_a_history_becomes_events() -> None:
         ("alloc", 8, 12 * MIB, 0, "forward"),
         ("free", 3, 3 * MIB, 1, "forward"),
         ("alloc", 10, 700, 0, "forward"),
+        ("empty_cache", NO_BLOCK, 0, 0, "forward"),
     ]
     assert events[0].op == "forward"
     assert events_from_history(small_history(), device=0) == []
@@ -79,6 +81,22 @@ def test_a_replayed_history_reserves_what_was_recorded() -> None:
     settings = settings_from_history(history)
     assert settings.max_split_bytes == 64 * MIB
     assert replay(events_from_history(history, device=1), settings).peak_reserved_bytes == max(recorded)
+
+
+def test_a_full_card_gives_its_cache_back_and_a_program_empties_it() -> None:
+    """Segments go before one that finds no room beside them: that is the allocator's. Where the card has
+    held more, or where nothing follows, the program gave them back.
+    """
+    first, second = entry("segment_alloc", 0, 40 * MIB, 1), entry("segment_alloc", 1 << 30, 60 * MIB, 3)
+    given_back, other = entry("segment_free", 0, 40 * MIB, 2), entry("segment_free", 1 << 30, 60 * MIB, 4)
+    for trace, expected in (
+        ([first, given_back, second], 0),
+        ([first, given_back, first, second], 1),
+        ([first, second, given_back, other], 1),
+        ([entry("segment_map", 0, 40 * MIB, 1), entry("segment_unmap", 0, 20 * MIB, 2)], 1),
+    ):
+        events = events_from_history({"device_traces": [trace]})
+        assert [event.action for event in events] == ["empty_cache"] * expected
 
 
 def test_pages_of_expandable_segments_count_as_reserved() -> None:
