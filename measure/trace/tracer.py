@@ -45,8 +45,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that sees every operator below autograd, forward and backward.
 
     ``kernel_workspaces`` gives the bytes that the CUDA kernel of an operator takes and returns while it runs,
-    by the operator.  ``product_workspace_bytes`` is taken at the first matrix product and kept, as cuBLAS
-    does.  ``keep_operators`` keeps the operator stream as well, with shapes, for comparisons.
+    by the operator.  ``product_workspace_bytes`` is taken at the first matrix product of each thread and kept
+    (torch 2.13 CublasHandlePool.cpp, ``myPoolWindow``: each has a handle of cuBLAS).  ``keep_operators``
+    keeps the operator stream as well, with shapes, for comparisons.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.modules = ModuleStack()
         self._workspaces = kernel_workspaces or {}
         self._product_workspace_bytes = product_workspace_bytes
+        self._threads_that_multiplied: set[bool] = set()
         self._keep_operators = keep_operators
         self._stage: Stage = "load"
         self._micro_step = 0
@@ -153,8 +155,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         self._locate()
         if self._product_workspace_bytes and func in _PRODUCTS:
-            self.take(self._product_workspace_bytes, "cuBLAS workspace", "workspace")
-            self._product_workspace_bytes = 0
+            self._take_product_workspace()
         self._last_operator = str(func)
         workspace = self._workspaces.get(func)
         taken = (
@@ -201,6 +202,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _in_engine(self) -> bool:
         """Whether autograd's engine runs, and no layer that is computed again."""
         return self._stage == "backward" and not self.modules.path and not torch.is_grad_enabled()
+
+    def _take_product_workspace(self) -> None:
+        """At the first product of the program's thread, and of the one in which autograd's engine runs."""
+        is_engine = self._stage == "backward"
+        if is_engine not in self._threads_that_multiplied:
+            self._threads_that_multiplied.add(is_engine)
+            self.take(self._product_workspace_bytes, "cuBLAS workspace", "workspace")
 
     def _note_sum(self, total: torch.Tensor, summed: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Remember what a sum was made of, in case that it turns out to be a gradient."""

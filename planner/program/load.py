@@ -325,13 +325,17 @@ def _take_scales(stream: RequestStream, job: Job) -> None:
 
 
 def settle_workspace(stream: RequestStream) -> None:
-    """cuBLAS's workspace comes with the first product of PyTorch, behind what the model made before it.
+    """cuBLAS's workspace comes with the first product of PyTorch, behind what the model made before it, and
+    once more with the first of the backward pass: autograd's thread has a handle of its own.
 
     A block of 8 or 32 MiB between other blocks decides which of them can be joined when they are free.
     Products of bitsandbytes' own library take none.
-    Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getCurrentCUDABlasHandle.
+    Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getCurrentCUDABlasHandle (``myPoolWindow``);
+    both were seen in histories of an H100.
     """
     if stream.workspace is not None:
+        if stream.engine_begins is not None:
+            stream.take_again(stream.workspace, PRODUCTS, stream.engine_begins)
         stream.put_off(stream.workspace, PRODUCTS)
 
 

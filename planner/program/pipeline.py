@@ -221,6 +221,7 @@ def _forward(
 def _backward(runtime: Runtime, made: list[Instance], phases: tuple[Phase, Phase, Phase]) -> None:
     """One micro-batch back through one chunk."""
     stream, body = runtime.stream, made
+    stream.begin_engine()
     if made[-1].name == _HEAD:
         stream.enter(phases[1])
         runtime.backward(made[-1])

@@ -38,7 +38,8 @@ class RequestStream:
     ``lags``: of slots that another CUDA stream still uses when they are freed, how many later ones of their
     own stream are freed before it is done; or that they stand for a host that waits.
     ``phases``: (event it begins with, phase), in order.
-    ``workspace``: the slot of what the first product takes, where there is one.
+    ``workspace``: the slot of what the first product takes, where there is one.  ``engine_begins``: the event
+    with which autograd's engine runs for the first time.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class RequestStream:
         self.emptied: list[int] = []
         self.lags: dict[int, int] = {}
         self.workspace: int | None = None
+        self.engine_begins: int | None = None
         # Parts and the first slot of each, and where every other slot was made.
         self._bases: list[int] = []
         self._parts: list[tuple[str, Template]] = []
@@ -60,6 +62,11 @@ class RequestStream:
         """Begin a phase."""
         if not self.phases or self.phases[-1][1] != phase:
             self.phases.append((len(self.events), phase))
+
+    def begin_engine(self) -> None:
+        """Autograd's engine runs from here on."""
+        if self.engine_begins is None:
+            self.engine_begins = len(self.events)
 
     def empty_cache(self) -> None:
         """Cached segments go back to the driver; the phase begins a second time."""
@@ -112,12 +119,27 @@ class RequestStream:
     def put_off(self, slot: int, ops: Collection[str]) -> None:
         """Make an allocation later: right before the first one behind it that one of ``ops`` makes."""
         start = self.events.index(slot)
-        behind = range(start + 1, len(self.events))
-        end = next((i for i in behind if self.events[i] >= 0 and self.place(self.events[i])[2] in ops), start)
-        if end > start + 1:
+        end = self._first_by(ops, start + 1)
+        if end is not None and end > start + 1:
             self.events.insert(end, slot)
             self.events.pop(start)
             self.phases = [(begin - (start < begin <= end), phase) for begin, phase in self.phases]
+
+    def take_again(self, slot: int, ops: Collection[str], start: int) -> None:
+        """Allocate as much as for ``slot`` once more: right before the first allocation from event ``start``
+        on that one of ``ops`` makes.
+        """
+        end = self._first_by(ops, start)
+        if end is not None:
+            unit, term = Unit(self.units[slot]), self.term(slot)
+            self.events.insert(end, self.allocate(unit, self.unit_bytes[slot], term, self._places[slot]))
+            self.events.pop()
+            self.phases = [(begin + (begin > end), phase) for begin, phase in self.phases]
+
+    def _first_by(self, ops: Collection[str], start: int) -> int | None:
+        """The first event from ``start`` on at which one of ``ops`` allocates."""
+        behind = range(start, len(self.events))
+        return next((i for i in behind if self.events[i] >= 0 and self.place(self.events[i])[2] in ops), None)
 
     def lags_by_slot(self) -> array[int]:
         """``lags`` of every slot; empty where there is none."""

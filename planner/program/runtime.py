@@ -123,6 +123,7 @@ class Runtime:
         stream.events += made[-2].events(FORWARD_NEXT)
         stream.enter(phases.loss)
         self._loss(made, first)
+        stream.begin_engine()
         self.backward(made[-1])
         stream.enter(phases.backward)
         for each, behind in zip(reversed(made[:-1]), reversed(made[1:]), strict=True):

@@ -46,7 +46,8 @@ class PhaseRecorder:
     """Follows one run through its phases.
 
     The first micro-step has ``forward``, ``loss`` and ``backward``; every later one has the same with ``_2``,
-    because optimizer states exist then, and with accumulation gradients too.
+    because optimizer states exist then, and with accumulation gradients too.  ``loss_goes_back``: ``backward``
+    begins by itself, behind that of the loss.
     """
 
     def __init__(self, probe: DeviceProbe, reporter: Reporter) -> None:
@@ -56,6 +57,7 @@ class PhaseRecorder:
         self._entered_s = 0.0
         self._process = psutil.Process()
         self._first_backward_over = False
+        self.loss_goes_back = False
         self.marks: list[tuple[int, str]] = []
 
     @property

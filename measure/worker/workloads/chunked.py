@@ -21,7 +21,7 @@ def chunked_loss(model: Any, inputs: dict[str, torch.Tensor], *, before_head: An
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     given = {name: tensor for name, tensor in inputs.items() if name != "labels"}
     hidden = base.get_decoder()(**given).last_hidden_state
-    before_head()
+    before_head(hidden)
     labels = inputs["labels"][:, 1:].reshape(-1)
     rows = hidden[:, :-1].reshape(-1, hidden.shape[-1])
     head = base.get_output_embeddings()

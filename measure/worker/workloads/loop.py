@@ -53,7 +53,7 @@ def _step(task: Task, engine: Engine, feed: Feed, pace: Pace) -> None:
         used.append(batch)
         inputs = {name: tensor.to(task.probe.device, non_blocking=True) for name, tensor in tensors.items()}
         loss = engine.forward(inputs, last=number == count - 1)
-        task.phases.enter("backward")
+        task.end_loss()
         engine.backward(loss)
         del loss, inputs
         task.phases.leave()
@@ -82,8 +82,8 @@ def mark_loss(model: Any, task: Task) -> None:
     """
     if task.scenario.recipe.loss == "liger":
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        base.get_decoder().register_forward_hook(lambda *_: task.begin_loss())
+        base.get_decoder().register_forward_hook(lambda *given: task.begin_loss(given[2][0]))
         return
     head = model.get_output_embeddings()
     if head is not None:
-        head.register_forward_pre_hook(lambda *_: task.begin_loss())
+        head.register_forward_pre_hook(lambda _, given: task.begin_loss(given[0]))

@@ -36,10 +36,22 @@ class Task:
         """The micro-batches of this case."""
         return plan_batches(self.scenario.recipe.batch, self.case.options.lengths, self.case.options.seed)
 
-    def begin_loss(self) -> None:
-        """The output projection begins; in an evaluation that is no phase of its own."""
+    def begin_loss(self, hidden: Any) -> None:
+        """The output projection begins; in an evaluation that is no phase of its own.
+
+        The phase lasts until ``hidden``, what is projected, has its gradient: that is what predictions
+        call the loss.
+        """
         if self.phases.phase in ("forward", "forward_2"):
             self.phases.enter("loss")
+            if getattr(hidden, "requires_grad", False):
+                self.phases.loss_goes_back = True
+                hidden.register_hook(lambda _: self.phases.enter("backward"))
+
+    def end_loss(self) -> None:
+        """The loss is there."""
+        if not self.phases.loss_goes_back:
+            self.phases.enter("backward")
 
     def say_model(self, model: Any, engine: Any, **configs: Any) -> None:
         """Report which classes really run, and the size of what they run."""

@@ -172,7 +172,7 @@ class _MeasuredTrainer(_TrainerBase):  # type: ignore[misc]
         """Forward and loss; what follows is the backward pass."""
         result = super().compute_loss(*args, **kwargs)
         if self.model.training:
-            self._task.phases.enter("backward")
+            self._task.end_loss()
         return result
 
     def begin(self) -> None:

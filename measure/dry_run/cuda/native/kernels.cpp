@@ -362,7 +362,9 @@ void pretend(const OperatorHandle& handle, Stack* stack) {
 void on_card(const OperatorHandle& handle, Stack* stack) { pretend(handle, stack); }
 
 int64_t product_workspace = 0;
-std::unordered_set<int64_t> with_workspace;  // cards that multiplied
+// Cards on which this thread multiplied: each thread has a handle of cuBLAS with a workspace, also that of autograd's engine
+// (CublasHandlePool.cpp, myPoolWindow).
+thread_local std::unordered_set<int64_t> with_workspace;
 
 int64_t source_of(const Stack& stack, size_t n) {
   if (n == 0 || !stack[stack.size() - n].isTensor()) return -1;

@@ -34,7 +34,7 @@ def task(job: Scenario, device: Any = CARD) -> Any:
         scenario=job,
         probe=SimpleNamespace(device=device),
         case=SimpleNamespace(options=options),
-        begin_loss=lambda: None,
+        begin_loss=lambda _: None,
     )
 
 
