@@ -46,8 +46,8 @@ class PhaseRecorder:
     """Follows one run through its phases.
 
     The first micro-step has ``forward``, ``loss`` and ``backward``; every later one has the same with ``_2``,
-    because optimizer states exist then, and with accumulation gradients too.  ``loss_goes_back``: ``backward``
-    begins by itself, behind that of the loss.
+    because optimizer states exist then, and with accumulation gradients too.
+    ``loss_goes_back``: ``backward`` begins by itself, behind that of the loss.
     """
 
     def __init__(self, probe: DeviceProbe, reporter: Reporter) -> None:
