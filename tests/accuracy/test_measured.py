@@ -1,4 +1,4 @@
-"""Real training steps on one H100 (torch 2.11, driver 580.159), which nothing is fitted to, beside ``plan``."""
+"""Real training steps on one H100 (torch 2.11, driver 580.159) beside ``plan``: nothing is fitted to them."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_reserved_memory_is_that_of_the_card() -> None:
 
 
 def test_verdicts_near_the_least_memory() -> None:
-    """Eight jobs, each under two limits of the same card: 0.4 % above what they were said to need at least, and
-    0.8 % below.  Whatever was said to fit ran; two ran that were said not to.
+    """Eight jobs, each under two limits of the same card: 0.4 % above what they were said to need at least,
+    and 0.8 % below.  Whatever was said to fit ran; two ran that were said not to.
     """
     limited = [score for score in _scores() if score.record.memory_limit_mib is not None]
     assert len([score for score in limited if score.record.outcome == "oom"]) == 5

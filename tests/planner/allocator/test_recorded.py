@@ -1,4 +1,4 @@
-"""Histories of a real allocator, replayed: torch 2.11 on an H100 (driver 580.159), three steps of the Trainer."""
+"""Histories of a real allocator, replayed: torch 2.11 on an H100 (driver 580.159), first steps of jobs."""
 
 from __future__ import annotations
 
