@@ -60,7 +60,7 @@ def test_a_full_card_shows_less_than_its_limit() -> None:
     """It gives cached blocks back before a request for which there is no room, which is smaller than what is
     missing.  A card with room to spare shows what one without a limit would.
     """
-    base = scenario(batch=4)
+    base = scenario(batch=2)
     roomy = predict_replayed(job_of(base, PRIORS))
     need, shown = float(roomy.must_have_bytes), float(roomy.uncapped_driver_bytes)
     limit = int(need + 0.7 * (shown - need))
