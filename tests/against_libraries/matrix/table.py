@@ -102,8 +102,8 @@ def _apart(row: Row, plan: Planned, trace: Traced) -> Apart:
 def trace_of(row: Row) -> Traced:
     """What is stored of a trace, with the workspace that the backward pass takes for itself.
 
-    The traces were stored before it was known.  ``make differential AGAIN=--again`` stores them anew, and this
-    goes.
+    The traces were stored before it was known.  This goes when they are stored anew
+    (``make differential AGAIN=--again``).
     """
     phases, terms = _unpacked(row["trace_phases_bytes"]), _unpacked(row["trace_terms_bytes"])
     more = _WORKSPACE_BYTES if row["trace_phase"] in _WITH_ENGINE else 0
