@@ -107,10 +107,10 @@ def test_only_a_longer_batch_than_all_before_reserves_more() -> None:
 
 
 def test_segments_that_grow_strand_nothing() -> None:
-    """With expandable segments, batches that grow reserve what the longest alone does."""
+    """With expandable segments, batches that grow reserve no more than the longest alone does."""
     growing = AllocatorSettings(expandable_segments=True)
     alone = stream().reserved_bytes([CAP], growing)
-    assert stream().reserved_bytes([256, 512, 768, CAP], growing) == pytest.approx(alone, rel=0.01)
+    assert stream().reserved_bytes([256, 512, 768, CAP], growing) <= 1.01 * alone
 
 
 def test_the_program_reserves_what_the_trace_does() -> None:
