@@ -59,6 +59,8 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
         model = replace(model, groups=tuple(_with_gates_apart(group) for group in model.groups))
     if model.architecture in _FUSED_HEAD_NORMS[stack.fused_head_norms]:
         model = replace(model, groups=tuple(_with_turned_norms(group) for group in model.groups))
+    if stack.joins_turned_heads:
+        model = replace(model, groups=tuple(_with_joined_heads(group) for group in model.groups))
     if model.tied and not stack.ties_tables:
         model = replace(model, tied=False)
     if stack.quantizer == "lightning":
@@ -85,6 +87,13 @@ def _with_turned_norms(group: BlockGroup) -> BlockGroup:
         replace(each, scaling="turned") if each.on == "heads" else each for each in group.block.norms
     )
     return replace(group, block=replace(group.block, norms=norms))
+
+
+def _with_joined_heads(group: BlockGroup) -> BlockGroup:
+    attention = group.block.attention
+    if attention.position != "rope":
+        return group
+    return replace(group, block=replace(group.block, attention=replace(attention, joined_rotary=True)))
 
 
 def _with_whole_out_proj(group: BlockGroup) -> BlockGroup:

@@ -238,6 +238,8 @@ class Stack:
     loss_backward: tuple[LogitsCopy, ...]
     """Full-size logits tensors that are alive at the peak of its backward; ``model_loss``: the loop
     takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved."""
+    whole_head_in_full: bool
+    """Where the loss is cut in pieces, full fine-tuning makes all logits first."""
     liger_sums_wide: bool
     """Liger's fused loss adds an fp32 copy of each piece's product to the gradient of a 16-bit head."""
     liger_loss: bool
@@ -385,6 +387,8 @@ class Stack:
     """So many instead, where the stack's own builder of the model says them; else 0."""
     rotary_product: bool
     """Angles of positions come from a matrix product, once a pass and before the first layer."""
+    joins_turned_heads: bool
+    """Rotary code joins what is turned with what is not, which may be nothing: a copy, head by head."""
 
     # Batches and the cache
     sorts_lengths: bool

@@ -13,10 +13,12 @@ from functools import partial
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.head.inputs import make_masks
 from planner.program.head.losses import (
+    cuts_head,
     cuts_logits,
     full_loss,
     logits_in_pieces,
     loss_of_pieces,
+    split_loss,
     piecewise_loss,
 )
 from planner.program.head.soft_rows import with_soft_rows
@@ -217,7 +219,7 @@ def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list
     """
     dtypes, recipe = ends.embed.dtypes, ends.layer.recipe
     casts = dtypes.autocast and weight.dtype != dtypes.compute
-    pieces = recipe.loss != "hf" or cuts_logits(ends.layer.stack)
+    pieces = recipe.loss != "hf" or cuts_head(ends.layer)
     in_place = casts or pieces or recipe.sharding.is_zero3
 
     def add(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -307,11 +309,14 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
         if model.normhead:
             weight = _normalised(torch, weight)
         logits_of = partial(scaled_logits, torch, ends, weight)
-        cuts = cuts_logits(view.stack)
+        cuts = cuts_head(view)
         passed += logits_in_pieces(torch, view, logits_of, hidden) if cuts else [logits_of(hidden)]
     if cuts:
         loss = loss_of_pieces(torch, view, passed, upcast=model.fp32_logits)
         return loss, passed if _keeps_logits(view) else []
+    if cuts_logits(view.stack):
+        logits = torch.to(passed.pop(), "fp32")
+        return split_loss(torch, view, logits), [logits]
     upcast = model.fp32_logits or _is_megatron(view)
     loss, logits = full_loss(torch, view, passed, upcast=upcast)
     return loss, [logits]

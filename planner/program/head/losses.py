@@ -128,6 +128,12 @@ def cuts_logits(stack: Stack) -> bool:
     return "log_softmax" in stack.loss_forward and "nll_grad" not in stack.loss_backward
 
 
+def cuts_head(view: LayerView) -> bool:
+    """Whether the head makes the logits of one piece after the other, not of all before the loss is cut."""
+    whole = view.stack.whole_head_in_full and view.recipe.adapter is None
+    return cuts_logits(view.stack) and not whole
+
+
 def logits_in_pieces(
     torch: Operators, view: LayerView, logits_of: Callable[[Tensor], Tensor], hidden: Tensor
 ) -> list[Tensor]:
@@ -149,6 +155,42 @@ def loss_of_pieces(torch: Operators, view: LayerView, pieces: list[Tensor], *, u
     for piece in pieces:
         loss = torch.add(loss, cross_entropy(torch, view, torch.to(piece, "fp32") if upcast else piece))
     return loss
+
+
+def split_loss(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
+    """``logits[..., :-1, :].reshape(...).split(...)``, and a loss of each piece.
+
+    Every piece keeps its log-softmax; their gradients wait for one another and are joined to one of the size
+    of the logits.  Source: litgpt 0.5.13 finetune/full.py fit, utils.py chunked_cross_entropy; torch 2.13
+    tools/autograd/derivatives.yaml ``split.Tensor``.
+    """
+    rows, waiting = shifted(torch, view, logits), list[Tensor]()
+    whole = shape_of(rows)
+
+    def join(*_: object) -> list[Tensor | None]:
+        parts = tuple(waiting)
+        waiting.clear()
+        return [torch.like(whole, "cat", cost=parts)]
+
+    views = record(torch, rows.alias(), [rows], [], join)
+    loss = torch.new(Unit.TOKENS, 1, "fp32", "zeros")
+    for _ in range(EIGHTHS):
+        loss = torch.add(loss, _loss_of_view(torch, views, waiting))
+    return loss
+
+
+def _loss_of_view(torch: Operators, views: Tensor, waiting: list[Tensor]) -> Tensor:
+    """The loss of one piece of the rows in ``views``; its gradient is added to those that are ``waiting``."""
+    piece, whole = Tensor(None, Unit.PIECE_TOKENS, views.count, views.dtype), shape_of(views)
+    scores = torch.like(piece, "log_softmax", cost=(piece,))
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        of_loss = torch.like(piece, "nll_loss_backward")
+        waiting.append(torch.like(piece, "log_softmax_backward", cost=(of_loss, kept[0])))
+        # What joins them has the memory.
+        return [Tensor(None, whole.unit, whole.count, whole.dtype)]
+
+    return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "nll_loss"), [views], [scores], backward)
 
 
 def piecewise_loss(
