@@ -18,8 +18,8 @@ from planner.program.head.losses import (
     full_loss,
     logits_in_pieces,
     loss_of_pieces,
-    split_loss,
     piecewise_loss,
+    split_loss,
 )
 from planner.program.head.soft_rows import with_soft_rows
 from planner.program.head.streams import joined_streams, split_streams
@@ -38,7 +38,7 @@ from planner.program.ops.collectives import (
 )
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
-from planner.program.recorded_part import FORWARD_OUT, Shape
+from planner.program.recorded_part import FORWARD_LOSS, FORWARD_OUT, Shape
 from planner.program.view import LayerView
 from planner.program.weights.fake_quantized import is_head_rounded, rounded_product
 from planner.program.weights.lora_operators import with_adapter
@@ -263,7 +263,7 @@ def returned(torch: Operators, ends: EndsView, outputs: list[Tensor]) -> None:
     in_turn = stage is not None and stage.in_turn
     if stage is not None and stage.in_turn and stage.rank:
         outputs.clear()
-    elif view.stack.keeps_outputs:
+    elif view.stack.keeps_outputs and outputs:
         torch.bound = [_bound(torch, view, outputs) for _ in range(len(outputs))]
     elif _keeps_logits(view) or (stage is not None and not (in_turn or _is_megatron(view))):
         # Until the next forward; here until the graph goes.
@@ -308,18 +308,30 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
             return piecewise_loss(torch, view, model.head, weight, hidden), []
         if model.normhead:
             weight = _normalised(torch, weight)
-        logits_of = partial(scaled_logits, torch, ends, weight)
-        cuts = cuts_head(view)
-        passed += logits_in_pieces(torch, view, logits_of, hidden) if cuts else [logits_of(hidden)]
-    if cuts:
-        loss = loss_of_pieces(torch, view, passed, upcast=model.fp32_logits)
-        return loss, passed if _keeps_logits(view) else []
+        logits_of = partial(scaled_logits, torch, ends)
+        if cuts_head(view):
+            passed += logits_in_pieces(torch, view, logits_of, (weight, hidden))
+        else:
+            passed.append(logits_of(weight, hidden))
     if cuts_logits(view.stack):
-        logits = torch.to(passed.pop(), "fp32")
-        return split_loss(torch, view, logits), [logits]
+        return _loop_loss(torch, view, passed, upcast=model.fp32_logits)
     upcast = model.fp32_logits or _is_megatron(view)
     loss, logits = full_loss(torch, view, passed, upcast=upcast)
     return loss, [logits]
+
+
+def _loop_loss(
+    torch: Operators, view: LayerView, logits: list[Tensor], *, upcast: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """The loss of a training loop, of ``logits`` that the model returned, and what becomes of these."""
+    cuts = cuts_head(view)
+    if not cuts:
+        logits[0] = torch.to(logits[0], "fp32")
+    if view.stack.keeps_outputs:
+        torch.bound = [each.alias() for each in logits]
+        torch.enter(FORWARD_LOSS)
+    loss = loss_of_pieces(torch, view, logits, upcast=upcast) if cuts else split_loss(torch, view, logits[0])
+    return loss, logits if _keeps_logits(view) and not view.stack.keeps_outputs else []
 
 
 def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:

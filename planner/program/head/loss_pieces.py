@@ -16,6 +16,9 @@ _PLANNED_BYTES_PER_LOGIT = 16
 _PLANNED_BYTES = 4 * GIB
 _PIECES_STEP = 4
 
+HEAD_PIECE_TOKENS = 128
+"""Source: litgpt 0.5.13 finetune/lora.py fit (``lm_head_chunk_size``)."""
+
 
 def piece_tokens(job: Job) -> Number:
     """Tokens of one piece; all where there are no pieces.

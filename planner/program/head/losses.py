@@ -134,8 +134,31 @@ def cuts_head(view: LayerView) -> bool:
     return cuts_logits(view.stack) and not whole
 
 
+def copied_for_pieces(torch: Operators, view: LayerView, weight: Tensor, pieces: list[Tensor]) -> Tensor:
+    """The head's weight as the products of ``pieces`` of rows see it.
+
+    Autocast copies one that is not trained for each piece, and each product keeps its copy for backward; here
+    all of them go when that of the first piece has gone back.
+    Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast; litgpt 0.5.13 model.py GPT.forward.
+    """
+    compute = view.dtypes.compute
+    if (
+        not view.dtypes.autocast
+        or weight.dtype == compute
+        or weight.node is not None
+        or not torch.grad_enabled
+    ):
+        return weight
+    copies = torch.new(Unit.HEAD_PIECES, weight.count, compute, "to", "autocast_copies")
+    pieces[0] = record(torch, pieces[0].alias(), [pieces[0]], [copies], lambda _, gradient: [gradient])
+    return Tensor(None, weight.unit, weight.count, compute)
+
+
 def logits_in_pieces(
-    torch: Operators, view: LayerView, logits_of: Callable[[Tensor], Tensor], hidden: Tensor
+    torch: Operators,
+    view: LayerView,
+    logits_of: Callable[[Tensor, Tensor], Tensor],
+    given: tuple[Tensor, Tensor],
 ) -> list[Tensor]:
     """The logits of every piece, as the model returns them.
 
@@ -143,9 +166,13 @@ def logits_in_pieces(
     litgpt 0.5.13 utils.py chunked_cross_entropy, whose pieces have 128 tokens; lightning 2.5
     fabric/wrappers.py _FabricModule.forward, which widens all that the model returns.
     """
-    pieces = [logits_of(_rows(torch, hidden)) for _ in range(EIGHTHS)]
+    weight, hidden = given
+    rows = [_rows(torch, hidden) for _ in range(EIGHTHS)]
+    seen = copied_for_pieces(torch, view, weight, rows)
+    pieces = [logits_of(seen, rows.pop(0)) for _ in range(EIGHTHS)]
     if "compute" not in view.stack.loss_forward:
-        pieces = [torch.to(pieces.pop(0), "fp32") for _ in range(EIGHTHS)]
+        # The list that the model returns lives until all of it is widened.
+        return [torch.to(each, "fp32") for each in pieces]
     return pieces
 
 

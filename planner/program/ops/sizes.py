@@ -8,7 +8,7 @@ from planner.arrays import ceil_div, minimum
 from planner.domain.mixer_specs import SCAN_BLOCK_TOKENS
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
-from planner.program.head.loss_pieces import completion_tokens, piece_tokens
+from planner.program.head.loss_pieces import HEAD_PIECE_TOKENS, completion_tokens, piece_tokens
 from planner.program.job import Job
 from planner.program.ops.tensors import EVALUATED, Unit
 from planner.program.position_tables import table_rows
@@ -59,6 +59,7 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
         Unit.RANK_TOKENS: rank * tokens,
         Unit.SINK_PAIRS: pairs + tokens,
         Unit.LENGTH_PAIRS: length * length,
+        Unit.HEAD_PIECES: ceil_div(length, HEAD_PIECE_TOKENS),
         Unit.ROWS: rows,
         Unit.PATCHES: patches,
         Unit.IMAGE_PATCHES: images.tile_patches if images else 0,

@@ -108,6 +108,8 @@ class Unit(IntEnum):
     EVAL_SHIFTED_TOKENS = 52
     COMPLETION_LENGTH = 53
     """Positions of one sample that were generated."""
+    HEAD_PIECES = 54
+    """Pieces of 128 positions, in which a head makes its logits."""
 
 
 EVALUATED = {
