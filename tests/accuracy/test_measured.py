@@ -20,7 +20,7 @@ with (RECORDS.parent / "programs.csv").open(encoding="utf-8") as _file:
     PROGRAMS = list(csv.DictReader(_file))
 _APART = {
     # What `measure run` does otherwise than a program that loads a checkpoint.
-    "nf4": (0.03, "weights are quantised on the card and the cache is emptied then"),
+    "nf4": (0.03, "its weights were made otherwise than a checkpoint is loaded"),
     "int8": (0.25, "random weights: nearly all columns of an input are outliers, which are kept in 16 bits"),
     # What the program lacks.
     "Qwen/Qwen3.5-0.8B": (0.25, "flash-linear-attention was not installed: torch's own delta rule ran"),

@@ -1,17 +1,15 @@
-"""The model of a case on its device: random weights made tensor by tensor as a loader does,
-or a checkpoint.
-"""
+"""The model of a case on its device: loaded from a checkpoint, or from random weights as from one."""
 
 # ruff: noqa: SLF001 - what the libraries call private here has no public name
 
 from __future__ import annotations
 
+import zlib
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
 
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.checkpointing import checkpoint_kwargs
@@ -78,13 +76,14 @@ def model_config(case: RunCase, scenario: Scenario) -> Any:
 def _from_checkpoint(case: RunCase, scenario: Scenario, device: torch.device) -> Any:
     """Real weights, from safetensors files only; ZeRO-3 divides them as they are read."""
     numerics = scenario.recipe.numerics
+    settings = _load_settings(case, scenario) | {"use_safetensors": True, "use_cache": False}
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     if not scenario.recipe.sharding.is_zero3 or numerics.quantization != "none":
-        return load(case.options.checkpoint, device_map={"": device}, **_load_settings(case, scenario))
+        return load(case.options.checkpoint, device_map={"": device}, **settings)
     from measure.worker.workloads.divided_models import dividing
 
     with dividing(case, scenario, device):
-        return load(case.options.checkpoint, **_load_settings(case, scenario))
+        return load(case.options.checkpoint, **settings)
 
 
 def _load_settings(case: RunCase, scenario: Scenario) -> dict[str, Any]:
@@ -92,33 +91,50 @@ def _load_settings(case: RunCase, scenario: Scenario) -> dict[str, Any]:
         "dtype": DTYPES[scenario.recipe.numerics.load_dtype],
         "attn_implementation": ATTENTION_FACTS[scenario.recipe.attention].names[0],
         "quantization_config": quantization_config(scenario.recipe),
-        "use_safetensors": True,
         "trust_remote_code": case.options.trust_remote_code,
-        "use_cache": False,
     }
 
 
 def _random_model(case: RunCase, scenario: Scenario, device: torch.device) -> Any:
-    """The modules without weights, then each weight made on the device and quantised at once,
-    as loading a checkpoint does.
+    """A checkpoint of random weights, loaded as a file is: by ``from_pretrained``, each weight on the device
+    when its turn comes.
     """
-    from accelerate import init_empty_weights  # type: ignore[import-untyped]
-
-    recipe = scenario.recipe
+    config, settings = model_config(case, scenario), _load_settings(case, scenario)
     make: Any = transformers.AutoModelForCausalLM.from_config
-    with _whole_model(recipe), torch.device(device), init_empty_weights(include_buffers=False):
-        model = make(
-            model_config(case, scenario),
-            dtype=DTYPES[recipe.numerics.load_dtype],
-            trust_remote_code=case.options.trust_remote_code,
+    with torch.device("meta"):
+        plain = make(config, dtype=settings["dtype"], trust_remote_code=settings.pop("trust_remote_code"))
+    saved = plain.state_dict(keep_vars=True)
+    saved = {name: saved[name] for name in saved.keys() - set(plain.all_tied_weights_keys)}
+    weights = {name: _RandomWeight(name, tensor, device) for name, tensor in sorted(saved.items())}
+    with _whole_model(scenario.recipe):
+        model = type(plain).from_pretrained(
+            None, config=config, state_dict=weights, device_map={"": device}, **settings
         )
-    if recipe.numerics.quantization != "none":
-        _put_quantized_layers(model, recipe)
-    loader = _Loader(device, DTYPES[recipe.numerics.load_dtype])
-    for module in model.modules():
-        loader.fill(module)
-    model.tie_weights()
+    _keep_plain_layout(model)
     return model
+
+
+class _RandomWeight:
+    """A slice of a file as safetensors has it: whoever indexes it reads the weight."""
+
+    def __init__(self, name: str, like: torch.Tensor, device: torch.device) -> None:
+        self._name, self._shape, self._dtype, self._device = name, like.shape, like.dtype, device
+
+    def __getitem__(self, _: object) -> torch.Tensor:
+        value = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        if self._name.endswith("bias") or not value.is_floating_point():
+            return value.zero_()
+        if len(self._shape) == 1:
+            return value.fill_(1.0)
+        # Several threads read at once: a generator for each name makes the same values in any order.
+        seed = torch.initial_seed() ^ zlib.crc32(self._name.encode())
+        return value.normal_(
+            0.0, _INITIAL_DEVIATION, generator=torch.Generator(self._device).manual_seed(seed)
+        )
+
+    def get_shape(self) -> list[int]:
+        """As the slices of safetensors say it."""
+        return list(self._shape)
 
 
 def _whole_model(recipe: Recipe) -> AbstractContextManager[None]:
@@ -130,27 +146,6 @@ def _whole_model(recipe: Recipe) -> AbstractContextManager[None]:
     from measure.worker.workloads.divided_models import undivided
 
     return undivided()
-
-
-def _put_quantized_layers(model: Any, recipe: Recipe) -> None:
-    """Replace the layers that Transformers would quantise, by its own choice of modules."""
-    config = quantization_config(recipe)
-    if recipe.numerics.quantization == "int8":
-        from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer as Quantizer
-    else:
-        from transformers.quantizers.quantizer_bnb_4bit import (  # type: ignore[assignment]
-            Bnb4BitHfQuantizer as Quantizer,
-        )
-    quantizer: Any = Quantizer(config)
-    quantizer._process_model_before_weight_loading(model, device_map=None)
-    _keep_plain_layout(model)
-    model.hf_quantizer = quantizer
-    model.config.quantization_config = config
-    model.quantization_method = config.quant_method
-    model.is_quantized = True
-    bits = "8bit" if recipe.numerics.quantization == "int8" else "4bit"
-    setattr(model, f"is_loaded_in_{bits}", True)
-    setattr(model, f"is_{bits}_serializable", True)
 
 
 def _keep_plain_layout(model: Any) -> None:
@@ -182,58 +177,6 @@ def quantization_config(recipe: Recipe) -> Any:
         bnb_4bit_compute_dtype=DTYPES[numerics.compute_dtype],
         bnb_4bit_quant_storage=DTYPES[numerics.quant_storage] if numerics.quant_storage else torch.uint8,
     )
-
-
-class _Loader:
-    """Puts random values where a checkpoint has some; a weight that two modules share is made once."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
-        self._made: dict[int, nn.Parameter] = {}
-
-    def fill(self, module: Any) -> None:
-        """Make the weights that ``module`` itself holds."""
-        owned = [
-            (name, tensor)
-            for name, tensor in module._parameters.items()
-            if tensor is not None and tensor.is_meta
-        ]
-        for name, tensor in owned:
-            if id(tensor) not in self._made:
-                self._made[id(tensor)] = self._parameter(module, name, tensor)
-            module._parameters[name] = self._made[id(tensor)]
-
-    def _parameter(self, module: Any, name: str, old: Any) -> nn.Parameter:
-        if name != "weight" or type(module).__name__ not in ("Linear4bit", "Linear8bitLt"):
-            return nn.Parameter(
-                _random(name, old.shape, old.dtype, self._device), requires_grad=old.requires_grad
-            )
-        import bitsandbytes
-
-        layers: Any = bitsandbytes.nn
-        # The layer says float32 until it holds something; the checkpoint has the dtype of everything else.
-        value = _random(name, old.shape, self._dtype, self._device)
-        if type(module).__name__ == "Linear8bitLt":
-            parameter: Any = layers.Int8Params(value, requires_grad=False, has_fp16_weights=False)
-            return parameter._quantize(self._device)  # type: ignore[no-any-return]
-        weight: Any = layers.Params4bit(
-            value,
-            requires_grad=False,
-            quant_type=old.quant_type,
-            compress_statistics=old.compress_statistics,
-            quant_storage=old.quant_storage,
-            module=module,
-        )
-        return weight.to(self._device)  # type: ignore[no-any-return]
-
-
-def _random(name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    value = torch.empty(shape, dtype=dtype, device=device)
-    if name.endswith("bias"):
-        return value.zero_()
-    if len(shape) == 1:
-        return value.fill_(1.0)
-    return value.normal_(0.0, _INITIAL_DEVIATION)
 
 
 def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:

@@ -17,7 +17,8 @@ from torch import nn
 
 from measure.worker.workloads.random_model import (
     _keep_plain_layout,
-    _Loader,
+    _random_model,
+    _RandomWeight,
     model_config,
     quantization_config,
 )
@@ -55,23 +56,34 @@ def test_bitsandbytes_is_told_what_the_recipe_says() -> None:
     assert plain.bnb_4bit_quant_storage == torch.uint8
 
 
-def test_weights_are_made_as_a_loader_makes_them() -> None:
-    """Vectors are one, biases zero, matrices narrow around zero; a shared weight is made once."""
+def test_random_weights_are_read_as_those_of_a_file() -> None:
+    """Vectors are one, biases zero, matrices narrow around zero, in the dtype of the file."""
     torch.manual_seed(0)
-    with torch.device("meta"):
-        one, two, norm = nn.Linear(64, 64), nn.Linear(64, 64, bias=False), nn.LayerNorm(8, bias=False)
-    two.weight = one.weight
-    loader = _Loader(CPU, torch.float32)
-    for module in (one, two, norm):
-        loader.fill(module)
-    assert one.weight is two.weight
-    assert one.weight.device == CPU
-    assert float(one.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
-    assert not one.bias.any()
-    assert (norm.weight == 1).all()
-    before = one.weight
-    loader.fill(one)
-    assert one.weight is before, "what is there is left alone"
+
+    def read(name: str, *shape: int) -> Any:
+        weight = _RandomWeight(name, torch.empty(shape, dtype=torch.bfloat16, device="meta"), CPU)
+        assert weight.get_shape() == list(shape)
+        return weight[...]
+
+    matrix = read("up_proj.weight", 64, 64)
+    assert (matrix.dtype, matrix.device) == (torch.bfloat16, CPU)
+    assert float(matrix.float().std()) == pytest.approx(0.02, rel=0.1)
+    assert not read("up_proj.bias", 64).any()
+    assert (read("norm.weight", 8) == 1).all()
+
+
+@pytest.mark.parametrize("method", ["full", "qlora", "int8"])
+def test_a_random_model_comes_from_from_pretrained(method: str) -> None:
+    """Whole, tied, on the device, quantised where asked, with nothing left to be initialised."""
+    if method != "full":
+        import_or_skip("bitsandbytes")
+    job = case(model="smollm2-135m", method=method, load_dtype="bf16")
+    model = _random_model(job, job.scenario(), CPU)
+    layer, names = model.model.layers[0].mlp.up_proj, {"full": "Linear", "qlora": "Linear4bit"}
+    assert type(layer).__name__ == names.get(method, "Linear8bitLt")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert {each.device for each in model.parameters()} == {CPU}
+    assert float(model.model.embed_tokens.weight.detach().float().std()) == pytest.approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize(("columns", "rows", "packs"), [(64, 32, True), (128, 33, False), (65, 32, False)])
