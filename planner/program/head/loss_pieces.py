@@ -49,12 +49,14 @@ def completion_tokens(job: Job) -> Number:
 
 def _in_planned_bytes(job: Job, tokens: Number) -> Number:
     """Tokens / n, where n is 1 or the least multiple of 4 at which 16 bytes a logit are within 4 GiB,
-    less the gradient of the head's input.
+    less the gradient of the head's input, and twice that of a trained head.
 
     Ignored: that half of what is free when the forward ends is planned with, where that is less; pieces of
     4 GiB take no more than a layer does.
     """
-    gradient = tokens * job.model.hidden_size * ELEMENT_BYTES[job.recipe.numerics.compute_dtype]
+    n_bytes = ELEMENT_BYTES[job.recipe.numerics.compute_dtype]
+    head = 0 if job.recipe.adapter else 2 * job.model.vocab_size
+    gradient = (tokens + head) * job.model.hidden_size * n_bytes
     budget = where(gradient < _PLANNED_BYTES, _PLANNED_BYTES - gradient, _PLANNED_BYTES)
     planned = tokens * job.model.vocab_size * _PLANNED_BYTES_PER_LOGIT
     pieces = where(planned <= budget, 1, _PIECES_STEP * ceil_div(planned, _PIECES_STEP * budget))

@@ -326,12 +326,22 @@ def _made_before(torch: Operators, inputs: list[Tensor], gradients: list[Tensor 
 def _differentiated(
     torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor
 ) -> Tensor:
-    """Compiled pieces, each differentiated when it was computed, its gradient over its logits; all are alike.
+    """Pieces, each differentiated when it was computed; all are alike.
 
-    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:381-550 (``grad_and_value``).
+    The gradient of a frozen head's logits is written over them.  Else it is a second tensor, and the piece's
+    gradient of the weight is made before it is added.
+    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:381-550 (``grad_and_value``), as an
+    allocator's history of an H100 has it (torch 2.11).
     """
-    of_hidden = torch.new(hidden.unit, hidden.count, view.dtypes.compute, "empty_like", cost=None)
+    compute = view.dtypes.compute
+    of_hidden = torch.new(hidden.unit, hidden.count, compute, "empty_like", cost=None)
     of_weight = _zeros_like(torch, weight)
     pay_pieces(torch, view, spec, hidden, weight)
-    torch.new(Unit.PIECE_TOKENS, spec.out_features, view.dtypes.compute, "mm", cost=None)
+    _logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "mm", cost=None)
+    if of_weight is not None:
+        _of_logits = torch.like(_logits, "sub", cost=None)
+        del _logits
+        _of_piece = torch.new(Unit.PIECE_TOKENS, spec.in_features, compute, "mm", cost=None)
+        _added = torch.like(of_weight, "mm", cost=None)
+        del _of_logits, _of_piece, _added
     return _made_before(torch, [hidden, weight], [of_hidden, of_weight])
