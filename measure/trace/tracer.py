@@ -18,6 +18,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from measure.trace.cuda.softmax import READS_COPIES
 from measure.trace.host_records import HOST_STREAMS
 from measure.trace.record import OUTSIDE, HostKind, HostName, Place, Record, Role, Stage, Trace, TracedBlock
 from measure.trace.running_module import ModuleStack
@@ -178,9 +179,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._track(leaf, func, args, index)
         if summed:
             self._note_sum(out, summed)
+        taken += self._copies(func, args)
         for block in reversed(taken):
             self.give_back(block)
         return out
+
+    def _copies(self, func: Any, args: Any) -> list[TracedBlock]:
+        """What the CUDA kernel of ``func`` copies to read it without gaps."""
+        if func not in READS_COPIES:
+            return []
+        tensors = (each for each in args if isinstance(each, torch.Tensor) and not each.is_contiguous())
+        return [self.take(each.numel() * each.element_size(), f"{func} workspace") for each in tensors]
 
     def _summed_gradients(
         self, func: Any, args: Any, kwargs: Any

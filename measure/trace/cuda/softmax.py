@@ -19,6 +19,15 @@ _KERNELS = {
     "log_softmax.int": torch.ops.aten._log_softmax.default,
 }
 
+READS_COPIES = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("_softmax", "_log_softmax", "_log_softmax_backward_data")
+)
+"""Operators whose kernels read a copy of what has gaps between its elements, taken after their outputs.
+
+Source: torch 2.13 ATen/native/cuda/SoftMax.cu host_softmax, host_softmax_backward (``contiguous()``).
+"""
+
 
 def _on_cuda(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def run(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -20,7 +20,6 @@ log-softmax in 2025, which moves no peak by 0.1 % and a step of an 8B by 0.6 %.
 from __future__ import annotations
 
 from planner.domain.recipes.recipe import PAIR_TASKS
-from planner.domain.stack_values import PairLogps
 from planner.program.head.ends import EndsView, all_logits, last_norm, own_loss
 from planner.program.head.joined_pairs import joined_pairs
 from planner.program.head.losses import cross_entropy, full_loss
@@ -66,14 +65,14 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
         logits.append(torch.to(logits.pop(), "fp32"))
     del own
     if kernel in _LET_GO:
-        return _tempered(torch, logits, role) if kernel == "tempered" else _let_go(torch, logits, kernel)
+        return _tempered(torch, logits, role) if kernel == "tempered" else _let_go(torch, ends, logits)
     if recipe.task == "kto" and kernel not in (*_SHIFTED, "rows_let_go"):
         of_whole = _kto_twice if kernel == "whole_twice" else _kto_whole
-        return of_whole(torch, logits, role) if kernel in _WHOLE else _kto_rows(torch, ends, logits, role)
+        return (of_whole if kernel in _WHOLE else _kto_rows)(torch, ends, logits, role)
     if recipe.task in ("orpo", "simpo"):
         return _odds(torch, ends, logits)
     if kernel in _WHOLE:
-        return _whole(torch, logits, role, again=kernel == "whole_twice" and recipe.task == "dpo")
+        return _whole(torch, ends, logits, role)
     if kernel in _SHIFTED:
         return _shifted_rows(torch, ends, logits, role)
     return _plain_rows(torch, ends, logits, copies=kernel != "rows_let_go")
@@ -125,17 +124,17 @@ def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -
     logits.append(torch.to(logits.pop(), "fp32"))
     torch.enter(FORWARD_OUT)
     returned.clear()
-    return _policy(torch, logits, value, role) if view.recipe.task == "ppo" else value
+    return _policy(torch, view, logits, value, role) if view.recipe.task == "ppo" else value
 
 
-def _policy(torch: Operators, logits: list[Tensor], value: Tensor, role: Role) -> Tensor:
+def _policy(torch: Operators, view: LayerView, logits: list[Tensor], value: Tensor, role: Role) -> Tensor:
     """Log-probabilities of all tokens; where these are trained, the logits are joined into a copy, of which
     the entropy is taken; the loop refers to it until it has the next one.
 
     Source: llamafactory 0.9.2 train/ppo/trainer.py batched_forward_pass; trl 0.9.6 trainer/ppo_trainer.py
     step, loss, core.py logprobs_from_logits, entropy_from_logits.
     """
-    out = sum_of(torch, [_log_softmax(torch, logits[0]), value])
+    out = sum_of(torch, [_log_softmax(torch, logits[0], single=view.single), value])
     if role != "policy":
         return out
     joined = torch.like(logits[0], "cat")
@@ -229,7 +228,7 @@ def _odds(torch: Operators, ends: EndsView, logits: list[Tensor]) -> Tensor:
     view = ends.layer
     parts = [_chosen_likelihood(torch, view, logits[0])] if view.stack.chosen_likelihood else []
     if view.stack.pair_logps in _WHOLE:
-        parts.append(_log_softmax(torch, logits[0]))
+        parts.append(_log_softmax(torch, logits[0], single=view.single))
     else:
         part = torch.shifted_rows(logits[0])
         fused = view.stack.pair_logps in ("fused_rows", "tiles")
@@ -267,11 +266,11 @@ def _kto_rows(torch: Operators, ends: EndsView, logits: list[Tensor], role: Role
     return out
 
 
-def _kto_whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+def _kto_whole(torch: Operators, ends: EndsView, logits: list[Tensor], role: Role) -> Tensor:
     """As :func:`_whole`; after the pass for the divergence those of samples are copied,
     and the copies held in their place.
     """
-    out = _log_softmax(torch, logits[0])
+    out = _log_softmax(torch, logits[0], single=ends.layer.single)
     if role == "divergence":
         unit, count, dtype = logits[0].unit, logits[0].count, logits[0].dtype
         logits.clear()
@@ -283,15 +282,16 @@ def _kto_whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
     return out
 
 
-def _kto_twice(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+def _kto_twice(torch: Operators, ends: EndsView, logits: list[Tensor], role: Role) -> Tensor:
     """The pass for the divergence comes first, and its logits are there until the others are copied;
     all samples count as good ones, whose log-softmax the loss takes anew of the copies.
     """
     if role == "divergence":
         torch.outputs = [logits.pop().alias()]
         return torch.new(Unit.TOKENS, 1, "fp32", "gather")
-    out = _log_softmax(torch, logits[0])
-    _of_divergence = torch.like(logits[0], "log_softmax")
+    single = ends.layer.single
+    out = _log_softmax(torch, logits[0], single=single)
+    _of_divergence = _scores(torch, logits[0].alias(), single=single)
     del _of_divergence
     unit, count, dtype = logits[0].unit, logits[0].count, logits[0].dtype
     copies = record(
@@ -305,13 +305,24 @@ def _kto_twice(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
     if role == "reference":
         return out
     torch.enter(FORWARD_LOSS)
-    return sum_of(torch, [out, _log_softmax(torch, copies)])
+    return sum_of(torch, [out, _log_softmax(torch, copies, single=single)])
 
 
-def _log_softmax(torch: Operators, logits: Tensor) -> Tensor:
+def _log_softmax(torch: Operators, logits: Tensor, *, single: bool) -> Tensor:
     """``logits[:, :-1].log_softmax(-1)`` of all rows at once, and what is picked of it."""
-    part = torch.shifted_rows(logits)
-    return gathered(torch, torch.kernel(part, "log_softmax", saves="output"))
+    return gathered(torch, _scores(torch, torch.shifted_rows(logits), single=single))
+
+
+def _scores(torch: Operators, part: Tensor, *, single: bool) -> Tensor:
+    """``log_softmax``, whose kernel reads a copy where the cut leaves gaps between rows; a ``single`` one
+    has none.
+
+    Source: torch 2.11 and 2.13 aten/src/ATen/native/cuda/SoftMax.cu host_softmax (``input_.contiguous()``).
+    """
+    scores = torch.kernel(part, "log_softmax", saves="output")
+    if not single:
+        _copy = torch.like(part, "contiguous")
+    return scores
 
 
 def _completions(torch: Operators, logits: Tensor, share: int) -> None:
@@ -363,28 +374,29 @@ def _means(torch: Operators, logits: Tensor, parts: int) -> None:
         _completions(torch, logits, parts)
 
 
-def _whole(torch: Operators, logits: list[Tensor], role: Role, *, again: bool) -> Tensor:
-    """The log-softmax of all logits at once; those of the policy are held until the loss is there.
-
-    ``again``: the loss takes that of the chosen half anew.
+def _whole(torch: Operators, ends: EndsView, logits: list[Tensor], role: Role) -> Tensor:
+    """The log-softmax of all logits at once; those of the policy are held until the loss is there, which may
+    take that of the chosen half anew.
     """
-    out = _log_softmax(torch, logits[0])
+    view = ends.layer
+    again = view.stack.pair_logps == "whole_twice" and view.recipe.task == "dpo"
+    out = _log_softmax(torch, logits[0], single=view.single)
     if role != "policy":
         logits.clear()
     torch.enter(FORWARD_LOSS)
     if again and logits:
         chosen = torch.part(logits[0], logits[0].count / 2)
-        out = sum_of(torch, [out, _log_softmax(torch, chosen)])
+        out = sum_of(torch, [out, _log_softmax(torch, chosen, single=view.single_chosen)])
     logits.clear()
     return out
 
 
-def _let_go(torch: Operators, logits: list[Tensor], kernel: PairLogps) -> Tensor:
+def _let_go(torch: Operators, ends: EndsView, logits: list[Tensor]) -> Tensor:
     """The log-softmax of all logits at once, in a function that lets the logits go when it returns."""
-    part = logits.pop()
-    if kernel != "unshifted":
+    part, cut = logits.pop(), ends.layer.stack.pair_logps != "unshifted"
+    if cut:
         part = torch.shifted_rows(part)
-    scores = torch.kernel(part, "log_softmax", saves="output")
+    scores = _scores(torch, part, single=ends.layer.single or not cut)
     del part
     return gathered(torch, scores)
 

@@ -281,6 +281,32 @@ for step in range(4):
 """
 
 
+GAPS = """
+import torch
+model = torch.nn.Linear(512, 2048).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+logits = model(torch.randn(4, 64, 512, device="cuda"))
+torch.cuda.reset_peak_memory_stats()
+before = torch.cuda.memory_allocated()
+logps = logits[:, :-1].log_softmax(-1)
+cut = 4 * 63 * 2048 * 4
+assert torch.cuda.memory_allocated() - before == cut
+assert torch.cuda.max_memory_allocated() - before == 2 * cut
+torch.cuda.reset_peak_memory_stats()
+logps[:1, :8].log_softmax(-1)
+assert torch.cuda.max_memory_allocated() - before - cut == 8 * 2048 * 4
+logps.sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_log_softmax_reads_a_copy_of_what_has_gaps(folder: Path) -> None:
+    """Rows that were cut by one position are copied for CUDA's kernel; those of one row are not."""
+    (folder / "train.py").write_text(GAPS, encoding="utf-8")
+    code, _, err = run("trace", "--gpu", "a100-80-sxm", "--steps", "1", "--", "python", "train.py")
+    assert code == 0, err
+
+
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_an_evaluation_behind_the_last_step_is_waited_for(folder: Path, *, evaluates: bool) -> None:
     """Where the program has one; it stops before it trains again."""

@@ -324,6 +324,16 @@ at::Device device_of(const std::vector<IValue>& arguments) {
   return found;
 }
 
+// Copies of arguments that have gaps, which a kernel takes after its outputs and gives back.
+void take_copies(const Call& call) {
+  std::vector<Tensor> copies;
+  for (const IValue& value : call.arguments) {
+    each_tensor(value, [&](const Tensor& each) {
+      if (each.is_cuda() && !each.is_contiguous()) copies.push_back(at::empty(each.sizes(), each.options()));
+    });
+  }
+}
+
 void pretend(const OperatorHandle& handle, Stack* stack) {
   const Operator& op = about(handle);
   const size_t n = handle.schema().arguments().size();
@@ -357,6 +367,7 @@ void pretend(const OperatorHandle& handle, Stack* stack) {
     }
   }
   guess_results(call, stack, first);
+  if (op.reads_copies) take_copies(call);
 }
 
 void on_card(const OperatorHandle& handle, Stack* stack) { pretend(handle, stack); }

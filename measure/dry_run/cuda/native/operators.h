@@ -21,11 +21,14 @@ struct Operator {
   bool only_writes = false;     // every result is an argument that was written to
   bool runs_on_host = false;    // a kernel of its own for the CPU, which would touch memory
   bool is_product = false;      // cuBLAS
+  bool reads_copies = false;
   bool marks = false;
   std::vector<bool> is_out, is_written;
 };
 
 const std::unordered_set<std::string> PRODUCTS{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
+// Kernels that read a copy of what has gaps between its elements (ATen/native/cuda/SoftMax.cu host_softmax, host_softmax_backward).
+const std::unordered_set<std::string> READS_COPIES{"aten::_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"};
 const std::unordered_set<std::string> CHOOSING{"aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin",
                                                "aten::multinomial"};
 // These mark whole numbers in floating point: routers of experts count the marks, so that their values are kept as those of whole numbers.
@@ -60,6 +63,7 @@ Operator described(const OperatorHandle& handle) {
   found.is_view = any_alias && !writes;
   found.runs_on_host = handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) || found.name == "aten::copy_";
   found.marks = MARKS.count(found.name) > 0;
+  found.reads_copies = READS_COPIES.count(found.name) > 0;
   found.is_product = PRODUCTS.count(found.name) > 0;
   return found;
 }

@@ -273,6 +273,22 @@ def test_softmax_into_fp32_copies_bf16_but_not_fp16(name: str, half: torch.dtype
     assert copied[True] == ([] if half == torch.float16 else copied[False])
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax_reads_a_copy_of_what_has_gaps(name: str) -> None:
+    """A copy behind the output, given back before the next operator; none of one row, which has no gaps."""
+    recorder = Recorder()
+    with FakeTensorMode(), recorder:
+        for rows in (2, 1):
+            getattr(torch.empty(rows, 8, 64)[:, :-1], name)(-1)
+    taken = [
+        (each.alloc, each.block.n_bytes, "workspace" in each.block.op) for each in recorder.trace.records
+    ]
+    cut = 2 * 7 * 64 * 4
+    at = taken.index((True, cut, True))
+    assert taken[at - 1 : at + 2] == [(True, cut, False), (True, cut, True), (False, cut, True)]
+    assert sum(is_workspace for _, _, is_workspace in taken) == 2
+
+
 def test_autocast_casts_what_cuda_casts() -> None:
     """Powers, exponentials, norms and softmax run in fp32, products in 16-bit;
     afterwards the CPU's own lists are back.
