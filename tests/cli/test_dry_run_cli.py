@@ -122,6 +122,8 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         assert torch.linalg.solve(torch.randn(9, 64, 64, device="cuda"), large[:64, :3]).is_cuda
         gone = nn.Linear(1024, 1024, bias=False).cuda()
         gone(torch.ones(1, 1024, device="cuda")).sum().item()
+        import gc
+        gc.collect()
         held = torch.cuda.memory_allocated()
         del gone
         assert torch.cuda.memory_allocated() == held - 4 * 1024**2
