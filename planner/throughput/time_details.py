@@ -20,7 +20,7 @@ from planner.throughput.flop import products_flop
 from planner.throughput.generation_time import cache_bytes_per_token
 from planner.throughput.offload import transfers
 from planner.throughput.parallel_time import exchanged_bytes, parallel_bytes
-from planner.throughput.terms import modules_called, passes_aside
+from planner.throughput.terms import passes_aside
 from planner.throughput.time_inputs import TimedJob
 from planner.units import GIGA, MEGA, MICRO_S, TERA
 
@@ -86,7 +86,7 @@ def _generation(job: TimedJob, _: TimeTerm) -> str:
 
 
 def _hooks(job: TimedJob, _: TimeTerm) -> str:
-    modules, cost = modules_called(job), job.coefficients.hook_s / MICRO_S
+    modules, cost = job.called_modules, job.coefficients.hook_s / MICRO_S
     return f"{modules} modules, {job.trained_tensors} trained tensors, {cost:.0f} us each"
 
 

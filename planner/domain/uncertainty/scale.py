@@ -18,7 +18,7 @@ from planner.units import GIB
 _PAGED_OUT = frozenset({"paged_optimizer_states"})
 # Issue time that kernels hide shows as soon as the host is slower than predicted, so all of it counts,
 # hidden or not.
-_ISSUE_TERMS = frozenset({"launch", "sharding_hooks"})
+ISSUE_TERMS = frozenset({"launch", "sharding_hooks"})
 _LINK_TERMS = frozenset(
     {"collectives", "update_collectives", "parallel_collectives", "host_transfers", "cpu_adam", "nvme"}
 )
@@ -148,7 +148,7 @@ def machine_share(time: TimePrediction) -> Number:
 
     Issue time counts where kernels hide it, too: on a slower host it is what a step waits for.
     """
-    issue: Number = sum((term.seconds for term in time.terms if term.name in _ISSUE_TERMS), 0.0)
+    issue: Number = sum((term.seconds for term in time.terms if term.name in ISSUE_TERMS), 0.0)
     exposed: Number = sum(
         (term.seconds - term.overlapped_s for term in time.terms if term.name in _LINK_TERMS), 0.0
     )
