@@ -192,8 +192,6 @@ class Stack:
     cudnn_attention: bool
     """``sdpa`` takes cuDNN's kernels on Hopper and data center Blackwell: as fast as the third generation,
     with a mask, too."""
-    walks_modules: bool
-    """Each step the loop walks through all modules: to count parameters, to clip and to zero."""
     device_map: DeviceMap
     """Room that a GPU gets beyond an even share (``device_map``): for a layer or the largest module."""
     model_parallel: ModelParallel

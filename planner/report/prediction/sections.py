@@ -320,7 +320,7 @@ def time_section(prediction: Prediction) -> Section:
     rows = [_row(term, float(time.step_s)) for term in time.terms if float(term.seconds) > 0]
     rows.append(Row(("= step", _ms(float(time.step_s)), "", "", ""), "strong"))
     interval = step_interval(prediction)
-    notes = (Note(f"{interval} of the step."),) if interval else ()
+    notes: tuple[Note, ...] = (Note(f"{interval} of the step."),) if interval else ()
     if is_host_bound(time):
         notes += (Note(_HOST_BOUND, "dim"),)
     return Section("Time of one optimizer step", (Grid(_COLUMNS, tuple(rows)), Note(_rates(time)), *notes))
