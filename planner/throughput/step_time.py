@@ -46,7 +46,7 @@ _GPU_FORMULAS = {
 }
 # Kernels over weights: as long in a short micro-step as in a long one.
 _WHATEVER_THE_LENGTH = frozenset({"weight_casts", "dequantization", "sharding_copies"})
-_HOST_TERMS = frozenset({"launch", "sharding_hooks"})
+_HOST_TERMS = frozenset({"launch", "sharding_hooks", "module_walks"})
 _NO_TIME_S = 1e-12
 
 
@@ -131,7 +131,8 @@ def _host_terms(
         both_busy_seconds(gpu_s, launch - waiting + hooks - exposed, varying, job.micro.spread) - hidden, 0.0
     )
     terms = _term("launch", launch, "step_time:launch_seconds", hidden)
-    return terms + _term("sharding_hooks", hooks, "communication:hook_seconds", hidden_hooks)
+    terms += _term("sharding_hooks", hooks, "communication:hook_seconds", hidden_hooks)
+    return terms + _term("module_walks", walk_seconds(job), "kernel_time:walk_seconds")
 
 
 def both_busy_seconds(gpu_s: Number, host_s: Number, varying_s: Number, spread: Number) -> Number:
@@ -152,8 +153,7 @@ def both_busy_seconds(gpu_s: Number, host_s: Number, varying_s: Number, spread: 
 def _once_per_step_terms(job: TimedJob, gpu_s: Number) -> list[TimeTerm]:
     """Update, collectives and offload; what is prefetched hides behind kernels, each GPU second only once."""
     recipe, overlap = job.recipe, job.coefficients.comm_overlap
-    update = optimizer_seconds(job) + walk_seconds(job)
-    terms = _term("optimizer_step", update, "kernel_time:optimizer_seconds")
+    terms = _term("optimizer_step", optimizer_seconds(job), "kernel_time:optimizer_seconds")
     terms += _term(
         "update_collectives", update_collective_seconds(job), "communication:update_collective_seconds"
     )

@@ -90,6 +90,10 @@ def _hooks(job: TimedJob, _: TimeTerm) -> str:
     return f"{modules} modules, {job.trained_tensors} trained tensors, {cost:.0f} us each"
 
 
+def _walks(job: TimedJob, _: TimeTerm) -> str:
+    return f"{job.called_modules} modules, {job.coefficients.launch_s / MICRO_S:.0f} us each"
+
+
 def _optimizer(job: TimedJob, _: TimeTerm) -> str:
     return f"{job.recipe.optimizer}, {job.trained_params / GIGA:.3f} B trained parameters on {job.world} GPUs"
 
@@ -155,6 +159,7 @@ _DETAILS: dict[str, Callable[[TimedJob, TimeTerm], str]] = {
     "sharding_copies": _moved,
     "launch": _launch,
     "sharding_hooks": _hooks,
+    "module_walks": _walks,
     "optimizer_step": _optimizer,
     "update_collectives": _update_collectives,
     "generation": _generation,

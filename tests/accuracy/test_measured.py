@@ -86,8 +86,8 @@ def test_times_where_the_card_is_the_limit() -> None:
             continue
         if machine_share(score.prediction.time) < 0.4:
             compared.append(score.throughput.error)
-    assert len(compared) >= 8
-    assert max(map(abs, compared)) < 0.18
+    assert len(compared) >= 7
+    assert max(map(abs, compared)) < 0.17
 
 
 def test_host_memory_of_weights_that_were_made_on_the_card_is_not_compared() -> None:

@@ -18,7 +18,7 @@ from planner.units import GIB
 _PAGED_OUT = frozenset({"paged_optimizer_states"})
 # Issue time that kernels hide shows as soon as the host is slower than predicted, so all of it counts,
 # hidden or not.
-ISSUE_TERMS = frozenset({"launch", "sharding_hooks"})
+ISSUE_TERMS = frozenset({"launch", "sharding_hooks", "module_walks"})
 _LINK_TERMS = frozenset(
     {"collectives", "update_collectives", "parallel_collectives", "host_transfers", "cpu_adam", "nvme"}
 )

@@ -328,7 +328,8 @@ def time_section(prediction: Prediction) -> Section:
 
 def is_host_bound(time: TimePrediction) -> bool:
     """Whether a tenth of the step or more is kernels waiting for the host that starts them."""
-    waits = (term.seconds - term.overlapped_s for term in time.terms if term.name in ISSUE_TERMS)
+    issued = ISSUE_TERMS - {"module_walks"}
+    waits = (term.seconds - term.overlapped_s for term in time.terms if term.name in issued)
     return float(sum(waits)) > _HOST_BOUND_SHARE * float(time.step_s)
 
 
