@@ -14,6 +14,7 @@ TRAINER_BATCH = 8
 """Samples of a micro-step where nobody gives any to the Trainer: transformers 5.23.0 training_args.py."""
 EVAL_BATCH = 8
 """Samples of one evaluation step where nobody says any: transformers 5.23.0 training_args.py."""
+_CUDNN_FIRST = ("9.0", "10.0", "10.3")
 
 
 def segments_grow(stack: Stack, n_gpus: int, n_nodes: int = 1, *, deepspeed: bool = False) -> bool:
@@ -124,6 +125,16 @@ class Scenario:
         return self.recipe.loss == "chunked" and (
             self.recipe.has_own_loss or self.stack.loss_pieces == "tiles"
         )
+
+    @property
+    def runs_cudnn(self) -> bool:
+        """Whether torch's fused attention takes cuDNN's kernels, with a mask, too.
+
+        Source: torch 2.11 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``
+        check_prefer_cudnn_attention.
+        """
+        prefers = self.stack.cudnn_attention and self.hardware.gpu.compute_capability in _CUDNN_FIRST
+        return prefers and self.recipe.attention == "sdpa"
 
     def assumption(self, name: str) -> Assumption | None:
         """The entry of one field; ``None`` where none was made."""

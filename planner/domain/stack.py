@@ -189,6 +189,9 @@ class Stack:
     place of torch's fused attention runs a kernel that is told where samples begin."""
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
+    cudnn_attention: bool
+    """``sdpa`` takes cuDNN's kernels on Hopper and data center Blackwell: as fast as the third generation,
+    with a mask, too."""
     device_map: DeviceMap
     """Room that a GPU gets beyond an even share (``device_map``): for a layer or the largest module."""
     model_parallel: ModelParallel

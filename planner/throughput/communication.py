@@ -8,7 +8,7 @@ from planner.domain.recipes.recipe import DTYPE_BYTES, GATHERED_FP8, Number
 from planner.program.weights.float8 import in_float8
 from planner.throughput.kernel_time import orthogonalized_params
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
-from planner.throughput.terms import modules_called, passes_aside
+from planner.throughput.terms import passes_aside
 from planner.throughput.time_inputs import TimedJob
 from planner.units import MEGA
 
@@ -397,7 +397,7 @@ def hook_seconds(job: TimedJob) -> Number:
     recipe = job.recipe
     if recipe.sharding.is_zero3:
         passes = job.passes + 1 + passes_aside(job)
-        return modules_called(job) * HOOKS_PER_PASS * passes * job.coefficients.hook_s
+        return job.called_modules * HOOKS_PER_PASS * passes * job.coefficients.hook_s
     if recipe.sharding.is_zero12:
         return job.trained_tensors * job.coefficients.hook_s
     if recipe.uses_fsdp:

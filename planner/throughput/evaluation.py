@@ -12,7 +12,7 @@ from planner.throughput.communication import (
     ring_fraction,
     stored_param_bytes,
 )
-from planner.throughput.terms import kernel_seconds, modules_called, pass_seconds
+from planner.throughput.terms import kernel_seconds, pass_seconds
 from planner.throughput.time_inputs import TimedJob
 from planner.throughput.tokens import micro_step
 
@@ -45,7 +45,7 @@ def evaluation_step_seconds(job: TimedJob) -> Number:
     seconds = pass_seconds(evaluated, "evaluation")
     kernels, issue = kernel_seconds(seconds), seconds["launches"] * job.coefficients.launch_s
     if job.recipe.sharding.is_zero3:
-        issue = issue + modules_called(job) * HOOKS_PER_PASS * job.coefficients.hook_s
+        issue = issue + job.called_modules * HOOKS_PER_PASS * job.coefficients.hook_s
     busy = maximum(kernels, issue)
     moved = _weight_seconds(job)
     return busy + moved - minimum(moved * overlapping_share(job), kernels)

@@ -23,7 +23,7 @@ from planner.throughput.communication import (
 from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.flop import model_flop
 from planner.throughput.generation_time import generation_seconds
-from planner.throughput.kernel_time import optimizer_seconds
+from planner.throughput.kernel_time import optimizer_seconds, walk_seconds
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.parallel_time import parallel_seconds
 from planner.throughput.terms import kernel_seconds, pass_seconds
@@ -46,7 +46,7 @@ _GPU_FORMULAS = {
 }
 # Kernels over weights: as long in a short micro-step as in a long one.
 _WHATEVER_THE_LENGTH = frozenset({"weight_casts", "dequantization", "sharding_copies"})
-_HOST_TERMS = frozenset({"launch", "sharding_hooks"})
+_HOST_TERMS = frozenset({"launch", "sharding_hooks", "module_walks"})
 _NO_TIME_S = 1e-12
 
 
@@ -131,7 +131,8 @@ def _host_terms(
         both_busy_seconds(gpu_s, launch - waiting + hooks - exposed, varying, job.micro.spread) - hidden, 0.0
     )
     terms = _term("launch", launch, "step_time:launch_seconds", hidden)
-    return terms + _term("sharding_hooks", hooks, "communication:hook_seconds", hidden_hooks)
+    terms += _term("sharding_hooks", hooks, "communication:hook_seconds", hidden_hooks)
+    return terms + _term("module_walks", walk_seconds(job), "kernel_time:walk_seconds")
 
 
 def both_busy_seconds(gpu_s: Number, host_s: Number, varying_s: Number, spread: Number) -> Number:

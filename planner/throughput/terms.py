@@ -30,13 +30,6 @@ def pass_seconds(job: TimedJob, passes: Pass) -> dict[str, Number]:
     return by_structure(job.scenario, job.micro, passes, partial(_read, job))
 
 
-def modules_called(job: TimedJob) -> Number:
-    """Modules that one forward pass calls, each of which an engine may have hooks on."""
-    return by_structure(job.scenario, job.micro, "training", lambda counted: {"modules": counted.modules})[
-        "modules"
-    ]
-
-
 def passes_aside(job: TimedJob) -> Number:
     """Forward passes of language models that train nothing, for each micro-step of training."""
     return by_structure(job.scenario, job.micro, "aside", lambda counted: {"asked": counted.asked})["asked"]

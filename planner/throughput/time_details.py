@@ -20,7 +20,7 @@ from planner.throughput.flop import products_flop
 from planner.throughput.generation_time import cache_bytes_per_token
 from planner.throughput.offload import transfers
 from planner.throughput.parallel_time import exchanged_bytes, parallel_bytes
-from planner.throughput.terms import modules_called, passes_aside
+from planner.throughput.terms import passes_aside
 from planner.throughput.time_inputs import TimedJob
 from planner.units import GIGA, MEGA, MICRO_S, TERA
 
@@ -86,8 +86,12 @@ def _generation(job: TimedJob, _: TimeTerm) -> str:
 
 
 def _hooks(job: TimedJob, _: TimeTerm) -> str:
-    modules, cost = modules_called(job), job.coefficients.hook_s / MICRO_S
+    modules, cost = job.called_modules, job.coefficients.hook_s / MICRO_S
     return f"{modules} modules, {job.trained_tensors} trained tensors, {cost:.0f} us each"
+
+
+def _walks(job: TimedJob, _: TimeTerm) -> str:
+    return f"{job.called_modules} modules, {job.coefficients.launch_s / MICRO_S:.0f} us each"
 
 
 def _optimizer(job: TimedJob, _: TimeTerm) -> str:
@@ -155,6 +159,7 @@ _DETAILS: dict[str, Callable[[TimedJob, TimeTerm], str]] = {
     "sharding_copies": _moved,
     "launch": _launch,
     "sharding_hooks": _hooks,
+    "module_walks": _walks,
     "optimizer_step": _optimizer,
     "update_collectives": _update_collectives,
     "generation": _generation,

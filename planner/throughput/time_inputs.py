@@ -12,7 +12,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program import job as program
 from planner.program.ops.tensors import Unit
-from planner.throughput.counted import unit_values
+from planner.throughput.counted import by_structure, unit_values
 from planner.throughput.rates import Rates, rates_of
 from planner.throughput.tokens import MicroStep, micro_step, slowest_rank
 
@@ -49,6 +49,13 @@ class TimedJob:
     def trained_tensors(self) -> int:
         """Tensors that the optimizer updates."""
         return sum(kind.count for kind in self.own.trained_parameters)
+
+    @property
+    def called_modules(self) -> Number:
+        """Modules that one forward pass calls, each of which an engine may have hooks on."""
+        return by_structure(self.scenario, self.micro, "training", lambda each: {"modules": each.modules})[
+            "modules"
+        ]
 
     @property
     def adapted_matrices(self) -> int:

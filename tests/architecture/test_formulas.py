@@ -53,7 +53,6 @@ NO_FORMULA = {
     "throughput/step_time.py:pass_terms": "chooses terms",
     "throughput/step_time.py:predict_time": "adds up the terms of the other files",
     "throughput/terms.py:kernel_seconds": "adds up",
-    "throughput/terms.py:modules_called": "reads the step program",
     "throughput/terms.py:passes_aside": "reads the step program",
     "throughput/terms.py:term_of": "names a term",
     "throughput/tokens.py:micro_step": "counts tokens as the padding mode defines them",

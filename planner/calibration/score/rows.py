@@ -64,6 +64,8 @@ class RowScore:
 
     ``not_modelled`` is why there is no prediction, ``not_timed`` why a measured time or rate could not be
     compared.  ``host_bound`` compares with installed memory, which is only an upper bound on what a job used.
+    ``has_random_weights``: they were made on the GPU, so host RAM, where a checkpoint would have been, is not
+    compared.
     """
 
     record: RunRecord
@@ -76,6 +78,7 @@ class RowScore:
     host_memory: Comparison | None = None
     host_bound: Comparison | None = None
     oom: OomResult | None = None
+    has_random_weights: bool = False
 
     @property
     def why_left_out(self) -> str:

@@ -108,7 +108,8 @@ def validate(records: RecordSet, model: Model | Callable[[RunRecord], Model] = P
     unusable: list[Quarantined] = []
     for record in records.records:
         try:
-            scored.append(score_record(record, model(record) if callable(model) else model))
+            row = score_record(record, model(record) if callable(model) else model)
+            scored.append(_without_loading(row, records))
         except UsageError as error:
             path, _, line = records.places[record.id].rpartition(":")
             unusable.append(Quarantined(path, int(line), str(error), "unreadable"))
@@ -151,6 +152,21 @@ def score_source(name: str, rows: Sequence[RowScore]) -> SourceScore:
 def offloads(row: RowScore) -> bool:
     """Whether the row's job keeps something in host RAM or on NVMe."""
     return row.scenario is not None and row.scenario.recipe.offloads_something
+
+
+def _without_loading(row: RowScore, records: RecordSet) -> RowScore:
+    """Without host RAM where ``measure run`` made random weights on the GPU, in the place of a checkpoint.
+
+    What a job offloads is in host RAM whatever its values are.
+    """
+    if row.host_memory is None or offloads(row) or is_cpu(row.record):
+        return row
+    from planner.records.measured import raw_of
+
+    raw = raw_of(records.attachments.get(row.record.id, {}))
+    if raw is None or raw.options.get("checkpoint") is not None:
+        return row
+    return replace(row, host_memory=None, has_random_weights=True)
 
 
 def _ranks(rows: Sequence[RowScore], pick: Callable[[RowScore], Comparison | None]) -> RankAgreement | None:

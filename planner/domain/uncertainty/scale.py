@@ -18,7 +18,7 @@ from planner.units import GIB
 _PAGED_OUT = frozenset({"paged_optimizer_states"})
 # Issue time that kernels hide shows as soon as the host is slower than predicted, so all of it counts,
 # hidden or not.
-_ISSUE_TERMS = frozenset({"launch", "sharding_hooks"})
+ISSUE_TERMS = frozenset({"launch", "sharding_hooks", "module_walks"})
 _LINK_TERMS = frozenset(
     {"collectives", "update_collectives", "parallel_collectives", "host_transfers", "cpu_adam", "nvme"}
 )
@@ -39,12 +39,11 @@ _ORDER = 6.0
 # Context, libraries, other processes and rounding scatter by bytes, whatever the job's size, like so many
 # transient bytes.
 _FIXED_BYTES = 2.0 * GIB
-# How far hosts, links and disks of one kind lie apart, in parts of what kernels do: 0.3 to 0.8, and 0.15
-# (``FREEDOM`` of :mod:`planner.domain.uncertainty.hierarchy`).
-_MACHINE = 3.3
-# All rates of a card whose chip nobody names: one standard deviation, by ``FREEDOM`` of
-# :mod:`planner.domain.uncertainty.hierarchy`, over that of times whose scale is 1, by sources left out.
+# One standard deviation of the logarithm of times whose scale is 1, by sources left out.  How far hosts lie
+# apart, and all rates of a card whose chip nobody names, are in parts of it, by ``FREEDOM`` of
+# :mod:`planner.domain.uncertainty.hierarchy`.
 _TIME_DEVIATION = 0.10
+_MACHINE = FREEDOM["launch_s"].machine / _TIME_DEVIATION
 _UNSOURCED_RATES = FREEDOM["gpu_rate"].machine / _TIME_DEVIATION
 # What each thing that no record had may add: half of what a peak that is all transient scatters by.
 _UNSEEN = 0.5
@@ -148,7 +147,7 @@ def machine_share(time: TimePrediction) -> Number:
 
     Issue time counts where kernels hide it, too: on a slower host it is what a step waits for.
     """
-    issue: Number = sum((term.seconds for term in time.terms if term.name in _ISSUE_TERMS), 0.0)
+    issue: Number = sum((term.seconds for term in time.terms if term.name in ISSUE_TERMS), 0.0)
     exposed: Number = sum(
         (term.seconds - term.overlapped_s for term in time.terms if term.name in _LINK_TERMS), 0.0
     )
@@ -157,7 +156,7 @@ def machine_share(time: TimePrediction) -> Number:
 
 
 def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
-    """Scale of a step time: sqrt(1 + (3.3 x :func:`machine_share`)^2), :func:`widened`: kernels and
+    """Scale of a step time: sqrt(1 + (5 x :func:`machine_share`)^2), :func:`widened`: kernels and
     machine err independently.
 
     Five times as much where lengths vary and their mean is not given: tokens that are not there take no more

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS, Attention
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import DTYPE_BYTES
+from planner.domain.uncertainty.calibration import lengths_of
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.supported import (
@@ -125,6 +126,15 @@ SYSTEM_RULES = (
         "A package has a version that was not read, so that of the nearest older one stands in",
         lambda case: bool(case.stack.unread),
         lambda case: "; ".join(case.stack.unread),
+    ),
+    Rule(
+        # torch 2.11 ATen/native/cudnn/MHA.cpp keeps plans by shape; modelscope/FunASR#3704: 0.44 s forward
+        # and 0.55 s backward for each new one on a B200.
+        "plan-for-each-shape",
+        "warn",
+        "cuDNN's attention plans for each new length of a batch, which takes a second or more and is not "
+        "counted: TORCH_CUDNN_SDPA_DEPRIORITIZED=1 takes FlashAttention in its place",
+        lambda case: case.scenario.runs_cudnn and lengths_of(case.scenario) == "natural",
     ),
     Rule(
         "sharding-on-one-process",

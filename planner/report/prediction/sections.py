@@ -11,6 +11,7 @@ from planner.domain.recipes.job_line import job_line
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Assumption
 from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Phase, Term, TimeTerm
+from planner.domain.uncertainty.scale import ISSUE_TERMS
 from planner.report.prediction.advice import lever_section, sensitivity_section, stack_section
 from planner.report.prediction.intervals import calibration_notes, level_interval, step_interval
 from planner.report.prediction.step_chart import failed_section, timeline_section
@@ -304,6 +305,12 @@ _COLUMNS = (
     Column("formula in planner.throughput", wide_only=True),
 )
 
+_HOST_BOUND_SHARE = 0.1
+_HOST_BOUND = (
+    "The host sets the pace: kernels end before it has started the next ones.  How long it takes for one is "
+    "assumed, and hosts differ by a factor of two or more.  A measured step of yours tells: plan calibrate."
+)
+
 
 def time_section(prediction: Prediction) -> Section:
     """Step time with its parts, samples and tokens per second, model FLOP utilisation."""
@@ -313,20 +320,30 @@ def time_section(prediction: Prediction) -> Section:
     rows = [_row(term, float(time.step_s)) for term in time.terms if float(term.seconds) > 0]
     rows.append(Row(("= step", _ms(float(time.step_s)), "", "", ""), "strong"))
     interval = step_interval(prediction)
-    notes = (Note(f"{interval} of the step."),) if interval else ()
+    notes: tuple[Note, ...] = (Note(f"{interval} of the step."),) if interval else ()
+    if is_host_bound(time):
+        notes += (Note(_HOST_BOUND, "dim"),)
     return Section("Time of one optimizer step", (Grid(_COLUMNS, tuple(rows)), Note(_rates(time)), *notes))
 
 
+def is_host_bound(time: TimePrediction) -> bool:
+    """Whether a tenth of the step or more is kernels waiting for the host that starts them."""
+    issued = ISSUE_TERMS - {"module_walks"}
+    waits = (term.seconds - term.overlapped_s for term in time.terms if term.name in issued)
+    return float(sum(waits)) > _HOST_BOUND_SHARE * float(time.step_s)
+
+
 def step_note(prediction: Prediction) -> Note:
-    """Time of a step with its interval, and the rates, in a line."""
+    """Time of a step with its interval, the rates, and whether the host decides it, in a line."""
     time = prediction.time
     if time is None:
         return Note("Step time is not predicted: the rates of this card are not known.", "warn")
     interval = step_interval(prediction)
     when = " with enough memory" if prediction.verdict == "does_not_fit" else ""
+    host = "; the host sets the pace, at an assumed speed" if is_host_bound(time) else ""
     return Note(
         f"Step{when}: {duration(time.step_s)}{f' ({interval})' if interval else ''}; "
-        f"{rate(time.tokens_per_s)} tokens/s"
+        f"{rate(time.tokens_per_s)} tokens/s{host}"
     )
 
 

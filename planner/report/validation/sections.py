@@ -100,6 +100,9 @@ def _head(validation: Validation) -> Section:
             "they are in the errors."
         )
         notes.append(Note(full, "dim"))
+    if random := sum(row.has_random_weights for row in validation.rows):
+        told = f"Host RAM of {random} rows is not compared: their weights were random, made on the GPU."
+        notes.append(Note(told, "dim"))
     notes += [Note(f"Left out: {place}", "warn") for place in validation.unread[:MAX_TOLD]]
     if (more := len(validation.unread) - MAX_TOLD) > 0:
         notes.append(Note(f"Left out too: {more} more lines; --json names them all", "warn"))

@@ -90,3 +90,27 @@ def test_a_layer_moves_and_issues_what_torch_does() -> None:
             found[kind] += sum(round(amount * values[unit]) for unit, amount in counts.items())
     assert found["launches"] == two["launches"] - one["launches"]
     assert found["bytes"] == pytest.approx(two["bytes"] - one["bytes"], rel=0.01)
+
+
+def test_a_mixture_issues_what_torch_does() -> None:
+    """Most operators that sort tokens by expert write some numbers for each token, and take the host as long
+    as any other.
+    """
+    sizes = CONFIG | {"num_experts": 8, "num_experts_per_tok": 2}
+    issued: list[int] = []
+    for count in (1, 2):
+        config = transformers.OlmoeConfig(**sizes, num_hidden_layers=count, attn_implementation="sdpa")
+        model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).train()
+        ids = torch.randint(0, 512, (BATCH, 64))
+        with Counting() as counting:
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        assert loss.requires_grad
+        issued.append(counting.totals["launches"])
+    job = job_of(
+        scenario({}, Setup(attention="sdpa"), model_from_config(config.to_dict(), "olmoe")), Coefficients()
+    )
+    layer = next(part.template for part in parts_of(job) if part.name == "layer")
+    forward = [
+        counts for (way, _, kind), counts in layer.work.items() if (way, kind) == ("forward", "launches")
+    ]
+    assert sum(round(counts[Unit.ONE]) for counts in forward) == issued[1] - issued[0]

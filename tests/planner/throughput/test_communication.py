@@ -30,7 +30,6 @@ from planner.throughput.communication import (
 )
 from planner.throughput.kernel_time import optimizer_seconds
 from planner.throughput.rates import intra_node_bytes_per_s
-from planner.throughput.terms import modules_called
 from planner.throughput.time_inputs import TimedJob, job_of
 from planner.units import GIGA
 from tests.planner.throughput.jobs import (
@@ -177,7 +176,7 @@ def test_zero3_runs_hooks_in_each_pass() -> None:
     for checkpoints in (False, True):
         held = job_of(resolve(from_flags({**flags, "gradient_checkpointing": checkpoints})), Coefficients())
         assert held is not None
-        seconds.append(hook_seconds(held) / modules_called(held) / HOOKS_PER_PASS / held.coefficients.hook_s)
+        seconds.append(hook_seconds(held) / held.called_modules / HOOKS_PER_PASS / held.coefficients.hook_s)
     assert seconds == pytest.approx([2, 3])
 
 

@@ -20,7 +20,13 @@ from planner.program.ops.work import FusedAttention
 from planner.throughput.communication import (
     gathered_bytes,
 )
-from planner.throughput.kernel_time import mean_keys, newton_schulz_flop, orthogonalized_params
+from planner.throughput.kernel_time import (
+    mean_keys,
+    newton_schulz_flop,
+    optimizer_seconds,
+    orthogonalized_params,
+    walk_seconds,
+)
 from planner.throughput.step_time import predict_time
 from planner.throughput.terms import pass_seconds
 from planner.throughput.time_inputs import TimedJob, job_of
@@ -222,3 +228,23 @@ def test_window_counts_the_band() -> None:
     kind = FusedAttention("flash", 1, "band", 3)
     assert mean_keys(kind, 5) == pytest.approx((1 + 2 + 3 + 3 + 3) / 5)
     assert mean_keys(kind, 2) == pytest.approx((1 + 2) / 2)
+
+
+def test_a_trainer_walks_through_all_modules() -> None:
+    """One operator's time for each module that a pass calls: 12 in each of 28 layers, and 4 around them.
+    A loop of one's own hands the optimizer its parameters.
+    """
+    said = {"model": "qwen2.5-1.5b", "method": "full", "gpu": "h100-sxm", "seq": "512"}
+    held = job(scenario(said))
+    assert held.called_modules == pytest.approx(28 * 12 + 4, abs=1)
+    assert walk_seconds(held) == held.called_modules * held.coefficients.launch_s
+    assert walk_seconds(job(scenario(said, stack="hf-loop"))) == 0
+
+
+def test_optimizers_that_step_tensor_by_tensor_wait_for_the_host() -> None:
+    """Adafactor of Transformers takes nine operators' time for each tensor, fused AdamW one."""
+    said = {"model": "qwen2.5-0.5b", "method": "full", "gpu": "h100-sxm", "seq": "512"}
+    sums, fused = (job(scenario(said, optimizer=name)) for name in ("adafactor", "adamw_torch_fused"))
+    issue = sums.trained_tensors * sums.coefficients.launch_s
+    assert optimizer_seconds(sums) == pytest.approx(9 * issue)
+    assert optimizer_seconds(fused) < 2 * issue

@@ -2,8 +2,8 @@
 
 Source: transformers 5.23 integrations/moe.py ``grouped_mm_experts_forward``, models/{mixtral,qwen3_moe,
 granitemoe,gpt_oss,deepseek_v2}/modeling_*.py; peft 0.21 tuners/lora/layer.py ParamWrapper.
-Ignored: indices and weights of the chosen experts, some numbers for each token; the second half of each
-weight of Hunyuan's routers, which stay in fp32.
+Ignored: memory of indices and weights of the chosen experts, some numbers for each token; the second half of
+each weight of Hunyuan's routers, which stay in fp32.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from planner.program.view import LayerView
 from planner.program.weights.four_bit import loaded
 from planner.program.weights.matrices import autocast, linear, product_4bit, weight_copy
 
+# On these alone: topk, sort, division by the experts of a token, their weights in that order, the cast of
+# their numbers, histc, cumsum; arange and index_put of the inverse order.
+_SMALL_OPERATORS = 9
 _FP32_ROUTERS = ("fp32", "sigmoid", "fp32_cast")
 
 
@@ -123,6 +126,8 @@ def _grouped(
     and the sum over these experts.
     """
     hidden, rows = x.count, view.block.mlp.top_k
+    if view.stack.fused_experts:
+        torch.spend("launches", Unit.ONE, _SMALL_OPERATORS)
     selected = torch.index(x, rows * hidden)
     (gate_up, up_factors), (down, down_factors) = specs
     biases = _biases(torch, view, gate_up)

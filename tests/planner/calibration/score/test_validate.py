@@ -161,3 +161,19 @@ def test_numbers_carry_the_unit_of_their_quantity() -> None:
         "step time",
     ]
     assert signed_percent(-0.0834) == "-8.3 %"
+
+
+def test_host_memory_of_random_weights_is_not_compared() -> None:
+    """`measure run` makes them on the GPU unless it is given a checkpoint; what is offloaded is compared."""
+    read = replace(RECORD, id="read", host_memory_mib=4000.0, host_memory_kind="rss_peak")
+    made, moved = replace(read, id="made"), replace(read, id="moved", sharding="zero2", offload="optimizer")
+    records = record_set(read, made, moved)
+    options = {"read": "a folder", "made": None, "moved": None}
+    raw = {
+        **dict.fromkeys(("case_key", "environment_key", "started_at", "how"), "x"), "duration_s": 1.0,
+        "said": {}, "workload": "loop", "host": {"n_samples": 1, "interval_s": 0.05},
+    }  # fmt: skip
+    attachments = {id_: {"raw": raw | {"options": {"checkpoint": value}}} for id_, value in options.items()}
+    rows = validate(replace(records, attachments=attachments), Coefficients()).rows
+    assert [row.host_memory is None for row in rows] == [False, True, False]
+    assert [row.has_random_weights for row in rows] == [False, True, False]

@@ -111,12 +111,12 @@ def test_issuing_counts_as_the_whole_step_at_most() -> None:
 
 
 def test_times_scatter_by_kernels_and_machine() -> None:
-    """1 for kernels, 3.3 times the share of the machine, 3 for a card that nobody names; five times as much
+    """1 for kernels, 5 times the share of the machine, 3 for a card that nobody names; five times as much
     where lengths are unknown.
     """
     hosted = step(TimeTerm("launch", 1.0, ""))
     assert time_scale(step(), SURE) == pytest.approx(1.0)
-    assert time_scale(hosted, SURE) == pytest.approx((1 + 1.65**2) ** 0.5)
+    assert time_scale(hosted, SURE) == pytest.approx((1 + 2.5**2) ** 0.5)
     assert time_scale(step(), replace(SURE, rates_unsourced=True)) == pytest.approx(10**0.5)
     assert time_scale(step(), replace(SURE, lengths_unknown=True)) == pytest.approx(5.0)
     assert time_scale(step(), replace(SURE, n_unseen=12)) == pytest.approx(2.0)

@@ -470,6 +470,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "shared-with-the-host": ({"gpu": "dgx-spark"}, {"gpu": "dgx-spark", "gpu_reserved": "16GiB"}),
     "gpu-memory-unknown": ({"gpu": "a100-unknown"}, {"gpu": "a100-unknown", "gpu_memory": "79GiB"}),
     "gpu-speed-unknown": ({"gpu": "my-card", "gpu_memory": "24GiB"}, {"gpu": "4090", "gpu_memory": "23GiB"}),
+    "plan-for-each-shape": (
+        {"gpu": "h100-sxm", "attention": "sdpa", "tokens_per_sample": 300},
+        {"gpu": "h100-sxm", "attention": "sdpa", "padding": "max_length", "tokens_per_sample": 300},
+    ),
     "version-not-read": ({"versions": "peft==9.0"}, {"versions": "peft==0.21.2"}),
     "gpu-memory-above-label": ({"gpu_memory": "48GiB"}, {"gpu_memory": "24GiB"}),
     "task-not-in-stack": (

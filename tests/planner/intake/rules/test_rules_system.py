@@ -85,3 +85,23 @@ def test_a_kernel_that_another_takes_the_place_of_is_no_help() -> None:
     said = warned("kernel-not-in-model-code", model="gpt-oss-20b", attention="flash2", gpu="h100-sxm")
     assert "knows no sinks" in said
     assert "knows no sinks" not in warned("kernel-not-in-model-code", model="bloom-3b", attention="sdpa")
+
+
+@pytest.mark.parametrize(
+    ("changed", "answers"),
+    [
+        ({}, True),
+        ({"gpu": "l40s"}, False),
+        ({"versions": ["torch==2.10.0"]}, False),
+        ({"attention": "flash2"}, False),
+        ({"padding": "max_length"}, False),
+        ({"switches": ["cudnn_attention=false"]}, False),
+    ],
+)
+def test_cudnn_plans_for_each_length(changed: dict[str, object], answers: bool) -> None:
+    """On Hopper from torch 2.11 on, where batches have lengths of their own."""
+    asked = {
+        "model": "qwen2.5-0.5b", "gpu": "h100-sxm", "seq": 1024, "tokens_per_sample": 300,
+        "padding": "longest", "attention": "sdpa",
+    }  # fmt: skip
+    assert bool(warned("plan-for-each-shape", **{**asked, **changed})) == answers

@@ -10,7 +10,8 @@ import pytest
 
 from planner.domain.recipes.job_line import job_line
 from planner.domain.scenario import Assumption
-from planner.domain.term import Term
+from planner.domain.term import Term, TimeTerm
+from planner.report.prediction.sections import step_note
 from planner.report.prediction.subject import Subject, terms_at_peak
 from planner.report.prediction.to_json import to_json
 from planner.units import GIB
@@ -218,3 +219,15 @@ def test_a_phase_of_every_micro_step_is_named_once() -> None:
     text = draw(Subject(scenario(), replace(made, memory=memory)))
     row = next(line for line in text.splitlines() if line.startswith("expanded weights"))
     assert row.split("transient")[1].strip().startswith("forward, 1st micro-batch; backward;")
+
+
+def test_a_step_that_waits_for_the_host_says_so() -> None:
+    """Where a tenth of it or more is issue time that no kernel hides; the speed of the host is assumed."""
+    made = prediction()
+    assert made.time is not None
+    for seconds, hidden, answers in ((0.5, 0.1, True), (0.5, 0.4, False)):
+        launch = TimeTerm("launch", seconds, "planner.units:format_seconds", hidden)
+        time = replace(made.time, terms=(*made.time.terms, launch))
+        text = draw(Subject(scenario(), replace(made, time=time)))
+        assert ("The host sets the pace" in text) == answers
+        assert ("at an assumed speed" in step_note(replace(made, time=time)).text) == answers
