@@ -132,7 +132,7 @@ SYSTEM_RULES = (
         # and 0.55 s backward for each new one on a B200.
         "plan-for-each-shape",
         "warn",
-        "cuDNN's attention plans for each new length of a batch, which takes a second or more and is not "
+        "cuDNN's attention plans for each new length of a batch, which may take a second or more and is not "
         "counted: TORCH_CUDNN_SDPA_DEPRIORITIZED=1 takes FlashAttention in its place",
         lambda case: case.scenario.runs_cudnn and lengths_of(case.scenario) == "natural",
     ),
