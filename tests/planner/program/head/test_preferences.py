@@ -16,7 +16,6 @@ from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
-from tests.planner.program.stored_runs import STORED_RESERVED, with_engine_workspace
 
 SWIFT = Path(__file__).parents[3] / "against_libraries/programs/swift.csv"
 # ``examples/mistral/mistral-dpo-qlora.yml`` of Axolotl (2025-03).
@@ -105,7 +104,7 @@ def test_copies_of_adapters_wait_for_the_loss_under_the_trainers_own_autocast() 
 )
 def test_peaks_are_those_of_swift_rlhf(row: dict[str, str]) -> None:
     """Allocated within 0.5 % of the dry run of ms-swift 4.6.0 on an H100 (without logits to keep), and
-    reserved as far as it was stored: the gradient of each row is a tensor of its own.
+    reserved within 4 %: the gradient of each row is a tensor of its own.
     """
     words = [word.partition("=") for word in row["job"].split()]
     said = {"stack": "swift", "model": "qwen2.5-0.5b", "gpu": "h100-sxm", "grad_accum": 2}
@@ -114,5 +113,5 @@ def test_peaks_are_those_of_swift_rlhf(row: dict[str, str]) -> None:
     allocated, reserved = (
         max(int(getattr(each, name)) for each in phases) for name in ("allocated_bytes", "reserved_bytes")
     )
-    assert allocated == pytest.approx(with_engine_workspace(int(row["allocated_bytes"])), rel=0.005)
-    assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=STORED_RESERVED)
+    assert allocated == pytest.approx(int(row["allocated_bytes"]), rel=0.005)
+    assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=0.04)
