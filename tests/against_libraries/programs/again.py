@@ -47,8 +47,10 @@ def _document(program: str) -> dict[str, Any]:
     """What ``measure trace --json`` says."""
     own = (str(HERE / word) if (HERE / word).is_file() else word for word in shlex.split(program))
     with tempfile.TemporaryDirectory() as folder:
-        for name, row in _rows().items():
-            (Path(folder) / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 64, encoding="utf-8")
+        for number in range(64):
+            for name, row in _rows(number).items():
+                with (Path(folder) / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
         command = [sys.executable, "-m", "measure", "trace", "--json", *own]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 3):
@@ -58,7 +60,9 @@ def _document(program: str) -> dict[str, Any]:
 
 
 def _columns(document: dict[str, Any]) -> dict[str, str]:
-    """Of one row.  ``cards``: those that reserve most, to a thousandth; the report rounds the others."""
+    """Of one row.  ``cards``: those that reserve most, to a thousandth; the report rounds the others.
+    ``workspaces``: those of cuBLAS; rows with one are older than that of autograd's thread.
+    """
     allocated, reserved = document["allocated_peak_bytes"], document["reserved_peak_bytes"]
     cards = set()
     for each in _others(document):
@@ -66,16 +70,17 @@ def _columns(document: dict[str, Any]) -> dict[str, str]:
         if float(each["value"].split()[3]) * GIB > 0.999 * reserved:
             cards.add(each["name"])
     numbers = ";".join(sorted(card.removeprefix("cuda:") for card in cards))
-    return {"allocated_bytes": str(allocated), "reserved_bytes": str(reserved), "cards": numbers}
+    peaks = {"allocated_bytes": str(allocated), "reserved_bytes": str(reserved)}
+    return {**peaks, "cards": numbers, "workspaces": "2"}
 
 
 def _others(document: dict[str, Any]) -> list[dict[str, str]]:
     return [each for each in document["assumptions"] if each["name"].startswith("cuda:")]
 
 
-def _rows() -> dict[str, dict[str, object]]:
-    """The row of each file: one of prompts, and those with answers, which the program cuts to its length."""
-    words = [f"w{number % 1000}" for number in range(12_000)]
+def _rows(number: int) -> dict[str, dict[str, object]]:
+    """A row of each file: one of prompts, and those with answers, which the program cuts to its length."""
+    words = [f"w{(number + each) % 1000}" for each in range(12_000)]
     asked = {"role": "user", "content": "w0"}
     long = " ".join(words[:3000])
     said = [asked, {"role": "assistant", "content": long}]
@@ -87,7 +92,7 @@ def _rows() -> dict[str, dict[str, object]]:
             "messages": said,
             "rejected_response": f"w1 {long}",
         },
-        "marks": {"messages": said, "label": True},
+        "marks": {"messages": said, "label": number % 2 == 0},
         "prompts": {"messages": [{**asked, "content": " ".join(words)}], "solution": "w0"},
     }
 
