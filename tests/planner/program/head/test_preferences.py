@@ -112,7 +112,7 @@ def test_copies_of_adapters_wait_for_the_loss_under_the_trainers_own_autocast() 
 )
 def test_peaks_are_those_of_swift_rlhf(row: dict[str, str]) -> None:
     """Allocated within 0.5 % of the dry run of ms-swift 4.6.0 on an H100 (without logits to keep), and
-    reserved within 4 %: the gradient of each row is a tensor of its own.
+    reserved within 1 %: the gradient of each row is a tensor of its own.
 
     Rows with one workspace were not run again since autograd's thread has its own of 32 MiB.
     """
@@ -125,5 +125,5 @@ def test_peaks_are_those_of_swift_rlhf(row: dict[str, str]) -> None:
     )
     lacking = 32 * MIB if row["workspaces"] == "1" else 0
     assert allocated == pytest.approx(int(row["allocated_bytes"]) + lacking, rel=0.005)
-    bound = DIVIDED_RESERVED if "sharding=zero3" in row["job"] else 0.04
+    bound = DIVIDED_RESERVED if "sharding=zero3" in row["job"] else 0.01
     assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=bound)
