@@ -1,10 +1,10 @@
 """Stored dry runs once more: ``python -m tests.against_libraries.programs.again FILE [WORD ...]`` writes the
 peaks of each row of ``FILE.csv`` beside it anew, or of those rows whose job has all the words.
 
-Column ``program`` has what comes behind ``measure trace``.  A word that names a file beside this one is that
-file; ``rows.jsonl``, ``marks.jsonl`` and ``prompts.jsonl`` hold long rows.  The interpreter is that of the
-environment with the tool: ``.venv`` for ``spread``, ``.venv-trl`` for ``gkd`` and ``grpo``,
-``.venv-torchtune`` for ``torchtune``, and one with ms-swift 4.6.0 for ``swift`` and ``stack=swift``.
+Column ``program`` has what comes behind ``measure trace``; rows without one were run by hand.  A word that
+names a file beside this one is that file; ``rows.jsonl`` and ``marks.jsonl`` hold long rows.  The interpreter
+is that of the environment with the tool: ``.venv`` for ``spread``, ``.venv-trl`` for ``gkd`` and ``grpo``,
+``.venv-torchtune`` for ``torchtune``, and one with ms-swift 4.6.0 for ``swift``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(name: str, words: list[str]) -> None:
     path = HERE / f"{name}.csv"
     rows = list(csv.DictReader(path.open(encoding="utf-8")))
     for row in rows:
-        if not set(words) <= set(row["job"].split()):
+        if not row["program"] or not set(words) <= set(row["job"].split()):
             continue
         before = {column: row[column] for column in row if column.endswith("_bytes")}
         document = _document(row["program"])
@@ -79,10 +79,9 @@ def _others(document: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _rows(number: int) -> dict[str, dict[str, object]]:
-    """A row of each file: one of prompts, and those with answers, which the program cuts to its length."""
-    words = [f"w{(number + each) % 1000}" for each in range(12_000)]
+    """A row of each file, with answers that the program cuts to its length."""
     asked = {"role": "user", "content": "w0"}
-    long = " ".join(words[:3000])
+    long = " ".join(f"w{(number + each) % 1000}" for each in range(3000))
     said = [asked, {"role": "assistant", "content": long}]
     answers = ("text", "completion", "chosen", "rejected", "output", "response_j", "response_k")
     return {
@@ -93,7 +92,6 @@ def _rows(number: int) -> dict[str, dict[str, object]]:
             "rejected_response": f"w1 {long}",
         },
         "marks": {"messages": said, "label": number % 2 == 0},
-        "prompts": {"messages": [{**asked, "content": " ".join(words)}], "solution": "w0"},
     }
 
 
