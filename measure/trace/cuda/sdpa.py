@@ -10,7 +10,7 @@ v, output, log-sum-exp).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -230,11 +230,12 @@ def cublas_workspace_bytes(compute_capability: str) -> int:
     return 32 * MIB if major.isdigit() and int(major) >= 9 else 2 * 4 * MIB + 8 * 16 * KIB
 
 
-def _logsumexp_workspace(tensor: torch.Tensor, *_: Any, **__: Any) -> list[int]:
-    """``(self - maxes).exp_()``, a tensor as large as the input.  Source:
-    ATen/native/ReduceOps.cpp logsumexp_out_impl.
+def _logsumexp_workspace(tensor: torch.Tensor, dim: Sequence[int], *_: Any, **__: Any) -> list[int]:
+    """``maxes``, and ``(self - maxes).exp_()``, a tensor as large as the input.  Source:
+    ATen/native/ReduceOps.cpp logsumexp_out_impl.  Left out: what compares ``maxes`` with infinity.
     """
-    return [tensor.numel() * tensor.element_size()]
+    n_bytes = tensor.numel() * tensor.element_size()
+    return [n_bytes // math.prod(tensor.shape[each] for each in dim or range(tensor.dim())), n_bytes]
 
 
 def _softmax_workspace(grad_out: torch.Tensor, output: torch.Tensor, *_: Any, **__: Any) -> list[int]:

@@ -38,11 +38,11 @@ def distilled_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Te
     scores = torch.kernel(own, "log_softmax", saves="output")
     wanted = torch.like(teachers, "log_softmax")
     distance = _DISTANCES.get(view.stack.distillation, _mixed)(torch, scores, wanted)
-    distance = torch.index(distance, distance.count)
+    distance = _counted(torch, distance)
     del own, teachers, scores, wanted
     loss = summed(torch, distance)
-    outputs.clear()
-    return loss
+    # The trainer empties the cache before it returns the loss and lets the logits go.
+    return record(torch, loss.alias(), [loss], outputs, lambda _, gradient: [gradient])
 
 
 def _in_pieces(torch: Operators, outputs: list[Tensor], saves: tuple[str, ...], n_beside: int) -> Tensor:
@@ -65,6 +65,16 @@ def _in_pieces(torch: Operators, outputs: list[Tensor], saves: tuple[str, ...], 
     return loss
 
 
+def _counted(torch: Operators, distance: Tensor) -> Tensor:
+    """``distance[mask]``, whose gradient is added to zeros where they are.
+
+    Source: torch 2.13 torch/csrc/autograd/FunctionsManual.cpp index_backward, ``_index_put_impl_``.
+    """
+    unit, count, dtype = distance.unit, distance.count, distance.dtype
+    out = torch.like(distance, "index")
+    return record(torch, out, [distance], [], lambda *_: [torch.new(unit, count, dtype, "new_zeros")])
+
+
 def _mixed(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:
     """Distances of both from the mean of their probabilities, which are added."""
     mixture = _log_mean(torch, torch.contiguous(scores, "add"), torch.like(wanted, "add"))
@@ -76,13 +86,15 @@ def _mixed(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _from_teacher(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:
-    """``kl_div`` whose target needs no gradient."""
-    return torch.mul(torch.like(wanted, "exp"), torch.sub(wanted, scores))
+    """``kl_div`` whose target needs no gradient; the second factor is there first."""
+    less = torch.sub(wanted, scores)
+    return torch.mul(torch.like(wanted, "exp"), less)
 
 
 def _from_student(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:
     """``kl_div`` whose target is the student's."""
-    return torch.mul(torch.kernel(scores, "exp", saves="output"), torch.sub(scores, wanted))
+    less = torch.sub(scores, wanted)
+    return torch.mul(torch.kernel(scores, "exp", saves="output"), less)
 
 
 _DISTANCES = {"mixture": _mixed, "forward": _from_teacher, "reverse": _from_student}
@@ -94,15 +106,18 @@ def _log_mean(torch: Operators, scores: Tensor, wanted: Tensor) -> Tensor:
     unit, count, dtype = scores.unit, scores.count, scores.dtype
     stack = torch.new(unit, 2 * count, dtype, "stack", cost=[scores, wanted])
     stack = record(torch, stack, [scores], [], lambda _, gradient: [part_of(gradient, count)])
-    largest = torch.like(wanted, "amax")
+    del scores, wanted
+    largest = torch.new(unit, count, dtype, "amax", cost=[stack])
     less = torch.like(stack, "sub")
     out = torch.like(largest, "logsumexp", cost=(stack,))
-    del largest, less
+    del less, largest
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        _less = torch.like(kept[0], "sub", cost=(kept[1],))
-        _exponentials = torch.like(kept[0], "exp")
-        return [torch.like(kept[0], "mul", cost=(gradient,))]
+        less = torch.like(kept[0], "sub", cost=(kept[1],))
+        exponentials = torch.like(kept[0], "exp")
+        made = torch.like(kept[0], "mul", cost=(gradient,))
+        del exponentials, less
+        return [made]
 
     return record(torch, out, [stack], [stack, out], backward)
 

@@ -1,8 +1,8 @@
 """PPO of LLaMA-Factory 0.9.2: ``llama_factory_ppo.py write`` lays files in this folder; else they are run.
 
 Its environment: torch 2.13.0, transformers 4.49.0, trl 0.9.6, peft 0.12.0, accelerate 1.2.1, datasets 3.2.0,
-huggingface_hub 0.29.3, llamafactory 0.9.2 (DISABLE_VERSION_CHECK=1).  A huggingface_hub from 0.30 on copies
-the collator, and the model with it: that copy is left out of what tests compare with.
+huggingface_hub 0.29.3, pyarrow 18.1.0, llamafactory 0.9.2 (DISABLE_VERSION_CHECK=1).  A huggingface_hub from
+0.30 on copies the collator, and the model with it.
 """
 
 import json

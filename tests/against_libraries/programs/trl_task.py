@@ -1,7 +1,8 @@
 """A script of TRL as its documentation has them: ``trl_task.py TASK [lora]``.
 
-For tasks that generate, the last argument may be JSON: of their configuration, of ``prompt``, the tokens of
-one, and of ``reward_model``.
+Words such as ``max_length=256`` are of its configuration.  So are ``model``, ``dtype``, ``lora_rank``,
+``reward_model``, ``teacher_model``, ``prompt``, its words where completions are generated, and
+``completion``, its words behind a prompt of one word.
 """
 
 import importlib
@@ -41,24 +42,35 @@ def rewards(completions: list[str], **_: Any) -> list[float]:
     return [float(number) for number in range(len(completions))]
 
 
+def value_of(text: str) -> Any:
+    """A number, a truth, or the word itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 task = sys.argv[1]
 model: Any = "Qwen/Qwen2.5-0.5B"
 rows = load_dataset("a-data-set-of-the-hub", split="train")
 tokenizer = AutoTokenizer.from_pretrained(model)
-said: dict[str, Any] = {"output_dir": "out", "bf16": True, "report_to": "none"}
+own, rewarded = GENERATES.get(task, ({"max_length": 512}, False))
+said: dict[str, Any] = {"output_dir": "out", "bf16": True, "report_to": "none", **own}
+said |= {"per_device_train_batch_size": 4 if task in GENERATES else 2}
+said |= {name: value_of(text) for name, sign, text in (word.partition("=") for word in sys.argv) if sign}
+if "dtype" in said:
+    said["model_init_kwargs"] = {"dtype": said.pop("dtype")}
+model, rank, teacher = said.pop("model", model), said.pop("lora_rank", 8), said.pop("teacher_model", model)
+words = rows[0]["text"].split() * 100
 options: dict[str, Any] = {}
 if task in GENERATES:
-    own, rewarded = GENERATES[task]
-    said |= {"per_device_train_batch_size": 4, **own}
-    said |= json.loads(sys.argv[-1]) if sys.argv[-1][0] == "{" else {}
-    words, model = rows[0]["prompt"].split(), said.pop("model", model)
-    text = " ".join((words * 100)[: said.pop("prompt", 64)])
+    text = " ".join(words[: said.pop("prompt", 64)])
     row = {"prompt": text, "privileged_context": text} if task in ("sdft", "sdpo") else {"prompt": text}
     rows = Dataset.from_list([row] * 256)
     reward_model = said.pop("reward_model", None)
     options = {"reward_funcs": reward_model or rewards} if rewarded else {}
-else:
-    said |= {"per_device_train_batch_size": 2, "max_length": 512}
+elif "completion" in said:
+    rows = Dataset.from_list([{"prompt": "w0", "chosen": " ".join(words[: said.pop("completion")])}] * 256)
 if task == "gkd":
     sides = {"user": "prompt", "assistant": "chosen"}
     rows = Dataset.from_list(
@@ -69,10 +81,10 @@ elif task not in GENERATES:
 if task == "tpo":
     rows = rows.add_column("reference", rows["chosen"])
 if task in ("gkd", "distillation"):
-    options["teacher_model"] = model
+    options["teacher_model"] = teacher
 if task in LOADED:
     model = AutoModelForCausalLM.from_pretrained(model)
-adapter = LoraConfig(r=8, target_modules="all-linear") if "lora" in sys.argv else None
+adapter = LoraConfig(r=rank, target_modules="all-linear") if "lora" in sys.argv else None
 found(task, "Trainer")(
     model,
     args=found(task, "Config")(**said),

@@ -21,7 +21,6 @@ from planner.program.job import job_of
 from planner.program.step import parts_of, step_of
 from planner.throughput.pipeline_time import predict_pipeline
 from planner.throughput.step_time import predict_time
-from tests.planner.program.stored_runs import STORED_RESERVED, with_engine_workspace
 
 # ``spread.py`` beside it, by measure trace with Transformers 5.23, accelerate 1.15 and PEFT 0.21.2;
 # ``cards``: those that reserve most.
@@ -48,15 +47,13 @@ def scenario_of(**given: object) -> Scenario:
     "row", list(csv.DictReader(DRY_RUNS.open(encoding="utf-8"))), ids=lambda row: row["job"]
 )
 def test_the_fullest_gpu_holds_what_the_dry_run_says(row: dict[str, str]) -> None:
-    """Allocated within 0.5 %, reserved as far as it was stored."""
+    """Allocated within 0.5 %, reserved within 2 %."""
     words = [word.partition("=") for word in row["job"].split()]
     job = fullest_job(scenario_of(**{name: value for name, _, value in words}), Coefficients())
     memory = predict_replayed(job)
     assert job.model.stage is not None
-    assert float(memory.allocated_peak_bytes) == pytest.approx(
-        with_engine_workspace(int(row["allocated_bytes"]), is_hopper="h100" in row["job"]), rel=0.005
-    )
-    assert float(memory.reserved_peak_bytes) == pytest.approx(int(row["reserved_bytes"]), rel=STORED_RESERVED)
+    assert float(memory.allocated_peak_bytes) == pytest.approx(int(row["allocated_bytes"]), rel=0.005)
+    assert float(memory.reserved_peak_bytes) == pytest.approx(int(row["reserved_bytes"]), rel=0.02)
     assert str(job.model.stage.rank) in row["cards"].split(";")
 
 
@@ -109,7 +106,7 @@ def test_the_quick_reading_is_near_the_replay() -> None:
 
 def test_a_gpu_with_the_head_alone_trains_nothing_and_runs_all_the_same() -> None:
     """Its loss goes back to the GPUs before; there are no states.  Its peak is that of the job of four GPUs
-    in ``spread.csv``, whose dry run says 1.92 and 2.09 GiB of the last one.
+    in ``spread.csv``, whose dry run says 1.95 and 2.38 GiB of the last one.
     """
     given: dict[str, object] = {"model": "qwen2.5-7b", "method": "lora", "gpu": "h100-sxm:4", "seq": 512}
     scenario = scenario_of(**given, batch=1, gradient_checkpointing="false")
@@ -117,9 +114,8 @@ def test_a_gpu_with_the_head_alone_trains_nothing_and_runs_all_the_same() -> Non
     assert [bool(job.trained) for job in jobs] == [True, True, True, False]
     memory = predict_replayed(jobs[-1])
     assert "optimizer_states" not in {term.name for term in memory.terms if term.n_bytes}
-    allocated = with_engine_workspace(int(1.92 * 2**30))
-    assert float(memory.allocated_peak_bytes) == pytest.approx(allocated, rel=0.005)
-    assert float(memory.reserved_peak_bytes) == pytest.approx(2.09 * 2**30, rel=STORED_RESERVED)
+    assert float(memory.allocated_peak_bytes) == pytest.approx(1.95 * 2**30, rel=0.005)
+    assert float(memory.reserved_peak_bytes) == pytest.approx(2.38 * 2**30, rel=0.005)
 
 
 def test_no_gradient_goes_back_to_a_first_gpu_without_anything_trained() -> None:

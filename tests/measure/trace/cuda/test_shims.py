@@ -234,6 +234,17 @@ def test_flash_backward_takes_workspace_while_it_runs() -> None:
     assert [record.block.n_bytes for record in taken if not record.alloc] == [rows * 64 * 4, rows * 4]
 
 
+@pytest.mark.parametrize(("dim", "n_largest"), [(0, 64), (-1, 2)])
+def test_logsumexp_takes_the_largest_and_the_differences(dim: int, n_largest: int) -> None:
+    """Before its output; of two tensors that are stacked, as of TRL's GKD, the largest are as many as it."""
+    recorder = Recorder(KERNEL_WORKSPACES)
+    with recorder:
+        recorder.enter_stage("forward")
+        torch.logsumexp(torch.empty(2, 64), dim)
+    taken = [each.block.n_bytes for each in recorder.trace.records if each.alloc]
+    assert taken == [2 * 64 * 4, n_largest * 4, 2 * 64 * 4, n_largest * 4]
+
+
 def test_dropout_keeps_one_byte_per_element() -> None:
     """CUDA keeps a boolean mask; the CPU keeps one in the dtype of the input."""
 

