@@ -137,6 +137,8 @@ class Stack:
     """What the loader brings to the card: ``kbit``, all of one process (``alone``), or ``undivided`` ones."""
     runs_trainer: bool
     """Transformers' Trainer runs the loop: it empties the cache before engines, and waits for each loss."""
+    runs_deepspeed: bool
+    """The stack's own code can hand a job to DeepSpeed."""
     zero_init: bool
     """Under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before."""
     fsdp_loads_whole: bool

@@ -270,6 +270,14 @@ SYSTEM_RULES = (
         lambda case: f"{case.recipe.method}, {case.recipe.sharding}",
     ),
     Rule(
+        "deepspeed-elsewhere",
+        "refuse",
+        "This stack divides jobs by its own code and has no DeepSpeed: use --sharding fsdp, or --stack "
+        "hf-trainer",
+        lambda case: case.recipe.sharding.engine == "deepspeed" and not case.stack.runs_deepspeed,
+        lambda case: f"{case.stack.id}, {case.recipe.sharding}",
+    ),
+    Rule(
         "distributed-optimizer-elsewhere",
         "refuse",
         "The distributed optimizer is Megatron-Core's: use --stack megatron, or --sharding zero1",
