@@ -17,17 +17,16 @@ from planner.catalog.models import load_model, model_ids
 from tests.extras import import_or_skip
 
 ONE_OF = 12
-# (mean, worst) in percent of the trace, by widths, with little room above what all cells show.  Peaks of
-# small models are a few segments of 20 MiB, of which one more shows, and tables of rotary positions, which
-# the program leaves out, are a fifth of a percent there, and up to 3 where a model has two kinds of layer.
+# (mean, worst) in percent of the trace, by widths, with little room above what the sample shows.  Tables of
+# rotary positions, which the program leaves out, are a fifth of a percent of small models, and up to 3 where
+# a model has two kinds of layer.
 LIMITS = {
-    "allocated": {"real": (0.04, 0.6), "small": (0.27, 3.5)},
-    # The stored replays know neither of the second workspace nor of the driver's order of addresses.
-    "reserved": {"real": (0.19, 2.1), "small": (1.5, 18.5)},
+    "allocated": {"real": (0.02, 0.1), "small": (0.25, 3.5)},
+    "reserved": {"real": (0.03, 0.5), "small": (0.2, 1.0)},
     # Of the trace's peak: the phase, and the group of terms, that differ most.  Where two moments are equally
     # full, either may be the one that terms are counted at.
-    "phase": {"real": (0.08, 2.5), "small": (0.45, 16.0)},
-    "terms": {"real": (0.3, 8.5), "small": (0.5, 4.5)},
+    "phase": {"real": (0.02, 0.2), "small": (0.35, 4.5)},
+    "terms": {"real": (0.2, 1.5), "small": (0.5, 3.5)},
 }
 TABLES = read_tables(folder())
 CELLS = {cell.key: cell for cell in all_cells()}
