@@ -192,8 +192,7 @@ class Stack:
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
     cudnn_attention: bool
-    """``sdpa`` takes cuDNN's kernels on Hopper and data center Blackwell: as fast as the third generation,
-    with a mask, too."""
+    """On Hopper and data center Blackwell ``sdpa`` takes cuDNN's kernels, with a mask, too."""
     device_map: DeviceMap
     """Room that a GPU gets beyond an even share (``device_map``): for a layer or the largest module."""
     model_parallel: ModelParallel

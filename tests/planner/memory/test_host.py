@@ -79,7 +79,7 @@ def test_stages_1_and_2_copy_all_weights_to_the_host_to_save() -> None:
         assert held(subject)["saved_copy"] == 2 * subject.base_params + 2 * trained
         assert host.per_process_bytes == host.steps_per_process_bytes + held(subject)["saved_copy"]
         assert host.required_per_node_bytes == host.per_node_bytes == 2 * host.per_process_bytes
-        assert "saved_copy" not in held(job(sharding=sharding, stack="torchtune"))
+        assert "saved_copy" not in held(job(sharding=sharding, stack="hf-loop"))
     assert "saved_copy" not in held(job(sharding="ddp"))
 
 
