@@ -270,6 +270,18 @@ SYSTEM_RULES = (
         lambda case: f"{case.recipe.method}, {case.recipe.sharding}",
     ),
     Rule(
+        # litgpt 0.5.13 finetune/lora.py parallelize_fn, which one GPU does not call; full.py FSDPStrategy.
+        "litgpt-checkpoints-divided-jobs",
+        "refuse",
+        "LitGPT checkpoints activations of jobs on several GPUs alone: use --no-gradient-checkpointing, or "
+        "--stack torchtune",
+        lambda case: (
+            case.stack.quantizer == "lightning"
+            and case.hardware.world_size == 1
+            and case.recipe.gradient_checkpointing
+        ),
+    ),
+    Rule(
         "deepspeed-elsewhere",
         "refuse",
         "This stack divides jobs by its own code and has no DeepSpeed: use --sharding fsdp, or --stack "

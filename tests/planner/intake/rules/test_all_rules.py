@@ -418,6 +418,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "qlora", "sharding": "fsdp1", "gpus": 2, "stack": "litgpt"},
         {"sharding": "fsdp1", "gpus": 2, "stack": "litgpt"},
     ),
+    "litgpt-checkpoints-divided-jobs": (
+        {"stack": "litgpt", "gradient_checkpointing": True},
+        {"stack": "litgpt"},
+    ),
     "deepspeed-elsewhere": (
         {"sharding": "zero2", "gpus": 2, "stack": "torchtune"},
         {"sharding": "zero2", "gpus": 2},
