@@ -56,6 +56,22 @@ def shifted(events: array[int], base: int, most: int) -> array[int]:
     return array("q", moved)
 
 
+def passing(events: Sequence[int], n_slots: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """Events that may come a second time, those of slots that these allocate and free; their places;
+    and the places of the others.
+
+    What they do not free stays, and what they free of before is gone: neither is done twice.
+    """
+    made = compiled.passing(events, n_slots) if isinstance(events, array) else None
+    if made is not None:
+        return made
+    slots = {event for event in events if event >= 0} & {~event for event in events if event < 0}
+    places: tuple[list[int], list[int]] = [], []
+    for place, event in enumerate(events):
+        places[(event if event >= 0 else ~event) in slots].append(place)
+    return [events[place] for place in places[1]], places[1], places[0]
+
+
 def fullest(events: Sequence[int], sizes: Sequence[int], begins: Sequence[int]) -> list[int]:
     """Most bytes held in each of the phases that begin at the events ``begins``;
     what is there when one begins counts, too.

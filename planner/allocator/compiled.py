@@ -41,6 +41,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "held_at": (None, [_POINTER, _POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]),
     "fullest": (None, [_POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER, _POINTER]),
     "shifted": (None, [_POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER]),
+    "passing": (_NUMBER, [_POINTER, _NUMBER, _POINTER, _POINTER, _POINTER]),
     "in_bytes": (_NUMBER, [_POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER]),
 }
 
@@ -136,6 +137,17 @@ def shifted(events: array[int], base: int, most: int) -> array[int] | None:
     moved = events[:]
     library.shifted(_start(events), len(events), base, most, _start(moved))
     return moved
+
+
+def passing(events: array[int], n_slots: int) -> tuple[array[int], array[int], array[int]] | None:
+    """As :func:`planner.allocator.columns.passing`; ``None`` where the library is not there."""
+    library = _library()
+    if library is None:
+        return None
+    seen, kept, places = array("B", bytes(n_slots)), events[:], events[:]
+    columns = _start(seen), _start(kept), _start(places)
+    n_kept = library.passing(_start(events), len(events), *columns)
+    return kept[:n_kept], places[:n_kept], places[: n_kept - 1 if n_kept else None : -1]
 
 
 class CompiledMemory:

@@ -508,6 +508,26 @@ void shifted(const int64_t *events, int64_t n_events, int64_t base, int64_t most
     }
 }
 
+/* Events of slots that these allocate and free, and their places; those of the others come from the end.
+   `seen` has a zero for every slot. */
+int64_t passing(const int64_t *events, int64_t n_events, uint8_t *seen, int64_t *kept, int64_t *places) {
+    int64_t n_kept = 0, n_left = 0;
+    for (int64_t index = 0; index < n_events; index++) {
+        int64_t event = events[index];
+        seen[event >= 0 ? event : ~event] |= event >= 0 ? 1 : 2;
+    }
+    for (int64_t index = 0; index < n_events; index++) {
+        int64_t event = events[index];
+        if (seen[event >= 0 ? event : ~event] == 3) {
+            kept[n_kept] = event;
+            places[n_kept++] = index;
+        } else {
+            places[n_events - ++n_left] = index;
+        }
+    }
+    return n_kept;
+}
+
 /* Bytes of every slot, to the even neighbour from the middle; the sum of them, or -1 above `most`. */
 int64_t in_bytes(const uint8_t *units, const double *unit_bytes, int64_t n_slots, const double *values, int64_t most, int64_t *sizes) {
     const double whole = 4503599627370496.0; /* 2^52: numbers from here on have no fraction */

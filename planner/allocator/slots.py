@@ -9,10 +9,13 @@ all three to each other.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
+from planner.allocator.columns import passing
 from planner.allocator.compiled import CompiledMemory, packed
 from planner.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings, rounded_bytes
 from planner.allocator.slot_memory import GrowingMemory, Memory
@@ -29,7 +32,8 @@ class SlotEvents:
     (``torch.cuda.empty_cache``).  ``lags``: by slot, how many later blocks of its pool the program lets go
     of before another stream is done with this one (``record_stream``) and it can be used again, unless the
     host waits before (``HOST_WAITS``); empty where no other stream uses any.  ``settings``: of the allocator;
-    segments that grow and rounding are replayed.
+    segments that grow and rounding are replayed.  ``again``: the events of a step that comes any number of
+    times, the first one and the one behind the last, which are those of whole phases.
 
     Raises:
         NotModelledError: other settings.
@@ -42,6 +46,7 @@ class SlotEvents:
     empties: frozenset[int] = frozenset()
     lags: Sequence[int] = ()
     settings: AllocatorSettings = DEFAULT_SETTINGS
+    again: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         if replace(self.settings, expandable_segments=False, roundup_divisions=()) != DEFAULT_SETTINGS:
@@ -140,38 +145,105 @@ def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotRep
     """Replay ``program`` on a card that lets the allocator reserve ``limit_bytes``.
 
     What is reserved beyond what is allocated is the allocator's cache: blocks to be used again,
-    and holes between them.
+    and holes between them.  Where the cache was given back, the last step is
+    repeated.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp.
     """
     asked, program = program, for_replay(_rounded(program))
     memory = _memory(program, limit_bytes)
-    bounds = [*program.begins, len(program.events)]
+    steps = _Steps(program)
     phases = []
     failure = None
-    for start, end in pairwise(bounds):
-        if start in program.empties:
-            memory.release_cached()
+    for start, end in steps.bounds:
         memory.begin_phase()
-        failed, place = memory.run(program.events[start:end], *program.by_slot)
+        failed, place = steps.run(memory, start, end)
         phases.append(PhaseReplay(memory.most_allocated, memory.most_reserved, max(start + place, start - 1)))
         if failed is not None:
-            failure = _failure(memory, start + failed, asked)
+            failure = _failure(memory, failed, asked)
             break
     return SlotReplay(tuple(phases), memory.n_retries, failure)
+
+
+_Piece = tuple[int, Sequence[int], Sequence[int]]
+# A step is repeated no more often.  Of 527 published jobs, all but one that fail after their second step do
+# so within these.
+_MOST_REPEATS = 4
+
+
+class _Steps:
+    """The phases of ``program``, and the repeats of the step that comes any number of times."""
+
+    def __init__(self, program: SlotEvents) -> None:
+        self.bounds = [*pairwise((*program.begins, len(program.events)))]
+        self._program = program
+
+    def run(self, memory: Memory | CompiledMemory, start: int, end: int) -> tuple[int | None, int]:
+        """Serve the events of a phase, or the rest of one: (the event that failed, if one did;
+        how far behind ``start`` most was allocated).
+        """
+        program = self._program
+        if start in program.empties:
+            memory.release_cached()
+        failed, place = memory.run(program.events[start:end], *program.by_slot)
+        if failed is not None:
+            return start + failed, place
+        return self._repeated(memory) if end == program.again[1] else None, place
+
+    def _repeated(self, memory: Memory | CompiledMemory) -> int | None:
+        """Repeat the step, two at a time, until the cache is given back no more in them, or as often as in
+        the two before and with as much reserved in the end; the event that fails, if one does.
+        """
+        n_retries, gave_back, reserved = 0, -1, memory.reserved
+        for _ in range(_MOST_REPEATS // 2):
+            before = gave_back, reserved
+            gave_back, reserved = memory.n_retries - n_retries, memory.reserved
+            if not gave_back or (gave_back, reserved) == before:
+                return None
+            n_retries = memory.n_retries
+            for begin, events, places in self._pieces:
+                if begin in self._program.empties:
+                    memory.release_cached()
+                failed, _ = memory.run(events, *self._program.by_slot)
+                if failed is not None:
+                    return self._program.again[0] + places[failed]
+        return None
+
+    @cached_property
+    def _pieces(self) -> list[_Piece]:
+        """The phases of two repeats: where each begins, and its events with their places in the step."""
+        first, last = self._program.again
+        *turns, places = _turns(self._program)
+        cuts = [*(begin for begin in self._program.begins if first <= begin < last), last]
+        bounds = [*pairwise(bisect_left(places, cut - first) for cut in cuts)]
+        return [
+            (begin, events[low:high], places[low:high])
+            for events in turns
+            for begin, (low, high) in zip(cuts, bounds, strict=False)
+        ]
+
+
+def _turns(program: SlotEvents) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """The events of a step when it is repeated for the first time, and for the second; their places in it.
+
+    What a step leaves is freed in the next one (outputs that a loop keeps), so it takes the slot of what this
+    one frees of the step before, and the other way round.
+    """
+    first, last = program.again
+    events, sizes = program.events[first:last], program.sizes
+    kept, places, others = passing(events, len(sizes))
+    left = sorted((place for place in others if events[place] >= 0), key=lambda place: sizes[events[place]])
+    freed = sorted((place for place in others if events[place] < 0), key=lambda place: sizes[~events[place]])
+    if [sizes[events[place]] for place in left] != [sizes[~events[place]] for place in freed]:
+        return kept, kept, places
+    swapped = events[:]
+    for new, old in zip(left, freed, strict=True):
+        swapped[new], swapped[old] = ~events[old], ~events[new]  # type: ignore[index]
+    return swapped, events, range(len(events))
 
 
 def _failure(memory: Memory | CompiledMemory, event: int, program: SlotEvents) -> Failure:
     n_bytes = program.sizes[program.events[event]]
     return Failure(event, n_bytes, memory.allocated, memory.reserved, *memory.free_blocks())
-
-
-def passing(events: Sequence[int]) -> array[int]:
-    """Events that may come a second time: of slots that these allocate and free.
-
-    What they do not free stays, and what they free of before is gone: neither is done twice.
-    """
-    slots = {event for event in events if event >= 0} & {~event for event in events if event < 0}
-    return array("q", [event for event in events if (event if event >= 0 else ~event) in slots])
 
 
 def replay_parts(program: SlotEvents, parts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
@@ -200,9 +272,9 @@ class _Begun:
     """
 
     def __init__(self, program: SlotEvents, limit_bytes: int) -> None:
-        self._program, self._bounds = program, [*pairwise((*program.begins, len(program.events)))]
+        self._steps = _Steps(program)
         self._memory = _memory(program, limit_bytes, keeps_cache=True)
-        self._stopped = self._first_failure(self._memory, 0, self._bounds[0][0])
+        self._stopped = self._first_failure(self._memory, 0, 0)
 
     def ends_under(self, limit_bytes: int) -> bool:
         """Whether the program ends under this limit."""
@@ -215,14 +287,10 @@ class _Begun:
         self, memory: Memory | CompiledMemory, phase: int, event: int
     ) -> tuple[int, int] | None:
         """The phase and the event that fails, from ``event`` of ``phase`` on."""
-        program = self._program
-        for number, (begin, end) in enumerate(self._bounds[phase:], phase):
-            start = event if number == phase else begin
-            if number > phase and begin in program.empties:
-                memory.release_cached()
-            failed, _ = memory.run(program.events[start:end], *program.by_slot)
+        for number, (begin, end) in enumerate(self._steps.bounds[phase:], phase):
+            failed, _ = self._steps.run(memory, max(begin, event), end)
             if failed is not None:
-                return number, start + failed
+                return number, failed
         return None
 
 

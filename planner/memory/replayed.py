@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, pairwise
 
-from planner.allocator.columns import held_at
+from planner.allocator.columns import held_at, passing
 from planner.allocator.settings import parse_settings
 from planner.allocator.slots import (
     SlotEvents,
     SlotReplay,
     for_replay,
     least_limit,
-    passing,
     replay_parts,
     replay_slots,
 )
@@ -184,7 +183,18 @@ def slot_events(stream: RequestStream, job: Job) -> SlotEvents:
     empties = frozenset(begins[number] for number in (*stream.emptied, *later))
     sizes, lags = stream.sizes(_values(job)), stream.lags_by_slot()
     settings = parse_settings(job.scenario.allocator_settings)
-    return for_replay(SlotEvents(stream.events, sizes, streams, begins, empties, lags, settings))
+    program = SlotEvents(stream.events, sizes, streams, begins, empties, lags, settings)
+    return for_replay(replace(program, again=_later_step(stream)))
+
+
+def _later_step(stream: RequestStream) -> tuple[int, int]:
+    """The events of the steps after the first one: where they begin, and the one behind the last update."""
+    phases = [*stream.phases, (len(stream.events), "")]
+    updates = [number for number, (_, name) in enumerate(phases) if name == "optimizer_step"]
+    first = next(
+        number for number, (_, name) in enumerate(phases) if number > updates[0] and name != "optimizer_step"
+    )
+    return phases[first][0], phases[updates[-1] + 1][0]
 
 
 def _growth(job: Job, stream: RequestStream, events: SlotEvents) -> tuple[list[int], list[int]]:
@@ -205,7 +215,7 @@ def _growth(job: Job, stream: RequestStream, events: SlotEvents) -> tuple[list[i
     start = later[-1] if job.model.stage is None else later[0]
     updates = [begin for begin, phase in stream.phases if phase == "optimizer_step"]
     update, end = updates[0], next(begin for begin in updates if begin > start)
-    again = passing(events.events[start:end])
+    again, *_ = passing(events.events[start:end], len(events.sizes))
     sizes = [stream.sizes(_values(job.at_length(each.tokens))) for each in lengths]
     n_first = sum(each.micro_step < int(job.recipe.batch.grad_accum) for each in lengths)
     before = [events.events[:update], *[again] * (n_first - 1)]

@@ -18,8 +18,9 @@ import_or_skip("peft")
 from measure.trace.traced_job import trace_events
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.columns import passing
 from planner.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
-from planner.allocator.slots import SlotEvents, passing, replay_parts
+from planner.allocator.slots import SlotEvents, replay_parts
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -122,7 +123,7 @@ def test_the_program_reserves_what_the_trace_does() -> None:
         lengths = tops(drawn(seed))
         sizes = [_sizes(program, job.at_length(length)) for length in lengths]
         events = SlotEvents(program.events, sizes[0], (), [begin for begin, _ in program.phases])
-        again = passing(events.events[later:])
+        again, *_ = passing(events.events[later:], len(events.sizes))
         reserved = replay_parts(events, [(events.events, sizes[0]), *((again, each) for each in sizes[1:])])
         assert reserved[-1] == pytest.approx(stream().reserved_bytes(lengths), rel=0.02)
 

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.columns import passing
 from planner.allocator.compiled import HOST_WAITS, MOST_LAG, is_compiled
 from planner.allocator.settings import AllocatorSettings
-from planner.allocator.slots import SlotEvents, least_limit, passing, replay_parts, replay_slots
+from planner.allocator.slots import SlotEvents, least_limit, replay_parts, replay_slots
 from planner.errors import NotModelledError
 from planner.units import GIB, MIB
 
@@ -213,6 +214,33 @@ def test_limits_that_share_their_beginning_are_tried_as_from_the_start(
     assert least_limit(program, done, MIB, limit_bytes) == high
 
 
+def step_again(n_repeats: int) -> SlotEvents:
+    """Two steps, of which the second may come again, or so many more written out.  One block of each is
+    freed in the next.
+    """
+    sizes, events, begins = [30, 45, 30, 26], [], []
+    for step in range(2 + n_repeats):
+        begins.append(len(events))
+        base = 4 * step
+        ended = [] if step == 0 else [~(base - 2)]
+        events += [base, base + 3, base + 2, ~(base + 3), base + 1, *ended, ~(base + 1), ~base]
+    again = (begins[1], len(events)) if n_repeats == 0 else (0, 0)
+    return SlotEvents(events, [size * MIB for size in sizes] * len(begins), (), begins, again=again)
+
+
+def test_a_step_that_comes_again_ends_every_time(loop: str) -> None:
+    """Under a limit that is enough for two steps, blocks of a third find no room: it is repeated."""
+    program, written = step_again(0), step_again(8)
+    done = replay_slots(program)
+    once = least_limit(replace(program, again=(0, 0)), done, MIB)
+    least = least_limit(program, done, MIB)
+    assert once < least == least_limit(written, replay_slots(written), MIB)
+    failure = replay_slots(program, once).failure
+    assert failure is not None
+    assert program.again[0] <= failure.event < program.again[1]
+    assert program.sizes[program.events[failure.event]] == failure.n_bytes
+
+
 def test_the_peak_of_a_phase_is_found_at_its_event() -> None:
     """Most is allocated after the second allocation; the next phase begins with what is left."""
     program = SlotEvents([0, 1, ~1, 2], [2 * MIB, 4 * MIB, MIB], (), [0, 3])
@@ -236,7 +264,7 @@ def grown(program: SlotEvents, start: int, sizes: list[list[int]]) -> list[int]:
     """Bytes reserved after ``program`` with the first of ``sizes``,
     and after its events from ``start`` on once more for each of the others.
     """
-    again = passing(program.events[start:])
+    again, *_ = passing(program.events[start:], len(program.sizes))
     return replay_parts(program, [(program.events, sizes[0]), *((again, each) for each in sizes[1:])])
 
 

@@ -110,6 +110,7 @@ def test_blocks_that_preparation_leaves_stay_reserved_and_are_not_needed() -> No
     one that comes in fp32 leaves none.
 
     Each of Baichuan 2's 7.5e9 weights leaves at most its 2 bytes; the Trainer gives whole segments back.
+    The others hold more than what is needed only in part: a third step finds holes in them.
     """
     given = {
         "model": "baichuan2-7b",
@@ -128,7 +129,7 @@ def test_blocks_that_preparation_leaves_stay_reserved_and_are_not_needed() -> No
     assert replayed(widened).allocated_bytes == pytest.approx(replayed(plain).allocated_bytes, rel=0.001)
     left = replayed(widened).reserved_bytes - replayed(plain).reserved_bytes
     assert 0.2 < left / (2 * widened.base_params) < 1
-    assert abs(least_bytes(widened) - least_bytes(plain)) < 0.2 * left
+    assert abs(least_bytes(widened) - least_bytes(plain)) < 0.25 * left
 
 
 @pytest.mark.parametrize(
