@@ -71,7 +71,10 @@ def verdict_sentence(verdict: ReplayResult) -> str:
             f"reserved, after the allocator {releases}"
         )
     if verdict.n_retries:
-        return f"FITS in {size} after the allocator {releases} and went on, which costs time"
+        return (
+            f"FITS in {size} after the allocator {releases} and went on, which costs time; "
+            "a step after those that were traced may find no room"
+        )
     return (
         f"FITS in {size} (reserved peak {format_gib(verdict.peak_reserved_bytes)}), and the cache was "
         "never given back"
