@@ -168,7 +168,8 @@ class Stack:
     copies_kv_heads: KvHeadCopies
     """Keys and values are copied for all heads before torch's attention: of ``groups``, or ``all``.
     ``repeated``: of groups that the model hands over as such, by Transformers' repeat_kv; ``wide``: of those
-    alone whose heads no kernel for groups takes."""
+    alone whose heads no kernel for groups takes; ``joined``: on cards without FlashAttention.  On others
+    what the kernel returns of each sample is joined, by a copy."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
     fused_head_norms: FusedHeadNorms
@@ -383,7 +384,8 @@ class Stack:
 
     # Positions
     rotary_tables: tuple[RotaryModel, ...]
-    """Architectures each of whose layers keeps tables of cosines and sines on the card, or ``none``.
+    """Architectures each of whose layers keeps tables of cosines and sines on the card, or ``none``;
+    behind ``shared``, those whose layers have one pair of tables together, where adapters are trained.
     torchtune's are in fp32: a number for each of the ``pairs`` of features, or twice (``halves``)."""
     rotary_rows: RotaryRows
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
