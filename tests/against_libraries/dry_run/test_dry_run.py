@@ -254,8 +254,8 @@ for _ in range(2):
 
 def test_what_loops_of_other_libraries_do(folder: Path) -> None:
     """Large tensors of the host times a number, products there by oneDNN, deep copies on the card with their
-    values, cuBLAS' workspace given back, the number of a card, pinned memory that nobody counts, a tensor that becomes a view of another (so FSDP1 makes shards), and
-    steps of a model that was never set to train.
+    values, cuBLAS' workspace given back, the number of a card, pinned memory that nobody counts, a tensor
+    that becomes a view of another (so FSDP1 makes shards), and steps of a model that was never set to train.
     """
     (folder / "train.py").write_text(PLAIN, encoding="utf-8")
     code, out, err = run("trace", "--gpu", "a100-80-sxm", "--json", "--", "python", "train.py")

@@ -24,7 +24,7 @@ def job(**flags: object) -> Job:
 
 
 def test_pieces_are_planned_in_four_gib() -> None:
-    """16 bytes a logit: 31.3 GiB in 4 GiB less the gradient of the input, and twice the head's, are 17 pieces,
+    """16 bytes a logit: 31.3 GiB in 4 GiB less the input's gradient, and twice the head's, are 17 pieces,
     rounded up to fours: twenty.
     """
     gradient, planned = (SEQ + 2 * WORDS) * HIDDEN * 2, SEQ * WORDS * 16
