@@ -384,8 +384,8 @@ class Stack:
 
     # Positions
     rotary_tables: tuple[RotaryModel, ...]
-    """Architectures each of whose layers keeps tables of cosines and sines on the card, or ``none``;
-    behind ``shared``, those whose layers have one pair of tables together, where adapters are trained.
+    """Architectures each of whose layers keeps tables of cosines and sines on the card, or ``none``.
+    Those behind ``shared`` have one pair of tables for all layers, where adapters are trained.
     torchtune's are in fp32: a number for each of the ``pairs`` of features, or twice (``halves``)."""
     rotary_rows: RotaryRows
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
