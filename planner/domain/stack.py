@@ -384,7 +384,7 @@ class Stack:
     # Positions
     rotary_tables: tuple[RotaryModel, ...]
     """Architectures each of whose layers has tables of cosines and sines, or ``none``; behind ``shared`` all
-    layers have one pair, with adapters.  torchtune's in fp32: for ``pairs`` of features, or for ``halves``."""
+    layers have one pair, with adapters.  torchtune's in fp32: for ``pairs`` of features, or ``halves``."""
     rotary_rows: RotaryRows
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
     rotary_positions: int
