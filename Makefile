@@ -11,13 +11,13 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The tests start Python some hundred times: without compiled files each start would compile all of the source again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env env-axolotl env-llamafactory env-trl env-trl-handbook env-torchtune env-litgpt env-torchtitan style lint test test-real test-slow test-lowest explore differential bench calibrate accuracy figures corpus regenerate pictures clean
+.PHONY: help env env-axolotl env-llamafactory env-trl env-unsloth env-trl-handbook env-torchtune env-litgpt env-torchtitan style lint test test-real test-slow test-lowest explore differential bench calibrate accuracy figures corpus regenerate pictures clean
 
 help:
 	@echo "make test    create the environment, then style, import contracts and the tests"
 	@echo "make env-trl-handbook   the same for alignment-handbook's files, with its repository in HANDBOOK=DIR"
 	@echo "make lint    style, types and import contracts only"
-	@echo "make env-axolotl, env-llamafactory, env-trl, env-torchtune, env-litgpt, env-torchtitan   environments of other tools, for dry runs of their own command lines"
+	@echo "make env-axolotl, env-llamafactory, env-trl, env-unsloth, env-torchtune, env-litgpt, env-torchtitan   environments of other tools, for dry runs of their own command lines"
 	@echo "make test-real  real training steps on the CPU, the trace beside them, and dry runs of whole programs"
 	@echo "make test-slow  the long tests: every method and engine for real, on the CPU"
 	@echo "make test-lowest  the lowest versions that pyproject.toml allows on the oldest Python here, and the newest on the newest"
@@ -47,7 +47,9 @@ BESIDE := bitsandbytes deepspeed liger_kernel peft triton
 TOOLS := tests/against_libraries/programs/environments
 # What files of LLaMA-Factory ask for beside it: an optimizer, and the layers of Qwen3.5.
 env-llamafactory: BESIDE += badam flash-linear-attention
-env-axolotl env-llamafactory env-trl: env-%:
+# What it needs comes with it.
+env-unsloth: BESIDE := unsloth_zoo
+env-axolotl env-llamafactory env-trl env-unsloth: env-%:
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"
 	.venv-$*/bin/python -m pip install --quiet --no-build-isolation --constraint $(TOOLS)/$*.txt $* $(BESIDE)

@@ -96,12 +96,6 @@ def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> P
     if guesses.refusals:
         (op, why), place = next(iter(guesses.refusals.items()))
         ending, reason = "refused", f"{op} {why}, at {place}"
-    elif ending == "failed" and guesses.not_here and reason.startswith("OSError"):
-        ending = "refused"
-        reason = (
-            f"{guesses.not_here[0]} is neither in the Hub's cache nor in the catalog; "
-            "download it first, or name a folder that has it"
-        )
     assumed = tuple(
         {"name": each.name, "value": each.value, "origin": each.origin, "note": each.note}
         for each in guesses.listed()

@@ -27,6 +27,12 @@ class NotHereError(Exception):
     """A file that the program needs and that is not here; a run that fails behind it is refused."""
 
 
+def not_here(kind: type[Exception], what: str) -> Exception:
+    """An error of a ``kind`` that the program may catch, with what to do."""
+    made: type[Exception] = type(kind.__name__, (NotHereError, kind), {})
+    return made(what)
+
+
 def missing_behind(error: BaseException | None) -> BaseException | None:
     """What lies behind an error, where that is a file that nobody has here."""
     while error is not None and not isinstance(error, NotHereError):
@@ -41,7 +47,6 @@ class Guesses:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._files: Counter[tuple[str, str, str]] = Counter()
         self.refusals: dict[tuple[str, str], str] = {}
-        self.not_here: list[str] = []
         self.lacks_data = False
         self.lacks_data = False
 
@@ -56,10 +61,6 @@ class Guesses:
     def refuse(self, why: str, op: str) -> None:
         """Remember an operator that cannot be pretended."""
         self.refusals.setdefault((op, why), _call_site())
-
-    def miss(self, what: str) -> None:
-        """Note something that the program asked the Hub for: if it fails, this is why."""
-        self.not_here.append(what)
 
     def lack_data(self) -> None:
         """Note that the program found no tokenizer or data set, which others may stand in for."""

@@ -166,9 +166,9 @@ class Stack:
     soft_caps: SoftCaps
     """What Gemma 2 caps at its end; where that is the stream, each layer makes its mask, too."""
     copies_kv_heads: KvHeadCopies
-    """Keys and values are copied for all heads before torch's attention: of ``groups``, or ``all``.
-    ``repeated``: of groups that the model hands over as such, by Transformers' repeat_kv; ``wide``: of those
-    alone whose heads no kernel for groups takes."""
+    """Keys and values are copied for all heads before attention: of ``groups``, or ``all``.  ``repeated``: by
+    Transformers' repeat_kv; ``wide``: where no kernel for groups takes their heads; ``joined``: on cards
+    without FlashAttention, while on others what the kernel returns of each sample is joined, by a copy."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
     fused_head_norms: FusedHeadNorms
@@ -383,8 +383,8 @@ class Stack:
 
     # Positions
     rotary_tables: tuple[RotaryModel, ...]
-    """Architectures each of whose layers keeps tables of cosines and sines on the card, or ``none``.
-    torchtune's are in fp32: a number for each of the ``pairs`` of features, or twice (``halves``)."""
+    """Architectures each of whose layers has tables of cosines and sines, or ``none``; behind ``shared`` all
+    layers have one pair, with adapters.  torchtune's in fp32: for ``pairs`` of features, or ``halves``."""
     rotary_rows: RotaryRows
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
     rotary_positions: int

@@ -42,7 +42,7 @@ Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused", "fused_dropped"]
 FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused", "fused_dropped")
 """Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
-KvHeadCopies = Literal["none", "wide", "repeated", "groups", "all"]
+KvHeadCopies = Literal["none", "wide", "repeated", "groups", "all", "joined"]
 SdpaMask = Literal["bool", "stream", "none", "given"]
 PackedMask = Literal["none", "collated", "varlen", "rows", "one_row"]
 LossPieces = Literal["eighths", "budget", "tiles"]
@@ -56,6 +56,7 @@ RotaryModel = Literal[
     "halves",
     "pairs_of_layers",
     "halves_of_layers",
+    "shared",
     "llama",
     "mistral",
     "mixtral",
@@ -66,6 +67,7 @@ RotaryModel = Literal[
     "stablelm",
     "qwen2",
     "qwen2_moe",
+    "qwen3",
     "starcoder2",
     "olmo",
 ]

@@ -2,7 +2,8 @@
 
 Source: transformers 4.36.2 models/llama/modeling_llama.py LlamaRotaryEmbedding._set_cos_sin_cache (two
 buffers in the default dtype, which is the one that weights are loaded in); unsloth 6dd9d4e2b (2024.12.4)
-models/llama.py LlamaRotaryEmbedding.extend_rope_embedding; torchtune 0.6.1 modules/position_embeddings.py,
+models/llama.py LlamaRotaryEmbedding.extend_rope_embedding; 2026.10.9 models/llama.py:1571-1603, where
+positions are given, as of rows without padding; torchtune 0.6.1 modules/position_embeddings.py,
 models/qwen2/_positional_embeddings.py, models/phi3/_position_embeddings.py (``build_rope_cache``).
 Ignored: those of a reference model, and of code that comes with a checkpoint.  Tables of GPT-NeoX are fp32
 since 4.38, which is below 0.2 % of a peak.  GPT-2, GPT-J and GPT-NeoX kept a mask of all pairs of positions
@@ -53,7 +54,8 @@ def table_row_bytes(job: Job) -> int:
     if own is not None:
         n_bytes, in_each = own
         return n_bytes * job.model.groups[0].block.attention.head_dim * (job.model.n_layers if in_each else 1)
-    if _decoder(job) not in job.stack.rotary_tables:
+    is_shared = "shared" in job.stack.rotary_tables
+    if _decoder(job) not in job.stack.rotary_tables or (is_shared and not job.recipe.adapter):
         return 0
     numerics = job.recipe.numerics
     casts = job.regime.engine == "deepspeed" or job.recipe.sharding.is_fsdp1
@@ -62,7 +64,7 @@ def table_row_bytes(job: Job) -> int:
     widths = [
         each.count * (each.block.attention.rotary_width or each.block.attention.head_dim) for each in groups
     ]
-    return 2 * sum(widths) * ELEMENT_BYTES[dtype]
+    return 2 * sum(widths) * ELEMENT_BYTES[dtype] // (job.model.n_layers if is_shared else 1)
 
 
 def _decoder(job: Job) -> str:

@@ -83,7 +83,7 @@ def test_host_memory_of_states_on_the_host() -> None:
 
 # Reserved, and what is not known or not modelled.
 _PROGRAMS_APART = {
-    "u-": (0.031, "xFormers was not installed: cuDNN attention, for which Unsloth pads each sample"),
+    "u-": (0.018, "xFormers was not installed: cuDNN attention, for which Unsloth pads each sample"),
     "t-": (0.071, "torchtune's start was compared with no recorded history"),
     "l-1b-qlora": (0.11, "LitGPT 0.5.13 has a second, trained table of tokens beside 4-bit matrices"),
 }

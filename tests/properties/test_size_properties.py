@@ -37,7 +37,7 @@ from planner.memory.quick import predict_quick
 from planner.memory.replayed import least_bytes, slot_events
 from planner.memory.replayed_peak import predict_replayed
 from planner.predicting import PRIORS, predict_with
-from planner.program.head.loss_pieces import piece_tokens
+from planner.program.head.loss_pieces import fused_logits, piece_tokens
 from planner.program.job import Job, job_of
 from planner.program.step import step_of
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
@@ -198,7 +198,9 @@ def fall(smaller: Any, larger: Any) -> float:
 
 
 def is_cut_finer(smaller: Job, larger: Job) -> bool:
-    """Whether the loss of the larger job comes in smaller pieces."""
+    """Whether the loss of the larger job comes in smaller pieces, or a fused one holds fewer logits."""
+    if larger.stack.loss_pieces == "budget" and larger.recipe.adapter:
+        return float(fused_logits(larger)[1]) < float(fused_logits(smaller)[1])
     return float(piece_tokens(larger)) < float(piece_tokens(smaller))
 
 

@@ -172,6 +172,8 @@ def _settings(native: Native, facts: CardFacts, guesses: Guesses) -> dict[str, C
         "_cuda_get_sync_debug_mode": always(0),
         "_cuda_get_cudnn_benchmark_limit": always(_CUDNN_TRIES),
         "_cuda_getMemoryMetadata": always(""),
+        # Of pinned memory, as before its allocator is used: tensors of the host are never pinned here.
+        "_cuda_hostMemoryStats": always({}),
         "_cuda_getCublasWorkspaceSize": always(workspace),
     }
 

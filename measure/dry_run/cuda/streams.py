@@ -113,13 +113,13 @@ class OnDevice:
     native: Native
 
     def __init__(self, device: Any) -> None:
-        self._index = device_index(device)
+        self.idx = device_index(device)
         self._before = 0
 
     def __enter__(self) -> None:
         self._before = self.native.device
-        if self._index >= 0:
-            self.native.device = self._index
+        if self.idx >= 0:
+            self.native.device = self.idx
 
     def __exit__(self, *_: object) -> None:
         self.native.device = self._before

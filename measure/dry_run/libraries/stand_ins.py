@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from measure.dry_run.guesses import Guesses, NotHereError
+from measure.dry_run.guesses import Guesses, not_here
 from measure.dry_run.libraries.files.processors import image_tokens
 from measure.dry_run.libraries.files.words import N_WORDS, tokenizer_of_words
 from measure.dry_run.libraries.importing import Change, OnImport
@@ -80,8 +80,7 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
 def _with_way_out(error: Exception, what: str) -> Exception:
     """An error of the kind that the program may catch, with what to do."""
     kind = next(each for each in _NO_FILES if isinstance(error, each))
-    caught: type[Exception] = type(kind.__name__, (NotHereError, kind), {})
-    return caught(f"{what} cannot be loaded here: download it, or let one stand in with --data")
+    return not_here(kind, f"{what} cannot be loaded here: download it, or let one stand in with --data")
 
 
 def _knows_words(found: Any, folder: Path) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from measure.dry_run.cuda.card import CardFacts
+from measure.dry_run.cuda.cuda_bindings import always
 from measure.dry_run.cuda.native import Native
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries.importing import OnImport
@@ -46,7 +47,12 @@ def install(imports: OnImport, native: Native, guesses: Guesses, facts: CardFact
     def no_driver(module: ModuleType) -> None:
         module.driver.set_active(_Driver(native, facts))
 
+    def driver_library_is_here(module: ModuleType) -> None:
+        # Unsloth would run `ldconfig` where it is not found (2026.10.9 _gpu_init.py:676-700).
+        module.libcuda_dirs = always([])  # type: ignore[attr-defined]
+
     imports.add("triton.runtime.jit", no_kernels)
+    imports.add("triton.backends.nvidia.driver", driver_library_is_here)
     imports.add("triton.runtime.driver", no_driver)
 
 

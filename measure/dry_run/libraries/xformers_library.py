@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 
+from measure.dry_run.cuda.cuda_bindings import always
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries.importing import Change, OnImport
+from planner.files.reading import read_text
+from planner.files.structured import json_value
 
 _FIRST_WITHOUT_KERNELS = (0, 0, 34)
 _WITH_KERNELS = {
@@ -53,7 +57,10 @@ def _takes_kernels_of_torch() -> bool:
 
 
 def _built_for_cuda(module: ModuleType) -> None:
-    vars(module)["_built_with_cuda"] = True
+    """As where the compiled part was loaded; a program may load it again by itself."""
+    facts = Path(str(module.__file__)).with_name("cpp_lib.json")
+    built = module._BuildInfo(json_value(facts, read_text(facts)))  # noqa: SLF001 - it has no public name
+    vars(module).update(_built_with_cuda=True, _build_metadata=built, _register_extensions=always(built))
 
 
 def _noted(guesses: Guesses) -> Change:

@@ -27,6 +27,13 @@ torchtitan 0.3 components/loss.py.
 """
 
 
+TILE_COLUMNS = 16_384
+"""Words of the vocabulary in a tile of a fused head and loss, each with eight sums.
+Source: unsloth_zoo 2026.10.9 fused_losses/fused_linear.py (``_SPLIT_COLS``, ``_tiled_forward``).
+"""
+_TILE_SUMS = 8
+
+
 def full_loss(
     torch: Operators, view: LayerView, passed: list[Tensor], *, upcast: bool
 ) -> tuple[Tensor, Tensor]:
@@ -227,7 +234,8 @@ def piecewise_loss(
     if view.recipe.loss == "liger":
         return _liger(torch, view, spec, weight, hidden)
     if view.stack.loss_pieces == "budget":
-        return _differentiated(torch, view, spec, weight, hidden)
+        fused = _fused_linear if weight.node is None else _differentiated
+        return fused(torch, view, spec, weight, hidden)
     loss = torch.new(Unit.TOKENS, 1, "fp32", "zeros")
     for _ in range(EIGHTHS):
         piece = _rows(torch, hidden)
@@ -310,17 +318,40 @@ def pay_pieces(torch: Operators, view: LayerView, spec: LinearSpec, hidden: Tens
         torch.pay(replace(costs.of_weight, reads=[logits]))
 
 
-def _made_before(torch: Operators, inputs: list[Tensor], gradients: list[Tensor | None]) -> Tensor:
-    """A loss whose gradients exist when its forward ends, and are handed out in backward."""
+def _made_before(
+    torch: Operators, inputs: list[Tensor], gradients: list[Tensor | None], *, scales: bool = False
+) -> Tensor:
+    """A loss whose gradients exist when its forward ends, and are handed out in backward; multiplied anew
+    where it ``scales``.
+    """
     loss = torch.new(Unit.TOKENS, 1, "fp32", "sum")
     has = [each is not None for each in gradients]
     saved = [each for each in gradients if each is not None]
     del gradients
 
     def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
-        return [kept.pop(0) if there else None for there in has]
+        handed = [torch.like(each, "mul") for each in kept] if scales else kept
+        return [handed.pop(0) if there else None for there in has]
 
     return record(torch, loss, inputs, saved, backward)
+
+
+def _fused_linear(
+    torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor
+) -> Tensor:
+    """A frozen head and the loss in one operator: fp32 logits in one buffer, whose gradient overwrites them.
+
+    Source: unsloth_zoo 2026.10.9 fused_losses/fused_linear.py _ce_impl, _tiled_forward, ``_ce_backward``.
+    """
+    compute = view.dtypes.compute
+    of_hidden = torch.new(hidden.unit, hidden.count, compute, "zeros", cost=None)
+    pay_pieces(torch, view, spec, hidden, weight)
+    _logits = torch.new(Unit.PIECE_LOGITS, 1, "fp32", "empty", cost=None)
+    _of_rows = torch.new(Unit.PIECE_TOKENS, spec.in_features, "fp32", "mm", cost=None)
+    _rows = torch.new(Unit.PIECE_TOKENS, spec.in_features, compute, "index_select", cost=None)
+    n_parts = _TILE_SUMS * -(-spec.out_features // TILE_COLUMNS)
+    _parts = torch.new(Unit.PIECE_TOKENS, n_parts, "fp32", "empty", cost=None)
+    return _made_before(torch, [hidden, weight], [of_hidden, None], scales=True)
 
 
 def _differentiated(

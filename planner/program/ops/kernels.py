@@ -53,8 +53,18 @@ def fused_attention(torch: Operators, view: LayerView, query: Tensor, key: Tenso
             for each in (query, key, value)
         )
     out = _attend(torch, view, query, key, value, masked=masked)
+    if view.stack.copies_kv_heads == "joined" and view.has_flash and view.recipe.attention == "sdpa":
+        out = _joined(torch, out)
     # ``transpose(1, 2).contiguous()``: a copy where heads followed one another.
     return torch.contiguous(out, by_heads=False) if out.head_by_head else out
+
+
+def _joined(torch: Operators, out: Tensor) -> Tensor:
+    """``torch.cat`` of what attention returned of each sample, whose gradients are views.
+
+    Source: unsloth 2026.10.9 utils/attention_dispatch.py _sdpa_packed_segments.
+    """
+    return record(torch, torch.like(out, "cat"), [out], [], lambda _, gradient: [gradient])
 
 
 def split_pieces(torch: Operators, x: Tensor) -> Tensor:
@@ -110,7 +120,7 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
 def _sdpa_input(view: LayerView) -> SdpaInput:
     """How keys and values are handed over: code that copies them leaves no head to be broadcast."""
     given = view.block.attention.sdpa_input
-    copies = view.stack.copies_kv_heads in ("groups", "all")
+    copies = view.stack.copies_kv_heads in ("groups", "all", "joined")
     return "grouped" if given == "broadcast" and copies else given
 
 
@@ -121,7 +131,8 @@ def _repeats(view: LayerView, *, masked: bool) -> bool:
     """
     spec, stack = view.block.attention, view.stack
     wide = spec.head_dim != spec.value_head_dim or spec.head_dim > _FLASH_WIDEST
-    copies = wide if stack.copies_kv_heads == "wide" else stack.copies_kv_heads != "none"
+    alone = {"wide": wide, "joined": not view.has_flash}
+    copies = alone.get(stack.copies_kv_heads, stack.copies_kv_heads != "none")
     return masked or copies or stack.tells_samples(view.recipe)
 
 

@@ -8,7 +8,12 @@ from planner.arrays import ceil_div, minimum
 from planner.domain.mixer_specs import SCAN_BLOCK_TOKENS
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
-from planner.program.head.loss_pieces import HEAD_PIECE_TOKENS, completion_tokens, piece_tokens
+from planner.program.head.loss_pieces import (
+    HEAD_PIECE_TOKENS,
+    completion_tokens,
+    fused_logits,
+    piece_tokens,
+)
 from planner.program.job import Job
 from planner.program.ops.tensors import EVALUATED, Unit
 from planner.program.position_tables import table_rows
@@ -35,6 +40,7 @@ def _units_of(job: Job) -> dict[Unit, Number]:
     units = batch_units(job.scenario, tokens, length, tokens * length)
     return units | {
         Unit.PIECE_TOKENS: piece_tokens(job),
+        Unit.PIECE_LOGITS: fused_logits(job)[1],
         Unit.COMPLETION_TOKENS: batch.rows * completion_tokens(job),
         Unit.COMPLETION_LENGTH: completion_tokens(job),
         Unit.TABLE_ROWS: table_rows(job),

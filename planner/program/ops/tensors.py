@@ -110,6 +110,9 @@ class Unit(IntEnum):
     """Positions of one sample that were generated."""
     HEAD_PIECES = 54
     """Pieces of 128 positions, in which a head makes its logits."""
+    PIECE_LOGITS = 55
+    """Logits that a fused head and loss hold at a time."""
+    EVAL_PIECE_LOGITS = 56
 
 
 EVALUATED = {
@@ -118,6 +121,7 @@ EVALUATED = {
     Unit.PAIRS: Unit.EVAL_PAIRS,
     Unit.RANK_TOKENS: Unit.EVAL_RANK_TOKENS,
     Unit.PIECE_TOKENS: Unit.EVAL_PIECE_TOKENS,
+    Unit.PIECE_LOGITS: Unit.EVAL_PIECE_LOGITS,
     Unit.SINK_PAIRS: Unit.EVAL_SINK_PAIRS,
     Unit.ROWS: Unit.EVAL_ROWS,
     Unit.PATCHES: Unit.EVAL_PATCHES,

@@ -32,13 +32,16 @@ _ALONE = ("o_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_p
 
 def takes_adapter(view: LayerView, spec: LinearSpec) -> bool:
     """Whether this matrix is adapted, and the stack has a function for such an adapter: over 16 or 4 bits,
-    and for its dropout.
+    and for its dropout.  Unsloth's leaves matrices with a bias to PEFT.
+
+    Source: unsloth 2026.10.9 models/llama.py:5345-5412.
     """
     adapter, quantization = view.recipe.adapter, view.recipe.numerics.quantization
     stored = not view.quantized(spec) or quantization in ("nf4", "fp4")
-    fused = view.stack.adapter_kernels in FUSED_KERNELS
-    takes = adapter is not None and (adapter.dropout <= 0 or view.stack.adapter_kernels == "fused_dropped")
-    return fused and stored and takes and view.adapted(spec)
+    kind = view.stack.adapter_kernels
+    takes = adapter is not None and (adapter.dropout <= 0 or kind == "fused_dropped")
+    takes = takes and not (kind == "fused" and spec.bias)
+    return kind in FUSED_KERNELS and stored and takes and view.adapted(spec)
 
 
 def is_fused(view: LayerView, spec: LinearSpec) -> bool:

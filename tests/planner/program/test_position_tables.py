@@ -132,3 +132,11 @@ def test_torchtune_has_tables_in_fp32() -> None:
         switches = (f"rotary_tables={kind}", "rotary_positions=4096")
         subject = job(stack="torchtune", switches=switches)
         assert held(subject) == 4096 * 128 * n_bytes
+
+
+def test_unsloth_has_one_pair_of_tables_for_all_layers() -> None:
+    """For 131,072 positions and heads of 64 features in 16 bits: twice 16 MiB, as an H100 had them.
+    Full fine-tuning runs Transformers' code, which has none.
+    """
+    assert held(job("llama-3.2-1b", stack="unsloth")) == 2 * 2**24
+    assert held(job("llama-3.2-1b", stack="unsloth", method="full")) == 0

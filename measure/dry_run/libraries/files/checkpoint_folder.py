@@ -33,10 +33,13 @@ _TIKTOKEN, _VOCABULARY, _MERGES = "original/tokenizer.model", "vocab.json", "mer
 
 def main(folder: Path, model: str) -> None:
     """Write the files of ``model`` into ``folder``."""
+    from measure.dry_run.libraries import cuda_builds
     from measure.dry_run.libraries.files.transformers_files import Checkpoints
 
     imports, guesses = OnImport(), Guesses()
     sys.meta_path.insert(0, imports)
+    # Transformers imports torchvision where it is installed.
+    cuda_builds.install(imports, guesses)
     checkpoints = Checkpoints(guesses)
     checkpoints.install(imports)
     try:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from measure.dry_run.guesses import Guesses
+from measure.dry_run.guesses import Guesses, not_here
 from measure.dry_run.libraries import transformers_4
 from measure.dry_run.libraries.importing import OnImport
 from planner.catalog.models import entry_named_in, model_entry
@@ -27,6 +27,12 @@ from planner.errors import UnknownNameError
 _WEIGHTS = "weights-without-content.safetensors"
 # Transformers 4 would open one of safetensors for its metadata.
 _WEIGHTS_4 = "weights-without-content.bin"
+
+
+_WAY_OUT = (
+    "is neither in the Hub's cache nor in the catalog; download it first, name a folder that has it, or say "
+    "with --checkpoint which model's it is"
+)
 
 
 class Checkpoints:
@@ -52,12 +58,12 @@ class Checkpoints:
         def from_catalog(cls: Any, name: Any, /, **kwargs: Any) -> Any:
             try:
                 found, rest = read(cls, name, **kwargs)
-            except OSError:
+            except OSError as error:
                 folder = self._from_catalog(str(name))
                 if folder is None:
-                    if not Path(str(name)).exists():
-                        self._guesses.miss(f"config.json of {name}")
-                    raise
+                    if Path(str(name)).exists():
+                        raise
+                    raise not_here(OSError, f"config.json of {name} {_WAY_OUT}") from error
                 found, rest = read(cls, folder, **{**kwargs, "revision": None, "subfolder": ""})
             self._note_dtype(str(name), found)
             return found, rest

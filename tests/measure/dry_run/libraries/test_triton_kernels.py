@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +32,18 @@ def test_arguments_that_reach_a_store_are_written(body: str, written: set[str]) 
     source = f"def kernel(a_ptr, b_ptr, offset, n):\n{textwrap.indent(body, '    ')}\n"
     kernel = SimpleNamespace(parse=lambda: ast.parse(source), arg_names=["a_ptr", "b_ptr", "offset", "n"])
     assert written_arguments(kernel) == written
+
+
+def test_nobody_has_to_link_the_library_of_the_driver() -> None:
+    """Unsloth runs ``ldconfig`` where Triton does not find it."""
+    from measure.dry_run.libraries.triton_kernels import install
+
+    changes: dict[str, Any] = {}
+    card: Any = SimpleNamespace(compute_capability=(8, 9), multiprocessors=128)
+    install(SimpleNamespace(add=changes.__setitem__), None, None, card)  # type: ignore[arg-type]
+    driver: Any = ModuleType("driver")
+    changes["triton.backends.nvidia.driver"](driver)
+    assert driver.libcuda_dirs() == []
 
 
 class OnCard:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -48,18 +49,23 @@ def installed(monkeypatch: pytest.MonkeyPatch, version: str) -> tuple[Imports, G
     [(AMPERE, "fa2F", False), (HOPPER, "fa2F", True), (HOPPER, "cutlassF", False)],
 )
 def test_a_new_version_believes_that_it_was_built(
-    monkeypatch: pytest.MonkeyPatch, card: tuple[int, int], name: str, says_newer: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: tuple[int, int], name: str, says_newer: bool
 ) -> None:
-    """What it chooses is said, and on Hopper that another kernel may be there."""
+    """What it chooses is said, and on Hopper that another kernel may be there.  Who loads the compiled part
+    once more gets what is written beside it.
+    """
     imports, guesses = installed(monkeypatch, "0.0.35")
     library, dispatch = ModuleType("xformers._cpp_lib"), ModuleType("xformers.ops.fmha.dispatch")
-    vars(library)["_built_with_cuda"] = False
+    library.__file__ = str(tmp_path / "_cpp_lib.py")
+    (tmp_path / "cpp_lib.json").write_text('{"version": {"cuda": 1208}}', encoding="utf-8")
+    vars(library).update(_built_with_cuda=False, _BuildInfo=lambda read: SimpleNamespace(metadata=read))
     operator = type("Operator", (), {"NAME": name})
     vars(dispatch)["_run_priority_list"] = lambda *_: operator
     imports.changes["xformers._cpp_lib"](library)
     imports.changes["xformers.ops.fmha.dispatch"](dispatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: card)
     assert vars(library)["_built_with_cuda"] is True
+    assert vars(library)["_register_extensions"]().metadata["version"] == {"cuda": 1208}
     assert vars(dispatch)["_run_priority_list"]("forward", [], None) is operator
     (said,) = guesses.listed()
     assert said.origin == name

@@ -101,6 +101,15 @@ def test_some_code_copies_shared_heads_for_every_kernel(copies: Any) -> None:
     assert forward[:3] == [("clone", QUERY), ("clone", QUERY), ("flash_attention", QUERY)]
 
 
+@pytest.mark.parametrize("has_flash", [True, False])
+def test_unsloth_joins_what_the_kernel_returns_of_each_sample(*, has_flash: bool) -> None:
+    """On cards without FlashAttention it copies keys and values for xFormers instead."""
+    view = view_of(AttentionSpec(HEADS, SHARED, WIDTH, WIDTH), has_flash=has_flash)
+    view.stack.copies_kv_heads = "joined"  # type: ignore[misc]
+    forward = [op for op, size, _ in made(recorded(view), "forward") if size == QUERY]
+    assert forward[:2] == (["flash_attention", "cat"] if has_flash else ["clone", "clone"])
+
+
 def test_a_mask_repeats_shared_heads_and_is_made_additive_in_the_layer() -> None:
     """Keys and values are copied for all heads; the boolean mask becomes one of bf16."""
     template = recorded(view_of(AttentionSpec(HEADS, SHARED, WIDTH, WIDTH), masked=True))

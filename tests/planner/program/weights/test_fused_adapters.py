@@ -52,6 +52,12 @@ def test_matrices_of_4_bits_have_one_and_those_of_8_bits_do_not(
     assert not is_fused(view_of("full", adapter_kernels="fused"), SPEC)
 
 
+@pytest.mark.parametrize(("kernels", "fused"), [("fused", False), ("fused_dropped", True)])
+def test_unsloths_leaves_a_matrix_with_a_bias_to_peft(kernels: str, *, fused: bool) -> None:
+    """Query, key and value of Qwen2.5; on an H100 they kept three copies of their input."""
+    assert is_fused(view(kernels), replace(SPEC, bias=True)) is fused
+
+
 def test_query_key_and_value_are_one_function_where_all_are_adapted() -> None:
     """By themselves output projections alone are; a router or a joined matrix never is."""
     query, key, value, out, *_ = (layer := view()).block.linears

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from measure.dry_run.guesses import Guesses
+from measure.dry_run.guesses import Guesses, missing_behind
 from measure.dry_run.libraries import transformers_4
 from measure.dry_run.libraries.files.transformers_files import Checkpoints, _architectures
 from measure.dry_run.libraries.files.words import tokenizer_of_words
@@ -31,6 +31,26 @@ def test_models_of_several_parts_say_their_dtype_for_the_text(fields: dict[str, 
     checkpoints = Checkpoints(Guesses())
     checkpoints._note_dtype("m", fields)
     assert checkpoints.dtype_of("m") == getattr(torch, name)
+
+
+def test_a_config_that_is_not_here_is_known_behind_other_errors() -> None:
+    """Unsloth raises a RuntimeError of its own behind it; a folder that is here says what it lacks."""
+
+    class PreTrainedConfig:
+        @classmethod
+        def _get_config_dict(cls, _name: str) -> Any:
+            raise OSError("no such file")
+
+    module: Any = ModuleType("configuration_utils")
+    module.PreTrainedConfig = PreTrainedConfig
+    Checkpoints(Guesses())._read_configurations(module)
+    with pytest.raises(OSError, match=r"config.json of nobody/nothing .*--checkpoint") as caught:
+        PreTrainedConfig._get_config_dict("nobody/nothing")
+    own = RuntimeError("failed to load")
+    own.__cause__ = caught.value
+    assert missing_behind(own) is caught.value
+    with pytest.raises(OSError, match="no such file"):
+        PreTrainedConfig._get_config_dict(str(Path(__file__).parent))
 
 
 @pytest.mark.parametrize(
