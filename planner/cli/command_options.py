@@ -103,7 +103,8 @@ CHECK_OPTIONS: OwnOptions = {
                 metavar="NAME",
                 help="What the files are for, where their keys do not say it: "
                 "plan, llama-factory, llama-factory-v1, axolotl, open-instruct, torchtitan, torchtune, "
-                "nemo-automodel, ms-swift, ms-swift-megatron, trl, transformers, deepspeed or accelerate",
+                "nemo-automodel, ms-swift, ms-swift-megatron, unsloth, unsloth-cli, trl, transformers, "
+                "deepspeed or accelerate",
                 show_default=False,
             ),
         ],

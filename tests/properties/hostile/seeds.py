@@ -22,6 +22,7 @@ from planner.configs.shared import harmless, trainer_arguments
 from planner.configs.tools import hf_trainer, trl
 from planner.configs.tools.axolotl import axolotl
 from planner.configs.tools.llama_factory import llama_factory, llama_factory_optimizers
+from planner.configs.tools.unsloth import unsloth_cli, unsloth_train
 from planner.records import COLUMNS, RECORD_SCHEMA_ID
 from planner.units import MIB
 
@@ -53,6 +54,8 @@ CONFIG_KEYS = sorted(
             llama_factory_optimizers,
             trainer_arguments,
             trl,
+            unsloth_cli,
+            unsloth_train,
             zero,
         )
         for value in vars(module).values()
