@@ -13,6 +13,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools import (
     hf_trainer,
+    lmflow,
     ms_swift,
     ms_swift_megatron,
     nemo_automodel,
@@ -94,6 +95,7 @@ _TRAINING = (
         frozenset(),
         ms_swift_megatron.read_ms_swift_megatron,
     ),
+    Tool("lmflow", lmflow.TOOL, lmflow.STACK, lmflow.MARKS, lmflow.read_lmflow, launched=True),
     Tool("unsloth", unsloth_cli.TOOL, unsloth_cli.STACK, frozenset(), unsloth_train.read_unsloth),
     Tool(
         "unsloth-cli",
@@ -130,6 +132,7 @@ _TOLD_BY_VALUES: dict[str, Callable[[Document], bool]] = {
     "nemo-automodel": nemo_automodel.is_nemo_automodel,
     "ms-swift": ms_swift.is_ms_swift,
     "unsloth": unsloth_train.is_unsloth,
+    "lmflow": lmflow.is_lmflow,
     "transformers": hf_trainer.is_example,
 }
 TOOL_NAMES = ("plan", *TOOLS)

@@ -236,6 +236,7 @@ def _options(path: Path, words: Sequence[str], switches: frozenset[str]) -> tupl
     for index in rest:
         word = words[index]
         if not word.startswith("-") or (word == "--" and index + 1 < len(words)):
+            _refuse_options_in(path, words[index : index + 2])
             return found, list(words[index + (word == "--") :])
         name, mark, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
@@ -246,6 +247,12 @@ def _options(path: Path, words: Sequence[str], switches: frozenset[str]) -> tupl
         else:
             found[name] = words[next(rest)] if index + 1 < len(words) else ""
     raise UsageError(f"{path}: no script stands behind '{show(words[0] if words else '')}'")
+
+
+def _refuse_options_in(path: Path, words: Sequence[str]) -> None:
+    """Raises: UsageError where a variable stands before what must be the script."""
+    if len(words) > 1 and _BARE_VARIABLE.fullmatch(words[0]) and not words[1].startswith("-"):
+        raise UsageError(f"{path}: '{show(words[0])}' may hold options of the launcher: write them out")
 
 
 def _accelerate(path: Path, words: list[str]) -> Started:
