@@ -253,8 +253,8 @@ def test_the_same_key_without_ms_swift_is_another_programs(tmp_path: Path) -> No
     """ms-swift refuses it; LMFlow has it beside ``use_lisa``, without which it says nothing."""
     text = "model_name_or_path: a/b\nper_device_train_batch_size: 2\nlisa_activated_layers: 2\n"
     assert read(tmp_path, text).tool_name == "lmflow"
-    found = read(tmp_path, f"{text}use_lisa: true\n")
-    assert found.value("train_layers") == ("drawn:2@20", "embed", "norm", "head")
+    found = read(tmp_path, f"{text}use_lisa: true\n").request
+    assert found.get("train_layers") == ("drawn:2@20", "embed", "norm", "head")
 
 
 @pytest.mark.parametrize(("before", "changes", "after"), [
