@@ -478,3 +478,13 @@ def test_what_a_file_of_arguments_holds_ends_no_program(tmp_path: Path, program:
     file.write_text(text, encoding="utf-8")
     checked = check_job(command_job(f"{program} {file}", CheckOptions()), from_flags({"gpu": "4090"}))
     assert checked.exit_code in (ExitCode.USAGE, ExitCode.NOT_MODELLED)
+
+
+@pytest.mark.parametrize("name", ["USE_MCA", "USE_MEGATRON_BRIDGE", "USE_KT"])
+def test_variables_by_which_llama_factory_trains_in_another_way(name: str) -> None:
+    """The same file would mean another job (llamafactory 0.9.5 hparams/parser.py, launcher.py)."""
+    with pytest.raises(NotModelledError, match=f"{name}=1: .*not modelled"):
+        read(f"{name}=1 llamafactory-cli train --stage sft --bf16 True")
+    assert read(f"{name}=0 llamafactory-cli train --stage sft --bf16 True").tool == "llama-factory"
+    with pytest.raises(UsageError, match=f"{name} is set under a condition"):
+        read(f"if [ $A ]; then export {name}=1; fi\nllamafactory-cli train --stage sft --bf16 True")
