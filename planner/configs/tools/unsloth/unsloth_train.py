@@ -164,5 +164,5 @@ def _read_checkpointing(training: Keys, reading: Reading) -> None:
     reading.say("gradient_checkpointing", kind != "none", where)
     if kind == "unsloth":
         say_short(reading)
-    else:
-        reading.say("offload", "none", where)
+    if reading.value("offload") is None:
+        reading.say("offload", "activations" if kind == "unsloth" else "none", where)

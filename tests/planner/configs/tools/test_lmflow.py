@@ -19,7 +19,10 @@ from planner.predicting import estimate
 from planner.report.check.checked import Checked
 from planner.units import GIB
 
-FSDP = "--use_fsdp --fsdp_sharding_strategy FULL_SHARD --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
+FSDP = (
+    "--use_fsdp --fsdp_sharding_strategy FULL_SHARD --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+    "--fsdp_backward_prefetch BACKWARD_PRE --fsdp_use_orig_params true"
+)
 LAUNCH = f"accelerate launch --num_processes 8 --mixed_precision bf16 {FSDP} examples/finetune.py"
 # As scripts/run_finetune*.sh of f3597dba have them.
 REST = (
@@ -109,6 +112,21 @@ def test_bytes_beside_its_own_run(arguments: str, allocated: float, reserved: fl
     command = "python examples/finetune.py --model_name_or_path meta-llama/Llama-3.2-1B-Instruct --bf16"
     rest = "--dataset_path data --per_device_train_batch_size 1 --torch_dtype bfloat16 --report_to none"
     memory = estimate(scenario(f"{command} {rest} {arguments}", "a100-80-sxm")).memory
+    assert float(memory.allocated_peak_bytes) / GIB == pytest.approx(allocated, rel=0.0005)
+    assert float(memory.reserved_peak_bytes) / GIB == pytest.approx(reserved, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allocated", "reserved"),
+    [
+        ("", 4.173, 7.201),
+        ("--block_size 1024 --per_device_train_batch_size 2 --use_lora 1 --lora_r 8", 6.560, 7.264),
+    ],
+)
+def test_bytes_of_a_rank_under_fsdp(arguments: str, allocated: float, reserved: float) -> None:
+    """GiB of one of eight ranks, launched with configs/accelerate_fsdp_config.yaml of f3597dba."""
+    rest = REST.replace("--overwrite_output_dir ", "").replace("Llama-3.2-3B", "Llama-3.2-1B")
+    memory = estimate(scenario(f"{LAUNCH} {rest} {arguments}")).memory
     assert float(memory.allocated_peak_bytes) / GIB == pytest.approx(allocated, rel=0.0005)
     assert float(memory.reserved_peak_bytes) / GIB == pytest.approx(reserved, rel=0.006)
 

@@ -142,11 +142,14 @@ def test_keys_of_a_file_that_are_refused(tmp_path: Path, section: str, value: ob
 
 @pytest.mark.parametrize(
     ("word", "checkpoints", "offload"),
-    [("unsloth", True, None), ("true", True, "none"), (False, False, "none"), ("", True, None)],
+    [
+        ("unsloth", True, "activations"),
+        ("true", True, "none"),
+        (False, False, "none"),
+        ("", True, "activations"),
+    ],
 )
-def test_the_words_for_checkpointing(
-    tmp_path: Path, word: object, checkpoints: bool, offload: str | None
-) -> None:
+def test_the_words_for_checkpointing(tmp_path: Path, word: object, checkpoints: bool, offload: str) -> None:
     """YAML's booleans count as well."""
     path = tmp_path / "train.yaml"
     training = {"max_seq_length": 512, "gradient_checkpointing": word}
