@@ -143,15 +143,30 @@ def test_lisa_runs_on_one_gpu() -> None:
 
 
 def test_deepspeed_and_its_age(tmp_path: Path) -> None:
-    """The file that ``--deepspeed`` names; without an argument of Transformers 4 it is today's stack."""
-    (tmp_path / "zero3.json").write_text(
-        json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}), encoding="utf-8"
-    )
-    rest = REST.replace("--overwrite_output_dir ", "")
-    job = scenario(
-        f"deepspeed --num_gpus 4 examples/finetune.py {rest} --deepspeed {tmp_path}/zero3.json", "h100-sxm:4"
-    )
-    assert (job.stack.id, job.recipe.sharding.name, job.hardware.gpus_per_node) == ("lmflow", "zero3", 4)
+    """The file that ``--deepspeed`` names, in the manner of configs/deepspeed/zero3.json of f3597dba, beside
+    a run of one of eight ranks; without an argument of Transformers 4 it is today's stack.
+    """
+    zero = {
+        "bf16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": "auto",
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu"},
+            "overlap_comm": True,
+            "reduce_bucket_size": "auto",
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+            "stage3_max_live_parameters": 2e10,
+            "stage3_max_reuse_distance": 2e10,
+        },
+    }
+    (tmp_path / "zero3.json").write_text(json.dumps(zero), encoding="utf-8")
+    rest = REST.replace("--overwrite_output_dir ", "").replace("Llama-3.2-3B", "Llama-3.2-1B")
+    job = scenario(f"deepspeed --num_gpus 8 examples/finetune.py {rest} --deepspeed {tmp_path}/zero3.json")
+    assert (job.stack.id, job.recipe.sharding.name, job.hardware.gpus_per_node) == ("lmflow", "zero3", 8)
+    memory = estimate(job).memory
+    assert float(memory.allocated_peak_bytes) / GIB == pytest.approx(4.184, rel=0.0005)
+    assert float(memory.reserved_peak_bytes) / GIB == pytest.approx(5.682, rel=0.0005)
 
 
 @pytest.mark.parametrize(
