@@ -36,6 +36,7 @@ REST = (
 )
 LORA = "--use_lora 1 --lora_r 8 --lora_alpha 32 --lora_dropout 0.1"
 QLORA = "--use_qlora 1 --quant_bit 4 --lora_r 8 --lora_alpha 32 --lora_dropout 0.1"
+OLD = "--overwrite_output_dir"
 JOINED = "--block_size 2048 --disable_group_texts 0"
 PLAIN = {"model_name_or_path": "gpt2", "dataset_path": "data", "block_size": 256, "bf16": True}
 
@@ -101,12 +102,16 @@ def test_its_own_scripts_value_by_value(arguments: str, meant: tuple[Any, ...]) 
             12.303,
             15.713,
         ),
+        (f"{OLD} --block_size 512", 10.208, 10.666),
+        (f"{OLD} --block_size 1024 --per_device_train_batch_size 2 --use_qlora 1", 6.636, 7.240),
+        (f"{OLD} --block_size 2048 --use_lora 1 --gradient_checkpointing 1", 5.405, 6.049),
     ],
 )
 def test_bytes_beside_its_own_run(arguments: str, allocated: float, reserved: float) -> None:
     """GiB of ``measure trace`` of ``examples/finetune.py`` at f3597dba, on texts longer than a block.
 
-    Transformers 5.23, PEFT 0.21.2, bitsandbytes 0.50.2, torch 2.13.  Where nothing is checkpointed the first
+    Transformers 5.23 and bitsandbytes 0.50.2, with ``overwrite_output_dir`` 4.57.1 and 0.48.2; PEFT 0.21.2,
+    torch 2.13.  Where nothing is checkpointed the first
     layer keeps what it reads, because LMFlow makes that require a gradient.
     """
     command = "python examples/finetune.py --model_name_or_path meta-llama/Llama-3.2-1B-Instruct --bf16"
