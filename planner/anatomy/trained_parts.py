@@ -65,11 +65,10 @@ def makes_patches_require_gradient(recipe: Recipe, stack: Stack) -> bool:
 def makes_input_require_gradient(recipe: Recipe, stack: Stack) -> bool:
     """Whether what the first layer reads requires a gradient although nothing below it is trained.
 
-    Source: transformers 5.23 modeling_utils.py _activation_checkpointing_enable; peft 0.21 peft_model.py;
-    mcore-bridge 1.6.5 model/gpt_model.py _preprocess, checkpointed or not.
+    Source: transformers 5.23 modeling_utils.py _activation_checkpointing_enable; peft 0.21 peft_model.py.
     """
-    if stack.model_code == "megatron-core":
-        return recipe.method != "full"
+    if stack.hooks_input and recipe.method != "full":
+        return True
     return recipe.gradient_checkpointing and (
         recipe.method != "full" or stack.frozen_layers == "differentiated"
     )

@@ -54,9 +54,7 @@ def command_files(config: str, command: str, options: CheckOptions) -> CommandFi
         texts[line.resolve()] = launch
     remarks = []
     if not job.says_its_tool:
-        remarks.append(
-            f"{show(job.script)} is taken to hand its arguments to Transformers or TRL, as their names say"
-        )
+        remarks.append(f"{show(job.script)} is taken to hand its arguments to the tool that their names say")
     if takes_defaults(script):
         remarks.append("variables and arguments are counted with the defaults that the script gives them")
     read = replace(

@@ -87,8 +87,8 @@ CHECK_OPTIONS: OwnOptions = {
                 metavar="TEXT",
                 help=(
                     "A command that starts a training: accelerate launch, torchrun, deepspeed or python with "
-                    "a script of Transformers' or TRL's arguments, trl, swift, llamafactory-cli or axolotl; "
-                    "it is read, never run"
+                    "a script of Transformers', TRL's, LMFlow's or Unsloth's arguments, trl, swift, "
+                    "llamafactory-cli, axolotl or unsloth; it is read, never run"
                 ),
                 show_default=False,
             ),
@@ -103,7 +103,8 @@ CHECK_OPTIONS: OwnOptions = {
                 metavar="NAME",
                 help="What the files are for, where their keys do not say it: "
                 "plan, llama-factory, llama-factory-v1, axolotl, open-instruct, torchtitan, torchtune, "
-                "nemo-automodel, ms-swift, ms-swift-megatron, trl, transformers, deepspeed or accelerate",
+                "nemo-automodel, ms-swift, ms-swift-megatron, lmflow, unsloth, unsloth-cli, trl, "
+                "transformers, deepspeed or accelerate",
                 show_default=False,
             ),
         ],

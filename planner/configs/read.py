@@ -13,6 +13,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools import (
     hf_trainer,
+    lmflow,
     ms_swift,
     ms_swift_megatron,
     nemo_automodel,
@@ -25,6 +26,7 @@ from planner.configs.tools.axolotl import axolotl
 from planner.configs.tools.llama_factory import llama_factory, llama_factory_v1
 from planner.configs.tools.one_process import say_one_process
 from planner.configs.tools.other_tools import refuse_other_tools
+from planner.configs.tools.unsloth import unsloth_cli, unsloth_train
 from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import InputFileError, NotModelledError, UnknownNameError
 
@@ -93,6 +95,15 @@ _TRAINING = (
         frozenset(),
         ms_swift_megatron.read_ms_swift_megatron,
     ),
+    Tool("lmflow", lmflow.TOOL, lmflow.STACK, lmflow.MARKS, lmflow.read_lmflow, launched=True),
+    Tool("unsloth", unsloth_cli.TOOL, unsloth_cli.STACK, frozenset(), unsloth_train.read_unsloth),
+    Tool(
+        "unsloth-cli",
+        unsloth_cli.TOOL,
+        unsloth_cli.STACK,
+        unsloth_cli.MARKS,
+        unsloth_cli.read_unsloth_cli,
+    ),
     Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl, launched=True),
 )
 _REST = (
@@ -120,6 +131,8 @@ _TOLD_BY_VALUES: dict[str, Callable[[Document], bool]] = {
     "torchtitan": torchtitan.is_torchtitan,
     "nemo-automodel": nemo_automodel.is_nemo_automodel,
     "ms-swift": ms_swift.is_ms_swift,
+    "unsloth": unsloth_train.is_unsloth,
+    "lmflow": lmflow.is_lmflow,
     "transformers": hf_trainer.is_example,
 }
 TOOL_NAMES = ("plan", *TOOLS)

@@ -55,10 +55,14 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Models at which the tool stops beside a key: which, and the sentence that says so."""
+    """Models at which the tool stops beside a key: which, and the sentence that says so.
+
+    ``by_tool``: false where the tool goes on, and what it does there is not modelled.
+    """
 
     applies: Callable[[ModelSpec], bool]
     sentence: str
+    by_tool: bool = True
 
 
 @dataclass(slots=True)
@@ -79,7 +83,7 @@ class Reading:
     ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
     that the dtype of the checkpoint decides the precision.  ``one_process``: place of a launch that starts
     one process without a rank, and how many GPUs it sees; 0 where that is not said.  ``stops``: models at
-    which the tool stops with this file.
+    which there is no answer for this file.
     """
 
     path: Path

@@ -211,16 +211,17 @@ class Stack:
 
     # Checkpointing
     frozen_layers: FrozenLayers
-    """What checkpointing makes of layers that are not trained.  ``differentiated``: the input of the
-    first layer requires a gradient, so that backward runs through all of them.  ``skipped``: those
-    below the first trained one keep nothing.  ``entered``: the inputs of trained layers require
-    gradients; ``spared``: and only these are checkpointed."""
+    """What checkpointing makes of layers that are not trained.  ``differentiated``: the first one's input
+    requires a gradient, so backward runs through all.  ``skipped``: those below the first trained one keep
+    nothing.  ``entered``: inputs of trained layers require one; ``spared``: only these are checkpointed."""
     reentrant_under_ddp: bool
     """Where checkpoints are reentrant by default, they are so under DDP, too."""
     zero3_reentrant_adapters: bool
     """Beside adapters under ZeRO-3 checkpoints are reentrant, whatever is asked for."""
     zero3_adapters_as_base: bool
     """Under ZeRO-3 adapters over a base that is not quantised are made in its dtype."""
+    hooks_input: bool
+    """Beside adapters what the first layer reads requires a gradient without checkpoints, too."""
     checkpoints_parts: bool
     """Checkpointing wraps norms, attention and MLP of a layer one by one instead of the layer."""
     checkpoints_twice: bool
@@ -443,10 +444,9 @@ class Stack:
     def masks_samples(self, recipe: Recipe) -> bool:
         """Whether packed samples get a mask that keeps them apart.
 
-        FlashAttention is told where each begins.  Source: transformers 5.23 masking_utils.py
-        find_packed_sequence_indices (4.53 on: positions begin anew, and the batch brings no mask) and
-        _preprocess_mask_arguments (numbers of samples become booleans, which hide nothing).
-        Ignored: a row that one sample fills has none.
+        FlashAttention is told where each begins.  Ignored: a row that one sample fills has none.
+        Source: transformers 5.23 masking_utils.py find_packed_sequence_indices (4.53 on: positions begin
+        anew, without a mask) and _preprocess_mask_arguments (numbers of samples become booleans).
         """
         if recipe.batch.padding != "packed" or ATTENTION_FACTS[recipe.attention].is_flash:
             return False

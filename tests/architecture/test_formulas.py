@@ -104,6 +104,7 @@ MAY_NAME_STACKS = {
     "measure/dry_run/tool_jobs.py",  # which tool a file is for
     "planner/configs/read.py",
     "planner/configs/launchers/command_line.py",
+    "planner/configs/launchers/script_names.py",  # whose script it is
     *(str(path.relative_to(ROOT)) for path in (ROOT / "planner/configs/tools").rglob("*.py")),
 }
 

@@ -1,5 +1,4 @@
-"""A command line that starts a script with Transformers', TRL's or ms-swift's arguments,
-as the two files that would say the same.
+"""A command line that starts a training, as the two files that would say the same.
 
 Sources: accelerate 1.15.0 commands/launch.py; torch 2.13.0 distributed/run.py; deepspeed 0.19.8
 launcher/runner.py; transformers 5.23.0 hf_argparser.py; trl 1.16.0 cli/main.py;
@@ -9,6 +8,7 @@ ms-swift 4.6.0 swift/cli/main.py; llamafactory 0.9.5 launcher.py; axolotl 0.19.0
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,9 @@ from planner.configs.launchers.launched_processes import (
     say_task_of_v1,
     say_visible,
 )
+from planner.configs.launchers.script_names import refuse_script, said_by_name, trains_always
 from planner.configs.launchers.shell import commands_with_variables
+from planner.configs.tools.unsloth.unsloth_train import in_sections
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, NotModelledError, UsageError, show
 from planner.files.structured import yaml_value
@@ -62,24 +64,6 @@ _TRAINS = frozenset(
         "learning_rate",
     }
 )
-# What a script's name says where its arguments may not.
-_OTHERS = {
-    "preference training other than DPO, KTO, ORPO and SimPO is not modelled": "xpo nash online bco tpo",
-    "reinforcement learning other than GRPO is not modelled": "rloo ppo",
-    "GRPO whose generation runs beside the update is not modelled": "async",
-    "reward models of this kind are not modelled: say the job by flags": "prm rm",
-    "distillation is not modelled; supervised fine-tuning is": "distill distillation minillm gold",
-    "a loop of its own is not modelled: say the job by flags": "no_trainer",
-}
-_TASKS = {each: each for each in ("dpo", "kto", "orpo", "simpo", "reward", "grpo", "gkd")}
-# trl 1.16.0 examples/scripts: GRPO and DPO with other losses.
-_TASKS |= {"gspo": "grpo", "mpo": "dpo", "cpo": "simpo"}
-# trl 1.16.0 scripts and examples/scripts.
-_TRL_SCRIPTS = _names(
-    "sft dpo cpo kto orpo reward reward_modeling grpo gspo gkd dpo_vlm mpo_vlm grpo_vlm gspo_vlm"
-)
-# Scripts of Transformers' examples/pytorch/language-modeling that train with its Trainer.
-_TRANSFORMERS_SCRIPTS = _names("run_clm run_fim run_mlm run_plm")
 _OWN_COMMANDS = {"tune": "its file: plan check FILE"}
 # Modules that train by a file, whose keys say the tool.
 _MODULES = ("axolotl.cli.train", "llamafactory.launcher")
@@ -92,6 +76,7 @@ _PROGRAMS = {
     "llamafactory-cli": ("llama-factory", ("train", "sft", "dpo", "rm")),
     "lmf": ("llama-factory", ("train", "sft", "dpo", "rm")),
     "axolotl": ("axolotl", ("train",)),
+    "unsloth": ("unsloth", ("train",)),
 }
 _SAYS_TOOL = frozenset(launcher for launcher, _ in _PROGRAMS.values()) - {"accelerate"}
 # Options of `axolotl train` that are no keys of its config (axolotl 0.19.0 cli/main.py, cli/args.py).
@@ -131,7 +116,7 @@ class Started:
     @property
     def says_its_tool(self) -> bool:
         """Whether the command is that of a program, and no script's whose arguments are guessed."""
-        return self.script in _MODULES or _launcher(self.words) in _SAYS_TOOL
+        return self.script in _MODULES or _launcher(self.words) in _SAYS_TOOL or trains_always(self.script)
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -158,13 +143,16 @@ def started(path: Path, text: str) -> Started:
         )
         ways = (
             "accelerate launch, torchrun, deepspeed, python with arguments of Transformers, trl, swift, "
-            "llamafactory-cli and axolotl are known; for another script say the job by flags: plan --model"
+            "llamafactory-cli, axolotl and unsloth are known; for another script say the job by flags: "
+            "plan --model"
         )
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
     words, variables = found[0]
     job = _LAUNCHERS[_launcher(words)](path, words)
     _take_variables(path, job, variables)
-    _read_name(path, job)
+    refuse_script(path, job.script)
+    job.task, tool = said_by_name(job.script)
+    job.tool = job.tool or tool
     return job
 
 
@@ -223,31 +211,13 @@ def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool
     return bool(kind) and (
         kind != "python"
         or _option(words, "-m") in _MODULES
-        or any(_name(word) in _TRAINS for word in words if word.startswith("--"))
+        or any(_name(word) in _TRAINS if word.startswith("--") else trains_always(word) for word in words)
     )
 
 
 def _name(word: str) -> str:
     """An option's name as Python has it."""
     return word.lstrip("-").partition("=")[0].replace("-", "_")
-
-
-def _read_name(path: Path, job: Started) -> None:
-    """What the script's name says of its task, and of its tool.
-
-    Raises:
-        NotModelledError: a training that no formula covers.
-    """
-    stem = Path(job.script).stem.lower()
-    words = {*re.split(r"[^a-z]+", Path(job.script).name.lower()), stem}
-    for why, names in _OTHERS.items():
-        for name in names.split():
-            if name in words or (name == "no_trainer" and name in job.script.lower()):
-                raise NotModelledError(f"{path}: {show(job.script)}: {why}")
-    job.task = next((task for name, task in _TASKS.items() if name in words), "")
-    if stem in _TRANSFORMERS_SCRIPTS:
-        job.tool = "transformers"
-    job.tool = job.tool or ("trl" if stem in _TRL_SCRIPTS and job.task else None)
 
 
 def _own_command(path: Path, words: list[str]) -> Started:
@@ -267,6 +237,7 @@ def _options(path: Path, words: Sequence[str], switches: frozenset[str]) -> tupl
     for index in rest:
         word = words[index]
         if not word.startswith("-") or (word == "--" and index + 1 < len(words)):
+            _refuse_options_in(path, words[index : index + 2])
             return found, list(words[index + (word == "--") :])
         name, mark, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
@@ -277,6 +248,12 @@ def _options(path: Path, words: Sequence[str], switches: frozenset[str]) -> tupl
         else:
             found[name] = words[next(rest)] if index + 1 < len(words) else ""
     raise UsageError(f"{path}: no script stands behind '{show(words[0] if words else '')}'")
+
+
+def _refuse_options_in(path: Path, words: Sequence[str]) -> None:
+    """Raises: UsageError where a variable stands before what must be the script."""
+    if len(words) > 1 and _BARE_VARIABLE.fullmatch(words[0]) and not words[1].startswith("-"):
+        raise UsageError(f"{path}: '{show(words[0])}' may hold options of the launcher: write them out")
 
 
 def _accelerate(path: Path, words: list[str]) -> Started:
@@ -395,6 +372,17 @@ def _axolotl(path: Path, words: list[str]) -> Started:
     return Started(words, words[1], arguments, {}, "axolotl")
 
 
+def _unsloth(path: Path, words: list[str]) -> Started:
+    """``unsloth train``: options by the names of the file's keys, over those of ``--config``, in one process.
+
+    Source: unsloth 2026.10.9 unsloth_cli/commands/train.py and options.py.
+    """
+    arguments = _arguments(path, ["--config" if word == "-c" else word for word in words[2:]])
+    arguments.pop("dry_run", None)
+    launch = {"distributed_type": "NO", "num_processes": 1}
+    return Started(words, words[1], in_sections(arguments), launch, "unsloth")
+
+
 def _swift(path: Path, words: list[str]) -> Started:
     """How many processes there are, variables say; ``rlhf`` is DPO unless its arguments say otherwise."""
     default = {"rlhf_type": "dpo"} if words[1] == "rlhf" else {}
@@ -412,6 +400,7 @@ _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
     "megatron": _swift,
     "llama-factory": _llama_factory,
     "axolotl": _axolotl,
+    "unsloth": _unsloth,
     "own": _own_command,
     "unread": _unread_command,
 }
@@ -493,7 +482,7 @@ def _named(path: Path, file: Any) -> Path:
     if "$" in str(file):
         raise UsageError(f"{path}: the file '{show(str(file))}' has a variable in its name: write it out")
     for found in (Path(str(file)), path.parent / str(file)):
-        if found.exists():
+        if os.path.exists(found):  # noqa: PTH110 - Path.exists fails at names that are too long
             return found
     raise InputFileError(
         path, f"no such file: {show(str(file))}; check the job from the folder in which it is launched"

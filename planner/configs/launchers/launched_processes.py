@@ -14,9 +14,18 @@ from typing import Any
 from planner.configs.launchers.launch import VISIBLE
 from planner.configs.launchers.shell import unknown
 from planner.configs.tools.llama_factory.llama_factory_v1_task import is_pair_table
-from planner.errors import UsageError, show
+from planner.errors import NotModelledError, UsageError, show
 
-_DECIDE = ("USE_V1", "FORCE_TORCHRUN", "NPROC_PER_NODE", "NNODES", VISIBLE)
+# Variables by which LLaMA-Factory trains in another way (hparams/parser.py, launcher.py and extras/misc.py of
+# 0.9.5; USE_MEGATRON_BRIDGE at ff6d4d12e of 2026-08) -> why that is not modelled.
+_OTHER_WAYS = {
+    "USE_MCA": "mcore_adapter pads samples under Megatron, which is not modelled: say the job by flags, with "
+    "--stack megatron for packed ones",
+    "USE_MEGATRON_BRIDGE": "models of Megatron-Bridge are not modelled: say the job by flags, with --stack "
+    "megatron for those of ms-swift",
+    "USE_KT": "KTransformers is not modelled; leave it out",
+}
+_DECIDE = ("USE_V1", "FORCE_TORCHRUN", "NPROC_PER_NODE", "NNODES", VISIBLE, *_OTHER_WAYS)
 
 
 def is_on(variables: Mapping[str, str], name: str) -> bool:
@@ -43,7 +52,11 @@ def of_llama_factory(path: Path, variables: Mapping[str, str]) -> dict[str, Any]
 
     Raises:
         UsageError: no GPU is visible.
+        NotModelledError: another way of training.
     """
+    for name, why in _OTHER_WAYS.items():
+        if is_on(variables, name):
+            raise NotModelledError(f"{path}: {name}={show(variables[name])}: {why}")
     visible = _visible(path, variables)
     if visible == "1" and not is_on(variables, "FORCE_TORCHRUN"):
         return processes("1", "1")

@@ -170,17 +170,25 @@ def read_lisa(keys: Keys, reading: Reading) -> None:
     count, interval = keys.count("lisa_n_layers"), keys.count("lisa_step_interval")
     if not count or not interval:
         return
-    where = keys.where("lisa_n_layers")
     engine = next((name for name in ("deepspeed", "fsdp", "fsdp_config") if keys.has(name)), None)
     beside = next((name for name in ("adapter", "unfrozen_parameters") if keys.has(name)), engine)
-    if beside is not None:
-        raise keys.not_modelled("lisa_n_layers", f"LISA beside {beside} is not modelled")
     if keys.text("lisa_layers_attribute") not in (None, "model.layers"):
         raise keys.not_modelled("lisa_layers_attribute", "layers of another name than model.layers are not")
-    reading.say("train_layers", (f"drawn:{count}@{interval}", "embed", "norm", "head"), where)
+    say_lisa(keys, reading, "lisa_n_layers", f"drawn:{count}@{interval}", beside)
+
+
+def say_lisa(keys: Keys, reading: Reading, name: str, drawn: str, beside: str | None) -> None:
+    """Enter the layers that LISA has ``drawn`` and what is around them, by the key ``name``.
+
+    Raises:
+        NotModelledError: there is something ``beside`` it.
+    """
+    if beside is not None:
+        raise keys.not_modelled(name, f"LISA beside {beside} is not modelled")
+    reading.say("train_layers", (drawn, "embed", "norm", "head"), keys.where(name))
     if not keys.flag("ddp_find_unused_parameters"):
         stops = "LISA freezes layers behind DDP, which stops in its second step"
-        reading.alone = Alone(where, stops)
+        reading.alone = Alone(keys.where(name), stops)
 
 
 def _in_layer(number: int, name: str) -> str:

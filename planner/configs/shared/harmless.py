@@ -100,6 +100,26 @@ TRL_HARMLESS = _names(
 )
 """TRL: data, templates, masks of the loss, schedules of adapters."""
 
+# OptimalScale/LMFlow f3597dba src/lmflow/args.py ModelArguments, DatasetArguments, FinetunerArguments; the
+# first line is read where a model generates, or where one that sees is trained; the third is those of
+# optimizers that are refused.
+LMFLOW_HARMLESS = _names(
+    """
+    lora_model_path use_int8 load_in_4bit use_ram_optimized_load finetune_part save_language_projection
+    rope_pi_ratio rope_ntk_ratio lisa_activated_layers lisa_interval_steps lisa_layers_attribute
+    customized_optim customized_optim_args optim_dummy_beta1 optim_dummy_beta2 optim_adam_beta1
+    optim_adam_beta2 optim_beta1 optim_beta2 optim_beta3 optim_momentum optim_weight_decay
+    tokenizer_name cache_dir use_fast_tokenizer model_revision token trust_remote_code lora_alpha
+    save_aggregated_lora truncation_side padding_side eos_padding ignore_bias_buffers dataset_path
+    dataset_name is_custom_dataset customized_cache_dir dataset_config_name train_file validation_file
+    max_train_samples max_eval_samples streaming overwrite_cache validation_split_percentage
+    preprocessing_num_workers group_texts_batch_size keep_linebreaks test_file train_on_prompt
+    conversation_template dataset_cache_dir calculate_dataset_stats eval_dataset_path
+    truncate_to_model_max_length disable_conversation_bos_token disable_conversation_eos_token
+    """
+)
+"""LMFlow: data, tokens, and switches of what is refused or not trained."""
+
 # axolotl 0.19.0 utils/schemas; the last lines are names of older versions.  ``eval_table_max_new_tokens`` is
 # read by a callback of evaluation alone (2023-11 utils/callbacks.py:358); ``gptq_groupsize`` and
 # ``gptq_model_v1`` by nothing (2023-11 src); ``gptq_disable_exllama`` chooses among kernels of which only

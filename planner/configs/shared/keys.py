@@ -92,7 +92,8 @@ class Keys:
         self._table = {asked.get(name, name): value for name, value in self._table.items()}
 
     def flag(self, name: str) -> bool | None:
-        """A key that must be true or false, ``None`` where it is not given.
+        """A key that must be true or false, ``None`` where it is not given; 0 and 1 are taken as well,
+        as command lines have them (transformers 5.23.0 hf_argparser.py string_to_bool).
 
         Raises:
             InputFileError: something else.
@@ -102,6 +103,8 @@ class Keys:
             return value.strip().lower() == "true"
         if value is None or isinstance(value, bool):
             return value
+        if isinstance(value, int) and value in (0, 1):
+            return bool(value)
         raise self.wrong(name, "true or false", value)
 
     def is_on(self, name: str) -> bool:

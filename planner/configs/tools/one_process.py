@@ -21,6 +21,7 @@ _STOPS = (
     "LLaMA-Factory stops where one process sees several GPUs (0.8.0 and 0.8.1 copy the model to each, which "
     f"is not modelled): {_RANKS}"
 )
+_UNREAD = f"what Unsloth makes of several GPUs in one process is not modelled: {_RANKS}, or give one GPU"
 _SPREADS = {
     "trl": "trl 1.16.0 trainer/utils.py create_model_from_path: auto in one process",
     "axolotl": "axolotl 0.19.0 utils/config/__init__.py choose_device: auto in one process",
@@ -36,7 +37,9 @@ def say_one_process(reading: Reading) -> None:
     stack, tool = str(reading.value("stack")), reading.tool_name
     if stack in _SPREADS:
         reading.default("device_map", "auto", _SPREADS[stack])
-    elif tool in ("trl", "transformers") or is_run_by_0_7(reading):
+    elif tool in ("unsloth", "unsloth-cli"):
+        reading.alone = Alone(place, sees=sees, unread=_UNREAD)
+    elif tool in ("trl", "transformers", "lmflow") or is_run_by_0_7(reading):
         reading.alone = Alone(place, sees=sees, unread=_COPIES)
     elif tool == "llama-factory" and sees != 1:
         reading.alone = Alone(place, _STOPS)

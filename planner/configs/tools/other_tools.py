@@ -5,21 +5,21 @@ from __future__ import annotations
 from planner.configs.yaml_or_json import Document
 from planner.errors import NotModelledError
 
-# Program -> its own keys.  One is enough: but for those of _OF_TOOL none is a key of a tool that is read.
+# Program -> its own keys.  One is enough: none is a key of a tool that is read.
 _MARKS = {
     # huggingface/transformers examples/pytorch/language-modeling/run_clm_no_trainer.py: a loop of its own;
     # open-instruct's files have none of these.
     "a script of Transformers without a Trainer": frozenset({"no_keep_linebreaks", "num_warmup_steps"}),
-    # OptimalScale/LMFlow src/lmflow/args.py.
-    "LMFlow": frozenset(
+    # OptimalScale/LMFlow f3597dba src/lmflow/args.py: DPO, RAFT and what they run behind each other.
+    "LMFlow's aligners": frozenset(
         {
             "do_dpo_align",
             "reference_model_name_or_path",
-            "disable_group_texts",
-            "group_texts_batch_size",
-            "use_lisa",
-            "lisa_activated_layers",
-            "truncate_to_model_max_length",
+            "reward_model_args_path",
+            "output_reward_path",
+            "num_raft_iteration",
+            "sampling_paired_method",
+            "accelerate_config_file",
         }
     ),
     # megatron-core 0.16.1 model_parallel_config.py, transformer/transformer_config.py and
@@ -72,11 +72,6 @@ _MARKS = {
     # files of its supervised trainer have no key that only they have.
     "verl": frozenset({"actor_rollout_ref"}),
 }
-# Tool that is read -> keys above that it has too and reads itself: ms-swift 4.6.0
-# swift/trainers/arguments.py.
-_OF_TOOL = {"ms-swift": frozenset({"lisa_activated_layers"})}
-
-
 _OF_PROGRAM = {"ms-swift-megatron": "Megatron"}
 """Tool that is read -> program whose keys it has."""
 
@@ -90,7 +85,7 @@ def refuse_other_tools(document: Document, tool: str | None) -> None:
     for program, marks in _MARKS.items():
         if program == _OF_PROGRAM.get(tool or ""):
             continue
-        if found := sorted((marks - _OF_TOOL.get(tool or "", frozenset())) & document.table.keys()):
+        if found := sorted(marks & document.table.keys()):
             raise _refusal(document, program, found[0])
     model = document.table.get("model")
     # oumi-ai/oumi src/oumi/core/configs/params/model_params.py.

@@ -366,6 +366,29 @@ _DEEPSPEED: Mapping[str, Rule] = {
     "precision": lambda _, value: {("bf16", "enabled"): True} if value == "bf16-mixed" else None,
 }
 
+_UNSLOTH: Mapping[str, Rule] = {
+    "batch": _dotted("training", "batch_size"),
+    "grad_accum": _dotted("training", "gradient_accumulation_steps"),
+    "seq": _dotted("training", "max_seq_length"),
+    "epochs": _dotted("training", "num_epochs"),
+    "lora_rank": _dotted("lora", "lora_r"),
+    "gradient_checkpointing": lambda _, value: {
+        ("training", "gradient_checkpointing"): "unsloth" if value else "none"
+    },
+    "offload": lambda _, value: (
+        {("training", "gradient_checkpointing"): "unsloth"} if value == "activations" else None
+    ),
+    "padding": lambda _, value: {("training", "packing"): True} if value == "packed" else None,
+}
+
+_LMFLOW: Mapping[str, Rule] = {
+    **_TRAINER,
+    "seq": _key("block_size"),
+    "lora_rank": _key("lora_r"),
+    "attention": _words("use_flash_attention", {"flash2": True}),
+    "load_dtype": _words("torch_dtype", _LONG_DTYPES),
+}
+
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "llama-factory": _LLAMA_FACTORY,
     "llama-factory-v1": _LLAMA_FACTORY_V1,
@@ -375,6 +398,8 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "open-instruct": _OPEN_INSTRUCT,
     "torchtune": _TORCHTUNE,
     "ms-swift": _MS_SWIFT,
+    "unsloth": _UNSLOTH,
+    "lmflow": _LMFLOW,
     "deepspeed": _DEEPSPEED,
 }
 """Rules of each tool, by the names of our fields.  For a tool that is not here no change is written down."""

@@ -167,15 +167,20 @@ def _refuse_longer(request: ScenarioRequest, longest_tokens: int, place: str) ->
 
 
 def _refuse_models(stops: tuple[Stop, ...], request: ScenarioRequest) -> None:
-    """Raises: UsageError where the tool stops at this model beside a key of the file."""
+    """Raises: UsageError where the tool stops at this model beside a key of the file, and NotModelledError
+    where what it does there is not modelled.
+    """
     if not stops or request.get("model") is None:
         return
     from planner.catalog.models import load_model
 
     spec = load_model(request.get("model")).spec
     for stop in stops:
-        if stop.applies(spec):
-            raise UsageError(f"{stop.sentence} [{REFUSED_BY_TOOL}]")
+        if not stop.applies(spec):
+            continue
+        if not stop.by_tool:
+            raise NotModelledError(stop.sentence)
+        raise UsageError(f"{stop.sentence} [{REFUSED_BY_TOOL}]")
 
 
 def _in_weights_dtype(request: ScenarioRequest, place: str, tool: str) -> ScenarioRequest:

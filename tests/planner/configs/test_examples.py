@@ -250,6 +250,28 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
             "switches": "zero12_bucket_elements=200000000;zero12_overlap=false;one_optimizer_group=true",
         },
     ),
+    (
+        "unsloth_train.yaml",
+        {},
+        {"gpu": "4090"},
+        {
+            "stack": "unsloth", "model": "unsloth/llama-3-8b", "method": "lora", "quantization": "nf4",
+            "double_quant": True, "seq": 4096, "batch": 4, "grad_accum": 2, "epochs": 1,
+            "optimizer": "adamw_8bit", "padding": "packed", "gradient_checkpointing": True,
+            "offload": "none", "lora_rank": 32, "lora_targets": "q_proj;v_proj",
+        },
+    ),
+    (
+        "lmflow_qlora.json",
+        {},
+        {"gpu": "4090"},
+        {
+            "stack": "lmflow", "model": "llama-3.2-3b", "method": "lora", "quantization": "nf4",
+            "double_quant": True, "quant_storage": "bf16", "seq": 512, "batch": 2, "grad_accum": 4,
+            "epochs": 1, "lora_rank": 16, "lora_targets": "peft-default", "load_dtype": "bf16",
+            "precision": "bf16-mixed", "gradient_checkpointing": False,
+        },
+    ),
     ("job.toml", {}, {}, {"model": "7b", "method": "qlora", "seq": 1024, "gpu": "4090"}),
 ]  # fmt: skip
 

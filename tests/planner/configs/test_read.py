@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.configs.read import TOOLS
 from planner.errors import InputFileError, UnknownNameError
 from planner.intake.given.config_file import read_config_file
 
@@ -38,3 +39,11 @@ def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
     assert (
         read_config_file(written(tmp_path, "per_device_train_batch_size: 2\n")).tool == "Transformers 5.23.0"
     )
+
+
+def test_no_key_marks_files_of_two_tools() -> None:
+    """Else their order would decide which one a file is for."""
+    names = list(TOOLS)
+    for index, name in enumerate(names):
+        for other in names[index + 1 :]:
+            assert not TOOLS[name].marks & TOOLS[other].marks, (name, other)

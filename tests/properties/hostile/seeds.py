@@ -19,9 +19,10 @@ from planner.catalog.location import data_dir
 from planner.catalog.models import model_entry
 from planner.configs.launchers import accelerate, zero
 from planner.configs.shared import harmless, trainer_arguments
-from planner.configs.tools import hf_trainer, trl
+from planner.configs.tools import hf_trainer, lmflow, trl
 from planner.configs.tools.axolotl import axolotl
 from planner.configs.tools.llama_factory import llama_factory, llama_factory_optimizers
+from planner.configs.tools.unsloth import unsloth_cli, unsloth_train
 from planner.records import COLUMNS, RECORD_SCHEMA_ID
 from planner.units import MIB
 
@@ -51,8 +52,11 @@ CONFIG_KEYS = sorted(
             hf_trainer,
             llama_factory,
             llama_factory_optimizers,
+            lmflow,
             trainer_arguments,
             trl,
+            unsloth_cli,
+            unsloth_train,
             zero,
         )
         for value in vars(module).values()

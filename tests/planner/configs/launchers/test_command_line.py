@@ -116,6 +116,7 @@ def test_arguments_win_over_a_file_of_arguments(text: str) -> None:
         ("torchrun t.py $ARGS --max_steps 5", r"'\$ARGS' may hold several arguments"),
         ("torchrun t.py lr=3 --max_steps 5", "'lr=3' is no argument"),
         ("accelerate launch --config_file $HOME/a.yaml t.py", "has a variable in its name"),
+        ("deepspeed $ARGS t.py --max_steps 5", r"'\$ARGS' may hold options of the launcher"),
     ],
 )
 def test_what_cannot_be_read_is_said(text: str, sentence: str) -> None:
@@ -259,6 +260,8 @@ def test_a_launch_file_may_lie_beside_its_script(tmp_path: Path) -> None:
     assert started(tmp_path / "run.sh", line.format("fsdp.yaml")).launch["num_processes"] == 4
     with pytest.raises(InputFileError, match=r"no such file: other\.yaml; check the job from the folder"):
         started(tmp_path / "run.sh", line.format("other.yaml"))
+    with pytest.raises(InputFileError, match="no such file: 999"):
+        started(tmp_path / "run.sh", line.format("9" * 400))
 
 
 def test_a_default_that_a_script_gives_is_told() -> None:
@@ -478,3 +481,13 @@ def test_what_a_file_of_arguments_holds_ends_no_program(tmp_path: Path, program:
     file.write_text(text, encoding="utf-8")
     checked = check_job(command_job(f"{program} {file}", CheckOptions()), from_flags({"gpu": "4090"}))
     assert checked.exit_code in (ExitCode.USAGE, ExitCode.NOT_MODELLED)
+
+
+@pytest.mark.parametrize("name", ["USE_MCA", "USE_MEGATRON_BRIDGE", "USE_KT"])
+def test_variables_by_which_llama_factory_trains_in_another_way(name: str) -> None:
+    """The same file would mean another job (llamafactory 0.9.5 hparams/parser.py, launcher.py)."""
+    with pytest.raises(NotModelledError, match=f"{name}=1: .*not modelled"):
+        read(f"{name}=1 llamafactory-cli train --stage sft --bf16 True")
+    assert read(f"{name}=0 llamafactory-cli train --stage sft --bf16 True").tool == "llama-factory"
+    with pytest.raises(UsageError, match=f"{name} is set under a condition"):
+        read(f"if [ $A ]; then export {name}=1; fi\nllamafactory-cli train --stage sft --bf16 True")

@@ -250,10 +250,11 @@ def test_an_argument_at_its_default_switches_nothing_on(argument: str, code: Exi
 
 
 def test_the_same_key_without_ms_swift_is_another_programs(tmp_path: Path) -> None:
-    """Only ms-swift reads it."""
+    """ms-swift refuses it; LMFlow has it beside ``use_lisa``, without which it says nothing."""
     text = "model_name_or_path: a/b\nper_device_train_batch_size: 2\nlisa_activated_layers: 2\n"
-    with pytest.raises(NotModelledError, match="a key of LMFlow"):
-        read(tmp_path, text)
+    assert read(tmp_path, text).tool_name == "lmflow"
+    found = read(tmp_path, f"{text}use_lisa: true\n").request
+    assert found.get("train_layers") == ("drawn:2@20", "embed", "norm", "head")
 
 
 @pytest.mark.parametrize(("before", "changes", "after"), [

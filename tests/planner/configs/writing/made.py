@@ -25,6 +25,8 @@ BASES = {
         '"attn_implementation": "sdpa"}'
     ),
     "ms-swift": "model: a/b\ntuner_type: lora\nmax_length: 64\n",
+    "unsloth": "model: a/b\ntraining:\n  batch_size: 2\nlora:\n  lora_r: 8\n",
+    "lmflow": '{"model_name_or_path": "a/b", "dataset_path": "c", "block_size": 64, "use_lora": true}',
     "deepspeed": '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}',
     "accelerate": "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n",
 }

@@ -1,0 +1,69 @@
+"""What the name of a script says that a command starts: its task, its tool, or that it is not modelled.
+
+Sources: trl 1.16.0 scripts and examples/scripts; transformers 5.23.0 examples/pytorch/language-modeling;
+unslothai/unsloth 015bdef0d unsloth-cli.py.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from planner.errors import NotModelledError, show
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What a script's name says where its arguments may not.
+_OTHERS = {
+    "preference training other than DPO, KTO, ORPO and SimPO is not modelled": "xpo nash online bco tpo",
+    "reinforcement learning other than GRPO is not modelled": "rloo ppo",
+    "GRPO whose generation runs beside the update is not modelled": "async",
+    "reward models of this kind are not modelled: say the job by flags": "prm rm",
+    "distillation is not modelled; supervised fine-tuning is": "distill distillation minillm gold",
+    "a loop of its own is not modelled: say the job by flags": "no_trainer",
+}
+_TASKS = {each: each for each in ("dpo", "kto", "orpo", "simpo", "reward", "grpo", "gkd")}
+# trl 1.16.0 examples/scripts: GRPO and DPO with other losses.
+_TASKS |= {"gspo": "grpo", "mpo": "dpo", "cpo": "simpo"}
+# trl 1.16.0 scripts and examples/scripts.
+_TRL_SCRIPTS = _names(
+    "sft dpo cpo kto orpo reward reward_modeling grpo gspo gkd dpo_vlm mpo_vlm grpo_vlm gspo_vlm"
+)
+# Scripts of Transformers' examples/pytorch/language-modeling that train with its Trainer.
+_TRANSFORMERS_SCRIPTS = _names("run_clm run_fim run_mlm run_plm")
+# Scripts that only one tool has, and which train whatever their arguments are.
+_OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli"}
+
+
+def trains_always(word: str) -> bool:
+    """Whether a word of a command is a script that does nothing but train."""
+    return word.endswith(".py") and Path(word).stem in _OF_ONE_TOOL
+
+
+def refuse_script(path: Path, script: str) -> None:
+    """Refuse a script whose name says a training that no formula covers.
+
+    Raises:
+        NotModelledError: names it and says why.
+    """
+    words = _words(script)
+    for why, names in _OTHERS.items():
+        for name in names.split():
+            if name in words or (name == "no_trainer" and name in script.lower()):
+                raise NotModelledError(f"{path}: {show(script)}: {why}")
+
+
+def said_by_name(script: str) -> tuple[str, str | None]:
+    """The task that a script's name says, empty where it says none, and the tool whose script it is."""
+    stem, words = Path(script).stem.lower(), _words(script)
+    task = next((task for name, task in _TASKS.items() if name in words), "")
+    if stem in _TRANSFORMERS_SCRIPTS:
+        return task, "transformers"
+    return task, _OF_ONE_TOOL.get(stem) or ("trl" if stem in _TRL_SCRIPTS and task else None)
+
+
+def _words(script: str) -> set[str]:
+    return {*re.split(r"[^a-z]+", Path(script).name.lower()), Path(script).stem.lower()}

@@ -1,0 +1,1 @@
+"""Command lines and files of Unsloth: its script ``unsloth-cli.py`` and its command ``unsloth train``."""
