@@ -35,6 +35,15 @@ class Range(BaseModel):
     n: Annotated[int, Field(gt=0)]
 
     @property
+    def decides(self) -> bool:
+        """Whether enough are known for ends that decide: of dense architectures alone.
+
+        Held out, 96 % of their ends lie within those of the others; 88 % of mixtures and 73 % of recurrent
+        ones (``make ranges``).
+        """
+        return self.family == "dense"
+
+    @property
     def key(self) -> tuple[Family, Training, bool]:
         """What jobs it is for."""
         return self.family, self.training, self.checkpointing

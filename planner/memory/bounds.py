@@ -79,10 +79,14 @@ def rest_of(job: Job) -> tuple[Number, Number]:
 def units_of(job: Job, plain: Job) -> tuple[Number, Number]:
     """The rest of the ``plain`` decoder in units of which the ends of ``job`` are.
 
-    An update holds more where ``job`` trains more parameters than its plain decoder.
+    Formula: allocated of the plain decoder; reserved of the plain decoder with eager attention, and elements
+    that may be copied times the bytes of the compute dtype.  An update holds more where ``job`` trains more
+    parameters than its plain decoder.
+    Source: torch 2.13 aten transformers/cuda/sdp_utils.cpp (a mask keeps flash attention out),
+    autocast_mode.cpp ``cached_cast`` (copies of weights stay for a pass).
     """
     share = job.trained / plain.trained
-    wide = plain if plain.recipe.attention in _NEVER_SCORES else with_attention(plain, "eager")
+    wide = plain if plain.recipe.attention in _NEVER_SCORES else _with_attention(plain, "eager")
     low, high = rest_of(plain)[0], rest_of(wide)[1]
     update, copied = _update_of(plain) * share, _copied_elements(job.model) * job.regime.compute
     return maximum(low, update), maximum(high, update) + copied
@@ -105,17 +109,23 @@ def _update_of(job: Job) -> Number:
     return update - _held(certain_bytes(job))
 
 
-def with_attention(job: Job, attention: Attention) -> Job:
+def _with_attention(job: Job, attention: Attention) -> Job:
     """The same job with another kernel."""
     recipe = replace(job.recipe, attention=attention)
     return job_of(replace(job.scenario, recipe=recipe), job.coefficients)
 
 
 def bounds_of(job: Job, plain: Job, within: Range) -> Bounds:
-    """Bounds of ``job``, whose model says its parameters alone, by what its ``plain`` decoder needs."""
+    """Bounds of ``job``, whose model says its parameters alone, by what its ``plain`` decoder needs.
+
+    Formula: what is certain and lies outside, and an end of the range times its unit in place of gradients.
+    Where the range decides nothing, the lower end is what is certain.
+    Source: ``data/unmodelled.toml``.
+    """
     certain, (low_unit, high_unit) = certain_bytes(job), units_of(job, plain)
     held, outside = _held(certain), _outside(job, paged=False)
-    low = maximum(sum(certain.values()), held + within.low * low_unit) + outside
+    seen = held + within.low * low_unit if within.decides else 0
+    low = maximum(sum(certain.values()), seen) + outside
     high = maximum(low, held + within.high * high_unit + _outside(job, paged=True))
     whole = {name: round(n_bytes) for name, n_bytes in certain.items()}
     return Bounds(whole, round(outside), round(low), round(high), job.hardware.limit_bytes, within)

@@ -90,6 +90,21 @@ def test_the_verdict_is_that_of_both_ends(
     assert timeout_s == 120
 
 
+def test_ends_of_few_architectures_decide_nothing(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch, config: str, capsys: Captured
+) -> None:
+    """A mixture never fits by bounds, and its lower end is what is certain."""
+    del asked
+    monkeypatch.setattr(bounded, "run_measure", lambda *_, **__: _description("mixture"))
+    assert main(_job(config, "80GiB")) == 4
+    assert "only what is certain decides" in " ".join(capsys.readouterr().out.split())
+    assert main(_job(config, "80GiB", "--json")) == 4
+    bounds = json.loads(capsys.readouterr().out)["bounds"]
+    certain = sum(bounds["certain_bytes"].values()) + bounds["outside_bytes"]
+    assert abs(bounds["low_bytes"] - certain) < 10
+    assert main(_job(config, "6GiB")) == 3
+
+
 def test_without_torch_nothing_is_bounded(
     monkeypatch: pytest.MonkeyPatch, config: str, capsys: Captured
 ) -> None:

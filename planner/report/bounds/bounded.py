@@ -22,13 +22,15 @@ class Bounded:
 
     @property
     def verdict(self) -> Verdict:
-        """Only where both ends are on one side of the card's limit."""
+        """Only where both ends are on one side of the card's limit; of mixtures and recurrent ones too few
+        are known for an upper end that decides.
+        """
         limit = self.bounds.limit_bytes
         if limit is None:
             return "no_verdict"
         if self.bounds.low_bytes > limit:
             return "does_not_fit"
-        return "fits" if self.bounds.high_bytes <= limit else "uncertain"
+        return "fits" if self.bounds.range.decides and self.bounds.high_bytes <= limit else "uncertain"
 
     @property
     def exit_code(self) -> ExitCode:

@@ -38,6 +38,7 @@ def bounds_sections(bounded: Bounded) -> tuple[Section, ...]:
             f"{within.low:g} to {within.high:g} times what a plain decoder of their sizes does "
             f"({within.lowest}, {within.highest})."
         ),
+        *(() if within.decides else (Note("Too few are known: only what is certain decides."),)),
         Note(short_job_line(bounded.scenario), "dim"),
         Note("No step time and no host RAM.", "dim"),
         *(Note(f"Warning: {text}", "warn") for text in bounded.scenario.warnings),

@@ -51,7 +51,7 @@ def test_what_is_certain_is_what_the_program_holds(name: str, flags: dict[str, o
 
 
 @pytest.mark.parametrize("flags", JOBS[:4], ids=lambda flags: "-".join(map(str, flags.values())))
-@pytest.mark.parametrize("name", ["qwen3-0.6b", "gpt2", "olmoe-1b-7b", "lfm2-350m"])
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "gpt2", "opt-125m"])
 def test_a_known_model_lies_within_its_bounds(name: str, flags: dict[str, object]) -> None:
     """As it must, because it is one of those that the range was made from."""
     model = load_model(name).spec
