@@ -37,7 +37,7 @@ def answer_bounded(
     Without torch they are not given: no field says how many matrices a layer has.
 
     Raises:
-        UnknownArchitectureError: ``unknown`` itself, where torch or ``measure`` is not installed.
+        UnknownArchitectureError: torch or ``measure`` is not installed, or ``unknown`` is a part of a model.
         NotModelledError: the modules cannot be counted, or the range was not compared for such a job.
         UsageError: something that was given cannot be used.
     """
@@ -49,6 +49,8 @@ def answer_bounded(
         try:
             return model_from_config(fields, where)
         except UnknownArchitectureError as error:
+            if fields["model_type"] != error.model_type:
+                raise  # of a part inside a model that is known
             found.append(_described(fields, error))
             return in_checkpoint_dtype(found[-1].model, fields)
 
@@ -56,8 +58,10 @@ def answer_bounded(
     if (reason := _unbounded(scenario, found)) is not None:
         raise _none(unknown, reason)
     within = _range_of(scenario, found[0])
-    whole = scenario.whole_model or scenario.model
-    plain = resolve(_plain_request(request, scenario), force=True, model=plain_decoder(whole))
+    try:
+        plain = _plain_of(request, scenario)
+    except PlannerError as error:
+        raise _none(unknown, str(error)) from None
     nothing = Coefficients()
     bounds = bounds_of(job_of(scenario, nothing), job_of(plain, nothing), within)
     return Bounded(unknown.model_type, scenario, bounds)
@@ -111,12 +115,14 @@ def _range_of(scenario: Scenario, description: Description) -> Range:
     return next(each for each in read_ranges().ranges if each.key == key)
 
 
-def _plain_request(request: ScenarioRequest, scenario: Scenario) -> ScenarioRequest:
-    """``request`` with names of Llama's modules in place of those of the model."""
+def _plain_of(request: ScenarioRequest, scenario: Scenario) -> Scenario:
+    """The same job of its plain decoder, with names of Llama's modules in place of those of the model."""
+    model = plain_decoder(scenario.whole_model or scenario.model)
     adapter = scenario.recipe.adapter
     if adapter is None:
-        return request
+        return resolve(request, force=True, model=model)
     matrices = [linear for linear, _ in scenario.model.linears() if is_adapted(linear, adapter.targets)]
     attention_alone = all(linear.group == "attention" for linear in matrices)
     named = ("attention",) if attention_alone else ("all-linear",)
-    return merge(request, ScenarioRequest({"lora_targets": Given(named, "its plain decoder")}))
+    targets = ScenarioRequest({"lora_targets": Given(named, "its plain decoder")})
+    return resolve(merge(request, targets), force=True, model=model)

@@ -127,8 +127,9 @@ def bounds_of(job: Job, plain: Job, within: Range) -> Bounds:
     seen = held + within.low * low_unit if within.decides else 0
     low = maximum(sum(certain.values()), seen) + outside
     high = maximum(low, held + within.high * high_unit + _outside(job, paged=True))
-    whole = {name: round(n_bytes) for name, n_bytes in certain.items()}
-    return Bounds(whole, round(outside), round(low), round(high), job.hardware.limit_bytes, within)
+    whole = {name: round(float(n_bytes)) for name, n_bytes in certain.items()}
+    ends = (round(float(each)) for each in (outside, low, high))
+    return Bounds(whole, *ends, job.hardware.limit_bytes, within)
 
 
 def _held(certain: Mapping[TermName, Number]) -> Number:

@@ -8,6 +8,7 @@ from planner.catalog.unmodelled import Range, read_ranges
 from tests.accuracy.architecture_ranges import (
     METHODS,
     Compared,
+    Key,
     all_compared,
     as_toml,
     compared,
@@ -42,7 +43,7 @@ def test_no_architecture_is_beyond_the_ends() -> None:
 
 def test_the_ends_are_rounded_outwards_and_what_stands_alone_is_held_out() -> None:
     """Whoever sets an end is outside of the ends of the others."""
-    key = ("dense", "full", True)
+    key: Key = ("dense", "full", True)
     known = [Compared("low", 0.707, 1.0), Compared("mid", 0.8, 1.1), Compared("high", 0.9, 1.211)]
     made = range_of(key, known)
     assert (made.low, made.lowest, made.high, made.highest, made.n) == (0.7, "low", 1.22, "high", 3)

@@ -150,6 +150,30 @@ def test_what_cannot_be_traced_is_said(
     assert "Traceback" not in err
 
 
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_size": 10**30},
+        {"vocab_size": -1},
+        {"intermediate_size": 0},
+        {"num_hidden_layers": 10**9},
+        {"num_attention_heads": 7, "num_key_value_heads": 3},
+        {"auto_map": {"AutoConfig": "evil--x.Y"}, "hidden_size": "many"},
+    ],
+    ids="-".join,
+)
+def test_hostile_numbers_are_refused_in_one_sentence(
+    fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``plan`` starts the count by itself: nothing of a file makes it long, large or a traceback."""
+    job = ["--model", _written(tmp_path, {**TINY, **fields}), "--method", "full", "--gpu", "4090"]
+    assert plan([*job, "--seq", "32"]) in (ExitCode.USAGE, ExitCode.NOT_MODELLED)
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "internal error" not in err
+
+
 def test_a_model_of_too_many_parts_is_not_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
