@@ -17,6 +17,7 @@ from torch import nn
 from measure.cli.main import main
 from measure.trace import foreign
 from measure.trace.foreign import described_by_modules
+from planner.api import bounded
 from planner.catalog.described import Description, description_json, read_description
 from planner.catalog.hf_config import model_from_config
 from planner.cli.main import main as plan
@@ -150,7 +151,6 @@ def test_what_cannot_be_traced_is_said(
     assert "Traceback" not in err
 
 
-@pytest.mark.real
 @pytest.mark.parametrize(
     "fields",
     [
@@ -164,9 +164,18 @@ def test_what_cannot_be_traced_is_said(
     ids="-".join,
 )
 def test_hostile_numbers_are_refused_in_one_sentence(
-    fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fields: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """``plan`` starts the count by itself: nothing of a file makes it long, large or a traceback."""
+
+    def in_process(_: object, *, given: str, timeout_s: float) -> str:
+        del timeout_s
+        return description_json(_description(json.loads(given)))
+
+    monkeypatch.setattr(bounded, "run_measure", in_process)
     job = ["--model", _written(tmp_path, {**TINY, **fields}), "--method", "full", "--gpu", "4090"]
     assert plan([*job, "--seq", "32"]) in (ExitCode.USAGE, ExitCode.NOT_MODELLED)
     out, err = capsys.readouterr()
