@@ -31,8 +31,12 @@ from planner.program.job import Job, job_of
 METHODS: Mapping[str, Training] = {"full": "full", "lora": "lora", "qlora": "lora-quantized"}
 SIZES = (
     {"seq": "512", "batch": "1"},
+    {"seq": "512", "batch": "2"},
+    {"seq": "1024", "batch": "1"},
+    {"seq": "2048", "batch": "4"},
     {"seq": "4096", "batch": "4"},
     {"seq": "8192", "batch": "1"},
+    {"seq": "16384", "batch": "1"},
     {"seq": "1024", "batch": "4", "attention": "eager"},
     {"seq": "2048", "batch": "2", "attention": "flash2"},
 )
