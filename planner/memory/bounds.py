@@ -128,8 +128,8 @@ def bounds_of(job: Job, plain: Job, within: Range) -> Bounds:
     low = maximum(sum(certain.values()), seen) + outside
     high = maximum(low, held + within.high * high_unit + _outside(job, paged=True))
     whole = {name: round(float(n_bytes)) for name, n_bytes in certain.items()}
-    ends = (round(float(each)) for each in (outside, low, high))
-    return Bounds(whole, *ends, job.hardware.limit_bytes, within)
+    least, most = round(float(low)), round(float(high))
+    return Bounds(whole, round(float(outside)), least, most, job.hardware.limit_bytes, within)
 
 
 def _held(certain: Mapping[TermName, Number]) -> Number:
