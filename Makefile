@@ -11,7 +11,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The tests start Python some hundred times: without compiled files each start would compile all of the source again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env env-axolotl env-llamafactory env-trl env-unsloth env-trl-handbook env-torchtune env-litgpt env-torchtitan style lint test test-real test-slow test-lowest explore differential bench calibrate accuracy figures corpus regenerate pictures clean
+.PHONY: help env env-axolotl env-llamafactory env-trl env-unsloth env-trl-handbook env-torchtune env-litgpt env-torchtitan style lint test test-real test-slow test-lowest explore differential bench calibrate accuracy figures corpus ranges regenerate pictures clean
 
 help:
 	@echo "make test    create the environment, then style, import contracts and the tests"
@@ -28,6 +28,7 @@ help:
 	@echo "make accuracy    refit, cross-validate, print aims beside what is reached, and say whether a stored figure or a notebook is stale"
 	@echo "make figures     every figure of data/accuracy.json as a table: aims, misses, errors by source, method and GPU"
 	@echo "make corpus      the share of public recipes in CORPUS=DIR that plan check answers, tool by tool"
+	@echo "make ranges      data/unmodelled.toml: how far known architectures are from a plain decoder of their sizes"
 	@echo "make regenerate  what follows from the formulas: calibration, accuracy.json, golden tables, examples that are no longer true"
 	@echo "make pictures    the picture of docs/accuracy.md, and the outputs of notebooks that are no longer true"
 	@echo "make clean   remove the environments and caches"
@@ -142,6 +143,9 @@ figures: env
 # LIST: a JSON list of [repository, file], where not every config below the folder is meant.
 corpus: env
 	$(BIN)/python -m tests.accuracy.corpus_share $(CORPUS) $(if $(LIST),--list $(LIST),)
+
+ranges: env
+	$(BIN)/python -m tests.accuracy.architecture_ranges
 
 # The accuracy is measured with the fits that the calibration comes from, so one command writes both; no other stored file follows from
 # a fit.  Golden tables follow from formulas, and examples on pages are written anew only where they are no longer true.

@@ -10,6 +10,7 @@ from measure.cli.bundle import bundle
 from measure.cli.campaign import OPTIONS as CAMPAIGN_OPTIONS
 from measure.cli.campaign import campaign
 from measure.cli.check import check, env
+from measure.cli.describe import describe
 from measure.cli.replay import replay_history
 from measure.cli.run import OPTIONS as RUN_OPTIONS
 from measure.cli.run import run
@@ -62,6 +63,7 @@ app.command("campaign", short_help="Run many cases from a file; goes on where it
 app.command("check", short_help="Whether records can be trusted, and why not")(check)
 app.command("env", short_help="What a measurement on this machine would be made on")(env)
 app.command("bundle", short_help="Wheels for a machine without a network")(bundle)
+app.command("describe", short_help="Parameters of a model that plan has no reader for")(describe)
 app.command("replay", short_help="Replay a recorded allocator history")(replay_history)
 app.command("trace", cls=CommandUnderHeadings, short_help="Trace one step of the real modules; needs no GPU")(
     with_scenario_options(trace, TRACE_OPTIONS)

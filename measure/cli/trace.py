@@ -17,7 +17,7 @@ from measure.trace.trace_json import to_json
 from planner.allocator.documents.summary import Summary, summarize, timeline_of, timeline_over
 from planner.allocator.events import AllocEvent, write_jsonl
 from planner.allocator.settings import parse_settings
-from planner.catalog.hf_config import model_from_config
+from planner.catalog.hf_config import in_checkpoint_dtype, model_from_config
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.job_line import picture_title
 from planner.domain.scenario import Scenario
@@ -283,7 +283,7 @@ def _described(fields: Mapping[str, Any], where: str) -> ModelSpec:
         quiet()
         from measure.trace.foreign import described_by_modules
 
-        model = described_by_modules(fields, error)
+        model = in_checkpoint_dtype(described_by_modules(fields, error).model, fields)
     write_remark(f"the prediction has no reader for '{model.architecture}'; its modules are traced")
     return model
 

@@ -10,16 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from planner.api.bounded import answer_bounded
 from planner.api.files import CheckOptions, answer_file, flags_of, leaves_length_open
 from planner.api.fixes import FileJob, file_job, with_fixes
 from planner.api.launch_commands import COMMAND, SCRIPT_SUFFIX, command_files
 from planner.api.write_fixes import output_of, write_all
 from planner.configs.launchers.launch import NO_LAUNCH_FILE, short_path
 from planner.configs.launchers.launch_lines import Launch, launch_line
-from planner.errors import ExitCode, PlannerError, UnknownNameError, UsageError
+from planner.errors import ExitCode, PlannerError, UnknownArchitectureError, UnknownNameError, UsageError
 from planner.files.reading import reading_instead
-from planner.intake.given.config_file import ConfigFile, read_config_file
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import ScenarioRequest
+from planner.report.bounds.sections import headline
 from planner.report.check.checked import Checked, Written
 from planner.report.prediction.subject import Subject
 
@@ -173,11 +175,34 @@ def _answered(
         # What fits with the shortest samples may not fit with those of the data.
         advise = advise and not leaves_length_open(read, given)
         return (with_fixes(file, checked) if advise else checked), file
+    except UnknownArchitectureError as error:
+        return _bounded(failed, read, given, job, error), None
     except PlannerError as error:
         return replace(failed, failure=str(error), failure_code=error.exit_code), None
     except Exception as error:  # noqa: BLE001 - one file must not take the answers of the others with it
         text = f"internal error ({type(error).__name__}: {str(error)[:200]}), please report it with the file"
         return replace(failed, failure=text, failure_code=ExitCode.INTERNAL_ERROR), None
+
+
+def _bounded(
+    failed: Checked,
+    read: ConfigFile | None,
+    given: ScenarioRequest,
+    job: CheckJob,
+    unknown: UnknownArchitectureError,
+) -> Checked:
+    """``failed`` with bounds in place of an answer, where there are any; the dry run is that of its tool."""
+    refused = replace(failed, failure=str(unknown), failure_code=unknown.exit_code)
+    if read is None or leaves_length_open(read, given):
+        return refused
+    try:
+        bounded = answer_bounded(with_flags(read, given), unknown, force=job.options.force)
+    except PlannerError as error:
+        return replace(refused, failure=str(error), failure_code=error.exit_code)
+    words = job.typed or flags_of(given)
+    bounded = replace(bounded, settle=f"{shlex.join(['plan', 'check', job.config])} {words} --trace".strip())
+    said = headline(bounded).text
+    return replace(failed, failure=said, failure_code=bounded.exit_code, bounds=bounded)
 
 
 def _launch_files_left(checked: Checked, read: ConfigFile) -> dict[str, Any]:

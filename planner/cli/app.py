@@ -205,7 +205,7 @@ def schema_command(
         str,
         typer.Argument(
             metavar="DOCUMENT",
-            help="prediction, check, error, record, search, trace or validate",
+            help="prediction, bounds, check, error, record, search, trace or validate",
             show_default=False,
         ),
     ] = "prediction",

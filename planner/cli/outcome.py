@@ -43,6 +43,15 @@ def human_text(sections: Sequence[Section]) -> str:
     return to_text(sections, make_console(sys.stdout))
 
 
+def drawn(sections: Sequence[Section], output_format: str, code: ExitCode) -> Outcome:
+    """Sections as markdown or for standard output, with an exit code."""
+    if output_format == "markdown":
+        from planner.report.render.markdown import to_markdown
+
+        return Outcome(to_markdown(sections), code)
+    return Outcome(human_text(sections), code)
+
+
 def json_text(value: Any) -> str:
     """``value`` as indented JSON in ASCII, for terminals of any encoding; NaN and infinity are refused,
     as JSON has neither.

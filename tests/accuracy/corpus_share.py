@@ -19,7 +19,7 @@ The rule for what is no training recipe was written before any file was counted:
 Counted apart are files that their own tool refuses on so many GPUs, which ``plan check`` says with
 ``refused-by-its-tool``.  Answered is exit code 0, 3, 4 or 5 with a prediction: a verdict, or a bounded answer
 that says how sure it is.  A file that leaves the length of samples to the data, where the length decides,
-is not answered.
+is not answered.  Nor is one whose architecture is not modelled, where its bounds decide nothing.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def checked(file: str, gpu: str) -> tuple[int, str]:
         result = json.loads(out.getvalue())["results"][0]
     except (ValueError, LookupError):
         return int(code or 0), "no answer"
-    code = result["exit_code"] if result["answer"] is not None else ExitCode.NOT_MODELLED
+    decided = (result["bounds"] or {}).get("verdict") in ("fits", "does_not_fit")
+    code = result["exit_code"] if result["answer"] is not None or decided else ExitCode.NOT_MODELLED
     return int(code), reason_of(file, str(result["error"] or ""))
 
 

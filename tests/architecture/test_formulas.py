@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Public functions of the formula packages that state no physics of their own, with what they do instead.
 NO_FORMULA = {
     "memory/memory_details.py:with_details": "writes text",
+    "memory/bounds.py:plain_decoder": "describes a model",
+    "memory/bounds.py:rest_of": "replays",
     "memory/drawn_lengths.py:longest_of_batch_tokens": "reads a law that states its source",
     "memory/drawn_lengths.py:micro_steps": "divides samples by processes",
     "memory/failing.py:ends_expandable": "replays",

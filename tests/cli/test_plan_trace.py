@@ -13,7 +13,7 @@ from measure.trace.trace_json import to_json
 from planner.allocator.documents.summary import summarize, timeline_of
 from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import AllocEvent, write_jsonl
-from planner.cli import trace_process as beside_module
+from planner.api import measure_process
 from planner.cli.main import main
 from planner.cli.trace_process import trace_arguments
 from planner.domain.term import ALLOCATED_TERM_ORDER
@@ -42,10 +42,11 @@ def answer(monkeypatch: pytest.MonkeyPatch, code: int, stdout: str = "", stderr:
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         commands.append(command)
-        write_jsonl(command[-1].removeprefix("--events="), EVENTS)
+        if command[-1].startswith("--events="):
+            write_jsonl(command[-1].removeprefix("--events="), EVENTS)
         return subprocess.CompletedProcess(command, code, stdout, stderr)
 
-    monkeypatch.setattr(beside_module.subprocess, "run", run)
+    monkeypatch.setattr(measure_process.subprocess, "run", run)
     return commands
 
 
@@ -166,7 +167,7 @@ def test_a_trace_that_fails_is_one_sentence(
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """Where only the planner is installed: one sentence, exit code 2."""
-    monkeypatch.setattr(beside_module, "find_spec", lambda _: None)
+    monkeypatch.setattr(measure_process, "find_spec", lambda _: None)
     assert main([*JOB, "--trace"]) == 2
     assert "install the measure extra" in capsys.readouterr().err
 
@@ -211,7 +212,7 @@ def test_an_architecture_without_a_program_is_answered_by_its_modules(
     commands = answer(monkeypatch, 0, DOCUMENT)
     assert main(job) == 6
     assert "--trace" in capsys.readouterr().err
-    assert not commands
+    assert [command[3:] for command in commands] == [["describe", "-"]]
     assert main([*job, "--trace"]) == code
     out = capsys.readouterr().out
     assert "'never-heard-of'" in out

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from planner.api.answering import How, answer_job, read_request
-from planner.cli.outcome import Outcome, human_text
+from planner.cli.outcome import Outcome, drawn, human_text
 from planner.domain.recipes.job_line import picture_title
 from planner.errors import NotModelledError, UnknownArchitectureError, UsageError, how_to_install
 from planner.intake.fill_hardware import resolve_hardware
@@ -52,7 +53,7 @@ def predict(flags: Mapping[str, object], options: PredictOptions) -> Outcome:
         subject = answer_job(flags, options.config, how)
     except UnknownArchitectureError as unknown:
         if not options.trace:
-            raise
+            return _bounded(flags, options, unknown)
         return _by_its_modules(flags, options, unknown)
     if options.plot is not None:
         _draw(subject, options.plot)
@@ -63,6 +64,30 @@ def predict(flags: Mapping[str, object], options: PredictOptions) -> Outcome:
             subject, run_trace(flags, config=options.config, force=options.force), options.output_format
         )
     return _report(subject, options)
+
+
+def _bounded(
+    flags: Mapping[str, object], options: PredictOptions, unknown: UnknownArchitectureError
+) -> Outcome:
+    """What is certain of its memory and a range for the rest, where its modules can be counted.
+
+    Raises:
+        UnknownArchitectureError: ``unknown`` itself, where torch or ``measure`` is not installed.
+        NotModelledError: nothing is known of such a job.
+    """
+    from planner.api.bounded import answer_bounded
+    from planner.cli.trace_process import trace_words
+
+    request, _ = read_request(flags, options.config)
+    words = ["plan", *trace_words(flags, config=options.config, force=options.force), "--trace"]
+    bounded = replace(answer_bounded(request, unknown, force=options.force), settle=shlex.join(words))
+    if options.output_format == "json":
+        from planner.report.bounds.document import bounds_json
+
+        return Outcome(bounds_json(bounded), bounded.exit_code)
+    from planner.report.bounds.sections import bounds_sections
+
+    return drawn(bounds_sections(bounded), options.output_format, bounded.exit_code)
 
 
 def _by_its_modules(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cli.outcome import Outcome, json_text
 from planner.errors import UnknownNameError
 
-DOCUMENTS = ("prediction", "check", "error", "record", "search", "trace", "validate")
+DOCUMENTS = ("prediction", "bounds", "check", "error", "record", "search", "trace", "validate")
 
 
 def print_schema(document: str) -> Outcome:
@@ -18,6 +18,10 @@ def print_schema(document: str) -> Outcome:
         from planner.report.prediction.document import prediction_json_schema
 
         return Outcome(json_text(prediction_json_schema()))
+    if document == "bounds":
+        from planner.report.bounds.document import bounds_json_schema
+
+        return Outcome(json_text(bounds_json_schema()))
     if document == "check":
         from planner.report.check.document import check_json_schema
 

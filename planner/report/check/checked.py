@@ -10,6 +10,7 @@ from planner.domain.prediction import Verdict
 from planner.domain.recipes.sharding import DDP
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode
+from planner.report.bounds.bounded import Bounded
 from planner.report.check.traced import Traced
 from planner.report.prediction.subject import Subject, exit_code_of
 from planner.searching.levers import Lever
@@ -87,7 +88,7 @@ class Checked:
     was read.  ``command``: the check itself.  ``launch``: what starts the job.  ``fixes``: the first levers,
     ``None`` where nobody looked.  ``remedy``: changes that together make it fit.  ``traced``: the dry run by
     the file's own tool, where it was asked for.  ``details``: how to ask for all of it, where that is not by
-    ``--config``.
+    ``--config``.  ``bounds``: of an architecture that is not modelled; ``failure`` then says them.
     """
 
     config: str
@@ -108,6 +109,7 @@ class Checked:
     written: Written | None = None
     details: str = ""
     traced: Traced | None = None
+    bounds: Bounded | None = None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -116,7 +118,8 @@ class Checked:
         Where nothing is predicted because something is not modelled,
         a dry run that has an answer gives the code.
         """
-        if self.traced is not None and self.traced.answered and self.failure_code == ExitCode.NOT_MODELLED:
+        open_ = self.failure_code == ExitCode.NOT_MODELLED or self.bounds is not None
+        if self.traced is not None and self.traced.answered and open_:
             return self.traced.code
         if self.written is not None:
             return self.written.after.exit_code

@@ -14,6 +14,7 @@ from planner.configs.writing.edits import REMOVED
 from planner.documents import DocumentPart, at, at_or_none, document_schema, document_text
 from planner.domain.prediction import Verdict
 from planner.errors import ExitCode
+from planner.report.bounds.document import BoundsPart
 from planner.report.check.checked import Checked, worst_exit_code
 from planner.report.prediction.document import AssumptionPart, Bytes, MaybeBytes, Real
 from planner.searching.moves import LeverKind
@@ -158,6 +159,9 @@ class CheckResultPart(DocumentPart):
     exit_code: Annotated[int, Field(ge=0, le=6)]
     error: MaybeText = at("failure", description="null where there is an answer")
     answer: AnswerPart | None = at("answered")
+    bounds: BoundsPart | None = Field(
+        description="of an architecture that is not modelled, which has no answer"
+    )
     ignored: list[str] = Field(description="unknown keys, as file:key")
     remarks: Annotated[list[RemarkPart], BeforeValidator(_remarks)]
     launch: MaybeText = Field(description="what starts the job, where that is known")

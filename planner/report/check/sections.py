@@ -11,6 +11,7 @@ from itertools import groupby
 
 from planner.domain.recipes.job_line import short_job_line
 from planner.errors import ExitCode
+from planner.report.bounds.sections import bounds_sections
 from planner.report.check.checked import AssumedSetting, Checked, Fix, worst_exit_code
 from planner.report.check.traced import Traced
 from planner.report.prediction.sections import VERDICTS, data_notes, step_note
@@ -23,6 +24,8 @@ __all__ = ["Checked", "Fix", "check_sections", "worst_exit_code"]
 
 _FAILURES = {
     ExitCode.UNCERTAIN: "UNCERTAIN",
+    ExitCode.FITS: "FITS, BY BOUNDS",
+    ExitCode.GPU_MEMORY_SHORT: "DOES NOT FIT, BY BOUNDS",
     ExitCode.INTERNAL_ERROR: "INTERNAL ERROR",
     ExitCode.USAGE: "CANNOT BE USED",
     ExitCode.NOT_MODELLED: "NOT MODELLED",
@@ -82,6 +85,8 @@ def _dry_run(each: Checked, traced: Traced) -> Iterator[Block]:
 
 
 def _failed(each: Checked) -> tuple[Section, ...]:
+    if each.bounds is not None:
+        return bounds_sections(each.bounds)
     return (
         Section("", (Note(f"{_FAILURES[each.failure_code]}: {_about(each.name, each.failure)}", "bad"),)),
     )

@@ -17,6 +17,8 @@ from torch import nn
 from measure.cli.main import main
 from measure.trace import foreign
 from measure.trace.foreign import described_by_modules
+from planner.api import bounded
+from planner.catalog.described import Description, description_json, read_description
 from planner.catalog.hf_config import model_from_config
 from planner.cli.main import main as plan
 from planner.domain.model import ModelSpec
@@ -26,8 +28,25 @@ from tests.against_libraries.scenarios import GROUPED, SIZES
 TINY: dict[str, Any] = {"model_type": "jais2", **SIZES, **GROUPED, "num_hidden_layers": 8}
 
 
-def _described(fields: dict[str, Any]) -> ModelSpec:
+def test_what_a_model_is_told_by_its_layers() -> None:
+    """Experts and states are told by what layers hold, not by fields that other architectures have, too."""
+    dense = {**TINY, "num_experts": 8}
+    assert _description(dense).family == "dense"
+    experts = {"model_type": "phimoe", **SIZES, **GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
+    mixture = _description(experts)
+    assert mixture.family == "mixture"
+    assert (mixture.model.groups[0].block.mlp.n_experts, mixture.model.groups[0].block.mlp.top_k) == (4, 2)
+    states = {"model_type": "recurrent_gemma", **SIZES, **GROUPED, "num_hidden_layers": 3}
+    assert _description(states).family == "recurrent"
+    assert read_description(description_json(mixture)) == mixture
+
+
+def _description(fields: dict[str, Any]) -> Description:
     return described_by_modules(fields, UnknownArchitectureError("tiny", fields["model_type"]))
+
+
+def _described(fields: dict[str, Any]) -> ModelSpec:
+    return _description(fields).model
 
 
 def _written(folder: Path, fields: dict[str, Any]) -> str:
@@ -68,7 +87,7 @@ def test_an_architecture_without_formulas_is_traced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Weights are what the modules hold, the note says that no formula covers them,
-    and plan itself points to the trace.
+    and plan itself bounds them and points to the trace.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -80,10 +99,12 @@ def test_an_architecture_without_formulas_is_traced(
     held = sum(-(-each.numel() * 2 // 512) * 512 for each in model.parameters())
     assert held <= weights <= held + 2**21  # a block of more than 1 MiB is not always split
     assert "no reader for 'jais2'" in err
-    assert (
-        plan(["--model", _written(tmp_path, TINY), "--method", "lora", "--gpu", "4090", "--seq", "32"]) == 6
-    )
-    assert "--trace" in capsys.readouterr().err
+    job = ["--model", _written(tmp_path, TINY), "--method", "lora", "--gpu", "4090", "--seq", "32"]
+    assert plan([*job, "--precision", "bf16", "--json"]) == ExitCode.FITS
+    bounds = json.loads(capsys.readouterr().out)["bounds"]
+    assert bounds["parameters"] == sum(each.numel() for each in model.parameters())
+    assert bounds["certain_bytes"]["weights"] == 2 * bounds["parameters"]
+    assert bounds["settle"].endswith("--trace")
 
 
 @pytest.mark.real
@@ -128,6 +149,38 @@ def test_what_cannot_be_traced_is_said(
     assert out == ""
     assert says in err.splitlines()[-1]
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_size": 10**30},
+        {"vocab_size": -1},
+        {"intermediate_size": 0},
+        {"num_hidden_layers": 10**9},
+        {"num_attention_heads": 7, "num_key_value_heads": 3},
+        {"auto_map": {"AutoConfig": "evil--x.Y"}, "hidden_size": "many"},
+    ],
+    ids="-".join,
+)
+def test_hostile_numbers_are_refused_in_one_sentence(
+    fields: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``plan`` starts the count by itself: nothing of a file makes it long, large or a traceback."""
+
+    def in_process(_: object, *, given: str, timeout_s: float) -> str:
+        del timeout_s
+        return description_json(_description(json.loads(given)))
+
+    monkeypatch.setattr(bounded, "run_measure", in_process)
+    job = ["--model", _written(tmp_path, {**TINY, **fields}), "--method", "full", "--gpu", "4090"]
+    assert plan([*job, "--seq", "32"]) in (ExitCode.USAGE, ExitCode.NOT_MODELLED)
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "internal error" not in err
 
 
 def test_a_model_of_too_many_parts_is_not_made(

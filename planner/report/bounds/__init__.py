@@ -1,0 +1,1 @@
+"""Bounds of a job whose architecture no program describes."""
