@@ -294,9 +294,14 @@ class _Begun:
         return None
 
 
-def _tried_whole(program: SlotEvents) -> Callable[[int], bool]:
-    """Whether ``program`` ends under a limit, tried from the start."""
-    return lambda limit_bytes: replay_slots(program, limit_bytes).failure is None
+def _tried(program: SlotEvents, low: int) -> Callable[[int], bool]:
+    """Whether ``program`` ends under a limit from ``low`` on.
+
+    Where segments grow, their addresses depend on the card, so each limit is tried from the start.
+    """
+    if program.settings.expandable_segments:
+        return lambda limit_bytes: replay_slots(program, limit_bytes).failure is None
+    return _Begun(program, low).ends_under
 
 
 def least_limit(
@@ -306,17 +311,33 @@ def least_limit(
     ``done`` is its replay without one.
 
     What is allocated has to be there in any case.  The card's own limit is tried first, so that the answer
-    lies on the right side of it; else a limit one step above what is allocated.  Where segments grow, their
-    addresses depend on the card, so each limit is tried from the start.
+    lies on the right side of it.  Repeats of the last step move it no further than to that limit: where they
+    end under one limit they may fail under a larger one, where the cache is given back later.
     """
     program = for_replay(_rounded(program))
     low, high = done.allocated_bytes, done.reserved_bytes
-    guess = low + step_bytes if limit_bytes is None or not low <= limit_bytes < high else limit_bytes
-    if high - low <= step_bytes:
-        return high
-    ends_under = (
-        _tried_whole(program) if program.settings.expandable_segments else _Begun(program, low).ends_under
-    )
+    once = replace(program, again=(0, 0))
+    least = _searched(_tried(once, low), (low, high), step_bytes, limit_bytes)
+    if program.again == once.again or least == high:
+        return least
+    ends = _tried(program, least)
+    if ends(least):
+        return least
+    above = [bound for bound in (limit_bytes, high) if bound is not None and bound >= least]
+    return _searched(ends, (least, min(above)), step_bytes)
+
+
+def _searched(
+    ends_under: Callable[[int], bool],
+    bounds: tuple[int, int],
+    step_bytes: int,
+    limit_bytes: int | None = None,
+) -> int:
+    """The smallest limit between two ``bounds``, to within ``step_bytes``; tried first is ``limit_bytes``,
+    where it lies between them, else one a step above the lower one.
+    """
+    low, high = bounds
+    guess = limit_bytes if limit_bytes is not None and low <= limit_bytes < high else low + step_bytes
     while high - low > step_bytes:
         if ends_under(guess):
             high = guess

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.allocator import columns, compiled
-from planner.allocator.columns import fullest, held_at, in_bytes, shifted
+from planner.allocator.columns import fullest, held_at, in_bytes, passing, shifted
 
 LOOPS = [
     "python",
@@ -103,6 +103,9 @@ def test_both_loops_say_the_same(data: st.DataObject, unit_bytes: list[float]) -
         events, [*sizes], kinds, 2, moments
     )
     assert fullest(array("q", events), sizes, begins) == fullest(events, [*sizes], begins)
+    again = events[data.draw(st.integers(0, len(events))) :]
+    by_array, by_list = (passing(each, len(slots)) for each in (array("q", again), again))
+    assert [[*each] for each in by_array] == [[*each] for each in by_list]
 
 
 def test_a_library_that_lacks_a_function_is_not_used() -> None:
