@@ -33,8 +33,8 @@ def test_layers_that_another_depth_would_order_otherwise_are_not_cut(
     path.write_text(json.dumps(TINY))
     case = resolve(
         from_flags({"model": str(path), "method": "lora", "seq": 32, "gpu": "4090"}),
-        reader=lambda fields, _: described_by_modules(
-            dict(fields), UnknownArchitectureError("tiny", "nemotron")
+        reader=lambda fields, _: (
+            described_by_modules(dict(fields), UnknownArchitectureError("tiny", "nemotron")).model
         ),
     )
     config = configuration_of(TINY)
