@@ -20,7 +20,6 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 from matrix.cells import Cell, all_cells, scenario_of
 from matrix.compare import Traced, traced
 from matrix.table import (
-    WORKSPACES,
     Tables,
     compared,
     folder,
@@ -114,8 +113,7 @@ def main() -> None:
     wanted = [
         cell for cell in cells if cell.priority <= options.priority and options.match in " ".join(cell.key)
     ]
-    rows = {key for key, row in tables.rows.items() if row["workspaces"] == WORKSPACES}
-    known = set() if options.again else rows | (set() if options.retry else set(tables.missing))
+    known = set() if options.again else {*tables.rows, *(() if options.retry else tables.missing)}
     if not options.compare_only:
         run_cells([cell for cell in wanted if cell.key not in known], tables, options.folder, options.workers)
     write_tables(options.folder, tables, cells)

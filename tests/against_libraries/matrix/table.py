@@ -26,7 +26,6 @@ COLUMNS = (
     "trace_reserved_bytes",
     "trace_terms_bytes",
     "trace_phases_bytes",
-    "workspaces",
 )
 MISSING_COLUMNS = ("widths", "model", "method", "checkpointing", "attention", "batch", "seq_tokens", "reason")
 Key = tuple[str, ...]
@@ -57,7 +56,6 @@ def row_of(cell: Cell, trace: Traced) -> Row:
         trace.reserved_bytes,
         _packed(trace.terms),
         _packed(trace.phases),
-        WORKSPACES,
     )
     return dict(zip(COLUMNS, (*cell.key, *map(str, amounts)), strict=True))
 
@@ -80,12 +78,6 @@ class Apart:
     worst_terms: str
 
 
-WORKSPACES = "2"
-"""Those of cuBLAS that a trace has; rows with one are older than that of autograd's thread."""
-_WORKSPACE_BYTES = 8_519_680
-_WITH_ENGINE = frozenset({"backward", "optimizer_step", "forward_2", "loss_2", "backward_2"})
-
-
 def compared(rows: Mapping[Key, Row]) -> dict[Key, Apart]:
     """The step program as it is now beside the stored traces."""
     cells = {cell.key: cell for cell in all_cells()}
@@ -104,20 +96,13 @@ def _apart(row: Row, plan: Planned, trace: Traced) -> Apart:
 
 
 def trace_of(row: Row) -> Traced:
-    """What is stored of a trace; older ones with the workspace that the backward pass takes for itself.
-
-    The latter goes when ``make differential`` has stored these anew.
-    """
-    phases, terms = _unpacked(row["trace_phases_bytes"]), _unpacked(row["trace_terms_bytes"])
-    workspace = 0 if row["workspaces"] == WORKSPACES else _WORKSPACE_BYTES
-    more = workspace if row["trace_phase"] in _WITH_ENGINE else 0
-    terms["other_temporaries"] = terms.get("other_temporaries", 0) + more
+    """What is stored of a trace."""
     return Traced(
-        int(row["trace_bytes"]) + more,
+        int(row["trace_bytes"]),
         int(row["trace_reserved_bytes"]),
         row["trace_phase"],
-        {name: size + workspace * (name in _WITH_ENGINE) for name, size in phases.items()},
-        terms,
+        _unpacked(row["trace_phases_bytes"]),
+        _unpacked(row["trace_terms_bytes"]),
     )
 
 
