@@ -48,7 +48,6 @@ class Guesses:
         self._files: Counter[tuple[str, str, str]] = Counter()
         self.refusals: dict[tuple[str, str], str] = {}
         self.lacks_data = False
-        self.lacks_data = False
 
     def guess(self, what: str, op: str) -> None:
         """Count a value that was taken for one that nobody has."""

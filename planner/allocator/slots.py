@@ -145,8 +145,7 @@ def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotRep
     """Replay ``program`` on a card that lets the allocator reserve ``limit_bytes``.
 
     What is reserved beyond what is allocated is the allocator's cache: blocks to be used again,
-    and holes between them.  Where the cache was given back, the last step is
-    repeated.
+    and holes between them.  Where the cache was given back, the last step is repeated.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp.
     """
     asked, program = program, for_replay(_rounded(program))
