@@ -66,13 +66,15 @@ class Generation:
     """What runs before the micro-steps of a task that generates, all of it without gradients.
 
     ``prompts`` and ``token``: the pass over the prompts, and that of one more token; empty where another
-    program generates.  ``asides``: passes over a micro-batch of whole sequences.  ``scores``: the pass of a
-    reward model over all sequences at once; empty without one.
+    program generates.  ``asides``: passes of the policy over a micro-batch of whole sequences.
+    ``reference``: the same of what it is compared with.  ``scores``: the pass of a reward model over all
+    sequences at once.  Each is empty where there is none.
     """
 
     prompts: Sequence[Part]
     token: Sequence[Part]
     asides: tuple[list[Part], ...]
+    reference: Sequence[Part] = ()
     scores: Sequence[Part] = ()
 
 
@@ -80,14 +82,16 @@ class Runtime:
     """One process that trains on its own; writes the requests of a job to ``stream``.
 
     ``parts``: of the model, known before it is loaded.  ``before`` and ``after``: passes without gradients
-    that each micro-step runs before the forward pass, and between it and the loss.  ``adds_gradients``:
+    that each micro-step runs before the forward pass, and between it and the loss.  ``compared``: the pass of
+    what the policy is compared with; empty without one.  ``adds_gradients``:
     gradients stay where the backward pass made them, and those of later micro-steps are added.
     ``joins_gradients``: a micro-step makes its own in whole beside those of the ones before, which it is the
-    last one that divides.  ``receives_ahead``: a pipeline makes what inputs and gradients of all
+    last one that divides.  ``learns_order``: a second pass is unlike the first one, because the order of
+    modules is known by then.  ``receives_ahead``: a pipeline makes what inputs and gradients of all
     micro-batches arrive in before the first one, not for each one when it comes.
     """
 
-    adds_gradients, joins_gradients, receives_ahead = True, False, True
+    adds_gradients, joins_gradients, learns_order, receives_ahead = True, False, False, True
 
     def __init__(self, stream: RequestStream, job: Job) -> None:
         self.stream = stream
@@ -95,6 +99,7 @@ class Runtime:
         self.parts: list[Part] = []
         self.before: tuple[list[Part], ...] = ()
         self.after: tuple[list[Part], ...] = ()
+        self.compared: Sequence[Part] = ()
         self.weights: list[Weight] = []
         self.states: list[int] = []
         # The graph that the loop still refers to.
@@ -216,18 +221,29 @@ class Runtime:
         self.stream.events += self._returned
         self._returned = array("q")
         if generation.prompts:
-            made = self.run_aside(_in_units(generation.prompts, PROMPTED))
-            token = _in_units(generation.token, SAMPLED)
-            for _ in range(2):
-                made = self.run_aside(token, made)
-            self.let_go(made)
-        for aside in generation.asides:
+            self.complete(_in_units(generation.prompts, PROMPTED), _in_units(generation.token, SAMPLED))
+        else:
+            self.hand_weights()
+        several = self.learns_order and self.job.recipe.generation_micro_steps > 1
+        for aside in generation.asides * (1 + several):
             self.let_go(self.run_aside(aside))
+        for compared in [generation.reference] * (1 + several) if generation.reference else ():
+            self.let_go(self.run_beside(compared))
         if generation.scores:
             self.let_go(self.run_aside(_in_units(generation.scores, SCORED)))
 
+    def complete(self, prompts: Sequence[Part], token: Sequence[Part]) -> None:
+        """Completions: the ``prompts`` in one pass, then one more ``token``, then the last one."""
+        made = self.run_aside(prompts)
+        for _ in range(2):
+            made = self.run_aside(token, made)
+        self.let_go(made)
+
+    def hand_weights(self) -> None:
+        """What an engine does to give the program that generates the weights of the policy."""
+
     def run_aside(
-        self, parts: list[Part], cached: list[Instance] | None = None, *, waits: bool = False
+        self, parts: Sequence[Part], cached: list[Instance] | None = None, *, waits: bool = False
     ) -> list[Instance]:
         """A forward pass of parts that were made without gradients; ``cached``: the pass before,
         whose cache it goes on with.  ``waits``: autocast does not end with it.
@@ -245,7 +261,7 @@ class Runtime:
         self.stream.events += made[-1].events(FORWARD_OUT)
         return made
 
-    def run_beside(self, parts: list[Part]) -> list[Instance]:
+    def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
         """The same of what a policy is compared with."""
         return self.run_aside(parts)
 

@@ -89,6 +89,8 @@ def step_of(job: Job) -> RequestStream:
         return stream
     runtime.before, runtime.after = asides_of(job)
     generation = generation_of(job)
+    asked = generation.reference if generation else next(iter((*runtime.before, *runtime.after)), ())
+    runtime.compared = asked
     runtime.load()
     runtime.generate(generation, "generation")
     pixels = take_pixels(stream, job)
@@ -116,7 +118,8 @@ def _accumulated(runtime: Runtime, generation: Generation | None, alone: Pass) -
     if job.recipe.generates_between:
         runtime.generate(generation, "generation_2")
     again = parts_of(job, "added") if runtime.adds_gradients else runtime.parts
-    if runtime.joins_gradients and accumulated > 2:
+    ordered = runtime.learns_order and job.recipe.generates_between and job.recipe.generation_micro_steps > 1
+    if (runtime.joins_gradients or ordered) and accumulated > 2:
         runtime.micro_step(again, replace(_LATER, is_last=False))
     runtime.micro_step(again, _LATER)
     return gradients
@@ -167,14 +170,14 @@ def generation_of(job: Job) -> Generation | None:
         return None
     n_asked = int(job.recipe.asks_old) + int(rollout.scores_itself)
     asides = n_asked * (evaluation_of(job, "reference"),)
-    if rollout.has_reference:
-        asides = (*asides, parts_of(reference_job(job), "none", role="reference"))
+    compared = parts_of(reference_job(job), "none", role="reference") if rollout.has_reference else ()
     scoring = reward_job(job)
     scores = () if scoring is None else parts_of(scoring, "none", role="score")
     if rollout.generator != "transformers":
-        return Generation((), (), asides, scores)
+        return Generation((), (), asides, compared, scores)
     alone = generation_job(job)
-    return Generation(evaluation_of(alone, "prompt"), evaluation_of(alone, "token"), asides, scores)
+    prompts, token = evaluation_of(alone, "prompt"), evaluation_of(alone, "token")
+    return Generation(prompts, token, asides, compared, scores)
 
 
 def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]:

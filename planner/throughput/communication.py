@@ -84,8 +84,9 @@ def gathered_bytes(job: TimedJob) -> Number:
 
     Formula: stored bytes x (n - 1) / n, once forward and once backward in every micro-step (``fsdp-grad-op``
     keeps them: once), and once in each pass without gradients beside it; recomputation shares the backward
-    gather.  HSDP shards inside a node only.  With a second copy (hpZ) trained weights cross all GPUs once per
-    step, and frozen ones never: :func:`second_copy_bytes`.
+    gather.  For each generation they are gathered once more, or handed to vLLM.  HSDP shards inside a node
+    only.  With a second copy (hpZ) trained weights cross all GPUs once per step, and frozen ones never:
+    :func:`second_copy_bytes`.
     Source: ZeRO-3 offload post (1.5 x DDP's volume), torch FSDP docs.  Ignored:
     persistent small tensors (below 0.1 %).
     """
@@ -102,7 +103,7 @@ def _gathers(job: TimedJob) -> Number:
     """How often per step all weights are gathered."""
     recipe = job.recipe
     gathers = (2 if recipe.sharding.divides_weights else 1) + passes_aside(job)
-    return gathers * _meetings(job)
+    return gathers * _meetings(job) + recipe.generations_per_step
 
 
 def _meetings(job: TimedJob) -> Number:

@@ -184,7 +184,8 @@ def _asides(job: Job) -> tuple[Sequence[list[Part]], Sequence[Part], float]:
     """
     rollout, generation = job.recipe.rollout, generation_of(job)
     if rollout is not None and generation is not None:
-        return generation.asides, generation.scores, 1 / rollout.iterations
+        compared = (list(generation.reference),) if generation.reference else ()
+        return (*generation.asides, *compared), generation.scores, 1 / rollout.iterations
     before, after = asides_of(job)
     return (*before, *after), (), 1.0
 

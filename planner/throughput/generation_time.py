@@ -36,8 +36,7 @@ def generation_seconds(job: TimedJob) -> Number:
     reread = cached * (_COPIED_ACCESSES if own else _KEPT_ACCESSES)
     token = _pass_seconds(job, "token", rows, 1) + reread / job.rates.memory_bytes_per_s
     first = _pass_seconds(job, "prompts", rows * prompt, prompt)
-    times = recipe.batch.grad_accum / (recipe.generation_micro_steps * rollout.iterations)
-    return times * (first + completion * token)
+    return recipe.generations_per_step * (first + completion * token)
 
 
 def _pass_seconds(job: TimedJob, passes: Pass, tokens: Number, length: Number) -> Number:

@@ -355,6 +355,15 @@ class Recipe:
         return self.batch.grad_accum if self.rollout.micro_steps is None else self.rollout.micro_steps
 
     @property
+    def generations_per_step(self) -> Number:
+        """How often completions are generated for one optimizer step, below 1 where they are trained on
+        repeatedly; 0 where nothing is generated.
+        """
+        if self.rollout is None:
+            return 0
+        return self.batch.grad_accum / (self.generation_micro_steps * self.rollout.iterations)
+
+    @property
     def generates_between(self) -> bool:
         """Whether completions are generated between micro-steps of one optimizer step; PPO's are all there
         before the first.

@@ -32,6 +32,8 @@ _READ: dict[str, frozenset[Task]] = {
 _SEPARATE_PASSES = ("rows",)
 _ONE_GROUP = ("shifted_rows", "fused_rows", "tiles")
 """Of TRL from 0.29 on: 0.29.0, 1.9.0 and 1.16.0 models/utils.py prepare_fsdp (``fully_shard(model)``)."""
+_GATHERS = ("without_entropy", "divided", "in_place", "tiles")
+"""Those of TRL: 0.16.1 to 1.16.0 models/utils.py unwrap_model_for_generation."""
 _SHARES_PACKING = ("divided", "in_place")
 """What stacks have, some of whose scripts hand ``quantization_config`` to both models: trl 0.29.0 and 1.0.0
 scripts/grpo.py; not those of 0.21.0, 1.14.0 and 1.16.0.
@@ -111,6 +113,16 @@ def _joins_pairs(case: Case) -> bool:
     return flash and case.stack.pair_logps == "rows_let_go" and case.recipe.task in ("dpo", "gkd")
 
 
+def _generates_otherwise(case: Case) -> bool:
+    """Whether an engine divides what generates, scores or is compared with, in a way that was not read."""
+    recipe = case.recipe
+    if recipe.rollout is None or not recipe.sharding.gathers_weights:
+        return False
+    read = recipe.sharding.is_zero3 and case.stack.zero_init and case.stack.completion_logps in _GATHERS
+    plain = recipe.numerics.quantization == "none" and recipe.rollout.reward is None
+    return not (read and plain)
+
+
 def _compares_otherwise(case: Case) -> bool:
     """Whether the second model, which keeps keys and values, or the loss is not one that was read."""
     recipe = case.recipe
@@ -166,8 +178,9 @@ TASK_RULES = (
     Rule(
         "generation-divided",
         "not-modelled",
-        "Generation is modelled where every GPU has whole weights; use --sharding zero2, ddp or none",
-        lambda case: case.recipe.rollout is not None and case.recipe.sharding.gathers_weights,
+        "Generation is modelled where every GPU has whole weights, and under ZeRO-3 in TRL, where functions "
+        "score; use --sharding zero2, ddp or none",
+        _generates_otherwise,
         lambda case: f"{case.recipe.sharding}",
     ),
     Rule(

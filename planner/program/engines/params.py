@@ -6,6 +6,7 @@ which a grid's largest counts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.arrays import largest
@@ -44,7 +45,7 @@ class Param:
         return self.elements * self.element_bytes
 
 
-def params_of(job: Job, parts: list[Part]) -> dict[str, list[Param]]:
+def params_of(job: Job, parts: Sequence[Part]) -> dict[str, list[Param]]:
     """The parameters of each part by the part's name, in the order of the code.
 
     A head that is tied to the token table has the table's parameter.  A tower that does not run is a part

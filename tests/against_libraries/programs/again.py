@@ -3,8 +3,9 @@ peaks of each row of ``FILE.csv`` beside it anew, or of those rows whose job has
 
 Column ``program`` has what comes behind ``measure trace``; rows without one were run by hand.  A word that
 names a file beside this one is that file; ``rows.jsonl`` and ``marks.jsonl`` hold long rows.  The interpreter
-is that of the environment with the tool: ``.venv`` for ``spread``, ``.venv-trl`` for ``gkd`` and ``grpo``,
-``.venv-torchtune`` and ``.venv-unsloth`` for files of these names, and one with ms-swift 4.6.0 for ``swift``.
+is that of the environment with the tool: ``.venv`` for ``spread``, ``.venv-trl`` for ``gkd``, ``grpo`` and
+``grpo_zero3``, ``.venv-torchtune`` and ``.venv-unsloth`` for files of these names, and one with ms-swift
+4.6.0 for ``swift``.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ functions the methods name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.domain.stack_values import RETURNED, Fsdp2Units
@@ -161,7 +162,7 @@ class Fsdp2(Fsdp):
         group.received = None
 
     def run_aside(
-        self, parts: list[Part], cached: list[Instance] | None = None, *, waits: bool = False
+        self, parts: Sequence[Part], cached: list[Instance] | None = None, *, waits: bool = False
     ) -> list[Instance]:
         """A pass without gradients does not keep the head that its loss has read."""
         made = super().run_aside(parts, cached, waits=waits)
@@ -169,7 +170,7 @@ class Fsdp2(Fsdp):
             self._reshard(self.groups[TAIL])
         return made
 
-    def run_beside(self, parts: list[Part]) -> list[Instance]:
+    def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
         """A second model is one group: all of it is whole during its pass."""
         group = self._reference
         if group is None:

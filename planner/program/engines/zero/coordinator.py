@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import attrgetter
 from typing import Literal
@@ -21,10 +21,9 @@ from planner.program.engines.params import Param
 from planner.program.engines.zero.deepspeed import GATHER_STREAM, DeepSpeed, Purpose
 from planner.program.engines.zero.deepspeed_settings import Settings
 
-_FLAT = Purpose("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
-_WHOLE = Purpose("gathered parameter", "gathered_parameters", GATHER_STREAM)
-_UPLOADED = Purpose("partition from the host", "gathered_parameters", GATHER_STREAM)
-_GATHERED_NOW = Purpose("gathered parameter", "gathered_parameters")
+_FLAT = Purpose("all_gather flat_tensor", "gathered_parameters")
+_WHOLE = Purpose("gathered parameter", "gathered_parameters")
+_UPLOADED = Purpose("partition from the host", "gathered_parameters")
 # The host runs ahead of the card.  Where it asked for more than ``__max_ongoing_fetch_events`` parameters,
 # it waits for the oldest before it asks for another: what was given back before that one comes back.
 # Source: ``_fetch_sub_module_impl``; partition_parameters.py free_param (``record_stream``).
@@ -73,10 +72,19 @@ class Module:
 
 
 class Coordinator:
-    """Fetches and releases on behalf of ``engine``; ``settings``: where they are not the engine's own."""
+    """Fetches and releases on behalf of ``engine``; ``settings``: where they are not the engine's own.
 
-    def __init__(self, engine: DeepSpeed, settings: Settings | None = None) -> None:
+    ``stream``: each model that is divided gathers on one of its own (parameter_offload.py
+    ``__allgather_stream``).
+    """
+
+    def __init__(
+        self, engine: DeepSpeed, settings: Settings | None = None, stream: int = GATHER_STREAM
+    ) -> None:
         self._engine, self.settings = engine, settings or engine.settings
+        self._flat, self._whole, self._uploaded = (
+            replace(each, stream=stream) for each in (_FLAT, _WHOLE, _UPLOADED)
+        )
         self._records = False
         self._recorded: list[Module] = []
         self._passed: list[int] = []
@@ -87,6 +95,7 @@ class Coordinator:
         self._available = 0
         self._active: dict[Module, set[Live]] = {}
         self._model = Module()
+        self._decided: dict[tuple[Module, int], list[Live]] = {}
         # Given back so far, as far as the host has waited, and when it asked for each parameter.
         self._n_late = self._n_back = 0
         self._asked: deque[int] = deque()
@@ -128,6 +137,9 @@ class Coordinator:
         """``fetch_sub_module``: gather what the module needs, wait for it,
         then prefetch for the modules after it.
         """
+        if self._passed and (self._step >= len(self._recorded) or self._recorded[self._step] is not module):
+            # ``trace_prologue``
+            self.forget()
         if not forward:
             self._active.setdefault(module, set())
         if self._records:
@@ -192,20 +204,28 @@ class Coordinator:
         if not own and not recomputed:
             return
         several = own if len(own) == 1 and not recomputed else _in_order({*own, *(recomputed or ())})
+        released = self._to_release(module)
         for live in several:
             live.active.discard(module)
             again = recomputed is not None and live in recomputed
-            if (again and not live.persists) or (live in own and self._goes(live)):
+            if (again and not live.persists) or live in released:
                 self._release_one(live)
 
-    def _goes(self, live: Live) -> bool:
-        """``__params_to_release``: not what prefetch has passed over,
-        nor what comes again within the reuse distance.
+    def _to_release(self, module: Module) -> list[Live]:
+        """``__params_to_release``: in a pass of unknown order everything goes.
 
-        In the first pass everything goes.
+        Else what was once decided for a module and its place holds for good, even where the order is another
+        one by now (``lru_cache``).
         """
         if not self._passed:
-            return True
+            return module.own
+        place = module, self._step
+        if place not in self._decided:
+            self._decided[place] = [live for live in module.own if self._goes(live)]
+        return self._decided[place]
+
+    def _goes(self, live: Live) -> bool:
+        """Not what prefetch has passed over, nor what comes again within the reuse distance."""
         if live.persists or live.fetched_for > self._step:
             return False
         use = bisect_left(live.uses, self._step)
@@ -236,8 +256,30 @@ class Coordinator:
         for live in wanted:
             if live.status == "away":
                 n_bytes, world = live.part_bytes * self.settings.world, self.settings.world
-                live.slot = self._engine.take(n_bytes, _GATHERED_NOW, live.param) if world > 1 else None
+                live.slot = self._engine.take(n_bytes, _WHOLE, live.param) if world > 1 else None
                 live.status = "here"
+
+    def gather_all(self, wanted: Iterable[Live]) -> None:
+        """``GatheredParameters``: each is whole in memory of its own, on the stream that computes.
+
+        Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py _allgather_params_coalesced, which
+        uploads all parts that are on the host before it gathers.
+        """
+        away = _in_order(live for live in wanted if live.status == "away")
+        uploads = self.settings.offloads_params
+        parts = [
+            self._engine.take(live.part_bytes, _UPLOADED, live.param)
+            for live in away
+            if uploads and not live.persists
+        ]
+        self.gather_now(away)
+        self._engine.free(*parts)
+
+    def divide_all(self, several: Iterable[Live]) -> None:
+        """The end of it: each goes, those that stay whole otherwise, too."""
+        for live in several:
+            self._engine.free(live.slot)
+            live.slot, live.status = None, "away"
 
     def live(self, param: Param) -> Live:
         """A parameter before the first step."""
@@ -266,11 +308,11 @@ class Coordinator:
         handle = Handle(several, None)
         if world > 1:
             n_bytes = sum([live.part_bytes for live in several]) * world
-            slot = engine.take(n_bytes, _FLAT if coalesced else _WHOLE, first.param)
+            slot = engine.take(n_bytes, self._flat if coalesced else self._whole, first.param)
             handle.flat, first.slot = (slot, None) if coalesced else (None, slot)
         if self.settings.offloads_params:
             away = [live for live in several if not live.persists]
-            uploaded = [engine.take(live.part_bytes, _UPLOADED, live.param) for live in away]
+            uploaded = [engine.take(live.part_bytes, self._uploaded, live.param) for live in away]
             if world > 1:
                 if uploaded:
                     self._wait_for_upload()
@@ -306,7 +348,7 @@ class Coordinator:
             handle.complete = True
             for each in handle.parameters:
                 if handle.flat is not None:
-                    each.slot = self._engine.take(each.param.n_bytes, _WHOLE, each.param)
+                    each.slot = self._engine.take(each.param.n_bytes, self._whole, each.param)
                 each.status = "here"
         handle.asked += 1
         if handle.asked == len(handle.parameters):

@@ -13,21 +13,26 @@ Ignored: host memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 from planner.domain.term import TermName
 from planner.program.engines.groups import EMBEDDINGS, HEAD
 from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements, params_of
-from planner.program.engines.zero.coordinator import Coordinator, Live, Module
-from planner.program.engines.zero.deepspeed import FP64, REDUCE_STREAM, DeepSpeed, Purpose
+from planner.program.engines.zero.coordinator import Coordinator, Module
+from planner.program.engines.zero.deepspeed import (
+    FP64,
+    REDUCE_STREAM,
+    SECOND_GATHER_STREAM,
+    DeepSpeed,
+    Purpose,
+)
 from planner.program.engines.zero.deepspeed_settings import FP32, reference_settings
+from planner.program.engines.zero.divided_model import DividedModel
 from planner.program.job import Job, second_job
 from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES, Mark
-from planner.program.recorded_part import Template
-from planner.program.request_stream import Instance, RequestStream, labelled
-from planner.program.runtime import Part, Pass
+from planner.program.request_stream import Instance, RequestStream
+from planner.program.runtime import Part, Pass, Runtime
 
 _WHOLE = Purpose("parameter before it is divided", "weights")
 _CONVERTED = Purpose("partition in fp32", "master_weights")
@@ -52,45 +57,21 @@ _WIDE = Purpose("flat gradients in fp32", "optimizer_temporaries")
 _GRADIENT_LAG = 3
 # Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
 _NORM_PART = 250_000_000
-# What PEFT calls a module inside of its own.  Source: peft 0.21 tuners/tuners_utils.py BaseTunerLayer.
-_WRAPPED = ("base_layer",)
-
-
-@dataclass(slots=True)
-class _Engine:
-    """What divides one model: its parameters, the modules that hold them, and who fetches them.
-
-    ``around``: the model and the one inside of it, behind PEFT's two, which prefetch for those behind them.
-    ``read``: the head, where a loss reads its weight.  ``adapted``: modules inside of PEFT's,
-    seen by a pass without adapters.
-    """
-
-    coordinator: Coordinator
-    live: dict[Param, Live] = field(default_factory=dict)
-    modules: dict[str, list[Module]] = field(default_factory=dict)
-    around: tuple[Module, ...] = ()
-    read: Module | None = None
-    adapted: frozenset[Module] = frozenset()
-
-    @property
-    def outer(self) -> Module:
-        """The model, which holds parameters that others read."""
-        return self.around[-2]
 
 
 class Zero3(DeepSpeed):
     """One rank; all have equal parts of every parameter."""
 
+    learns_order = True
     hears = ("before_forward", "after_forward", "before_backward", "after_backward", "gradient")
 
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         around = tuple(Module() for _ in range(2 if job.recipe.adapter is None else 4))
-        self._own = _Engine(Coordinator(self), around=around)
-        self._reference: _Engine | None = None
-        self._shares = (
-            job.recipe.has_reference and job.recipe.adapter is not None and job.recipe.rollout is None
-        )
+        self._own = DividedModel(Coordinator(self), around=around)
+        self._reference: DividedModel | None = None
+        self._shares = job.recipe.has_reference and job.recipe.adapter is not None
+        self._has_hooks = True
         self._again: set[Module] = set()
         # The one whose model runs.
         self._now = self._own
@@ -107,9 +88,9 @@ class Zero3(DeepSpeed):
 
         A k-bit model is on the card whole before.
         """
-        self._note(self._own, self.parts, self.params)
+        self._own.note(self.parts, self.params, self._read_by_loss(self.job))
         if self._shares:
-            self._reference = self._without_adapters()
+            self._reference = self._own.without_adapters(self.compared)
         if self._loads_whole:
             self.weights = load_whole(self.stream, self.job)
             return
@@ -122,54 +103,20 @@ class Zero3(DeepSpeed):
         if second is not None:
             self._load_second(second)
 
-    def _without_adapters(self) -> _Engine:
-        """The same parameters and their coordinator, as passes see them whose adapters are switched off."""
-        own, parts = self._own, (*self.before, *self.after)[0]
-        made = _Engine(own.coordinator, own.live, around=own.around)
-        base = {name: [each for each in params if not each.trained] for name, params in self.params.items()}
-        self._note(made, parts, base)
-        wrapped = {
-            (label, path[:-1])
-            for label, template in self._templates(self.parts)
-            for path in template.modules
-            if path[-1:] == _WRAPPED
-        }
-        made.adapted = frozenset(
-            made.modules[label][number]
-            for label, template in self._templates(parts)
-            for number, path in enumerate(template.modules)
-            if (label, path) in wrapped
-        )
-        return made
-
     @staticmethod
-    def _templates(parts: list[Part]) -> Iterator[tuple[str, Template]]:
-        return labelled((part.name, part.template, part.count) for part in parts)
+    def _read_by_loss(job: Job) -> str:
+        """The head, where the loss reads its weight; else nothing."""
+        return job.model.head.name if job.scenario.reads_head or job.recipe.loss == "liger" else ""
 
     def _load_second(self, second: Job) -> None:
         """A second model, which an engine without an optimizer divides (trl 1.16.0 models/utils.py
         prepare_deepspeed).
         """
-        parts = (*self.before, *self.after)[0]
-        coordinator = Coordinator(self, reference_settings(self.job))
-        self._reference = made = _Engine(coordinator, around=(Module(), Module()))
-        self._note(made, parts, params_of(second, parts))
+        coordinator = Coordinator(self, reference_settings(self.job), SECOND_GATHER_STREAM)
+        self._reference = made = DividedModel(coordinator, around=(Module(), Module()))
+        made.note(self.compared, params_of(second, self.compared), self._read_by_loss(second))
         for param in made.live:
             self._divide_one(param)
-
-    def _note(self, engine: _Engine, parts: list[Part], params: dict[str, list[Param]]) -> None:
-        """Which module holds which parameter; those at rest belong to none that runs."""
-        for own in params.values():
-            for param in own:
-                if param not in engine.live:
-                    engine.live[param] = engine.coordinator.live(param)
-        for label, template in self._templates(parts):
-            modules = engine.modules[label] = [Module() for _ in template.modules]
-            for parameter, param in zip(template.parameters, params[label], strict=True):
-                modules[parameter.module].own.append(engine.live[param])
-            if label == HEAD and (self.job.scenario.reads_head or self.job.recipe.loss == "liger"):
-                names = [".".join(each) for each in template.modules]
-                engine.read = modules[names.index(self.job.model.head.name)]
 
     @property
     def _loads_whole(self) -> bool:
@@ -277,16 +224,41 @@ class Zero3(DeepSpeed):
         return super().micro_step(parts, phases)
 
     def run_aside(
-        self, parts: list[Part], cached: list[Instance] | None = None, *, waits: bool = False
+        self, parts: Sequence[Part], cached: list[Instance] | None = None, *, waits: bool = False
     ) -> list[Instance]:
         """A pass without gradients, at whose beginning prefetch starts anew, too.
 
         Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _start_of_forward_hook.
         """
-        self._now.coordinator.new_pass(self._now.live.values())
+        if self._has_hooks:
+            self._now.coordinator.new_pass(self._now.live.values())
         return super().run_aside(parts, cached, waits=waits)
 
-    def run_beside(self, parts: list[Part]) -> list[Instance]:
+    def complete(self, prompts: Sequence[Part], token: Sequence[Part]) -> None:
+        """All parameters are whole while completions are written, by a model without hooks.  The order of its
+        modules is forgotten.
+
+        Source: trl 1.16.0 models/utils.py _unwrap_model_for_generation (``ds3_gather_for_generation``).
+        """
+        self._own.coordinator.gather_all(self._own.live.values())
+        self._has_hooks = False
+        super().complete(prompts, token)
+        self._has_hooks = True
+        self._own.coordinator.forget()
+        self._own.coordinator.divide_all(self._own.live.values())
+
+    def hand_weights(self) -> None:
+        """Each parameter is whole while vLLM reads it; with adapters, which are merged for it, all at once.
+
+        Source: trl 1.16.0 generation/vllm_generation.py _iter_named_params.
+        Ignored: products of the merged adapters.
+        """
+        live = list(self._own.live.values())
+        for several in [live] if self.job.recipe.adapter else ([each] for each in live):
+            self._own.coordinator.gather_all(several)
+            self._own.coordinator.divide_all(several)
+
+    def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
         """A pass of a second model with its own engine, or of the same one without its adapters."""
         self._now = self._reference or self._own
         made = super().run_beside(parts)
@@ -295,6 +267,9 @@ class Zero3(DeepSpeed):
 
     def forward(self, part: Instance) -> None:
         """The forward of a part; a layer is a module itself."""
+        if not self._has_hooks:
+            Runtime.forward(self, part)
+            return
         now, is_module = self._now, part.name.startswith("layer")
         module = now.modules[part.name][0]
         if part.name == EMBEDDINGS:
@@ -336,15 +311,13 @@ class Zero3(DeepSpeed):
             return
         coordinator, forward = self._now.coordinator, mark.moment in ("before_forward", "after_forward")
         if mark.moment in ("before_forward", "before_backward"):
-            if module in self._now.adapted:
-                coordinator.fetch(Module(), forward=True, recomputes=False)
+            if module in self._now.wrappers:
+                coordinator.fetch(self._now.wrappers[module], forward=True, recomputes=False)
             if forward and recomputes:
                 self._again.add(module)
             coordinator.fetch(module, forward=forward, recomputes=forward and recomputes)
         elif forward or not self._misses(part, mark, module):
             coordinator.release(module, forward=forward)
-            if module in self._now.adapted:
-                coordinator.forget()
 
     def _misses(self, part: Instance, mark: Mark, module: Module) -> bool:
         """Whether the hook behind a backward is not called: a reference ran the module since its forward,
@@ -356,9 +329,8 @@ class Zero3(DeepSpeed):
         """
         job = self.job
         is_inside = mark.number == 0 and job.stack.recomputes_hooks and job.recipe.gradient_checkpointing
-        return (
-            self._shares and module not in self._again and not (is_inside and part.name.startswith("layer"))
-        )
+        asked_since = self._shares and job.recipe.rollout is None and module not in self._again
+        return asked_since and not (is_inside and part.name.startswith("layer"))
 
     def _read_head(self, head: Module) -> None:
         """``_inject_parameters``: the weight is gathered where it is not whole, and becomes the model's.

@@ -509,8 +509,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "ppo", "stack": "llama-factory@0.8", "seq": 512, "method": "lora"},
     ),
     "generation-divided": (
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "sharding": "fsdp2", "gpus": 2},
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "sharding": "zero3", "gpus": 2},
-        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "sharding": "zero2", "gpus": 2},
     ),
     "generation-of-other-layers": (
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "model": "qwen3.5-0.8b"},

@@ -27,6 +27,7 @@ from planner.throughput.step_time import predict_time
 from planner.units import MIB
 
 DRY_RUNS = Path(__file__).parents[3] / "against_libraries/programs/grpo.csv"
+DIVIDED = DRY_RUNS.with_name("grpo_zero3.csv")
 PPO: dict[Phase, int] = {
     "forward_2": 2_616_089_088,
     "loss_2": 6_310_763_520,
@@ -75,6 +76,37 @@ def test_allocated_is_that_of_the_trainer(row: dict[str, str]) -> None:
     # Rows with one workspace were not run again since autograd's thread has its own.
     lacking = 32 * MIB if row["workspaces"] == "1" and "h100" in row["job"] else 0
     assert found == pytest.approx(int(row["allocated_bytes"]) + lacking, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "row", list(csv.DictReader(DIVIDED.open(encoding="utf-8"))), ids=lambda row: row["job"]
+)
+def test_peaks_are_those_of_the_trainer_under_zero3(row: dict[str, str]) -> None:
+    """TRL 1.16.0 on four cards, without an evaluation: allocated within 0.5 %, reserved within 1.5 %.
+
+    Rows without a program had answers in the place of vLLM's.
+    """
+    words = [word.partition("=") for word in row["job"].split()]
+    said = {"stack": "trl", "gpu": "h100-sxm:4", "sharding": "zero3", "lora_targets": "all-linear"}
+    said |= {name: value for name, _, value in words}
+    kept = {name: value for name, value in said.items() if said["method"] == "lora" or "lora" not in name}
+    phases = [each for each in replayed(made(**kept)).phases if each.phase != "eval"]
+    allocated, reserved = (
+        max(int(getattr(each, f"{level}_bytes")) for each in phases) for level in ("allocated", "reserved")
+    )
+    assert allocated == pytest.approx(int(row["allocated_bytes"]), rel=0.005)
+    assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=0.015)
+
+
+def test_a_full_card_of_zero3_holds_the_whole_model_while_it_generates() -> None:
+    """Transformers' generation gathers all weights at once, vLLM one matrix after the other."""
+    flags = {"gpu": "h100-sxm:8", "sharding": "zero3", "model": "qwen2.5-7b", "load_dtype": "bf16"}
+    whole, apart = (
+        peaks(made(**flags, method="full", stack="trl", batch=8, generator=generator))
+        for generator in ("transformers", "vllm-server")
+    )
+    n_bytes = 7_615_616_512 * 2
+    assert whole["generation"] - apart["generation"] > 0.8 * n_bytes
 
 
 def test_allocated_is_that_of_the_loop_of_ppo() -> None:
@@ -195,7 +227,13 @@ def test_older_trainers_need_their_logits() -> None:
             RefusedCombinationError,
             "packs a reward model",
         ),
-        ({"gpus": 2, "sharding": "zero3"}, RefusedCombinationError, "whole weights"),
+        ({"gpus": 2, "sharding": "fsdp2"}, RefusedCombinationError, "whole weights"),
+        ({"gpus": 2, "sharding": "zero3", "stack": "swift"}, RefusedCombinationError, "ZeRO-3 in TRL"),
+        (
+            {"gpus": 2, "sharding": "zero3", "reward_model": "gpt2"},
+            RefusedCombinationError,
+            "functions score",
+        ),
         ({"versions": ("trl==1.14.0",)}, RefusedCombinationError, "no trainer for this task"),
     ],
 )

@@ -1,0 +1,75 @@
+"""Which module of a model holds which of its parameters, for the engine that divides them (ZeRO-3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.program.engines.groups import HEAD
+from planner.program.engines.params import Param
+from planner.program.engines.zero.coordinator import Coordinator, Live, Module
+from planner.program.recorded_part import Template
+from planner.program.request_stream import labelled
+from planner.program.runtime import Part
+
+# What PEFT calls a module inside of its own.  Source: peft 0.21 tuners/tuners_utils.py BaseTunerLayer.
+_WRAPPED = "base_layer"
+
+
+@dataclass(slots=True)
+class DividedModel:
+    """The parameters of a model, the modules that hold them, and who fetches them.
+
+    ``around``: the model and the one inside of it, behind PEFT's two, which prefetch for those behind them.
+    ``modules`` and ``paths``: of each part by its name, in the order of its template.  ``read``: the head,
+    where a loss reads its weight.  ``wrappers``: PEFT's modules around others, seen by a pass without
+    adapters.
+    """
+
+    coordinator: Coordinator
+    live: dict[Param, Live] = field(default_factory=dict)
+    modules: dict[str, list[Module]] = field(default_factory=dict)
+    paths: dict[str, Sequence[tuple[str, ...]]] = field(default_factory=dict)
+    around: tuple[Module, ...] = ()
+    read: Module | None = None
+    wrappers: dict[Module, Module] = field(default_factory=dict)
+
+    @property
+    def outer(self) -> Module:
+        """The model, which holds parameters that others read."""
+        return self.around[-2]
+
+    def note(self, parts: Sequence[Part], params: Mapping[str, Sequence[Param]], read: str) -> None:
+        """Take the modules of ``parts`` and their ``params``; those at rest belong to none that runs.
+
+        ``read``: the name of a head whose weight a loss reads, or nothing.
+        """
+        for param in (each for own in params.values() for each in own):
+            if param not in self.live:
+                self.live[param] = self.coordinator.live(param)
+        for label, template in _templates(parts):
+            self.paths[label] = template.modules
+            modules = self.modules[label] = [Module() for _ in template.modules]
+            for parameter, param in zip(template.parameters, params[label], strict=True):
+                modules[parameter.module].own.append(self.live[param])
+            if label == HEAD and read:
+                self.read = modules[[".".join(each) for each in template.modules].index(read)]
+
+    def without_adapters(self, parts: Sequence[Part]) -> DividedModel:
+        """The same modules and their coordinator, as the passes of ``parts`` see them, whose adapters are
+        switched off.
+        """
+        made = DividedModel(self.coordinator, self.live, around=self.around, read=self.read)
+        for label, template in _templates(parts):
+            known = dict(zip(self.paths[label], self.modules[label], strict=True))
+            modules = made.modules[label] = []
+            for path in template.modules:
+                inner = known.get((*path, _WRAPPED))
+                modules.append(inner or known[path])
+                if inner:
+                    made.wrappers[inner] = known[path]
+        return made
+
+
+def _templates(parts: Sequence[Part]) -> Iterator[tuple[str, Template]]:
+    return labelled((part.name, part.template, part.count) for part in parts)
