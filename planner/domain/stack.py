@@ -55,6 +55,7 @@ from planner.domain.stack_values import (
     TowerUnits,
     WholeOutProj,
     Zero1Update,
+    Zero3Rollouts,
     Zero12Engine,
     Zero12Upload,
 )
@@ -269,20 +270,15 @@ class Stack:
 
     # Trainers of preferences, rewards and generated completions
     pair_logps: PairLogps
-    """How log-probabilities of pairs are taken.  ``whole``: of all logits at once, which are held until the
-    loss is there.  ``whole_twice``: then once more of the chosen sequences or good samples, whose likelihood
-    is added.  ``whole_with_loss``: the model takes a loss of its own, too, which goes when it returns (not
-    for KTO).  ``whole_let_go``: not held; ``unshifted``: nor cut by one position.  ``rows``: row by row of
-    the batch.  ``rows_and_hidden``: all hidden states are returned, too.  ``shifted_rows``: logits are cut by
-    one position first; ``fused_rows``: and copied for a kernel.  ``joined``: both sequences of a pair are one
-    row, of half its length each.  ``rows_let_go``: without copies for metrics.  ``tempered``: divided by a
-    temperature.  ``tiles``: of tiles of the head's product.  ``none``: it has no such trainer."""
+    """How log-probabilities of pairs are taken."""
     chosen_likelihood: bool
     """In ORPO and SimPO with all logits held, the cross-entropy of the chosen sequences comes first."""
     completion_logps: CompletionLogps
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the
     temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
-    ``in_place``: of logits divided in place (``in_place_alone``: without entropy).  Others as above."""
+    ``in_place``: of logits divided in place (``in_place_alone``: without entropy).  Others as for pairs."""
+    zero3_rollouts: Zero3Rollouts
+    """How completions are generated with weights that ZeRO-3 divides."""
     distillation: Distillation
     """Student beside teacher: both with the ``mixture`` of their probabilities, or one with the other's
     (``forward``, ``reverse``); all logits at once, then an empty cache, or in pieces.  ``none``: unread."""

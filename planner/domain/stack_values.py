@@ -92,6 +92,11 @@ Distillation = Literal[
     "forward_in_pieces",
     "reverse_in_pieces",
 ]
+Zero3Rollouts = Literal["unread", "keeps_order", "forgets_order", "handed_at_once"]
+"""The model is whole while it generates, and vLLM gets one matrix after the other.  ``keeps_order``: of
+modules, as training had it; ``forgets_order``: it is learned anew each time.  ``handed_at_once``: vLLM gets
+all of the model at once; else as ``keeps_order``.
+"""
 CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "in_place_alone", "tiles"]
 PairLogps = Literal[
     "none",
@@ -109,3 +114,12 @@ PairLogps = Literal[
     "joined",
     "tiles",
 ]
+"""``whole``: of all logits at once, which are held until the loss is there.  ``whole_twice``: then once more
+of the chosen sequences or good samples, whose likelihood is added.  ``whole_with_loss``: the model takes a
+loss of its own, too, which goes when it returns (not for KTO).  ``whole_let_go``: not held; ``unshifted``:
+nor cut by one position.  ``rows``: row by row of the batch.  ``rows_and_hidden``: all hidden states are
+returned, too.  ``shifted_rows``: logits are cut by one position first; ``fused_rows``: and copied for a
+kernel.  ``joined``: both sequences of a pair are one row, of half its length each.  ``rows_let_go``: without
+copies for metrics.  ``tempered``: divided by a temperature.  ``tiles``: of tiles of the head's product.
+``none``: it has no such trainer.
+"""

@@ -17,7 +17,7 @@ from planner.intake.tasks import with_score
 
 ROLLOUT_FIELDS = (
     *("generations", "completion_length", "generation_steps", "iterations"),
-    *("compare_reference", "generator", "vllm_memory", "reward_model", "reward_dtype"),
+    *("compare_reference", "generator", "vllm_memory", "vllm_sleep", "reward_model", "reward_dtype"),
 )
 """Flags of tasks that generate, which no other task takes."""
 _CONFIG = "trl 1.16.0 trainer/grpo_config.py"
@@ -58,6 +58,8 @@ def resolve_rollout(ledger: Ledger, task: Task) -> Rollout | None:
         vllm_share=ledger.choose("vllm_memory", 0.3, "assumed", f"{_CONFIG}: vllm_gpu_memory_utilization")
         if beside
         else 0.0,
+        vllm_sleeps=beside
+        and ledger.choose("vllm_sleep", False, "assumed", f"{_CONFIG}: vllm_enable_sleep_mode is off"),
     )
 
 

@@ -8,6 +8,7 @@ from planner.domain.hardware import USUAL_MULTIPROCESSORS
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Number
 from planner.domain.term import PHASES, Phase, Term, TermKind, TermName
+from planner.program.head.vllm import standing_bytes
 from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.update.states import states_of
@@ -94,36 +95,27 @@ def nccl_bytes(job: Job) -> Number:
     return where(hardware.world_size > 1, job.coefficients.nccl_bytes * maximum(groups, 1), 0)
 
 
-def vllm_bytes(job: Job) -> Number:
-    """What vLLM takes on the same card:
-    weights of its own and a cache that fills its share of the card's memory.
-
-    Formula: ``--vllm-memory`` x memory of the card.  Source: vllm v1/worker/gpu_worker.py
-    determine_available_memory, ``requested_memory`` (total memory x gpu_memory_utilization) less
-    ``non_kv_cache_memory``, without what was there before.
-    Ignored: graphs that it records beyond its share; vLLM up to 0.8 counted what was there before,
-    and took that much less.
-    """
-    rollout, visible = job.recipe.rollout, job.hardware.gpu.visible_memory_bytes
-    if rollout is None or rollout.generator != "vllm" or visible is None:
-        return 0
-    return rollout.vllm_share * visible
-
-
 def driver_terms(job: Job) -> tuple[Term, ...]:
     """CUDA context, NCCL's buffers and paged optimizer states."""
     context, nccl, paged = context_bytes(job), nccl_bytes(job), paged_bytes(job)
     whole = isinstance(job.optimizer_shards, int) and job.optimizer_shards == 1
     shards: TermKind = "replicated" if whole else "sharded"
     return (
-        *_term("context", "CUDA context and kernels", context, _ALL, "outside:context_bytes", "replicated"),
-        *_term("nccl", "NCCL buffers", nccl, _ALL, "outside:nccl_bytes", "replicated"),
+        *_term(
+            "context",
+            "CUDA context and kernels",
+            context,
+            _ALL,
+            f"{__name__}:context_bytes",
+            "replicated",
+        ),
+        *_term("nccl", "NCCL buffers", nccl, _ALL, f"{__name__}:nccl_bytes", "replicated"),
         *_term(
             "vllm_engine",
             "vLLM beside the training",
-            vllm_bytes(job),
+            standing_bytes(job),
             _AFTER_LOADING,
-            "outside:vllm_bytes",
+            "planner.program.head.vllm:standing_bytes",
             "replicated",
         ),
         *_term(
@@ -131,7 +123,7 @@ def driver_terms(job: Job) -> tuple[Term, ...]:
             "paged optimizer states",
             paged,
             _AFTER_STEP,
-            "outside:paged_bytes",
+            f"{__name__}:paged_bytes",
             shards,
         ),
     )
@@ -145,7 +137,7 @@ def _term(
     """
     if is_zero(n_bytes):
         return ()
-    return (Term(name, label, n_bytes, kind, phases, f"planner.memory.{formula}"),)
+    return (Term(name, label, n_bytes, kind, phases, formula),)
 
 
 def paged_bytes(job: Job) -> Number:
@@ -175,7 +167,7 @@ def outlier_terms(job: Job) -> tuple[Term, ...]:
         "outlier columns",
         outlier_weight_bytes(job),
         _STEPS,
-        "outside:outlier_weight_bytes",
+        f"{__name__}:outlier_weight_bytes",
         "replicated",
     )
 

@@ -123,8 +123,9 @@ def full_bytes(job: Job, limit_bytes: int) -> int:
 def without_card(scenario: Scenario) -> Scenario:
     """The scenario without what changes no request, so that equal programs are replayed once."""
     hardware, recipe = scenario.hardware, scenario.recipe
-    if recipe.sharding.engine == "native":
-        # DeepSpeed flattens weights where the card has room.
+    sleeps = recipe.rollout is not None and recipe.rollout.vllm_sleeps
+    if recipe.sharding.engine == "native" and not sleeps:
+        # DeepSpeed flattens weights where the card has room, and vLLM wakes up to a share of the card.
         hardware = replace(
             hardware, gpu_reserved_bytes=0, gpu=replace(hardware.gpu, visible_memory_bytes=None)
         )

@@ -123,6 +123,7 @@ _WRITTEN: dict[TermName, str] = {
     "block_recompute": "planner.program.layers.layer:layer",
     "logits_and_loss": "planner.program.head.ends:head",
     "kv_cache": "planner.program.head.generation:cached",
+    "vllm_awake": "planner.program.head.vllm:wake",
     "other_temporaries": "planner.program.step:step_of",
 }
 _EXPANDED: dict[Quantization, str] = {

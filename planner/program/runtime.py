@@ -12,6 +12,7 @@ from itertools import pairwise
 from planner.domain.term import Phase
 from planner.intake.train_layers import drawn
 from planner.program.head.generation import hand_over
+from planner.program.head.vllm import put_to_sleep, wake
 from planner.program.job import Job
 from planner.program.load import load
 from planner.program.ops.tensors import EVALUATED, PROMPTED, SAMPLED, SCORED, Unit
@@ -223,7 +224,7 @@ class Runtime:
         if generation.prompts:
             self.complete(_in_units(generation.prompts, PROMPTED), _in_units(generation.token, SAMPLED))
         else:
-            self.hand_weights()
+            self._complete_by_vllm()
         several = self.learns_order and self.job.recipe.generation_micro_steps > 1
         for aside in generation.asides * (1 + several):
             self.let_go(self.run_aside(aside))
@@ -238,6 +239,13 @@ class Runtime:
         for _ in range(2):
             made = self.run_aside(token, made)
         self.let_go(made)
+
+    def _complete_by_vllm(self) -> None:
+        """vLLM gets the weights, and writes the completions; awake for that alone where it sleeps."""
+        awake = [wake(self.stream, self.job, "weights")]
+        self.hand_weights()
+        awake.append(wake(self.stream, self.job, "cache"))
+        put_to_sleep(self.stream, *awake)
 
     def hand_weights(self) -> None:
         """What an engine does to give the program that generates the weights of the policy."""

@@ -20,7 +20,6 @@ _UNMODELLED = {
     ),
     "use_liger_loss": "Liger's loss of GRPO is not modelled",
     "sync_ref_model": "a reference that follows the policy is not modelled",
-    "vllm_enable_sleep_mode": "vLLM that gives its memory back while the model is trained is not modelled",
     "use_transformers_paged": "generation in pages is not modelled",
     "use_transformers_continuous_batching": "generation in pages is not modelled",
     "cache_implementation": "a cache of another kind than the growing one is not modelled",
@@ -102,6 +101,7 @@ HARMLESS = (
         "vllm_importance_sampling_clip_max",
         "vllm_importance_sampling_clip_min",
     ),
+    *("vllm_enable_sleep_mode", "vllm_tensor_parallel_size"),
     *("vllm_enable_prefix_caching", "ds3_gather_for_generation", "max_tool_calling_iterations"),
     *("sapo_temperature_neg", "sapo_temperature_pos", "transformers_continuous_batching_config"),
     *("vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos"),
@@ -120,7 +120,6 @@ def read_rollout(keys: Keys, reading: Reading, *, old: bool, prompt: str = "max_
         NotModelledError: a way to generate, or a loss, that is not modelled.
     """
     keys.refuse_switched_on(_UNMODELLED)
-    keys.refuse_above_one({"vllm_tensor_parallel_size": "a tensor-parallel degree of vLLM"})
     reading.take(keys, _SHARED)
     _read_reference(keys, reading, old=old)
     _read_completion(keys, reading, prompt, old=old)
@@ -195,8 +194,19 @@ def _read_generator(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.remark(
             keys.where("use_vllm"), "generation on other cards: neither its memory nor its time is counted"
         )
-    elif share is not None:
+        return
+    if share is not None:
         reading.say("vllm_memory", share, keys.where("vllm_gpu_memory_utilization"))
+    if keys.flag("vllm_enable_sleep_mode"):
+        reading.say("vllm_sleep", True, keys.where("vllm_enable_sleep_mode"))
+    remark_divided(keys, reading, "vllm_tensor_parallel_size")
+
+
+def remark_divided(keys: Keys, reading: Reading, key: str) -> None:
+    """Say how a vLLM that several GPUs share is counted; ``key``: of their number."""
+    if (keys.count(key) or 1) > 1:
+        text = "counted as if each GPU generated for itself: vLLM's share of each is the same"
+        reading.remark(keys.where(key), text)
 
 
 def _read_rewards(keys: Keys, reading: Reading) -> None:

@@ -76,7 +76,6 @@ _STUDENT_UNMODELLED = {
     "sft_alpha": "a likelihood beside the distance from a teacher is not modelled",
     "use_vllm": "vLLM beside a student is not modelled",
 }
-_SLEEPS = "vLLM that gives its memory back while the model is trained is not modelled; 0 is"
 _GRPO_HARMLESS = (
     *(
         "advantage_estimator",
@@ -149,8 +148,6 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
         NotModelledError: a way to generate, or a loss, that is not modelled.
     """
     keys.refuse_switched_on(_UNMODELLED)
-    if keys.text("vllm_mode") == "colocate" and keys.is_on("sleep_level"):
-        raise keys.not_modelled("sleep_level", _SLEEPS)
     if (keys.number("top_entropy_quantile") or 1.0) < 1:
         raise keys.not_modelled("top_entropy_quantile", _UNMODELLED["log_entropy"])
     if not keys.has("beta"):
@@ -170,6 +167,8 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
         reading.default(
             "vllm_memory", 0.9, "ms-swift 4.6.0 rlhf_trainers/args_mixin.py: vllm_gpu_memory_utilization"
         )
+        if keys.is_on("sleep_level"):
+            reading.say("vllm_sleep", True, keys.where("sleep_level"))
     keys.skip(_GRPO_HARMLESS)
 
 

@@ -33,8 +33,9 @@ class Rollout:
     completions of one prompt.  ``micro_steps``: how many micro-batches are generated at once; ``None`` as
     many as an optimizer step takes.  ``iterations``: how often each completion is trained on.
     ``has_reference``: whether the model as it was before is asked.  ``vllm_share``: of the card's memory,
-    which vLLM takes beside the training.  ``reward``: the model that scores; ``None`` where functions do,
-    which need no card.  ``scores_itself``: the policy scores with a second adapter, as large as its own.
+    which vLLM takes beside the training.  ``vllm_sleeps``: it gives that back while the model is trained.
+    ``reward``: the model that scores; ``None`` where functions do, which need no card.  ``scores_itself``:
+    the policy scores with a second adapter, as large as its own.
     """
 
     completion_tokens: int
@@ -44,5 +45,6 @@ class Rollout:
     has_reference: bool = False
     generator: Generator = "transformers"
     vllm_share: float = 0.0
+    vllm_sleeps: bool = False
     reward: FrozenModel | None = None
     scores_itself: bool = False

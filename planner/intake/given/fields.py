@@ -325,6 +325,9 @@ _FIELDS = (
         below_high=True,
     ),
     RequestField(
+        "vllm_sleep", "flag", "vLLM gives its memory back while the model is trained (sleep mode; grpo)"
+    ),
+    RequestField(
         "reward_model",
         "text",
         "Frozen model on the card that scores completions, named as --model is; functions need none (grpo)",

@@ -32,8 +32,6 @@ _READ: dict[str, frozenset[Task]] = {
 _SEPARATE_PASSES = ("rows",)
 _ONE_GROUP = ("shifted_rows", "fused_rows", "tiles")
 """Of TRL from 0.29 on: 0.29.0, 1.9.0 and 1.16.0 models/utils.py prepare_fsdp (``fully_shard(model)``)."""
-_GATHERS = ("without_entropy", "divided", "in_place", "tiles")
-"""Those of TRL: 0.16.1 to 1.16.0 models/utils.py unwrap_model_for_generation."""
 _SHARES_PACKING = ("divided", "in_place")
 """What stacks have, some of whose scripts hand ``quantization_config`` to both models: trl 0.29.0 and 1.0.0
 scripts/grpo.py; not those of 0.21.0, 1.14.0 and 1.16.0.
@@ -118,7 +116,7 @@ def _generates_otherwise(case: Case) -> bool:
     recipe = case.recipe
     if recipe.rollout is None or not recipe.sharding.gathers_weights:
         return False
-    read = recipe.sharding.is_zero3 and case.stack.zero_init and case.stack.completion_logps in _GATHERS
+    read = recipe.sharding.is_zero3 and case.stack.zero_init and case.stack.zero3_rollouts != "unread"
     plain = recipe.numerics.quantization == "none" and recipe.rollout.reward is None
     return not (read and plain)
 
@@ -178,8 +176,8 @@ TASK_RULES = (
     Rule(
         "generation-divided",
         "not-modelled",
-        "Generation is modelled where every GPU has whole weights, and under ZeRO-3 in TRL, where functions "
-        "score; use --sharding zero2, ddp or none",
+        "Generation is modelled where every GPU has whole weights, and under ZeRO-3 where functions score, "
+        "in TRL, Axolotl and ms-swift; use --sharding zero2, ddp or none",
         _generates_otherwise,
         lambda case: f"{case.recipe.sharding}",
     ),

@@ -22,6 +22,7 @@ _PARTS: dict[TermName, str] = {
     "block_recompute": "activations",
     "logits_and_loss": "logits and loss",
     "kv_cache": "KV cache of generation",
+    "vllm_awake": "vLLM while it generates",
     "dequantization": "dequantized weights",
     "gathered_parameters": "gathered parameters",
     "other_temporaries": "temporary buffers",

@@ -69,6 +69,7 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "compare_reference",
         "generator",
         "vllm_memory",
+        "vllm_sleep",
         "reward_model",
         "reward_dtype",
         "data",

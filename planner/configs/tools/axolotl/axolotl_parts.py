@@ -6,7 +6,7 @@ import re
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.rollouts import read_rollout
+from planner.configs.shared.rollouts import read_rollout, remark_divided
 from planner.configs.shared.trainer_arguments import read_attention
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
@@ -463,7 +463,7 @@ def read_generated(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
     engine = keys.part("vllm")
     if engine is not None and reading.value("generator") == "vllm":
-        engine.refuse_above_one({"tensor_parallel_size": "a tensor-parallel degree of vLLM"})
+        remark_divided(engine, reading, "tensor_parallel_size")
         reading.take(engine, {"gpu_memory_utilization": "vllm_memory"})
         engine.skip(
             (

@@ -235,16 +235,17 @@ class Zero3(DeepSpeed):
         return super().run_aside(parts, cached, waits=waits)
 
     def complete(self, prompts: Sequence[Part], token: Sequence[Part]) -> None:
-        """All parameters are whole while completions are written, by a model without hooks.  The order of its
-        modules is forgotten.
+        """All parameters are whole while completions are written, by a model without hooks.
 
-        Source: trl 1.16.0 models/utils.py _unwrap_model_for_generation (``ds3_gather_for_generation``).
+        Source: switch ``zero3_rollouts``; trl 1.16.0 models/utils.py _unwrap_model_for_generation
+        (``ds3_gather_for_generation``).
         """
         self._own.coordinator.gather_all(self._own.live.values())
         self._has_hooks = False
         super().complete(prompts, token)
         self._has_hooks = True
-        self._own.coordinator.forget()
+        if self.job.stack.zero3_rollouts == "forgets_order":
+            self._own.coordinator.forget()
         self._own.coordinator.divide_all(self._own.live.values())
 
     def hand_weights(self) -> None:
@@ -254,7 +255,8 @@ class Zero3(DeepSpeed):
         Ignored: products of the merged adapters.
         """
         live = list(self._own.live.values())
-        for several in [live] if self.job.recipe.adapter else ([each] for each in live):
+        at_once = self.job.recipe.adapter or self.job.stack.zero3_rollouts == "handed_at_once"
+        for several in [live] if at_once else ([each] for each in live):
             self._own.coordinator.gather_all(several)
             self._own.coordinator.divide_all(several)
 

@@ -127,10 +127,18 @@ def test_a_reward_model(tmp_path: Path) -> None:
         scenario_of(tmp_path, TRL + "reward_model_name_or_path: nobody/knows-it\n", seq=1024)
 
 
+def test_a_vllm_that_sleeps_and_is_divided(tmp_path: Path) -> None:
+    """Both are of the colocated one; in a server neither takes memory of these cards."""
+    said = "vllm_enable_sleep_mode: true\nvllm_tensor_parallel_size: 2\nuse_vllm: true\nvllm_mode: "
+    beside = rollout_of(tmp_path, f"{TRL}{said}colocate\n", seq=1024)
+    assert (beside.generator, beside.vllm_sleeps) == ("vllm", True)
+    assert not rollout_of(tmp_path, f"{TRL}{said}server\n", seq=1024).vllm_sleeps
+    assert not rollout_of(tmp_path, f"{TRL}use_vllm: true\nvllm_mode: colocate\n", seq=1024).vllm_sleeps
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (TRL + "vllm_enable_sleep_mode: true\n", "gives its memory back"),
         (TRL + "generation_batch_size: 64\n", "steps_per_generation is"),
         (TRL + "num_ppo_epochs: 4\n", "other than GRPO"),
         (TRL + "rloo_k: 4\n", "other than GRPO"),

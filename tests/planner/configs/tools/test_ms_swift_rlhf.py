@@ -93,7 +93,6 @@ def test_simpo_may_leave_the_likelihood_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("rlhf_type: grpo\nuse_vllm: true\nvllm_mode: colocate\nsleep_level: 1\n", "gives its memory back"),
         ("rlhf_type: grpo\nteacher_model: a/b\n", "a teacher beside GRPO"),
         ("rlhf_type: grpo\ntop_entropy_quantile: '0.2'\n", "entropies beside GRPO"),
         ("rlhf_type: ppo\n", "PPO of ms-swift"),
@@ -138,7 +137,9 @@ def test_completions_lie_behind_prompts_of_max_length(tmp_path: Path) -> None:
     vllm = f"{BASE}rlhf_type: grpo\nbeta: '0.0'\nuse_vllm: true\nvllm_mode: "
     request = read(tmp_path, f"{vllm}colocate\n").request
     assert (request.get("compare_reference"), request.get("vllm_memory")) == (False, 0.9)
-    assert read(tmp_path, f"{vllm}server\nsleep_level: 1\n").request.get("generator") == "vllm-server"
+    elsewhere = read(tmp_path, f"{vllm}server\nsleep_level: 1\n").request
+    assert (elsewhere.get("generator"), elsewhere.get("vllm_sleep")) == ("vllm-server", None)
+    assert read(tmp_path, f"{vllm}colocate\nsleep_level: 1\n").request.get("vllm_sleep")
 
 
 @pytest.mark.parametrize(("text", "seq"), [

@@ -16,8 +16,9 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, RefusedCombinationError, UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.outside import vllm_bytes
 from planner.memory.replayed import replayed
+from planner.predicting import estimate
+from planner.program.head.vllm import share_bytes, standing_bytes
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
@@ -109,6 +110,33 @@ def test_a_full_card_of_zero3_holds_the_whole_model_while_it_generates() -> None
     assert whole["generation"] - apart["generation"] > 0.8 * n_bytes
 
 
+@pytest.mark.parametrize("sharding", ["none", "zero2", "zero3"])
+def test_a_vllm_that_sleeps_takes_its_share_while_it_generates_alone(sharding: str) -> None:
+    """Training has what it has beside a vLLM elsewhere, and generation the states and the share."""
+    flags = {"gpus": 1 if sharding == "none" else 2, "sharding": sharding, "method": "full", "stack": "trl"}
+    shared = {**flags, "batch": 8, "seq": 1024, "load_dtype": "bf16"}
+    asleep = made(**shared, generator="vllm", vllm_memory=0.5, vllm_sleep=True)
+    apart = made(**shared, generator="vllm-server")
+    beside, alone = peaks(asleep), peaks(apart)
+    taken = share_bytes(asleep) - standing_bytes(asleep)
+    assert standing_bytes(asleep) < 0.3 * 2**30
+    for phase in ("forward_2", "loss_2", "backward_2"):
+        assert beside[phase] == pytest.approx(alone[phase], rel=1e-3)
+    states = replayed(asleep).state_bytes
+    # Beside them at most buffers for gradients, as large as these.
+    assert states + taken <= beside["generation_2"] < states + taken + 494_032_768 * 4
+
+
+def test_a_job_fits_beside_a_vllm_that_sleeps() -> None:
+    """Full fine-tuning of 1.5B on one card, of which vLLM has 60 %."""
+    flags = {"model": "qwen2.5-1.5b", "method": "full", "stack": "trl", "load_dtype": "bf16", "seq": 2048}
+    said = {**flags, "batch": 48, "generator": "vllm", "vllm_memory": 0.6}
+    asleep, awake = (
+        estimate(scenario_of(**said, vllm_sleep=each), Coefficients()).memory for each in (True, False)
+    )
+    assert asleep.must_have_bytes < asleep.limit_bytes < awake.must_have_bytes
+
+
 def test_allocated_is_that_of_the_loop_of_ppo() -> None:
     """Within 0.5 % of the dry run of programs/llama_factory_ppo.py, and what one step leaves to the next."""
     flags = {
@@ -198,11 +226,12 @@ def test_scoring_takes_time() -> None:
 def test_vllm_takes_its_share() -> None:
     """On the same card, and nothing from another one; neither leaves a cache to the model itself."""
     beside, apart = made(generator="vllm", vllm_memory=0.25), made(generator="vllm-server")
-    assert vllm_bytes(beside) == beside.hardware.gpu.visible_memory_bytes / 4
-    assert vllm_bytes(apart) == 0
+    assert standing_bytes(beside) == beside.hardware.gpu.visible_memory_bytes / 4
+    assert standing_bytes(apart) == 0
     stream = step_of(beside)
     assert all(stream.term(slot) != "kv_cache" for slot in range(len(stream.units)))
     assert beside.recipe.asks_old
+    assert share_bytes(beside) == standing_bytes(beside)
     assert not made().recipe.asks_old
 
 
@@ -228,7 +257,6 @@ def test_older_trainers_need_their_logits() -> None:
             "packs a reward model",
         ),
         ({"gpus": 2, "sharding": "fsdp2"}, RefusedCombinationError, "whole weights"),
-        ({"gpus": 2, "sharding": "zero3", "stack": "swift"}, RefusedCombinationError, "ZeRO-3 in TRL"),
         (
             {"gpus": 2, "sharding": "zero3", "reward_model": "gpt2"},
             RefusedCombinationError,
