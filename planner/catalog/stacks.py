@@ -45,6 +45,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9@._-]{1,60}")
 _RANGES: dict[str, tuple[float, float]] = {
     "lora_rank": (1, 65_536),
     "lora_dropout": (0.0, 0.99),
+    "vllm_groups": (0, 65_536),
     "zero12_bucket_elements": (0, 1_000_000_000_000),
     "zero3_bucket_elements": (-1, 1_000_000_000_000),
     "zero3_prefetch_elements": (-1, 1_000_000_000_000),

@@ -279,6 +279,8 @@ class Stack:
     ``in_place``: of logits divided in place (``in_place_alone``: without entropy).  Others as for pairs."""
     zero3_rollouts: Zero3Rollouts
     """How completions are generated with weights that ZeRO-3 divides."""
+    vllm_groups: int
+    """Where ZeRO-3 hands them to vLLM at once: in so many groups of layers instead; 0: as one."""
     distillation: Distillation
     """Student beside teacher: both with the ``mixture`` of their probabilities, or one with the other's
     (``forward``, ``reverse``); all logits at once, then an empty cache, or in pieces.  ``none``: unread."""

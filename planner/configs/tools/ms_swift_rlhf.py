@@ -65,7 +65,6 @@ _UNMODELLED = {
     "sdar_loss_coef": _TEACHER,
     "chord_sft_dataset": "supervised samples beside GRPO are not modelled",
     "reward_model": "a reward model beside GRPO of ms-swift is not modelled; functions are",
-    "log_entropy": "entropies beside GRPO of ms-swift are not modelled",
 }
 _STUDENT_UNMODELLED = {
     "teacher_model_server": "a teacher elsewhere, whose largest logits are compared, is not modelled",
@@ -93,8 +92,9 @@ _GRPO_HARMLESS = (
         "soft_max_length",
     ),
     *("soft_cache_length", "cosine_max_len", "max_resample_times", "vllm_server_group_port", "max_turns"),
-    *("vllm_server_pass_dataset", "move_model_batches", "vllm_limit_mm_per_prompt", "vllm_enforce_eager"),
-    *("vllm_enable_lora", "sleep_level", "off_policy_sequence_mask_delta", "teacher_deepspeed"),
+    *("vllm_server_pass_dataset", "vllm_limit_mm_per_prompt", "vllm_enforce_eager"),
+    *("vllm_enable_lora", "sleep_level", "log_entropy", "top_entropy_quantile", "teacher_deepspeed"),
+    "off_policy_sequence_mask_delta",
 )
 _RLHF_ARGS = "ms-swift 4.6.0 swift/arguments/rlhf_args.py"
 _REFERS = ("dpo", "kto", "grpo")
@@ -148,8 +148,11 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
         NotModelledError: a way to generate, or a loss, that is not modelled.
     """
     keys.refuse_switched_on(_UNMODELLED)
-    if (keys.number("top_entropy_quantile") or 1.0) < 1:
-        raise keys.not_modelled("top_entropy_quantile", _UNMODELLED["log_entropy"])
+    if (groups := keys.count("move_model_batches")) is not None:
+        reading.switch("vllm_groups", groups, keys.where("move_model_batches"))
+    entropies = "log_entropy" if keys.is_on("log_entropy") else "top_entropy_quantile"
+    if keys.is_on("log_entropy") or (keys.number("top_entropy_quantile") or 1.0) < 1:
+        reading.switch("completion_logps", "in_place", keys.where(entropies))
     if not keys.has("beta"):
         reading.default("compare_reference", True, f"{_RLHF_ARGS}: beta is 0.04")
     if keys.flag("use_vllm") and not keys.has("vllm_mode"):

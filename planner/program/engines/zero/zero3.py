@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from planner.domain.term import TermName
 from planner.program.engines.groups import EMBEDDINGS, HEAD
 from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements, params_of
-from planner.program.engines.zero.coordinator import Coordinator, Module
+from planner.program.engines.zero.coordinator import Coordinator, Live, Module
 from planner.program.engines.zero.deepspeed import (
     FP64,
     REDUCE_STREAM,
@@ -254,11 +254,24 @@ class Zero3(DeepSpeed):
         Source: trl 1.16.0 generation/vllm_generation.py _iter_named_params.
         Ignored: products of the merged adapters.
         """
-        live = list(self._own.live.values())
-        at_once = self.job.recipe.adapter or self.job.stack.zero3_rollouts == "handed_at_once"
-        for several in [live] if at_once else ([each] for each in live):
+        for several in self._handed():
             self._own.coordinator.gather_all(several)
             self._own.coordinator.divide_all(several)
+
+    def _handed(self) -> list[list[Live]]:
+        """What vLLM gets at a time; groups have as many layers each, and one has all around the layers.
+
+        Source: ms-swift 4.6.0 rlhf_trainers/rollout_mixin.py split_batches.
+        """
+        live, at_once = [*self._own.live.values()], self.job.stack.zero3_rollouts == "handed_at_once"
+        if at_once and self.job.stack.vllm_groups:
+            layers = -(-sum(each.count for each in self.job.model.groups) // self.job.stack.vllm_groups)
+            found: dict[int, list[Live]] = {}
+            for each in live:
+                name, _, number = each.param.place[0].partition(" ")
+                found.setdefault(int(number) // layers if name == "layer" else -1, []).append(each)
+            return [*found.values()]
+        return [live] if at_once or self.job.recipe.adapter else [[each] for each in live]
 
     def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
         """A pass of a second model with its own engine, or of the same one without its adapters."""

@@ -94,7 +94,6 @@ def test_simpo_may_leave_the_likelihood_out(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("rlhf_type: grpo\nteacher_model: a/b\n", "a teacher beside GRPO"),
-        ("rlhf_type: grpo\ntop_entropy_quantile: '0.2'\n", "entropies beside GRPO"),
         ("rlhf_type: ppo\n", "PPO of ms-swift"),
         (f"{STUDENT}", "say lmbda 0"),
         (f"{STUDENT}lmbda: 0.5\n", "say lmbda 0"),
@@ -140,6 +139,20 @@ def test_completions_lie_behind_prompts_of_max_length(tmp_path: Path) -> None:
     elsewhere = read(tmp_path, f"{vllm}server\nsleep_level: 1\n").request
     assert (elsewhere.get("generator"), elsewhere.get("vllm_sleep")) == ("vllm-server", None)
     assert read(tmp_path, f"{vllm}colocate\nsleep_level: 1\n").request.get("vllm_sleep")
+
+
+def test_weights_are_handed_to_vllm_in_groups(tmp_path: Path) -> None:
+    """rollout_mixin.py split_batches."""
+    request = read(tmp_path, f"{BASE}rlhf_type: grpo\nmove_model_batches: 16\n").request
+    assert request.get("switches") == ("vllm_groups=16",)
+
+
+@pytest.mark.parametrize("key", ["log_entropy: true", "top_entropy_quantile: '0.2'"])
+def test_entropies_are_taken_where_they_are_asked_for(tmp_path: Path, key: str) -> None:
+    """grpo_trainer.py _get_logps_via_local_forward: by the function of TRL, behind the log-probabilities."""
+    plain, asked = (read(tmp_path, f"{BASE}rlhf_type: grpo\n{more}\n").request for more in ("", key))
+    assert asked.get("switches") == ("completion_logps=in_place",)
+    assert not plain.get("switches")
 
 
 @pytest.mark.parametrize(("text", "seq"), [
