@@ -79,6 +79,7 @@ def moves(scenario: Scenario) -> tuple[Move, ...]:
         *_attention(scenario),
         *_optimizer(scenario),
         *_checkpointing(scenario),
+        *_vllm(scenario),
         *_evaluation(scenario),
         *_batch(scenario),
         *_sharding(scenario),
@@ -282,6 +283,13 @@ def _checkpointing(scenario: Scenario) -> Iterator[Move]:
         yield Move("checkpointing", "time", "gradient checkpointing", {"gradient-checkpointing": True})
     elif recipe.checkpoint_every > 1:
         yield Move("checkpointing", "time", "checkpointing of every layer", {"checkpoint-every": "1"})
+
+
+def _vllm(scenario: Scenario) -> Iterator[Move]:
+    """vLLM on the same card need not keep its memory while the model is trained."""
+    rollout = scenario.recipe.rollout
+    if rollout is not None and rollout.generator == "vllm" and not rollout.vllm_sleeps:
+        yield Move("vllm", "time", "a vLLM that sleeps while the model is trained", {"vllm-sleep": True})
 
 
 def _batch(scenario: Scenario) -> Iterator[Move]:

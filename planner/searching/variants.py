@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from planner.domain.hardware import Hardware
-from planner.domain.recipes.flat_recipe import flat_recipe, seeing_values, with_flat
+from planner.domain.recipes.flat_recipe import flat_recipe, generated_values, seeing_values, with_flat
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Assumption, Scenario
 from planner.domain.stack import Stack
@@ -60,9 +60,7 @@ def request_of(scenario: Scenario) -> ScenarioRequest:
     all of it where no origin is known.
     """
     values = {FIELD_OF_COLUMN[name]: value for name, value in flat_recipe(scenario.recipe).items()}
-    values |= seeing_values(scenario.recipe)
-    if scenario.recipe.rollout is not None and scenario.recipe.rollout.reward is not None:
-        values["reward_dtype"] = scenario.recipe.rollout.reward.load_dtype
+    values |= seeing_values(scenario.recipe) | generated_values(scenario.recipe)
     if scenario.recipe.task == "classify":
         values["num_labels"] = scenario.model.head.out_features
     entries = {each.name: each for each in scenario.assumptions}

@@ -208,6 +208,7 @@ _TRL: Mapping[str, Rule] = {
     "loss": _loss({"chunked": {("loss_type",): "chunked_nll"}}),
     "offload": _activations,
     "padding": _packing("packing"),
+    "vllm_sleep": _key("vllm_enable_sleep_mode"),
 }
 
 
@@ -358,6 +359,7 @@ _MS_SWIFT: Mapping[str, Rule] = {
     },
     "lora_rank": _key("lora_rank"),
     "attention": _words("attn_impl", {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attn"}),
+    "vllm_sleep": lambda _, value: {("sleep_level",): int(value)},
 }
 
 _DEEPSPEED: Mapping[str, Rule] = {

@@ -103,6 +103,25 @@ def seeing_values(recipe: Recipe) -> dict[str, Any]:
     return {**size, "freeze": recipe.frozen}
 
 
+def generated_values(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe says about completions that are generated, by the names of flags; nothing where none
+    are.  PPO takes no more than their length and how often they are trained on.
+    """
+    rollout = recipe.rollout
+    if rollout is None:
+        return {}
+    found: dict[str, Any] = {"completion_length": rollout.completion_tokens, "iterations": rollout.iterations}
+    if recipe.task == "ppo":
+        return found
+    found |= {"generations": rollout.generations, "generation_steps": rollout.micro_steps}
+    found |= {"generator": rollout.generator, "compare_reference": rollout.has_reference}
+    if rollout.generator == "vllm":
+        found |= {"vllm_memory": rollout.vllm_share, "vllm_sleep": rollout.vllm_sleeps}
+    if rollout.reward is not None:
+        found["reward_dtype"] = rollout.reward.load_dtype
+    return found
+
+
 def with_flat(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """The recipe with other values, by flat names.
 

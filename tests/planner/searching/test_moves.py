@@ -45,6 +45,16 @@ def test_a_full_fine_tune_is_offered_the_usual_ways_out() -> None:
     }
 
 
+def test_a_vllm_beside_the_training_may_sleep() -> None:
+    """Not one that does, nor one on other cards."""
+    grpo = {**FULL_ON_SMALL, "task": "grpo", "stack": "trl", "generations": 4}
+    offered = [
+        "--vllm-sleep" in {flags_of(move) for move in moves(scenario({**grpo, **more}))}
+        for more in ({"generator": "vllm"}, {"generator": "vllm", "vllm_sleep": True}, {})
+    ]
+    assert offered == [True, False, False]
+
+
 def test_several_cards_are_offered_sharding_with_what_it_needs() -> None:
     """ZeRO turns pure bf16 into mixed; 4-bit weights are divided only with a storage dtype;
     one card is not offered sharding.

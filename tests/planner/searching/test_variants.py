@@ -80,6 +80,24 @@ def test_a_reward_model_stays_on_the_card(more: dict[str, str]) -> None:
     assert with_flags(scenario(**grpo, batch="8"), {"batch": "16"}).recipe == read.recipe
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"completion_length": "100", "generations": "4", "generation_steps": "2", "iterations": "3"},
+        {"generator": "vllm", "vllm_memory": "0.7", "compare_reference": "true"},
+        {"generator": "vllm", "vllm_sleep": "true"},
+        {"generator": "vllm-server"},
+        {"task": "ppo", "stack": "llama-factory@0.8", "completion_length": "64", "method": "lora"},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_how_completions_are_generated_stays(more: dict[str, str]) -> None:
+    """Another batch changes nothing of who generates them, and how."""
+    job = {"task": "grpo", "stack": "trl", "grad_accum": "2", **more}
+    read = scenario(**job, batch="16")
+    assert with_flags(scenario(**job, batch="8"), {"batch": "16"}).recipe == read.recipe
+
+
 def test_a_flag_may_be_taken_away() -> None:
     """Then it is as if it had never been typed; one that nobody typed can be taken away, too."""
     asked = scenario(lora_rank="64", modules_to_save="lm_head")
