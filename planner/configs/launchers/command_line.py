@@ -136,7 +136,12 @@ def started(path: Path, text: str) -> Started:
         raise InputFileError(
             path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
         )
-    found = [each for each in commands_with_variables(path, text) if _starts_training(*each)]
+    every = list(commands_with_variables(path, text))
+    found = [each for each in every if _starts_training(*each)]
+    if not found and (array := next((words[0] for words, _ in every if _is_array(words)), "")):
+        raise UsageError(
+            f"{path}: the words of '{show(array)}' depend on more than this text: give them with --command"
+        )
     if len(found) != 1:
         what = (
             f"{len(found)} commands that start a training" if found else "no command that starts a training"
@@ -218,6 +223,11 @@ def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool
 def _name(word: str) -> str:
     """An option's name as Python has it."""
     return word.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def _is_array(words: Sequence[str]) -> bool:
+    """Whether a whole command is the words of an array that stayed as it is written."""
+    return bool(words) and _SEVERAL.fullmatch(words[0]) is not None
 
 
 def _own_command(path: Path, words: list[str]) -> Started:

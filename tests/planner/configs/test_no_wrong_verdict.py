@@ -75,19 +75,21 @@ def test_each_size_of_stage_3_is_the_files_own_number(tmp_path: Path) -> None:
         ("deepspeed_configs/zero3_bf16_cpuoffload_params.json", "zero3", "params"),
         ("/home/me/LLaMA-Factory/examples/deepspeed/ds_z3_config.json", "zero3", None),
         ("../examples/deepspeed/ds_z0_config.json", "zero0", None),
+        ("/data/ds_z2_offload_config.json", "zero2", "optimizer"),
     ],
 )
 def test_stock_files_of_another_machine_are_known(
     tmp_path: Path, named: str, sharding: str, offload: str | None
 ) -> None:
-    """A DeepSpeed file that comes with a tool is known by folder and name, which is said;
-    others still have to be there.
+    """A DeepSpeed file that comes with a tool is known by folder and name, or by a name that no other tool
+    gives its files, which is said; others still have to be there.
     """
     config = read_config_file(written(tmp_path, f"{LLAMA_FACTORY}deepspeed: {named}\n"))
     assert (config.request.get("sharding"), config.request.get("offload")) == (sharding, offload)
     assert "is not here: taken as" in remarks(config)
+    name = Path(named).name if "deepspeed_configs" in named else f"my_{Path(named).name}"
     with pytest.raises(InputFileError, match="neither beside this file"):
-        read_config_file(written(tmp_path, f"{LLAMA_FACTORY}deepspeed: /mine/{Path(named).name}\n"))
+        read_config_file(written(tmp_path, f"{LLAMA_FACTORY}deepspeed: /mine/{name}\n"))
 
 
 @pytest.mark.parametrize(
