@@ -115,6 +115,8 @@ def _check_command(job: CheckJob, given: ScenarioRequest, *, advise: bool, allow
         return Checked(job.config, failure=str(error), failure_code=error.exit_code)
     with reading_instead(files.texts):
         checked = _answered(replace(job, options=files.options), given, advise=advise, allow=allow)[0]
+    if checked.failure and "--tool" not in checked.failure:
+        checked = replace(checked, failure=f"{checked.failure}{files.way_out}")
     flags = job.typed or flags_of(given)
     words = shlex.join(
         ["plan", "check", "--command", job.text] if job.text else ["plan", "check", job.config]

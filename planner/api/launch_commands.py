@@ -25,11 +25,14 @@ _NO_FILE = "none"
 class CommandFiles:
     """What to read for a command: ``texts`` by resolved path, the options to read them with,
     and what to say of the script, if anything.
+
+    ``way_out``: where its arguments cannot be read as those of the tool that their names say.
     """
 
     texts: Mapping[Path, str]
     options: CheckOptions
     remark: str
+    way_out: str = ""
 
 
 def command_files(config: str, command: str, options: CheckOptions) -> CommandFiles:
@@ -60,4 +63,6 @@ def command_files(config: str, command: str, options: CheckOptions) -> CommandFi
     read = replace(
         options, accelerate=beside, tool=options.tool or job.tool, task=job.task, script=job.script
     )
-    return CommandFiles(texts, read, "; ".join(remarks))
+    own = not job.says_its_tool and read.tool is None
+    way_out = f"; is {show(job.script)} a script of your own? --tool transformers reads it" if own else ""
+    return CommandFiles(texts, read, "; ".join(remarks), way_out)

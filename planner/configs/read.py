@@ -209,7 +209,9 @@ def recognise(document: Document) -> Tool:
             return TOOLS["trl"]
         if best:
             raise InputFileError(
-                document.path, f"its keys are those of {' and of '.join(found)}: say which: --tool {found[0]}"
+                document.path,
+                f"its keys are those of {' and of '.join(found)}: say which: --tool {found[0]}, or "
+                "--tool transformers for a script of your own",
             )
     names = ", ".join(TOOL_NAMES)
     raise InputFileError(
