@@ -124,7 +124,8 @@ def _check_command(job: CheckJob, given: ScenarioRequest, *, advise: bool, allow
         return Checked(job.name, failure=str(error), failure_code=error.exit_code)
     with reading_instead(files.texts):
         checked = _answered(replace(job, options=files.options), given, advise=advise, allow=allow)[0]
-    if checked.failure and "--tool" not in checked.failure:
+    guessed = checked.failure_code == ExitCode.NOT_MODELLED and not checked.tool.startswith("Transformers")
+    if guessed and "--tool" not in checked.failure:
         checked = replace(checked, failure=f"{checked.failure}{files.way_out}")
     flags = job.typed or flags_of(given)
     words = shlex.join(
@@ -175,6 +176,7 @@ def check_and_write(job: CheckJob, given: ScenarioRequest, target: str, allow: s
 def _answered(
     job: CheckJob, given: ScenarioRequest, *, advise: bool, allow: str | None
 ) -> tuple[Checked, FileJob | None]:
+    job = replace(job, options=replace(job.options, flags=frozenset(given.values)))
     read: ConfigFile | None = None
     failed = Checked(job.config, accelerate=_own_launch_file(job))
     try:

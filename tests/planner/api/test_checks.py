@@ -107,6 +107,25 @@ def test_a_script_of_ones_own_has_a_way_out() -> None:
     assert check_job(own, said, advise=False).exit_code == ExitCode.FITS
 
 
+def test_a_flag_says_what_a_template_leaves_open(tmp_path: Path) -> None:
+    """A placeholder, or an argument that an empty variable of a script left without a value; without the flag
+    it is asked for.
+    """
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "model_name_or_path: ${MODEL}\nfinetuning_type: lora\nbf16: true\ncutoff_len: $LEN\n",
+        encoding="utf-8",
+    )
+    job = CheckJob(str(file), OPTIONS)
+    assert "holds the placeholder ${MODEL}" in check_job(job, from_flags({"gpu": "4090", "seq": 64})).failure
+    assert "$LEN" in check_job(job, from_flags({"gpu": "4090", "model": "gpt2"})).failure
+    said = from_flags({"gpu": "4090", "model": "gpt2", "seq": 64})
+    assert check_job(job, said, advise=False).exit_code == ExitCode.FITS
+    script = "MODEL=''\nswift sft --model $MODEL --tuner_type lora --max_length 64"
+    gpt2 = from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"})
+    assert check_job(command_job(script, OPTIONS), gpt2, advise=False).exit_code == ExitCode.FITS
+
+
 def test_what_a_tool_freezes_of_towers_is_no_flag_of_a_model_without_one(tmp_path: Path) -> None:
     """ms-swift freezes towers by default; typed for a text model the flag would be refused."""
     path = tmp_path / "job.yaml"
