@@ -13,7 +13,7 @@ from typing import Any
 from planner.api.bounded import answer_bounded
 from planner.api.files import CheckOptions, answer_file, flags_of, leaves_length_open
 from planner.api.fixes import FileJob, file_job, with_fixes
-from planner.api.launch_commands import COMMAND, SCRIPT_SUFFIX, command_files
+from planner.api.launch_commands import COMMAND, SCRIPT_SUFFIX, command_files, numbers_of
 from planner.api.write_fixes import output_of, write_all
 from planner.configs.launchers.launch import NO_LAUNCH_FILE, short_path
 from planner.configs.launchers.launch_lines import Launch, launch_line
@@ -34,7 +34,8 @@ class CheckJob:
     """One config with its own options.
 
     ``named``: its launch file belongs to its name, because several were given.  ``typed``: the flags as
-    somebody typed them.  ``text``: the command that ``config`` stands for.
+    somebody typed them.  ``text``: the command that ``config`` stands for.  ``number``: which command of a
+    script with several.
     """
 
     config: str
@@ -42,6 +43,12 @@ class CheckJob:
     named: bool = False
     typed: str = ""
     text: str = ""
+    number: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What its answer is called."""
+        return self.config if self.number is None else f"{self.config}#{self.number}"
 
     @property
     def is_command(self) -> bool:
@@ -68,7 +75,7 @@ def check_jobs(
     configs: Sequence[str], options: CheckOptions, accelerate: Sequence[str]
 ) -> tuple[CheckJob, ...]:
     """Each config with each launch file that was given for it: ``CONFIG=FILE`` is for that config,
-    ``FILE`` for all others.
+    ``FILE`` for all others.  A script with several commands is as many jobs.
 
     Raises:
         UsageError: a launch file for a config that is not there.
@@ -86,11 +93,13 @@ def check_jobs(
                 f"--accelerate {text}: '{config}' is none of the configs; write CONFIG=FILE with its "
                 "name as given"
             )
-    found = []
+    found = list[CheckJob]()
     for config in configs:
         files = own[config] or for_all
-        found += [CheckJob(config, replace(options, accelerate=file), len(accelerate) > 1) for file in files]
-        found += [] if files else [CheckJob(config, options)]
+        jobs = [CheckJob(config, replace(options, accelerate=file), len(accelerate) > 1) for file in files]
+        jobs = jobs or [CheckJob(config, options)]
+        numbers = numbers_of(config) if config.endswith(SCRIPT_SUFFIX) else (None,)
+        found += [replace(job, number=number) for number in numbers for job in jobs]
     return tuple(found)
 
 
@@ -110,11 +119,14 @@ def check_job(
 def _check_command(job: CheckJob, given: ScenarioRequest, *, advise: bool, allow: str | None) -> Checked:
     """As a config with the command's arguments, beside a launch file with its launcher's options."""
     try:
-        files = command_files(job.config, job.text, job.options)
+        files = command_files(job.config, job.text, job.options, job.number)
     except PlannerError as error:
-        return Checked(job.config, failure=str(error), failure_code=error.exit_code)
+        return Checked(job.name, failure=str(error), failure_code=error.exit_code)
     with reading_instead(files.texts):
         checked = _answered(replace(job, options=files.options), given, advise=advise, allow=allow)[0]
+    guessed = checked.failure_code == ExitCode.NOT_MODELLED and not checked.tool.startswith("Transformers")
+    if guessed and "--tool" not in checked.failure:
+        checked = replace(checked, failure=f"{checked.failure}{files.way_out}")
     flags = job.typed or flags_of(given)
     words = shlex.join(
         ["plan", "check", "--command", job.text] if job.text else ["plan", "check", job.config]
@@ -122,6 +134,7 @@ def _check_command(job: CheckJob, given: ScenarioRequest, *, advise: bool, allow
     start = job.text.strip() if job.text else f"bash {shlex.quote(job.config)}"
     return replace(
         checked,
+        config=job.name,
         remarks=(*(((job.config, files.remark),) if files.remark else ()), *checked.remarks),
         command=f"{words} {flags}".strip(),
         launch=start,
@@ -163,6 +176,7 @@ def check_and_write(job: CheckJob, given: ScenarioRequest, target: str, allow: s
 def _answered(
     job: CheckJob, given: ScenarioRequest, *, advise: bool, allow: str | None
 ) -> tuple[Checked, FileJob | None]:
+    job = replace(job, options=replace(job.options, flags=frozenset(given.values)))
     read: ConfigFile | None = None
     failed = Checked(job.config, accelerate=_own_launch_file(job))
     try:

@@ -26,7 +26,8 @@ class CheckOptions:
     """How to read the files and how to answer; ``deepspeed`` and ``accelerate`` stand in for files that
     configs refer to.
 
-    ``task``: what the name of a script says that its arguments are for.  ``script``: its name.
+    ``task``: what the name of a script says that its arguments are for.  ``script``: its name.  ``flags``:
+    fields of the job that flags say.
     """
 
     output_format: str = "human"
@@ -37,12 +38,13 @@ class CheckOptions:
     force: bool = False
     task: str = ""
     script: str = ""
+    flags: frozenset[str] = frozenset()
 
     @property
     def beside(self) -> Beside:
         """The files given beside the configs."""
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
-        return Beside(deepspeed, accelerate, task=self.task, script=self.script)
+        return Beside(deepspeed, accelerate, task=self.task, script=self.script, flags=self.flags)
 
 
 def check_file(config: str, given: ScenarioRequest, options: CheckOptions) -> Checked:

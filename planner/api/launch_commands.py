@@ -9,34 +9,53 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.api.files import CheckOptions
-from planner.configs.launchers.command_line import started
+from planner.configs.launchers.command_line import how_many, started
 from planner.configs.launchers.launch import LAUNCH_LINE
 from planner.configs.launchers.variables import takes_defaults
-from planner.errors import show
+from planner.errors import PlannerError, show
 from planner.files.reading import read_text
 
 COMMAND = "command"
 """How a command given as text is called, where a config has its name."""
 SCRIPT_SUFFIX = ".sh"
 _NO_FILE = "none"
+_MOST_COMMANDS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class CommandFiles:
     """What to read for a command: ``texts`` by resolved path, the options to read them with,
     and what to say of the script, if anything.
+
+    ``way_out``: where its arguments cannot be read as those of the tool that their names say.
     """
 
     texts: Mapping[Path, str]
     options: CheckOptions
     remark: str
+    way_out: str = ""
 
 
-def command_files(config: str, command: str, options: CheckOptions) -> CommandFiles:
+def numbers_of(script: str) -> tuple[int | None, ...]:
+    """The numbers of the commands in a launch script that start a training, from 1 on; ``None`` alone where
+    there is one, none, or the script cannot be read, which its own check says.
+    """
+    try:
+        path = Path(script)
+        count = how_many(path, read_text(path))
+    except PlannerError:
+        return (None,)
+    return tuple(range(1, count + 1)) if 1 < count <= _MOST_COMMANDS else (None,)
+
+
+def command_files(
+    config: str, command: str, options: CheckOptions, number: int | None = None
+) -> CommandFiles:
     """The arguments of a command as the file ``config``, and its launch as one beside it;
     a launch file that is given wins.
 
-    ``command``: its text; empty for the text of the launch script ``config``.
+    ``command``: its text; empty for the text of the launch script ``config``, of whose commands ``number``
+    is meant.
 
     Raises:
         InputFileError: the script cannot be read.
@@ -45,7 +64,7 @@ def command_files(config: str, command: str, options: CheckOptions) -> CommandFi
     """
     path = Path(config)
     script = command or read_text(path)
-    job = started(path, script)
+    job = started(path, script, number)
     arguments, launch = job.texts
     texts, beside = {path.resolve(): arguments}, options.accelerate
     if beside is None:
@@ -60,4 +79,6 @@ def command_files(config: str, command: str, options: CheckOptions) -> CommandFi
     read = replace(
         options, accelerate=beside, tool=options.tool or job.tool, task=job.task, script=job.script
     )
-    return CommandFiles(texts, read, "; ".join(remarks))
+    own = not job.says_its_tool and read.tool is None
+    way_out = f"; is {show(job.script)} a script of your own? --tool transformers reads it" if own else ""
+    return CommandFiles(texts, read, "; ".join(remarks), way_out)

@@ -303,7 +303,10 @@ def _as_path(name: str) -> Path | None:
     except (OSError, ValueError, RuntimeError):
         return None
     written_like_a_path = (
-        name.startswith((".", "~", os.sep)) or name.endswith(".json") or "\\" in name or name.count("/") > 1
+        name.startswith((".", "~", os.sep))
+        or name.endswith((".json", "/"))
+        or "\\" in name
+        or name.count("/") > 1
     )
     return path if written_like_a_path else None
 

@@ -10,7 +10,7 @@ from planner.configs.launchers import accelerate, deepspeed_json
 from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.keys import Keys
+from planner.configs.shared.keys import Keys, is_left_open
 from planner.configs.tools import (
     hf_trainer,
     lmflow,
@@ -136,6 +136,17 @@ _TOLD_BY_VALUES: dict[str, Callable[[Document], bool]] = {
     "transformers": hf_trainer.is_example,
 }
 TOOL_NAMES = ("plan", *TOOLS)
+# Keys that a file may leave to be filled in where a flag says the same field of the job.
+_BY_FLAG = {
+    **dict.fromkeys(("model_name_or_path", "base_model", "model"), "model"),
+    **dict.fromkeys(("per_device_train_batch_size", "micro_batch_size"), "batch"),
+    **dict.fromkeys(
+        ("cutoff_len", "sequence_len", "max_length", "max_seq_length", "model_max_length"), "seq"
+    ),
+    **dict.fromkeys(("num_train_epochs", "num_epochs"), "epochs"),
+    **dict.fromkeys(("lora_rank", "lora_r"), "lora_rank"),
+    "gradient_accumulation_steps": "grad_accum",
+}
 # ``--accelerate none``: no launch file, and none is looked for.
 _NO_FILE = Path("none")
 
@@ -159,6 +170,8 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         tool = "ms-swift-megatron"
     refuse_other_tools(document, "ms-swift" if tool is None and ms_swift.is_ms_swift(document) else tool)
     chosen = recognise(document) if tool is None else _named(tool)
+    beside = beside or Beside()
+    document = _without_open(document, beside.flags)
     keys, reading = Keys.of(document), Reading(path, chosen.title, tool_name=chosen.name)
     remark_on_twice(document, reading)
     if document.twice and chosen.name == "llama-factory":
@@ -166,7 +179,6 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         reading.remark(str(path), "LLaMA-Factory 0.9.5 stops at a key that is given twice; 0.9.3 did not")
     if chosen.stack:
         reading.say("stack", chosen.stack, str(path), f"the keys are those of {chosen.title}")
-    beside = beside or Beside()
     reading.script = beside.script
     if beside.accelerate == _NO_FILE:
         beside = replace(beside, accelerate=None, look=False)
@@ -178,6 +190,15 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     reading.say_switches()
     reading.finish(keys)
     return reading
+
+
+def _without_open(document: Document, flags: frozenset[str]) -> Document:
+    """``document`` without what it leaves to be filled in and a flag says."""
+    open_ = {
+        name for name, value in document.table.items() if _BY_FLAG.get(name) in flags and is_left_open(value)
+    }
+    left = {name: value for name, value in document.table.items() if name not in open_}
+    return replace(document, table=left) if open_ else document
 
 
 def _check_task(reading: Reading, task: str) -> None:
@@ -209,7 +230,9 @@ def recognise(document: Document) -> Tool:
             return TOOLS["trl"]
         if best:
             raise InputFileError(
-                document.path, f"its keys are those of {' and of '.join(found)}: say which: --tool {found[0]}"
+                document.path,
+                f"its keys are those of {' and of '.join(found)}: say which: --tool {found[0]}, or "
+                "--tool transformers for a script of your own",
             )
     names = ", ".join(TOOL_NAMES)
     raise InputFileError(

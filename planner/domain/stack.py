@@ -155,15 +155,15 @@ class Stack:
     dora: DoraBranch
     """How long the identity lives by which DoRA multiplies: until the branch is done, or the product."""
     oft: OftWrappers
-    """Who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or one of its
-    own that leaves casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies
-    once before (``twice``)."""
+    """Who turns the input of a quantised matrix: the wrapper of all (``alike``), or one that leaves
+    casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies before (``twice``)."""
 
     # Layers
     model_code: ModelCode
-    """Whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or 5, which decides which
-    attention kernels an architecture has, or code of its own.  ``megatron-core``: that of Megatron-Core and
-    Transformer Engine, where query, key and value are one matrix, and gate and up another."""
+    """Whose modeling code runs: Transformers 4 (4.36 to 4.38) or 5, which decides what attention kernels an
+    architecture has, its own, or Megatron-Core, which joins query, key and value, and gate and up."""
+    gemma3_eager: bool
+    """Attention of Gemma 3 is written out unless a job names a kernel."""
     soft_caps: SoftCaps
     """What Gemma 2 caps at its end; where that is the stream, each layer makes its mask, too."""
     copies_kv_heads: KvHeadCopies

@@ -57,6 +57,7 @@ from planner.intake.supported import (
     code_lacks,
     lacks_bf16,
     lacks_flash2,
+    prefers_eager,
     widest_head,
 )
 from planner.intake.tasks import keeps_dropout, takes_tiles
@@ -422,12 +423,9 @@ def _resolve_attention(ledger: Ledger, setting: RecipeContext, numerics: Numeric
         lacks_flash2(gpu) or numerics.compute_dtype == "fp32" or widest_head(model) > 256
     ):
         default, origin, note = "sdpa", "assumed", f"{ATTENTION_FACTS[default].title} does not run here"
-    if code_lacks(model, stack, default):
-        default, origin, note = (
-            "eager",
-            "assumed",
-            f"the code of {model.architecture} models has no other kernel in this stack",
-        )
+    if code_lacks(model, stack, default) or prefers_eager(model, stack):
+        note = f"what this stack runs {model.architecture} models with"
+        default, origin = "eager", "assumed"
     return ledger.choose("attention", default, origin, note)
 
 

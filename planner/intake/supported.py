@@ -126,6 +126,11 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
     return not lacking.isdisjoint((model.architecture, model.decoder))
 
 
+def prefers_eager(model: ModelSpec, stack: Stack) -> bool:
+    """Whether the stack's loader writes attention out where no kernel is named."""
+    return stack.gemma3_eager and model.architecture in ("gemma3", "gemma3_text")
+
+
 def has_sinks(model: ModelSpec) -> bool:
     """Whether attention has a learned sink per head, which FlashAttention 2 does not take.
 

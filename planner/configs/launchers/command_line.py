@@ -24,6 +24,13 @@ from planner.configs.launchers.launched_processes import (
     say_task_of_v1,
     say_visible,
 )
+from planner.configs.launchers.launcher_options import (
+    ACCELERATE_SWITCHES,
+    DEEPSPEED_OPTIONS,
+    DEEPSPEED_SWITCHES,
+    TORCHRUN_SWITCHES,
+    names_of,
+)
 from planner.configs.launchers.script_names import refuse_script, said_by_name, trains_always
 from planner.configs.launchers.shell import commands_with_variables
 from planner.configs.tools.unsloth.unsloth_train import in_sections
@@ -31,28 +38,9 @@ from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, NotModelledError, UsageError, show
 from planner.files.structured import yaml_value
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _MOST_CHARACTERS = 65_536
 _DATA_SUFFIXES = (".yaml", ".yml", ".json")
-# Switches, which take no value; every other option of a launcher takes one.
-ACCELERATE_SWITCHES = _names(
-    """
-    cpu multi_gpu tpu ipex use_xpu use_deepspeed use_fsdp use_megatron_lm use_parallelism_config debug m
-    module no_python quiet q same_network downcast_bf16 dynamo_use_fullgraph dynamo_use_dynamic
-    dynamo_use_regional_compilation enable_cpu_affinity tpu_use_cluster no_tpu_cluster tpu_cluster
-    tpu_use_sudo h help
-    """
-)
-TORCHRUN_SWITCHES = _names("standalone m module no_python run_path virtual_local_rank")
-DEEPSPEED_SWITCHES = _names(
-    "no_python no_local_rank no_ssh no_ssh_check force_multi save_pid module bind_cores_to_cpu "
-    "elastic_training"
-)
-_PYTHON_SWITCHES = _names("u m O OO B I E s S")
+_PYTHON_SWITCHES = names_of("u m O OO B I E s S")
 _PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?")
 # Arguments of TrainingArguments, by which a plain ``python SCRIPT`` is told from other work of a script.
 _TRAINS = frozenset(
@@ -80,7 +68,7 @@ _PROGRAMS = {
 }
 _SAYS_TOOL = frozenset(launcher for launcher, _ in _PROGRAMS.values()) - {"accelerate"}
 # Options of `axolotl train` that are no keys of its config (axolotl 0.19.0 cli/main.py, cli/args.py).
-_OF_AXOLOTL = _names(
+_OF_AXOLOTL = names_of(
     "launcher cloud debug debug_text_only debug_num_examples prompter shard main_process_port num_processes"
 )
 # First word of a command -> words that train, and the program.
@@ -124,20 +112,31 @@ class Started:
         return json.dumps(self.arguments, default=str), json.dumps(self.launch, default=str)
 
 
-def started(path: Path, text: str) -> Started:
-    """The one command of a text that starts a training; ``path`` names the text in messages.
+def how_many(path: Path, text: str) -> int:
+    """How many commands of a text start a training.
+
+    Raises:
+        InputFileError: too long, or quotes that are not closed.
+    """
+    return sum(_starts_training(*each) for each in _every_command(path, text))
+
+
+def started(path: Path, text: str, number: int | None = None) -> Started:
+    """The command of a text that starts a training: the one, or of several that with this number, from 1 on;
+    ``path`` names the text in messages.
 
     Raises:
         InputFileError: too long, or quotes that are not closed.
         UsageError: no such command, several, or arguments that cannot be read.
         NotModelledError: a training that no formula covers.
     """
-    if len(text) > _MOST_CHARACTERS:
-        raise InputFileError(
-            path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
+    every = _every_command(path, text)
+    found = [each for each in every if _starts_training(*each)]
+    if not found and (array := next((words[0] for words, _ in every if _is_array(words)), "")):
+        raise UsageError(
+            f"{path}: the words of '{show(array)}' depend on more than this text: give them with --command"
         )
-    found = [each for each in commands_with_variables(path, text) if _starts_training(*each)]
-    if len(found) != 1:
+    if len(found) != 1 and number is None:
         what = (
             f"{len(found)} commands that start a training" if found else "no command that starts a training"
         )
@@ -147,13 +146,21 @@ def started(path: Path, text: str) -> Started:
             "plan --model"
         )
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
-    words, variables = found[0]
+    words, variables = found[0 if number is None else number - 1]
     job = _LAUNCHERS[_launcher(words)](path, words)
     _take_variables(path, job, variables)
     refuse_script(path, job.script)
     job.task, tool = said_by_name(job.script)
     job.tool = job.tool or tool
     return job
+
+
+def _every_command(path: Path, text: str) -> list[tuple[list[str], dict[str, str]]]:
+    if len(text) > _MOST_CHARACTERS:
+        raise InputFileError(
+            path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
+        )
+    return list(commands_with_variables(path, text))
 
 
 def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> None:
@@ -220,6 +227,11 @@ def _name(word: str) -> str:
     return word.lstrip("-").partition("=")[0].replace("-", "_")
 
 
+def _is_array(words: Sequence[str]) -> bool:
+    """Whether a whole command is the words of an array that stayed as it is written."""
+    return bool(words) and _SEVERAL.fullmatch(words[0]) is not None
+
+
 def _own_command(path: Path, words: list[str]) -> Started:
     name = Path(words[0]).name
     raise UsageError(f"{path}: {name} reads a file of its own, so check {_OWN_COMMANDS[name]}")
@@ -279,7 +291,7 @@ def _launch_table(path: Path, options: dict[str, Any]) -> dict[str, Any]:
             "fsdp_config"
             if name.startswith("fsdp_")
             else "deepspeed_config"
-            if name in _DEEPSPEED_OPTIONS
+            if name in DEEPSPEED_OPTIONS
             else None
         )
         value = _scalar(options.pop(name))
@@ -290,16 +302,6 @@ def _launch_table(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     alone = table.get("num_processes") == 1
     table["distributed_type"] = chosen or table.get("distributed_type") or ("NO" if alone else "MULTI_GPU")
     return table
-
-
-_DEEPSPEED_OPTIONS = _names(
-    """
-    zero_stage offload_optimizer_device offload_param_device offload_optimizer_nvme_path
-    offload_param_nvme_path gradient_accumulation_steps gradient_clipping zero3_init_flag
-    zero3_save_16bit_model deepspeed_config_file deepspeed_hostfile deepspeed_exclusion_filter
-    deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names
-    """
-)
 
 
 def _torchrun(path: Path, words: list[str]) -> Started:

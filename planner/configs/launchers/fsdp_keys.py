@@ -58,6 +58,7 @@ class Beside:
 
     ``look``: whether a launch file is looked for beside the config where none is given.  ``task``: what the
     name of a script says that its arguments are for.  ``script``: its name, where a command runs one.
+    ``flags``: fields of the job that are given, too.
     """
 
     deepspeed: Path | None = None
@@ -65,6 +66,7 @@ class Beside:
     look: bool = True
     task: str = ""
     script: str = ""
+    flags: frozenset[str] = frozenset()
 
     @property
     def given(self) -> bool:

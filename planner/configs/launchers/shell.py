@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,9 @@ _UNKNOWN = "${command}"
 # it is passed over.
 _STREAM = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()<>])[0-9]+(?=[<>])""", re.DOTALL)
 _QUOTE = re.compile(r"[\"']")
+# An array up to its bracket; in it, what is no bracket of its own.
+_ARRAY = re.compile(r"((?:^|[\s;&|])[A-Za-z_][A-Za-z0-9_]*\+?=)\(")
+_NO_BRACKET = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#.*""")
 _BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", ";;", "|&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _KEYWORDS = frozenset({"then", "do", "else", "{", "!"})
@@ -152,7 +155,7 @@ def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
     on in; a comment ends its line, whatever its last character is, but inside of a quote it is text.
     """
     pending, quoted, inside = "", False, False
-    for written, depth in with_depth(text):
+    for written, depth in _without_arrays(with_depth(text)):
         inside = inside or depth > 0
         line = "" if written.lstrip().startswith("#") and not quoted else written
         if line.endswith("\\"):
@@ -172,6 +175,41 @@ def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
         yield from _split(_words(pending), inside)
     except ValueError:
         raise InputFileError(path, "a quote is opened and not closed") from None
+
+
+def _without_arrays(lines: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """The lines without the words of arrays that they set, which are no command; those of one that is never
+    closed stay as they are written.
+    """
+    held, kept, level = list[tuple[str, int]](), "", 0
+    for line, depth in lines:
+        held.append((line, depth))
+        outside, level = _outside_arrays(line, level)
+        kept += outside
+        if level == 0:
+            yield kept, held[0][1]
+            held, kept = [], ""
+    yield from held
+
+
+def _outside_arrays(line: str, level: int) -> tuple[str, int]:
+    """What of a line is in no array, and how many brackets are open behind it, of ``level`` before."""
+    kept, rest = "", line
+    while True:
+        if level == 0:
+            found = None if rest.lstrip().startswith("#") else _ARRAY.search(rest)
+            if found is None:
+                return kept + rest, 0
+            kept, rest, level = kept + rest[: found.start()] + found[1], rest[found.end() :], 1
+        end = -1
+        for index, character in enumerate(_NO_BRACKET.sub(lambda part: " " * len(part[0]), rest)):
+            level += (character == "(") - (character == ")")
+            if level == 0:
+                end = index
+                break
+        if end < 0:
+            return kept, level
+        rest = rest[end + 1 :]
 
 
 def _words(text: str) -> list[str]:

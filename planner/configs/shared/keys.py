@@ -34,6 +34,13 @@ _PLACEHOLDER = re.compile(
 )
 
 
+def is_left_open(value: object) -> bool:
+    """Whether a value has a placeholder that nobody filled in, or is an argument that an empty variable of a
+    script left without one.
+    """
+    return value is True or (isinstance(value, str) and _PLACEHOLDER.search(value) is not None)
+
+
 class Keys:
     """A table of a file with the names of its keys as people find them there (``zero_optimization.stage``).
 

@@ -14,8 +14,9 @@ from planner.files.structured import read_toml
 
 
 def stock_file(named: Path) -> tuple[Document, str] | None:
-    """What a stock DeepSpeed file with this folder and name says, with its source, ``None`` for others."""
-    return _document(named, _tables()["files"].get("/".join(named.parts[-2:])))
+    """What a stock DeepSpeed file with this name, or folder and name, says, and its source; else ``None``."""
+    files = _tables()["files"]
+    return _document(named, files.get("/".join(named.parts[-2:])) or files.get(named.name))
 
 
 def stock_launch_file(name: str) -> tuple[Document, str] | None:

@@ -33,26 +33,19 @@ _NEEDS = {
 }
 # Names that scripts commonly have: those of Transformers' examples, and of FastChat and its relatives.
 _TABLE = {
-    "model_name_or_path": "model",
     "block_size": "seq",
     "max_seq_length": "seq",
     "model_max_length": "seq",
 }
-# What a script of one's own may read beside TrainingArguments: its meaning is the script's.
-_UNMODELLED = {
-    name: f"what the script does with {name} is not known: say the job by flags"
-    for name in (
-        "use_lora",
-        "use_peft",
-        "use_qlora",
-        "load_in_4bit",
-        "load_in_8bit",
-        "lora_r",
-        "lora_rank",
-        "lora_target_modules",
-    )
-}
+_NOT_KNOWN = "what the script does with it is not known"
+_ADAPTERS = {"lora_r": "lora_rank", "lora_rank": "lora_rank", "lora_dropout": "lora_dropout"}
+_TARGETS = ("lora_target_modules", "target_modules")
+# What a script of one's own may read beside TrainingArguments: only the user knows what it does with it.
+_ADAPTS = ("use_lora", "use_peft", "lora_enable")
+_QUANTIZES = ("use_qlora", "qlora", "q_lora", "load_in_4bit", "load_in_8bit")
+_ASKS_ATTENTION = ("flash_attn", "use_flash_attn", "use_flash_attention", "use_flash_attention_2")
 _HARMLESS = (
+    "lora_alpha",
     "tokenizer_name",
     "config_name",
     "cache_dir",
@@ -86,11 +79,11 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     """
     if (old := first_held(keys, (*TRANSFORMERS_4, "torch_dtype"))) is not None:
         reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), "a key that Transformers 5 no longer has")
-    keys.refuse_switched_on(_UNMODELLED)
     reading.take(keys, _TABLE)
+    asks = _read_adapters(keys, reading)
     read_checkpoint(keys, "model_name_or_path", reading)
     read_dtype(keys, reading)
-    read_attention(keys, "attn_implementation", reading)
+    _read_kernel(keys, reading)
     # transformers 5.23 examples/pytorch/language-modeling/run_clm.py main.
     read_trainer(keys, reading, evaluates_behind=True)
     if old is not None and reading.value("loss") == "liger":
@@ -98,7 +91,8 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     if keys.has("block_size"):
         # Texts are joined and cut into rows of this length (run_clm.py group_texts); nothing adds adapters.
         place = "transformers 5.23.0 examples/pytorch/language-modeling/run_clm.py"
-        reading.default("method", "full", place)
+        if not asks:
+            reading.default("method", "full", place)
         reading.default("padding", "packed", f"{place}: group_texts")
     read_precision(keys, reading)
     if reading.value("precision") is None:
@@ -107,4 +101,29 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     for name, sentence in _NEEDS.items():
         if reading.value(name) is None:
             reading.needs[name] = f"{keys.path}: {sentence}"
+    if asks:
+        reading.needs["method"] = f"{keys.where(asks)}: {_NOT_KNOWN}: say --method lora, qlora, int8 or full"
     keys.skip(_HARMLESS)
+
+
+def _read_kernel(keys: Keys, reading: Reading) -> None:
+    read_attention(keys, "attn_implementation", reading)
+    if flash := next((name for name in _ASKS_ATTENTION if keys.flag(name)), ""):
+        reading.needs["attention"] = f"{keys.where(flash)}: {_NOT_KNOWN}: say --attention flash2 or another"
+
+
+def _read_adapters(keys: Keys, reading: Reading) -> str:
+    """Enter rank and targets by the names that scripts commonly have for them; the first key, if any, for
+    which the method has to be said.
+    """
+    switches = [keys.flag(name) for name in _ADAPTS]
+    on = [name for name in (*_ADAPTS, *_QUANTIZES) if keys.flag(name)]
+    if False in switches and True not in switches:
+        keys.skip((*_ADAPTERS, *_TARGETS))
+        return on[0] if on else ""
+    reading.take(keys, _ADAPTERS)
+    for name in _TARGETS:
+        if targets := keys.names(name):
+            said = ("all-linear",) if targets in (("all",), ("all-linear",)) else targets
+            reading.say("lora_targets", said, keys.where(name))
+    return next((name for name in (*on, *_ADAPTERS, *_TARGETS) if keys.has(name)), "")

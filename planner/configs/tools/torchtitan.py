@@ -98,7 +98,8 @@ _HARMLESS_PARALLELISM = (
 
 def is_torchtitan(document: Document) -> bool:
     """Whether a TOML file has its tables; a file of plan's own has none."""
-    return all(isinstance(document.table.get(name), dict) for name in ("training", "model"))
+    tables = all(isinstance(document.table.get(name), dict) for name in ("training", "model"))
+    return tables and document.path.suffix == ".toml"
 
 
 def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:

@@ -247,7 +247,9 @@ def _read_dtype(keys: Keys, reading: Reading) -> None:
     if dtype not in _DTYPES:
         raise keys.wrong("dtype", " or ".join(_DTYPES), dtype)
     if keys.text("device") not in (None, "cuda"):
-        raise keys.not_modelled("device", "devices without CUDA are not modelled by this file: say --gpu")
+        raise keys.not_modelled(
+            "device", "it trains without CUDA, on no card that --gpu names: say cuda there"
+        )
     where = keys.where("dtype")
     reading.say("precision", dtype, where)
     if reading.value("quantization") is None or dtype != _DTYPES[0]:
@@ -290,6 +292,12 @@ def _read_data(keys: Keys, reading: Reading) -> None:
         # torchtune 0.6.1 models/gemma2/_attention.py: NotImplementedError where flex attention is there.
         sentence = f"{data.where('packed')}: torchtune's Gemma 2 takes no packed samples: say packed: False"
         reading.stops.append(Stop(lambda model: model.architecture == "gemma2", sentence))
+        if tokenizer is None or tokenizer.get("max_seq_len") is None:
+            # torchtune 0.6.1 datasets/*.py: ValueError.
+            raise UsageError(
+                f"{data.where('packed')}: torchtune packs samples up to tokenizer.max_seq_len alone, which "
+                f"the file does not say: add it there [{REFUSED_BY_TOOL}]"
+            )
         reading.say("padding", "packed", data.where("packed"))
     data.skip(data.left_over_here())
 

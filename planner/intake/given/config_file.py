@@ -214,7 +214,8 @@ def overruled(config: ConfigFile, request: ScenarioRequest) -> tuple[Remark, ...
         return (Remark(seen.origin, seen.note),)
     said, nodes = config.request.values.get("gpus"), request.get("nodes") or 1
     counted = _gpus(request) // nodes
-    if said is None or said.value == counted:
+    # One process that spreads its layers has as many GPUs as it sees.
+    if said is None or said.value == counted or request.get("device_map") is not None:
         return ()
     return (Remark(said.origin, f"{said.value} GPUs in each node, and {counted} are counted: the flag wins"),)
 

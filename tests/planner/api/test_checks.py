@@ -65,6 +65,67 @@ def test_scripts_are_commands_and_cannot_be_written() -> None:
         check_and_write(script, NOTHING, "new.sh")
 
 
+def test_each_command_of_a_script_is_a_job(tmp_path: Path) -> None:
+    """With its number; one that cannot be answered does not stop the others.  A script with one command, with
+    none or that is not there is one job.
+    """
+    script = tmp_path / "run.sh"
+    start = "llamafactory-cli train --model_name_or_path gpt2 --bf16 --cutoff_len 64"
+    line = f"{start} --finetuning_type {{}} --stage {{}}"
+    script.write_text(
+        f"M=8\n{line.format('full', 'sft')}\necho a\n{line.format('lora', 'rl')}\n", encoding="utf-8"
+    )
+    jobs = check_jobs([str(script)], OPTIONS, ["none"])
+    assert [(job.name, job.options.accelerate) for job in jobs] == [
+        (f"{script}#1", "none"),
+        (f"{script}#2", "none"),
+    ]
+    first, second = (check_job(job, from_flags({"gpu": "4090"}), advise=False) for job in jobs)
+    assert (first.config, first.exit_code, second.config, second.exit_code) == (
+        f"{script}#1",
+        ExitCode.FITS,
+        f"{script}#2",
+        ExitCode.NOT_MODELLED,
+    )
+    for text in (line.format("full", "sft"), "echo a"):
+        script.write_text(text, encoding="utf-8")
+        assert [job.name for job in check_jobs([str(script)], OPTIONS, [])] == [str(script)]
+    assert [job.name for job in check_jobs(["none.sh"], OPTIONS, [])] == ["none.sh"]
+
+
+def test_a_script_of_ones_own_has_a_way_out() -> None:
+    """Where its arguments cannot be read as those of the tool that their names say."""
+    text = "torchrun mine.py --model_name_or_path gpt2 --use_peft True --lora_rank 8 --max_steps 3 --bf16"
+    gpu = from_flags({"gpu": "4090"})
+    failed = check_job(command_job(text, OPTIONS), gpu)
+    assert failed.failure.endswith("is mine.py a script of your own? --tool transformers reads it")
+    own = command_job(text, CheckOptions(tool="transformers"))
+    asked = check_job(own, gpu)
+    assert "say --method" in asked.failure
+    assert not asked.failure.endswith("reads it")
+    said = from_flags({"gpu": "4090", "method": "lora", "seq": 64})
+    assert check_job(own, said, advise=False).exit_code == ExitCode.FITS
+
+
+def test_a_flag_says_what_a_template_leaves_open(tmp_path: Path) -> None:
+    """A placeholder, or an argument that an empty variable of a script left without a value; without the flag
+    it is asked for.
+    """
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "model_name_or_path: ${MODEL}\nfinetuning_type: lora\nbf16: true\ncutoff_len: $LEN\n",
+        encoding="utf-8",
+    )
+    job = CheckJob(str(file), OPTIONS)
+    assert "holds the placeholder ${MODEL}" in check_job(job, from_flags({"gpu": "4090", "seq": 64})).failure
+    assert "$LEN" in check_job(job, from_flags({"gpu": "4090", "model": "gpt2"})).failure
+    said = from_flags({"gpu": "4090", "model": "gpt2", "seq": 64})
+    assert check_job(job, said, advise=False).exit_code == ExitCode.FITS
+    script = "MODEL=''\nswift sft --model $MODEL --tuner_type lora --max_length 64"
+    gpt2 = from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"})
+    assert check_job(command_job(script, OPTIONS), gpt2, advise=False).exit_code == ExitCode.FITS
+
+
 def test_what_a_tool_freezes_of_towers_is_no_flag_of_a_model_without_one(tmp_path: Path) -> None:
     """ms-swift freezes towers by default; typed for a text model the flag would be refused."""
     path = tmp_path / "job.yaml"

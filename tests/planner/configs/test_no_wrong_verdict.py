@@ -75,19 +75,21 @@ def test_each_size_of_stage_3_is_the_files_own_number(tmp_path: Path) -> None:
         ("deepspeed_configs/zero3_bf16_cpuoffload_params.json", "zero3", "params"),
         ("/home/me/LLaMA-Factory/examples/deepspeed/ds_z3_config.json", "zero3", None),
         ("../examples/deepspeed/ds_z0_config.json", "zero0", None),
+        ("/data/ds_z2_offload_config.json", "zero2", "optimizer"),
     ],
 )
 def test_stock_files_of_another_machine_are_known(
     tmp_path: Path, named: str, sharding: str, offload: str | None
 ) -> None:
-    """A DeepSpeed file that comes with a tool is known by folder and name, which is said;
-    others still have to be there.
+    """A DeepSpeed file that comes with a tool is known by folder and name, or by a name that no other tool
+    gives its files, which is said; others still have to be there.
     """
     config = read_config_file(written(tmp_path, f"{LLAMA_FACTORY}deepspeed: {named}\n"))
     assert (config.request.get("sharding"), config.request.get("offload")) == (sharding, offload)
     assert "is not here: taken as" in remarks(config)
+    name = Path(named).name if "deepspeed_configs" in named else f"my_{Path(named).name}"
     with pytest.raises(InputFileError, match="neither beside this file"):
-        read_config_file(written(tmp_path, f"{LLAMA_FACTORY}deepspeed: /mine/{Path(named).name}\n"))
+        read_config_file(written(tmp_path, f"{LLAMA_FACTORY}deepspeed: /mine/{name}\n"))
 
 
 @pytest.mark.parametrize(
@@ -175,13 +177,36 @@ def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
         (LLAMA_FACTORY + "use_megatron_bridge: true\n", "use_megatron_bridge: a key of Megatron Bridge"),
         (LLAMA_FACTORY + "calculate_per_token_loss: true\n", "calculate_per_token_loss: a key of Megatron"),
         (LLAMA_FACTORY + "use_kt: true\n", "use_kt: KTransformers computes experts on the CPU"),
-        (TRAINER + "use_lora: true\n", "what the script does with use_lora"),
     ],
 )
 def test_what_is_no_supervised_training_says_what_it_is(tmp_path: Path, text: str, sentence: str) -> None:
     """No verdict, and no question for a precision or a method that would not help."""
     with pytest.raises(NotModelledError, match=sentence):
         read_config_file(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ("use_lora: true\n", "use_lora"),
+        ("lora_rank: 16\nlora_alpha: 32\n", "lora_rank"),
+        ("use_lora: false\nlora_rank: 16\nload_in_4bit: true\n", "load_in_4bit"),
+        ("block_size: 512\ntarget_modules: all\n", "target_modules"),
+    ],
+)
+def test_how_a_script_of_ones_own_trains_has_to_be_said(tmp_path: Path, said: str, key: str) -> None:
+    """Names such as ``use_lora`` mean what the script makes of them; rank and targets are taken by name."""
+    text = f"{TRAINER}model_name_or_path: /data/Qwen3-0.6B\n{said}"
+    config = read_config_file(written(tmp_path, text), "transformers")
+    gpu = {"gpu": "4090", "seq": 512}
+    with pytest.raises(UsageError, match=f"{key}: what the script does with it is not known: say --method"):
+        with_flags(config, from_flags(gpu))
+    asked = resolve(with_flags(config, from_flags(gpu | {"method": "lora"})))
+    assert asked.recipe.adapter is not None
+    assert asked.recipe.adapter.rank == (16 if said.startswith("lora_rank") else 8)
+    kernel = read_config_file(written(tmp_path, f"{text}use_flash_attn: true\n"), "transformers")
+    with pytest.raises(UsageError, match=r"use_flash_attn: .*say --attention"):
+        with_flags(kernel, from_flags(gpu | {"method": "lora"}))
 
 
 def test_a_job_that_trains_and_predicts_trains(tmp_path: Path) -> None:

@@ -75,6 +75,17 @@ def test_torchtune_writes_capped_attention_out() -> None:
         scenario_of(model="gemma-2-9b", attention="sdpa", **job)
 
 
+def test_ms_swift_writes_attention_of_gemma_3_out() -> None:
+    """Its loader does so where no kernel is named, text or vision; a named one is taken."""
+    for model in ("gemma-3-270m", "gemma-3-4b"):
+        job = {"method": "lora", "model": model}
+        assert scenario_of(stack="swift", **job).recipe.attention == "eager"
+        assert scenario_of(stack="swift@3", **job).recipe.attention == "eager"
+        assert scenario_of(stack="swift", attention="sdpa", **job).recipe.attention == "sdpa"
+        assert scenario_of(stack="trl", **job).recipe.attention == "sdpa"
+    assert scenario_of(stack="swift", method="lora", model="gemma-2b").recipe.attention == "sdpa"
+
+
 def test_a_card_without_bf16_gets_fp16() -> None:
     """Where nobody asked for bf16, a T4 computes and loads in fp16, and says why;
     with loss scaling a full fine-tune is fp32.

@@ -18,8 +18,11 @@ _KEYS_OF_2023 = (
     "is_falcon_derived_model",
     "is_qwen_derived_model",
 )
-# These came in 2023-12 (a1da39cd4, 5f79b8242); so did ``bf16: auto`` a month later.
-_KEYS_SINCE = ("wandb_name", "evals_per_epoch", "saves_per_epoch")
+# These came in 2023-12 (a1da39cd4, 5f79b8242), the last with 0.4.0; so did ``bf16: auto``.
+_KEYS_SINCE = ("wandb_name", "evals_per_epoch", "saves_per_epoch", "chat_template")
+# These are in 0.6.0 and not in 0.4.0.  Beside one ``wandb_run_id``, a key of 0.19.0 as well
+# (utils/schemas/integrations.py), tells no age.
+_KEYS_SINCE_0_5 = ("plugins", "eval_strategy")
 # Keys of 0.8 that later versions dropped, or that nearly all example files had up to 0.8.0 and none or few
 # since 0.9.2, mostly without a value, so that even an empty one tells the age.
 _OLD_KEYS = (
@@ -70,10 +73,12 @@ def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
     """Whether a file is of 0.8 or before, and whether it is of 2023; its stack is entered then."""
     if any(keys.has(name) for name in _NEW_KEYS):
         return False, False
-    old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
+    since_0_5 = any(keys.holds(name) for name in _KEYS_SINCE_0_5)
+    timeless = ("wandb_run_id",) if since_0_5 else ()
+    old = next((name for name in _OLD_KEYS if keys.holds(name) and name not in timeless), None)
     old = old or next((name for name, value in _OLD_VALUES.items() if keys.get(name) == value), None)
     of_2023 = next((name for name in _KEYS_OF_2023 if keys.holds(name)), None)
-    if any(keys.holds(name) for name in _KEYS_SINCE) or keys.get("bf16") == "auto":
+    if since_0_5 or any(keys.holds(name) for name in _KEYS_SINCE) or keys.get("bf16") == "auto":
         of_2023 = None
     if of_2023 is not None:
         reading.take_stack(STACK_OF_2023, "Axolotl 0.3", keys.where(of_2023), "a key of Axolotl in 2023")

@@ -246,8 +246,9 @@ def _refuse_without_training(keys: Keys) -> None:
     Raises:
         NotModelledError: the file evaluates, merges or serves.
     """
-    other = [name for name in _OTHER_TASKS if keys.get(name) not in (None, False)]
-    if other and not keys.flag("do_train"):
+    trains = keys.flag("do_train")
+    other = [name for name in _OTHER_TASKS if not trains and keys.get(name) not in (None, False)]
+    if other:
         raise keys.not_modelled(
             other[0], "this file does not train, because do_train is not true; training is what is predicted"
         )

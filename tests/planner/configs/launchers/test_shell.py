@@ -38,6 +38,11 @@ def words(text: str) -> list[list[str]]:
         ("a --b 'c\nd' --e f", [["a", "--b", "c\nd", "--e", "f"]]),
         ("X=\"b\n#### 42\"\na --b 'c\n# d'\n# e", [["a", "--b", "c\n# d"]]),
         ("uv run a b", [["a", "b"]]),
+        # Words of an array are no command, wherever it stands; what is never closed stays.
+        ("f() {\nX=(a b # c)\n'd )' $(e) \\\n--f 1)\n}\ng", [["f", "()", "{"], ["}"], ["g"]]),
+        ("if h; then X+=(a b); fi; g", [["if", "h"], ["then", "X+="], ["fi"], ["g"]]),
+        ("# X=(\ng", [["g"]]),
+        ("if h\nthen X=(a\nb", [["if", "h"], ["then", "X="], ["a"], ["b"]]),
     ],
 )
 def test_text_is_split_as_a_shell_splits_it(text: str, found: list[list[str]]) -> None:

@@ -26,6 +26,7 @@ def read(folder: Path, model: str) -> ConfigFile:
     [
         ("/data/models/Qwen3-0.6B", "qwen3-0.6b"),
         ("checkpoints/Qwen/Qwen2.5-14B-Instruct/", "qwen2.5-14b"),
+        ("Qwen2.5-14B-Instruct/", "qwen2.5-14b"),
         ("/root/models/qwen/Qwen2___5-7B-Instruct", "qwen2.5-7b"),
         ("/hf/models--Qwen--Qwen2.5-7B-Instruct/snapshots/5d8e171e5ee60e8c", "qwen2.5-7b"),
     ],

@@ -216,6 +216,10 @@ def test_a_file_of_plan_is_none_of_torchtitan(tmp_path: Path) -> None:
     assert read_config_file(own).tool_name == "plan"
     own.write_text(BASE, encoding="utf-8")
     assert read_config_file(own).tool_name == "torchtitan"
+    yaml = tmp_path / "mine.yaml"
+    yaml.write_text("model: {name: qwen3}\ntraining: {steps: 3}\n", encoding="utf-8")
+    with pytest.raises(InputFileError, match="do not say which tool"):
+        read_config_file(yaml)
     own.write_text("model = [", encoding="utf-8")
     with pytest.raises(InputFileError, match=r"job\.toml"):
         read_config_file(own)

@@ -46,6 +46,7 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
     ("added", "text"),
     [
         ({"ac_mode": "selective"}, "selective checkpointing"),
+        ({"device": "mps"}, "trains without CUDA, on no card that --gpu names: say cuda there"),
         (
             {"quantizer": {"_component_": "torchtune.training.quantization.Int4WeightOnlyQATQuantizer"}},
             "Int4WeightOnlyQATQuantizer is not modelled",
@@ -289,6 +290,13 @@ def test_keys_of_newer_recipes(tmp_path: Path) -> None:
         (
             {"model": {"_component_": "torchtune.models.gemma.lora_gemma_2b", "apply_lora_to_output": False}},
             "builders of Gemma have no such argument",
+        ),
+        (
+            {
+                "dataset": {"_component_": "torchtune.datasets.alpaca_dataset", "packed": True},
+                "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": None},
+            },
+            "packs samples up to tokenizer.max_seq_len alone",
         ),
     ],
 )

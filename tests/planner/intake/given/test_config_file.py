@@ -131,3 +131,8 @@ def test_a_count_of_gpus_over_that_of_the_launch_is_told(tmp_path: Path) -> None
         remarks = overruled(job, with_flags(job, from_flags({"gpu": gpu})))
         assert bool(remarks) == told
         assert all("4 GPUs in each node, and 8 are counted" in each.text for each in remarks)
+    command = tmp_path / "command"
+    command.write_text('{"model": "Qwen/Qwen2.5-0.5B", "tuner_type": "lora", "max_length": 64}', "utf-8")
+    alone = read_config_file(command, "ms-swift")
+    spread = with_flags(alone, from_flags({"gpu": "4090:2"}))
+    assert (spread.get("device_map"), overruled(alone, spread)) == ("auto", ())

@@ -87,12 +87,22 @@ def test_trl_prepared_a_quantised_base_of_preferences_once_more(
     assert any("once more" in remark.text for remark in config.remarks) == (upcast != "layers")
 
 
-@pytest.mark.parametrize("since", ["", "wandb_name:\n", "evals_per_epoch: 4\n", "bf16: auto\n"])
+@pytest.mark.parametrize(
+    "since", ["", "wandb_name:\n", "evals_per_epoch: 4\n", "bf16: auto\n", "chat_template: chatml\n"]
+)
 def test_a_key_that_came_later_is_not_for_axolotl_of_2023(tmp_path: Path, since: str) -> None:
     """An example file of StarCoder2, of 2024, still has ``wandb_run_id``."""
     request = read(tmp_path, LORA + "wandb_run_id:\n" + since).request
     assert request.get("stack") == ("axolotl@0.8" if since else "axolotl@0.3")
     assert (request.get("attention") == "eager") is (not since)
+
+
+@pytest.mark.parametrize("since", ["eval_strategy: steps\n", "plugins: []\n"])
+def test_a_key_that_is_still_one_tells_no_age_beside_newer_ones(tmp_path: Path, since: str) -> None:
+    """``wandb_run_id`` has a place in the schema of today; other keys of 2023 and 2024 went out of use."""
+    assert read(tmp_path, LORA + "wandb_run_id: mine\n" + since).request.get("stack") == "axolotl"
+    older = read(tmp_path, LORA + "is_llama_derived_model: true\n" + since)
+    assert older.request.get("stack") == "axolotl@0.8"
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,10 @@ def test_a_task_beside_training_trains(tmp_path: Path) -> None:
     request = read(tmp_path, BASE + "do_train: true\ndo_eval: true\ninfer_backend: huggingface\n").request
     assert (request.get("method"), request.get("eval_batch")) == ("lora", 8)
     assert read(tmp_path, BASE + "do_train: true\n").request.get("eval_batch") is None
+    # A folder that only a merge would write.
+    assert (
+        read(tmp_path, BASE + "do_train: true\nexport_dir: ${OUT}/merged\n").request.get("method") == "lora"
+    )
     text_only = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-3-1b-it").replace(
         "template: qwen", "template: gemma3"
     )
