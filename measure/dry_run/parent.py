@@ -17,7 +17,8 @@ from pathlib import Path, PurePath
 from typing import IO
 
 from measure.dry_run import lay_out
-from measure.dry_run.messages import ANSWER_FILE, STACKS_FILE, ProgramEnd, ProgramJob, events_file
+from measure.dry_run.invented_rows import Lacking
+from measure.dry_run.messages import ANSWER_FILE, DATA_SET, STACKS_FILE, ProgramEnd, ProgramJob, events_file
 from measure.dry_run.sandbox import view_of
 from measure.output import write_foreign
 from measure.trace.assumed import Assumed
@@ -53,6 +54,14 @@ class DataNotHereError(NotModelledError):
     """The program found no tokenizer or data set."""
 
 
+class RowsLackError(NotModelledError):
+    """The program asked invented rows for what they do not have; ``lacking`` is that."""
+
+    def __init__(self, lacking: Lacking) -> None:
+        super().__init__(f"invented rows lack {lacking}")
+        self.lacking = lacking
+
+
 @dataclass(frozen=True, slots=True)
 class DryRun:
     """What a program allocates: its events by card, what was assumed, and how far it came."""
@@ -73,6 +82,7 @@ def dry_run(job: ProgramJob) -> DryRun:
         its own words went to standard error.
         NotModelledError: it needs something that cannot be pretended; names the operator and the place.
         DataNotHereError: it found no tokenizer or data set.
+        RowsLackError: invented rows lack a column, or are too few.
     """
     with (
         _ends_in_order(),
@@ -86,9 +96,12 @@ def dry_run(job: ProgramJob) -> DryRun:
         if answer.ending == "refused":
             kind = DataNotHereError if answer.lacks_data else NotModelledError
             raise kind(f"the program cannot be dry-run: {answer.reason}")
+        if lacking := Lacking(answer.lacks_column, answer.lacks_rows):
+            raise RowsLackError(lacking)
         if answer.ending == "failed":
             raise ProgramError(
-                f"the program itself failed (its exit code would be {answer.exit_code}): {answer.reason}"
+                f"the program itself failed{_on(job, answer)} (its exit code would be {answer.exit_code}): "
+                f"{answer.reason}"
             )
         if answer.steps == 0:
             raise NotModelledError(
@@ -104,6 +117,12 @@ def dry_run(job: ProgramJob) -> DryRun:
         answer.most_tokens,
         answer.allocator,
     )
+
+
+def _on(job: ProgramJob, answer: ProgramEnd) -> str:
+    """Whether it read invented rows before, which may be why."""
+    reads = job.invented and any(each["name"] == DATA_SET for each in answer.assumed)
+    return f" on invented rows of {', '.join(job.invented)} (--data FILE gives others)" if reads else ""
 
 
 @contextlib.contextmanager
