@@ -108,7 +108,12 @@ OPTIONS: OwnOptions = {
     "lengths": (
         Annotated[
             int | None,
-            typer.Option("--lengths", metavar="TOKENS", min=1, help="Tokens of rows that stand in: of --check, or of a program that finds no data"),
+            typer.Option(
+                "--lengths",
+                metavar="TOKENS",
+                min=1,
+                help="Tokens of rows that stand in: of --check, or of a program that finds no data",
+            ),
         ],
         None,
     ),

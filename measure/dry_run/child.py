@@ -39,10 +39,12 @@ def main(text: str) -> None:
     faulthandler.enable(stacks)
     faulthandler.dump_traceback_later(job.timeout_s, exit=True, file=stacks)
     native = Native(Path(job.library))
+    from measure.dry_run.libraries import inductor
     from measure.dry_run.setup import set_up
 
     pretended = set_up(native, job)
     ran = _run(job)
+    inductor.note_graphs(pretended.guesses)
     faulthandler.cancel_dump_traceback_later()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -72,6 +74,7 @@ class _Ran:
 
 def _run(job: ProgramJob) -> _Ran:
     """Run the program."""
+    from measure.dry_run.libraries import inductor
     from measure.dry_run.run_program import run_program
     from measure.dry_run.stages import StepsDone
 
@@ -88,10 +91,16 @@ def _run(job: ProgramJob) -> _Ran:
         traceback.print_exception(error.with_traceback(_from_program(error)))
         if (unknown := _NO_KERNEL.search(str(error))) is not None:
             return _Ran("refused", f"operator {unknown[1]} has no stand-in for tensors of {unknown[2]}", 1)
+        if inductor.fails(error):
+            return _Ran("refused", f"torch.compile: {inductor.said(error)} {inductor.WITHOUT}", 1)
         if (missing := missing_behind(error)) is not None:
             return _Ran("refused", str(missing), 1)
-        return _Ran("failed", f"{type(error).__name__}: {error}".partition("\n")[0][:300], 1)
+        return _Ran("failed", _first_line(error), 1)
     return _Ran("ended")
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
 
 
 def _from_program(error: BaseException) -> Any:

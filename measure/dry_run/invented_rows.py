@@ -55,8 +55,14 @@ class InventedRows:
             NotModelledError: no end is in sight.
         """
         if len(self.columns) == _MOST_COLUMNS or lacking.n_rows > _MOST_ROWS:
-            what = f"{lacking.n_rows:,} rows" if lacking.n_rows else f"columns {', '.join(self.columns)} and more"
-            raise NotModelledError(f"the program asks for {what}, which are not invented: --data FILE has rows")
+            what = (
+                f"{lacking.n_rows:,} rows"
+                if lacking.n_rows
+                else f"columns {', '.join(self.columns)} and more"
+            )
+            raise NotModelledError(
+                f"the program asks for {what}, which are not invented: --data FILE has rows"
+            )
         if lacking.n_rows:
             return replace(self, n_rows=lacking.n_rows)
         return replace(self, columns=(*self.columns, lacking.column))
@@ -74,7 +80,10 @@ class InventedRows:
         words = [f"w{(number * 7 + each) % N_WORDS}" for each in range(self.n_words)]
         halves = " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
         if name == "messages":
-            return [{"role": role, "content": half} for role, half in zip(("user", "assistant"), halves, strict=True)]
+            return [
+                {"role": role, "content": half}
+                for role, half in zip(("user", "assistant"), halves, strict=True)
+            ]
         if name == "conversations":
             return [{"from": who, "value": half} for who, half in zip(("human", "gpt"), halves, strict=True)]
         return " ".join(words)
@@ -82,7 +91,9 @@ class InventedRows:
     def __str__(self) -> str:
         """What they are, for the list of what was assumed."""
         kinds = " (labels of 2 classes)" if set(self.columns) & set(_LABELS) else ""
-        return f"{self.n_rows:,} rows of {', '.join(self.columns)}{kinds}, each text of {self.n_words:,} words"
+        return (
+            f"{self.n_rows:,} rows of {', '.join(self.columns)}{kinds}, each text of {self.n_words:,} words"
+        )
 
 
 def lacking_behind(error: BaseException | None, columns: tuple[str, ...]) -> Lacking:

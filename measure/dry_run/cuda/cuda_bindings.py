@@ -109,7 +109,7 @@ def _devices(native: Native, facts: CardFacts) -> dict[str, Call]:
         native.device = index
 
     for name in ("_exchange_device", "_maybe_exchange_device"):
-        setattr(torch.cuda, name, exchange)
+        setattr(torch.cuda, name, lambda index: exchange(index))
     return {
         "_cuda_init": nothing,
         "_cuda_getDevice": lambda: native.device,

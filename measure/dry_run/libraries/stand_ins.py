@@ -123,7 +123,7 @@ def _data_sets(guesses: Guesses, rows: str) -> Change:
                     raise _with_way_out(error, f"data set {path}") from error
                 if not rows:
                     raise
-                guesses.assume(DATA_SET, f"the rows of {rows}", str(path))
+                guesses.assume(DATA_SET, f"the rows of {rows}", str(kwargs.get("data_files") or path))
                 asked = {"split": _split(kwargs.get("split")), "streaming": kwargs.get("streaming", False)}
                 found = load("json", data_files=dict.fromkeys(_SPLITS, rows), **asked)
                 return found if asked["split"] else _with_any_split(found)
