@@ -132,9 +132,9 @@ def _on_rows(job: ProgramJob, n_words: int | None) -> tuple[DryRun, tuple[Assume
         return dry_run(job), ()
     rows = InventedRows(n_words)
     while True:
-        named = {"files": {FILE: rows.to_jsonl()}, "rows": FILE, "invented": rows.columns, "stands_in": True}
+        given = replace(job, files={FILE: rows.to_jsonl()}, rows=FILE, invented=rows.columns, stands_in=True)
         try:
-            ran = dry_run(replace(job, **named))
+            ran = dry_run(given)
         except RowsLackError as error:
             rows = rows.with_(error.lacking)
             write_remark(f"the program asks for {error.lacking}; it runs again with them")

@@ -112,7 +112,7 @@ OPTIONS: OwnOptions = {
                 "--lengths",
                 metavar="TOKENS",
                 min=1,
-                help="Tokens of rows that stand in: of --check, or of a program that finds no data",
+                help="Of --check: tokens of each row; of a program: words of each text that is not there",
             ),
         ],
         None,

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,7 @@ class _Ran:
     ending: Ending
     reason: str = ""
     code: int = 0
-    lacking: Lacking = Lacking()
+    lacking: Lacking = field(default_factory=Lacking)
 
 
 def _run(job: ProgramJob) -> _Ran:

@@ -19,7 +19,7 @@ FILE = "invented-rows.jsonl"
 _FIRST = ("text",)
 _MOST_COLUMNS, _MOST_ROWS = 24, 100_000
 _LABELS = ("label", "labels", "class")
-# How pandas, Datasets (4 and 5: arrow_dataset.py, formatting.py) and a plain row say that a column is missing.
+# How pandas, Datasets (4 and 5: arrow_dataset.py, formatting.py) and a plain row say that one is missing.
 _COLUMN = re.compile(
     r"[Cc]olumns?(?: names?| to remove)? [\[({]*'?(\w+)'?[^.]*? (?:not in|not found in|doesn't exist)"
 )
@@ -55,14 +55,9 @@ class InventedRows:
             NotModelledError: no end is in sight.
         """
         if len(self.columns) == _MOST_COLUMNS or lacking.n_rows > _MOST_ROWS:
-            what = (
-                f"{lacking.n_rows:,} rows"
-                if lacking.n_rows
-                else f"columns {', '.join(self.columns)} and more"
-            )
-            raise NotModelledError(
-                f"the program asks for {what}, which are not invented: --data FILE has rows"
-            )
+            named = f"columns {', '.join(self.columns)} and {lacking.column}"
+            what = f"{lacking.n_rows:,} rows" if lacking.n_rows else named
+            raise NotModelledError(f"the program asks for {what}, which is too much to invent: --data FILE")
         if lacking.n_rows:
             return replace(self, n_rows=lacking.n_rows)
         return replace(self, columns=(*self.columns, lacking.column))
@@ -81,19 +76,22 @@ class InventedRows:
         halves = " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
         if name == "messages":
             return [
-                {"role": role, "content": half}
-                for role, half in zip(("user", "assistant"), halves, strict=True)
+                _turn("role", "user", "content", halves[0]),
+                _turn("role", "assistant", "content", halves[1]),
             ]
         if name == "conversations":
-            return [{"from": who, "value": half} for who, half in zip(("human", "gpt"), halves, strict=True)]
+            return [_turn("from", "human", "value", halves[0]), _turn("from", "gpt", "value", halves[1])]
         return " ".join(words)
 
     def __str__(self) -> str:
         """What they are, for the list of what was assumed."""
         kinds = " (labels of 2 classes)" if set(self.columns) & set(_LABELS) else ""
-        return (
-            f"{self.n_rows:,} rows of {', '.join(self.columns)}{kinds}, each text of {self.n_words:,} words"
-        )
+        named = f"{self.n_rows:,} rows of {', '.join(self.columns)}{kinds}"
+        return f"{named}, each text of {self.n_words:,} words"
+
+
+def _turn(who: str, speaker: str, what: str, text: str) -> dict[str, str]:
+    return {who: speaker, what: text}
 
 
 def lacking_behind(error: BaseException | None, columns: tuple[str, ...]) -> Lacking:

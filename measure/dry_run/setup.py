@@ -70,9 +70,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     saving.install(imports)
     holes.install()
     hub_files.install(imports, guesses, allowed=job.stands_in, has_rows=bool(job.rows))
-    # The program may change its folder.
-    rows = job.rows and str(Path(job.rows).resolve())
-    stand_ins.install(imports, guesses, rows, allowed=job.stands_in)
+    stand_ins.install(imports, guesses, job.rows, allowed=job.stands_in)
     processors.install(imports, guesses, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)

@@ -1,5 +1,5 @@
-"""Configurations of models that no prediction covers (``data/encoders.toml``): encoders, those with an encoder
-and a decoder, and image models, for dry runs of programs.
+"""Configurations of models that no prediction covers (``data/encoders.toml``), for dry runs of programs:
+encoders, those with an encoder and a decoder, and image models.
 """
 
 from __future__ import annotations

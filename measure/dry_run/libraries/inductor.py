@@ -1,6 +1,7 @@
-"""``torch.compile``: Dynamo, AOTAutograd and Inductor of the installed torch compile for the card, and the code
-that Inductor writes for the host runs as it is: it allocates, frees and reuses each buffer.  Its kernels are
-neither compiled nor started, as those of other libraries (triton_kernels.py).
+"""``torch.compile``: Dynamo, AOTAutograd and Inductor of the installed torch compile for the card.
+
+The code that Inductor writes for the host runs as it is: it allocates, frees and reuses each buffer.
+Its kernels are neither compiled nor started, as those of other libraries (triton_kernels.py).
 
 What Inductor would measure on the card to decide about memory is refused, but for one question: whether a
 product of odd sides is faster with padded copies (_inductor/fx_passes/pad_mm.py).  It is answered with no,
@@ -53,9 +54,7 @@ def install(imports: OnImport, native: Native, guesses: Guesses) -> None:
 
     def no_kernels(module: ModuleType) -> None:
         def triton(_: Any, kernel_name: str, source_code: str, *__: Any, **___: Any) -> Any:
-            guesses.assume(
-                "torch.compile", "its kernels are not started; what they write is guessed", "Inductor"
-            )
+            guesses.assume("torch.compile", "kernels not started; what they write is guessed", "Inductor")
             return _Kernel(kernel_name, source_code, native)
 
         _replace(module.AsyncCompile, "triton", triton)
@@ -77,7 +76,7 @@ def install(imports: OnImport, native: Native, guesses: Guesses) -> None:
         _replace(module, "get_do_bench", times)
 
     def states_as_tensors(module: ModuleType) -> None:
-        # Generators of the card as arguments of a graph, which a CPU build does not make; they hold no memory.
+        # Generators of the card as arguments of a graph, which a CPU build does not make.
         _replace(module, "graphsafe_rng_functionalization", False)
 
     imports.add("torch._functorch.config", states_as_tensors)

@@ -41,6 +41,8 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
         "transformers.tokenization_utils_base",
         _tokenizers(guesses, "PreTrainedTokenizerBase", allowed=allowed),
     )
+    # The program may change its folder.
+    rows = rows and str(Path(rows).resolve())
     imports.add("datasets.load", _data_sets(guesses, rows))
     if rows:
         imports.add("evaluate.loading", _metrics(guesses))

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
 ]
 ROWS, WIDTH = 8192, 1024
-# Five elementwise operators on (ROWS, WIDTH) between two products; COMPILE is empty or makes one kernel of them.
+# Five elementwise operators between two products; COMPILE is empty or makes one kernel of them.
 PROGRAM = f"""
 import torch
 from torch import nn
