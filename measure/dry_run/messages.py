@@ -9,8 +9,8 @@ from measure.dry_run.cuda.card import CardFacts
 
 Ending = Literal["steps", "ended", "failed", "refused"]
 ANSWER_FILE, STACKS_FILE = "answer.json", "stacks.txt"
-# What the list of assumptions calls one that rows stand in for.
-DATA_SET = "data set"
+# What the list of assumptions calls what another stands in for.
+DATA_SET, TOKENIZER = "data set", "tokenizer"
 
 
 @dataclass(frozen=True, slots=True)

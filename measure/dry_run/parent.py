@@ -111,6 +111,8 @@ def dry_run(job: ProgramJob) -> DryRun:
                 "the script that trains"
             )
         cards = {card: read_jsonl(folder / events_file(card)) for card in answer.cards}
+        if not any(cards.values()):
+            raise NotModelledError("the program put nothing on the card: it trained on the host")
     return DryRun(
         cards,
         tuple(Assumed(**each) for each in answer.assumed),
@@ -201,8 +203,16 @@ def _environment(folder: Path) -> Mapping[str, str]:
     home.mkdir()
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     hub = str(view_of(cache, home / "hub")) if cache.is_dir() else str(home / "hub")
+    # Its vocabularies lie in the folder for temporary files (tiktoken 0.12 load.py read_file_cached).
+    words = os.environ.get("DATA_GYM_CACHE_DIR") or str(Path(tempfile.gettempdir()) / "data-gym-cache")
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"HOME": str(home), "TMPDIR": str(home), "HF_HOME": hub, "PYTHONPATH": os.pathsep.join(paths)}
+    own = {
+        "DATA_GYM_CACHE_DIR": words,
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "HF_HOME": hub,
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
     return {**os.environ, **_VARIABLES, **own}
 
 

@@ -583,6 +583,26 @@ def test_rows_are_invented_with_the_columns_that_a_program_asks_for(
     assert "leave one of them out" in said
 
 
+def test_a_program_that_trains_on_the_host_is_told_so(folder: Path) -> None:
+    """Nothing of it is on the card, so that there is no peak."""
+    on_host = LOOP.format(before="", after="").replace(".cuda()", "").replace('device="cuda"', "")
+    Path("host.py").write_text(on_host.replace("4096, 1024, ", "4, 1024"), encoding="utf-8")
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", "host.py")
+    assert code == 6
+    assert "it trained on the host" in err
+
+
+def test_a_program_writes_beside_its_own_file(folder: Path) -> None:
+    """The place that the file itself names is the copy, whatever it was a link to."""
+    does = """
+        from pathlib import Path
+        (Path(__file__).resolve().parent / "out").mkdir()
+    """
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", program(before=does))
+    assert code == 0, err
+    assert not Path("out").exists()
+
+
 def test_a_program_without_a_step_has_no_answer(folder: Path) -> None:
     """Exit code 6 for a script that ends, 1 with the place for one that does not."""
     Path("none.py").write_text("print('nothing')\n", encoding="utf-8")
@@ -645,7 +665,7 @@ def test_nothing_is_left_behind(folder: Path) -> None:
         (["--gpu", "4090", "--", "no-such-command"], 2, "install measure in the one that has it"),
         (["--gpu", "4090", "--", "env", "python", "train.py"], 2, "'env' is no Python program"),
         (["--gpu", "4090", "--check", "a.yaml", "--", "python", "train.py"], 2, "no program can follow"),
-        (["--gpu", "4090", "--lengths", "8", "--", "python", "train.py"], 2, "--check FILE"),
+        (["--gpu", "4090", "--lengths", "8"], 2, "--check FILE"),
         (["--gpu", "4090", "--checkpoint", "m=qwen2.5-0.5b"], 2, "--checkpoint makes a folder"),
         (["--gpu", "4090", "--checkpoint", "m", "--", "python", "train.py"], 2, "FOLDER=MODEL"),
         (

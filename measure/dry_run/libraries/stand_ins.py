@@ -11,7 +11,7 @@ from measure.dry_run.guesses import Guesses, not_here
 from measure.dry_run.libraries.files.processors import image_tokens
 from measure.dry_run.libraries.files.words import N_WORDS, tokenizer_of_words
 from measure.dry_run.libraries.importing import Change, OnImport
-from measure.dry_run.messages import DATA_SET
+from measure.dry_run.messages import DATA_SET, TOKENIZER
 from planner.catalog.encoders import encoder_config
 from planner.catalog.models import ModelEntry, entry_named_in, model_entry
 from planner.errors import UnknownNameError
@@ -74,7 +74,7 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
                     f"tokenizer of {name}",
                 )
                 raise OSError(f"there is no tokenizer of {name} here")
-            guesses.assume("tokenizer", f"one of {N_WORDS:,} words, each a token", str(name))
+            guesses.assume(TOKENIZER, f"one of {N_WORDS:,} words, each a token", str(name))
             side = kwargs.get("padding_side", "right")
             return tokenizer_of_words(side, image_tokens(name), _n_tokens(str(name)))
 

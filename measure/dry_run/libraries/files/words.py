@@ -12,6 +12,8 @@ _ROOM = 64
 _SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 # Those of encoders.
 _OF_ENCODERS = {"cls_token": "<cls>", "sep_token": "<sep>", "mask_token": "<mask>"}
+# Scripts whose words have no spaces between them: a sign is a token, or a whole row would be one.
+_WITHOUT_SPACES = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 # The content of a message is a text, or a list of texts and images.
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} "
@@ -46,7 +48,9 @@ def tokenizer_of_words(
         numbers or {}
     )
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    split = tokenizers.pre_tokenizers
+    by_sign = split.Split(tokenizers.Regex(_WITHOUT_SPACES), "isolated")
+    backend.pre_tokenizer = split.Sequence([by_sign, split.Whitespace()])
     if numbers:
         backend.add_special_tokens(list(numbers))
     made = transformers.PreTrainedTokenizerFast(
