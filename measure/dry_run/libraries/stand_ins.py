@@ -43,6 +43,7 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
     )
     # The program may change its folder.
     rows = rows and str(Path(rows).resolve())
+    imports.add("timm.models._builder", _image_weights(guesses))
     imports.add("datasets.load", _data_sets(guesses, rows))
     if rows:
         imports.add("evaluate.loading", _metrics(guesses))
@@ -143,6 +144,23 @@ def _with_any_split(parts: Any) -> Any:
             return self[_SPLITS[0]]
 
     return Parts(parts)
+
+
+def _image_weights(guesses: Guesses) -> Change:
+    """timm makes a model with weights before it loads others into them (1.0.31 models/_builder.py)."""
+
+    def change(module: ModuleType) -> None:
+        load = module.load_pretrained
+
+        def load_pretrained(model: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                load(model, *args, **kwargs)
+            except OSError:
+                guesses.assume("weights of a checkpoint", "those that timm begins with", type(model).__name__)
+
+        module.load_pretrained = load_pretrained  # type: ignore[attr-defined]
+
+    return change
 
 
 def _metrics(guesses: Guesses) -> Change:
