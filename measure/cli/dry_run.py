@@ -16,6 +16,8 @@ from planner.intake.given.fields import split_count
 
 if TYPE_CHECKING:
     from measure.dry_run.cuda.card import CardFacts
+    from measure.dry_run.messages import ProgramJob
+    from measure.dry_run.parent import DryRun
     from measure.dry_run.tool_jobs import ToolJob
     from measure.trace.assumed import Assumed
 
@@ -85,7 +87,6 @@ def _run(what: tuple[str, ...] | ToolJob, origin: str, cards: tuple[GpuSpec, int
     """The dry run of a command, or of a tool on rows that stand in for the data of ``origin``."""
     from measure.dry_run.cuda.compile import compiled_library
     from measure.dry_run.messages import ProgramJob
-    from measure.dry_run.parent import dry_run
     from measure.dry_run.run_program import check_program
     from measure.trace.assumed import Assumed
 
@@ -101,13 +102,13 @@ def _run(what: tuple[str, ...] | ToolJob, origin: str, cards: tuple[GpuSpec, int
     )  # fmt: skip
     if laid is not None:
         job = replace(job, files=dict(laid.files), variables=dict(laid.variables), evaluates=laid.evaluates)
-    ran = dry_run(job)
+    ran, invented = _on_rows(job, how.lengths if laid is None else None)
     if laid is not None and ran.most_tokens[1] < laid.n_tokens // 2:
         raise NotModelledError(
             f"the tool made batches of {ran.most_tokens[1]:,} tokens of rows of {laid.n_tokens:,}, "
             "so its own data is needed: give the whole command after --, with --data"
         )
-    stood_in = () if laid is None else _stand_ins(laid, origin)
+    stood_in = invented if laid is None else _stand_ins(laid, origin)
     stood_in += tuple(
         Assumed("checkpoint", "no weights, and a tokenizer of words", folder, model)
         for folder, model in checkpoints.items()
@@ -116,6 +117,31 @@ def _run(what: tuple[str, ...] | ToolJob, origin: str, cards: tuple[GpuSpec, int
         said_by, way_out = "the program's variables", "--allocator says others"
         stood_in += (Assumed("settings of torch's allocator", ran.allocator, said_by, way_out),)
     return replace(ran, assumed=(*stood_in, *ran.assumed))
+
+
+def _on_rows(job: ProgramJob, n_words: int | None) -> tuple[DryRun, tuple[Assumed, ...]]:
+    """The dry run of ``job``; with ``n_words``, on invented rows of so many,
+    with every column that it asks for.
+    """
+    from measure.dry_run.invented_rows import FILE, InventedRows
+    from measure.dry_run.messages import DATA_SET
+    from measure.dry_run.parent import RowsLackError, dry_run
+    from measure.trace.assumed import Assumed
+
+    if n_words is None:
+        return dry_run(job), ()
+    rows = InventedRows(n_words)
+    while True:
+        given = replace(job, files={FILE: rows.to_jsonl()}, rows=FILE, invented=rows.columns, stands_in=True)
+        try:
+            ran = dry_run(given)
+        except RowsLackError as error:
+            rows = rows.with_(error.lacking)
+            write_remark(f"the program asks for {error.lacking}; it runs again with them")
+        else:
+            used = any(each.name == DATA_SET for each in ran.assumed)
+            value, note = str(rows), "columns that the program asked for; --data FILE gives others"
+            return ran, (Assumed("rows", value, "--lengths", note),) if used else ()
 
 
 def _facts_of(card: GpuSpec, n_cards: int) -> CardFacts:

@@ -108,7 +108,12 @@ OPTIONS: OwnOptions = {
     "lengths": (
         Annotated[
             int | None,
-            typer.Option("--lengths", metavar="TOKENS", min=1, help="Of --check: tokens of each row"),
+            typer.Option(
+                "--lengths",
+                metavar="TOKENS",
+                min=1,
+                help="Of --check: tokens of each row; of a program: words of each text that is not there",
+            ),
         ],
         None,
     ),
@@ -216,10 +221,10 @@ def _check_together(program: list[str] | None, answer: TraceOutput) -> None:
     """Of flags about programs, those that say nothing here are refused."""
     if program and answer.check is not None:
         raise UsageError("--check names a file that its own tool runs, so no program can follow")
-    if answer.lengths is not None and answer.check is None:
-        raise UsageError(
-            "--lengths says how long the rows of --check FILE are; a program has its own data, or --data"
-        )
+    if answer.lengths is not None and not program and answer.check is None:
+        raise UsageError("--lengths says how long rows of --check FILE or of a program without data are")
+    if answer.lengths is not None and answer.data is not None:
+        raise UsageError("--data has rows, and --lengths invents some: leave one of them out")
     if answer.data is not None and not program:
         raise UsageError(
             "--data stands in for data sets of a program: measure trace --data rows.jsonl -- python train.py"

@@ -12,11 +12,13 @@ import re
 import signal
 import sys
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure.dry_run.cuda.native import Native
 from measure.dry_run.guesses import missing_behind
+from measure.dry_run.invented_rows import Lacking, lacking_behind
 from measure.dry_run.messages import ANSWER_FILE, STACKS_FILE, Ending, ProgramEnd, ProgramJob, events_file
 
 if TYPE_CHECKING:
@@ -37,14 +39,16 @@ def main(text: str) -> None:
     faulthandler.enable(stacks)
     faulthandler.dump_traceback_later(job.timeout_s, exit=True, file=stacks)
     native = Native(Path(job.library))
+    from measure.dry_run.libraries import inductor
     from measure.dry_run.setup import set_up
 
     pretended = set_up(native, job)
-    ending, reason, code = _run(job)
+    ran = _run(job)
+    inductor.note_graphs(pretended.guesses)
     faulthandler.cancel_dump_traceback_later()
     sys.stdout.flush()
     sys.stderr.flush()
-    answer = _answer((ending, reason, code), pretended.guesses, pretended.stages)
+    answer = _answer(ran, pretended.guesses, pretended.stages)
     _leave(job, native, pretended.stages, answer)
     # Without what programs do at exit: nothing that they would upload or join is there.
     os._exit(0)
@@ -58,26 +62,45 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _run(job: ProgramJob) -> tuple[Ending, str, int]:
-    """Run the program; how it ended, why, and its own exit code."""
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """How the program ended, why, its own exit code, and what it missed in invented rows."""
+
+    ending: Ending
+    reason: str = ""
+    code: int = 0
+    lacking: Lacking = field(default_factory=Lacking)
+
+
+def _run(job: ProgramJob) -> _Ran:
+    """Run the program."""
+    from measure.dry_run.libraries import inductor
     from measure.dry_run.run_program import run_program
     from measure.dry_run.stages import StepsDone
 
     try:
         run_program(job.command)
     except StepsDone:
-        return "steps", "", 0
+        return _Ran("steps")
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        return ("failed", f"it ended with exit code {code}", code) if code else ("ended", "", 0)
+        return _Ran("failed", f"it ended with exit code {code}", code) if code else _Ran("ended")
     except BaseException as error:  # noqa: BLE001 - whatever the program raises is its own
+        if job.invented and (lacking := lacking_behind(error, job.invented)):
+            return _Ran("failed", "", 1, lacking)
         traceback.print_exception(error.with_traceback(_from_program(error)))
         if (unknown := _NO_KERNEL.search(str(error))) is not None:
-            return "refused", f"operator {unknown[1]} has no stand-in for tensors of {unknown[2]}", 1
+            return _Ran("refused", f"operator {unknown[1]} has no stand-in for tensors of {unknown[2]}", 1)
+        if inductor.fails(error):
+            return _Ran("refused", f"torch.compile: {inductor.said(error)} {inductor.WITHOUT}", 1)
         if (missing := missing_behind(error)) is not None:
-            return "refused", str(missing), 1
-        return "failed", f"{type(error).__name__}: {error}".partition("\n")[0][:300], 1
-    return "ended", "", 0
+            return _Ran("refused", str(missing), 1)
+        return _Ran("failed", _first_line(error), 1)
+    return _Ran("ended")
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
 
 
 def _from_program(error: BaseException) -> Any:
@@ -91,8 +114,8 @@ def _from_program(error: BaseException) -> Any:
     return found or error.__traceback__
 
 
-def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> ProgramEnd:
-    ending, reason, code = run
+def _answer(ran: _Ran, guesses: Guesses, stages: Stages) -> ProgramEnd:
+    ending, reason = ran.ending, ran.reason
     if guesses.refusals:
         (op, why), place = next(iter(guesses.refusals.items()))
         ending, reason = "refused", f"{op} {why}, at {place}"
@@ -103,13 +126,15 @@ def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> P
     return ProgramEnd(
         ending,
         reason,
-        code,
+        ran.code,
         stages.steps_done,
         stages.micro_steps,
         stages.most_tokens,
         stages.allocator,
         assumed,
         lacks_data=guesses.lacks_data,
+        lacks_column=ran.lacking.column,
+        lacks_rows=ran.lacking.n_rows,
     )
 
 

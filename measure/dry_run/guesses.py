@@ -20,6 +20,7 @@ _TAKEN = {
     "a value": "1 for numbers, no for questions",
     "values copied to the host": "1 for numbers, no for questions, experts in turn",
     "how many elements are chosen": "all of them",
+    "whether Inductor pads a product": "no",
 }
 
 

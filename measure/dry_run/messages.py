@@ -9,6 +9,8 @@ from measure.dry_run.cuda.card import CardFacts
 
 Ending = Literal["steps", "ended", "failed", "refused"]
 ANSWER_FILE, STACKS_FILE = "answer.json", "stacks.txt"
+# What the list of assumptions calls what another stands in for.
+DATA_SET, TOKENIZER = "data set", "tokenizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class ProgramJob:
     that data sets may be replaced by.  ``variables``: of the program's environment, beside the caller's.
     ``checkpoints``: models by the folders of that folder that hold them, without weights.
     ``evaluates``: whether the program evaluates after the last step, which is waited for.
+    ``invented``: columns of ``rows`` where nobody has any; the program says what it misses.
     """
 
     library: str
@@ -37,6 +40,7 @@ class ProgramJob:
     variables: dict[str, str] = field(default_factory=dict)
     checkpoints: dict[str, str] = field(default_factory=dict)
     evaluates: bool = False
+    invented: tuple[str, ...] = ()
 
     def to_fields(self) -> dict[str, Any]:
         """As plain values."""
@@ -47,7 +51,8 @@ class ProgramJob:
         """From plain values."""
         card = dict(fields["card"])
         card["compute_capability"] = tuple(card["compute_capability"])
-        return ProgramJob(**{**fields, "command": tuple(fields["command"]), "card": CardFacts(**card)})
+        lists = {name: tuple(fields[name]) for name in ("command", "invented")}
+        return ProgramJob(**{**fields, **lists, "card": CardFacts(**card)})
 
 
 def events_file(card: int) -> str:
@@ -63,7 +68,8 @@ class ProgramEnd:
     ``steps``: optimizer steps that ran.  ``most_tokens``: rows and tokens of the largest batch.
     ``allocator``: what the variables said that torch's allocator reads, where the program set them or was
     given them.  ``exit_code``: the program's own, if it ended itself.  ``cards``: numbers of those that it
-    used.  ``lacks_data``: whether it found no tokenizer or data set.
+    used.  ``lacks_data``: whether it found no tokenizer or data set.  ``lacks_column``, ``lacks_rows``: what
+    it missed in rows that were invented.
     """
 
     ending: Ending
@@ -76,3 +82,5 @@ class ProgramEnd:
     assumed: tuple[dict[str, str], ...]
     cards: tuple[int, ...] = ()
     lacks_data: bool = False
+    lacks_column: str = ""
+    lacks_rows: int = 0

@@ -17,7 +17,8 @@ from pathlib import Path, PurePath
 from typing import IO
 
 from measure.dry_run import lay_out
-from measure.dry_run.messages import ANSWER_FILE, STACKS_FILE, ProgramEnd, ProgramJob, events_file
+from measure.dry_run.invented_rows import Lacking
+from measure.dry_run.messages import ANSWER_FILE, DATA_SET, STACKS_FILE, ProgramEnd, ProgramJob, events_file
 from measure.dry_run.sandbox import view_of
 from measure.output import write_foreign
 from measure.trace.assumed import Assumed
@@ -34,6 +35,8 @@ _VARIABLES = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Processes that would compile beside this one.
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "WANDB_MODE": "disabled",
     "DO_NOT_TRACK": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -51,6 +54,14 @@ class ProgramError(PlannerError):
 
 class DataNotHereError(NotModelledError):
     """The program found no tokenizer or data set."""
+
+
+class RowsLackError(NotModelledError):
+    """The program asked invented rows for what they do not have; ``lacking`` is that."""
+
+    def __init__(self, lacking: Lacking) -> None:
+        super().__init__(f"invented rows lack {lacking}")
+        self.lacking = lacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,7 @@ def dry_run(job: ProgramJob) -> DryRun:
         its own words went to standard error.
         NotModelledError: it needs something that cannot be pretended; names the operator and the place.
         DataNotHereError: it found no tokenizer or data set.
+        RowsLackError: invented rows lack a column, or are too few.
     """
     with (
         _ends_in_order(),
@@ -86,9 +98,12 @@ def dry_run(job: ProgramJob) -> DryRun:
         if answer.ending == "refused":
             kind = DataNotHereError if answer.lacks_data else NotModelledError
             raise kind(f"the program cannot be dry-run: {answer.reason}")
+        if lacking := Lacking(answer.lacks_column, answer.lacks_rows):
+            raise RowsLackError(lacking)
         if answer.ending == "failed":
             raise ProgramError(
-                f"the program itself failed (its exit code would be {answer.exit_code}): {answer.reason}"
+                f"the program itself failed{_on(job, answer)} (its exit code would be {answer.exit_code}): "
+                f"{answer.reason}"
             )
         if answer.steps == 0:
             raise NotModelledError(
@@ -96,6 +111,8 @@ def dry_run(job: ProgramJob) -> DryRun:
                 "the script that trains"
             )
         cards = {card: read_jsonl(folder / events_file(card)) for card in answer.cards}
+        if not any(cards.values()):
+            raise NotModelledError("the program put nothing on the card: it trained on the host")
     return DryRun(
         cards,
         tuple(Assumed(**each) for each in answer.assumed),
@@ -104,6 +121,12 @@ def dry_run(job: ProgramJob) -> DryRun:
         answer.most_tokens,
         answer.allocator,
     )
+
+
+def _on(job: ProgramJob, answer: ProgramEnd) -> str:
+    """Whether it read invented rows before, which may be why."""
+    reads = job.invented and any(each["name"] == DATA_SET for each in answer.assumed)
+    return f" on invented rows of {', '.join(job.invented)} (--data FILE gives others)" if reads else ""
 
 
 @contextlib.contextmanager
@@ -180,8 +203,16 @@ def _environment(folder: Path) -> Mapping[str, str]:
     home.mkdir()
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     hub = str(view_of(cache, home / "hub")) if cache.is_dir() else str(home / "hub")
+    # Its vocabularies lie in the folder for temporary files (tiktoken 0.12 load.py read_file_cached).
+    words = os.environ.get("DATA_GYM_CACHE_DIR") or str(Path(tempfile.gettempdir()) / "data-gym-cache")
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"HOME": str(home), "TMPDIR": str(home), "HF_HOME": hub, "PYTHONPATH": os.pathsep.join(paths)}
+    own = {
+        "DATA_GYM_CACHE_DIR": words,
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "HF_HOME": hub,
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
     return {**os.environ, **_VARIABLES, **own}
 
 

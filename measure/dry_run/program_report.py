@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from measure.dry_run.messages import TOKENIZER
 from measure.dry_run.parent import DryRun
 from measure.trace.assumed import Assumed
 from planner.allocator.documents.summary import Summary
@@ -20,6 +21,8 @@ def to_text(run: DryRun) -> str:
     )
     if run.most_tokens[1]:
         head += f"; the largest batch had {run.most_tokens[0]:,} x {run.most_tokens[1]:,} tokens"
+        if any(each.name == TOKENIZER for each in run.assumed):
+            head += ", counted in words, as its tokenizer is not here"
     return "\n".join(["", head, *_assumed_lines(run.assumed)]) + "\n"
 
 

@@ -5,11 +5,14 @@ and talk to nobody.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from planner.units import MIB
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
 _CHANGES = frozenset(
@@ -27,13 +30,15 @@ _CHANGES = frozenset(
 _ALWAYS = ("/dev/", "/proc/")
 _LOCAL = ("127.", "::1", "localhost")
 _MOST_LINKS = 20_000
+_MOST_COPIED_BYTES = MIB
 
 
 def view_of(folder: Path, work: Path) -> Path:
     """A folder ``work`` that shows the files of ``folder``: links in folders of its own,
     so that new files are made there.
 
-    Hidden folders, and what is left after 20,000 files, are links as a whole.
+    Hidden folders, and what is left after 20,000 files, are links as a whole.  Python files are copies: many
+    programs write beside the place that their own file really has.
     """
     left = _MOST_LINKS
     work.mkdir()
@@ -50,6 +55,8 @@ def view_of(folder: Path, work: Path) -> Path:
             ):
                 (target / each.name).mkdir()
                 waiting.append((Path(each.path), target / each.name))
+            elif each.name.endswith(".py") and each.is_file() and each.stat().st_size < _MOST_COPIED_BYTES:
+                shutil.copyfile(each.path, target / each.name)
             else:
                 (target / each.name).symlink_to(each.path)
     return work

@@ -25,6 +25,7 @@ from measure.dry_run.libraries import (
     deepspeed_kernels,
     flash_attention,
     host_optimizers,
+    inductor,
     refused,
     stand_ins,
     trainer_evaluation,
@@ -73,6 +74,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     processors.install(imports, guesses, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)
+    inductor.install(imports, native, guesses)
     trl_generation.install(imports, stages, guesses)
     trainer_evaluation.install(imports, stages, guesses)
     process_group.install(guesses)

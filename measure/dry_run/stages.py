@@ -51,6 +51,11 @@ class Followed(ModuleStack):
         self._moved()
 
 
+def _is_compiling() -> bool:
+    """Whether torch.compile looks at the program, whose calls are none of the program's then."""
+    return torch.compiler.is_compiling() or torch._guards.TracingContext.try_get() is not None
+
+
 def longest_list(model: nn.Module) -> str:
     """Name of the list that holds most modules, the outermost of equals: the layers of most models;
     empty for none.
@@ -124,7 +129,7 @@ class Stages:
 
     def _began(self, module: nn.Module) -> None:
         """A module is called from outside of all others: the model, or a loss that is a module."""
-        if self.backwards or next(module.parameters(), None) is None:
+        if self.backwards or _is_compiling() or next(module.parameters(), None) is None:
             return
         if id(module) not in self._models:
             self._models[id(module)] = module
@@ -153,6 +158,8 @@ class Stages:
         run = torch.autograd.graph._engine_run_backward
 
         def follow(*args: Any, **kwargs: Any) -> Any:
+            if _is_compiling():
+                return run(*args, **kwargs)
             if self.backwards == 0:
                 self.allocator = said_to_allocator()
                 self.enter("backward")
@@ -184,6 +191,8 @@ class Stages:
             **kwargs: Any,
         ) -> torch.Tensor:
             nonlocal n_words
+            if torch.compiler.is_compiling():
+                return embedding(input, weight, *args, **kwargs)
             if self._stage == "eval":
                 return embedding(input, weight, *args, **kwargs)
             if weight.shape[0] > n_words:

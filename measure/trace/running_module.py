@@ -69,6 +69,8 @@ class ModuleStack:
         stack = self
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
             stack._enter(stack._name_of(module))
             try:
                 return original(module, *args, **kwargs)

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from measure.cli.main import main
+from measure.dry_run.invented_rows import Lacking
 from measure.dry_run.messages import ProgramJob
-from measure.dry_run.parent import DataNotHereError, DryRun
+from measure.dry_run.parent import DataNotHereError, DryRun, RowsLackError
+from measure.trace.assumed import Assumed
 from planner.allocator.events import AllocEvent
 from tests.extras import needs
 from tests.in_process import called
@@ -226,8 +228,8 @@ def test_a_program_that_fails_shows_its_own_error(folder: Path) -> None:
     ("before", "after", "says"),
     [
         (
-            "net = torch.compile(lambda x: x)",
-            "try:\n    __import__('torch').compile(len)(x)\nexcept Exception:\n    pass",
+            "net = torch.compile(lambda x: x, mode='max-autotune')",
+            "try:\n    __import__('torch').compile(len, mode='max-autotune')(x)\nexcept Exception:\n    pass",
             "(TORCH_COMPILE_DISABLE=1 before the command",
         ),
         ("", "torch.sparse_coo_tensor(torch.zeros(1, 1).long(), x[:1], device=x.device)", "of SparseCUDA"),
@@ -550,6 +552,57 @@ def test_a_tool_without_its_data_runs_on_rows_of_full_length(
     assert "runs again" not in said
 
 
+def test_rows_are_invented_with_the_columns_that_a_program_asks_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs again for each one that was missing; without --lengths it is asked for, and with --data, too,
+    refused.
+    """
+    ran: list[ProgramJob] = []
+    missing = iter([Lacking(column="label"), Lacking(n_rows=2000)])
+
+    def dry_run(job: ProgramJob) -> DryRun:
+        ran.append(job)
+        if (lacking := next(missing, None)) is not None:
+            raise RowsLackError(lacking)
+        stood_in = (Assumed("data set", "the rows", "imdb", "once"),)
+        return DryRun({0: [AllocEvent("alloc", 0, 512, phase="load")]}, stood_in, job.n_steps, 1, (1, 64), "")
+
+    monkeypatch.setattr("measure.dry_run.parent.dry_run", dry_run)
+    script = program()
+    code, printed, said = run("trace", "--gpu", "4090", "--lengths", "64", "--", "python", script)
+    assert code == 0, said
+    assert "asks for a column label" in said
+    assert "asks for 2,000 rows" in said
+    assert "2,000 rows of text, label (labels of 2 classes), each text of 64 words" in printed
+    assert [each.invented for each in ran] == [("text",), ("text", "label"), ("text", "label")]
+    first = json.loads(ran[-1].files["invented-rows.jsonl"].splitlines()[0])
+    assert (len(first["text"].split()), first["label"]) == (64, 0)
+    code, _, said = run("trace", "--lengths", "64", "--data", "a.jsonl", "--", "python", script)
+    assert code == 2
+    assert "leave one of them out" in said
+
+
+def test_a_program_that_trains_on_the_host_is_told_so(folder: Path) -> None:
+    """Nothing of it is on the card, so that there is no peak."""
+    on_host = LOOP.format(before="", after="").replace(".cuda()", "").replace('device="cuda"', "")
+    Path("host.py").write_text(on_host.replace("4096, 1024, ", "4, 1024"), encoding="utf-8")
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", "host.py")
+    assert code == 6
+    assert "it trained on the host" in err
+
+
+def test_a_program_writes_beside_its_own_file(folder: Path) -> None:
+    """The place that the file itself names is the copy, whatever it was a link to."""
+    does = """
+        from pathlib import Path
+        (Path(__file__).resolve().parent / "out").mkdir()
+    """
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", program(before=does))
+    assert code == 0, err
+    assert not Path("out").exists()
+
+
 def test_a_program_without_a_step_has_no_answer(folder: Path) -> None:
     """Exit code 6 for a script that ends, 1 with the place for one that does not."""
     Path("none.py").write_text("print('nothing')\n", encoding="utf-8")
@@ -612,7 +665,7 @@ def test_nothing_is_left_behind(folder: Path) -> None:
         (["--gpu", "4090", "--", "no-such-command"], 2, "install measure in the one that has it"),
         (["--gpu", "4090", "--", "env", "python", "train.py"], 2, "'env' is no Python program"),
         (["--gpu", "4090", "--check", "a.yaml", "--", "python", "train.py"], 2, "no program can follow"),
-        (["--gpu", "4090", "--lengths", "8", "--", "python", "train.py"], 2, "--check FILE"),
+        (["--gpu", "4090", "--lengths", "8"], 2, "--check FILE"),
         (["--gpu", "4090", "--checkpoint", "m=qwen2.5-0.5b"], 2, "--checkpoint makes a folder"),
         (["--gpu", "4090", "--checkpoint", "m", "--", "python", "train.py"], 2, "FOLDER=MODEL"),
         (

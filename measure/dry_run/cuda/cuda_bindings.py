@@ -108,8 +108,12 @@ def _devices(native: Native, facts: CardFacts) -> dict[str, Call]:
     def set_device(index: int) -> None:
         native.device = index
 
-    for name in ("_exchange_device", "_maybe_exchange_device"):
-        setattr(torch.cuda, name, exchange)
+    def maybe_exchange(index: int) -> int:
+        # Dynamo tells the two apart by their functions.
+        return exchange(index)
+
+    for name, call in (("_exchange_device", exchange), ("_maybe_exchange_device", maybe_exchange)):
+        setattr(torch.cuda, name, call)
     return {
         "_cuda_init": nothing,
         "_cuda_getDevice": lambda: native.device,

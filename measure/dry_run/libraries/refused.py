@@ -1,4 +1,4 @@
-"""What cannot be pretended yet ends in a sentence: compiled functions, CUDA graphs, recurrent layers,
+"""What cannot be pretended yet ends in a sentence: some compiled functions, CUDA graphs, recurrent layers,
 code that comes with a checkpoint.
 """
 
@@ -15,16 +15,12 @@ from typing import Any, NoReturn
 import torch
 
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.libraries import flex_attention
+from measure.dry_run.libraries import flex_attention, inductor
 from measure.dry_run.libraries.importing import Change, OnImport
 
 # What layers of torch.nn.modules.rnn call.
 _OF_CUDNN = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
-_WHY_NOT_COMPILED = (
-    "makes kernels whose memory is not known before they are made "
-    f"({_SWITCHES[0]}=1 before the command runs the program without)"
-)
 
 
 def install(imports: OnImport, guesses: Guesses, *, trust_remote_code: bool) -> None:
@@ -50,9 +46,11 @@ def install(imports: OnImport, guesses: Guesses, *, trust_remote_code: bool) -> 
 
 
 def _compiler(refuse: Callable[[str, str], NoReturn], guesses: Guesses) -> Any:
-    def compiled(model: Any = None, *, disable: bool = False, **_: Any) -> Any:
+    compile_ = torch.compile
+
+    def compiled(model: Any = None, *, disable: bool = False, **options: Any) -> Any:
         if model is None:
-            return partial(compiled, disable=disable)
+            return partial(compiled, disable=disable, **options)
         if disable:
             return model
         stands_in = flex_attention.compiled(model, guesses)
@@ -63,8 +61,12 @@ def _compiler(refuse: Callable[[str, str], NoReturn], guesses: Guesses) -> Any:
             guesses.assume("torch.compile", "left out, though compiled code keeps other bytes", name)
             return model
 
+        why = inductor.why_not(options)
+        if not why:
+            return compile_(model, **options)
+
         def run(*_: Any, **__: Any) -> NoReturn:
-            refuse("torch.compile", _WHY_NOT_COMPILED)
+            refuse("torch.compile", f"{why} {inductor.WITHOUT}")
 
         if isinstance(model, torch.nn.Module):
             model.forward = run

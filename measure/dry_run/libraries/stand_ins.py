@@ -11,6 +11,8 @@ from measure.dry_run.guesses import Guesses, not_here
 from measure.dry_run.libraries.files.processors import image_tokens
 from measure.dry_run.libraries.files.words import N_WORDS, tokenizer_of_words
 from measure.dry_run.libraries.importing import Change, OnImport
+from measure.dry_run.messages import DATA_SET, TOKENIZER
+from planner.catalog.encoders import encoder_config
 from planner.catalog.models import ModelEntry, entry_named_in, model_entry
 from planner.errors import UnknownNameError
 from planner.files.reading import read_text
@@ -22,6 +24,7 @@ _NO_FILES = OSError, ValueError, TypeError
 _FEWEST_WORDS = 256
 # Nobody knows into which parts a data set that is not there is divided: each of these has all rows.
 _SPLITS = ("train", "validation", "test")
+_WAY_OUT = "download it, or let one stand in with --data FILE or --lengths TOKENS"
 
 
 def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) -> None:
@@ -38,6 +41,9 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
         "transformers.tokenization_utils_base",
         _tokenizers(guesses, "PreTrainedTokenizerBase", allowed=allowed),
     )
+    # The program may change its folder.
+    rows = rows and str(Path(rows).resolve())
+    imports.add("timm.models._builder", _image_weights(guesses))
     imports.add("datasets.load", _data_sets(guesses, rows))
     if rows:
         imports.add("evaluate.loading", _metrics(guesses))
@@ -48,7 +54,8 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
         base = getattr(module, name_of_class)
         load = base.from_pretrained.__func__
 
-        def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+            name = pretrained_model_name_or_path
             try:
                 found = load(cls, name, *args, **kwargs)
             except _NO_FILES as error:
@@ -64,11 +71,11 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
             if not allowed:
                 guesses.lack_data()
                 guesses.refuse(
-                    "is not here; download it, or let one stand in with --data",
+                    f"is not here; {_WAY_OUT}",
                     f"tokenizer of {name}",
                 )
                 raise OSError(f"there is no tokenizer of {name} here")
-            guesses.assume("tokenizer", f"one of {N_WORDS:,} words, each a token", str(name))
+            guesses.assume(TOKENIZER, f"one of {N_WORDS:,} words, each a token", str(name))
             side = kwargs.get("padding_side", "right")
             return tokenizer_of_words(side, image_tokens(name), _n_tokens(str(name)))
 
@@ -80,7 +87,7 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
 def _with_way_out(error: Exception, what: str) -> Exception:
     """An error of the kind that the program may catch, with what to do."""
     kind = next(each for each in _NO_FILES if isinstance(error, each))
-    return not_here(kind, f"{what} cannot be loaded here: download it, or let one stand in with --data")
+    return not_here(kind, f"{what} cannot be loaded here: {_WAY_OUT}")
 
 
 def _knows_words(found: Any, folder: Path) -> bool:
@@ -96,6 +103,9 @@ def _n_tokens(name: str) -> int:
     if config.is_file():
         fields = json_value(config, read_text(config))
         return int(fields.get("text_config", fields).get("vocab_size") or 0)
+    if (fields := encoder_config(name)) is not None:
+        # Those that say none have the default of their class.
+        return int(fields.get("vocab_size") or 0)
     try:
         found: ModelEntry | None = model_entry(name)
     except UnknownNameError:
@@ -116,11 +126,39 @@ def _data_sets(guesses: Guesses, rows: str) -> Change:
                     raise _with_way_out(error, f"data set {path}") from error
                 if not rows:
                     raise
-                guesses.assume("data set", f"the rows of {rows}", str(path))
+                guesses.assume(DATA_SET, f"the rows of {rows}", str(kwargs.get("data_files") or path))
                 asked = {"split": _split(kwargs.get("split")), "streaming": kwargs.get("streaming", False)}
-                return load("json", data_files=dict.fromkeys(_SPLITS, rows), **asked)
+                found = load("json", data_files=dict.fromkeys(_SPLITS, rows), **asked)
+                return found if asked["split"] else _with_any_split(found)
 
         module.load_dataset = load_dataset  # type: ignore[attr-defined]
+
+    return change
+
+
+def _with_any_split(parts: Any) -> Any:
+    """The parts of a data set, of which one of another name (``train_sft``) is the first."""
+
+    class Parts(type(parts)):  # type: ignore[misc]
+        def __missing__(self, name: str) -> Any:
+            return self[_SPLITS[0]]
+
+    return Parts(parts)
+
+
+def _image_weights(guesses: Guesses) -> Change:
+    """timm makes a model with weights before it loads others into them (1.0.31 models/_builder.py)."""
+
+    def change(module: ModuleType) -> None:
+        load = module.load_pretrained
+
+        def load_pretrained(model: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                load(model, *args, **kwargs)
+            except OSError:
+                guesses.assume("weights of a checkpoint", "those that timm begins with", type(model).__name__)
+
+        module.load_pretrained = load_pretrained  # type: ignore[attr-defined]
 
     return change
 

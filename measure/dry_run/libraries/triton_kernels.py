@@ -40,7 +40,7 @@ def install(imports: OnImport, native: Native, guesses: Guesses, facts: CardFact
             given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
             for name in written_arguments(kernel):
                 if isinstance(given.get(name), torch.Tensor):
-                    _write_guess(native, given[name])
+                    write_guess(native, given[name])
 
         module.JITFunction.run = run
 
@@ -128,12 +128,12 @@ def written_arguments(kernel: Any) -> frozenset[str]:
     """Names of the arguments that a kernel may write."""
     known: frozenset[str] | None = getattr(kernel, "_written_in_a_dry_run", None)
     if known is None:
-        known = _written_in(kernel.parse()) & frozenset(kernel.arg_names)
+        known = written_in(kernel.parse()) & frozenset(kernel.arg_names)
         kernel._written_in_a_dry_run = known  # noqa: SLF001 - our own name
     return known
 
 
-def _written_in(tree: ast.AST) -> frozenset[str]:
+def written_in(tree: ast.AST) -> frozenset[str]:
     """Every name whose value reaches a pointer that is written, through assignments in any order."""
     written: set[str] = set()
     sources: list[tuple[set[str], set[str]]] = []
@@ -177,7 +177,8 @@ def _names(*nodes: ast.AST) -> set[str]:
     return {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
-def _write_guess(native: Native, tensor: torch.Tensor) -> None:
+def write_guess(native: Native, tensor: torch.Tensor) -> None:
+    """Make the content of ``tensor`` unknown, as a kernel that is not started would write it."""
     if not tensor.is_cuda or tensor.numel() == 0:
         return
     most = native.MOST_FLOATS if tensor.is_floating_point() else native.MOST_INTEGERS

@@ -92,7 +92,8 @@ def _processors(guesses: Guesses) -> Change:
         base: Any = module.AutoProcessor
         load = base.from_pretrained.__func__
 
-        def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+            name = pretrained_model_name_or_path
             if Path(str(name)).is_dir():
                 return load(cls, name, *args, **kwargs)
             config: Any = module.AutoConfig.from_pretrained(name)

@@ -21,6 +21,7 @@ import torch
 from measure.dry_run.guesses import Guesses, not_here
 from measure.dry_run.libraries import transformers_4
 from measure.dry_run.libraries.importing import OnImport
+from planner.catalog.encoders import encoder_config
 from planner.catalog.models import entry_named_in, model_entry
 from planner.errors import UnknownNameError
 
@@ -75,6 +76,9 @@ class Checkpoints:
         try:
             entry, by = model_entry(name), ""
         except UnknownNameError:
+            if (fields := encoder_config(name)) is not None:
+                self._guesses.assume("config.json of a model", "the catalog's", name)
+                return _folder_of(fields)
             found = entry_named_in(name)
             if found is None:
                 return None
@@ -91,10 +95,7 @@ class Checkpoints:
                 "has a class that comes with its checkpoint; name a folder that has its code", name
             )
             return None
-        folder = Path(tempfile.mkdtemp())
-        fields = {**_architectures(entry.config_fields()), **entry.config_fields()}
-        (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-        return str(folder)
+        return _folder_of({**_architectures(entry.config_fields()), **entry.config_fields()})
 
     def _note_dtype(self, name: str, fields: dict[str, Any]) -> None:
         # Models of several parts say it for each part alone.
@@ -148,6 +149,13 @@ class Checkpoints:
     def dtype_of(self, name: str) -> torch.dtype:
         """Of the weights of ``name``, once its configuration was read."""
         return self._dtypes.get(name, torch.float32)
+
+
+def _folder_of(fields: Mapping[str, Any]) -> str:
+    """A temporary folder with a ``config.json``."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    return str(folder)
 
 
 def _architectures(fields: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -10,6 +10,10 @@ N_WORDS = 1000
 # For tokens that the program adds: those of the real tokenizer are among its rows already.
 _ROOM = 64
 _SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+# Those of encoders.
+_OF_ENCODERS = {"cls_token": "<cls>", "sep_token": "<sep>", "mask_token": "<mask>"}
+# Scripts whose words have no spaces between them: a sign is a token, or a whole row would be one.
+_WITHOUT_SPACES = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 # The content of a message is a text, or a list of texts and images.
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} "
@@ -30,7 +34,7 @@ def tokenizer_of_words(
     template writes for one.
     """
     transformers, tokenizers = sys.modules["transformers"], sys.modules["tokenizers"]
-    words = [*_SPECIAL.values(), *(f"w{number}" for number in range(N_WORDS))]
+    words = [*_SPECIAL.values(), *(f"w{number}" for number in range(N_WORDS)), *_OF_ENCODERS.values()]
     # Without holes, which Transformers warns of one by one.
     taken = set((numbers or {}).values())
     n_words = max(max(taken, default=0) + 1, n_tokens - _ROOM)
@@ -44,11 +48,13 @@ def tokenizer_of_words(
         numbers or {}
     )
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    split = tokenizers.pre_tokenizers
+    by_sign = split.Split(tokenizers.Regex(_WITHOUT_SPACES), "isolated")
+    backend.pre_tokenizer = split.Sequence([by_sign, split.Whitespace()])
     if numbers:
         backend.add_special_tokens(list(numbers))
     made = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, padding_side=padding_side, **_SPECIAL
+        tokenizer_object=backend, padding_side=padding_side, **_SPECIAL, **_OF_ENCODERS
     )
     made.chat_template = _TEMPLATE.replace("IMAGE", image)
     return made

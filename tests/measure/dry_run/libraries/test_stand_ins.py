@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from measure.dry_run.guesses import Guesses, missing_behind
-from measure.dry_run.libraries.stand_ins import _data_sets, _metrics, _n_tokens, _tokenizers
+from measure.dry_run.libraries.stand_ins import _data_sets, _image_weights, _metrics, _n_tokens, _tokenizers
 
 
 def test_each_part_of_a_data_set_has_the_rows() -> None:
@@ -149,3 +149,16 @@ def test_a_metric_that_is_not_here_is_always_zero() -> None:
     metric.add_batch(predictions=[1], references=[1])
     assert metric.compute()["accuracy"] == 0
     assert [each.origin for each in guesses.listed()] == ["glue"]
+
+
+def test_timm_keeps_what_it_begins_with_where_no_weights_are_here() -> None:
+    """The model has the same tensors, and the report says so."""
+    guesses = Guesses()
+
+    def load_pretrained(_: object) -> None:
+        raise FileNotFoundError("no file in the cache")
+
+    module: Any = SimpleNamespace(load_pretrained=load_pretrained)
+    _image_weights(guesses)(module)
+    module.load_pretrained(object())
+    assert [each.name for each in guesses.listed()] == ["weights of a checkpoint"]

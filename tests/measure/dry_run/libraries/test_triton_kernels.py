@@ -62,7 +62,7 @@ def test_autograd_still_adds_in_place_to_a_gradient_that_a_kernel_wrote() -> Non
     """Liger's loss scales its saved gradient of a tied head so; the table's is added to it."""
     import torch
 
-    from measure.dry_run.libraries.triton_kernels import _write_guess
+    from measure.dry_run.libraries.triton_kernels import write_guess
 
     spoilt: list[int] = []
     native: Any = SimpleNamespace(MOST_FLOATS=0, MOST_INTEGERS=0, spoil=spoilt.append)
@@ -76,7 +76,7 @@ def test_autograd_still_adds_in_place_to_a_gradient_that_a_kernel_wrote() -> Non
         @staticmethod
         def backward(ctx: Any, *_: Any) -> Any:
             of_x, of_weight = ctx.saved_tensors
-            _write_guess(native, OnCard(of_weight))  # type: ignore[arg-type]
+            write_guess(native, OnCard(of_weight))  # type: ignore[arg-type]
             return of_x, of_weight
 
     weight = torch.zeros(100, 8, requires_grad=True)
