@@ -103,6 +103,8 @@ HARMLESS = (
     ),
     *("vllm_enable_sleep_mode", "vllm_tensor_parallel_size"),
     *("vllm_enable_prefix_caching", "ds3_gather_for_generation", "max_tool_calling_iterations"),
+    # Of rewards: huggingface/open-r1 src/open_r1/configs.py GRPOScriptArguments.
+    *("code_eval_test_batch_size", "parallel_code_exec_per_proc", "max_completion_len", "soft_punish_cache"),
     *("sapo_temperature_neg", "sapo_temperature_pos", "transformers_continuous_batching_config"),
     *("vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos"),
 )
