@@ -121,6 +121,13 @@ def _generates_otherwise(case: Case) -> bool:
     return not (read and plain)
 
 
+def _generates_with_others(case: Case) -> bool:
+    rollout = case.recipe.rollout
+    states = any(group.block.mixer is not None for group in case.model.groups)
+    itself = rollout is not None and rollout.generator == "transformers"
+    return rollout is not None and (case.recipe.batch.images is not None or (itself and states))
+
+
 def _compares_otherwise(case: Case) -> bool:
     """Whether the second model, which keeps keys and values, or the loss is not one that was read."""
     recipe = case.recipe
@@ -193,15 +200,9 @@ TASK_RULES = (
     Rule(
         "generation-of-other-layers",
         "not-modelled",
-        "Generation is modelled of text with layers of attention, not of images, nor of layers that keep a "
-        "state instead of keys; use another model",
-        lambda case: (
-            case.recipe.rollout is not None
-            and (
-                case.recipe.batch.images is not None
-                or any(group.block.mixer is not None for group in case.model.groups)
-            )
-        ),
+        "Generation is modelled of text, not of images, and by Transformers of layers of attention, not of "
+        "layers that keep a state instead of keys; use another model, or --generator vllm for such layers",
+        _generates_with_others,
     ),
     Rule(
         "reward-model-packed",

@@ -514,7 +514,14 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "generation-of-other-layers": (
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "model": "qwen3.5-0.8b"},
-        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8},
+        {
+            "task": "grpo",
+            "stack": "trl",
+            "seq": 512,
+            "batch": 8,
+            "model": "qwen3.5-0.8b",
+            "generator": "vllm",
+        },
     ),
     "reward-model-packed": (
         {
