@@ -26,8 +26,10 @@ from planner.printing import printable
 REFUSED_BY_TOOL = "refused-by-its-tool"
 """What a sentence ends with where the tool of a file, or a package that it runs, stops the job as well."""
 _MAX_ECHO_CHARS = 60
+MAX_NEAREST = 3
+"""Names that a sentence lists as those that may be meant."""
 # Several spellings may stand for one name.
-_CANDIDATES, _MAX_NEAREST = 12, 3
+_CANDIDATES = 12
 
 
 def show(value: object) -> str:
@@ -116,7 +118,7 @@ class UnknownNameError(UsageError):
         ordered: bool = False,
     ) -> None:
         self.kind, self.name = kind, name
-        self.nearest = (tuple(known) if ordered else _nearest(name, known))[:_MAX_NEAREST]
+        self.nearest = (tuple(known) if ordered else _nearest(name, known))[:MAX_NEAREST]
         advice = f"; nearest: {', '.join(self.nearest)}" if self.nearest else ""
         super().__init__(f"unknown {kind} '{name}'{advice}{f' ({hint})' if hint else ''}")
 

@@ -4,6 +4,7 @@ in the width and the encoding of the stream.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -71,3 +72,18 @@ def prepare_streams() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+
+
+def said_of_output(error: Exception) -> str:
+    """One sentence where ``error`` is a standard output that takes nothing, as on a full disk; else empty."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO)
+    if isinstance(error, OSError) and error.errno in full:
+        return f"the answer cannot be written: {error.strerror}"
+    return ""
+
+
+def close_output() -> None:
+    """Nothing more goes to a standard output that takes nothing:
+    Python would complain once more when it flushes at exit.
+    """
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 from measure.output import write_remark
 from planner.errors import ExitCode, PlannerError
-from planner.printing import in_short, prepare_streams
+from planner.printing import close_output, prepare_streams, said_of_output
 
 _INTERRUPTED = 130
 
@@ -23,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         import typer
 
         from measure.cli.app import app
-        from planner.intake.given.flags import command_of
+        from planner.intake.given.flags import command_of, told_by_parser
     except ModuleNotFoundError as error:
         need = "install the package with all that it needs: pip install '.[measure]' in the project's folder"
         return _fail(f"{error.name} is not installed; {need}", ExitCode.USAGE)
@@ -36,19 +35,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader has what it wanted.  Python would complain once more when it flushes at exit.
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+        # The reader has what it wanted.
+        close_output()
         return int(ExitCode.FITS)
     except Exception as error:  # noqa: BLE001 - whatever happens becomes one sentence
-        message = getattr(error, "format_message", None)
-        if not callable(message):
+        if sentence := said_of_output(error):
+            close_output()
+            return _fail(sentence, ExitCode.USAGE)
+        if not callable(getattr(error, "format_message", None)):
             kind = type(error).__name__
             return _fail(
                 f"internal error ({kind}: {str(error)[:200]}), please report it", ExitCode.INTERNAL_ERROR
             )
-        return _fail(
-            f"{in_short(str(message())).rstrip('.')}; measure --help lists the commands", ExitCode.USAGE
-        )
+        return _fail(f"{told_by_parser(error)[0]}; measure --help lists the commands", ExitCode.USAGE)
     return int(result or ExitCode.FITS)
 
 

@@ -23,25 +23,45 @@ RUN_OPTIONS: OwnOptions = {
             str,
             "--workload",
             "NAME",
-            f"trainer (the Hugging Face Trainer) or loop (plain torch); {_DEFAULTS.workload}",
+            f"trainer (the Hugging Face Trainer) or loop (plain torch)  [default: {_DEFAULTS.workload}]",
         ),
         None,
     ),
-    "steps": (_option(int, "--steps", "N", f"Counted steps at least, from 1; {_DEFAULTS.steps}"), None),
+    "steps": (
+        _option(int, "--steps", "N", f"Counted steps at least, from 1  [default: {_DEFAULTS.steps}]"),
+        None,
+    ),
     "warmup": (
-        _option(int, "--warmup", "N", f"Steps before them, kept apart, from 0; {_DEFAULTS.warmup}"),
+        _option(
+            int, "--warmup", "N", f"Steps before them, kept apart, from 0  [default: {_DEFAULTS.warmup}]"
+        ),
         None,
     ),
     "max_steps": (
-        _option(int, "--max-steps", "N", f"Counted steps at most, when times spread; {_DEFAULTS.max_steps}"),
+        _option(
+            int,
+            "--max-steps",
+            "N",
+            f"Counted steps at most, when times spread  [default: {_DEFAULTS.max_steps}]",
+        ),
         None,
     ),
     "budget_s": (
-        _option(float, "--budget", "SECONDS", f"Stop stepping after this, above 0; {_DEFAULTS.budget_s:g}"),
+        _option(
+            float,
+            "--budget",
+            "SECONDS",
+            f"Stop stepping after this, above 0  [default: {_DEFAULTS.budget_s:g}]",
+        ),
         None,
     ),
     "timeout_s": (
-        _option(float, "--timeout", "SECONDS", f"Kill the case after this, above 0; {_DEFAULTS.timeout_s:g}"),
+        _option(
+            float,
+            "--timeout",
+            "SECONDS",
+            f"Kill the case after this, above 0  [default: {_DEFAULTS.timeout_s:g}]",
+        ),
         None,
     ),
     "lengths": (
@@ -53,7 +73,7 @@ RUN_OPTIONS: OwnOptions = {
         ),
         None,
     ),
-    "seed": (_option(int, "--seed", "N", "Seed of weights, ids and lengths; 0"), None),
+    "seed": (_option(int, "--seed", "N", "Seed of weights, ids and lengths  [default: 0]"), None),
     "memory_limit": (
         _option(
             str,

@@ -139,7 +139,7 @@ def resolve_gpu_id(name: str) -> str:
 
     Raises:
         UnknownNameError: no such card; says the nearest.
-        UsageError: a name that several cards share, or a MIG slice.
+        UsageError: a name that several cards share, several names, or a MIG slice.
     """
     if "mig" in name.lower() or _SLICE.search(name.lower()):
         raise UsageError(
@@ -157,6 +157,11 @@ def resolve_gpu_id(name: str) -> str:
                 f"GPU '{show(name)}' names several cards that differ in memory or speed; choose one of: "
                 f"{', '.join(variants)}"
             )
+    if "," in name:
+        raise UsageError(
+            f"gpu is one kind of card, but '{show(name)}' has a comma; plan search compares several: "
+            "plan search --gpu 4090,l40s"
+        )
     hint = "plan gpus lists them; or give a card's memory alone: --gpu-memory 8GB"
     raise UnknownNameError("GPU", show(name), index.aliases, hint=hint)
 

@@ -5,7 +5,6 @@ and turns every failure into one sentence and an exit code.
 from __future__ import annotations
 
 import atexit
-import errno
 import gc
 import os
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from planner.errors import ExitCode, PlannerError
-from planner.printing import in_short, prepare_streams, printable
+from planner.printing import close_output, prepare_streams, printable, said_of_output
 
 _INTERRUPTED = 130
 _DEBUG_VARIABLE = "PLANNER_DEBUG"
@@ -38,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader has what it wanted.  Python would complain once more when it flushes at exit.
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+        # The reader has what it wanted.
+        close_output()
         return int(ExitCode.FITS)
 
 
@@ -72,8 +71,8 @@ def _told_of(error: Exception) -> _CommandError:
         # The package is on no index: who has it has the project's folder, or a wheel.
         need = "install the package with all that it needs: pip install . in the project's folder"
         return _CommandError(f"{error.name} is not installed; {need}", ExitCode.USAGE)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO):
-        return _CommandError(f"the answer cannot be written: {error.strerror}", ExitCode.USAGE)
+    if sentence := said_of_output(error):
+        return _CommandError(sentence, ExitCode.USAGE)
     return _unexpected(error)
 
 
@@ -92,7 +91,7 @@ def _run(arguments: list[str]) -> int:
 
     from planner.cli.app import app
     from planner.cli.outcome import Outcome
-    from planner.intake.given.flags import command_of
+    from planner.intake.given.flags import command_of, told_by_parser
 
     try:
         result = command_of(app).main(arguments, prog_name="plan", standalone_mode=False)
@@ -103,9 +102,9 @@ def _run(arguments: list[str]) -> int:
         if not isinstance(error, PlannerError) and callable(getattr(error, "format_message", None)):
             _refuse_values_of_switches(arguments)
             command = getattr(getattr(error, "ctx", None), "command_path", None) or "plan"
-            names = getattr(error, "possibilities", None) or ()
+            sentence, names = told_by_parser(error)
             raise _CommandError(
-                f"{_one_line(error)}; {command} --help lists the flags", ExitCode.USAGE, names
+                f"{sentence}; {command} --help lists the flags", ExitCode.USAGE, names
             ) from None
         raise
     if isinstance(result, Outcome):
@@ -136,20 +135,18 @@ def _refuse_values_of_switches(arguments: list[str]) -> None:
             )
 
 
-def _one_line(error: Exception) -> str:
-    text: str = error.format_message()  # type: ignore[attr-defined]
-    sentence = in_short(text).rstrip(".")
-    return sentence[:1].lower() + sentence[1:]
-
-
 def _tell(failure: _CommandError, *, as_json: bool) -> int:
     line = printable(failure.message)
     sys.stderr.write(f"plan: {line}\n")
     if as_json:
         from planner.report.error_document import error_json
 
-        sys.stdout.write(error_json(int(failure.code), line, failure.suggestions))
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(error_json(int(failure.code), line, failure.suggestions))
+            sys.stdout.flush()
+        except OSError:
+            # The sentence above is all that can be said.
+            close_output()
     return int(failure.code)
 
 

@@ -7,6 +7,7 @@ sentence.
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -89,6 +90,9 @@ def decoded(path: str | Path, content: bytes) -> str:
     Raises:
         InputFileError: not UTF-8; names the line.
     """
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        # What > of Windows PowerShell writes.
+        raise InputFileError(path, "UTF-16 text: save it as UTF-8")
     try:
         return content.decode("utf-8").removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:

@@ -42,8 +42,9 @@ _DOTTED = re.compile(rf"(?:\.[\w \t-]*+){{{MAX_DEPTH + 1}}}")
 _TOML_PLACE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 # Messages of tomllib that repeat a key (CPython 3.11 to 3.14, tomllib/_parser.py).
 _TOML_TWICE = ("Cannot declare", "Cannot mutate", "Duplicate inline", "Cannot overwrite")
-# What YAML's messages quote (a tag, an anchor), but for single characters and names of its own tokens.
-_YAML_QUOTED = re.compile(r"'(?!<[a-z ]+>')[^']{2,}'?|\"[^\"]{2,}\"?")
+# What YAML's messages quote: single characters and names of its own tokens, which stay, and the rest (a tag,
+# an anchor).
+_YAML_QUOTED = re.compile(r"""('<[a-z ]+>'|'.'|".")|'[^']{2,}'?|"[^"]{2,}"?""")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -96,8 +97,11 @@ def parse_json(text: str, *, infinity: bool = False) -> Any:
             parse_float=_finite,
         )
     except json.JSONDecodeError as error:
+        if not text.strip():
+            raise MalformedError("empty") from None
+        # Some messages end in ": " and what stands there; others name the colon that is missing.
         raise MalformedError(
-            error.msg.partition(":")[0].removesuffix(" at"), error.lineno, error.pos + 1
+            error.msg.partition(": ")[0].removesuffix(" at"), error.lineno, error.pos + 1
         ) from None
     except _GivenTwiceError:
         at = _twice_at(text)
@@ -125,7 +129,8 @@ def yaml_value(path: str | Path, text: str) -> tuple[Any, dict[str, int]]:
         raise InputFileError(path, error.problem, error.line) from None
     except yaml.MarkedYAMLError as error:
         mark: yaml.Mark | None = error.problem_mark
-        kind = _YAML_QUOTED.sub("(...)", error.problem or "unknown").partition("\n")[0]
+        kind = _YAML_QUOTED.sub(lambda found: found[1] or "(...)", error.problem or "unknown")
+        kind = kind.partition("\n")[0]
         if (
             mark is not None
             and mark.buffer is not None

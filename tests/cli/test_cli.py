@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from measure.cli.main import main as measure
 from planner import __version__
 from planner.api.answering import EXAMPLE
 from planner.catalog.gpus import gpu_ids
@@ -693,11 +694,17 @@ def test_a_full_disk_and_a_closed_output_are_no_internal_errors(
     """Where nothing can be written, that is said; who closes the output wants the exit code."""
     monkeypatch.setattr(sys, "stdout", FullDisk())
     assert main(JOB) == 2
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    assert main([*JOB, "--json"]) == 2
+    sys.stdout.close()
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    assert measure(["--version"]) == 2
+    sys.stdout.close()
     monkeypatch.setattr(sys, "stdout", None)
     assert main(JOB) == 0
     sys.stdout.close()
     monkeypatch.undo()
-    assert "cannot be written: No space left" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("cannot be written: No space left") == 3
 
 
 def test_the_app_runs_under_typers_own_runner() -> None:

@@ -406,8 +406,8 @@ def missing_text(names: Sequence[str], example: str = "", prefix: str = "") -> s
 def split_count(gpu: str) -> tuple[str, int | None]:
     """Card and GPUs per node of ``X:n``, ``nxX`` or ``X xn``; ``None`` where no number is written.
 
-    The name of a MIG slice (``a100-80gb:mig-3g.40gb``) has a colon of its own and stays whole:
-    the catalog says how to go on.
+    The name of a MIG slice (``a100-80gb:mig-3g.40gb``) has a colon of its own and stays whole, as several
+    cards with commas do: the catalog says how to go on.
 
     Raises:
         UsageError: no card before the colon, or no number after it.
@@ -417,7 +417,7 @@ def split_count(gpu: str) -> tuple[str, int | None]:
     # A name may end in such a word (RTX 4090): the count stands apart from it.
     if found := re.fullmatch(r"\s*(.+?)\s+[xX]\s?(\d{1,3})\s*", gpu):
         return found[1], int(REQUEST_FIELDS["gpus"].parse(found[2]))
-    if ":" not in gpu or "mig" in gpu.lower():
+    if ":" not in gpu or "," in gpu or "mig" in gpu.lower():
         return gpu, None
     name, _, count = gpu.rpartition(":")
     if not name.strip():

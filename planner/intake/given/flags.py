@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from planner.errors import MAX_NEAREST
 from planner.intake.given.fields import REQUEST_FIELDS, headings
 from planner.intake.given.request_field import Kind, RequestField
+from planner.printing import in_short
 
 __all__ = ["Config", "Force", "OwnOptions", "request_fields", "with_scenario_options"]
 
@@ -25,6 +27,9 @@ _METAVARS: dict[Kind, str] = {
     "size": "SIZE",
     "names": "NAMES",
 }
+
+# Two words that begin alike have so many letters, so that --lr is not like --lora-rank.
+_LEAST_LETTERS = 3
 
 # Name -> annotation for typer, and default.
 OwnOptions = Mapping[str, tuple[Any, Any]]
@@ -106,6 +111,43 @@ def command_of(app: typer.Typer) -> Any:
     because it takes longer than many an answer.
     """
     return typer.main.get_command(app)
+
+
+def told_by_parser(error: Exception) -> tuple[str, tuple[str, ...]]:
+    """One sentence on words that are no command line, and the nearest names.
+
+    ``error``: Click's, or that of Typer's own copy of it.  Of an unknown flag, those come first that have a
+    word of it, however different the rest: --seq of --max-seq-length.
+    """
+    names = tuple(getattr(error, "possibilities", None) or ())
+    text: str = error.format_message()  # type: ignore[attr-defined]
+    if flag := getattr(error, "option_name", None):
+        names = tuple(dict.fromkeys((*_flags_like(flag, error), *names)))[:MAX_NEAREST]
+        text = f"no such option: {flag}{'; nearest: ' if names else ''}{', '.join(names)}"
+    sentence = in_short(text).rstrip(".")
+    return sentence[:1].lower() + sentence[1:], names
+
+
+def _flags_like(flag: str, error: Any) -> list[str]:
+    """Flags of the same command by their share of words that begin alike, the largest share first."""
+    context = getattr(error, "ctx", None)
+    known = [] if context is None else [name for each in context.command.params for name in each.opts]
+    written = _words(flag)
+    shares: dict[str, float] = {}
+    for name in known:
+        words = _words(name)
+        alike = [word for word in words if any(_begin_alike(word, other) for other in written)]
+        if alike:
+            shares[name] = len(alike) / len(words)
+    return sorted(shares, key=lambda name: -shares[name])
+
+
+def _words(flag: str) -> list[str]:
+    return flag.strip("-").replace("_", "-").lower().split("-")
+
+
+def _begin_alike(one: str, other: str) -> bool:
+    return min(len(one), len(other)) >= _LEAST_LETTERS and (one.startswith(other) or other.startswith(one))
 
 
 def with_hyphens(name: str) -> str:

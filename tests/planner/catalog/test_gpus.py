@@ -219,6 +219,13 @@ def test_mig_slices_are_refused_with_the_way_to_go_on(name: str) -> None:
         load_gpu(name)
 
 
+@pytest.mark.parametrize("name", ["4090,h100-sxm", "4090, a100-80-sxm:2", "NVIDIA A100-SXM4-80GB, 81920 MiB"])
+def test_several_cards_are_for_a_search(name: str) -> None:
+    """Commas give choices to ``plan search``; a prediction is for one kind of card."""
+    with pytest.raises(UsageError, match="has a comma; plan search compares several"):
+        load_gpu(name)
+
+
 def test_stored_index_agrees_with_the_entries() -> None:
     """``data/gpus/index.json`` is what ``python -m planner.catalog.index`` would write now."""
     assert (GPU_DIR / INDEX_NAME).read_text(encoding="utf-8") == format_index(build_index(GPU_DIR))

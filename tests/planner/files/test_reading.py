@@ -71,6 +71,9 @@ def test_text_is_utf8_with_or_without_a_mark(tmp_path: Path) -> None:
     path.write_bytes(b"a\nb\xff\n")
     with pytest.raises(InputFileError, match="f:2: not UTF-8 text"):
         read_text(path)
+    path.write_text("a = 1\n", encoding="utf-16")
+    with pytest.raises(InputFileError, match="UTF-16 text: save it as UTF-8"):
+        read_text(path)
 
 
 @pytest.mark.parametrize("packed", [False, True])

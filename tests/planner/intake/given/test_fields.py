@@ -40,6 +40,7 @@ def test_every_field_explains_itself() -> None:
         ("2 x rtx 4090", "rtx 4090", 2),
         ("2x4090", "4090", 2),
         ("mi300x", "mi300x", None),
+        ("4090:2,h100-sxm", "4090:2,h100-sxm", None),
         ("a100-80gb:mig-3g.40gb", "a100-80gb:mig-3g.40gb", None),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -11,6 +12,7 @@ from planner.intake.given.flags import (
     command_of,
     new_app,
     request_fields,
+    told_by_parser,
     with_options,
     with_scenario_options,
 )
@@ -45,3 +47,24 @@ def test_choices_are_told_and_completed() -> None:
     assert options["link"].help.endswith(": nvlink, pcie, qpi")
     for name, typed, offered in (("method", "ql", "qlora"), ("model", "qwen3-8", "qwen3-8b")):
         assert [each.value for each in options[name].shell_complete(None, typed)] == [offered]
+
+
+@pytest.mark.parametrize(
+    ("written", "nearest"),
+    [
+        ("--max-seq-length", "--seq"),
+        ("--sequence-length", "--seq"),
+        ("--batch-size", "--batch"),
+        ("--num-gpus", "--gpus"),
+        ("--rank", "--lora-rank"),
+        ("--modle", "--model"),
+    ],
+)
+def test_an_unknown_flag_is_answered_with_those_that_have_a_word_of_it(written: str, nearest: str) -> None:
+    """Other tools' names for the same thing are often longer."""
+    with pytest.raises(Exception, match="No such option") as caught:
+        command_of(SCENARIO).main([written, "4"], standalone_mode=False)
+    sentence, names = told_by_parser(caught.value)
+    assert sentence == f"no such option: {written}; nearest: {', '.join(names)}"
+    assert nearest in names[:2]
+    assert len(names) <= 3
