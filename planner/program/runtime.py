@@ -84,8 +84,9 @@ class Runtime:
 
     ``parts``: of the model, known before it is loaded.  ``before`` and ``after``: passes without gradients
     that each micro-step runs before the forward pass, and between it and the loss.  ``compared``: the pass of
-    what the policy is compared with; empty without one.  ``adds_gradients``:
-    gradients stay where the backward pass made them, and those of later micro-steps are added.
+    what the policy is compared with, and ``scoring`` that of a reward model; empty without one.
+    ``adds_gradients``: gradients stay where the backward pass made them, and those of later micro-steps are
+    added.
     ``joins_gradients``: a micro-step makes its own in whole beside those of the ones before, which it is the
     last one that divides.  ``learns_order``: a second pass is unlike the first one, because the order of
     modules is known by then.  ``receives_ahead``: a pipeline makes what inputs and gradients of all
@@ -101,6 +102,7 @@ class Runtime:
         self.before: tuple[list[Part], ...] = ()
         self.after: tuple[list[Part], ...] = ()
         self.compared: Sequence[Part] = ()
+        self.scoring: Sequence[Part] = ()
         self.weights: list[Weight] = []
         self.states: list[int] = []
         # The graph that the loop still refers to.
@@ -231,7 +233,7 @@ class Runtime:
         for compared in [generation.reference] * (1 + several) if generation.reference else ():
             self.let_go(self.run_beside(compared))
         if generation.scores:
-            self.let_go(self.run_aside(_in_units(generation.scores, SCORED)))
+            self.let_go(self.run_scoring(_in_units(generation.scores, SCORED)))
 
     def complete(self, prompts: Sequence[Part], token: Sequence[Part]) -> None:
         """Completions: the ``prompts`` in one pass, then one more ``token``, then the last one."""
@@ -271,6 +273,10 @@ class Runtime:
 
     def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
         """The same of what a policy is compared with."""
+        return self.run_aside(parts)
+
+    def run_scoring(self, parts: Sequence[Part]) -> list[Instance]:
+        """The same of a reward model."""
         return self.run_aside(parts)
 
     def let_go(self, made: list[Instance]) -> None:

@@ -90,7 +90,7 @@ def step_of(job: Job) -> RequestStream:
     runtime.before, runtime.after = asides_of(job)
     generation = generation_of(job)
     asked = generation.reference if generation else next(iter((*runtime.before, *runtime.after)), ())
-    runtime.compared = asked
+    runtime.compared, runtime.scoring = asked, generation.scores if generation else ()
     runtime.load()
     runtime.generate(generation, "generation")
     pixels = take_pixels(stream, job)

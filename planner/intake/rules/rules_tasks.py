@@ -112,13 +112,12 @@ def _joins_pairs(case: Case) -> bool:
 
 
 def _generates_otherwise(case: Case) -> bool:
-    """Whether an engine divides what generates, scores or is compared with, in a way that was not read."""
+    """Whether an engine divides what generates, in a way that was not read."""
     recipe = case.recipe
     if recipe.rollout is None or not recipe.sharding.gathers_weights:
         return False
     read = recipe.sharding.is_zero3 and case.stack.zero_init and case.stack.zero3_rollouts != "unread"
-    plain = recipe.numerics.quantization == "none" and recipe.rollout.reward is None
-    return not (read and plain)
+    return not (read and recipe.numerics.quantization == "none")
 
 
 def _generates_with_others(case: Case) -> bool:
@@ -183,8 +182,8 @@ TASK_RULES = (
     Rule(
         "generation-divided",
         "not-modelled",
-        "Generation is modelled where every GPU has whole weights, and under ZeRO-3 where functions score, "
-        "in TRL, Axolotl and ms-swift; use --sharding zero2, ddp or none",
+        "Generation is modelled where every GPU has whole weights, and under ZeRO-3 in TRL, Axolotl and "
+        "ms-swift, without --quantization; use --sharding zero2, ddp or none",
         _generates_otherwise,
         lambda case: f"{case.recipe.sharding}",
     ),

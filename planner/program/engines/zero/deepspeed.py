@@ -21,7 +21,7 @@ from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.update.optimizer import optimizer_step
 
-MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM, SECOND_GATHER_STREAM = 0, 1, 2, 3
+MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM, SECOND_GATHER_STREAM, SCORING_GATHER_STREAM = range(5)
 FP64 = 8
 
 

@@ -22,13 +22,14 @@ from planner.program.engines.zero.coordinator import Coordinator, Live, Module
 from planner.program.engines.zero.deepspeed import (
     FP64,
     REDUCE_STREAM,
+    SCORING_GATHER_STREAM,
     SECOND_GATHER_STREAM,
     DeepSpeed,
     Purpose,
 )
 from planner.program.engines.zero.deepspeed_settings import FP32, reference_settings
 from planner.program.engines.zero.divided_model import DividedModel
-from planner.program.job import Job, second_job
+from planner.program.job import Job, reward_job, second_job
 from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES, Mark
 from planner.program.request_stream import Instance, RequestStream
@@ -70,6 +71,7 @@ class Zero3(DeepSpeed):
         around = tuple(Module() for _ in range(2 if job.recipe.adapter is None else 4))
         self._own = DividedModel(Coordinator(self), around=around)
         self._reference: DividedModel | None = None
+        self._scoring = self._own
         self._shares = job.recipe.has_reference and job.recipe.adapter is not None
         self._has_hooks = True
         self._again: set[Module] = set()
@@ -99,24 +101,27 @@ class Zero3(DeepSpeed):
             if param.term == "adapters":
                 self.stream.enter("adapters")
             self._divide_one(param)
-        second = second_job(self.job)
+        second, scoring = second_job(self.job), reward_job(self.job)
         if second is not None:
-            self._load_second(second)
+            self._reference = self._load_beside(second, self.compared, SECOND_GATHER_STREAM)
+        if scoring is not None:
+            self._scoring = self._load_beside(scoring, self.scoring, SCORING_GATHER_STREAM)
 
     @staticmethod
     def _read_by_loss(job: Job) -> str:
         """The head, where the loss reads its weight; else nothing."""
         return job.model.head.name if job.scenario.reads_head or job.recipe.loss == "liger" else ""
 
-    def _load_second(self, second: Job) -> None:
-        """A second model, which an engine without an optimizer divides (trl 1.16.0 models/utils.py
-        prepare_deepspeed).
+    def _load_beside(self, job: Job, parts: Sequence[Part], stream: int) -> DividedModel:
+        """Another model, which an engine without an optimizer divides (trl 1.16.0 models/utils.py
+        prepare_deepspeed); ``stream``: on which it gathers.
         """
-        coordinator = Coordinator(self, reference_settings(self.job), SECOND_GATHER_STREAM)
-        self._reference = made = DividedModel(coordinator, around=(Module(), Module()))
-        made.note(self.compared, params_of(second, self.compared), self._read_by_loss(second))
+        coordinator = Coordinator(self, reference_settings(self.job), stream)
+        made = DividedModel(coordinator, around=(Module(), Module()))
+        made.note(parts, params_of(job, parts), self._read_by_loss(job))
         for param in made.live:
             self._divide_one(param)
+        return made
 
     @property
     def _loads_whole(self) -> bool:
@@ -275,8 +280,15 @@ class Zero3(DeepSpeed):
 
     def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
         """A pass of a second model with its own engine, or of the same one without its adapters."""
-        self._now = self._reference or self._own
-        made = super().run_beside(parts)
+        return self._run_with(self._reference or self._own, parts)
+
+    def run_scoring(self, parts: Sequence[Part]) -> list[Instance]:
+        """A pass of a reward model with its own engine."""
+        return self._run_with(self._scoring, parts)
+
+    def _run_with(self, model: DividedModel, parts: Sequence[Part]) -> list[Instance]:
+        self._now = model
+        made = self.run_aside(parts)
         self._now = self._own
         return made
 
