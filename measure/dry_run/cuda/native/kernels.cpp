@@ -289,9 +289,25 @@ std::pair<Tensor, int64_t> mask_of(const IValue& indices) {
   return {Tensor(), 0};
 }
 
-// Results whose size depends on values: `nonzero`, `masked_select`, an index by a mask.
+// Values that nobody has are not the same.  CUDA compares each, and waits (aten/src/ATen/native/cuda/Equal.cpp, cuda_equal).
+bool equal(const Tensor& self, const Tensor& other) {
+  if (self.sizes() != other.sizes()) return false;
+  if (self.is_alias_of(other) && self.storage_offset() == other.storage_offset() && self.strides() == other.strides()) return true;
+  if (self.is_cuda()) {
+    self.eq(other).all();
+    wait_for_card();
+  }
+  if (on_guess != nullptr) on_guess("a value", "aten::equal");
+  return false;
+}
+
+// Results that depend on values: `equal`; in their size `nonzero`, `masked_select`, an index by a mask.
 bool by_values(const Call& call, Stack* stack) {
   const std::string& name = call.op.name;
+  if (name == "aten::equal") {
+    stack->push_back(equal(call.arguments[0].toTensor(), call.arguments[1].toTensor()));
+    return true;
+  }
   if (name != "aten::index" && name != "aten::nonzero" && name != "aten::masked_select") return false;
   const Tensor& source = call.arguments[0].toTensor();
   const auto options = source.options();

@@ -44,6 +44,7 @@ class Checkpoints:
     def __init__(self, guesses: Guesses) -> None:
         self._guesses = guesses
         self._dtypes: dict[str, torch.dtype] = {}
+        self._heads_apart: set[str] = set()
 
     def install(self, imports: OnImport) -> None:
         """Change Transformers when the program imports it."""
@@ -67,6 +68,8 @@ class Checkpoints:
                     raise not_here(OSError, f"config.json of {name} {_WAY_OUT}") from error
                 found, rest = read(cls, folder, **{**kwargs, "revision": None, "subfolder": ""})
             self._note_dtype(str(name), found)
+            if found.get("tie_word_embeddings") is False:
+                self._heads_apart.add(str(name))
             return found, rest
 
         base._get_config_dict = classmethod(from_catalog)
@@ -111,7 +114,7 @@ class Checkpoints:
         dtype = self.dtype_of(name)
         content = f"none, in {str(dtype).removeprefix('torch.')}"
         self._guesses.assume("weights of a checkpoint", content, name)
-        return _content_free(model, dtype)
+        return _content_free(model, dtype, head_apart=name in self._heads_apart)
 
     def _load_models(self, module: ModuleType) -> None:
         if not hasattr(module, "_get_resolved_checkpoint_files"):
@@ -192,9 +195,9 @@ def _without_generation_files(module: ModuleType) -> None:
     base.adjust_generation_fn = where_there
 
 
-def _content_free(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _content_free(model: Any, dtype: torch.dtype, *, head_apart: bool) -> dict[str, torch.Tensor]:
     """A tensor in host memory for each one of the checkpoint, whole where a rank holds a part;
-    tied ones once.
+    tied ones once.  ``head_apart``: ``config.json`` says that the head is not the embedding.
     """
     whole = {
         name: getattr(each, "ds_shape", each.shape)
@@ -203,6 +206,9 @@ def _content_free(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     # Transformers 5 knows them by itself.
     known = getattr(model, "all_tied_weights_keys", None)
     tied = transformers_4.tied_names(model) if known is None else set(known)
+    if head_apart and model.config.tie_word_embeddings:
+        # T5Config of Transformers 5 says that they are tied all the same, and finds two that differ.
+        tied -= _weight_of(model, model.get_output_embeddings())
     return {
         name: torch.empty(
             whole.get(name, tensor.shape),
@@ -212,3 +218,7 @@ def _content_free(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         for name, tensor in model.state_dict().items()
         if name not in tied
     }
+
+
+def _weight_of(model: Any, module: Any) -> set[str]:
+    return {f"{name}.weight" for name, each in model.named_modules() if each is module}

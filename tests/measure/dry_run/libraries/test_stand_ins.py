@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from measure.dry_run.guesses import Guesses, missing_behind
-from measure.dry_run.libraries.stand_ins import _data_sets, _image_weights, _metrics, _n_tokens, _tokenizers
+from measure.dry_run.libraries.stand_ins import (
+    _data_sets,
+    _image_weights,
+    _metrics,
+    _n_tokens,
+    _tokenizers,
+    _with_any_split,
+)
 
 
 def test_each_part_of_a_data_set_has_the_rows() -> None:
@@ -33,6 +40,14 @@ def test_each_part_of_a_data_set_has_the_rows() -> None:
     parts = ["test", "train", "validation"]
     assert asked == [(parts, None), (parts, "train[:5%]"), (parts, "test"), (parts, "train")]
     assert guesses.listed()[0].name == "data set"
+
+
+def test_a_part_of_any_name_has_the_rows() -> None:
+    """A program loads all parts, and takes one whose name only the Hub knows."""
+    parts = _with_any_split({"train": ["a row"], "test": ["another"]})
+    assert parts["train_sft"] == ["a row"]
+    assert parts["test"] == ["another"]
+    assert list(parts) == ["train", "test"]
 
 
 def test_a_data_set_without_rows_is_told_with_the_way_out() -> None:
