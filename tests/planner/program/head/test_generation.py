@@ -269,11 +269,7 @@ def test_older_trainers_need_their_logits() -> None:
             "packs a reward model",
         ),
         ({"gpus": 2, "sharding": "fsdp2"}, RefusedCombinationError, "whole weights"),
-        (
-            {"gpus": 2, "sharding": "zero3", "reward_model": "gpt2"},
-            RefusedCombinationError,
-            "functions score",
-        ),
+        ({"gpus": 2, "sharding": "zero3", "method": "qlora"}, RefusedCombinationError, "without --quant"),
         ({"versions": ("trl==1.14.0",)}, RefusedCombinationError, "no trainer for this task"),
     ],
 )
