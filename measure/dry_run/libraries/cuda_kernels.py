@@ -5,6 +5,7 @@ and what kernels take while they run.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from measure.dry_run.cuda.card import CardFacts
 from measure.dry_run.cuda.cuda_bindings import always
 from measure.dry_run.cuda.native import Native
 from measure.trace.cuda.grouped import grouped_product
-from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on, efficient_gradients
+from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on, efficient_gradients, kernel_number
 from measure.trace.cuda.softplus import softplus_gradient
 from planner.intake.supported import FIRST_WITH_FLASH
 
@@ -23,9 +24,12 @@ def install(native: Native, facts: CardFacts) -> Any:
     """Put the kernels of a card in place; they last as long as what is returned."""
     make: Any = torch.library.Library
     library = make("aten", "IMPL")
-    attention = attention_on(has_flash=facts.compute_capability >= FIRST_WITH_FLASH)
+    has_flash = facts.compute_capability >= FIRST_WITH_FLASH
+    attention = attention_on(has_flash=has_flash)
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
+    # Programs ask beforehand which kernel it would be.
+    library.impl("_fused_sdp_choice", partial(kernel_number, has_flash), "CUDA")
     library.impl("_grouped_mm", grouped_product, "Meta", allow_override=True)
     library.impl("_efficient_attention_backward", efficient_gradients, "Meta", allow_override=True)
     library.impl("softplus_backward", softplus_gradient, "Meta", allow_override=True)

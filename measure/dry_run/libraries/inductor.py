@@ -58,6 +58,8 @@ def install(imports: OnImport, native: Native, guesses: Guesses) -> None:
             return _Kernel(kernel_name, source_code, native)
 
         _replace(module.AsyncCompile, "triton", triton)
+        # There is nothing to compile beside this process, whose own launches of Python run inside of it.
+        _replace(module, "get_compile_threads", lambda: 1)
 
     def no_benchmark(module: ModuleType) -> None:
         def benchmark(*_: Any, **__: Any) -> Any:
@@ -79,6 +81,17 @@ def install(imports: OnImport, native: Native, guesses: Guesses) -> None:
         # Generators of the card as arguments of a graph, which a CPU build does not make.
         _replace(module, "graphsafe_rng_functionalization", False)
 
+    def no_way_around(module: ModuleType) -> None:
+        # Programs catch this and go on without compiled code, which the card would have.
+        start = module.BackendCompilerFailed.__init__
+
+        def failed(error: BaseException, *args: Any, **kwargs: Any) -> None:
+            start(error, *args, **kwargs)
+            guesses.refuse(f"failed here: {said(error)} {WITHOUT}", "torch.compile")
+
+        _replace(module.BackendCompilerFailed, "__init__", failed)
+
+    imports.add("torch._dynamo.exc", no_way_around)
     imports.add("torch._functorch.config", states_as_tensors)
     imports.add("torch._inductor.async_compile", no_kernels)
     imports.add("torch._inductor.runtime.benchmarking", no_benchmark)

@@ -20,6 +20,8 @@ from planner.units import KIB, MIB
 _FUSED_HEAD_MULTIPLE = 8
 _FLASH_MAX_HEAD = 256
 _HALF = (torch.bfloat16, torch.float16)
+# aten/src/ATen/SDPBackend.h.
+_NUMBERS = {"math": 0, "flash": 1, "efficient": 2}
 _aten = torch.ops.aten
 
 
@@ -98,6 +100,23 @@ def choose_kernel(
     if not same_heads or width % _alignment(query.dtype) or value.size(-1) % _alignment(query.dtype):
         return "math"
     return "efficient"
+
+
+def kernel_number(
+    has_flash: bool,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *_: Any,
+    enable_gqa: bool = False,
+    **__: Any,
+) -> int:
+    """The operator ``_fused_sdp_choice``: the chosen kernel as a number of ``sdp::SDPBackend``.  Never cuDNN's,
+    which torch prefers on some cards with CUDA 13 (data/packages/torch.toml): wheels for CUDA 12 do not.
+    """
+    kernel = choose_kernel((query, key, value), attn_mask, grouped=enable_gqa, has_flash=has_flash)
+    return _NUMBERS[kernel]
 
 
 def _alignment(dtype: torch.dtype) -> int:
