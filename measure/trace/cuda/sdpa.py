@@ -112,8 +112,9 @@ def kernel_number(
     enable_gqa: bool = False,
     **__: Any,
 ) -> int:
-    """The operator ``_fused_sdp_choice``: the chosen kernel as a number of ``sdp::SDPBackend``.  Never cuDNN's,
-    which torch prefers on some cards with CUDA 13 (data/packages/torch.toml): wheels for CUDA 12 do not.
+    """The operator ``_fused_sdp_choice``: the chosen kernel as a number of ``sdp::SDPBackend``.
+
+    Never cuDNN's, which wheels for CUDA 13 prefer on some cards (data/packages/torch.toml).
     """
     kernel = choose_kernel((query, key, value), attn_mask, grouped=enable_gqa, has_flash=has_flash)
     return _NUMBERS[kernel]
