@@ -106,6 +106,9 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         assert sum(marks.long().sum(0).tolist()) == 8 * 4096
         half = [torch.zeros(1, n, 64, 64, device="cuda", dtype=torch.bfloat16) for n in (4, 2, 2)]
         assert torch._fused_sdp_choice(*half, is_causal=True, enable_gqa=True) == 1
+        from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use_flash_attention
+        grouped = SDPAParams(*half, None, 0.0, True, True)
+        assert can_use_flash_attention(grouped) and not can_use_efficient_attention(grouped, False)
         assert torch.compile(len, disable=True) is len
         import os
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
