@@ -35,8 +35,6 @@ _VARIABLES = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # Processes that would compile beside this one.
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "WANDB_MODE": "disabled",
     "DO_NOT_TRACK": "1",
     "PYTHONDONTWRITEBYTECODE": "1",

@@ -100,6 +100,16 @@ def test_programs_of_other_tools(row: dict[str, str]) -> None:
         assert memory[f"{kind}_peak_bytes"] == pytest.approx(measured, rel=max(bounds, default=0.003))
 
 
+_FULL = [row for row in PROGRAMS if row["program"].startswith("u-") and "-full-" in row["program"]]
+
+
+@pytest.mark.parametrize("row", _FULL, ids=lambda row: row["program"])
+def test_dry_runs_of_compiled_layers(row: dict[str, str]) -> None:
+    """Unsloth compiles each layer and the loss of full fine-tuning; two of three are equal to the byte."""
+    for kind, bound in (("allocated", 0.0002), ("reserved", 0.01)):
+        assert int(row[f"dry_run_{kind}_bytes"]) == pytest.approx(int(row[f"{kind}_bytes"]), rel=bound)
+
+
 def test_times_where_the_card_is_the_limit() -> None:
     """Jobs that the host starts in less than 0.4 of the step: 1B to 14B, full, LoRA and QLoRA.
 

@@ -104,6 +104,11 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         chosen = torch.randn(4096, 40, device="cuda").topk(8, dim=1).indices
         marks = torch.zeros(4096, 40, device="cuda", dtype=torch.bfloat16).scatter(1, chosen, 1)
         assert sum(marks.long().sum(0).tolist()) == 8 * 4096
+        half = [torch.zeros(1, n, 64, 64, device="cuda", dtype=torch.bfloat16) for n in (4, 2, 2)]
+        assert torch._fused_sdp_choice(*half, is_causal=True, enable_gqa=True) == 1
+        from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use_flash_attention
+        grouped = SDPAParams(*half, None, 0.0, True, True)
+        assert can_use_flash_attention(grouped) and not can_use_efficient_attention(grouped, False)
         assert torch.compile(len, disable=True) is len
         import os
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
@@ -408,16 +413,18 @@ def test_a_model_that_nobody_has_here_is_asked_for(folder: Path) -> None:
 # Takes the place of a launcher: it gives variables and starts Python.
 LAUNCHER = """
 import os, subprocess, sys
+log = open("log.txt", "w")
 words = [sys.executable, "-u", "train.py", "--said"]
-done = subprocess.run(words, env={**os.environ, "SAID": "yes"}, check=True, stdout=subprocess.PIPE)
+done = subprocess.run(words, env={**os.environ, "SAID": "yes"}, check=True, stdout=STREAM, stderr=STREAM)
 raise AssertionError("the steps that were asked for have run")
 """
 
 
-def test_what_a_launcher_starts_runs_in_the_dry_run(folder: Path) -> None:
-    """With the variables that it would give, and told as assumed."""
+@pytest.mark.parametrize("stream", ["subprocess.PIPE", "log"])
+def test_what_a_launcher_starts_runs_in_the_dry_run(stream: str, folder: Path) -> None:
+    """With the variables that it would give, and told as assumed; both streams may be one file."""
     program(before="import os, sys\nassert os.environ['SAID'] == 'yes' and sys.argv[1:] == ['--said']")
-    Path("launch.py").write_text(LAUNCHER, encoding="utf-8")
+    Path("launch.py").write_text(LAUNCHER.replace("STREAM", stream), encoding="utf-8")
     code, out, err = run("trace", "--gpu", "4090", "--", "python", "launch.py")
     assert code == 0, err
     assert "a process that the program would start at python -u train.py" in out

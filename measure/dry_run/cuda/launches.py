@@ -54,10 +54,10 @@ class Launches:
             if given["shell"] or not is_python_program(words):
                 start(process, *values)
                 return
-            # The ends of pipes that the process itself would hold.
-            for end in (given["p2cread"], given["c2pwrite"], given["errwrite"]):
-                if end != -1:
-                    os.close(end)
+            # The ends of pipes that the process itself would hold; files are the program's own.
+            for end, other in (("p2cread", "p2cwrite"), ("c2pwrite", "c2pread"), ("errwrite", "errread")):
+                if given[other] != -1:
+                    os.close(given[end])
             self._run(words, given["env"], given["cwd"])
             process.pid, process.returncode = os.getpid(), 0
 

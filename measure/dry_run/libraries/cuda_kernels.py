@@ -2,9 +2,12 @@
 and what kernels take while they run.
 """
 
+# ruff: noqa: SLF001 - what torch calls private here has no public name
+
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +17,14 @@ from measure.dry_run.cuda.card import CardFacts
 from measure.dry_run.cuda.cuda_bindings import always
 from measure.dry_run.cuda.native import Native
 from measure.trace.cuda.grouped import grouped_product
-from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on, efficient_gradients
+from measure.trace.cuda.sdpa import (
+    KERNEL_WORKSPACES,
+    attention_on,
+    efficient_gradients,
+    efficient_takes,
+    flash_takes,
+    kernel_number,
+)
 from measure.trace.cuda.softplus import softplus_gradient
 from planner.intake.supported import FIRST_WITH_FLASH
 
@@ -23,9 +33,13 @@ def install(native: Native, facts: CardFacts) -> Any:
     """Put the kernels of a card in place; they last as long as what is returned."""
     make: Any = torch.library.Library
     library = make("aten", "IMPL")
-    attention = attention_on(has_flash=facts.compute_capability >= FIRST_WITH_FLASH)
+    has_flash = facts.compute_capability >= FIRST_WITH_FLASH
+    attention = attention_on(has_flash=has_flash)
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
+    # Programs ask beforehand which kernel it would be.
+    library.impl("_fused_sdp_choice", partial(kernel_number, has_flash), "CUDA")
+    _answer_for_kernels(has_flash)
     library.impl("_grouped_mm", grouped_product, "Meta", allow_override=True)
     library.impl("_efficient_attention_backward", efficient_gradients, "Meta", allow_override=True)
     library.impl("softplus_backward", softplus_gradient, "Meta", allow_override=True)
@@ -38,6 +52,24 @@ def install(native: Native, facts: CardFacts) -> Any:
     for operator, workspace in KERNEL_WORKSPACES.items():
         library.impl(operator, _with_workspace(native, operator, workspace), "CUDA")
     return library
+
+
+def _answer_for_kernels(has_flash: bool) -> None:
+    """``can_use_flash_attention`` and its like, which a CPU build always denies."""
+    # torch.backends.cuda asks there.
+    _c: Any = torch._C
+
+    def takes_flash(params: Any, debug: bool = False) -> bool:
+        del debug
+        inputs = (params.query, params.key, params.value)
+        return flash_takes(inputs, params.attn_mask, grouped=params.enable_gqa, has_flash=has_flash)
+
+    def takes_efficient(params: Any, debug: bool = False) -> bool:
+        del debug
+        return efficient_takes((params.query, params.key, params.value), has_flash=has_flash)
+
+    _c._can_use_flash_attention = takes_flash
+    _c._can_use_mem_efficient_attention = takes_efficient
 
 
 def _with_workspace(native: Native, operator: Any, workspace: Callable[..., list[int]]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -58,6 +59,8 @@ def install(imports: OnImport, native: Native, guesses: Guesses) -> None:
             return _Kernel(kernel_name, source_code, native)
 
         _replace(module.AsyncCompile, "triton", triton)
+        # There is nothing to compile beside this process, whose own launches of Python run inside of it.
+        _replace(module, "get_compile_threads", lambda: 1)
 
     def no_benchmark(module: ModuleType) -> None:
         def benchmark(*_: Any, **__: Any) -> Any:
@@ -79,11 +82,24 @@ def install(imports: OnImport, native: Native, guesses: Guesses) -> None:
         # Generators of the card as arguments of a graph, which a CPU build does not make.
         _replace(module, "graphsafe_rng_functionalization", False)
 
+    imports.add("torch._dynamo.exc", partial(_no_way_around, guesses))
     imports.add("torch._functorch.config", states_as_tensors)
     imports.add("torch._inductor.async_compile", no_kernels)
     imports.add("torch._inductor.runtime.benchmarking", no_benchmark)
     imports.add("torch._inductor.fx_passes.pad_mm", never_pad)
     _replace(torch._C._dynamo.guards, "_empty_strided_cuda", _buffer)
+
+
+def _no_way_around(guesses: Guesses, module: ModuleType) -> None:
+    """Refuse what failed to compile here, which programs catch: the card would go on with compiled code."""
+    start = module.ShortenTraceback.__init__
+
+    def failed(error: BaseException, *args: Any, **kwargs: Any) -> None:
+        start(error, *args, **kwargs)
+        guesses.refuse(f"failed here: {said(error)} {WITHOUT}", "torch.compile")
+
+    # Of BackendCompilerFailed and of InductorError, which calls no other.
+    _replace(module.ShortenTraceback, "__init__", failed)
 
 
 def fails(error: BaseException) -> bool:

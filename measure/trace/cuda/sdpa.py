@@ -20,6 +20,8 @@ from planner.units import KIB, MIB
 _FUSED_HEAD_MULTIPLE = 8
 _FLASH_MAX_HEAD = 256
 _HALF = (torch.bfloat16, torch.float16)
+# aten/src/ATen/SDPBackend.h.
+_NUMBERS = {"math": 0, "flash": 1, "efficient": 2}
 _aten = torch.ops.aten
 
 
@@ -85,19 +87,51 @@ def choose_kernel(
     ``inputs`` are query, key and value; ``grouped``: fewer key heads are allowed (``enable_gqa``),
     else they must match.  Cards without flash have no memory-efficient kernel in bf16, either.
     """
+    if flash_takes(inputs, mask, grouped=grouped, has_flash=has_flash):
+        return "flash"
+    return "efficient" if efficient_takes(inputs, has_flash=has_flash) else "math"
+
+
+def flash_takes(
+    inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, grouped: bool, has_flash: bool
+) -> bool:
+    """``sdp::can_use_flash_attention``."""
     query, key, value = inputs
     width = query.size(-1)
     same_width = width == key.size(-1) == value.size(-1)
-    same_heads = query.size(-3) == key.size(-3) == value.size(-3)
-    flash_heads = same_heads or grouped
     fits = has_flash and query.dtype in _HALF and same_width and width <= _FLASH_MAX_HEAD
-    if fits and mask is None and flash_heads:
-        return "flash"
+    return fits and mask is None and (_same_heads(inputs) or grouped)
+
+
+def efficient_takes(inputs: tuple[torch.Tensor, ...], *, has_flash: bool) -> bool:
+    """``sdp::can_use_mem_efficient_attention``: with any mask, and no groups."""
+    query, _, value = inputs
     if query.dtype == torch.bfloat16 and not has_flash:
-        return "math"
-    if not same_heads or width % _alignment(query.dtype) or value.size(-1) % _alignment(query.dtype):
-        return "math"
-    return "efficient"
+        return False
+    aligned = not any(each.size(-1) % _alignment(query.dtype) for each in (query, value))
+    return aligned and _same_heads(inputs)
+
+
+def _same_heads(inputs: tuple[torch.Tensor, ...]) -> bool:
+    return len({each.size(-3) for each in inputs}) == 1
+
+
+def kernel_number(
+    has_flash: bool,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *_: Any,
+    enable_gqa: bool = False,
+    **__: Any,
+) -> int:
+    """The operator ``_fused_sdp_choice``: the chosen kernel as a number of ``sdp::SDPBackend``.
+
+    Never cuDNN's, which wheels for CUDA 13 prefer on some cards (data/packages/torch.toml).
+    """
+    kernel = choose_kernel((query, key, value), attn_mask, grouped=enable_gqa, has_flash=has_flash)
+    return _NUMBERS[kernel]
 
 
 def _alignment(dtype: torch.dtype) -> int:

@@ -77,3 +77,37 @@ def test_odd_sides_are_not_padded_and_counted(tmp_path: Path, monkeypatch: pytes
     code, printed, said = called(main, ["trace", "--gpu", "4090", "--", "python", "train.py"])
     assert code == 0, said
     assert "whether Inductor pads a product" in printed
+
+
+@pytest.mark.parametrize("broken", ["compile_fx.compile_fx", "graph.GraphLowering.run"])
+def test_a_program_that_goes_on_without_compiled_code_is_refused(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Unsloth does where a compilation fails, which on the card it may not."""
+    monkeypatch.chdir(tmp_path)
+    caught = f"""
+import torch._inductor.compile_fx
+torch._inductor.{broken} = len
+try:
+    torch.compile(lambda x: x + 1)(torch.ones(4, device="cuda"))
+except torch._dynamo.exc.BackendCompilerFailed:
+    pass
+"""
+    Path("train.py").write_text(PROGRAM.replace("COMPILE", caught), encoding="utf-8")
+    code, printed, said = called(main, ["trace", "--gpu", "4090", "--", "python", "train.py"])
+    assert (code, printed) == (6, "")
+    assert "torch.compile failed here" in said.splitlines()[-1]
+
+
+def test_no_process_is_started_to_compile_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor would start some, as often as the program says."""
+    monkeypatch.chdir(tmp_path)
+    compiles = """
+from torch._inductor import async_compile
+net = torch.compile(net, options={"compile_threads": 4})
+net(torch.ones(8, 1024, device="cuda"))
+assert async_compile.AsyncCompile._ready_future is None
+"""
+    Path("train.py").write_text(PROGRAM.replace("COMPILE", compiles), encoding="utf-8")
+    code, _, said = called(main, ["trace", "--gpu", "4090", "--", "python", "train.py"])
+    assert code == 0, said

@@ -25,3 +25,28 @@ def test_the_workspace_of_cublas_follows_the_card(compute_capability: str, n_byt
     from measure.trace.cuda.sdpa import cublas_workspace_bytes
 
     assert cublas_workspace_bytes(compute_capability) == n_bytes
+
+
+@pytest.mark.parametrize(
+    ("n_key_heads", "masked", "has_flash", "kernel"),
+    [
+        (4, False, True, "FLASH_ATTENTION"),
+        (2, False, True, "FLASH_ATTENTION"),
+        (4, True, True, "EFFICIENT_ATTENTION"),
+        (2, True, True, "MATH"),
+        (4, False, False, "MATH"),
+    ],
+)
+def test_which_kernel_it_is_has_torchs_number(
+    n_key_heads: int, masked: bool, has_flash: bool, kernel: str
+) -> None:
+    """In bf16; programs compare it with ``SDPBackend``."""
+    import torch
+    from torch.nn.attention import SDPBackend
+
+    from measure.trace.cuda.sdpa import kernel_number
+
+    query, key = (torch.empty(1, n, 8, 64, dtype=torch.bfloat16, device="meta") for n in (4, n_key_heads))
+    mask = torch.empty(8, 8, dtype=torch.bool, device="meta") if masked else None
+    chosen = kernel_number(has_flash, query, key, key, mask, 0.0, not masked, enable_gqa=n_key_heads != 4)
+    assert chosen == int(getattr(SDPBackend, kernel))
