@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from measure.output import write_remark
 from planner.errors import ExitCode, PlannerError
+from planner.interrupts import interrupts_kept
 from planner.printing import close_output, prepare_streams, said_of_output
 
 _INTERRUPTED = 130
@@ -27,9 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         need = "install the package with all that it needs: pip install '.[measure]' in the project's folder"
         return _fail(f"{error.name} is not installed; {need}", ExitCode.USAGE)
     try:
-        result = command_of(app).main(
-            list(sys.argv[1:] if argv is None else argv), prog_name="measure", standalone_mode=False
-        )
+        with interrupts_kept():
+            result = command_of(app).main(
+                list(sys.argv[1:] if argv is None else argv), prog_name="measure", standalone_mode=False
+            )
     except PlannerError as error:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):

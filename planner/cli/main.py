@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from planner.errors import ExitCode, PlannerError
+from planner.interrupts import interrupts_kept
 from planner.printing import close_output, prepare_streams, printable, said_of_output
 
 _INTERRUPTED = 130
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     atexit.register(gc.freeze)
     prepare_streams()
     try:
-        return _run_or_tell(arguments)
+        with interrupts_kept():
+            return _run_or_tell(arguments)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:

@@ -113,6 +113,10 @@ class ConfigFields:
             raise self.fail(f"field '{name}' must be an object")
         return ConfigFields(value, f"{self.where}: {name}")
 
+    def optional_section(self, name: str) -> ConfigFields:
+        """A nested object; one without fields where it is absent or null."""
+        return self.section(name) if self.has(name) else ConfigFields({}, f"{self.where}: {name}")
+
     def _positive(self, name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_SIZE:
             raise self.fail(

@@ -58,7 +58,7 @@ def rotary_width(
     """Features of each head that rotary positions turn: a share of them,
     of which Transformers 5 keeps the older ``name`` too.
     """
-    rope = fields.data.get("rope_parameters") or {}
+    rope = fields.optional_section("rope_parameters").data
     share = rope.get("partial_rotary_factor", fields.data.get(name, default))
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         raise fields.fail(f"field '{name}' must be a number above 0 and at most 1")

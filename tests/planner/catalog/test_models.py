@@ -345,6 +345,9 @@ HOSTILE: dict[str, bytes | str] = {
         TINY | {"model_type": "mixtral", "num_key_value_heads": 4, "num_local_experts": "8"}
     ),
     "text_config is a list": json.dumps(TINY | {"model_type": "gemma3", "text_config": []}),
+    "text_config is a number": json.dumps({"model_type": "voxtral", "text_config": 1e300}),
+    "rope_parameters is a number": json.dumps(TINY | {"model_type": "glm4", "rope_parameters": 3}),
+    "rope_parameters is text": json.dumps(TINY | {"model_type": "glm4v_text", "rope_parameters": "x"}),
     "latent rank is a list": json.dumps(TINY | {"model_type": "deepseek_v2", "q_lora_rank": [1]}),
 }
 

@@ -48,7 +48,8 @@ def read_glm4v_text(fields: ConfigFields) -> ModelSpec:
     """
     heads = fields.integer("num_attention_heads", default=32)
     fixed = {"attention_bias": True, "head_dim": fields.integer("hidden_size", default=4096) // heads}
-    rope = {"rope_parameters": {"partial_rotary_factor": 1.0, **(fields.data.get("rope_parameters") or {})}}
+    given = fields.optional_section("rope_parameters").data
+    rope = {"rope_parameters": {"partial_rotary_factor": 1.0, **given}}
     if "partial_rotary_factor" in fields.data:
         rope = {}
     return _glm(

@@ -302,10 +302,10 @@ _VOXTRAL = {
 
 def read_voxtral(fields: ConfigFields) -> ModelSpec:
     """``voxtral``: a Llama that hears, by an encoder like Whisper's; text passes it over."""
-    text = dict(fields.data.get("text_config") or {})
+    text = fields.optional_section("text_config").data
     given = ConfigFields({**fields.data, "text_config": {**_VOXTRAL, **text}}, fields.where)
     spec = replace(language_model(given, tied_default=False), architecture="voxtral", loads_whole=True)
-    audio = given.section("audio_config") if given.has("audio_config") else ConfigFields({}, fields.where)
+    audio = given.optional_section("audio_config")
     width, inner = (
         audio.integer("hidden_size", default=1280),
         audio.integer("intermediate_size", default=5120),
