@@ -11,6 +11,9 @@ import signal
 import time
 from planner.interrupts import interrupts_kept
 
+# A shell that starts this in the background has it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 class InterruptedAtItsEnd:
     def __del__(self):
         signal.raise_signal(signal.SIGINT)
