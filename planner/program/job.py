@@ -234,8 +234,8 @@ def generation_job(job: Job) -> Job:
 def reward_job(job: Job) -> Job | None:
     """The job of the pass that scores what was generated; ``None`` where no model does.
 
-    The model is loaded whole, and its weights are cast anew for each product: autocast caches nothing in
-    inference mode.
+    The model is loaded whole, or divided under ZeRO-3, and its weights are cast anew for each product:
+    autocast caches nothing in inference mode.
     Source: trl 1.16.0 trainer/grpo_trainer.py GRPOTrainer.__init__ (``reward_funcs``), _calculate_rewards;
     accelerate 1.15 accelerator.py prepare_model (``evaluation_mode``).
     """
