@@ -1,4 +1,4 @@
-"""The batches of one drawn run that are longer than all before them.
+"""The batches of drawn runs that are longer than all before them.
 
 Where samples are padded to the longest of their batch,
 such a batch finds no cached blocks of its size. Shorter ones do.
@@ -16,7 +16,8 @@ from planner.domain.recipes.recipe import Number
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import Job
 
-_SEED = 2026
+N_ORDERS = 8
+"""Orders of the samples that are drawn."""
 # Micro-steps of a run where the scenario does not say how many samples there are.
 _MICRO_STEPS = 1000
 # Batches that are longer by less than this share find room in rounded blocks.
@@ -32,12 +33,12 @@ class NewLongest(NamedTuple):
     tokens: int
 
 
-def drawn_longest(job: Job) -> list[NewLongest]:
-    """Each new longest batch, in the order of a drawn run; empty where lengths do not vary.
+def drawn_longest(job: Job, order: int = 0) -> list[NewLongest]:
+    """Each new longest batch of one of ``N_ORDERS`` drawn runs; empty where lengths do not vary.
 
     Formula: what is reserved after these batches, one after the other, less what batches as long as the cap
-    reserve.  Lengths follow :func:`planner.anatomy.natural_lengths.length_law`.  The run has as many
-    micro-steps as its samples give, or 1,000.  Nothing is drawn where caches are emptied
+    reserve; the mean of all orders.  Lengths follow :func:`planner.anatomy.natural_lengths.length_law`.  The
+    run has as many micro-steps as its samples give, or 1,000.  Nothing is drawn where caches are emptied
     (stack switch ``keeps_outgrown_blocks``), or where segments grow: there a longer batch gets pages behind
     what is free, and in the end no more is reserved than for batches as long as the cap.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: a cached block serves no larger request.
@@ -47,7 +48,8 @@ def drawn_longest(job: Job) -> list[NewLongest]:
         return []
     if job.scenario.segments_grow:
         return []
-    return _records(_law(job), int(batch.seq_len), micro_steps(job))
+    draw = Random(order)  # noqa: S311 - lengths, no secret
+    return _records(_law(job), int(batch.seq_len), micro_steps(job), draw)
 
 
 def longest_of_batch_tokens(job: Job, share: float) -> Number:
@@ -69,11 +71,11 @@ def _law(job: Job) -> CutLaw | TableLaw:
     return length_law(job.recipe.batch, draws, variation, drops_long=stack.drops_long_samples)
 
 
-def _records(law: CutLaw | TableLaw, cap: int, n_steps: int) -> list[NewLongest]:
+def _records(law: CutLaw | TableLaw, cap: int, n_steps: int, draw: Random) -> list[NewLongest]:
     """New longest batches among ``n_steps``:
     the share of batches below each is uniform above the share before.
     """
-    draw, step, below = Random(_SEED), 0, 0.0  # noqa: S311 - lengths, no secret
+    step, below = 0, 0.0
     found: list[NewLongest] = []
     while step < n_steps:
         below += (1 - below) * draw.random()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from planner.domain.prediction import HostPrediction, MemoryPrediction
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory import outside
-from planner.memory.drawn_lengths import drawn_longest
+from planner.memory.drawn_lengths import N_ORDERS, drawn_longest
 from planner.memory.replayed_peak import REPLAY
 from planner.program.job import Job, job_of
 from planner.units import format_bytes, format_count
@@ -42,11 +42,11 @@ def _cached(memory: MemoryPrediction) -> str:
 
 
 def _lengths(job: Job) -> str:
-    """The longest batches so far of the drawn run, and how much lengths vary."""
+    """The longest batches so far of the first drawn run, and how much lengths vary."""
     longest = ", ".join(str(each.tokens) for each in drawn_longest(job))
     prior = job_of(job.scenario, Coefficients())
     return (
-        f"drawn run whose longest batches so far have {longest} tokens; "
+        f"mean of {N_ORDERS} drawn runs; the longest batches so far of the first have {longest} tokens; "
         f"{_coefficient('length_variation')(prior)}"
     )
 

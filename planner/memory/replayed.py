@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, pairwise
+from statistics import fmean, pstdev
 
 from planner.allocator.columns import held_at, passing
 from planner.allocator.settings import parse_settings
@@ -27,7 +27,7 @@ from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, STATE_TERMS, TERM_NAMES, Phase, TermName
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.memory.drawn_lengths import drawn_longest
+from planner.memory.drawn_lengths import N_ORDERS, drawn_longest
 from planner.memory.structures import program_of
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
@@ -57,8 +57,8 @@ class Replayed:
     """``phases``: on a card without a limit, every batch as long as the cap.
 
     ``state_bytes``: weights, adapters and optimizer states that are there when the step ends.
-    ``length_cache_bytes``: what is reserved above that where batches have drawn lengths, and
-    ``order_spread_bytes`` its standard deviation over orders of the samples.  ``n_single``: as
+    ``length_cache_bytes``: what is reserved above that where batches have drawn lengths, the mean of several
+    orders of the samples, and ``order_spread_bytes`` its standard deviation over them.  ``n_single``: as
     :attr:`RequestStream.n_single`.
     """
 
@@ -146,12 +146,10 @@ def _run(scenario: Scenario) -> ReplayedProgram:
 def _replayed(scenario: Scenario) -> Replayed:
     job, run = job_of(scenario, Coefficients()), _run(scenario)
     stream, events, done = run.stream, run.events, run.done
-    growth = _growth(job, stream, events)
-    piled = max(max(chain.from_iterable(growth), default=0) - done.reserved_bytes, 0)
-    steps = [after - before for part in growth for before, after in pairwise(part)]
-    spread = sum(each * each for each in steps) ** 0.5 if piled else 0.0
-    states = states_at_end(stream, events)
-    return Replayed(tuple(_by_phase(stream, events, done)), states, piled, spread, stream.n_single)
+    most = [_most_reserved(job, stream, events, order) for order in range(N_ORDERS)]
+    piled = [max(each - done.reserved_bytes, 0) for each in most]
+    phases, states = tuple(_by_phase(stream, events, done)), states_at_end(stream, events)
+    return Replayed(phases, states, round(fmean(piled)), pstdev(piled), stream.n_single)
 
 
 @lru_cache(maxsize=4096)
@@ -198,9 +196,8 @@ def _later_step(stream: RequestStream) -> tuple[int, int]:
     return phases[first][0], phases[updates[-1] + 1][0]
 
 
-def _growth(job: Job, stream: RequestStream, events: SlotEvents) -> tuple[list[int], list[int]]:
-    """Bytes reserved after each batch that is longer than all before it, for one drawn order of the samples:
-    of those before the first update, and of those after.
+def _most_reserved(job: Job, stream: RequestStream, events: SlotEvents, order: int) -> int:
+    """Most bytes reserved after batches that are each longer than all before them, in one drawn order.
 
     Shorter batches find room in what longer ones left, so only new longest batches are replayed.  Those of
     the first accumulated micro-steps come before the optimizer makes its states, which then lie in blocks
@@ -208,9 +205,9 @@ def _growth(job: Job, stream: RequestStream, events: SlotEvents) -> tuple[list[i
     Source: transformers 5.23 trainer.py ``_inner_training_loop``: the optimizer steps once for as many
     micro-steps as are accumulated.
     """
-    lengths = drawn_longest(job)
+    lengths = drawn_longest(job, order)
     if len(lengths) <= 1:
-        return [], []
+        return 0
     later = [begin for begin, phase in stream.phases if phase == "forward_2"]
     # Of a pipeline all micro-steps of a step run at once.
     start = later[-1] if job.model.stage is None else later[0]
@@ -222,8 +219,7 @@ def _growth(job: Job, stream: RequestStream, events: SlotEvents) -> tuple[list[i
     before = [events.events[:update], *[again] * (n_first - 1)]
     behind = [events.events[update:end], *[again] * (len(sizes) - n_first)]
     parts = [*zip(before, sizes, strict=False), *zip(behind, sizes[n_first - 1 :], strict=True)]
-    *reserved, _, last = replay_parts(events, [*parts, (events.events[end:], sizes[-1])])
-    return reserved[:n_first], [*reserved[n_first:], last]
+    return max(replay_parts(events, [*parts, (events.events[end:], sizes[-1])]))
 
 
 def _by_phase(stream: RequestStream, events: SlotEvents, done: SlotReplay) -> Iterator[PhaseBytes]:

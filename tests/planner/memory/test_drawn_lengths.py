@@ -19,7 +19,7 @@ from planner.domain.term import LENGTH_CACHE
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory import drawn_lengths, replayed
+from planner.memory import replayed
 from planner.memory.drawn_lengths import drawn_longest, longest_of_batch_tokens, micro_steps
 from planner.memory.replayed_peak import predict_replayed
 from planner.predicting import estimate
@@ -60,11 +60,9 @@ def tokens(made: Job) -> list[int]:
     return [each.tokens for each in drawn_longest(made)]
 
 
-def runs_of(made: Job, monkeypatch: pytest.MonkeyPatch, n_runs: int) -> Iterator[list[int]]:
-    """New longest batches of so many other orders of the samples."""
-    for seed in range(n_runs):
-        monkeypatch.setattr(drawn_lengths, "_SEED", seed)
-        yield tokens(made)
+def runs_of(made: Job, n_runs: int) -> Iterator[list[int]]:
+    """New longest batches of so many orders of the samples."""
+    return ([each.tokens for each in drawn_longest(made, order)] for order in range(n_runs))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_batches_of_drawn_lengths_leave_nothing_where_segments_grow(monkeypatch:
     """
     lengths = drawn_longest(job())
     assert len(lengths) > 2
-    monkeypatch.setattr(replayed, "drawn_longest", lambda _: lengths)
+    monkeypatch.setattr(replayed, "drawn_longest", lambda *_: lengths)
     piled = [replayed.replayed(job(switches=f"expandable_segments={each}")) for each in ("on", "off")]
     assert piled[0].length_cache_bytes <= 2 * LARGE_SEGMENT_BYTES
     assert piled[1].length_cache_bytes > GIB
@@ -130,7 +128,7 @@ def test_a_full_card_gets_it_back() -> None:
     ("mean", "samples", "steps"), [(800, 1, 200), (400, 4, 200), (1600, 2, 100), (200, 1, 300)]
 )
 def test_longest_batches_are_those_of_runs_drawn_sample_by_sample(
-    mean: int, samples: int, steps: int, stack: str, monkeypatch: pytest.MonkeyPatch
+    mean: int, samples: int, steps: int, stack: str
 ) -> None:
     """The first batch, the last of the longest ones, the sum of those before it and how many there are,
     over 1,500 orders.
@@ -155,7 +153,7 @@ def test_longest_batches_are_those_of_runs_drawn_sample_by_sample(
                 tops.append(longest)
         return tops
 
-    found = [*runs_of(made, monkeypatch, 1500)]
+    found = [*runs_of(made, 1500)]
     drawn = [records() for _ in range(1500)]
     for of_run in (_first, _last, _sum_before, len):
         ours, theirs = ([float(of_run(tops)) for tops in several] for several in (found, drawn))
@@ -188,36 +186,32 @@ def _level_by_bisection(mean: float, start: float, *, drops: bool) -> float:
     return low
 
 
-def test_samples_above_the_length_grow_longer_where_they_are_left_out_than_where_they_are_cut(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_samples_above_the_length_grow_longer_where_they_are_left_out_than_where_they_are_cut() -> None:
     """Batches reach a length by and by where no sample is cut to it; where many are,
     the first ones already have it.
     """
     sums = {}
     for drops in ("false", "true"):
         made = job(tokens_per_sample=1100, stack="swift@1", switches=f"drops_long_samples={drops}")
-        sums[drops] = statistics.mean(map(_sum_before, runs_of(made, monkeypatch, 300)))
+        sums[drops] = statistics.mean(map(_sum_before, runs_of(made, 300)))
     assert sums["true"] > 1.3 * sums["false"] > 0
 
 
-def test_shorter_means_have_more_new_longest_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shorter_means_have_more_new_longest_batches() -> None:
     """The further the cap is from the mean, the more of them come before it."""
     counts = [
-        statistics.mean(map(len, runs_of(job(tokens_per_sample=mean), monkeypatch, 300)))
+        statistics.mean(map(len, runs_of(job(tokens_per_sample=mean), 300)))
         for mean in (400, 800, 1600, 2000)
     ]
     assert all(first > second for first, second in pairwise(counts))
 
 
-def test_most_orders_of_samples_that_reach_the_cap_have_no_shorter_batch_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_most_orders_of_samples_that_reach_the_cap_have_no_shorter_batch_before() -> None:
     """Where the mean is near the cap, more than half of the first batches have a sample at it;
     else hardly any.
     """
     often, seldom = (
-        statistics.mean(tops == [CAP] for tops in runs_of(job(tokens_per_sample=mean), monkeypatch, 300))
+        statistics.mean(tops == [CAP] for tops in runs_of(job(tokens_per_sample=mean), 300))
         for mean in (1900, 800)
     )
     assert often > 0.5

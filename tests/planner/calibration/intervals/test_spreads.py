@@ -401,7 +401,7 @@ def test_what_lengths_pile_up_is_the_least_sure() -> None:
     """Cache of natural lengths widens what is reserved and shown,
     not what is allocated nor what must be held.
     """
-    said = {"seq": 4096, "tokens_per_sample": 1200}
+    said = {"seq": 4096, "tokens_per_sample": 1200, "batch": 4, "gpu": "h200-sxm"}
     fixed, natural = (estimate(job(**said, padding=padding)).memory for padding in ("max_length", "longest"))
     scales = [
         [float(memory_scale(each, level, Doubt())) for level in ("allocated", "driver")]
