@@ -148,7 +148,8 @@ def _from_text(text: str, annotation: Any) -> Any:
     if annotation is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     if annotation is int:
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else text
+        digits = text.removeprefix("-")
+        return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 16 else text
     return tuple(text.split("+")) if get_origin(annotation) is tuple else text
 
 

@@ -97,8 +97,8 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
     """fp32 masters and two moments of this process's partition, in host RAM.
 
     Formula: 12 bytes per parameter of the partition; masters of stages 1 and 2 that are pinned (switch
-    ``pins_masters``) are rounded as pinned memory is.  NVMe keeps two sub-groups of 1e9 parameters in
-    RAM.  Source: DeepSpeed 0.12-0.19 zero/stage3.py _create_fp32_partitions, zero/stage_1_and_2.py
+    ``pins_masters``) are rounded as pinned memory is.  NVMe keeps two sub-groups in RAM, each at least one
+    parameter.  Source: DeepSpeed 0.12-0.19 zero/stage3.py _create_fp32_partitions, zero/stage_1_and_2.py
     (single_partition_of_fp32_groups); moments are plain tensors of its CPU Adam.  FSDP has no masters: the
     trained shards themselves are there, each pinned by itself, and two moments in their dtype.
     Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py (``offload_to_cpu``, ``pin_memory``).
@@ -111,7 +111,8 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
         return _parts_bytes(job, trained, pinned=True) + 2 * _parts_bytes(job, trained, pinned=False)
     partition = job.trained / job.optimizer_shards
     if recipe.offloads_to_nvme:
-        return 12 * minimum(partition, 2 * settings_of(job).sub_group)
+        largest = maximum(*(job.elements(each) for each in job.trained_parameters)) / job.optimizer_shards
+        return 12 * minimum(partition, 2 * maximum(settings_of(job).sub_group, largest))
     masters = pinned_bytes(4 * partition) if _pins_masters(job) else 4 * partition
     return masters + 8 * partition
 
@@ -134,7 +135,9 @@ def offloaded_gradient_bytes(job: Job) -> Number:
     partition = job.trained / job.optimizer_shards
     if not recipe.sharding.is_zero3:
         return _gradients_of_stages_1_and_2(job)
-    groups = maximum(1, ceil_div(partition, settings_of(job).sub_group))
+    # A sub-group ends with the parameter that fills it: there are no more of them than parameters.
+    n_trained: Number = sum(each.count for each in job.trained_parameters)
+    groups = maximum(1, minimum(n_trained, ceil_div(partition, maximum(1, settings_of(job).sub_group))))
     in_ram = minimum(groups, 2) if recipe.offloads_to_nvme else groups
     return in_ram * _offload_bytes(job, 4 * partition / groups) + _offload_bytes(
         job, job.regime.gradient * partition

@@ -68,6 +68,17 @@ def test_masters_and_moments_of_the_partition_are_on_the_host() -> None:
     assert held(few)["offloaded_optimizer"] == 12 * few.trained / 2
 
 
+def test_sub_groups_of_no_elements_are_parameters() -> None:
+    """``sub_group_size`` 0, as in a file of Axolotl: each parameter is a group.  NVMe keeps two of the
+    largest, the token table of 152,064 x 3,584; a gradient of each waits on the host.
+    """
+    full = {"method": "full", "lora_rank": None, "lora_targets": None, "sharding": "zero3"}
+    alone = {**full, "switches": "zero3_sub_group_elements=0"}
+    assert held(job(**alone, offload="optimizer-nvme"))["offloaded_optimizer"] == 12 * 152_064 * 3_584
+    whole, apart = (held(job(**each, offload="optimizer"))["offloaded_gradients"] for each in (full, alone))
+    assert apart == pytest.approx(whole, rel=0.5)
+
+
 def test_stages_1_and_2_copy_all_weights_to_the_host_to_save() -> None:
     """Frozen ones too, on every process, as they lie on the GPU:
     2 bytes of each weight and of the adapters; not in the steps.
