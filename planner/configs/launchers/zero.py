@@ -5,6 +5,8 @@ Keys and defaults: DeepSpeed 0.19.8 runtime/zero/config.py and offload_config.py
 
 from __future__ import annotations
 
+import math
+
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.origin import tool_default
@@ -209,7 +211,7 @@ def _read_stage_3(zero: Keys, reading: Reading) -> None:
 
 
 def _number(zero: Keys, name: str) -> int | None:
-    """A number of elements, which people also write as ``2e8``;
+    """A number of elements, which people also write as ``2e8``, or as ``1e14`` for no limit;
     ``None`` where it is not given or ``auto``.
     """
     value = zero.get(name)
@@ -221,9 +223,9 @@ def _number(zero: Keys, name: str) -> int | None:
         )
     except (ValueError, OverflowError):
         number = -1.0
-    if not 0 <= number < _MOST:
+    if not 0 <= number < math.inf:
         raise zero.wrong(name, "a number of elements or auto", value)
-    return int(number)
+    return int(min(number, _MOST))
 
 
 def _device(zero: Keys, reading: Reading, name: str, old: str = "") -> str:

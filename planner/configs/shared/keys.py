@@ -50,7 +50,7 @@ class Keys:
     def __init__(self, path: Path, table: Mapping[str, Any], prefix: str = "") -> None:
         self.path, self._table, self._prefix = path, table, prefix
         self._read: set[str] = set()
-        self._parts: list[Keys] = []
+        self._parts: dict[str, Keys] = {}
         self._written: dict[str, str] = {}
 
     @classmethod
@@ -197,7 +197,8 @@ class Keys:
         return tuple(TARGET_PARAMETER + each for each in names)
 
     def part(self, name: str) -> Keys | None:
-        """The table below a key, ``None`` where there is none; what is not read of it is left over as well.
+        """The table below a key, the same each time, ``None`` where there is none; what is not read of it is
+        left over as well.
 
         Raises:
             InputFileError: something else than a table.
@@ -207,9 +208,7 @@ class Keys:
             return None
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
             raise self.wrong(name, "a table", value)
-        part = Keys(self.path, value, f"{self._prefix}{name}.")
-        self._parts.append(part)
-        return part
+        return self._parts.setdefault(name, Keys(self.path, value, f"{self._prefix}{name}."))
 
     def wrong(self, name: str, wanted: str, value: object) -> InputFileError:
         """The error about a value that cannot be used."""
@@ -274,7 +273,7 @@ class Keys:
             raise self.not_modelled(
                 show(name), f"unknown key, whose name ('{found[0]}') says that it may change memory{advice}"
             )
-        for part in self._parts:
+        for part in self._parts.values():
             part.refuse_unknown()
 
     def refuse_foreign(self) -> None:
@@ -295,7 +294,7 @@ class Keys:
     def left_over(self) -> tuple[str, ...]:
         """Keys that nobody read, with those of the tables below, in the order of the file."""
         own = tuple(f"{self._prefix}{show(name)}" for name in self.left_over_here())
-        return (*own, *(name for part in self._parts for name in part.left_over()))
+        return (*own, *(name for part in self._parts.values() for name in part.left_over()))
 
 
 def _is_off(value: object) -> bool:

@@ -109,9 +109,16 @@ def test_sizes_of_stage_3_are_the_files_own_beside_automatic_ones() -> None:
     assert switches(read(stage=3, overlap_comm=False))["zero3_overlap"] == "false"
 
 
-@pytest.mark.parametrize("size", [-1, 1e12, True, "many", "nan"])
+def test_sizes_beyond_any_model_are_no_limit() -> None:
+    """Older pages of Transformers show 1e14: more than a million million is as much as that."""
+    said = [switches(read(stage=3, sub_group_size=size)) for size in (1e12, 1e14)]
+    assert said[0] == said[1]
+    assert said[0]["zero3_sub_group_elements"] == "1000000000000"
+
+
+@pytest.mark.parametrize("size", [-1, True, "many", "nan", "inf"])
 def test_a_bucket_is_a_number_of_elements(size: object) -> None:
-    """Up to a million million."""
+    """From zero on."""
     with pytest.raises(InputFileError, match="a number of elements or auto"):
         read(stage=2, reduce_bucket_size=size)
 

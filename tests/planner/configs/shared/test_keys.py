@@ -80,6 +80,17 @@ def test_degrees_of_one_pass_and_of_two_do_not() -> None:
         Keys(FILE, {"tp": True}).refuse_above_one({"tp": "a degree"})
 
 
+def test_a_table_that_is_read_twice_is_the_same() -> None:
+    """What one reader took from it, another does not find left over."""
+    keys = Keys(Path("ds.json"), {"zero_optimization": {"stage": 3, "offload_param": "cpu"}})
+    for name in ("stage", "offload_param"):
+        part = keys.part("zero_optimization")
+        assert part is not None
+        part.get(name)
+    keys.refuse_unknown()
+    assert keys.left_over() == ()
+
+
 def test_an_unknown_key_stops_where_its_name_may_mean_memory() -> None:
     """In tables below, too; a name that is nearly a known one is told, and ``null`` says nothing."""
     keys = Keys(FILE, {"colour": 1, "lora_alpha": None, "inner": {"lora_ranks": 8}})
