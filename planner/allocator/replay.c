@@ -30,6 +30,7 @@ typedef struct {
     int64_t n_blocks, room;
     int64_t spaces[2]; /* addresses of a growing segment of small and of large blocks; 0 where segments do not grow */
     int64_t *live;
+    uint8_t *origins; /* the pool that the block of each slot is from */
     Block *blocks;
     Pool pools[2 * N_STREAMS];
 } Memory;
@@ -40,6 +41,7 @@ void memory_close(Memory *memory) {
     free(memory->left);
     free(memory->blocks);
     free(memory->live);
+    free(memory->origins);
     free(memory);
 }
 
@@ -50,7 +52,8 @@ Memory *memory_open(int64_t n_slots) {
     memory->limit = NONE;
     memory->bottom = TOP_ADDRESS;
     memory->live = malloc((size_t)(n_slots + 1) * sizeof(int64_t));
-    if (memory->live == NULL) {
+    memory->origins = calloc((size_t)(n_slots + 1), 1);
+    if (memory->live == NULL || memory->origins == NULL) {
         memory_close(memory);
         return NULL;
     }
@@ -71,10 +74,11 @@ Memory *memory_copy(const Memory *memory, int64_t n_slots) {
     memset(made->pools, 0, sizeof(made->pools));
     made->room = memory->n_blocks;
     made->live = copied(memory->live, n_slots, sizeof(int64_t));
+    made->origins = copied(memory->origins, n_slots, 1);
     made->blocks = copied(memory->blocks, memory->n_blocks, sizeof(Block));
     made->left_room = memory->n_left;
     made->left = copied(memory->left, memory->n_left, sizeof(Range));
-    int failed = made->live == NULL || made->blocks == NULL || made->left == NULL;
+    int failed = made->live == NULL || made->origins == NULL || made->blocks == NULL || made->left == NULL;
     for (int number = 0; number < 2 * N_STREAMS && !failed; number++)
         failed = !pool_copy(&made->pools[number], &memory->pools[number]);
     if (!failed) return made;
@@ -437,20 +441,25 @@ int64_t run(Memory *memory, const int64_t *events, int64_t n_events, const int64
     *peak = NONE;
     for (int64_t index = 0; index < n_events; index++) {
         int64_t event = events[index], slot = event >= 0 ? event : ~event;
-        int64_t want = (sizes[slot] + MIN_BLOCK - 1) / MIN_BLOCK * MIN_BLOCK;
-        Pool *pool = &memory->pools[2 * (streams == NULL ? 0 : streams[slot]) + (want > SMALL_REQUEST)];
         if (event >= 0) {
+            int64_t want = (sizes[slot] + MIN_BLOCK - 1) / MIN_BLOCK * MIN_BLOCK;
             if (want == 0) continue;
-            int64_t block = allocate(memory, pool, want);
+            int number = 2 * (streams == NULL ? 0 : streams[slot]) + (want > SMALL_REQUEST);
+            int64_t block = allocate(memory, &memory->pools[number], want);
             if (block < 0) return block == NONE ? index : NO_HOST_MEMORY;
             memory->live[slot] = block;
+            memory->origins[slot] = (uint8_t)number;
             memory->allocated += memory->blocks[block].size;
             if (memory->allocated > memory->most_allocated) {
                 memory->most_allocated = memory->allocated;
                 *peak = index;
             }
         } else if (memory->live[slot] != NONE) {
-            if (!let_go(memory, pool, memory->live[slot], lags == NULL ? 0 : lags[slot])) return NO_HOST_MEMORY;
+            /* Its size may have been another one when it was allocated: in batches of another length. */
+            int64_t block = memory->live[slot];
+            memory->live[slot] = NONE;
+            Pool *pool = &memory->pools[memory->origins[slot]];
+            if (!let_go(memory, pool, block, lags == NULL ? 0 : lags[slot])) return NO_HOST_MEMORY;
         } else if (lags != NULL && lags[slot] >= HOST_WAITS - MOST_LAG) {
             if (wait_for_streams(memory, HOST_WAITS - lags[slot]) == NO_HOST_MEMORY) return NO_HOST_MEMORY;
         }

@@ -38,6 +38,7 @@ class Memory:
     def __init__(self, limit_bytes: int | None, n_slots: int, *, keeps_cache: bool = False) -> None:
         self.limit_bytes, self.keeps_cache = limit_bytes, keeps_cache
         self.live = [_NONE] * n_slots
+        self.origins = [(0, True)] * n_slots
         self.size: list[int] = []
         self.address: list[int] = []
         self.before: list[int] = []
@@ -55,7 +56,7 @@ class Memory:
         """A card with this limit in the same state."""
         made = copy(self)
         made.limit_bytes, made.keeps_cache = limit_bytes, False
-        for name in ("live", "size", "address", "before", "after", "free", "at", "addresses"):
+        for name in ("live", "origins", "size", "address", "before", "after", "free", "at", "addresses"):
             setattr(made, name, getattr(self, name).copy())
         made.pools = {stream: (small.copy(), large.copy()) for stream, (small, large) in self.pools.items()}
         made.waiting = {pool: blocks.copy() for pool, blocks in self.waiting.items()}
@@ -141,21 +142,23 @@ class Memory:
         """
         # Local names: this loop runs for every event.
         live, size, free, at, place = self.live, self.size, self.free, self.at, _NONE
-        grows = self.grows
+        grows, origins = self.grows, self.origins
         allocated = most = self.allocated
         failed = None
         small, large = self.pool(0, is_small=True), self.pool(0, is_small=False)
         for index, event in enumerate(events):
-            slot = event if event >= 0 else ~event
+            if event < 0:
+                # Its size may have been another one when it was allocated: in batches of another length.
+                slot = ~event
+                block, live[slot] = live[slot], _NONE
+                allocated -= size[block] if block >= 0 else 0
+                self._let_go(block, origins[slot], lags[slot] if lags else 0)
+                continue
+            slot = event
             is_small = sizes[slot] <= SMALL_REQUEST_BYTES
             keys = small if is_small else large
             if streams and streams[slot]:
                 keys = self.pool(streams[slot], is_small)
-            if event < 0:
-                block = live[slot]
-                allocated -= size[block] if block >= 0 else 0
-                self._let_go(block, (streams[slot] if streams else 0, is_small), lags[slot] if lags else 0)
-                continue
             want = (sizes[slot] + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
             if not want:
                 continue
@@ -169,7 +172,7 @@ class Memory:
             rest = size[block] - want
             if rest >= MIN_BLOCK_BYTES if is_small or grows else rest > SMALL_REQUEST_BYTES:
                 self._split(block, want, keys)
-            live[slot] = block
+            live[slot], origins[slot] = block, (streams[slot] if streams else 0, is_small)
             allocated += size[block]
             if allocated > most:
                 most, place = allocated, index

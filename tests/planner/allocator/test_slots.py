@@ -277,6 +277,53 @@ def test_longer_batches_reserve_more_and_shorter_ones_nothing() -> None:
     assert reserved == [each * MIB + 20 * MIB for each in (40, 40, 100, 100)]
 
 
+def in_one_piece(program: SlotEvents, parts: list[list[int]], cut: int) -> SlotEvents:
+    """``program`` with the sizes of each part in turn, its events cut in two at ``cut``, as one program: each
+    allocation has a slot of its own, with the size that it has in its part.
+    """
+    events: list[int] = []
+    columns: list[tuple[int, int, int]] = []
+    live: dict[int, int] = {}
+    for sizes in parts:
+        for place, event in enumerate(program.events):
+            slot = event if event >= 0 else ~event
+            part = sizes if place < cut else parts[-1]
+            if event >= 0:
+                live[slot] = len(columns)
+                columns.append((part[slot], program.streams[slot], program.lags[slot]))
+            events.append(live[slot] if event >= 0 else ~live[slot])
+    asked, streams, lags = ([*column] for column in zip(*columns, strict=True))
+    return SlotEvents(events, asked, streams, [0], frozenset(), lags, program.settings)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=programs(), data=st.data())
+def test_what_is_let_go_is_what_was_allocated_in_a_batch_of_another_length(
+    loop: str, program: SlotEvents, data: st.DataObject
+) -> None:
+    """A slot may be of another size class, or of none, in the part that lets it go: replayed in parts is
+    reserved what one program with a slot for each allocation reserves.
+    """
+    # What is left goes, so that the next part may allocate it; waits of the host are not sizes.
+    left = [slot for slot in range(len(program.sizes)) if ~slot not in program.events]
+    events = [*program.events, *(~slot for slot in left)]
+    program = replace(program, events=events, lags=[lag if lag < 4 else 0 for lag in program.lags])
+    others = [
+        data.draw(st.lists(SIZES, min_size=len(left_over), max_size=len(left_over)))
+        for left_over in [program.sizes] * 2
+    ]
+    sizes = [list(program.sizes), *others]
+    cut = data.draw(st.integers(0, len(events)))
+    parts = [
+        (part, each if first else sizes[-1])
+        for each in sizes
+        for first, part in ((True, events[:cut]), (False, events[cut:]))
+    ]
+    whole = replay_slots(in_one_piece(program, sizes, cut))
+    assert replay_parts(program, parts)[-1] <= whole.reserved_bytes
+    assert max(replay_parts(program, parts)) == whole.reserved_bytes
+
+
 def test_a_block_is_split_where_its_rest_can_be_used(loop: str) -> None:
     """A small block from a rest of 512 bytes on, a large one from more than 1 MiB on.
 
