@@ -148,10 +148,10 @@ def started(path: Path, text: str, number: int | None = None) -> Started:
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
     words, variables = found[0 if number is None else number - 1]
     job = _LAUNCHERS[_launcher(words)](path, words)
-    _take_variables(path, job, variables)
     refuse_script(path, job.script)
     job.task, tool = said_by_name(job.script)
     job.tool = job.tool or tool
+    _take_variables(path, job, variables)
     return job
 
 

@@ -34,8 +34,9 @@ _TRL_SCRIPTS = _names(
 )
 # Scripts of Transformers' examples/pytorch/language-modeling that train with its Trainer.
 _TRANSFORMERS_SCRIPTS = _names("run_clm run_fim run_mlm run_plm")
-# Scripts that only one tool has, and which train whatever their arguments are.
-_OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli"}
+# Scripts that only one tool has, and which train whatever their arguments are: Unsloth's, and those of
+# ms-swift before 3.0 (examples/pytorch/llm).
+_OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli", "llm_sft": "ms-swift", "llm_dpo": "ms-swift"}
 
 
 def trains_always(word: str) -> bool:

@@ -235,6 +235,21 @@ MS_SWIFT_HARMLESS = _names(
 )
 """ms-swift: data, templates, schedules, tracking, details of tuners that are refused by their own switch."""
 
+MS_SWIFT_2_HARMLESS = _names(
+    """
+    acc_steps add_output_dir_suffix boft_modules_to_save boft_target_modules check_dataset_strategy
+    check_model_is_latest custom_train_dataset_path custom_val_dataset_path dataset_seed dataset_test_ratio
+    gpu_memory_fraction hqq_dynamic_config_path ia3_feedforward_modules ia3_modules_to_save ia3_target_modules
+    lora_lr_ratio max_prompt_length metric_warmup_step model_cache_dir model_layer_cls_name neftune_alpha
+    neftune_backend only_save_model preprocess_num_proc push_hub_strategy resume_only_model
+    self_cognition_sample streaming_buffer_size streaming_val_size template_type test_oom_error tools_prompt
+    train_dataset_mix_ds train_dataset_mix_ratio train_dataset_sample val_dataset val_dataset_sample
+    vera_modules_to_save vera_target_modules quant_method bnb_4bit_comp_dtype
+    """
+)
+"""ms-swift v1.5.0 to v2.6.0 swift/llm/utils/argument.py: those that :data:`MS_SWIFT_HARMLESS` does not have.
+"""
+
 MEGATRON_HARMLESS = _names(
     """
     train_iters num_train_epochs masked_softmax_fusion bias_dropout_fusion cross_entropy_loss_fusion

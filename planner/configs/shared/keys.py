@@ -18,6 +18,7 @@ _OFF = (None, False, 0, "", "none", "no", "false")
 # Zero as a command line may write it, whose numbers with a point stay text.
 _ZERO = re.compile(r"[+-]?(?:0{1,20}\.?0{0,20}|\.0{1,20})(?:[eE][+-]?\d{1,5})?")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,20}\.?\d{0,20}|\.\d{1,20})(?:[eE][+-]?\d{1,2})?")
+_BOOLEANS = {"true": True, "false": False, "yes": True, "no": False}
 # Words of keys that may change memory: what is trained and in which dtype, where it lies,
 # what the step keeps, how long it is.
 _MATTERS = re.compile(
@@ -99,15 +100,15 @@ class Keys:
         self._table = {asked.get(name, name): value for name, value in self._table.items()}
 
     def flag(self, name: str) -> bool | None:
-        """A key that must be true or false, ``None`` where it is not given; 0 and 1 are taken as well,
-        as command lines have them (transformers 5.23.0 hf_argparser.py string_to_bool).
+        """A key that must be true or false, ``None`` where it is not given; 0, 1, yes and no are taken as
+        well, as command lines have them (transformers 5.23.0 hf_argparser.py string_to_bool).
 
         Raises:
             InputFileError: something else.
         """
         value = self.get(name)
-        if isinstance(value, str) and value.strip().lower() in ("true", "false"):
-            return value.strip().lower() == "true"
+        if isinstance(value, str) and value.strip().lower() in _BOOLEANS:
+            return _BOOLEANS[value.strip().lower()]
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int) and value in (0, 1):

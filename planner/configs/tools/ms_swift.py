@@ -16,6 +16,7 @@ from planner.configs.shared.harmless import MS_SWIFT_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import DTYPES
 from planner.configs.shared.trainer_arguments import read_attention, read_precision, read_trainer
+from planner.configs.tools.ms_swift_2 import is_before_3, read_ms_swift_2
 from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_engine, read_processes
 from planner.configs.tools.ms_swift_rlhf import read_rlhf, read_swift_rollout
 from planner.configs.yaml_or_json import Document
@@ -31,8 +32,6 @@ MARKS = frozenset(
     {"tuner_type", "train_type", "model_author", "freeze_vit", "freeze_aligner", "freeze_llm", "quant_bits"}
     | {"split_dataset_ratio", "tuner_backend", "target_regex", "custom_dataset_info", "ENV"}
 )
-# Arguments of ms-swift 1 and 2 (swift/llm/utils/argument.py), whose other names and defaults nobody read.
-_BEFORE_3 = ("sft_type", "model_id_or_path", "lora_target_modules", "quantization_bit", "use_flash_attn")
 _ADAPTERS = "this kind of tuner is not modelled; lora and full are"
 _UNMODELLED = {
     **PARTS_BY_NAME,
@@ -56,8 +55,10 @@ _PLACE = "ms-swift 4.6.0 swift/arguments/tuner_args.py"
 
 
 def is_ms_swift(document: Document) -> bool:
-    """Whether a file names its model and its tuner as ms-swift does."""
+    """Whether a file names its model and its tuner as ms-swift does, be it before 3.0."""
     table = document.table
+    if "sft_type" in table:
+        return True
     return isinstance(table.get("model"), str) and any(name in table for name in ("tuner_type", "train_type"))
 
 
@@ -68,6 +69,9 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
+    if is_before_3(keys):
+        read_ms_swift_2(keys, reading, beside)
+        return
     _read_age(keys, reading)
     compares = read_rlhf(keys, reading)
     keys.refuse_switched_on(_UNMODELLED if compares else _UNMODELLED | _PLUGINS)
@@ -111,18 +115,7 @@ def _refuse_device_maps(keys: Keys, reading: Reading, *, ranks: bool) -> None:
 
 
 def _read_age(keys: Keys, reading: Reading) -> None:
-    """``train_type`` is what 3.x calls ``tuner_type``.
-
-    Raises:
-        NotModelledError: arguments of versions that were not read.
-    """
-    for name in _BEFORE_3:
-        if keys.has(name):
-            raise keys.not_modelled(
-                name,
-                "an argument of ms-swift before 3.0, whose files are not read; say the job by flags, with "
-                "--stack swift@1",
-            )
+    """``train_type`` is what 3.x calls ``tuner_type``."""
     if keys.has("train_type"):
         text = "an argument that ms-swift no longer has since 4.0"
         reading.take_stack(_OLD_STACK, _OLD_TOOL, keys.where("train_type"), text)

@@ -100,10 +100,14 @@ def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> Non
 def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int | None) -> bool:
     """The launch is read after the trainer's arguments; one without a kind of distribution starts one process
     without a rank (accelerate 1.15.0 commands/launch.py simple_launcher).
+
+    Raises:
+        NotModelledError: more visible GPUs than processes (swift/utils/env.py is_mp).
     """
-    if visible is not None:
-        reading.remark(env.where(_VISIBLE), "each process of the launcher is counted as seeing one GPU")
     table = read_document(launch).table
+    started, nodes = table.get("num_processes"), table.get("num_machines") or 1
+    if visible is not None and isinstance(started, int) and 1 < started < visible * nodes:
+        raise env.not_modelled(_VISIBLE, _SPREADS)
     has_ranks = str(table.get("distributed_type") or "NO").upper() != "NO"
     if not has_ranks or table.get("num_processes") == 1:
         _start_alone(reading, "its launcher starts one process")
