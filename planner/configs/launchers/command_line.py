@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planner.configs.launchers.handed_over import handed_over
 from planner.configs.launchers.launched_processes import (
     is_on,
     of_axolotl,
@@ -160,7 +161,11 @@ def _every_command(path: Path, text: str) -> list[tuple[list[str], dict[str, str
         raise InputFileError(
             path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
         )
-    return list(commands_with_variables(path, text))
+    return [
+        (command, variables)
+        for words, variables in commands_with_variables(path, text)
+        for command in list(handed_over(words)) or [words]
+    ]
 
 
 def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> None:

@@ -34,6 +34,10 @@ _TRL_SCRIPTS = _names(
 )
 # Scripts of Transformers' examples/pytorch/language-modeling that train with its Trainer.
 _TRANSFORMERS_SCRIPTS = _names("run_clm run_fim run_mlm run_plm")
+# Scripts of the package open_instruct (allenai/open-instruct e6c3044aa): those that its reader knows, and one
+# on the Trainer of Transformers; others have trainers of their own, some of OLMo-core.
+_OPEN_INSTRUCT, _ITS_FOLDER = _names("finetune dpo_tune dpo_tune_cache"), "open_instruct"
+_ON_A_TRAINER = _names("finetune_trainer")
 # Scripts that only one tool has, and which train whatever their arguments are: Unsloth's, and those of
 # ms-swift before 3.0 (examples/pytorch/llm).
 _OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli", "llm_sft": "ms-swift", "llm_dpo": "ms-swift"}
@@ -50,6 +54,10 @@ def refuse_script(path: Path, script: str) -> None:
     Raises:
         NotModelledError: names it and says why.
     """
+    place = Path(script)
+    if place.parent.name == _ITS_FOLDER and place.stem not in _OPEN_INSTRUCT | _ON_A_TRAINER:
+        why = "this trainer of open-instruct is not modelled; finetune.py and dpo_tune_cache.py are"
+        raise NotModelledError(f"{path}: {show(script)}: {why}")
     words = _words(script)
     for why, names in _OTHERS.items():
         for name in names.split():
@@ -63,6 +71,8 @@ def said_by_name(script: str) -> tuple[str, str | None]:
     task = next((task for name, task in _TASKS.items() if name in words), "")
     if stem in _TRANSFORMERS_SCRIPTS:
         return task, "transformers"
+    if stem in _OPEN_INSTRUCT and Path(script).parent.name == _ITS_FOLDER:
+        return task, "open-instruct"
     return task, _OF_ONE_TOOL.get(stem) or ("trl" if stem in _TRL_SCRIPTS and task else None)
 
 

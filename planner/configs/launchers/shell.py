@@ -28,6 +28,8 @@ _QUOTE = re.compile(r"[\"']")
 # An array up to its bracket; in it, what is no bracket of its own.
 _ARRAY = re.compile(r"((?:^|[\s;&|])[A-Za-z_][A-Za-z0-9_]*\+?=)\(")
 _NO_BRACKET = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#.*""")
+HANDED_AND = r"\&\&"
+"""A word between commands that a program is handed, where its own shell reads it."""
 _BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", ";;", "|&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _KEYWORDS = frozenset({"then", "do", "else", "{", "!"})
@@ -215,7 +217,7 @@ def _outside_arrays(line: str, level: int) -> tuple[str, int]:
 def _words(text: str) -> list[str]:
     while (shorter := _SUBSTITUTION.sub(_UNKNOWN, text)) != text:
         text = shorter
-    text = _STREAM.sub(lambda found: found[1] or "", text)
+    text = _STREAM.sub(lambda found: found[1] or "", text).replace(HANDED_AND, f"'{HANDED_AND}'")
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|()<>")
     lexer.whitespace_split, lexer.commenters = True, ""
     return list(lexer)

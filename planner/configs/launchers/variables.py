@@ -3,7 +3,7 @@
 Only what cannot be otherwise is put in: a variable whose value is set on lines of its own, outside of
 conditions, loops and functions.  One that is also set inside of them stays as it is written.  Where the text
 gives a variable or an argument of its own a default (``${NAME:-value}``), it has that default, as if nothing
-outside sets it: :func:`takes_defaults`.
+outside sets it, and a loop over arguments does not run: :func:`takes_defaults`.
 Source: POSIX.1-2017 chapter 2; arrays of bash 5.2; ``expr`` of whole numbers.
 """
 
@@ -57,6 +57,11 @@ _OPENS = re.compile(
     r"^[ \t]*(?:if|for|while|until|case|select)\b|^[ \t]*(?:function\b|[\w-]+[ \t]*\(\))|\{[ \t]*$"
 )
 _CLOSES = re.compile(r"^[ \t]*(?:fi|done|esac|\})(?=$|[\s;|&>])|;[ \t]*(?:fi|done|esac)[ \t]*(?:$|[;|&>#])")
+# A loop over the arguments of the script, of which there are none.
+_OVER_ARGUMENTS = re.compile(
+    r"^[ \t]*while[ \t]+(?:getopts\b|(?:\[\[?|\(\(|test\b)[ \t]*\"?\$(?:#|\{#\})\"?[ \t]*"
+    r"(?:(?:-g[te]|-ne|!=|>=?)[ \t]*[01]\b|[\])]))"
+)
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\\'\"]?([A-Za-z_]\w*)")
 _DIGITS = 9
 # Whole numbers with signs between them, in ``$(( ))`` and ``$[ ]``, and as words behind ``expr``.
@@ -75,15 +80,30 @@ _TERM = re.compile(r"\d+|[-+*/%]")
 
 
 def with_values(text: str, folder: str = "") -> str:
-    """``text`` with literal variables and the arithmetic of whole numbers put in, line by line;
-    ``folder``: that of the script, where it is known.
+    """``text`` with literal variables and the arithmetic of whole numbers put in, line by line, and without
+    loops over arguments that nobody gives; ``folder``: that of the script, where it is known.
     """
-    return _filled(text, folder)[0]
+    return _filled(_without_arguments(text), folder)[0]
 
 
 def takes_defaults(text: str) -> bool:
     """Whether a value of :func:`with_values` is a default that something outside may change."""
-    return _filled(text, "")[1].took_default
+    alone = _without_arguments(text)
+    return alone != text or _filled(alone, "")[1].took_default
+
+
+def _without_arguments(text: str) -> str:
+    """Empty lines in place of loops that go on while the script has arguments."""
+    if not any(map(_OVER_ARGUMENTS.match, text.splitlines())):
+        return text
+    lines, inside = list[str](), 0
+    for line, depth in with_depth(text):
+        if depth < inside:
+            inside = 0
+        if not inside and _OVER_ARGUMENTS.match(line):
+            inside = depth
+        lines.append("" if inside else line)
+    return "\n".join(lines)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Arguments of ``swift rlhf``: which task they ask for, and what of it is not modelled.
 
-Keys and defaults: ms-swift 4.6.0 swift/arguments/rlhf_args.py and rlhf_trainers, which stand on TRL 0.29.1.
+Keys and defaults: ms-swift 4.6.0 swift/arguments/rlhf_args.py and rlhf_trainers, which stand on TRL 0.29.1;
+those of 3.12.6 (swift/llm/argument and trainers/rlhf_trainer, TRL 0.24.0) are the same but for entropies.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ _GRPO_HARMLESS = (
     "off_policy_sequence_mask_delta",
 )
 _RLHF_ARGS = "ms-swift 4.6.0 swift/arguments/rlhf_args.py"
+_PAIRS = ("dpo", "kto", "orpo", "simpo", "cpo")
 _REFERS = ("dpo", "kto", "grpo")
 """Trainers that have a reference; the same take samples end to end (rlhf_args.py _check_padding_free)."""
 
@@ -132,6 +134,11 @@ def read_rlhf(keys: Keys, reading: Reading) -> bool:
         raise keys.not_modelled("use_liger_kernel", LIGER)
     read_chosen_likelihood(keys, reading)
     keys.skip(_HARMLESS)
+    if keys.has("train_type") and kind in _PAIRS:
+        # Until c60ceecfe of 2025-05 (rlhf_trainer/dpo_trainer.py get_batch_logps).
+        reading.remark(
+            keys.where("train_type"), "before 3.5 it kept log-probabilities of all words: more memory"
+        )
     return True
 
 
@@ -152,7 +159,8 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
         reading.switch("vllm_groups", groups, keys.where("move_model_batches"))
     entropies = "log_entropy" if keys.is_on("log_entropy") else "top_entropy_quantile"
     if keys.is_on("log_entropy") or (keys.number("top_entropy_quantile") or 1.0) < 1:
-        reading.switch("completion_logps", "in_place", keys.where(entropies))
+        old = keys.has("train_type")
+        reading.switch("completion_logps", "divided" if old else "in_place", keys.where(entropies))
     if not keys.has("beta"):
         reading.default("compare_reference", True, f"{_RLHF_ARGS}: beta is 0.04")
     if keys.flag("use_vllm") and not keys.has("vllm_mode"):

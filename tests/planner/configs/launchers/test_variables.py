@@ -101,6 +101,22 @@ def test_defaults_are_told_from_what_a_text_sets() -> None:
     assert not takes_defaults("N=8\na ${N:-4}")
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *("[[ $# -ge 1 ]]", "[[ $# -gt 0 ]]", '[ "$#" -ne 0 ]', "[[ $# > 0 ]]", "(( $# ))", "test $# -gt 0"),
+        'getopts "m:o:" each',
+    ],
+)
+def test_a_loop_over_arguments_does_not_run(condition: str) -> None:
+    """As if nobody gives one, which is told; another loop may set what it sets."""
+    loop = 'while {}; do\n  case "$1" in\n    -n) N="$2"; shift ;;\n  esac\n  shift\ndone\na $N ${{1:-7}}'
+    text = "N=8\n" + loop.format(condition)
+    assert with_values(text).splitlines()[-1] == "a 8 7"
+    assert takes_defaults(text)
+    assert with_values("N=8\n" + loop.format("[[ $N -gt 0 ]]")).splitlines()[-1] == "a $N ${1:-7}"
+
+
 def test_variables_of_variables_do_not_grow_without_an_end() -> None:
     """Each line doubles the value, until it is too long to be put in."""
     assert len(with_values("A=a\n" + "A=$A$A\n" * 60)) < 10_000

@@ -172,11 +172,29 @@ def test_another_reference_is_another_model(tmp_path: Path) -> None:
         read(tmp_path, f"{FULL}rlhf_type: dpo\nref_model: Qwen/Qwen2.5-7B\n")
 
 
-def test_trainers_of_3_x_were_not_read() -> None:
-    """``train_type`` is software of its time."""
-    checked = asked(COMMAND.replace("tuner_type", "train_type"))
-    assert checked.exit_code == ExitCode.NOT_MODELLED
-    assert "no trainer for this task that was read" in checked.failure
+@pytest.mark.parametrize("kind", ["dpo", "kto", "orpo", "simpo", "cpo", "rm", "gkd"])
+def test_trainers_of_3_x_were_read_but_that_of_students(kind: str) -> None:
+    """``train_type`` is software of its time: pairs, as they are since 3.5."""
+    teacher = " --teacher_model Qwen/Qwen2.5-1.5B --lmbda 0" if kind == "gkd" else ""
+    checked = asked(COMMAND.replace("tuner_type", "train_type") + f" --rlhf_type {kind}{teacher}")
+    if kind == "gkd":
+        assert "no trainer for this task that was read" in checked.failure
+        return
+    assert (checked.failure, checked.subject.scenario.stack.pair_logps) == ("", "rows_let_go")
+    assert any("before 3.5" in text for _, text in checked.remarks) == (kind != "rm")
+
+
+@pytest.mark.parametrize(
+    ("name", "logps"),
+    [("train_type", "without_entropy"), ("tuner_type", "in_place_alone")],
+)
+def test_a_completion_of_3_x_is_scored_as_trl_did(name: str, logps: str) -> None:
+    """And with entropies where they are asked for."""
+    text = f"{COMMAND.replace('tuner_type', name)} --rlhf_type grpo --num_generations 2"
+    text += " --per_device_train_batch_size 2 --max_completion_length 64"
+    assert asked(text).subject.scenario.stack.completion_logps == logps
+    with_entropies = {"train_type": "divided", "tuner_type": "in_place"}[name]
+    assert asked(f"{text} --log_entropy true").subject.scenario.stack.completion_logps == with_entropies
 
 
 def test_one_visible_gpu_is_one_gpu_of_the_machine() -> None:

@@ -1,0 +1,47 @@
+"""Commands that a script starts for somebody, behind ``--``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.configs.launchers.command_line import how_many, started
+from planner.errors import NotModelledError
+
+SCRIPT = Path("run.sh")
+LAUNCH = "accelerate launch --num_processes 8 open_instruct/finetune.py --max_seq_length 512"
+
+
+@pytest.mark.parametrize(
+    ("text", "processes"),
+    [
+        (f"python mason.py --gpus 8 -- {LAUNCH}", {"num_processes": 8}),
+        (f"python mason.py --num_nodes 4 -- {LAUNCH}", {"num_processes": 32, "num_machines": 4}),
+        (
+            f"uv run python mason.py --num_nodes 4 -- source profile.sh \\&\\& {LAUNCH}",
+            {"num_processes": 32, "num_machines": 4},
+        ),
+        (f"python mason.py --num_nodes 1 -- {LAUNCH}", {"num_processes": 8}),
+        (f"python submit.py --num_nodes 4 -- {LAUNCH}", {"num_processes": 8}),
+    ],
+)
+def test_a_command_is_read_behind_its_break(text: str, processes: dict[str, int]) -> None:
+    """mason.py has processes of one machine, and starts so many on each."""
+    job = started(SCRIPT, text)
+    assert (job.script, job.tool) == ("open_instruct/finetune.py", "open-instruct")
+    assert {name: int(job.launch[name]) for name in processes} == processes
+    assert ("num_machines" in job.launch) == ("num_machines" in processes)
+
+
+def test_each_of_several_commands_is_one() -> None:
+    """mason.py starts them one behind the other."""
+    assert how_many(SCRIPT, f"python mason.py --gpus 8 -- {LAUNCH} -- echo done -- {LAUNCH}") == 2
+
+
+@pytest.mark.parametrize("script", ["reward_modeling", "dpo", "olmo_core_finetune", "grpo_fast"])
+def test_other_trainers_of_open_instruct_are_refused(script: str) -> None:
+    """Their arguments look like those of the trainers that are read."""
+    text = LAUNCH.replace("finetune.py", f"{script}.py") + " --learning_rate 1"
+    with pytest.raises(NotModelledError, match="this trainer of open-instruct is not modelled"):
+        started(SCRIPT, text)
