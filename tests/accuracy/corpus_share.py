@@ -14,7 +14,10 @@ The rule for what is no training recipe was written before any file was counted:
    and does not say ``do_train: true``;
 3. a file that says that it stops before training (``_STOPS``),
    or whose ``peft_config`` only merges (``export_dir``);
-4. (added later) a file of torchtune without an optimizer: it generates, evaluates or quantises.
+4. (added later) a file of torchtune without an optimizer: it generates, evaluates or quantises;
+5. (added later) a launch script without a command that starts a training, or whose program evaluates,
+   answers or converts, as its name says (``_OTHER_PROGRAMS``).  Of other scripts the first training counts,
+   by rules 1 to 4, and what embeds or ranks (``_OTHER_MODELS``) trains no language model.
 
 Counted apart are files that their own tool refuses on so many GPUs, which ``plan check`` says with
 ``refused-by-its-tool``.  Answered is exit code 0, 3, 4 or 5 with a prediction: a verdict, or a bounded answer
@@ -36,16 +39,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planner.api.launch_commands import SCRIPT_SUFFIX
 from planner.cli.main import main as plan
+from planner.configs.launchers.command_line import how_many, started
 from planner.configs.read import recognise
-from planner.configs.yaml_or_json import read_document
+from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import REFUSED_BY_TOOL, ExitCode, PlannerError
 
 ANSWERED = (0, 3, 4, 5)
 _SUFFIXES = (".yaml", ".yml", ".json", ".toml")
-_MODEL_KEYS = ("model_name_or_path", "base_model", "model", "model_config", "checkpointer")
+_MODEL_KEYS = (
+    *("model_name_or_path", "base_model", "model", "model_config", "checkpointer"),
+    *("model_id_or_path", "model_type", "load"),
+)
 _OTHER_TASKS = ("do_eval", "do_predict", "export_dir", "infer_backend", "task")
 _STOPS = ("cache_dataset_only", "cache_logprobs_only")
+_OTHER_PROGRAMS = re.compile(
+    r"(?:^|_)(?:evaluat\w*|eval|infer\w*|\w*chatbot\w*|app|merge\w*|export|deploy)(?:_|$)"
+)
+_OTHER_MODELS = ("embedding", "reranker", "generative_reranker")
 _QUOTED = re.compile(r"'[^']*'")
 
 
@@ -62,6 +74,25 @@ def why_no_training(table: dict[str, Any], tool: str) -> str:
     if any(table.get(name) for name in _STOPS) or (isinstance(adapter, dict) and adapter.get("export_dir")):
         return "stops before training"
     return ""
+
+
+def told_of_script(path: Path) -> tuple[str, str]:
+    """The tool of a launch script's first training, and the point of the rule that leaves it out."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        if not how_many(path, text):
+            return "none", "starts no training"
+        job = started(path, text, 1)
+    except PlannerError:
+        return "none", ""
+    if _OTHER_PROGRAMS.search(Path(job.script).stem):
+        return job.tool or "none", "asks for something else than training"
+    tool = job.tool or "none"
+    with contextlib.suppress(PlannerError):
+        tool = job.tool or recognise(Document(path, job.arguments)).name
+    if job.arguments.get("task_type") in _OTHER_MODELS:
+        return tool, "trains no language model"
+    return tool, why_no_training(job.arguments, tool)
 
 
 @dataclass
@@ -130,11 +161,14 @@ def tally(root: Path, listed: Path | None, gpu: str) -> dict[str, Tally]:
     for folder, file in files_of(root, listed):
         os.chdir(root / folder)
         tool, left_out = "none", ""
-        with contextlib.suppress(PlannerError):
-            document = read_document(Path(file))
-            left_out = why_no_training(dict(document.table), "")
-            tool = recognise(document).name
-            left_out = why_no_training(dict(document.table), tool)
+        if file.endswith(SCRIPT_SUFFIX):
+            tool, left_out = told_of_script(Path(file))
+        else:
+            with contextlib.suppress(PlannerError):
+                document = read_document(Path(file))
+                left_out = why_no_training(dict(document.table), "")
+                tool = recognise(document).name
+                left_out = why_no_training(dict(document.table), tool)
         found = tallies[tool]
         found.files += 1
         if left_out:

@@ -277,7 +277,8 @@ MEGATRON_HARMLESS = _names(
     tuner_type bf16 split_dataset_ratio val_dataset cached_val_dataset use_distributed_optimizer
     attention_backend optimizer sequence_parallel vit_gradient_checkpointing vit_gradient_checkpointing_kwargs
     vit_attn_impl apply_rope_fusion attn_impl dataset_shuffle max_epochs freeze_vit freeze_aligner
-    csa_dense_mode use_fused_mhc mhc_recompute_layer_num router_aux_loss_coef
+    csa_dense_mode use_fused_mhc mhc_recompute_layer_num router_aux_loss_coef save save_interval eval_interval
+    log_interval num_workers no_initialization distributed_backend no_rope_fusion
     """
 )
 """ms-swift 4.6.0 swift/megatron/arguments/megatron_args.py: those of :data:`MS_SWIFT_HARMLESS` beside."""

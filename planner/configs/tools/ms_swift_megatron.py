@@ -6,15 +6,16 @@ that other versions have read the same.  Fields of Megatron itself in ``megatron
 
 from __future__ import annotations
 
+from planner.catalog.models import model_entry
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.configs.said_by_file import Reading
+from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import MEGATRON_HARMLESS, MS_SWIFT_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.ms_swift import is_ms_swift
 from planner.configs.tools.ms_swift_launch import PART_BY_NAME, PARTS_BY_NAME, read_megatron_processes
 from planner.configs.yaml_or_json import Document
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import REFUSED_BY_TOOL, UnknownNameError, UsageError, show
 
 TOOL = "ms-swift 4.6.0 with Megatron"
 STACK = "megatron"
@@ -74,6 +75,7 @@ _ONLY: dict[str, tuple[tuple[str, ...], str]] = {
     "torch_dtype": (("bfloat16",), "training in another precision than bf16 is not modelled under Megatron"),
 }
 _SIZES = ("micro_batch_size", "global_batch_size")
+_CONVERTED = "-mcore"
 _DEGREES = {
     "context_parallel_size": "divided sequences (context parallel) are",
     "expert_tensor_parallel_size": "experts whose features are divided are",
@@ -94,7 +96,11 @@ def read_ms_swift_megatron(keys: Keys, reading: Reading, beside: Beside) -> None
     """
     _refuse(keys)
     _read_method(keys, reading)
-    read_checkpoint(keys, "model", reading, trusts=f"{reading.tool}, which trusts a checkpoint's own code")
+    if keys.has("model"):
+        trusts = f"{reading.tool}, which trusts a checkpoint's own code"
+        read_checkpoint(keys, "model", reading, trusts=trusts)
+    else:
+        _read_converted(keys, reading)
     _read_lengths(keys, reading)
     read_megatron_processes(keys, reading, beside)
     _read_degrees(keys, reading)
@@ -146,6 +152,38 @@ def _read_method(keys: Keys, reading: Reading) -> None:
         )
     if keys.text("lora_dtype") not in (None, "bfloat16"):
         reading.remark(keys.where("lora_dtype"), "Megatron casts adapters to bf16 with the model")
+
+
+def _read_converted(keys: Keys, reading: Reading) -> None:
+    """Weights that ``swift export --to_mcore`` wrote, which ms-swift 3.4 to 3.9 began with; the folder has
+    the name of the model in all of its examples.
+
+    Source: ms-swift v3.8.0 swift/megatron/argument/megatron_args.py: load, and other defaults than those of
+    4.6.0.
+
+    Raises:
+        NotModelledError: experts one after the other, which were the default.
+    """
+    folder = keys.text("load")
+    if folder is None:
+        return
+    where = keys.where("load")
+    name = folder.rstrip("/").rpartition("/")[2].removesuffix(_CONVERTED)
+    try:
+        known = model_entry(name).hub_id
+    except UnknownNameError:
+        known = ""
+    if known:
+        reading.say("model", known, where, f"the folder {show(folder)} has its name")
+        reading.remark(where, f"{known} is counted, whose name the folder has")
+    else:
+        reading.needs["model"] = f"{where}: which model was converted is not known: say --model"
+    if not keys.flag("cross_entropy_loss_fusion"):
+        reading.switch("loss_backward", "compute+float", f"{_PLACE}: cross_entropy_loss_fusion")
+    if not keys.flag("moe_grouped_gemm"):
+        why = f"{where}: {_SWITCHED_OFF['moe_grouped_gemm']}; moe_grouped_gemm true is"
+        reading.stops.append(Stop(lambda spec: spec.is_moe, why, by_tool=False))
+    keys.skip(("use_flash_attn",))
 
 
 def _read_lengths(keys: Keys, reading: Reading) -> None:

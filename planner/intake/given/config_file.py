@@ -331,7 +331,8 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
     if min(micro, accum) < 1 or micro * accum * gpus != samples:
         raise UsageError(
             f"{where} is {samples}, but micro-batch {micro} x accumulation {accum} x {gpus} GPUs is "
-            f"{micro * accum * gpus}: DeepSpeed refuses that; say how many GPUs with --gpu X:n"
+            f"{micro * accum * gpus}, which ends the job: say how many GPUs with --gpu X:n "
+            f"[{REFUSED_BY_TOOL}]"
         )
     note = f"{samples} samples = {micro} x {accum} x {gpus} GPUs"
     found = {"batch": Given(micro, where, note), "grad_accum": Given(accum, where, note)}

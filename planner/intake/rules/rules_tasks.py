@@ -8,6 +8,7 @@ from dataclasses import replace
 from planner.catalog.stacks import load_stack, stack_ids
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import LABEL_TASKS, Task
+from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.supported import NO_LABELS
 from planner.intake.tasks import scores_by_value, takes_tiles
@@ -174,8 +175,8 @@ TASK_RULES = (
     Rule(
         "generations-uneven",
         "refuse",
-        "Batch x GPUs x micro-batches of a generation must be a multiple of --generations; raise --batch, or "
-        "change --generations",
+        "Batch x GPUs x micro-batches of a generation must be a multiple of --generations, or trainers stop; "
+        f"raise --batch, or change --generations [{REFUSED_BY_TOOL}]",
         _uneven,
         _uneven_text,
     ),

@@ -44,6 +44,19 @@ def test_defaults_are_those_of_megatron() -> None:
     assert (stack.id, stack.main_gradients, stack.adam_states) == ("megatron", "fp32", "masters")
 
 
+def test_converted_weights_are_those_of_the_model_whose_name_they_have() -> None:
+    """``--load``, as 3.4 to 3.9 had it, with the defaults of these versions."""
+    start = START.replace("--model Qwen/Qwen2.5-7B-Instruct", "--load out/Qwen2.5-7B-Instruct-mcore")
+    job = job_of(f"{start} --use_flash_attn true --save out")
+    assert (job.scenario.model.id, job.scenario.stack.loss_backward) == ("qwen2.5-7b", ("compute", "float"))
+    fused = job_of(f"{start} --cross_entropy_loss_fusion true")
+    assert fused.scenario.stack.loss_backward == job_of(START).scenario.stack.loss_backward
+    assert "say --model" in asked(start.replace("Qwen2.5-7B-Instruct", "mine")).failure
+    experts = start.replace("Qwen2.5-7B-Instruct", "Qwen3-30B-A3B") + "--expert_model_parallel_size 8"
+    assert "moe_grouped_gemm true is" in asked(experts).failure
+    assert asked(f"{experts} --moe_grouped_gemm true").failure == ""
+
+
 def test_degrees_and_sizes() -> None:
     """Micro-batches follow from the samples of a step: GPUs that share a batch are one."""
     recipe = recipe_of(

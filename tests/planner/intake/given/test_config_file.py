@@ -94,7 +94,7 @@ def test_the_batch_over_all_gpus_says_what_is_left_open() -> None:
     assert asked(8, total=64, batch=4, grad_accum=2) == (4, 2)
     assert asked(8, batch=4) == (4, None)
     for total, said in ((20, {}), (4, {}), (64, {"grad_accum": 3}), (64, {"batch": 3})):
-        with pytest.raises(UsageError, match="DeepSpeed refuses that; say how many GPUs"):
+        with pytest.raises(UsageError, match="which ends the job: say how many GPUs"):
             asked(8, total=total, **said)
 
 
