@@ -298,7 +298,9 @@ def _read_attention(keys: Keys, reading: Reading, *, newer: bool) -> None:
     elif newer:
         reading.default("attention", "eager", "ms-swift 2.3.0 swift/llm/utils/model.py: use_flash_attn")
     else:
-        text = "off: ms-swift 2.2 and later have Transformers attend eagerly then: say --attention eager"
+        text = (
+            "without FlashAttention ms-swift 2.2 and later have Transformers attend eagerly: say --attention"
+        )
         reading.remark(where if keys.has("use_flash_attn") else str(keys.path), text)
 
 

@@ -8,6 +8,7 @@ The launch: scripts/dpo_train_with_accelerate_config.sh.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from planner.configs.launchers.deepspeed_json import read_deepspeed
@@ -41,6 +42,7 @@ _OLD_MARKS = {
 # The first was dropped in 5142c1968 (2026-01-31), the others in 9e8e2187c (2026-03-30) and 82b80530d.
 _JANUARY = ("gradient_checkpointing", "use_flash_attn", "attn_backend")
 _OLD = "a key of DPO before 2026-01-16"
+_ASKS_BEFORE = "dpo_tune_cache"
 _SECOND_MODEL = (
     "counted as dpo_tune.py, which its script runs with a second model; "
     "for dpo_tune_cache.py, which asks it before training, say --switches caches_reference=true"
@@ -124,9 +126,10 @@ def read_dpo(keys: Keys, reading: Reading) -> None:
         text = "a key that DPO of today no longer has"
         reading.take_stack(STACK_OF_JANUARY, _TOOL_OF_JANUARY, keys.where(january), text)
     _read_loss(keys, reading, "dpo_norm" if place == _PLACE else "dpo", place)
+    asked_before = Path(reading.script).stem == _ASKS_BEFORE
     if reading.value("task") == "dpo" and old is not None:
-        reading.switch("caches_reference", False, f"{keys.path}:{old}")
-        reading.remark(f"{keys.path}:{old}", _SECOND_MODEL)
+        reading.switch("caches_reference", asked_before, f"{keys.path}:{old}")
+        reading.remark(f"{keys.path}:{old}", ASKED_BEFORE if asked_before else _SECOND_MODEL)
     elif reading.value("task") == "dpo":
         reading.remark(str(keys.path), ASKED_BEFORE)
     reading.take(keys, {"num_epochs": "epochs"})

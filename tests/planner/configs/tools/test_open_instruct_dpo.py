@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from planner.api.checks import check_job, command_job
+from planner.api.files import CheckOptions
+from planner.intake.given.request import from_flags
 from tests.planner.configs.tools.test_open_instruct import NOW, OLD, read
 
 
@@ -41,6 +44,16 @@ def test_dpo_of_2024_runs_a_second_model(tmp_path: Path) -> None:
     simpo = read(tmp_path, OLD | {"dpo_loss_type": "simpo"})
     assert simpo.value("task") == "simpo"
     assert "caches_reference=false" not in simpo.value("switches")
+
+
+def test_the_script_says_that_the_reference_is_asked_before() -> None:
+    """Its name, where a command has it: dpo_tune.py went in January 2025."""
+    arguments = "--model_name_or_path Qwen/Qwen2.5-0.5B --max_seq_length 512 --dpo_loss_type dpo_norm"
+    for script, before in (("dpo_tune_cache", True), ("dpo_tune", False)):
+        command = f"accelerate launch --mixed_precision bf16 open_instruct/{script}.py {arguments}"
+        job = command_job(command, CheckOptions())
+        checked = check_job(job, from_flags({"gpu": "a100-80-sxm"}), advise=False)
+        assert checked.subject.scenario.recipe.caches_reference is before
 
 
 def test_zero_that_dpo_makes_itself(tmp_path: Path) -> None:
