@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planner.configs.launchers.fsdp_keys import found_file
 from planner.configs.launchers.handed_over import handed_over
 from planner.configs.launchers.launched_processes import (
     is_on,
@@ -479,18 +480,20 @@ def _scalar(value: Any) -> Any:
 
 
 def _named(path: Path, file: Any) -> Path:
-    """A file of the command, from here or else from the folder of the script ``path``;
+    """A file of the command, from here, from the folder of the script ``path`` or from one above it;
     a variable in its name is not expanded.
 
     Raises:
         UsageError: it has one.
-        InputFileError: the file is in neither folder.
+        InputFileError: the file is in none of these folders.
     """
     if "$" in str(file):
         raise UsageError(f"{path}: the file '{show(str(file))}' has a variable in its name: write it out")
-    for found in (Path(str(file)), path.parent / str(file)):
-        if os.path.exists(found):  # noqa: PTH110 - Path.exists fails at names that are too long
-            return found
+    here = Path(str(file))
+    if os.path.exists(here):  # noqa: PTH110 - Path.exists fails at names that are too long
+        return here
+    if (found := found_file(here, path)) is not None:
+        return found
     raise InputFileError(
         path, f"no such file: {show(str(file))}; check the job from the folder in which it is launched"
     )

@@ -6,6 +6,7 @@ Source: Transformers 5.23.0 training_args.py ``_process_fsdp_args``; Accelerate 
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ class Beside:
 
 def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
     """The file that a key names: looked for beside the config, then in the working directory,
-    where tools look.
+    where tools look, then in the folders above the config, from which its job may be launched.
 
     One that comes with a tool and is in neither place is known by its folder and name,
     and that is remarked on.
@@ -89,17 +90,25 @@ def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
         # A config is untrusted: it must not make a message repeat whatever file it names.
         ends = f"which ends in none of {', '.join(_SUFFIXES)}"
         raise InputFileError(keys.path, f"key '{name}' names {show(str(named))}, {ends}; {way_out}")
-    for path in (keys.path.parent / named, named):
-        if path.is_file():
-            return remark_on_twice(read_document(path), reading)
+    if (path := found_file(named, keys.path)) is not None:
+        return remark_on_twice(read_document(path), reading)
     if (stock := stock_file(named)) is not None:
         reading.remark(keys.where(name), f"{show(str(named))} is not here: taken as {stock[1]}")
         return stock[0]
     raise InputFileError(
         keys.path,
-        f"key '{name}' names {show(str(named))}, which is neither beside this file nor in the working "
-        f"directory; {way_out}",
+        f"key '{name}' names {show(str(named))}, which is neither beside this file, nor above it, nor in the "
+        f"working directory; {way_out}",
     )
+
+
+def found_file(named: Path, config: Path) -> Path | None:
+    """The file ``named`` by ``config``: beside it, in the working directory, or in a folder above it."""
+    folder = config.parent
+    for place in (folder, Path(), *folder.parents):
+        if os.path.isfile(place / named):  # noqa: PTH113 - Path.is_file fails at names that are too long
+            return place / named
+    return None
 
 
 def _expanded(name: str) -> Path:

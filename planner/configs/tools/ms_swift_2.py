@@ -1,6 +1,6 @@
-"""A supervised training of ms-swift 1.6 to 2.6, whose arguments have other names and defaults than in 3.0.
+"""A supervised training of ms-swift 1.2 to 2.6, whose arguments have other names and defaults than in 3.0.
 
-Keys and defaults: swift/llm/utils/argument.py SftArguments of v1.5.0 to v2.6.0; what is done with them:
+Keys and defaults: swift/llm/utils/argument.py SftArguments of v1.2.0 to v2.6.0; what is done with them:
 swift/llm/sft.py, swift/llm/tuner.py (before 2.0 in sft.py) and swift/llm/utils/model.py of these versions.
 """
 
@@ -60,7 +60,6 @@ _UNMODELLED = {
     "label_smoothing": "the loss with smoothed labels is not modelled",
     "fsdp": "FSDP by an argument of ms-swift before 3.0 is not modelled",
     "dataset_sample": "an argument of ms-swift 1.0, which is not modelled",
-    "only_save_model": "an argument of ms-swift before 1.6, whose adapters and checkpoints are others",
     "fsdp_num": "TorchAcc is not modelled",
     "rlhf_type": "trainers of preferences of ms-swift before 3.0 were not read",
     "ref_model_type": "trainers of preferences of ms-swift before 3.0 were not read",
@@ -80,6 +79,7 @@ _DEFAULT_TARGETS = {
         _PROJECTIONS,
     ),
 }
+_OWN_ATTENTION = ("baichuan", "chatglm", "internlm2", "qwen")
 # Models whose module was not read; swift/llm/utils/model.py trains Phi-2 by the checkpoint's own code and
 # without checkpoints.
 _NOT_READ: tuple[tuple[Callable[[ModelSpec], bool], str], ...] = (
@@ -114,7 +114,10 @@ def read_ms_swift_2(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_dtype(keys, reading, quantised=quantised)
     if reading.value("method") == "lora":
         _read_adapters(keys, reading, newer=since_2_3)
-    _read_attention(keys, reading, newer=since_2_3)
+    if keys.has("only_save_model"):
+        _ask_of_1(keys, reading)
+    else:
+        _read_attention(keys, reading, newer=since_2_3)
     _read_length(keys, reading)
     ranks = read_processes(keys, reading, beside)
     _read_steps(keys, reading)
@@ -275,15 +278,39 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
 
 
 def _default_targets(keys: Keys, reading: Reading) -> tuple[str, ...]:
-    model = reading.value("model")
-    entry = None if model is None else entry_named_in(str(model))
-    found = _DEFAULT_TARGETS.get(str(entry.config.get("model_type"))) if entry is not None else None
+    found = _DEFAULT_TARGETS.get(_architecture(reading))
     if found is None:
         reading.needs["lora_targets"] = (
             f"{keys.where('target_modules')}: which modules are DEFAULT of this model is not known: say "
             "--lora-targets"
         )
     return found or ()
+
+
+def _ask_of_1(keys: Keys, reading: Reading) -> None:
+    """What follows from the version where an argument is one of 1.2 to 1.5: FlashAttention where it is asked
+    for, else that of Transformers 4.33 to 4.36, and reentrant checkpoints until 1.4, with which matrices of
+    bitsandbytes keep no inputs.  Qwen, Baichuan, ChatGLM and InternLM 2 bring their own attention.
+
+    Source: modelscope/ms-swift c445b330c of 2023-11-28, in 1.4.0; requirements/framework.txt.
+    """
+    where = keys.where("only_save_model")
+    if keys.flag("use_flash_attn"):
+        reading.say("attention", "flash2", keys.where("use_flash_attn"))
+    elif _architecture(reading) not in _OWN_ATTENTION:
+        reading.needs["attention"] = f"{where}: before 1.6 Transformers decides: say --attention eager"
+    if reading.value("quantization") is not None:
+        reading.needs["checkpoint_reentrant"] = (
+            f"{where}: before 1.6 the version decides: say --checkpoint-reentrant up to 1.3, or "
+            "--no-checkpoint-reentrant"
+        )
+
+
+def _architecture(reading: Reading) -> str:
+    """The ``model_type`` of the known model, empty for others."""
+    model = reading.value("model")
+    entry = None if model is None else entry_named_in(str(model))
+    return "" if entry is None else str(entry.config.get("model_type"))
 
 
 def _read_attention(keys: Keys, reading: Reading, *, newer: bool) -> None:

@@ -104,7 +104,7 @@ def read_open_instruct(keys: Keys, reading: Reading, beside: Beside) -> None:
             raise keys.not_modelled(name, why)
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
-    dpo = is_dpo(keys)
+    dpo = is_dpo(keys, reading.script)
     old = None if dpo else first_held(keys, sorted(OLD_KEYS))
     if dpo:
         read_dpo(keys, reading)

@@ -90,9 +90,11 @@ _HARMLESS = (
 )
 
 
-def is_dpo(keys: Keys) -> bool:
-    """Whether a file is for DPO, by keys that files for supervised fine-tuning do not have."""
-    return first_held(keys, (*MARKS, *_OLD_MARKS)) is not None
+def is_dpo(keys: Keys, script: str) -> bool:
+    """Whether a file is for DPO, by keys that files for supervised fine-tuning do not have, or by the name of
+    the script that a command runs.
+    """
+    return Path(script).stem == _ASKS_BEFORE or first_held(keys, (*MARKS, *_OLD_MARKS)) is not None
 
 
 def is_dpo_table(table: Mapping[str, Any]) -> bool:

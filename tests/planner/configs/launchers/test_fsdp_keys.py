@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, FsdpKeys, read_fsdp, referred
+from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, FsdpKeys, found_file, read_fsdp, referred
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.errors import InputFileError, NotModelledError
@@ -117,3 +117,15 @@ def test_a_file_is_looked_for_beside_the_config(tmp_path: Path, monkeypatch: pyt
     assert referred(keys, "deepspeed", DEEPSPEED_FILE, reading).table == {"stage": 3}
     with pytest.raises(InputFileError, match=r"ends in none of \.json"):
         referred(keys, "hosts", DEEPSPEED_FILE, reading)
+
+
+def test_a_file_may_lie_above_the_script_that_names_it(tmp_path: Path) -> None:
+    """A job is launched from the folder that has both; the nearest counts."""
+    script = tmp_path / "examples" / "lora" / "run.sh"
+    script.parent.mkdir(parents=True)
+    named = Path("ds") / "zero2.json"
+    assert found_file(named, script) is None
+    for folder in (tmp_path, script.parent.parent):
+        (folder / "ds").mkdir()
+        (folder / named).write_text("{}", encoding="utf-8")
+        assert found_file(named, script) == folder / named

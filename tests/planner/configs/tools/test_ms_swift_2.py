@@ -92,7 +92,7 @@ def test_a_key_means_what_these_versions_make_of_it(
         ("packing: true\n", "packed samples"),
         ("sequence_parallel_size: 2\n", "a sequence-parallel degree of 2"),
         ("ENV: {USE_TORCHACC: 1}\n", "TorchAcc"),
-        ("only_save_model: true\n", "before 1.6"),
+        ("dataset_sample: 8\n", "ms-swift 1.0"),
         ("tuner_type: lora\n", "beside tuner_type of later ones"),
         ("rlhf_type: dpo\n", "were not read"),
     ],

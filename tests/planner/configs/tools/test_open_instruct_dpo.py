@@ -56,6 +56,20 @@ def test_the_script_says_that_the_reference_is_asked_before() -> None:
         assert checked.subject.scenario.recipe.caches_reference is before
 
 
+def test_the_script_says_dpo_where_no_key_does() -> None:
+    """All of its own keys may be left out."""
+    arguments = "--model_name_or_path Qwen/Qwen2.5-0.5B --max_seq_length 512 --with_tracking"
+    for more, stack in (("", "open-instruct"), (" --use_flash_attn false", "open-instruct@2026-01")):
+        command = (
+            f"accelerate launch --mixed_precision bf16 open_instruct/dpo_tune_cache.py {arguments}{more}"
+        )
+        job = command_job(command, CheckOptions())
+        checked = check_job(job, from_flags({"gpu": "a100-80-sxm"}), advise=False)
+        assert checked.failure == ""
+        assert checked.subject.scenario.recipe.task == "dpo"
+        assert checked.subject.scenario.stack.id == stack
+
+
 def test_zero_that_dpo_makes_itself(tmp_path: Path) -> None:
     """A stage without a file; stage 3 has a secondary partition of eight unless it is said."""
     assert read(tmp_path, NOW | {"beta": 5, "zero_stage": 2}).value("sharding") == "zero2"
