@@ -42,7 +42,7 @@ _OLD_MARKS = {
 # The first was dropped in 5142c1968 (2026-01-31), the others in 9e8e2187c (2026-03-30) and 82b80530d.
 _JANUARY = ("gradient_checkpointing", "use_flash_attn", "attn_backend")
 _OLD = "a key of DPO before 2026-01-16"
-_ASKS_BEFORE = "dpo_tune_cache"
+_ASKS_BEFORE, _OLD_SCRIPT = "dpo_tune_cache", "dpo_tune"
 _SECOND_MODEL = (
     "counted as dpo_tune.py, which its script runs with a second model; "
     "for dpo_tune_cache.py, which asks it before training, say --switches caches_reference=true"
@@ -94,7 +94,10 @@ def is_dpo(keys: Keys, script: str) -> bool:
     """Whether a file is for DPO, by keys that files for supervised fine-tuning do not have, or by the name of
     the script that a command runs.
     """
-    return Path(script).stem == _ASKS_BEFORE or first_held(keys, (*MARKS, *_OLD_MARKS)) is not None
+    return (
+        Path(script).stem in (_ASKS_BEFORE, _OLD_SCRIPT)
+        or first_held(keys, (*MARKS, *_OLD_MARKS)) is not None
+    )
 
 
 def is_dpo_table(table: Mapping[str, Any]) -> bool:
@@ -109,7 +112,7 @@ def read_dpo(keys: Keys, reading: Reading) -> None:
         UsageError: a loss that it does not know.
         NotModelledError: what no formula covers.
     """
-    old = first_held(keys, _OLD_MARKS)
+    old = first_held(keys, _OLD_MARKS) or (_OLD_SCRIPT if Path(reading.script).stem == _OLD_SCRIPT else None)
     if old is not None:
         keys.rename(_OLD_MARKS)
     keys.refuse_switched_on(_UNMODELLED)
@@ -135,7 +138,7 @@ def read_dpo(keys: Keys, reading: Reading) -> None:
     elif reading.value("task") == "dpo":
         reading.remark(str(keys.path), ASKED_BEFORE)
     reading.take(keys, {"num_epochs": "epochs"})
-    if old is None:
+    if old is None and not keys.has("num_train_epochs"):
         reading.default("epochs", 1 if january is None else 2, place)
     _read_budget(keys, reading)
     keys.skip(_HARMLESS)
