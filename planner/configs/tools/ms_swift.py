@@ -412,6 +412,10 @@ def _read_evaluation(keys: Keys, reading: Reading) -> None:
     data = next((name for name in ("val_dataset", "cached_val_dataset") if keys.get(name)), None)
     if data is None and keys.is_on("split_dataset_ratio"):
         data = "split_dataset_ratio"
+    if data is None and keys.has("train_type") and not keys.has("split_dataset_ratio"):
+        # v3.5.3 swift/llm/argument/base_args/data_args.py: split_dataset_ratio is 0.01.
+        text = "until 3.5 a hundredth of the data was evaluated: say --eval-batch 1 there"
+        reading.remark(keys.where("train_type"), text)
     reading.said.pop("eval_batch", None)
     if data is not None and when not in ("no", "false"):
         size = keys.count("per_device_eval_batch_size") or 1

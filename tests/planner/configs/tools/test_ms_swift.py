@@ -147,6 +147,14 @@ def test_a_checkpoint_of_fp16_does_not_do_for_all(tmp_path: Path, text: str, err
         recipe_of(tmp_path, text.replace("Qwen/Qwen2.5-0.5B", "meta-llama/Llama-2-7b-hf"))
 
 
+def test_until_3_5_some_of_the_data_was_evaluated(tmp_path: Path) -> None:
+    """Where an older name tells that it may be so, and no key says how much."""
+    old = BASE.replace("tuner_type", "train_type")
+    for text, told in ((BASE, False), (old, True), (f"{old}split_dataset_ratio: 0\n", False)):
+        remarks = [remark.text for remark in read(tmp_path, text).remarks]
+        assert any("until 3.5" in remark for remark in remarks) is told
+
+
 def test_packs_without_flash_attention_are_refused_as_ms_swift_does(tmp_path: Path) -> None:
     """ms-swift ends with an error before it trains."""
     with pytest.raises(UsageError, match="refused-by-its-tool"):
