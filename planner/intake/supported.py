@@ -49,8 +49,8 @@ NO_LABELS = frozenset(
     }
 )
 # Modules that ship with the checkpoint and write attention out.  Source:
-# mosaicml/llm-foundry layers/attention.py; modeling_btlm.py.
-_REMOTE_NO_SDPA = frozenset({"mosaic_gpt", "btlm"})
+# mosaicml/llm-foundry layers/attention.py; modeling_btlm.py; modeling_internlm.py INTERNLM_ATTENTION_CLASSES.
+_REMOTE_NO_SDPA = frozenset({"mosaic_gpt", "btlm", "internlm"})
 # The same in transformers 4.36 to 4.38, where fewer classes had been moved to torch's kernel.
 _NO_SDPA_BEFORE_2024_09 = _NO_SDPA | {"gpt2", "gpt_neox", "opt", "phi", "stablelm"}
 

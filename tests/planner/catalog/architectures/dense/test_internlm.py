@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from planner.catalog.models import load_model, model_entry
+from planner.errors import PlannerError
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
 
 
 def _internlm_params(config: dict[str, Any]) -> int:
@@ -33,3 +36,12 @@ def test_internlm2_module_names() -> None:
     (group,) = load_model("internlm2-7b").spec.groups
     assert [linear.name for linear in group.block.linears] == ["wqkv", "wo", "w1", "w3", "w2"]
     assert group.block.linears[0].out_features == (32 + 2 * 8) * 128
+
+
+def test_internlm_writes_attention_out() -> None:
+    """The module of InternLM 1 has no call of torch's fused kernels; it has one of FlashAttention 2."""
+    flags = {"model": "internlm-7b", "method": "lora", "gpu": "4090", "seq": 512, "stack": "swift@1"}
+    assert resolve(from_flags(flags)).recipe.attention == "eager"
+    assert resolve(from_flags({**flags, "attention": "flash2"})).recipe.attention == "flash2"
+    with pytest.raises(PlannerError, match="no such attention kernel"):
+        resolve(from_flags({**flags, "attention": "sdpa"}))
