@@ -17,7 +17,7 @@ from planner.domain.uncertainty.scale import Doubt
 
 # Raised by hand when a formula changes what it means for a coefficient, or a scale what it means for an
 # interval; a change of priors changes the version by itself.
-_FORMULAS = 10
+_FORMULAS = 11
 
 
 @dataclass(frozen=True, slots=True)
