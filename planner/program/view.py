@@ -191,7 +191,7 @@ def tower_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
 
 
 def _of_layers(recipe: Recipe) -> Recipe:
-    offload: Offload = "activations" if recipe.offload == "activations" else "none"
+    offload: Offload = "activations" if recipe.offloads_activations else "none"
     rollout = replace(recipe.rollout, reward=None) if recipe.rollout else None
     return replace(
         recipe.without_sizes,

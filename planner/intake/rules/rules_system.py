@@ -68,12 +68,6 @@ def _above_label(case: Case) -> bool:
     return visible is not None and label is not None and visible > label
 
 
-def _no_backward(case: Case) -> str:
-    """What runs in the place of the kernel, where that is no help."""
-    replaced = case.recipe.attention == "flash2" and has_sinks(case.model) and case.stack.model_code != "own"
-    return ": FlashAttention 3 takes its place, whose backward knows no sinks" if replaced else ""
-
-
 def _makes_scores(case: Case) -> bool:
     shapes = [group.block.attention for group in case.model.groups]
     grouped = any(each.sdpa_input == "grouped" and each.n_kv_heads < each.n_heads for each in shapes)
@@ -241,7 +235,7 @@ SYSTEM_RULES = (
         "fsdp-offloads-both",
         "refuse",
         "FSDP offloads parameters and optimizer together: use optimizer+params",
-        lambda case: case.recipe.uses_fsdp and case.recipe.offload in ("optimizer", "params"),
+        lambda case: case.recipe.uses_fsdp and case.recipe.offloads_optimizer != case.recipe.offloads_params,
     ),
     Rule(
         "fsdp1-not-in-stack",
@@ -396,9 +390,14 @@ SYSTEM_RULES = (
         "refuse",
         "The model's code in this stack has no such attention kernel: use eager",
         lambda case: code_lacks(case.model, case.stack, case.recipe.attention),
-        lambda case: (
-            f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}{_no_backward(case)}"
-        ),
+        lambda case: f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}",
+    ),
+    Rule(
+        "backward-without-sinks",
+        "warn",
+        "vLLM's FlashAttention 3 runs here, whose backward leaves the sinks out: gradients are not exact, "
+        "and eager attention's are",
+        lambda case: case.recipe.attention == "flash2" and has_sinks(case.model),
     ),
     Rule(
         "packed-samples-masked",

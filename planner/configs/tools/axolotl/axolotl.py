@@ -39,6 +39,7 @@ from planner.configs.tools.axolotl.axolotl_parts import (
     read_kbit_tables,
     read_loss,
     read_numerics,
+    read_scaled_softmax,
     refuse_8bit_in_ram,
     refuse_preferences,
     remark_on_short_convolutions,
@@ -96,7 +97,6 @@ _UNMODELLED = {
     "fp32_norms": "norms in fp32 are not modelled in this stack",
     "use_onebitllms": "ternary weights are not modelled",
     "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
-    "scaling_softmax": "a scaled softmax is not modelled",
     "gemma4_hybrid_attn_impl": "attention kernels of Axolotl's own are not modelled",
     "large_head_attention": "attention kernels of Axolotl's own are not modelled",
     "flash_attn_d512": "attention kernels of Axolotl's own are not modelled",
@@ -192,6 +192,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_optimizer(keys, reading, old=old)
     read_numerics(keys, reading, old=old, of_2023=of_2023)
     read_attention_keys(keys, reading, old=old)
+    read_scaled_softmax(keys, reading)
     if of_2023:
         read_attention_of_2023(keys, reading)
     read_plugins(keys, reading)

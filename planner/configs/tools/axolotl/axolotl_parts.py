@@ -124,12 +124,32 @@ def _say_precision(reading: Reading, precision: str, stored: str, where: str) ->
     reading.say("load_dtype", stored, where)
 
 
+def read_scaled_softmax(keys: Keys, reading: Reading) -> None:
+    """Scores that grow with the position, inside FlexAttention's kernel, which keeps nothing more for it.
+
+    Source: axolotl 067b021c8 monkeypatch/scaled_softmax_attn.py, utils/schemas/validation.py
+    check_scaling_softmax_requires_flex.
+
+    Raises:
+        UsageError: another kernel.
+    """
+    name = "scaling_softmax"
+    if keys.flag(name) and reading.value("attention") != "flex":
+        raise UsageError(
+            f"{keys.where(name)}: Axolotl refuses it without FlexAttention: say attn_implementation: "
+            f"flex_attention [{REFUSED_BY_TOOL}]"
+        )
+    keys.skip((f"{name}_factor", f"{name}_bias"))
+
+
 def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
     """Enter the attention kernel, by its key or by those of older versions; ``old``:
     the file is of 0.8 or before.
 
+    Where both are given the new one counts: axolotl d1de6f5f3 (0.12) and 5eb265513 (2026-02) loaders/model.py
+    _set_attention_config; both are refused since e4032fc90 (2026-05, 0.17).
+
     Raises:
-        UsageError: both are given, which Axolotl refuses.
         NotModelledError: a kernel that no formula covers.
     """
     _read_flash_optimum(keys, reading)
@@ -154,11 +174,13 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
             )
             reading.default("attention", "flash2", place)
         return
-    if keys.has("attn_implementation"):
-        raise UsageError(
-            f"{keys.where(on[0])}: Axolotl refuses it beside attn_implementation; take one of them out"
-        )
     name = on[0]
+    if keys.has("attn_implementation"):
+        reading.remark(
+            keys.where(name),
+            "has no effect: attn_implementation goes before it in Axolotl up to 0.16, and later ones refuse both",
+        )
+        return
     if not OLD_ATTENTION[name]:
         raise keys.not_modelled(
             name, "this attention is not modelled; flash_attention, sdp_attention and eager_attention are"

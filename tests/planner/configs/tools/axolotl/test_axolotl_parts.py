@@ -111,10 +111,11 @@ def test_xformers_on_llama_needs_packing(tmp_path: Path) -> None:
     assert read(tmp_path, text + "sample_packing: true\n").request.get("attention") == "flash2"
 
 
-def test_attention_said_twice_is_refused(tmp_path: Path) -> None:
-    """As Axolotl refuses it."""
-    with pytest.raises(UsageError, match="beside attn_implementation"):
-        read(tmp_path, BASE + "flash_attention: true\nattn_implementation: sdpa\n")
+def test_of_attention_said_twice_the_new_key_counts(tmp_path: Path) -> None:
+    """As in Axolotl 0.12 to 0.16, whose examples for gpt-oss say both."""
+    config = read(tmp_path, BASE + "flash_attention: true\nattn_implementation: sdpa\n")
+    assert config.request.get("attention") == "sdpa"
+    assert any("later ones refuse both" in remark.text for remark in config.remarks)
 
 
 LIGER = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
