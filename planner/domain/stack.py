@@ -258,8 +258,8 @@ class Stack:
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
     """The trainer takes the loss of each token from the logits that the model returns, and weighs it by
-    the probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the
-    probability, and adds how far the logits are from those of a second model, which each micro-step
+    the probability of the token, or by the entropy of a copy of its logits (``entropy_of_rows``: of
+    which there is one for the loss, too).  ``divergence``: by the probability, and adds how far the logits are from those of a second model, which each micro-step
     asks first.  ``none``: the loss is the model's own."""
     widens_table_states: bool
     """Under an 8-bit optimizer of bitsandbytes the states of token tables stay in fp32."""

@@ -416,8 +416,11 @@ def read_loss(keys: Keys, reading: Reading) -> None:
         NotModelledError: a loss that no formula covers.
     """
     _read_flash_parts(keys, reading)
-    keys.refuse_switched_on({"use_eaft": "this loss is not modelled"})
     liger = _liger_keys(keys, reading)
+    if keys.flag("use_eaft"):
+        # axolotl 0.19.0 core/builders/causal.py: compute_loss_func, which needs the logits.
+        reading.switch("loss_weights", "entropy_of_rows", keys.where("use_eaft"))
+        liger = [name for name in liger if name != "liger_fused_linear_cross_entropy"]
     if "liger_fused_linear_cross_entropy" in liger:
         reading.say("loss", "liger", keys.where("liger_fused_linear_cross_entropy"))
     elif keys.flag("chunked_cross_entropy"):
