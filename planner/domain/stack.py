@@ -97,6 +97,9 @@ class Stack:
     """Who makes 4-bit matrices: Transformers of all but the head, Lightning of all, from an fp16 copy."""
     whole_out_proj: WholeOutProj
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
+    masks_wide_heads: bool
+    """Beside FlashAttention, layers whose heads are too wide for it run torch's kernel, under a mask that
+    keeps packed samples apart."""
     fused_experts: bool
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     expert_targets: ExpertTargets

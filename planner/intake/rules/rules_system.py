@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS, Attention
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS, FLASH_WIDEST, Attention
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.uncertainty.calibration import lengths_of
@@ -21,7 +21,6 @@ from planner.intake.supported import (
 )
 from planner.units import MIB, format_gib
 
-_FLASH2_MAX_HEAD_DIM = 256
 # A mask below this is no reason for another kernel.
 _WORTH_BYTES = 64 * MIB
 # GPUs that switches of NVLink join: those of DGX-2, and of GB200 and GB300 NVL72.
@@ -75,6 +74,10 @@ def _makes_scores(case: Case) -> bool:
     return lacks_flash2(case.gpu) and case.recipe.attention == "sdpa" and grouped and hands_over
 
 
+def _is_too_wide(case: Case) -> bool:
+    return widest_head(case.model) > FLASH_WIDEST and not case.stack.masks_wide_heads
+
+
 def _of_flash(name: Attention) -> tuple[Rule, ...]:
     """What a kernel that is called like FlashAttention 2 does not take."""
     title = ATTENTION_FACTS[name].title
@@ -95,8 +98,8 @@ def _of_flash(name: Attention) -> tuple[Rule, ...]:
         Rule(
             f"{name}-wide-heads",
             "refuse",
-            f"{title} takes heads of at most {_FLASH2_MAX_HEAD_DIM} features: use sdpa",
-            lambda case: case.recipe.attention == name and widest_head(case.model) > _FLASH2_MAX_HEAD_DIM,
+            f"{title} takes heads of at most {FLASH_WIDEST} features: use sdpa",
+            lambda case: case.recipe.attention == name and _is_too_wide(case),
             lambda case: f"{case.model.id} has heads of {widest_head(case.model)}",
         ),
     )

@@ -36,6 +36,7 @@ from planner.configs.tools.axolotl.axolotl_parts import (
     read_attention_keys,
     read_attention_of_2023,
     read_generated,
+    read_hybrid_attention,
     read_kbit_tables,
     read_loss,
     read_numerics,
@@ -97,7 +98,6 @@ _UNMODELLED = {
     "fp32_norms": "norms in fp32 are not modelled in this stack",
     "use_onebitllms": "ternary weights are not modelled",
     "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
-    "gemma4_hybrid_attn_impl": "attention kernels of Axolotl's own are not modelled",
     "large_head_attention": "attention kernels of Axolotl's own are not modelled",
     "flash_attn_d512": "attention kernels of Axolotl's own are not modelled",
     "trainer_cls": "a trainer of one's own is not read",
@@ -193,6 +193,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_numerics(keys, reading, old=old, of_2023=of_2023)
     read_attention_keys(keys, reading, old=old)
     read_scaled_softmax(keys, reading)
+    read_hybrid_attention(keys, reading)
     if of_2023:
         read_attention_of_2023(keys, reading)
     read_plugins(keys, reading)

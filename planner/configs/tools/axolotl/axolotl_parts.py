@@ -124,6 +124,27 @@ def _say_precision(reading: Reading, precision: str, stored: str, where: str) ->
     reading.say("load_dtype", stored, where)
 
 
+def read_hybrid_attention(keys: Keys, reading: Reading) -> None:
+    """Gemma 4, whose global layers have heads too wide for FlashAttention: torch's kernel runs these.
+
+    Source: axolotl 0.19.0 loaders/patch_manager.py _apply_gemma_hybrid_attention,
+    monkeypatch/gemma4_hybrid_mask.py, utils/schemas/config.py.
+
+    Raises:
+        UsageError: another kernel for the rest.
+    """
+    name = "gemma4_hybrid_attn_impl"
+    if not keys.flag(name):
+        return
+    where = keys.where(name)
+    if reading.value("attention") not in (None, "flash2"):
+        raise UsageError(
+            f"{where}: Axolotl refuses it without attn_implementation: flash_attention_2 [{REFUSED_BY_TOOL}]"
+        )
+    reading.default("attention", "flash2", "axolotl 0.19.0 utils/schemas/config.py: gemma4_hybrid_attn_impl")
+    reading.switch("masks_wide_heads", True, where)
+
+
 def read_scaled_softmax(keys: Keys, reading: Reading) -> None:
     """Scores that grow with the position, inside FlexAttention's kernel, which keeps nothing more for it.
 
