@@ -121,7 +121,9 @@ class Reading:
                 states = value if before.value == "activations" else before.value
                 both = f"{states}+activations"
                 if both in OFFLOADS:
-                    self.said[name] = Said(name, both, before.origin, f"{states} beside activations: {origin}")
+                    self.said[name] = Said(
+                        name, both, before.origin, f"{states} beside activations: {origin}"
+                    )
                     return
                 raise NotModelledError(
                     f"{origin}: offloading activations and weights or optimizer states ({before.origin}) at "

@@ -238,7 +238,11 @@ SYSTEM_RULES = (
         "fsdp-offloads-both",
         "refuse",
         "FSDP offloads parameters and optimizer together: use optimizer+params",
-        lambda case: case.recipe.uses_fsdp and case.recipe.offloads_optimizer != case.recipe.offloads_params,
+        lambda case: (
+            case.recipe.uses_fsdp
+            and not case.recipe.offloads_to_nvme
+            and case.recipe.offloads_optimizer != case.recipe.offloads_params
+        ),
     ),
     Rule(
         "fsdp1-not-in-stack",

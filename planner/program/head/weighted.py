@@ -3,8 +3,8 @@ compared with.
 
 All tokens are taken for trained ones, whose logits are copied where weights follow from entropies.
 Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func, asft_loss_func,
-_kl_divergence; train/sft/trainer.py compute_loss; axolotl 0.19.0 monkeypatch/loss/eaft.py; transformers 5.23 trainer.py compute_loss.
-torch 2.13 ATen/native/Loss.cpp kl_div.
+_kl_divergence; train/sft/trainer.py compute_loss; axolotl 0.19.0 monkeypatch/loss/eaft.py; transformers
+5.23 trainer.py compute_loss; torch 2.13 ATen/native/Loss.cpp kl_div.
 Ignored: the twenty largest logits of each token.
 """
 

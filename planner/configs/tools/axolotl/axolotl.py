@@ -27,20 +27,16 @@ from planner.configs.shared.trainer_arguments import (
 )
 from planner.configs.tools.axolotl.axolotl_adapters import read_adapter_kernels, read_method
 from planner.configs.tools.axolotl.axolotl_age import read_age, read_optimizer
+from planner.configs.tools.axolotl.axolotl_attention import names_attention, read_attention_keys
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
     knows_ends,
-    names_attention,
-    read_attention_keys,
-    read_attention_of_2023,
     read_generated,
-    read_hybrid_attention,
     read_kbit_tables,
     read_loss,
     read_numerics,
-    read_scaled_softmax,
     refuse_8bit_in_ram,
     refuse_preferences,
     remark_on_short_convolutions,
@@ -191,11 +187,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_checkpointing(keys, reading, old=old)
     read_optimizer(keys, reading, old=old)
     read_numerics(keys, reading, old=old, of_2023=of_2023)
-    read_attention_keys(keys, reading, old=old)
-    read_scaled_softmax(keys, reading)
-    read_hybrid_attention(keys, reading)
-    if of_2023:
-        read_attention_of_2023(keys, reading)
+    read_attention_keys(keys, reading, old=old, of_2023=of_2023)
     read_plugins(keys, reading)
     read_qat(keys, reading)
     _read_stored_weights(keys)
