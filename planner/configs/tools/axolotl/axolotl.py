@@ -445,12 +445,27 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
         settings.skip(("fsdp_version", "version"))
     read_fsdp(settings or Keys(keys.path, {}), reading, found)
     refuse_8bit_in_ram(keys, reading)
+    _remark_on_accumulation(reading, where)
     if found.checkpoints:
         _say_fsdp_checkpointing(reading)
         if reading.sharding.dtensors:
             # axolotl 0.19.0 monkeypatch/accelerate/fsdp2.py fsdp2_prepare_model, behind fsdp2_apply_ac.
             reading.switch("checkpoints_twice", True, where)
     read_files(keys, reading, beside)
+
+
+def _remark_on_accumulation(reading: Reading, where: str) -> None:
+    """Whole gradients wait on each GPU between micro-batches since Accelerate asks FSDP2 not to reduce them.
+
+    Source: accelerate ec92b1af (2025-09, 1.11.0) accelerator.py no_sync; axolotl 0.9 to 0.12 pins 1.6 to
+    1.10, 0.13 pins 1.11 (requirements.txt).
+    """
+    if reading.sharding.dtensors and (reading.value("grad_accum") or 1) > 1:
+        text = (
+            "whole gradients wait between micro-batches; up to Axolotl 0.12 none did: "
+            "--switches fsdp_no_sync=false"
+        )
+        reading.remark(where, text)
 
 
 def _say_fsdp_checkpointing(reading: Reading) -> None:

@@ -342,3 +342,11 @@ def test_packed_experts_are_unpacked_where_the_file_says_so(tmp_path: Path) -> N
 def test_tf32_may_be_left_to_axolotl(tmp_path: Path) -> None:
     """0.19.0 writes its default so (utils/schemas/config.py)."""
     assert read(tmp_path, BASE + "tf32: auto\n").request == read(tmp_path, BASE).request
+
+
+def test_fsdp2_is_told_apart_from_that_before_2025_09(tmp_path: Path) -> None:
+    """Accelerate 1.11 asks it not to reduce gradients; a job with one micro-batch has nothing to wait."""
+    fsdp = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
+    for steps in (1, 2):
+        config = read(tmp_path, BASE + fsdp + f"gradient_accumulation_steps: {steps}\n")
+        assert any("fsdp_no_sync=false" in remark.text for remark in config.remarks) == (steps > 1)
