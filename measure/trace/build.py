@@ -31,8 +31,9 @@ from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError
 
-# FlashAttention 2 is switched on when the model is made, because making it asks for the package.
-_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "sdpa"}
+# FlashAttention 2 is switched on when the model is made: making it so asks for the package.  Every model has
+# eager attention.
+_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "eager"}
 _REMOTE_CODE = "its code ships with the checkpoint and not with Transformers"
 
 

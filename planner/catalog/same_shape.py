@@ -21,7 +21,7 @@ QUANTISED = re.compile(
     r"|fp[468]|nvfp4\w*|w?mxfp[468]\w*|nf4|w[1-8]a(?:4|8|16)|w[1-8]g\d+|g(?:32|64|128)|int[48]"
     r"|[1-8](?:\.\d+)?-?bits?|\d+bpw|bpw\d+|[oi]?q[1-8](?:_\w+|f\d+\w*)?|1\.58|ternary|bitnet|dwq|mlc"
     r"|quip|e8p|auto[-_]?round|vptq|spqr|quarot|rtn|ptq|marlin|fbgemm|compressed[-_]tensors"
-    r"|\w*quant(?:s|ized)?|\w*qat)(?=$|[-_./])",
+    r"|(?!dequant)\w*quant(?:s|ized)?|\w*qat)(?=$|[-_./])",
     re.IGNORECASE,
 )
 """A word of an id that says that weights are stored quantised."""

@@ -11,6 +11,7 @@ from typing import Any
 from planner.configs.shared.keys import Keys
 from planner.domain.model import ModelSpec
 from planner.domain.origin import tool_default
+from planner.domain.recipes.recipe import OFFLOADS
 from planner.domain.recipes.sharding import NONE, Sharding, sharding_named
 from planner.errors import NotModelledError, UsageError
 
@@ -112,11 +113,18 @@ class Reading:
 
         Raises:
             UsageError: another key has said something else about it.
-            NotModelledError: another key offloads something beside activations.
+            NotModelledError: another key offloads to NVMe beside activations.
         """
         before = self.said.get(name)
         if before is not None and before.value != value:
             if name == "offload" and "activations" in (value, before.value):
+                states = value if before.value == "activations" else before.value
+                both = f"{states}+activations"
+                if both in OFFLOADS:
+                    self.said[name] = Said(
+                        name, both, before.origin, f"{states} beside activations: {origin}"
+                    )
+                    return
                 raise NotModelledError(
                     f"{origin}: offloading activations and weights or optimizer states ({before.origin}) at "
                     "once is not modelled"

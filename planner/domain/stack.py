@@ -97,6 +97,8 @@ class Stack:
     """Who makes 4-bit matrices: Transformers of all but the head, Lightning of all, from an fp16 copy."""
     whole_out_proj: WholeOutProj
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
+    masks_wide_heads: bool
+    """Heads too wide for FlashAttention run torch's kernel, under a mask that keeps samples apart."""
     fused_experts: bool
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     expert_targets: ExpertTargets
@@ -258,9 +260,9 @@ class Stack:
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
     """The trainer takes the loss of each token from the logits that the model returns, and weighs it by
-    the probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the
-    probability, and adds how far the logits are from those of a second model, which each micro-step
-    asks first.  ``none``: the loss is the model's own."""
+    the probability of the token, or by the entropy of a copy of its logits (``entropy_of_rows``: one copy
+    more for the loss).  ``divergence``: by the probability, and adds how far the logits are from those of
+    a second model, which each micro-step asks first.  ``none``: the loss is the model's own."""
     widens_table_states: bool
     """Under an 8-bit optimizer of bitsandbytes the states of token tables stay in fp32."""
     binds_loss: bool

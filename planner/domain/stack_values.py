@@ -82,7 +82,7 @@ ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "excha
 MixtureCode = Literal["transformers", "torchtitan-2025"]
 Classifies = Literal["no", "listed", "made"]
 RewardHead = Literal["score", "value"]
-LossWeights = Literal["none", "probability", "entropy", "divergence"]
+LossWeights = Literal["none", "probability", "entropy", "entropy_of_rows", "divergence"]
 Distillation = Literal[
     "none",
     "mixture",

@@ -28,9 +28,9 @@ _FEED_FORWARD: dict[LinearGroup, tuple[str, ...]] = {
 }
 _OTHERWISE = {"lfm2": _FEED_FORWARD, "lfm2_moe": _FEED_FORWARD}
 _NAMED_LIKE_LLAMA = """
-    apertus cohere cohere2 deepseek_v3 gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 glm glm4
-    gpt_oss granite granitemoe internlm3 llama mistral mixtral olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe
-    qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2
+    apertus cohere cohere2 deepseek_v3 gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4
+    gemma4_unified glm glm4 gpt_oss granite granitemoe internlm3 llama mistral mixtral olmo
+    olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2
 """
 NAMED_LIKE_LLAMA = frozenset(_NAMED_LIKE_LLAMA.split())
 """Architectures whose layers hold ``self_attn`` and ``mlp``: the modules that transformers 5.23 builds,

@@ -121,7 +121,7 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
     if stack.model_code == "own":
         return is_flash and has_sinks(model)
     if is_flash:
-        return model.architecture in _NO_FLASH or has_sinks(model)
+        return model.architecture in _NO_FLASH
     lacking = _NO_SDPA_BEFORE_2024_09 if stack.model_code == "transformers-4" else _NO_SDPA
     return not lacking.isdisjoint((model.architecture, model.decoder))
 
@@ -134,9 +134,10 @@ def prefers_eager(model: ModelSpec, stack: Stack) -> bool:
 def has_sinks(model: ModelSpec) -> bool:
     """Whether attention has a learned sink per head, which FlashAttention 2 does not take.
 
-    For gpt-oss Transformers puts FlashAttention 3 in its place (5.23.0, modeling_utils.py:1754-1773 and
-    models/gpt_oss/modeling_gpt_oss.py:390-395), whose backward knows no sinks (issue 1895 of
-    Dao-AILab/flash-attention): it answers prompts, and does not train.
+    For gpt-oss Transformers puts vLLM's FlashAttention 3 in its place (5.23.0, modeling_utils.py:1754-1773
+    and models/gpt_oss/modeling_gpt_oss.py:390-395).  Its backward leaves the sinks out (issues 1797 and 1895
+    of Dao-AILab/flash-attention), so a job runs with gradients that are not exact: axolotl 067b021c8
+    examples/gpt-oss/README.md gives memory of such runs.
     """
     return any(group.block.attention.sinks for group in model.groups)
 

@@ -238,7 +238,7 @@ def offloaded_activation_bytes(job: Job) -> Number:
     Source: unsloth_zoo 2026.10.9 gradient_checkpointing.py:1337-1547 (every layer's in the first pass),
     :141-190 and :271 _block_fits_host_ram; torch 2.13 CachingHostAllocator rounds to powers of two.
     """
-    if job.recipe.offload != "activations":
+    if not job.recipe.offloads_activations:
         return 0
     copies = copies_to_host(job, unit_values(job), WAITING)
     exact: Number = sum(count * n_bytes for count, n_bytes in copies)

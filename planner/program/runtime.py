@@ -119,7 +119,7 @@ class Runtime:
         stream = self.stream
         made = instances(stream, ((part.name, part.template, part.count) for part in parts))
         stream.enter(phases.forward)
-        if self.job.stack.offloads_saved and self.job.recipe.offload == "activations":
+        if self.job.stack.offloads_saved and self.job.recipe.offloads_activations:
             # trl 1.9.0 and 1.16.0 models/activation_offloading.py __enter__, where bitsandbytes is imported,
             # which PEFT does.
             stream.empty_cache()

@@ -348,7 +348,7 @@ def _one_layer(
 
 
 def _saves(view: LayerView, gradients: Gradients) -> Saves:
-    on_host = view.recipe.offload == "activations" and view.stack.offloads_saved
+    on_host = view.recipe.offloads_activations and view.stack.offloads_saved
     return "on_host" if on_host and gradients != "none" else "here"
 
 
@@ -403,7 +403,7 @@ def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
         return function(x)
     run_again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
     offloads, selective = (
-        view.recipe.offload == "activations" and not view.stack.offloads_saved,
+        view.recipe.offloads_activations and not view.stack.offloads_saved,
         view.recipe.checkpoint_policy == "selective-op",
     )
     how = Checkpointing(offloads, selective, view.stack.selective_keeps_attention, _is_hooked(view))

@@ -9,6 +9,7 @@ from planner.anatomy.quantized_matrices import is_quantizable
 from planner.anatomy.regime import Regime, frozen_regime
 from planner.anatomy.trained_parts import parts_of
 from planner.domain.model import BlockSpec, LinearSpec
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, FLASH_WIDEST
 from planner.domain.recipes.recipe import Offload, Recipe
 from planner.domain.stack import Stack
 from planner.intake.supported import lacks_flash2
@@ -154,13 +155,14 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
             job.regime if trained or not full else frozen_regime(job.regime, job.recipe), job.recipe
         )
 
+    recipe, stack = _of_heads(job, block)
     return LayerView(
         block,
         dtypes(trained=trained),
-        _of_layers(job.recipe),
-        job.stack,
+        _of_layers(recipe),
+        stack,
         job.regime.quantized,
-        job.recipe.batch.is_padded or job.stack.masks_samples(job.recipe) or job.needs_mask(block),
+        job.recipe.batch.is_padded or stack.masks_samples(recipe) or job.needs_mask(block),
         job.single,
         job.single_chosen,
         trained,
@@ -190,8 +192,16 @@ def tower_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
     )
 
 
+def _of_heads(job: Job, block: BlockSpec) -> tuple[Recipe, Stack]:
+    """What runs the attention of one kind of layer."""
+    wide = job.stack.masks_wide_heads and block.attention.head_dim > FLASH_WIDEST
+    if not (wide and ATTENTION_FACTS[job.recipe.attention].is_flash):
+        return job.recipe, job.stack
+    return replace(job.recipe, attention="sdpa"), replace(job.stack, packed_mask="rows")
+
+
 def _of_layers(recipe: Recipe) -> Recipe:
-    offload: Offload = "activations" if recipe.offload == "activations" else "none"
+    offload: Offload = "activations" if recipe.offloads_activations else "none"
     rollout = replace(recipe.rollout, reward=None) if recipe.rollout else None
     return replace(
         recipe.without_sizes,

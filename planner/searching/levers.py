@@ -15,7 +15,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, RefusedCombinationError, UsageError
-from planner.intake.supported import code_lacks, lacks_flash2
+from planner.intake.supported import code_lacks, has_sinks, lacks_flash2
 from planner.predicting import PRIORS, predict_with
 from planner.searching.affordable import n_affordable
 from planner.searching.common_stacks import COMMON_STACKS, runs_sharding, stack_is_open
@@ -318,7 +318,7 @@ def _lacks(scenario: Scenario) -> tuple[str, ...]:
     gpu, model, stack = scenario.hardware.gpu, scenario.model, scenario.stack
     possible = (
         {**_USUAL}
-        if not (lacks_flash2(gpu) or code_lacks(model, stack, "flash2"))
+        if not (lacks_flash2(gpu) or has_sinks(model) or code_lacks(model, stack, "flash2"))
         else {**_USUAL, "attention": ""}
     )
     lacking = (

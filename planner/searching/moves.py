@@ -16,7 +16,7 @@ from planner.domain.recipes.recipe import Offload
 from planner.domain.recipes.sharding import DDP, FSDP, NONE, ZERO2, ZERO3, Sharding
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
-from planner.intake.supported import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_flash2
+from planner.intake.supported import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, has_sinks, lacks_flash2
 from planner.searching.common_stacks import COMMON_STACKS, offloads_activations, runs_sharding, stack_is_open
 from planner.searching.variants import Flags, request_of
 from planner.units import GIB
@@ -254,7 +254,7 @@ def _attention(scenario: Scenario) -> Iterator[Move]:
     current = scenario.recipe.attention
     if current == "eager" and not code_lacks(scenario.model, scenario.stack, "sdpa"):
         yield Move("attention", "free", "PyTorch's fused attention", {"attention": "sdpa"})
-    if current != "flash2" and not lacks_flash2(scenario.hardware.gpu):
+    if current != "flash2" and not (lacks_flash2(scenario.hardware.gpu) or has_sinks(scenario.model)):
         yield Move("attention", "free", "FlashAttention 2", {"attention": "flash2"})
 
 

@@ -46,10 +46,10 @@ def transfers(job: TimedJob) -> Transfers:
         exposed = share * (micro_steps + (0 if recipe.offloads_params else 1))
     if recipe.offloads_params:
         fetched = 2 * micro_steps * stored_param_bytes(job) / job.world
-    if recipe.offload == "activations":
+    if recipe.offloads_activations:
         values = unit_values(job.scenario, job.micro)
         copies = copies_to_host(job.own, values, SENT)
-        fetched = 2 * micro_steps * sum(count * n_bytes for count, n_bytes in copies)
+        fetched = fetched + 2 * micro_steps * sum(count * n_bytes for count, n_bytes in copies)
     return Transfers(fetched, exposed)
 
 

@@ -258,7 +258,7 @@ def _sharding_refusals(case: RunCase, scenario: Scenario) -> tuple[tuple[str, bo
         (_FP16, recipe.numerics.precision == "fp16-mixed" and recipe.uses_fsdp),
         (
             "offload of activations cannot be run: no engine of this package moves them",
-            recipe.offload == "activations",
+            recipe.offloads_activations,
         ),
         (
             "offload to NVMe needs a folder on such a disk: say --nvme-path",

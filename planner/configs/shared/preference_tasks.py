@@ -35,9 +35,11 @@ _AXOLOTL_TASKS: dict[str, Task] = {
     "kto": "kto",
     "orpo": "orpo",
     "simpo": "simpo",
+    # The same trainer, whose rewards are normalised one by one (core/builders/rl.py).
+    "gdpo": "grpo",
     "grpo": "grpo",
 }
-_REINFORCED = ("gdpo", "ebft")
+_REINFORCED = ("ebft",)
 _PRECOMPUTE = "precompute_ref_log_probs"
 _PRECOMPUTED = (
     "log-probabilities of the reference that are computed before training are modelled for DPO, and up to "

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 
 Attention = Literal["eager", "sdpa", "flash2", "flex"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+FLASH_WIDEST = 256
+"""Features of the widest head that a kernel called like FlashAttention 2 takes."""
 
 
 @dataclass(frozen=True, slots=True)

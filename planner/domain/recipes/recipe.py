@@ -36,6 +36,8 @@ Offload = Literal[
     "optimizer+params",
     "params",
     "activations",
+    "optimizer+activations",
+    "optimizer+params+activations",
     "optimizer-nvme",
     "optimizer+params-nvme",
     "params-nvme",
@@ -388,7 +390,7 @@ class Recipe:
     @property
     def saves_on_host(self) -> bool:
         """Whether every saved tensor goes to host RAM, and not only the inputs of checkpoints."""
-        return self.offload == "activations" and not self.gradient_checkpointing
+        return self.offloads_activations and not self.gradient_checkpointing
 
     @property
     def rebuilds_some(self) -> bool:
@@ -405,6 +407,11 @@ class Recipe:
     def offloads_something(self) -> bool:
         """Whether anything leaves the GPU, so that the host has a part in the time of a step."""
         return self.offload != "none"
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether what backward needs waits in host RAM, alone or beside weights and states."""
+        return self.offload.endswith("activations")
 
     @property
     def uses_deepspeed(self) -> bool:

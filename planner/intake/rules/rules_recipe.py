@@ -377,7 +377,7 @@ RECIPE_RULES = (
         "not-modelled",
         "Activations in host RAM are not modelled where only some layers are checkpointed; use "
         "--checkpoint-every 1",
-        lambda case: case.recipe.rebuilds_some and case.recipe.offload == "activations",
+        lambda case: case.recipe.rebuilds_some and case.recipe.offloads_activations,
     ),
     Rule(
         "activations-offload-without-checkpointing",

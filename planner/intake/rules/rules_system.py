@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS, Attention
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS, FLASH_WIDEST, Attention
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.uncertainty.calibration import lengths_of
@@ -21,7 +21,6 @@ from planner.intake.supported import (
 )
 from planner.units import MIB, format_gib
 
-_FLASH2_MAX_HEAD_DIM = 256
 # A mask below this is no reason for another kernel.
 _WORTH_BYTES = 64 * MIB
 # GPUs that switches of NVLink join: those of DGX-2, and of GB200 and GB300 NVL72.
@@ -68,17 +67,15 @@ def _above_label(case: Case) -> bool:
     return visible is not None and label is not None and visible > label
 
 
-def _no_backward(case: Case) -> str:
-    """What runs in the place of the kernel, where that is no help."""
-    replaced = case.recipe.attention == "flash2" and has_sinks(case.model) and case.stack.model_code != "own"
-    return ": FlashAttention 3 takes its place, whose backward knows no sinks" if replaced else ""
-
-
 def _makes_scores(case: Case) -> bool:
     shapes = [group.block.attention for group in case.model.groups]
     grouped = any(each.sdpa_input == "grouped" and each.n_kv_heads < each.n_heads for each in shapes)
     hands_over = case.stack.copies_kv_heads in ("none", "wide") and not case.recipe.batch.is_padded
     return lacks_flash2(case.gpu) and case.recipe.attention == "sdpa" and grouped and hands_over
+
+
+def _is_too_wide(case: Case) -> bool:
+    return widest_head(case.model) > FLASH_WIDEST and not case.stack.masks_wide_heads
 
 
 def _of_flash(name: Attention) -> tuple[Rule, ...]:
@@ -101,8 +98,8 @@ def _of_flash(name: Attention) -> tuple[Rule, ...]:
         Rule(
             f"{name}-wide-heads",
             "refuse",
-            f"{title} takes heads of at most {_FLASH2_MAX_HEAD_DIM} features: use sdpa",
-            lambda case: case.recipe.attention == name and widest_head(case.model) > _FLASH2_MAX_HEAD_DIM,
+            f"{title} takes heads of at most {FLASH_WIDEST} features: use sdpa",
+            lambda case: case.recipe.attention == name and _is_too_wide(case),
             lambda case: f"{case.model.id} has heads of {widest_head(case.model)}",
         ),
     )
@@ -241,7 +238,11 @@ SYSTEM_RULES = (
         "fsdp-offloads-both",
         "refuse",
         "FSDP offloads parameters and optimizer together: use optimizer+params",
-        lambda case: case.recipe.uses_fsdp and case.recipe.offload in ("optimizer", "params"),
+        lambda case: (
+            case.recipe.uses_fsdp
+            and not case.recipe.offloads_to_nvme
+            and case.recipe.offloads_optimizer != case.recipe.offloads_params
+        ),
     ),
     Rule(
         "fsdp1-not-in-stack",
@@ -396,9 +397,14 @@ SYSTEM_RULES = (
         "refuse",
         "The model's code in this stack has no such attention kernel: use eager",
         lambda case: code_lacks(case.model, case.stack, case.recipe.attention),
-        lambda case: (
-            f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}{_no_backward(case)}"
-        ),
+        lambda case: f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}",
+    ),
+    Rule(
+        "backward-without-sinks",
+        "warn",
+        "vLLM's FlashAttention 3 runs here, whose backward leaves the sinks out: gradients are not exact, "
+        "and eager attention's are",
+        lambda case: case.recipe.attention == "flash2" and has_sinks(case.model),
     ),
     Rule(
         "packed-samples-masked",

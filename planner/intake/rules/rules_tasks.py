@@ -323,7 +323,7 @@ TASK_RULES = (
         "offloaded-with-reference",
         "not-modelled",
         "Activations in host RAM are not modelled beside the pass of a reference; use --offload none",
-        lambda case: case.recipe.has_reference and case.recipe.offload == "activations",
+        lambda case: case.recipe.has_reference and case.recipe.offloads_activations,
     ),
     Rule(
         "head-in-tiles",

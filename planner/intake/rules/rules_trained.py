@@ -104,7 +104,7 @@ TRAINED_LAYER_RULES = (
         "projections around its layers",
         lambda case: (
             bool(case.recipe.train_layers)
-            and (case.recipe.offload == "activations" or bool(case.model.extra_linears))
+            and (case.recipe.offloads_activations or bool(case.model.extra_linears))
         ),
     ),
     Rule(

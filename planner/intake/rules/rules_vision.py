@@ -85,7 +85,7 @@ VISION_RULES = (
         "vision-offloaded-activations",
         "not-modelled",
         "Activations of a vision tower in host RAM are not modelled: use --offload none",
-        lambda case: _has_images(case) and case.recipe.offload == "activations",
+        lambda case: _has_images(case) and case.recipe.offloads_activations,
     ),
     Rule(
         "images-flex",

@@ -130,7 +130,7 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     if view.block.streams > 1:
         stream = split_streams(torch, view, model, stream)
     _angles(torch, ends)
-    if view.recipe.offload == "activations" and not view.stack.offloads_saved and torch.grad_enabled:
+    if view.recipe.offloads_activations and not view.stack.offloads_saved and torch.grad_enabled:
         # Inputs of layers on their way to the host and back, or buffers for them.
         n_staged = view.stack.offloaded_inputs_kept
         torch.outputs = [torch.like(stream, "staged", cost=None) for _ in range(n_staged)]

@@ -3,8 +3,8 @@ compared with.
 
 All tokens are taken for trained ones, whose logits are copied where weights follow from entropies.
 Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func, asft_loss_func,
-_kl_divergence; train/sft/trainer.py compute_loss; transformers 5.23 trainer.py compute_loss.
-torch 2.13 ATen/native/Loss.cpp kl_div.
+_kl_divergence; train/sft/trainer.py compute_loss; axolotl 0.19.0 monkeypatch/loss/eaft.py; transformers
+5.23 trainer.py compute_loss; torch 2.13 ATen/native/Loss.cpp kl_div.
 Ignored: the twenty largest logits of each token.
 """
 
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from planner.program.head.ends import EndsView, all_logits, last_norm, own_loss, widens
 from planner.program.head.losses import cross_entropy, shifted
+from planner.program.layers.mixture.experts_in_turn import chosen_rows
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.recorded_part import FORWARD_OUT
+from planner.program.view import LayerView
 
 
 def weighted_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
@@ -48,6 +50,10 @@ def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     torch.enter(FORWARD_OUT)
     if widens(view) or ends.widens_logits:
         outputs.append(torch.to(outputs.pop(), "fp32"))
+    if view.stack.loss_weights == "entropy_of_rows":
+        loss = _loss_of_rows(torch, view, outputs[0])
+        outputs.clear()
+        return loss
     wide = torch.to(outputs[0], "fp32")
     loss = cross_entropy(torch, view, wide)
     if view.stack.loss_weights == "entropy":
@@ -56,6 +62,15 @@ def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     del wide
     outputs.clear()
     return loss
+
+
+def _loss_of_rows(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
+    """The loss of copies of the rows that are trained, after those whose entropies weigh it."""
+    logits = shifted(torch, view, logits)
+    rows = torch.like(logits, "index")
+    _wide = torch.to(rows, "fp32")
+    del rows, _wide
+    return cross_entropy(torch, view, chosen_rows(torch, logits, 1))
 
 
 def _compared(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from planner.domain.attention_shape import SdpaInput
-from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, FLASH_WIDEST
 from planner.program.head.inputs import MASK, has_mask
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, shape_of
@@ -21,7 +21,6 @@ from planner.program.ops.work import FusedAttention, Multiplies, Product
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast
 
-_FLASH_WIDEST = 256
 _WIDTH_MULTIPLE = 8
 # Rows and columns of the tiles in which the memory-efficient kernel sums up the query's gradient.
 _TILE_COLUMNS = (32, 64, 96, 128)
@@ -105,7 +104,7 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
         return "flex" if view.recipe.attention == "flex" else "flash"
     is_wide, is_shared = query.dtype == "fp32", spec.n_kv_heads != spec.n_heads
     one_for_all = _sdpa_input(view) == "broadcast" and is_shared
-    flash_fits = spec.head_dim == spec.value_head_dim and spec.head_dim <= _FLASH_WIDEST
+    flash_fits = spec.head_dim == spec.value_head_dim and spec.head_dim <= FLASH_WIDEST
     if flash_fits and view.has_flash and not (is_wide or masked or one_for_all):
         return "flash"
     if query.dtype == "bf16" and not view.has_flash:
@@ -130,7 +129,7 @@ def _repeats(view: LayerView, *, masked: bool) -> bool:
     Source: transformers 5.23.
     """
     spec, stack = view.block.attention, view.stack
-    wide = spec.head_dim != spec.value_head_dim or spec.head_dim > _FLASH_WIDEST
+    wide = spec.head_dim != spec.value_head_dim or spec.head_dim > FLASH_WIDEST
     alone = {"wide": wide, "joined": not view.has_flash}
     copies = alone.get(stack.copies_kv_heads, stack.copies_kv_heads != "none")
     return masked or copies or stack.tells_samples(view.recipe)
@@ -251,7 +250,7 @@ def flash_workspace(torch: Operators, width: int, rows: tuple[Unit, float], op: 
 
     Ignored: rows rounded to 128 of each sample.
     """
-    rounded = -(-width // 32) * 32 if width <= 192 else _FLASH_WIDEST
+    rounded = -(-width // 32) * 32 if width <= 192 else FLASH_WIDEST
     return [torch.new(rows[0], rows[1] * count, "fp32", op, cost=None) for count in (1, rounded)]
 
 

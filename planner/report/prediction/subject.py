@@ -80,7 +80,7 @@ def rests_on_unknown_host(scenario: Scenario, prediction: Prediction) -> bool:
     """
     host = prediction.host
     slight = (
-        scenario.recipe.offload == "activations" and host.required_per_node_bytes <= host.setup_per_node_bytes
+        scenario.recipe.offloads_activations and host.required_per_node_bytes <= host.setup_per_node_bytes
     )
     return scenario.recipe.offloads_something and host.available_bytes is None and not slight
 

@@ -62,3 +62,13 @@ def test_unread_keys_are_told_or_refused() -> None:
     reading.take(keys, {"seq": "seq"})
     with pytest.raises(NotModelledError, match="moe_lora"):
         reading.finish(keys)
+
+
+def test_activations_join_what_else_goes_to_host_ram() -> None:
+    """In either order; what goes to NVMe does not mix with them."""
+    for first, second in (("activations", "optimizer"), ("optimizer", "activations")):
+        reading = reading_of(offload=first)
+        reading.say("offload", second, "other.yaml:key")
+        assert reading.value("offload") == "optimizer+activations"
+    with pytest.raises(NotModelledError, match="at once is not modelled"):
+        reading_of(offload="activations").say("offload", "optimizer-nvme", "other.yaml:key")

@@ -88,3 +88,14 @@ def test_a_tower_gets_no_mask_and_no_kernels_of_language_models() -> None:
     assert layer.stack.adapter_kernels.startswith("fused")
     assert (tower.stack.adapter_kernels, tower.stack.fused_mlp) == ("eager", False)
     assert (tower.masked, tower.single, layer.single) == (False, False, True)
+
+
+def test_heads_too_wide_for_flash_attention_are_masked_where_the_stack_does_so() -> None:
+    """Gemma 4: global layers have heads of 512 features; a stack that has no such patch is refused."""
+    asked = job(model="gemma-4-31b", attention="flash2", padding="packed", switches=["masks_wide_heads=true"])
+    kernels = {
+        (each.block.attention.head_dim, seen.recipe.attention, seen.masked)
+        for each in asked.model.groups
+        for seen in [layer_view(asked, each.block, trained=True)]
+    }
+    assert kernels == {(256, "flash2", False), (512, "sdpa", True)}

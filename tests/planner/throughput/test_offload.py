@@ -65,6 +65,17 @@ def test_nvme_reads_and_writes_the_state(llama: ModelSpec) -> None:
     assert nvme_seconds(held) == pytest.approx(24 * PARAMS / PRIORS.nvme_bytes_per_s)
 
 
+def test_weights_and_activations_travel_together(llama: ModelSpec) -> None:
+    """What each takes alone is added up."""
+    moved = [
+        transfers(job(scenario(llama, recipe(sharding="zero3", offload=offload), gpus_per_node=4)))
+        for offload in ("optimizer+params", "activations", "optimizer+params+activations")
+    ]
+    params, activations, both = (each.fetched for each in moved)
+    assert both == params + activations
+    assert moved[2].exposed == moved[0].exposed
+
+
 def test_offloaded_activations_travel_both_ways(llama: ModelSpec) -> None:
     """With checkpointing each layer's bf16 input leaves and returns:
     2 x 2 x 32 x 4096 bytes per token.

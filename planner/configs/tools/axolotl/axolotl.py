@@ -27,14 +27,12 @@ from planner.configs.shared.trainer_arguments import (
 )
 from planner.configs.tools.axolotl.axolotl_adapters import read_adapter_kernels, read_method
 from planner.configs.tools.axolotl.axolotl_age import read_age, read_optimizer
+from planner.configs.tools.axolotl.axolotl_attention import names_attention, read_attention_keys
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
     knows_ends,
-    names_attention,
-    read_attention_keys,
-    read_attention_of_2023,
     read_generated,
     read_kbit_tables,
     read_loss,
@@ -96,8 +94,6 @@ _UNMODELLED = {
     "fp32_norms": "norms in fp32 are not modelled in this stack",
     "use_onebitllms": "ternary weights are not modelled",
     "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
-    "scaling_softmax": "a scaled softmax is not modelled",
-    "gemma4_hybrid_attn_impl": "attention kernels of Axolotl's own are not modelled",
     "large_head_attention": "attention kernels of Axolotl's own are not modelled",
     "flash_attn_d512": "attention kernels of Axolotl's own are not modelled",
     "trainer_cls": "a trainer of one's own is not read",
@@ -191,9 +187,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_checkpointing(keys, reading, old=old)
     read_optimizer(keys, reading, old=old)
     read_numerics(keys, reading, old=old, of_2023=of_2023)
-    read_attention_keys(keys, reading, old=old)
-    if of_2023:
-        read_attention_of_2023(keys, reading)
+    read_attention_keys(keys, reading, old=old, of_2023=of_2023)
     read_plugins(keys, reading)
     read_qat(keys, reading)
     _read_stored_weights(keys)
@@ -451,12 +445,27 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
         settings.skip(("fsdp_version", "version"))
     read_fsdp(settings or Keys(keys.path, {}), reading, found)
     refuse_8bit_in_ram(keys, reading)
+    _remark_on_accumulation(reading, where)
     if found.checkpoints:
         _say_fsdp_checkpointing(reading)
         if reading.sharding.dtensors:
             # axolotl 0.19.0 monkeypatch/accelerate/fsdp2.py fsdp2_prepare_model, behind fsdp2_apply_ac.
             reading.switch("checkpoints_twice", True, where)
     read_files(keys, reading, beside)
+
+
+def _remark_on_accumulation(reading: Reading, where: str) -> None:
+    """Whole gradients wait on each GPU between micro-batches since Accelerate asks FSDP2 not to reduce them.
+
+    Source: accelerate ec92b1af (2025-09, 1.11.0) accelerator.py no_sync; axolotl 0.9 to 0.12 pins 1.6 to
+    1.10, 0.13 pins 1.11 (requirements.txt).
+    """
+    if reading.sharding.dtensors and (reading.value("grad_accum") or 1) > 1:
+        text = (
+            "whole gradients wait between micro-batches; up to Axolotl 0.12 none did: "
+            "--switches fsdp_no_sync=false"
+        )
+        reading.remark(where, text)
 
 
 def _say_fsdp_checkpointing(reading: Reading) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.tools.axolotl.axolotl_parts import OLD_ATTENTION, refuse_packed_mixers, stores_in_fp32
+from planner.configs.tools.axolotl.axolotl_attention import OLD_ATTENTION
+from planner.configs.tools.axolotl.axolotl_parts import refuse_packed_mixers, stores_in_fp32
 from planner.configs.tools.axolotl.axolotl_vision import language_model_targets
 from planner.domain.recipes.recipe import LINEAR_MODULES
 from planner.errors import REFUSED_BY_TOOL, UsageError, show

@@ -1,4 +1,4 @@
-"""Dtypes, kernels, losses and generated samples of Axolotl's files."""
+"""Dtypes, losses and generated samples of Axolotl's files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.rollouts import read_rollout, remark_divided
-from planner.configs.shared.trainer_arguments import read_attention
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _PREFERENCES = ("dpo", "kto", "orpo", "simpo")
@@ -36,30 +35,19 @@ _PLAIN_PARTS = {
 }
 # Models whose token table is named wte; those of them whose head is the table; and those with embed_in, which
 # Axolotl has known since 2024-01 (pull request 1083).
-_QWEN_1 = re.compile(r"(?:^|/)qwen-\d")
+QWEN_1 = re.compile(r"(?:^|/)qwen-\d")
 _WTE = re.compile(r"(?:^|/)(?:qwen-\d|gpt-?j\b)")
 _GPT_2 = re.compile(r"(?:^|/)(?:cerebras-gpt|gpt-?2)\b")
-_EMBED_IN = re.compile(r"pythia|gpt-neox|redpajama-incite|dolly-v2")
+EMBED_IN = re.compile(r"pythia|gpt-neox|redpajama-incite|dolly-v2")
 # What stays in fp32 of each, and what is counted so beside it.
 _STAYS = (
     (_WTE, "token table and norms", "its head is"),
     (_GPT_2, "positions and norms", "its token table is"),
-    (_EMBED_IN, "token table and head", "its norms are"),
+    (EMBED_IN, "token table and head", "its norms are"),
 )
 _NEMOTRON_H = re.compile(r"nemotron-h-|nemotron-nano-\d+b-v2|nemotron-3-")
 # Architectures jamba, qwen2_moe and nemotron_h.
 _STORED_IN_FP32 = re.compile(rf"jamba|qwen1\.5-moe|qwen2-57b-a14b|{_NEMOTRON_H.pattern}")
-# Names of kernels up to 0.16 -> ours, first come first served (axolotl 0.19.0 utils/schemas/enums.py
-# LEGACY_ATTN_FLAG_TO_IMPL); one that no formula covers has none.
-OLD_ATTENTION = {
-    "s2_attention": "",
-    "xformers_attention": "flash2",
-    "sage_attention": "",
-    "flex_attention": "flex",
-    "flash_attention": "flash2",
-    "sdp_attention": "sdpa",
-    "eager_attention": "eager",
-}
 
 # axolotl 067b021c8 (2026-07-24) utils/schemas/trl.py: what Axolotl's own trainer of GRPO adds to TRL's, and
 # the details of it.
@@ -124,75 +112,6 @@ def _say_precision(reading: Reading, precision: str, stored: str, where: str) ->
     reading.say("load_dtype", stored, where)
 
 
-def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
-    """Enter the attention kernel, by its key or by those of older versions; ``old``:
-    the file is of 0.8 or before.
-
-    Raises:
-        UsageError: both are given, which Axolotl refuses.
-        NotModelledError: a kernel that no formula covers.
-    """
-    _read_flash_optimum(keys, reading)
-    if keys.flag("fused_attn_kernel"):
-        reading.switch("fused_head_norms", "qwen3_too", keys.where("fused_attn_kernel"))
-    on = [name for name in OLD_ATTENTION if keys.flag(name)]
-    if keys.get("attn_implementation") == "xformers":
-        if is_llama(keys) and not keys.flag("sample_packing"):
-            raise keys.not_modelled(
-                "attn_implementation",
-                "Axolotl's own code for xFormers and a Llama without sample_packing fails with Transformers "
-                "from 4.48 on; flash_attention_2 and sample_packing: true run",
-            )
-        _say_xformers(reading, keys.where("attn_implementation"))
-    else:
-        read_attention(keys, "attn_implementation", reading)
-    if not on:
-        if _QWEN_1.search(str(keys.get("base_model") or "").lower()) and not keys.has("attn_implementation"):
-            place = (
-                "Qwen-7B modeling_qwen.py: use_flash_attn auto takes flash-attn in 16 bits; "
-                "axolotl requires it"
-            )
-            reading.default("attention", "flash2", place)
-        return
-    if keys.has("attn_implementation"):
-        raise UsageError(
-            f"{keys.where(on[0])}: Axolotl refuses it beside attn_implementation; take one of them out"
-        )
-    name = on[0]
-    if not OLD_ATTENTION[name]:
-        raise keys.not_modelled(
-            name, "this attention is not modelled; flash_attention, sdp_attention and eager_attention are"
-        )
-    if name != "xformers_attention":
-        reading.say("attention", OLD_ATTENTION[name], keys.where(name))
-        return
-    if old and not is_llama(keys):
-        # axolotl 0.8.0 utils/models.py:668-720 patches Llama's attention only.
-        reading.remark(keys.where(name), "has no effect: up to Axolotl 0.8 it changes Llama models only")
-        return
-    _say_xformers(reading, keys.where(name))
-
-
-def names_attention(keys: Keys) -> bool:
-    """Whether a file names a kernel; Axolotl itself has no default."""
-    return keys.has("attn_implementation") or any(keys.flag(name) for name in OLD_ATTENTION)
-
-
-def read_attention_of_2023(keys: Keys, reading: Reading) -> None:
-    """Transformers 4.35 (requirements.txt of 2023-11) has no ``sdpa``: attention is eager,
-    but for Falcon's without ALiBi, which calls torch's own.
-
-    Source: transformers 4.35.2 models/falcon/modeling_falcon.py FalconAttention.forward.
-    """
-    name = str(keys.get("base_model") or "").lower()
-    if "falcon" in name and "falcon-rw" not in name:
-        place = "transformers 4.35.2 models/falcon/modeling_falcon.py, which calls torch's attention"
-        reading.default("attention", "sdpa", place)
-        return
-    place = "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa"
-    reading.default("attention", "eager", place)
-
-
 def stores_in_fp32(keys: Keys) -> bool:
     """Whether Axolotl packs the 4-bit weights of this model as fp32 where nothing divides them.
 
@@ -239,37 +158,6 @@ def remark_on_short_convolutions(keys: Keys, reading: Reading) -> None:
         reading.remark(keys.where("base_model"), text)
 
 
-def _read_flash_optimum(keys: Keys, reading: Reading) -> None:
-    """BetterTransformer, whose training calls torch's attention without a mask.
-
-    Source: optimum 1.13.2 and 1.23.3 bettertransformer/models/attention.py gpt2_wrapped_scaled_dot_product;
-    axolotl 0.8.0 utils/models.py.
-
-    Raises:
-        NotModelledError: a family other than GPT-NeoX.
-    """
-    if not keys.flag("flash_optimum"):
-        return
-    if not _EMBED_IN.search(str(keys.get("base_model") or "").lower()):
-        raise keys.not_modelled("flash_optimum", "BetterTransformer is modelled for GPT-NeoX and Pythia only")
-    where = keys.where("flash_optimum")
-    reading.say("attention", "sdpa", where, "BetterTransformer calls torch's attention")
-    # It does so for classes of models that Transformers itself gave it later.
-    reading.switch("model_code", "transformers-5", where)
-
-
-def _say_xformers(reading: Reading, origin: str) -> None:
-    """Like FlashAttention it saves inputs, output and one number per row, but its keys and values have all
-    heads (axolotl 0.19.0 monkeypatch/attention/xformers.py, llama_attn_hijack_xformers.py).
-    """
-    reading.say("attention", "flash2", origin)
-    reading.remark(
-        origin,
-        "xFormers is counted as FlashAttention 2: it keeps keys for all heads, up to 3 % more memory, and "
-        "takes another time",
-    )
-
-
 def is_llama(keys: Keys) -> bool:
     """Whether Axolotl takes the model for a Llama (axolotl 0.8.0 utils/config/__init__.py
     ``is_llama_derived_model``).
@@ -288,7 +176,7 @@ def knows_ends(keys: Keys, *, of_2023: bool) -> bool:
     """
     model = str(keys.get("base_model") or "").lower()
     own_mpt = "mpt-" in model and keys.flag("trust_remote_code") is True
-    return not (own_mpt or "btlm" in model or (of_2023 and _EMBED_IN.search(model)))
+    return not (own_mpt or "btlm" in model or (of_2023 and EMBED_IN.search(model)))
 
 
 def _prepared_again(keys: Keys, reading: Reading) -> bool:
@@ -327,7 +215,7 @@ def read_kbit_tables(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) 
     found = next((texts for pattern, *texts in stays if pattern.search(model)), None)
     if reading.sharding.gathers_weights or reading.value("quantization") not in ("nf4", "fp4", "int8"):
         return
-    if _QWEN_1.search(model) and keys.get("adapter") == "lora":
+    if QWEN_1.search(model) and keys.get("adapter") == "lora":
         reading.switch("kbit_upcast", "none", keys.where("base_model"))
         return
     if found is None:
@@ -394,8 +282,11 @@ def read_loss(keys: Keys, reading: Reading) -> None:
         NotModelledError: a loss that no formula covers.
     """
     _read_flash_parts(keys, reading)
-    keys.refuse_switched_on({"use_eaft": "this loss is not modelled"})
     liger = _liger_keys(keys, reading)
+    if keys.flag("use_eaft"):
+        # axolotl 0.19.0 core/builders/causal.py: compute_loss_func, which needs the logits.
+        reading.switch("loss_weights", "entropy_of_rows", keys.where("use_eaft"))
+        liger = [name for name in liger if name != "liger_fused_linear_cross_entropy"]
     if "liger_fused_linear_cross_entropy" in liger:
         reading.say("loss", "liger", keys.where("liger_fused_linear_cross_entropy"))
     elif keys.flag("chunked_cross_entropy"):

@@ -261,7 +261,6 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
 
     Raises:
         InputFileError: a kernel that it does not know.
-        NotModelledError: gpt-oss, which gets a kernel from the Hub whatever the file says.
     """
     said = keys.get("flash_attn")
     name, model = (
@@ -271,10 +270,11 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
     if name not in ("auto", *_ATTENTIONS):
         raise keys.wrong("flash_attn", "auto, disabled, sdpa, fa2 or fa3", said)
     if "gpt-oss" in model:
-        raise keys.not_modelled(
-            "model_name_or_path",
-            "LLaMA-Factory trains gpt-oss with vLLM's FlashAttention 3, which is not modelled",
-        )
+        # Its kernel comes from the Hub, whatever the file says.
+        reading.say("attention", "flash2", keys.where("model_name_or_path"))
+        text = "LLaMA-Factory trains gpt-oss with vLLM's FlashAttention 3, counted as 2: memory is the same"
+        reading.remark(keys.where("model_name_or_path"), text)
+        return
     if "gemma-2-" in model and name == "auto":
         choice = (
             "LLaMA-Factory trains Gemma 2 with FlashAttention 2 where that is installed, else with "

@@ -469,6 +469,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "flex-in-fp32": ({"attention": "flex", "precision": "fp32"}, {"attention": "flex"}),
     "flex-wide-heads": ({"model": "WIDE", "attention": "flex"}, {"model": "WIDE"}),
     "kernel-not-in-model-code": ({"model": "bloom-3b", "attention": "sdpa"}, {"model": "bloom-3b"}),
+    "backward-without-sinks": (
+        {"model": "gpt-oss-20b", "attention": "flash2"},
+        {"model": "gpt-oss-20b", "attention": "eager"},
+    ),
     "attention-of-remote-code": ({"model": "qwen-7b", "attention": "sdpa"}, {"model": "qwen-7b"}),
     "liger-not-in-stack": (
         {"loss": "liger", "stack": "torchtune"},

@@ -11,6 +11,7 @@ from planner.errors import NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.predicting import estimate
 
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
 LORA = BASE + "adapter: lora\nlora_r: 16\n"
@@ -87,7 +88,7 @@ def test_a_key_means_what_axolotl_makes_of_it(tmp_path: Path, text: str, values:
         ("rl: dpo\nrl_adapter_ref_model: true\n", "rl_adapter_ref_model: a reference that is another model"),
         ("rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel: Liger's losses"),
         ("process_reward_model: true\nnum_labels: 3\n", "num_labels: other than two labels"),
-        ("rl: gdpo\n", "rl: reinforcement learning (gdpo)"),
+        ("rl: ebft\n", "rl: reinforcement learning (ebft)"),
         ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "what spectrum trains"),
         ("spectrum_top_fraction: 0.5\n", "spectrum_top_fraction: what spectrum trains"),
         ("spectrum_config_path: a.yaml\n", "spectrum_config_path: unknown key"),
@@ -101,10 +102,6 @@ def test_a_key_means_what_axolotl_makes_of_it(tmp_path: Path, text: str, values:
         ("max_packed_sequence_len: 256\n", "packing to another length than sequence_len"),
         ("flash_attn_fuse_qkv: true\n", "flash_attn_fuse_qkv: flash-attn's fused projections"),
         ("expert_parallel_size: 2\n", "an expert-parallel degree of 2"),
-        (
-            "activation_offloading: true\nfsdp_version: 2\nfsdp_config: {offload_params: true}\n",
-            "offloading activations and weights",
-        ),
         ("model_kwargs: {attn_bias: true}\n", "model_kwargs: what is handed to the loader"),
         ("model_config: {num_hidden_layers: 4}\n", "model_config.num_hidden_layers: a model that differs"),
         ("trainer_cls: mine.Trainer\n", "trainer_cls: a trainer of one's own"),
@@ -174,6 +171,27 @@ def test_keys_of_a_plugin_that_is_not_named_have_no_effect(tmp_path: Path) -> No
     assert read(tmp_path, named).request.get("loss") == "liger"
     tracked = "plugins: [axolotl.integrations.swanlab.SwanLabPlugin]\nswanlab_project: a\n"
     assert not read(tmp_path, LORA + tracked).ignored
+
+
+def test_gdpo_is_grpo(tmp_path: Path) -> None:
+    """The same trainer, which normalises each reward by itself."""
+    assert read(tmp_path, BASE + "rl: gdpo\n").request.get("task") == "grpo"
+
+
+def test_states_and_activations_go_to_host_ram(tmp_path: Path) -> None:
+    """As in Axolotl's example for gpt-oss; the GPU has less than with one of them."""
+    fsdp = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n  offload_params: true\n"
+    text = BASE + "gradient_checkpointing: true\n"
+    both = read(tmp_path, text + "activation_offloading: true\n" + fsdp)
+    assert both.request.get("offload") == "optimizer+params+activations"
+    peaks = [
+        estimate(resolve(with_flags(config, from_flags({"gpu": "h100-sxm:2", "seq": "8192"}))))
+        for config in (both, read(tmp_path, text + fsdp))
+    ]
+    less, more = (float(each.memory.allocated_peak_bytes) for each in peaks)
+    assert less < more
+    less, more = (float(each.host.required_per_node_bytes) for each in peaks)
+    assert less > more
 
 
 def test_offload_of_fsdp_is_pinned(tmp_path: Path) -> None:
@@ -324,3 +342,11 @@ def test_packed_experts_are_unpacked_where_the_file_says_so(tmp_path: Path) -> N
 def test_tf32_may_be_left_to_axolotl(tmp_path: Path) -> None:
     """0.19.0 writes its default so (utils/schemas/config.py)."""
     assert read(tmp_path, BASE + "tf32: auto\n").request == read(tmp_path, BASE).request
+
+
+def test_fsdp2_is_told_apart_from_that_before_2025_09(tmp_path: Path) -> None:
+    """Accelerate 1.11 asks it not to reduce gradients; a job with one micro-batch has nothing to wait."""
+    fsdp = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
+    for steps in (1, 2):
+        config = read(tmp_path, BASE + fsdp + f"gradient_accumulation_steps: {steps}\n")
+        assert any("fsdp_no_sync=false" in remark.text for remark in config.remarks) == (steps > 1)

@@ -111,13 +111,41 @@ def test_xformers_on_llama_needs_packing(tmp_path: Path) -> None:
     assert read(tmp_path, text + "sample_packing: true\n").request.get("attention") == "flash2"
 
 
-def test_attention_said_twice_is_refused(tmp_path: Path) -> None:
-    """As Axolotl refuses it."""
-    with pytest.raises(UsageError, match="beside attn_implementation"):
-        read(tmp_path, BASE + "flash_attention: true\nattn_implementation: sdpa\n")
+def test_of_attention_said_twice_the_new_key_counts(tmp_path: Path) -> None:
+    """As in Axolotl 0.12 to 0.16, whose examples for gpt-oss say both."""
+    config = read(tmp_path, BASE + "flash_attention: true\nattn_implementation: sdpa\n")
+    assert config.request.get("attention") == "sdpa"
+    assert any("later ones refuse both" in remark.text for remark in config.remarks)
+
+
+def test_a_scaled_softmax_is_flexattention(tmp_path: Path) -> None:
+    """It runs inside that kernel, and Axolotl refuses it with any other."""
+    text = BASE + "scaling_softmax: true\nscaling_softmax_factor: 0.5\n"
+    assert read(tmp_path, text + "flex_attention: true\n").request.get("attention") == "flex"
+    with pytest.raises(UsageError, match="refused-by-its-tool"):
+        read(tmp_path, text + "flash_attention: true\n")
+
+
+def test_hybrid_attention_masks_the_wide_heads(tmp_path: Path) -> None:
+    """FlashAttention for the narrow heads, which is the default beside it and its only other kernel."""
+    text = BASE + "gemma4_hybrid_attn_impl: true\n"
+    for attention in ("", "attn_implementation: flash_attention_2\n"):
+        config = read(tmp_path, text + attention)
+        assert config.request.get("attention") == "flash2"
+        assert "masks_wide_heads=true" in (config.request.get("switches") or ())
+    with pytest.raises(UsageError, match="refused-by-its-tool"):
+        read(tmp_path, text + "attn_implementation: sdpa\n")
 
 
 LIGER = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
+
+
+def test_eaft_weighs_by_entropies_of_logits(tmp_path: Path) -> None:
+    """Liger's loss, which makes no logits, gives way to it."""
+    text = LIGER + "liger_fused_linear_cross_entropy: true\nuse_eaft: true\neaft_k: 20\n"
+    config = read(tmp_path, BASE + text)
+    assert "loss_weights=entropy_of_rows" in (config.request.get("switches") or ())
+    assert config.request.get("loss") is None
 
 
 @pytest.mark.parametrize(

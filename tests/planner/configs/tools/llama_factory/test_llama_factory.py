@@ -254,7 +254,6 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
         (BASE + "tensor_model_parallel_size: 1\n", "tensor_model_parallel_size: a key of Megatron"),
         (BASE + "moe_grouped_gemm: true\n", "moe_grouped_gemm: a key of Megatron"),
         (BASE.replace("qwen\n", "kimi_vl\n"), "template: 'kimi_vl' is for a model that sees or hears"),
-        (BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b"), "vLLM's FlashAttention 3"),
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-HQQ"), "is quantised already (HQQ)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
         (BASE + "stage: dpo\nref_model: a/b\n", "ref_model: a reference that is another model"),
@@ -430,3 +429,11 @@ def test_unsloths_checkpointing_keeps_inputs_of_layers_in_host_ram(tmp_path: Pat
         read(tmp_path, BASE + "use_unsloth_gc: true\nfsdp: full_shard offload\n")
     with_it, without = (recipe_of(tmp_path, BASE + line) for line in ("use_unsloth_gc: true\n", ""))
     assert (with_it.offload, without.offload) == ("activations", "none")
+
+
+@pytest.mark.parametrize("said", ["", "flash_attn: disabled\n"])
+def test_gpt_oss_gets_a_kernel_from_the_hub(tmp_path: Path, said: str) -> None:
+    """Whatever the file says of attention (llamafactory 0.9.5 model/model_utils/attention.py)."""
+    config = read(tmp_path, BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b") + said)
+    assert config.request.get("attention") == "flash2"
+    assert any("FlashAttention 3" in remark.text for remark in config.remarks)
