@@ -220,6 +220,8 @@ def _read_training(part: Keys, reading: Reading) -> None:
     reading.say("load_dtype", "bf16" if dtype == "bfloat16" else "fp32", part.where("dtype"))
     if part.flag("enable_cpu_offload"):
         reading.say("offload", "optimizer+params", part.where("enable_cpu_offload"), "FSDP offloads both")
+    # A key of 2024-05 (14d422f0c config_manager.py); "" is off.
+    part.refuse_switched_on({"fp8_linear": "fp8 of torchtitan before [float8] is not modelled"})
     part.skip(_HARMLESS_TRAINING)
 
 
@@ -303,6 +305,10 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
     shards = part.get("data_parallel_shard_degree")
     shards = part.get("data_parallel_degree") if shards is None else shards
     pipeline = "pipeline_parallel" in reading.said
+    reading.one_batch = (
+        "fp32",
+        "torchtitan e347b1e5e distributed/utils.py maybe_enable_amp: FSDP casts, or none",
+    )
     never = _stays_whole(parallelism, pipeline=pipeline)
     where = part.where("data_parallel_shard_degree")
     if copies != 1 and shards == 1:
@@ -397,6 +403,8 @@ def _read_tensor_degree(part: Keys, reading: Reading) -> None:
     degree = part.count(_TENSOR) or 1
     if degree > 1:
         reading.say("tensor_parallel", degree, part.where(_TENSOR))
+        # models/llama3/infra/parallelize.py apply_tp: the table is a DTensor, until 0.3.
+        reading.switch("whole_table_gradient", True, part.where(_TENSOR))
         part.refuse_switched_on(
             {
                 "disable_loss_parallel": "a loss over whole logits beside tensor parallelism is not modelled",

@@ -50,7 +50,6 @@ _DPO = "torchtune.rlhf.loss.DPOLoss"
 _DTYPES = ("bf16", "fp32")
 _REINFORCED = "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning and DPO are"
 _UNMODELLED = {
-    "ac_mode": "torchtune's selective checkpointing is not modelled",
     "enable_fp8_training": "training in fp8 is not modelled",
     "teacher_model": "distillation is not modelled",
     "teacher_checkpointer": "distillation is not modelled",
@@ -98,6 +97,7 @@ _HARMLESS = (
     "dataset_val",
     "batch_size_val",
     "loss_parallel",
+    "ac_mode",
     "ac_option",
     "keep_last_n_checkpoints",
     "save_every_n_steps",
@@ -361,6 +361,7 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     reading.say(
         "gradient_checkpointing", bool(again), where, "" if again is not None else "off where it is left out"
     )
+    _read_selection(keys, reading)
     streams = keys.flag("activation_offloading_use_streams")
     if offload and streams is False:
         raise keys.not_modelled(
@@ -370,9 +371,31 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
         reading.say("offload", "activations", keys.where("enable_activation_offloading"))
 
 
+def _read_selection(keys: Keys, reading: Reading) -> None:
+    """``ac_mode``, which the recipes for several GPUs without adapters read.
+
+    Raises:
+        NotModelledError: operators are chosen, or both switches are on, which recipes take differently.
+
+    Source: torchtune 0.6.1 recipes/full_finetune_distributed.py:566-580, training/activations.py.
+    """
+    mode, option = keys.text("ac_mode"), keys.get("ac_option")
+    if mode is None or reading.value("method") != "full" or _single_device_recipe(keys):
+        return
+    if reading.value("gradient_checkpointing") or mode not in ("full", "selective"):
+        raise keys.not_modelled("ac_mode", f"{show(mode)} is not modelled; full and selective are, alone")
+    where = keys.where("ac_mode")
+    reading.said.pop("gradient_checkpointing", None)
+    reading.say("gradient_checkpointing", True, where)
+    if mode == "selective":
+        if not str(option).isdecimal() or int(option) < 1:
+            raise keys.not_modelled("ac_option", f"{show(option)} is not modelled; every so many layers are")
+        reading.say("checkpoint_every", int(option), keys.where("ac_option"))
+
+
 def _read_distribution(keys: Keys, reading: Reading, *, old: bool) -> None:
-    """FSDP2 (FSDP1 in ``old`` files without a key of its own) where a key of the distributed recipes is there, or the job has several GPUs:
-    torchtune has nothing else.
+    """FSDP2, or in ``old`` files FSDP1, where a key of the distributed recipes is there, or the job has
+    several GPUs: torchtune has nothing else.
 
     Raises:
         NotModelledError: what lies on the host besides.

@@ -1,7 +1,7 @@
 """Files of torchtune up to 0.2: FSDP1, whole logits, and lengths that the data sets' builders say.
 
-Source: torchtune 0.2.1 (2024-07-25) recipes/*.py, datasets/*.py; 34162c9b2 (2024-08-14), whose full recipe has
-FSDP2 already.
+Source: torchtune 0.2.1 (2024-07-25) recipes/*.py, datasets/*.py; 34162c9b2 (2024-08-14), whose full
+recipe has FSDP2 already.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def read_age(keys: Keys, reading: Reading) -> bool:
     """
     part = keys.part("checkpointer")
     component = "" if part is None else part.text("_component_") or ""
-    if part is None or not component.startswith(_UTILS):
+    if part is None:
+        return False
+    part.skip(part.left_over_here())
+    if not component.startswith(_UTILS):
         return False
     where = part.where("_component_")
     reading.take_stack(STACK, _TOOL, where, f"{_UTILS} has had no class for checkpoints since torchtune 0.3")

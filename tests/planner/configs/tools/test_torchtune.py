@@ -50,7 +50,8 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
 @pytest.mark.parametrize(
     ("added", "text"),
     [
-        ({"ac_mode": "selective"}, "selective checkpointing"),
+        ({"ac_mode": "selective", "ac_option": "op"}, "every so many layers"),
+        ({"ac_mode": "selective", "enable_activation_checkpointing": True}, "full and selective are, alone"),
         ({"device": "mps"}, "trains without CUDA, on no card that --gpu names: say cuda there"),
         (
             {"quantizer": {"_component_": "torchtune.training.quantization.Int4WeightOnlyQATQuantizer"}},
@@ -321,6 +322,14 @@ def test_gemma_2_takes_no_packed_samples(builder: str, stops: bool, tmp_path: Pa
     config = read_config_file(tmp_path / "train.yaml")
     with pytest.raises(UsageError, match="takes no packed samples") if stops else nullcontext():
         with_flags(config, from_flags({"gpu": "a100-80-sxm"}))
+
+
+def test_every_second_layer_is_checkpointed(tmp_path: Path) -> None:
+    """By recipes for several GPUs without adapters; others do not read the key."""
+    chosen = {"ac_mode": "selective", "ac_option": 2}
+    found = read(tmp_path, BASE | chosen)
+    assert (found.value("gradient_checkpointing"), found.value("checkpoint_every")) == (True, 2)
+    assert not read(tmp_path, BASE | chosen | {"model": LORA}).value("gradient_checkpointing")
 
 
 def test_a_loss_over_all_logits(tmp_path: Path) -> None:
