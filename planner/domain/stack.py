@@ -201,9 +201,7 @@ class Stack:
     each token, or their own ``tokens`` (sequence parallel).  Where only sequences are divided:
     ``gathered_heads``, keys one head at a time; ``exchanged_heads``: tokens for heads around attention."""
     whole_table_gradient: bool
-    """Where features are divided, the token table's gradient is that of the whole one, as DTensor makes it:
-    what is to be summed stays so until FSDP or the optimizer asks for this GPU's part."""
-
+    """Where features are divided, the token table's gradient is that of the whole one, as DTensor's are."""
     mixture_code: MixtureCode
     """Whose layers run mixtures of experts: those of Transformers, or of torchtitan up to e347b1e5e
     (2026-02-15), with padded rows of each expert, and an exchange of tokens where GPUs divide experts."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.torchtitan_debug import debug_shape
 from planner.configs.tools.torchtitan_experts import EXPERT_DEGREES, read_experts
 from planner.configs.tools.torchtitan_float8 import read_float8
 from planner.configs.yaml_or_json import Document
@@ -118,7 +119,7 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     )
     compiled = _read_compile(keys, training)
     _choose_stack(keys, reading, compiled, old=old)
-    _read_model(tables["model"], reading, old=old)
+    _read_model(keys, tables["model"], reading, old=old)
     read_experts(tables["model"], tables["parallelism"], reading)
     read_float8(keys, tables["model"], reading)
     _read_training(training, reading)
@@ -178,11 +179,11 @@ def _choose_stack(keys: Keys, reading: Reading, compiled: str, *, old: bool) -> 
     reading.default("loss", "hf", "torchtitan e347b1e5e components/loss.py: cross entropy over whole logits")
 
 
-def _read_model(part: Keys, reading: Reading, *, old: bool) -> None:
+def _read_model(keys: Keys, part: Keys, reading: Reading, *, old: bool) -> None:
     """Raises: NotModelledError for a model or a norm that is not known."""
     name, flavor = part.text("name") or "llama3", part.text("flavor") or "debugmodel"
-    model = FLAVORS.get(name, {}).get(flavor)
-    if model is None:
+    model = FLAVORS.get(name, {}).get(flavor) or debug_shape(keys, name, flavor)
+    if not model:
         known = "; ".join(f"{each}: {', '.join(flavors)}" for each, flavors in FLAVORS.items())
         raise part.not_modelled("flavor", f"{show(name)} {show(flavor)} is not modelled; these are: {known}")
     reading.say("model", model, part.where("flavor"))
@@ -309,7 +310,7 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
         "fp32",
         "torchtitan e347b1e5e distributed/utils.py maybe_enable_amp: FSDP casts, or none",
     )
-    never = _stays_whole(parallelism, pipeline=pipeline)
+    never = _stays_whole(tables, pipeline=pipeline)
     where = part.where("data_parallel_shard_degree")
     if copies != 1 and shards == 1:
         reading.say("sharding", "ddp", part.where(_COPIES))
@@ -331,8 +332,12 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
         reading.several = (kind, f"{_PLACE} Parallelism.data_parallel_shard_degree: -1 means all GPUs")
 
 
-def _stays_whole(part: Keys, *, pipeline: bool) -> bool:
-    """Whether FSDP leaves weights whole after their forward; beside a pipeline it does so by default, too."""
+def _stays_whole(tables: dict[str, Keys], *, pipeline: bool) -> bool:
+    """Whether FSDP leaves weights whole after their forward; beside a pipeline it does so by default, too.
+
+    The key stood in the table of training in 2025-02 (57387af0e).
+    """
+    part = tables["training" if tables["training"].holds("fsdp_reshard_after_forward") else "parallelism"]
     policy = part.text("fsdp_reshard_after_forward")
     if pipeline and policy == "always":
         raise part.not_modelled(

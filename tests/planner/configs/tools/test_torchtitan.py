@@ -63,7 +63,7 @@ def read(folder: Path, text: str) -> Reading:
             + '[float8]\nfilter_fqns = ["output"]\nemulate = true\n',
             "only look like",
         ),
-        (MODEL.replace("8B", "debugmodel") + TRAINING, "llama3 debugmodel is not modelled"),
+        (MODEL.replace("8B", "debugmodel_of_mine") + TRAINING, "llama3 debugmodel_of_mine is not modelled"),
         (MODEL + 'norm_type = "layernorm"\n' + TRAINING, "norms 'layernorm'"),
         (BASE + "[optimizer]\nearly_step_in_backward = true\n", "inside of the backward pass"),
         (BASE + '[optimizer]\nname = "Muon"\n', "optimizer 'Muon'"),
@@ -104,6 +104,34 @@ def test_where_all_gpus_share_a_batch_nothing_is_cast(tmp_path: Path) -> None:
 def test_a_key_of_2024_for_fp8_may_be_empty(tmp_path: Path) -> None:
     """An empty text is off."""
     assert read(tmp_path, BASE + 'fp8_linear = ""\n').value("fp8") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "added", "layers", "words"),
+    [
+        ("llama3", "debugmodel", 'fp8_linear = ""\nwarmup_steps = 2\n', 2, 2256),
+        ("llama3", "debugmodel", "warmup_steps = 2\n", 8, 2256),
+        ("llama3", "debugmodel_flex_attn", "", 6, 2256),
+        ("deepseek_v3", "debugmodel", "compile = false\n", 3, 2048),
+        ("deepseek_v3", "debugmodel", "", 6, 2048),
+        ("qwen3", "debugmodel", "", 8, 2048),
+        ("qwen3", "debugmodel_moe", "", 8, 2048),
+    ],
+)
+def test_debug_models_have_the_shape_of_their_time(
+    tmp_path: Path, name: str, flavor: str, added: str, layers: int, words: int
+) -> None:
+    """As other keys of the file tell it."""
+    path = tmp_path / "train.toml"
+    path.write_text(f'[model]\nname = "{name}"\nflavor = "{flavor}"\n{TRAINING}{added}', encoding="utf-8")
+    model = resolve(with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm"}))).model
+    assert (model.n_layers, model.vocab_size, model.hidden_size) == (layers, words, 256)
+
+
+def test_weights_may_stay_whole_by_a_key_of_2025_02(tmp_path: Path) -> None:
+    """It stood in the table of training then."""
+    found = read(tmp_path, BASE + 'data_parallel_shard_degree = 4\nfsdp_reshard_after_forward = "never"\n')
+    assert found.value("sharding") == "fsdp-grad-op"
 
 
 def test_the_degree_of_tensor_parallelism_is_read(tmp_path: Path) -> None:
