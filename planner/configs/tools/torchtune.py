@@ -73,6 +73,8 @@ _DISTRIBUTED = (
     "fsdp_reshard_after_forward",
     "data_parallel_shard_dim",
 )
+# Of 34162c9b2 (2024-08-14) recipes/full_finetune_distributed.py and dev/lora_finetune_fsdp2.py.
+_SECOND_FSDP = ("custom_sharded_layers", "fsdp_reshard_after_forward", "fsdp")
 _HARMLESS = (
     "output_dir",
     "checkpointer",
@@ -423,7 +425,7 @@ def _read_distribution(keys: Keys, reading: Reading, *, old: bool) -> None:
 
 def _read_old_distribution(keys: Keys, reading: Reading, kind: str) -> str:
     """FSDP1, or ``kind`` where a key of FSDP2's recipes of 2024-08 is there."""
-    second = next((name for name in _DISTRIBUTED if keys.has(name)), None)
+    second = next((name for name in _SECOND_FSDP if keys.has(name)), None)
     if second is not None or set(_recipes(keys)) == {"lora_finetune_distributed"}:
         # These recipes delete the logits before backward.
         reading.switch("keeps_outputs", False, keys.where(second) if second else f"{keys.path}: a comment")
