@@ -78,7 +78,8 @@ class Reading:
     ``switches``: those of the stack that the file sets, with their places.  ``tool_name``: the name of the
     tool for ``--tool``.  ``launch``: the launch file that was found and taken.  ``candidates``: launch files
     that could be meant, where none was.  ``several``: the sharding where the job has several GPUs and nothing
-    says one, with the place that settles it.  ``alone``: a key that the tool takes on one GPU only.
+    says one, with the place that settles it.  ``one_batch``: the precision where all GPUs share a batch, with
+    the place that settles it.  ``alone``: a key that the tool takes on one GPU only.
     ``most_pixels``: of an image, above which the tool makes it smaller, with sides of whole multiples.
     ``longest``: tokens of a sample, above which the tool stops with an error, with the place that says them.
     ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
@@ -100,6 +101,7 @@ class Reading:
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
     several: tuple[str, str] | None = None
+    one_batch: tuple[str, str] | None = None
     alone: Alone | None = None
     most_pixels: tuple[int, int] | None = None
     longest: tuple[int, str] | None = None

@@ -202,7 +202,8 @@ class Stack:
     """What GPUs that divide a model's matrices have of the stream between them: all ``features`` of
     each token, or their own ``tokens`` (sequence parallel).  Where only sequences are divided:
     ``gathered_heads``, keys one head at a time; ``exchanged_heads``: tokens for heads around attention."""
-
+    whole_table_gradient: bool
+    """Where features are divided, the token table's gradient is that of the whole one, as DTensor's are."""
     mixture_code: MixtureCode
     """Whose layers run mixtures of experts: those of Transformers, or of torchtitan up to e347b1e5e
     (2026-02-15), with padded rows of each expert, and an exchange of tokens where GPUs divide experts."""

@@ -20,8 +20,18 @@ OftWrappers = Literal["unread", "twice", "apart", "alike"]
 ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 """Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""
 LogitsCopy = Literal[
-    "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
+    "compute",
+    "float",
+    "shifted",
+    "turned",
+    "log_softmax",
+    "nll_grad",
+    "log_softmax_grad",
+    "compute_grad",
+    "model_loss",
 ]
+"""``turned``: the loop shifts its own variable, and its classes are the second dimension: the kernel of
+log-softmax copies what it gets.  Source: torch 2.13 ATen/native/cuda/SoftMax.cu host_softmax."""
 Fsdp2Units = Literal[
     "ends_apart", "ends_in_root", "root_divided", "root_whole", "root_returned", "ends_returned"
 ]

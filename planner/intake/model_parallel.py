@@ -64,6 +64,7 @@ _PLANNED = frozenset(
 )
 _TITAN = frozenset({"llama", "qwen3"})
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
+_CASTS_NOTHING = "in {} without FSDP, where torchtitan casts nothing: say --precision fp32"
 
 
 def degrees(request: ScenarioRequest) -> Parallel:
@@ -286,10 +287,7 @@ def _of_pipeline(scenario: Scenario) -> Iterator[str]:
             + ("none is, where a group has one batch" if alone else "fsdp-grad-op is, as weights stay whole")
         )
     if alone and recipe.numerics.mixed:
-        yield (
-            f"in {recipe.numerics.precision} without FSDP, where torchtitan casts nothing: "
-            "say --precision fp32"
-        )
+        yield _CASTS_NOTHING.format(recipe.numerics.precision)
     if recipe.loss != "hf":
         yield f"with loss {recipe.loss}; hf is"
     if scenario.run.evaluates:
@@ -413,10 +411,14 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
         and recipe.parallel.pipeline == 1
         and not recipe.sharding.frees_blocks
     ):
-        yield (
-            f"with sharding {recipe.sharding.name} on stack '{stack.id}', which has FSDP2 alone: "
-            "say --sharding fsdp or hsdp"
-        )
+        alone = hardware.world_size == recipe.parallel.gpus and not recipe.sharding.communicates
+        if not alone:
+            yield (
+                f"with sharding {recipe.sharding.name} on stack '{stack.id}', which has FSDP2 alone: "
+                "say --sharding fsdp or hsdp"
+            )
+        elif recipe.numerics.mixed:
+            yield _CASTS_NOTHING.format(recipe.numerics.precision)
 
 
 def _of_exchange(scenario: Scenario) -> Iterator[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.torchtitan_debug import debug_shape
 from planner.configs.tools.torchtitan_experts import EXPERT_DEGREES, read_experts
 from planner.configs.tools.torchtitan_float8 import read_float8
 from planner.configs.yaml_or_json import Document
@@ -118,7 +119,7 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     )
     compiled = _read_compile(keys, training)
     _choose_stack(keys, reading, compiled, old=old)
-    _read_model(tables["model"], reading, old=old)
+    _read_model(keys, tables["model"], reading, old=old)
     read_experts(tables["model"], tables["parallelism"], reading)
     read_float8(keys, tables["model"], reading)
     _read_training(training, reading)
@@ -178,11 +179,11 @@ def _choose_stack(keys: Keys, reading: Reading, compiled: str, *, old: bool) -> 
     reading.default("loss", "hf", "torchtitan e347b1e5e components/loss.py: cross entropy over whole logits")
 
 
-def _read_model(part: Keys, reading: Reading, *, old: bool) -> None:
+def _read_model(keys: Keys, part: Keys, reading: Reading, *, old: bool) -> None:
     """Raises: NotModelledError for a model or a norm that is not known."""
     name, flavor = part.text("name") or "llama3", part.text("flavor") or "debugmodel"
-    model = FLAVORS.get(name, {}).get(flavor)
-    if model is None:
+    model = FLAVORS.get(name, {}).get(flavor) or debug_shape(keys, name, flavor)
+    if not model:
         known = "; ".join(f"{each}: {', '.join(flavors)}" for each, flavors in FLAVORS.items())
         raise part.not_modelled("flavor", f"{show(name)} {show(flavor)} is not modelled; these are: {known}")
     reading.say("model", model, part.where("flavor"))
@@ -220,6 +221,8 @@ def _read_training(part: Keys, reading: Reading) -> None:
     reading.say("load_dtype", "bf16" if dtype == "bfloat16" else "fp32", part.where("dtype"))
     if part.flag("enable_cpu_offload"):
         reading.say("offload", "optimizer+params", part.where("enable_cpu_offload"), "FSDP offloads both")
+    # A key of 2024-05 (14d422f0c config_manager.py); "" is off.
+    part.refuse_switched_on({"fp8_linear": "fp8 of torchtitan before [float8] is not modelled"})
     part.skip(_HARMLESS_TRAINING)
 
 
@@ -303,7 +306,11 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
     shards = part.get("data_parallel_shard_degree")
     shards = part.get("data_parallel_degree") if shards is None else shards
     pipeline = "pipeline_parallel" in reading.said
-    never = _stays_whole(parallelism, pipeline=pipeline)
+    reading.one_batch = (
+        "fp32",
+        "torchtitan e347b1e5e distributed/utils.py maybe_enable_amp: FSDP casts, or none",
+    )
+    never = _stays_whole(tables, pipeline=pipeline)
     where = part.where("data_parallel_shard_degree")
     if copies != 1 and shards == 1:
         reading.say("sharding", "ddp", part.where(_COPIES))
@@ -325,8 +332,12 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
         reading.several = (kind, f"{_PLACE} Parallelism.data_parallel_shard_degree: -1 means all GPUs")
 
 
-def _stays_whole(part: Keys, *, pipeline: bool) -> bool:
-    """Whether FSDP leaves weights whole after their forward; beside a pipeline it does so by default, too."""
+def _stays_whole(tables: dict[str, Keys], *, pipeline: bool) -> bool:
+    """Whether FSDP leaves weights whole after their forward; beside a pipeline it does so by default, too.
+
+    The key stood in the table of training in 2025-02 (57387af0e).
+    """
+    part = tables["training" if tables["training"].holds("fsdp_reshard_after_forward") else "parallelism"]
     policy = part.text("fsdp_reshard_after_forward")
     if pipeline and policy == "always":
         raise part.not_modelled(
@@ -397,6 +408,8 @@ def _read_tensor_degree(part: Keys, reading: Reading) -> None:
     degree = part.count(_TENSOR) or 1
     if degree > 1:
         reading.say("tensor_parallel", degree, part.where(_TENSOR))
+        # models/llama3/infra/parallelize.py apply_tp: the table is a DTensor, until 0.3.
+        reading.switch("whole_table_gradient", True, part.where(_TENSOR))
         part.refuse_switched_on(
             {
                 "disable_loss_parallel": "a loss over whole logits beside tensor parallelism is not modelled",

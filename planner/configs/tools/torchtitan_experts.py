@@ -55,4 +55,4 @@ def read_experts(model: Keys, parallelism: Keys, reading: Reading) -> None:
 def _is_mixture(model: Keys) -> bool:
     """Whether a flavor has experts: Qwen 3's say so in their names, and all of DeepSeek's do."""
     name, flavor = model.text("name") or "", model.text("flavor") or ""
-    return name == "deepseek_v3" or (name == "qwen3" and "-A" in flavor)
+    return name == "deepseek_v3" or (name == "qwen3" and ("-A" in flavor or flavor == "debugmodel_moe"))

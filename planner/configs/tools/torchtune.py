@@ -15,6 +15,7 @@ from typing import Any
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Alone, Reading, Stop
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.torchtune_age import read_age, read_length
 from planner.configs.tools.torchtune_models import BUILDERS, positions, tables
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
@@ -43,12 +44,12 @@ _LOSS, _LINEAR_LOSS = (
     "torchtune.modules.loss.CEWithChunkedOutputLoss",
     "torchtune.modules.loss.LinearCrossEntropyLoss",
 )
+_WHOLE_LOSS = "torch.nn.CrossEntropyLoss"
 _QUANTIZER = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
 _DPO = "torchtune.rlhf.loss.DPOLoss"
 _DTYPES = ("bf16", "fp32")
 _REINFORCED = "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning and DPO are"
 _UNMODELLED = {
-    "ac_mode": "torchtune's selective checkpointing is not modelled",
     "enable_fp8_training": "training in fp8 is not modelled",
     "teacher_model": "distillation is not modelled",
     "teacher_checkpointer": "distillation is not modelled",
@@ -72,6 +73,8 @@ _DISTRIBUTED = (
     "fsdp_reshard_after_forward",
     "data_parallel_shard_dim",
 )
+# Of 34162c9b2 (2024-08-14) recipes/full_finetune_distributed.py and dev/lora_finetune_fsdp2.py.
+_SECOND_FSDP = ("custom_sharded_layers", "fsdp_reshard_after_forward", "fsdp")
 _HARMLESS = (
     "output_dir",
     "checkpointer",
@@ -96,12 +99,16 @@ _HARMLESS = (
     "dataset_val",
     "batch_size_val",
     "loss_parallel",
+    "ac_mode",
     "ac_option",
     "keep_last_n_checkpoints",
     "save_every_n_steps",
     # Details of what is refused by its own switch.
     "context_parallel_rotate_method",
     "fp8_recipe_name",
+    # FSDP1's, which no recipe has since 0.3.
+    "memory_efficient_fsdp_wrap",
+    "fsdp_sharding_strategy",
 )
 
 
@@ -124,11 +131,12 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
         )
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
+    old = read_age(keys, reading)
     if keys.flag("compile"):
         reading.said.pop("stack", None)
         reading.say("stack", COMPILED_STACK, keys.where("compile"))
-    _read_model(keys, reading)
-    _read_loss(keys, reading)
+    _read_model(keys, reading, old=old)
+    _read_loss(keys, reading, old=old)
     reading.take(
         keys, {"batch_size": "batch", "gradient_accumulation_steps": "grad_accum", "epochs": "epochs"}
     )
@@ -139,12 +147,12 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
             )
     _read_dtype(keys, reading)
     _read_quantizer(keys, reading)
-    _read_data(keys, reading)
+    _read_data(keys, reading, old=old)
     if keys.flag("resize_token_embeddings"):
         reading.remark(keys.where("resize_token_embeddings"), "the vocabulary is counted as published")
     _read_optimizer(keys, reading)
     _read_checkpointing(keys, reading)
-    _read_distribution(keys, reading)
+    _read_distribution(keys, reading, old=old)
     keys.skip(_HARMLESS)
 
 
@@ -152,7 +160,7 @@ def _component(part: Keys | None) -> str:
     return "" if part is None else part.text(COMPONENT) or ""
 
 
-def _read_model(keys: Keys, reading: Reading) -> None:
+def _read_model(keys: Keys, reading: Reading, *, old: bool) -> None:
     """The builder's name says the model and the method.
 
     Raises:
@@ -173,7 +181,7 @@ def _read_model(keys: Keys, reading: Reading) -> None:
         )
     where = part.where(COMPONENT)
     reading.say("model", BUILDERS[plain], where, f"torchtune's {name}")
-    reading.switch("rotary_tables", tables(plain, adapted=plain != name), where)
+    reading.switch("rotary_tables", tables(plain, adapted=plain != name, old=old), where)
     reading.longest = positions(plain), where
     reading.switch("rotary_positions", positions(plain), where)
     if plain == name:
@@ -210,12 +218,17 @@ def _read_adapters(part: Keys, reading: Reading, *, quantised: bool) -> None:
         reading.say("quant_storage", "bfloat16", where, "stands for: FSDP2 divides NF4Tensor")
 
 
-def _read_loss(keys: Keys, reading: Reading) -> None:
+def _read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:
     """The loss in eight pieces, of which all logits live together;
-    a newer one makes each piece's logits by itself.
+    a newer one makes each piece's logits by itself.  torch's is of all logits at once.
     """
     part = keys.part("loss")
     kind = _component(part)
+    if part is not None and kind == _WHOLE_LOSS:
+        if not old:
+            _read_whole_loss(keys, part, reading)
+        part.skip(("ignore_index",))
+        return
     if part is not None and kind == _DPO:
         if reading.value("method") == "full":
             # recipes/full_dpo_distributed.py sets the reference up from ref_checkpointer.
@@ -240,6 +253,19 @@ def _read_loss(keys: Keys, reading: Reading) -> None:
         reading.remark(part.where(COMPONENT), f"counted as {_LOSS.rpartition('.')[2]}, which is more")
         part.skip(("mask_ignored_tokens",))
     part.skip(("ignore_index",))
+
+
+def _read_whole_loss(keys: Keys, part: Keys, reading: Reading) -> None:
+    """Raises: NotModelledError: compiled.
+
+    Source: torchtune 0.4.0 modules/transformer.py:647 and 0.6.1 unembed: ``self.output(h).float()``;
+    recipes/lora_finetune_single_device.py _loss_step: labels are shifted, and logits deleted.
+    """
+    if keys.flag("compile"):
+        raise part.not_modelled(COMPONENT, "torch.compile of a loss over all logits is not modelled")
+    where = part.where(COMPONENT)
+    reading.switch("loss_forward", "float+log_softmax", where)
+    reading.switch("loss_backward", "log_softmax+nll_grad+log_softmax_grad", where)
 
 
 def _read_dtype(keys: Keys, reading: Reading) -> None:
@@ -277,10 +303,13 @@ def _read_quantizer(keys: Keys, reading: Reading) -> None:
     keys.skip(("fake_quant_after_n_steps",))
 
 
-def _read_data(keys: Keys, reading: Reading) -> None:
+def _read_data(keys: Keys, reading: Reading, *, old: bool) -> None:
     tokenizer, data = keys.part("tokenizer"), keys.part("dataset")
+    if old and data is not None:
+        read_length(data, reading)
     if tokenizer is not None:
-        reading.take(tokenizer, {"max_seq_len": "seq"})
+        if not old:
+            reading.take(tokenizer, {"max_seq_len": "seq"})
         tokenizer.skip(tokenizer.left_over_here())
     if reading.value("seq") is None:
         reading.needs["seq"] = (
@@ -292,7 +321,7 @@ def _read_data(keys: Keys, reading: Reading) -> None:
         # torchtune 0.6.1 models/gemma2/_attention.py: NotImplementedError where flex attention is there.
         sentence = f"{data.where('packed')}: torchtune's Gemma 2 takes no packed samples: say packed: False"
         reading.stops.append(Stop(lambda model: model.architecture == "gemma2", sentence))
-        if tokenizer is None or tokenizer.get("max_seq_len") is None:
+        if reading.value("seq") is None:
             # torchtune 0.6.1 datasets/*.py: ValueError.
             raise UsageError(
                 f"{data.where('packed')}: torchtune packs samples up to tokenizer.max_seq_len alone, which "
@@ -334,6 +363,7 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     reading.say(
         "gradient_checkpointing", bool(again), where, "" if again is not None else "off where it is left out"
     )
+    _read_selection(keys, reading)
     streams = keys.flag("activation_offloading_use_streams")
     if offload and streams is False:
         raise keys.not_modelled(
@@ -343,9 +373,31 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
         reading.say("offload", "activations", keys.where("enable_activation_offloading"))
 
 
-def _read_distribution(keys: Keys, reading: Reading) -> None:
-    """FSDP2 where a key of the distributed recipes is there, or the job has several GPUs:
-    torchtune has nothing else.
+def _read_selection(keys: Keys, reading: Reading) -> None:
+    """``ac_mode``, which the recipes for several GPUs without adapters read.
+
+    Raises:
+        NotModelledError: operators are chosen, or both switches are on, which recipes take differently.
+
+    Source: torchtune 0.6.1 recipes/full_finetune_distributed.py:566-580, training/activations.py.
+    """
+    mode, option = keys.text("ac_mode"), keys.get("ac_option")
+    if mode is None or reading.value("method") != "full" or _single_device_recipe(keys):
+        return
+    if reading.value("gradient_checkpointing") or mode not in ("full", "selective"):
+        raise keys.not_modelled("ac_mode", f"{show(mode)} is not modelled; full and selective are, alone")
+    where = keys.where("ac_mode")
+    reading.said.pop("gradient_checkpointing", None)
+    reading.say("gradient_checkpointing", True, where)
+    if mode == "selective":
+        if not str(option).isdecimal() or int(option) < 1:
+            raise keys.not_modelled("ac_option", f"{show(option)} is not modelled; every so many layers are")
+        reading.say("checkpoint_every", int(option), keys.where("ac_option"))
+
+
+def _read_distribution(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """FSDP2, or in ``old`` files FSDP1, where a key of the distributed recipes is there, or the job has
+    several GPUs: torchtune has nothing else.
 
     Raises:
         NotModelledError: what lies on the host besides.
@@ -357,16 +409,27 @@ def _read_distribution(keys: Keys, reading: Reading) -> None:
         reading.say("offload", "optimizer+params", keys.where("fsdp_cpu_offload"), "FSDP offloads both")
     shard: Any = keys.get("fsdp_reshard_after_forward")
     kind = "fsdp-grad-op" if shard is False else "fsdp"
+    if old:
+        kind = _read_old_distribution(keys, reading, kind)
     found = next((name for name in _DISTRIBUTED if keys.has(name)), "fsdp" if table is not None else None)
     if found is not None:
         reading.say("sharding", kind, keys.where(found), "a key of the distributed recipes")
     else:
         recipe = _single_device_recipe(keys)
         reading.alone = Alone(recipe, sees=1) if recipe else None
-        reading.several = (kind, "torchtune 0.6.1 recipes/*_distributed.py: FSDP2 and no other")
+        reading.several = (kind, f"{reading.tool} recipes/*_distributed.py: FSDP and no other")
     if {"tok_embeddings", "output"} <= set(keys.names("custom_sharded_layers")):
         reading.switch("fsdp2_units", "ends_returned", keys.where("custom_sharded_layers"))
     keys.skip(_DISTRIBUTED)
+
+
+def _read_old_distribution(keys: Keys, reading: Reading, kind: str) -> str:
+    """FSDP1, or ``kind`` where a key of FSDP2's recipes of 2024-08 is there."""
+    second = next((name for name in _SECOND_FSDP if keys.has(name)), None)
+    if second is not None or set(_recipes(keys)) == {"lora_finetune_distributed"}:
+        # These recipes delete the logits before backward.
+        reading.switch("keeps_outputs", False, keys.where(second) if second else f"{keys.path}: a comment")
+    return "fsdp1" if second is None else kind
 
 
 def _single_device_recipe(keys: Keys) -> str:
@@ -374,5 +437,10 @@ def _single_device_recipe(keys: Keys) -> str:
 
     ``tune run`` refuses several processes of such a recipe (torchtune 0.6.1 _cli/run.py).
     """
-    recipes = dict.fromkeys(_RUN.findall(read_text(keys.path, MAX_DOCUMENT_BYTES)))
+    recipes = _recipes(keys)
     return next(iter(recipes), "") if all(name.endswith("single_device") for name in recipes) else ""
+
+
+def _recipes(keys: Keys) -> tuple[str, ...]:
+    """The recipes that comments of a file run it with."""
+    return tuple(dict.fromkeys(_RUN.findall(read_text(keys.path, MAX_DOCUMENT_BYTES))))

@@ -31,7 +31,8 @@ class ConfigFile:
     not counted as they stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be given
     beside it, each field with the sentence that asks for it.  ``launch``: the launch file that was found
     beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
-    ``several``: the sharding of several GPUs, where nothing says one.  ``alone``: a key that the tool takes
+    ``several``: the sharding of several GPUs, where nothing says one.  ``one_batch``: the precision where
+    all of them share a batch.  ``alone``: a key that the tool takes
     on one GPU only, or how many GPUs it uses of a machine.  ``most_pixels``: of an image, and what its sides
     are multiples of where it had more.  ``longest``: tokens of a sample, above which the tool stops, with the
     place that says them.  ``in_weights_dtype``: place of what says that the dtype of the
@@ -49,6 +50,7 @@ class ConfigFile:
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
     several: Given | None = None
+    one_batch: Given | None = None
     alone: Alone | None = None
     most_pixels: tuple[int, int] | None = None
     longest: tuple[int, str] | None = None
@@ -116,6 +118,7 @@ def config_of(reading: Reading) -> ConfigFile:
         launch=reading.launch,
         candidates=reading.candidates,
         several=None if reading.several is None else _several(reading, *reading.several),
+        one_batch=None if reading.one_batch is None else Given(*reading.one_batch),
         alone=reading.alone,
         most_pixels=reading.most_pixels,
         longest=reading.longest,
@@ -146,6 +149,8 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
         _refuse_longer(request, *config.longest)
     if config.several is not None and request.get("sharding") is None and _batches(request) > 1:
         request = merge(ScenarioRequest({"sharding": config.several}), request)
+    if config.one_batch is not None and not flags.is_given("precision") and _share_one_batch(request):
+        request = merge(request, ScenarioRequest({"precision": config.one_batch}))
     if config.least_batch is not None:
         request = _with_least(request, *config.least_batch)
     _refuse_models(config.stops, request)
@@ -342,6 +347,11 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
 def _batches(request: ScenarioRequest) -> int:
     """Micro-batches at a time: GPUs that share one count as one, and so do all of one process."""
     return 1 if request.get("device_map") else max(_gpus(request) // degrees(request).gpus, 1)
+
+
+def _share_one_batch(request: ScenarioRequest) -> bool:
+    """Whether the job has several GPUs, and all of them share each batch."""
+    return _gpus(request) > 1 and _batches(request) == 1
 
 
 def _gpus(request: ScenarioRequest) -> int:

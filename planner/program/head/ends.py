@@ -29,6 +29,7 @@ from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record
 from planner.program.ops.casts import linear_function
 from planner.program.ops.collectives import (
+    REDUCE_SCATTER,
     entering,
     gathered,
     gathered_features,
@@ -196,7 +197,9 @@ def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
     Source: torch 2.13 distributed/tensor/_ops/_embedding_ops.py embedding_dense_backward_strategy.
     """
     count, dtype = table.param_count, ends.embed.dtypes.table
-    n_given = count if splits_tokens(ends.layer) else count * ends.model.parts
+    n_given = count * ends.model.parts if ends.layer.stack.whole_table_gradient else count
+    # FSDP sums before it reduces; without it the sum waits for the optimizer.
+    n_kept = count if ends.layer.recipe.sharding.frees_blocks else n_given
     with torch.inside(table.name):
         weight = torch.parameter(Unit.ONE, count, dtype, trained=ends.trains(ends.embed, table.name))
         unit = Unit.LENGTH if table.shared else Unit.TOKENS
@@ -204,10 +207,13 @@ def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
         if HEAD_GRADIENT in torch.shared:
             weight = _sum_of_both(torch, ends, weight, [torch.shared.pop(HEAD_GRADIENT)])
         seen = weight.alias()
-        seen.node, seen.count = weight.node, n_given
+        seen.node, seen.count = weight.node, n_kept
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            return [torch.new(Unit.ONE, n_given, dtype, "embedding_dense_backward", cost=[gradient])]
+            whole = torch.new(Unit.ONE, n_given, dtype, "embedding_dense_backward", cost=[gradient])
+            if n_kept == n_given:
+                return [whole]
+            return [torch.new(Unit.ONE, n_kept, dtype, REDUCE_SCATTER, cost=None)]
 
         return record(torch, out, [seen], [], backward)
 

@@ -52,6 +52,10 @@ def full_loss(
     wide = torch.to(logits, "fp32") if upcast and "float" in copies else logits
     if "compute" not in copies:
         logits = wide
+    if "turned" in copies:
+        logits = shifted(torch, view, wide)
+        del wide
+        return cross_entropy(torch, view, torch.contiguous(logits)), logits
     # The variable that holds the unshifted logits lives until the loss is there.
     scored = shifted(torch, view, wide) if "shifted" in copies else wide
     if "log_softmax" not in copies:

@@ -80,3 +80,51 @@ def test_liger_of_axolotl_under_fsdp2(size: dict[str, Any], allocated: int, rese
     phases = replayed(job_of(resolve(from_flags(flags)), Coefficients())).phases
     assert max(int(each.allocated_bytes) for each in phases) == pytest.approx(allocated, rel=0.005)
     assert max(int(each.reserved_bytes) for each in phases) == pytest.approx(reserved, rel=0.01)
+
+
+OLD_LORA = {
+    "model": "llama-3.1-8b",
+    "lora_rank": 8,
+    "lora_targets": "q_proj,v_proj",
+    "optimizer": "adamw_torch",
+}
+OLD_LORA |= {"method": "lora", "stack": "torchtune@0.2", "seq": 512, "batch": 2, "grad_accum": 2}
+OLD_TABLES = "rotary_tables=pairs_of_layers;rotary_positions=8192"
+
+
+@pytest.mark.parametrize(
+    ("said", "gib"),
+    [
+        ({"gpu": "h100-sxm", "gradient_checkpointing": True, "switches": OLD_TABLES}, 17.389),
+        (
+            {
+                "gpu": "h100-sxm:4",
+                "sharding": "fsdp1",
+                "gradient_checkpointing": False,
+                "switches": f"{OLD_TABLES};keeps_outputs=false",
+            },
+            12.667,
+        ),
+        (
+            {
+                "gpu": "h100-sxm:4",
+                "sharding": "fsdp1",
+                "gradient_checkpointing": True,
+                "method": "full",
+                "switches": OLD_TABLES,
+            },
+            21.443,
+        ),
+    ],
+    ids=["one GPU", "FSDP1", "FSDP1, full"],
+)
+def test_recipes_of_torchtune_0_2(said: dict[str, Any], gib: float) -> None:
+    """Llama 3 8B beside dry runs of torchtune 0.2.1 with torch 2.13: whole logits, which the loop keeps
+    in backward, but for the recipe of adapters on several GPUs.
+    """
+    flags = {**OLD_LORA, **said, "versions": ["torch==2.13.0"]}
+    if said.get("method") == "full":
+        flags = {name: value for name, value in flags.items() if not name.startswith("lora_")}
+    job = job_of(resolve(from_flags(flags)), Coefficients())
+    found = max(int(each.allocated_bytes) for each in replayed(job).phases)
+    assert found / 2**30 == pytest.approx(gib, rel=0.005)

@@ -9,9 +9,10 @@ import pytest
 from planner.catalog.stacks import load_stack
 from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
-from planner.errors import InputFileError, NotModelledError
+from planner.errors import InputFileError, NotModelledError, UnreadCombinationError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
 
 MODEL = '[model]\nname = "llama3"\nflavor = "8B"\n'
 TRAINING = "[training]\nlocal_batch_size = 1\nseq_len = 8192\n"
@@ -52,6 +53,7 @@ def read(folder: Path, text: str) -> Reading:
             + '[parallelism]\ndata_parallel_replicate_degree = 2\nfsdp_reshard_after_forward = "never"\n',
             "stay whole after forward",
         ),
+        (BASE + 'fp8_linear = "dynamic"\n', "fp8 of torchtitan before"),
         (MODEL + 'converters = ["mx"]\n' + TRAINING, "mx is not modelled"),
         (MODEL + 'converters = ["float8"]\n' + TRAINING, "all matrices but the head"),
         (
@@ -61,7 +63,7 @@ def read(folder: Path, text: str) -> Reading:
             + '[float8]\nfilter_fqns = ["output"]\nemulate = true\n',
             "only look like",
         ),
-        (MODEL.replace("8B", "debugmodel") + TRAINING, "llama3 debugmodel is not modelled"),
+        (MODEL.replace("8B", "debugmodel_of_mine") + TRAINING, "llama3 debugmodel_of_mine is not modelled"),
         (MODEL + 'norm_type = "layernorm"\n' + TRAINING, "norms 'layernorm'"),
         (BASE + "[optimizer]\nearly_step_in_backward = true\n", "inside of the backward pass"),
         (BASE + '[optimizer]\nname = "Muon"\n', "optimizer 'Muon'"),
@@ -82,6 +84,54 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, text: str, sentence: st
     """Each by a sentence of its own."""
     with pytest.raises(NotModelledError, match=sentence):
         read(tmp_path, text)
+
+
+def test_where_all_gpus_share_a_batch_nothing_is_cast(tmp_path: Path) -> None:
+    """FSDP has the mixed precision; without it the model computes in the dtype of its weights."""
+    path = tmp_path / "train.toml"
+    path.write_text(BASE + "[parallelism]\ntensor_parallel_degree = 8\n", encoding="utf-8")
+
+    def precision(**flags: object) -> tuple[str, str]:
+        found = resolve(with_flags(read_config_file(path), from_flags(flags)))
+        return found.recipe.sharding.name, found.recipe.numerics.precision
+
+    assert precision(gpu="h100-sxm:8") == ("none", "fp32")
+    assert precision(gpu="h100-sxm:8", nodes=2) == ("fsdp", "bf16-mixed")
+    with pytest.raises(UnreadCombinationError, match="say --precision fp32"):
+        precision(gpu="h100-sxm:8", precision="bf16-mixed")
+
+
+def test_a_key_of_2024_for_fp8_may_be_empty(tmp_path: Path) -> None:
+    """An empty text is off."""
+    assert read(tmp_path, BASE + 'fp8_linear = ""\n').value("fp8") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "added", "layers", "words"),
+    [
+        ("llama3", "debugmodel", 'fp8_linear = ""\nwarmup_steps = 2\n', 2, 2256),
+        ("llama3", "debugmodel", "warmup_steps = 2\n", 8, 2256),
+        ("llama3", "debugmodel_flex_attn", "", 6, 2256),
+        ("deepseek_v3", "debugmodel", "compile = false\n", 3, 2048),
+        ("deepseek_v3", "debugmodel", "", 6, 2048),
+        ("qwen3", "debugmodel", "", 8, 2048),
+        ("qwen3", "debugmodel_moe", "", 8, 2048),
+    ],
+)
+def test_debug_models_have_the_shape_of_their_time(
+    tmp_path: Path, name: str, flavor: str, added: str, layers: int, words: int
+) -> None:
+    """As other keys of the file tell it."""
+    path = tmp_path / "train.toml"
+    path.write_text(f'[model]\nname = "{name}"\nflavor = "{flavor}"\n{TRAINING}{added}', encoding="utf-8")
+    model = resolve(with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm"}))).model
+    assert (model.n_layers, model.vocab_size, model.hidden_size) == (layers, words, 256)
+
+
+def test_weights_may_stay_whole_by_a_key_of_2025_02(tmp_path: Path) -> None:
+    """It stood in the table of training then."""
+    found = read(tmp_path, BASE + 'data_parallel_shard_degree = 4\nfsdp_reshard_after_forward = "never"\n')
+    assert found.value("sharding") == "fsdp-grad-op"
 
 
 def test_the_degree_of_tensor_parallelism_is_read(tmp_path: Path) -> None:

@@ -33,6 +33,11 @@ BASE: dict[str, Any] = {
     "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
     "dtype": "bf16",
 }
+WHOLE: dict[str, Any] = {"loss": {"_component_": "torch.nn.CrossEntropyLoss"}}
+OLD: dict[str, Any] = WHOLE | {
+    "checkpointer": {"_component_": "torchtune.utils.FullModelHFCheckpointer"},
+    "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "path": "t"},
+}
 
 
 def read(folder: Path, table: dict[str, Any]) -> Reading:
@@ -45,7 +50,8 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
 @pytest.mark.parametrize(
     ("added", "text"),
     [
-        ({"ac_mode": "selective"}, "selective checkpointing"),
+        ({"ac_mode": "selective", "ac_option": "op"}, "every so many layers"),
+        ({"ac_mode": "selective", "enable_activation_checkpointing": True}, "full and selective are, alone"),
         ({"device": "mps"}, "trains without CUDA, on no card that --gpu names: say cuda there"),
         (
             {"quantizer": {"_component_": "torchtune.training.quantization.Int4WeightOnlyQATQuantizer"}},
@@ -57,10 +63,11 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
             "a second model to compare with is not modelled",
         ),
         ({"loss": {"_component_": "torchtune.rlhf.loss.RSOLoss"}}, "RSOLoss is not modelled; DPOLoss is"),
-        (
-            {"loss": {"_component_": "torch.nn.CrossEntropyLoss"}},
-            "the loss torch.nn.CrossEntropyLoss is not modelled",
-        ),
+        ({"loss": {"_component_": "torch.nn.NLLLoss"}}, "the loss torch.nn.NLLLoss is not modelled"),
+        (WHOLE | {"compile": True}, "a loss over all logits"),
+        (OLD | {"compile": True}, "torch.compile of torchtune up to 0.2"),
+        (OLD | {"memory_efficient_fsdp_wrap": True}, "table and head as units"),
+        (OLD | {"fsdp_sharding_strategy": "NO_SHARD"}, "NO_SHARD is not modelled"),
         (
             {
                 "loss": {
@@ -315,3 +322,57 @@ def test_gemma_2_takes_no_packed_samples(builder: str, stops: bool, tmp_path: Pa
     config = read_config_file(tmp_path / "train.yaml")
     with pytest.raises(UsageError, match="takes no packed samples") if stops else nullcontext():
         with_flags(config, from_flags({"gpu": "a100-80-sxm"}))
+
+
+def test_every_second_layer_is_checkpointed(tmp_path: Path) -> None:
+    """By recipes for several GPUs without adapters; others do not read the key."""
+    chosen = {"ac_mode": "selective", "ac_option": 2}
+    found = read(tmp_path, BASE | chosen)
+    assert (found.value("gradient_checkpointing"), found.value("checkpoint_every")) == (True, 2)
+    assert not read(tmp_path, BASE | chosen | {"model": LORA}).value("gradient_checkpointing")
+
+
+def test_a_loss_over_all_logits(tmp_path: Path) -> None:
+    """Its copies are those of torch, and nothing is cut in eighths."""
+    switches = read(tmp_path, BASE | WHOLE).switches
+    assert switches["loss_forward"][0] == "float+log_softmax"
+    assert switches["loss_backward"][0] == "log_softmax+nll_grad+log_softmax_grad"
+
+
+@pytest.mark.parametrize(
+    ("data", "length"),
+    [
+        ({"_component_": "torchtune.datasets.alpaca_dataset"}, 512),
+        ({"_component_": "torchtune.datasets.alpaca_dataset", "max_seq_len": 2048, "packed": True}, 2048),
+        ({"_component_": "torchtune.datasets.slimorca_dataset"}, 1024),
+        ({"_component_": "torchtune.datasets.grammar_dataset"}, None),
+    ],
+)
+def test_builders_of_data_up_to_0_2_cut_samples(
+    tmp_path: Path, data: dict[str, Any], length: int | None
+) -> None:
+    """By a length of their own; later ones leave it to the tokenizer."""
+    assert read(tmp_path, BASE | OLD | {"dataset": data}).value("seq") == length
+
+
+@pytest.mark.parametrize(
+    ("added", "comment", "sharding", "keeps"),
+    [
+        ({}, "", "fsdp1", True),
+        ({}, "# tune run --nproc_per_node 2 lora_finetune_distributed --config mine", "fsdp1", False),
+        ({"custom_sharded_layers": ["tok_embeddings"]}, "", "fsdp", False),
+        ({"fsdp": {"cpu_offload": False}}, "", "fsdp", False),
+    ],
+)
+def test_recipes_up_to_0_2(
+    tmp_path: Path, added: dict[str, Any], comment: str, sharding: str, keeps: bool
+) -> None:
+    """FSDP1, but for keys of the recipe of 2024-08; layers are copies, each with its tables."""
+    path = tmp_path / "train.yaml"
+    table = BASE | OLD | added | {"model": LORA}
+    path.write_text(f"{comment}\n{yaml.safe_dump(table)}", encoding="utf-8")
+    found = resolve(with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"})))
+    assert (found.stack.id, found.recipe.sharding.name) == ("torchtune@0.2", sharding)
+    assert found.stack.keeps_outputs is keeps
+    assert found.stack.rotary_tables == ("pairs_of_layers",)
+    assert "nll_grad" in found.stack.loss_backward
