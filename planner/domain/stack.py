@@ -374,8 +374,7 @@ class Stack:
     ``root_divided``: the table, too.  ``root_whole``: the root has all around the layers, and stays whole, as
     the last layer does.  ``..._returned``: all is divided before a loop takes the loss of logits."""
     fsdp2_parts_tied: bool
-    """A head that is the token table is a parameter of its own to FSDP2, which gathers and reduces both; the
-    optimizer has one."""
+    """FSDP2 gathers and reduces a head beside the token table that it is; the optimizer has one of them."""
     fsdp_no_sync: bool
     """FSDP reduces gradients in the last micro-step only, and they stay whole until then."""
     fsdp2_widens: bool
