@@ -376,6 +376,8 @@ class Stack:
     root's, which is divided again when the model returns, and each matrix of an adapter is a unit;
     ``root_divided``: the table, too.  ``root_whole``: the root has all around the layers, and stays whole, as
     the last layer does.  ``..._returned``: all is divided before a loop takes the loss of logits."""
+    fsdp2_parts_tied: bool
+    """FSDP2 gathers and reduces a head beside the token table that it is; the optimizer has one of them."""
     fsdp_no_sync: bool
     """FSDP reduces gradients in the last micro-step only, and they stay whole until then."""
     fsdp2_widens: bool

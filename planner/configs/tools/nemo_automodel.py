@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from planner.catalog.models import ModelEntry, entry_named_in
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.configs.said_by_file import Alone, Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PATTERN
@@ -24,14 +24,31 @@ _PLACE = "nemo-automodel 0.5.0"
 _RECIPE = "TrainFinetuneRecipeForNextTokenPrediction"
 _MODEL = "NeMoAutoModelForCausalLM"
 _NAME = "pretrained_model_name_or_path"
-# components/models/{llama,qwen2}/model.py, of the same layers (the gate in plain torch), run in place of
-# the classes of Transformers, which Liger would patch.
-_FAMILIES = ("llama", "qwen2")
+# components/models/{llama,qwen2,qwen3}/model.py, of the same layers (the gate in plain torch), run in place
+# of the classes of Transformers unless force_hf is true.
+_OWN = ("llama", "qwen2", "qwen3")
+# components/models/qwen3/model.py takes these from Transformers.
+_PLAIN_NORMS = ("qwen3",)
+# The others it has no class for, and takes that of Transformers.
+_FAMILIES = (
+    *_OWN,
+    "mistral",
+    "phi",
+    "olmo2",
+    "granite",
+    "glm",
+    "seed_oss",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "cohere2",
+)
 _OPTIMIZERS = {
     "torch.optim.Adam": ("adamw_torch", "adamw_torch_fused"),
     "torch.optim.AdamW": ("adamw_torch", "adamw_torch_fused"),
 }
 _LOSS = "MaskedCrossEntropy"
+_ATTENTION = {None: "sdpa", "sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash2"}
 _UNMODELLED = {
     "autopipeline": "pipelines of AutoModel are not modelled",
     "fp8": "training in fp8 is not modelled here",
@@ -53,10 +70,8 @@ _DEGREES = {
     "dp_replicate_size": "copies of FSDP2's shards, a degree",
 }
 _TRUST, _CHANGED = "trust_remote_code", "a configuration with changed values is not modelled"
-_TIED = "how AutoModel divides a model whose head is its token table is not modelled"
 _UNMODELLED_MODEL = {
     "backend": "layers of Transformer Engine and other backends are not modelled",
-    "force_hf": "the classes of Transformers under AutoModel are not modelled",
     "text_config": _CHANGED,
     "num_hidden_layers": _CHANGED,
 }
@@ -165,26 +180,40 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     entry = entry_named_in(name.rstrip("/"))
     if entry is None or entry.config.get("model_type") not in _FAMILIES:
         raise place.not_modelled(
-            key, f"AutoModel's layers of {show(name)} are not modelled: name a Llama or Qwen2 by its Hub id"
+            key, f"AutoModel's layers of {show(name)} are not modelled: name one of {', '.join(_FAMILIES)}"
         )
     reading.say("model", name, place.where(key))
-    if entry.config.get("tie_word_embeddings"):
-        reading.alone = Alone(place.where(key), unread=_TIED)
     if config is not None:
         if odd := [each for each in config.left_over_here() if each not in (_TARGET, _TRUST)]:
             raise config.not_modelled(odd[0], _CHANGED)
         config.skip((_TARGET, _TRUST))
     part.refuse_switched_on(_UNMODELLED_MODEL)
     _read_dtype(part, entry, reading)
-    attention = part.text("attn_implementation")
-    if attention not in (None, "sdpa"):
-        raise part.not_modelled("attn_implementation", f"{show(attention)} is not modelled here; sdpa is")
-    where = part.where("attn_implementation")
-    reading.say("attention", "sdpa", where, "" if attention else "taken where flash-attn is not installed")
-    # Its own classes are patched by neither.
-    part.skip((_TRUST, "use_liger_kernel", "use_sdpa_patching", "output_hidden_states", "revision"))
+    _read_class(part, str(entry.config["model_type"]), reading)
+    part.skip((_TRUST, "use_sdpa_patching", "output_hidden_states", "revision"))
     for unread in part.left_over_here():
         raise part.not_modelled(unread, _CHANGED)
+
+
+def _read_class(part: Keys, family: str, reading: Reading) -> None:
+    """Whose class runs, and its kernels.  Its own ones take no others; those of Transformers are patched by
+    Liger where that is installed, which is no dependency since 0.3 (pyproject.toml).
+    """
+    own = family in _OWN and not part.flag("force_hf")
+    patched = part.flag("use_liger_kernel") is not False and not own
+    where = part.where(_TARGET)
+    if not own:
+        reading.switch("checkpoints_parts", False, where)
+    if not own or family in _PLAIN_NORMS:
+        reading.switch("fused_norm", False, where)
+    if patched:
+        reading.remark(where, "counted without liger-kernel, which patches classes of Transformers")
+    attention = part.text("attn_implementation")
+    if attention not in _ATTENTION or (own and attention == "eager"):
+        raise part.not_modelled("attn_implementation", f"{show(attention)} is not modelled here; sdpa is")
+    where = part.where("attn_implementation")
+    note = "" if attention else "taken where flash-attn is not installed"
+    reading.say("attention", _ATTENTION[attention], where, note)
 
 
 def _read_dtype(part: Keys, entry: ModelEntry, reading: Reading) -> None:
@@ -235,7 +264,8 @@ def _targets(part: Keys) -> tuple[str, ...]:
     if part.names("exclude_modules"):
         raise part.not_modelled("exclude_modules", "adapters on all but some modules are not modelled")
     if part.flag("match_all_linear"):
-        raise part.not_modelled("match_all_linear", "adapters on the head, too, are not modelled")
+        # Not only those of the layers.
+        return (f"{TARGET_PATTERN}.*",)
     named = part.names("target_modules") or ("*_proj",)
     if not any("*" in name or "." in name for name in named):
         return named
@@ -310,7 +340,9 @@ def _read_distribution(keys: Keys, reading: Reading) -> None:
     """
     part = keys.part("distributed") or Keys(keys.path, {}, "distributed.")
     strategy = part.text("strategy") or "fsdp2"
-    if "FSDP2" not in str(part.get(_TARGET) or "FSDP2") or strategy != "fsdp2":
+    if part.has(_TARGET):
+        raise part.not_modelled(_TARGET, "AutoModel before 0.3, which reads it, is not modelled; strategy is")
+    if strategy != "fsdp2":
         raise part.not_modelled("strategy", f"{show(strategy)} of AutoModel is not modelled; fsdp2 is")
     for name, what in _DEGREES.items():
         # Its files write none for what is not given.

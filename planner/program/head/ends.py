@@ -75,8 +75,9 @@ class EndsView:
 
     @property
     def tied(self) -> bool:
-        """Whether one trained tensor is both table and head.  PEFT's trainable copies are two."""
-        return self.model.tied and self.head.trains_base
+        """Whether one trained tensor is both table and head: no copies of PEFT, none that FSDP2 parts."""
+        parted = self.head.stack.fsdp2_parts_tied and self.head.recipe.sharding.dtensors
+        return self.model.tied and self.head.trains_base and not parted
 
     @property
     def widens_logits(self) -> bool:

@@ -101,6 +101,8 @@ class Fsdp2(Fsdp):
             elif each.name.startswith("head") or each in tail:
                 name = TAIL
             groups[ROOT if name in _IN_ROOT[kind] else name].weights.append(each)
+            if each.name == model.token_embedding.name and model.tied and self.job.stack.fsdp2_parts_tied:
+                groups[ROOT if TAIL in _IN_ROOT[kind] else TAIL].weights.append(each)
         groups[TAIL].weights.sort(key=lambda each: each.kind != "norm")
         return groups
 
