@@ -298,7 +298,7 @@ class Stack:
 
     # Optimizer
     foreach_step_copies: int
-    """Full-size temporaries of the foreach AdamW step: 2 before torch 2.1, 1 since."""
+    """Full-size temporaries of the foreach AdamW step: 2 before torch 2.1, 1 since; 0: ``foreach=False``."""
     steps_on_cpu: bool
     """Optimizers of bitsandbytes can step in host RAM."""
     one_optimizer_group: bool

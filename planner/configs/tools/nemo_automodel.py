@@ -326,10 +326,11 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
         raise place.not_modelled(
             _TARGET if part else "optimizer", f"optimizer {show(kind)} is not modelled; {names} are"
         )
-    if part.flag("amsgrad") or part.flag("foreach") is False:
-        name = "amsgrad" if part.flag("amsgrad") else "foreach"
-        raise part.not_modelled(name, "other steps of Adam are not modelled")
+    if part.flag("amsgrad"):
+        raise part.not_modelled("amsgrad", "a state more than usual is not modelled")
     reading.say("optimizer", _OPTIMIZERS[kind][bool(part.flag("fused"))], part.where(_TARGET))
+    if part.flag("foreach") is False:
+        reading.switch("foreach_step_copies", 0, part.where("foreach"))
     part.skip(("lr", "betas", "eps", "weight_decay", "min_lr"))
 
 

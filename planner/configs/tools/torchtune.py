@@ -342,6 +342,8 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     fused = part.flag("fused")
     ours = _OPTIMIZERS.get(kind) or ("adamw_torch_fused" if fused else "adamw_torch")
     reading.say("optimizer", ours, part.where(COMPONENT))
+    if part.flag("foreach") is False and ours == "adamw_torch":
+        reading.switch("foreach_step_copies", 0, part.where("foreach"))
     if keys.flag("optimizer_in_bwd"):
         if keys.get("clip_grad_norm") is not None:
             # torchtune 0.6.1 recipes/full_finetune_single_device.py and full_finetune_distributed.py:186.
@@ -350,7 +352,7 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
                 f"leave one of them out [{REFUSED_BY_TOOL}]"
             )
         reading.say("optimizer_in_backward", True, keys.where("optimizer_in_bwd"))
-    part.skip(("lr", "weight_decay", "betas", "eps", "fused", "momentum", "foreach"))
+    part.skip(("lr", "weight_decay", "betas", "eps", "fused", "momentum"))
     if any(part.get(name) for name in ("amsgrad", "momentum")):
         raise part.not_modelled(
             "amsgrad" if part.has("amsgrad") else "momentum", "a state more than usual is not modelled"

@@ -106,8 +106,11 @@ def _together(job: Job, make: Make, states: States, group: Sequence[Weight]) -> 
         table = job.model.token_embedding.name
         _copies = [like(make, each, "clone") for each in group if each.name == table]
         del _copies
-    if lists := OPTIMIZER_FACTS[job.recipe.optimizer].lists:
-        _foreach(make, group, lists + job.stack.foreach_step_copies - 1)
+    lists, copies = OPTIMIZER_FACTS[job.recipe.optimizer].lists, job.stack.foreach_step_copies
+    if lists and copies:
+        _foreach(make, group, lists + copies - 1)
+    elif lists:
+        _in_turn(make, group)
 
 
 def _foreach(make: Make, group: Sequence[Weight], n_lists: int) -> None:
@@ -127,6 +130,20 @@ def _foreach(make: Make, group: Sequence[Weight], n_lists: int) -> None:
         if n_lists > 1:
             others = [like(make, each, "_foreach_div") for each in same]
     del roots, others
+
+
+def _in_turn(make: Make, group: Sequence[Weight]) -> None:
+    """One parameter after the other (``foreach=False``): the root of its second moment and what is divided
+    by, beside that of the parameter before, to which the loop's variable refers until then.
+
+    Source: torch 2.0 and 2.13 optim/adam.py _single_tensor_adam, adamw.py _single_tensor_adamw.
+    """
+    divisor = None
+    for each in group:
+        root = like(make, each, "sqrt")
+        divisor = like(make, each, "div")
+        del root
+    del divisor
 
 
 def _one_by_one(make: Make, states: States, group: Sequence[Weight]) -> None:

@@ -376,3 +376,11 @@ def test_recipes_up_to_0_2(
     assert found.stack.keeps_outputs is keeps
     assert found.stack.rotary_tables == ("pairs_of_layers",)
     assert "nll_grad" in found.stack.loss_backward
+
+
+def test_a_step_without_foreach_is_one_parameter_after_the_other(tmp_path: Path) -> None:
+    """Of torch's own AdamW that is not fused; other optimizers have no such step."""
+    alone = {"optimizer": {"_component_": "torch.optim.AdamW", "foreach": False}}
+    fused = {"optimizer": alone["optimizer"] | {"fused": True}}
+    assert read(tmp_path, BASE | alone).switches["foreach_step_copies"][0] == "0"
+    assert "foreach_step_copies" not in read(tmp_path, BASE | fused).switches

@@ -68,6 +68,12 @@ def test_before_torch_2_1_the_sums_lie_beside_the_roots() -> None:
     assert sum(requests) == 0
 
 
+def test_without_foreach_each_parameter_has_its_own_divisor() -> None:
+    """The root and what it is divided into, beside the divisor of the parameter before."""
+    requests = stepped(job("adamw_torch", foreach_step_copies=0), [BIG, SMALL], first=False)
+    assert requests == [800_000, 800_000, -800_000, 800, 800, -800_000, -800, -800]
+
+
 def test_foreach_takes_the_dtype_that_appears_last_first() -> None:
     """Adapters of fp32 before a saved table of bf16, whose roots are made while theirs are still there."""
     requests = stepped(job("adamw_torch"), [matrix(10, 10, "bf16"), SMALL], first=False)
