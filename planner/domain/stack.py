@@ -114,8 +114,7 @@ class Stack:
     """4-bit linears save the input they computed with, although nothing needs it."""
     linear4bit_dtype: Linear4bitDtype
     """What 4-bit linears compute in: the dtype of the job, or fp16.  ``loaded``: that of the job even where a
-    packed checkpoint names another.
-    """
+    packed checkpoint names another."""
     int8_keeps_outlier_weights: bool
     """int8 linears hold the weights of outlier columns in the input's dtype from one step to the next."""
     int8_keeps_quantized_input: bool
@@ -185,8 +184,7 @@ class Stack:
     sdpa_mask: SdpaMask
     """The mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns
     into the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the
-    compute dtype; or none.
-    ``given``: each batch, padded or not, brings one in the compute dtype."""
+    compute dtype; or none.  ``given``: each batch, padded or not, brings one in the compute dtype."""
     packed_mask: PackedMask
     """What eager attention and torch's fused attention see of packed samples: whole rows without a
     mask, a mask of the samples of each row (the collator's, or made from positions that begin anew), or
@@ -199,9 +197,8 @@ class Stack:
     device_map: DeviceMap
     """Room that a GPU gets beyond an even share (``device_map``): for a layer or the largest module."""
     model_parallel: ModelParallel
-    """What GPUs that divide a model's matrices have of the stream between them: all ``features`` of
-    each token, or their own ``tokens`` (sequence parallel).  Where only sequences are divided:
-    ``gathered_heads``, keys one head at a time; ``exchanged_heads``: tokens for heads around attention."""
+    """What GPUs have of the stream between matrices: all ``features`` of each token, or their own ``tokens``.
+    Of divided sequences: ``gathered_heads``, keys a head at a time; ``exchanged_heads``: tokens for heads."""
     whole_table_gradient: bool
     """Where features are divided, the token table's gradient is that of the whole one, as DTensor's are."""
     mixture_code: MixtureCode
@@ -260,10 +257,9 @@ class Stack:
     autocast_until_loss: bool
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
-    """The trainer takes the loss of each token from the logits that the model returns, and weighs it by
-    the probability of the token, or by the entropy of a copy of its logits (``entropy_of_rows``: one copy
-    more for the loss).  ``divergence``: by the probability, and adds how far the logits are from those of
-    a second model, which each micro-step asks first.  ``none``: the loss is the model's own."""
+    """The trainer takes the loss of each token from the model's logits, and weighs it by its probability, or
+    by the entropy of a copy of its logits (``entropy_of_rows``: a copy more for the loss).  ``divergence``:
+    by the probability, and adds the distance to a second model, which runs first.  ``none``: not so."""
     widens_table_states: bool
     """Under an 8-bit optimizer of bitsandbytes the states of token tables stay in fp32."""
     binds_loss: bool
