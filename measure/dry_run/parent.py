@@ -196,16 +196,20 @@ def _show(stream: IO[str] | None, work: str) -> None:
 
 
 def _environment(folder: Path) -> Mapping[str, str]:
-    """The caller's variables with a home and temporary files of its own, and a view of the Hub's cache."""
+    """The caller's variables with a home and temporary files of its own, and views of the caches
+    of the Hub and of tiktoken.
+    """
     home = folder / "home"
     home.mkdir()
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     hub = str(view_of(cache, home / "hub")) if cache.is_dir() else str(home / "hub")
-    # Its vocabularies lie in the folder for temporary files (tiktoken 0.12 load.py read_file_cached).
-    words = os.environ.get("DATA_GYM_CACHE_DIR") or str(Path(tempfile.gettempdir()) / "data-gym-cache")
+    # tiktoken keeps there what it loads, a file of this machine, too, and fails where it may not write (0.14
+    # load.py read_file_cached).
+    asked = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    words = view_of(Path(asked or Path(tempfile.gettempdir()) / "data-gym-cache"), home / "data-gym-cache")
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {
-        "DATA_GYM_CACHE_DIR": words,
+        "TIKTOKEN_CACHE_DIR": str(words),
         "HOME": str(home),
         "TMPDIR": str(home),
         "HF_HOME": hub,

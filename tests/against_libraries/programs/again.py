@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from planner.units import GIB
+from planner.units import parse_size_bytes
 
 HERE = Path(__file__).resolve().parent
 
@@ -33,7 +33,7 @@ def main(name: str, words: list[str]) -> None:
             continue
         before = {column: row[column] for column in row if column.endswith("_bytes")}
         document = _document(row["program"])
-        row |= {column: text for column, text in _columns(document).items() if column in row}
+        row |= {column: text for column, text in columns_of(document).items() if column in row}
         changes = (f"{column} {before[column]} -> {row[column]}" for column in before)
         cards = (f"{each['name']} {each['value']}" for each in _others(document))
         sys.stdout.write("\n  ".join((row["job"], *changes, *cards)) + "\n")
@@ -60,7 +60,7 @@ def _document(program: str) -> dict[str, Any]:
     return document
 
 
-def _columns(document: dict[str, Any]) -> dict[str, str]:
+def columns_of(document: dict[str, Any]) -> dict[str, str]:
     """Of one row.  ``cards``: those that reserve most, to a thousandth; the report rounds the others.
     ``workspaces``: those of cuBLAS; rows with one are older than that of autograd's thread.
     """
@@ -68,7 +68,8 @@ def _columns(document: dict[str, Any]) -> dict[str, str]:
     cards = set()
     for each in _others(document):
         cards.add(each["note"].rpartition(" ")[2])
-        if float(each["value"].split()[3]) * GIB > 0.999 * reserved:
+        size, unit = each["value"].split()[3:5]
+        if parse_size_bytes(f"{size} {unit}") > 0.999 * reserved:
             cards.add(each["name"])
     numbers = ";".join(sorted(card.removeprefix("cuda:") for card in cards))
     peaks = {"allocated_bytes": str(allocated), "reserved_bytes": str(reserved)}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from planner.units import GIB
+from tests.against_libraries.programs.again import columns_of
 from tests.against_libraries.programs.sample import N_FILES, refused
 from tests.against_libraries.programs.sample import PATH as SAMPLE
 from tests.against_libraries.programs.table import PATH as PROGRAMS
@@ -29,6 +31,16 @@ def test_every_program_has_an_answer() -> None:
             assert int(row["allocated_bytes"]) == pytest.approx(int(row["trace_bytes"]), rel=2e-3), row[
                 "program"
             ]
+
+
+def test_cards_that_reserve_most_are_told_in_any_unit() -> None:
+    """A report says what other cards take in the unit that is readable: 558 MiB are less than 5 GiB."""
+    others = [
+        {"name": f"cuda:{number}", "value": f"1.00 GiB allocated, {size} reserved at most", "note": "cuda:0"}
+        for number, size in ((1, "5.00 GiB"), (2, "558.0 MiB"))
+    ]
+    peaks = {"allocated_peak_bytes": 4 * GIB, "reserved_peak_bytes": 5 * GIB}
+    assert columns_of({**peaks, "assumptions": others})["cards"] == "0;1"
 
 
 def test_files_of_the_sample_have_an_answer_or_a_reason() -> None:
