@@ -77,7 +77,8 @@ class Beside:
 
 def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
     """The file that a key names: looked for beside the config, then in the working directory,
-    where tools look, then in the folders above the config, from which its job may be launched.
+    where tools look, then in the folders above the config, from which its job may be launched, and that is
+    remarked on.
 
     One that comes with a tool and is in neither place is known by its folder and name,
     and that is remarked on.
@@ -91,21 +92,28 @@ def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
         ends = f"which ends in none of {', '.join(_SUFFIXES)}"
         raise InputFileError(keys.path, f"key '{name}' names {show(str(named))}, {ends}; {way_out}")
     if (path := found_file(named, keys.path)) is not None:
+        if path not in (keys.path.parent / named, named):
+            reading.remark(keys.where(name), f"found as {show(str(path))}, above this file")
         return remark_on_twice(read_document(path), reading)
     if (stock := stock_file(named)) is not None:
         reading.remark(keys.where(name), f"{show(str(named))} is not here: taken as {stock[1]}")
         return stock[0]
+    above = ", nor above it," if len(named.parts) > 1 else ""
     raise InputFileError(
         keys.path,
-        f"key '{name}' names {show(str(named))}, which is neither beside this file, nor above it, nor in the "
-        f"working directory; {way_out}",
+        f"key '{name}' names {show(str(named))}, which is neither beside this file{above} nor in the working "
+        f"directory; {way_out}",
     )
 
 
 def found_file(named: Path, config: Path) -> Path | None:
-    """The file ``named`` by ``config``: beside it, in the working directory, or in a folder above it."""
+    """The file ``named`` by ``config``: beside it, in the working directory, or in a folder above it.
+
+    A name without a folder is not looked for above: another job may have a file of that name there.
+    """
     folder = config.parent
-    for place in (folder, Path(), *folder.parents):
+    above = folder.parents if len(named.parts) > 1 else ()
+    for place in (folder, Path(), *above):
         if os.path.isfile(place / named):  # noqa: PTH113 - Path.is_file fails at names that are too long
             return place / named
     return None

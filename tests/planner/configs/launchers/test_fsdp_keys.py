@@ -129,3 +129,13 @@ def test_a_file_may_lie_above_the_script_that_names_it(tmp_path: Path) -> None:
         (folder / "ds").mkdir()
         (folder / named).write_text("{}", encoding="utf-8")
         assert found_file(named, script) == folder / named
+    reading = Reading(script, "a trainer")
+    referred(Keys(script, {"deepspeed": "ds/zero2.json"}), "deepspeed", DEEPSPEED_FILE, reading)
+    assert [remark.text.startswith("found as ") for remark in reading.remarks] == [True]
+
+
+def test_a_bare_name_is_not_looked_for_above(tmp_path: Path) -> None:
+    """Another job may have a file of that name in a folder above."""
+    script = tmp_path / "lora" / "run.sh"
+    (tmp_path / "z.json").write_text("{}", encoding="utf-8")
+    assert found_file(Path("z.json"), script) is None
