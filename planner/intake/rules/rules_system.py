@@ -203,6 +203,18 @@ SYSTEM_RULES = (
         ),
     ),
     Rule(
+        "packed-weights-loaded-whole",
+        "warn",
+        "Quantised weights are whole on every GPU until FSDP divides them: this software loads them there "
+        "(Transformers 4.39 to 4.57 kept them in host RAM)",
+        lambda case: (
+            case.shards_weights
+            and not case.recipe.uses_deepspeed
+            and case.numerics.quant_storage is not None
+            and not case.stack.kbit_waits_on_host
+        ),
+    ),
+    Rule(
         "int8-sharded",
         "refuse",
         "ZeRO-3 and FSDP cannot divide an int8 base: use ddp or ZeRO-1/2, or a 4-bit base with quant_storage",

@@ -358,6 +358,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "qlora", "gpus": 2, "sharding": "zero3"},
         {"method": "qlora", "gpus": 2, "sharding": "zero3", "quant_storage": "bf16"},
     ),
+    "packed-weights-loaded-whole": (
+        {"method": "qlora", "gpus": 2, "sharding": "fsdp", "quant_storage": "bf16"},
+        {"method": "qlora", "gpus": 2, "sharding": "fsdp", "quant_storage": "bf16", "stack": "axolotl@0.8"},
+    ),
     "int8-sharded": (
         {"method": "int8", "gpus": 2, "sharding": "fsdp"},
         {"method": "int8", "gpus": 2, "sharding": "zero2"},
