@@ -64,7 +64,8 @@ class _UnderHeadings:
         lists: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for each in self.get_params(ctx):  # type: ignore[attr-defined]
             if (shown := each.get_help_record(ctx)) is not None:
-                heading = each.rich_help_panel or f"{each.param_type_name.title()}s"
+                # --help itself is click's own option under typer 0.15, which knows no headings.
+                heading = getattr(each, "rich_help_panel", None) or f"{each.param_type_name.title()}s"
                 lists.setdefault(heading, []).append(shown)
         for heading, rows in lists.items():
             if rows:
