@@ -44,31 +44,34 @@ def read_freeze(keys: Keys, reading: Reading, name: str = "finetuning_type") -> 
     """What ``name`` calls ``freeze``: the last layers, the first ones where the number is below zero,
     or some evenly apart.
 
-    Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, the same since 0.7.1.
+    Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, the same since 0.7.1; in 0.7.0 the
+    keys are num_layer_trainable and name_module_trainable (hparams/finetuning_args.py).
 
     Raises:
         InputFileError: a number of layers that is none.
         NotModelledError: some modules of each layer only, or modules around the layers that are not known.
     """
-    modules = keys.names("freeze_trainable_modules")
-    if modules not in ((), ("all",)):
-        raise keys.not_modelled(
-            "freeze_trainable_modules", "training some modules of a layer only is not modelled; all is"
+    layer_key, module_key = (
+        old if keys.has(old) else new
+        for new, old in (
+            ("freeze_trainable_layers", "num_layer_trainable"),
+            ("freeze_trainable_modules", "name_module_trainable"),
         )
-    said = keys.get("freeze_trainable_layers")
+    )
+    if keys.names(module_key) not in ((), ("all",)):
+        raise keys.not_modelled(module_key, "training some modules of a layer only is not modelled; all is")
+    said = keys.get(layer_key)
     count = _DEFAULT_LAYERS if said is None else said
     spread = bool(keys.flag("use_llama_pro"))
     if not isinstance(count, int) or isinstance(count, bool) or count == 0 or (spread and count < 0):
-        raise keys.wrong(
-            "freeze_trainable_layers", "a whole number, not 0, below it for the first layers", count
-        )
+        raise keys.wrong(layer_key, "a whole number, not 0, below it for the first layers", count)
     layers = f"spread:{count}" if spread else f"last:{count}" if count > 0 else f"first:{-count}"
     extra = keys.names("freeze_extra_modules")
     if unknown := [name for name in extra if name not in _ENDS]:
         raise keys.not_modelled(
             "freeze_extra_modules", f"'{show(unknown[0])}' is not modelled; {', '.join(_ENDS)} are"
         )
-    place = keys.where(name if said is None else "freeze_trainable_layers")
+    place = keys.where(name if said is None else layer_key)
     if spread:
         _need_expanded(keys, reading, count)
     reading.say("train_layers", (layers, *(_ENDS[name] for name in extra)), place)

@@ -50,6 +50,7 @@ LLAMA_FACTORY_HARMLESS = _names(
     loraplus_lr_embedding use_rslora pissa_init pissa_iter pissa_convert create_new_adapter plot_loss
     compute_accuracy disable_shuffling early_stopping_steps include_effective_tokens_per_second
     freeze_trainable_layers freeze_trainable_modules freeze_extra_modules use_swanlab swanlab_project
+    num_layer_trainable name_module_trainable
     swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir swanlab_lark_webhook_url
     swanlab_lark_secret ray_init_kwargs master_addr master_port ray_run_name ray_storage_path
     ray_storage_filesystem resources_per_worker placement_strategy do_sample temperature top_p top_k num_beams

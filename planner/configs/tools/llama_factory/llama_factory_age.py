@@ -35,8 +35,11 @@ _OLD_KEYS = (
     "dpo_loss",
     "orpo_beta",
 )
-# hparams/finetuning_args.py of 0.7.1, gone by 0.8.0.
-_OWN_KEYS_OF_0_7 = ("dpo_ftx", "kto_ftx", "dpo_beta", "dpo_loss", "orpo_beta")
+# hparams/finetuning_args.py of 0.7.1, gone by 0.8.0; the last two are of 0.7.0.
+_OWN_KEYS_OF_0_7 = (
+    *("dpo_ftx", "kto_ftx", "dpo_beta", "dpo_loss", "orpo_beta"),
+    *("num_layer_trainable", "name_module_trainable"),
+)
 # A name of the Trainer's, which its later versions take as well, but their files do not say.
 _KEYS_OF_0_7 = ("evaluation_strategy", *_OWN_KEYS_OF_0_7)
 # Keys that 0.9.1 does not know and 0.9.2 does, and with which 0.9.1 stops.

@@ -39,6 +39,7 @@ def recipe_of(folder: Path, text: str, gpu: str = "a100-80-sxm") -> Any:
     [
         ("", ("last:2",)),
         ("freeze_trainable_layers: 8\n", ("last:8",)),
+        ("num_layer_trainable: 8\nname_module_trainable: all\n", ("last:8",)),
         ("freeze_trainable_layers: -3\nfreeze_trainable_modules: all\n", ("first:3",)),
         ("freeze_extra_modules: embed_tokens,lm_head\n", ("last:2", "embed", "head")),
         ("freeze_trainable_layers: 8\nuse_llama_pro: true\n", ("spread:8",)),
