@@ -21,6 +21,7 @@ TowerCode = Literal[
     "internvl",
     "pixtral",
     "mistral3",
+    "llama4",
     "counted",
 ]
 """Whose modelling code runs around the layers of the tower; ``counted``: only its weights are known."""
@@ -38,12 +39,14 @@ class ImageRule:
     tokens.  ``tiled``: it is cut into up to ``max_tiles`` of these, and one of the whole is added to several.
     ``anyres``: it is fitted into the best of ``canvases`` (height and width), which is cut into such squares,
     and one of the whole is added; what the canvas has around the image gives no tokens, and each row of
-    patches ends with one more.  ``bounded``: it is made smaller until no side is above ``side_pixels``, sides
-    become whole tokens, and each row of tokens ends with one more.  ``frames``: pictures that a patch holds,
-    one being repeated.  ``extra_patches``: what the tower adds to each square (a class token).
+    patches ends with one more.  ``fitted``: into the one that enlarges it least, else shrinks it least; all
+    of its squares give tokens, and that of the whole where there are several.  ``bounded``: it is made
+    smaller until no side is above ``side_pixels``, sides become whole tokens, and each row of tokens ends
+    with one more.  ``frames``: pictures that a patch holds, one being repeated.  ``extra_patches``: what the
+    tower adds to each square (a class token).  ``pixel_bytes``: of each number that the processor hands over.
     """
 
-    kind: Literal["resized", "square", "tiled", "anyres", "bounded"]
+    kind: Literal["resized", "square", "tiled", "anyres", "fitted", "bounded"]
     patch_pixels: int
     merge: int = 1
     frames: int = 1
@@ -54,6 +57,7 @@ class ImageRule:
     extra_patches: int = 0
     max_tiles: int = 1
     canvases: tuple[tuple[int, int], ...] = ()
+    pixel_bytes: int = 4
 
     @property
     def grid(self) -> int:
@@ -99,7 +103,8 @@ class TowerSpec:
     one behind the last layer.  ``token_share``: tokens for each patch.  ``behind``: norms behind the layers.
     ``has_hook``: Transformers finds the input of the tower, so that it can require a gradient.
     ``deepstack``: numbers of the layers whose output blocks of their own (``stacked``) turn into what is
-    added behind the first layers of the language model.  ``n_unread``: last layers that run though nothing
+    added behind the first layers of the language model; without numbers one such block makes tokens of
+    patches in front of the projector (Llama 4).  ``n_unread``: last layers that run though nothing
     reads what they return.  ``listed``: the classes that Transformers lists for the model
     (``_no_split_modules``) are all there, its own among them.
     """

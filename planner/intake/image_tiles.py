@@ -5,7 +5,8 @@ Source: transformers 5.23 models/got_ocr2/image_processing_got_ocr2.py get_optim
 InternVL's processor calls (``crop_to_patches`` in models/internvl/processing_internvl.py);
 image_processing_utils.py select_best_resolution; models/llava_next/processing_llava_next.py
 _get_number_of_features; models/pixtral/image_processing_pixtral.py get_resize_output_image_size,
-models/pixtral/processing_pixtral.py.
+models/pixtral/processing_pixtral.py;
+models/llama4/image_processing_llama4.py get_best_fit, whose separators between tiles are text here.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ def tiles_of(rule: ImageRule, width: int, height: int) -> tuple[int, int]:
         side = rule.side_pixels
         tiles = 1 + math.ceil(canvas[0] / side) * math.ceil(canvas[1] / side)
         return tiles, rule.tokens + _line_tokens(rule, canvas, width, height)
+    if rule.kind == "fitted":
+        canvas = _fitted_canvas(rule, width, height)
+        tiles = canvas[0] * canvas[1] // rule.side_pixels**2
+        tiles += int(tiles > 1)
+        return tiles, tiles * rule.tokens
     return 1, rule.tokens
 
 
@@ -73,6 +79,16 @@ def _canvas(rule: ImageRule, width: int, height: int) -> tuple[int, int]:
         return shown, shown - canvas[0] * canvas[1]
 
     return max(rule.canvases, key=rank)
+
+
+def _fitted_canvas(rule: ImageRule, width: int, height: int) -> tuple[int, int]:
+    """Height and width of the canvas that enlarges the image least, else shrinks it least, and of several the
+    smallest.
+    """
+    scales = {canvas: min(canvas[1] / width, canvas[0] / height) for canvas in rule.canvases}
+    enlarging = [scale for scale in scales.values() if scale >= 1]
+    chosen = min(enlarging) if enlarging else max(scales.values())
+    return min((canvas for canvas in scales if scales[canvas] == chosen), key=math.prod)
 
 
 def _line_tokens(rule: ImageRule, canvas: tuple[int, int], width: int, height: int) -> int:

@@ -228,7 +228,8 @@ def without_adapters(model: ModelSpec, frozen: tuple[FrozenPart, ...]) -> ModelS
         return model
     vision = model.vision
     if "vision_tower" in frozen:
-        vision = replace(vision, groups=_unreached(vision.groups), stacked=_unreached(vision.stacked))
+        around, layers = _unreached_block(vision.entry), _unreached(vision.groups)
+        vision = replace(vision, entry=around, groups=layers, stacked=_unreached(vision.stacked))
     if "projector" in frozen:
         vision = replace(vision, projectors=_unreached(vision.projectors))
     groups = _unreached(model.groups) if "language_model" in frozen else model.groups

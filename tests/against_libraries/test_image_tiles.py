@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+from collections import defaultdict
+from functools import cache, lru_cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +16,7 @@ from planner.domain.vision import Images
 from planner.intake.images import images_of
 from tests.extras import import_or_skip
 
-import_or_skip("torch")
+torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
 SIZES = [
@@ -76,3 +80,35 @@ def test_tokens_of_mistral3_are_those_of_its_processor(width: int, height: int) 
     assert images.tokens == rows * (columns + 1)
     assert images.patches == 4 * rows * columns
     assert images.numbers == 3 * sides[0] * sides[1]
+
+
+@cache
+def functions_of_llama4() -> dict[str, Any]:
+    """Those of its processor, whose module is not imported without torchvision, though they need none."""
+    (folder,) = transformers.models.llama4.__path__
+    tree = ast.parse((Path(folder) / "image_processing_llama4.py").read_text(encoding="utf-8"))
+    names = ("get_factors", "find_supported_resolutions", "get_best_fit")
+    wanted: list[ast.stmt] = [
+        each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name in names
+    ]
+    known: dict[str, Any] = {
+        "torch": torch,
+        "defaultdict": defaultdict,
+        "lru_cache": lru_cache,
+        "SizeDict": Any,
+    }
+    exec(compile(ast.Module(wanted, []), folder, "exec"), known)
+    return known
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_tiles_of_llama_4_are_those_of_its_processor(width: int, height: int) -> None:
+    """Those of the canvas that fits best, and the whole beside several."""
+    from transformers.image_utils import SizeDict
+
+    processor, images = functions_of_llama4(), made("llama-4-scout", width, height)
+    canvases = torch.tensor(processor["find_supported_resolutions"](16, SizeDict(height=336, width=336)))
+    rows, columns = (int(side) // 336 for side in processor["get_best_fit"]((height, width), canvases))
+    n_tiles = rows * columns + (rows * columns > 1)
+    assert (images.tiles, images.tokens) == (n_tiles, 144 * n_tiles)
+    assert images.numbers == n_tiles * 3 * 336 * 336

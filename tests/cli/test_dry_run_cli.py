@@ -441,17 +441,11 @@ assert words("w1<|image_pad|><|image_pad|>w2")["input_ids"] == [5, picture, pict
 
 @needs("transformers")
 def test_a_tokenizer_that_stands_in_knows_the_tokens_of_images(folder: Path) -> None:
-    """By the numbers of the model's configuration; one of the catalog's that lacks its tower is refused,
-    and not made up.
-    """
+    """By the numbers of the model's configuration."""
     Path("rows.jsonl").write_text('{"text": "w1"}\n', encoding="utf-8")
     command = ("trace", "--gpu", "4090", "--data", "rows.jsonl", "--", "python")
     code, _, err = run(*command, program(before=SEEING))
     assert code == 0, err
-    blind = "meta-llama/Llama-4-Scout-17B-16E-Instruct"
-    code, _, err = run(*command, program(before=SEEING.replace("Qwen/Qwen2.5-VL-3B-Instruct", blind)))
-    assert code == 6
-    assert f"{blind} has the text part alone in the catalog" in err.splitlines()[-1]
 
 
 # Replaces itself, and hands the very variables on that it has.

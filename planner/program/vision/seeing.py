@@ -77,7 +77,8 @@ def seeing_parts(
     seeing = seeing_view(job, tower)
     first = _entry(ends, seeing, gradients)
     made, shares = [Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()}
-    stream = first.out if seeing.hooked or "tower" in trained else replace(first.out, needs_grad=False)
+    reached = seeing.hooked or _has_trained(seeing.entry)
+    stream = first.out if reached else replace(first.out, needs_grad=False)
     views, given = _layers(job, tower, stream, trained="tower" in trained)
     for number, view in enumerate(views):
         again = is_tower_checkpointed(job.recipe, job.stack, trained=_has_trained(view))
@@ -120,14 +121,15 @@ def _layers(job: Job, tower: TowerSpec, stream: Shape, *, trained: bool) -> tupl
 
 
 def take_pixels(stream: RequestStream, job: Job, before: int | None = None) -> int | None:
-    """Images of all micro-batches of a step in fp32, which go when those of the next one are there.
+    """Images of all micro-batches of a step, which go when those of the next one are there.
 
     Source: transformers 5.23 trainer.py get_batch_samples, whose list lives until it is called again;
     accelerate 1.15 data_loader.py DataLoaderShard.__iter__ (each batch goes to the card when it is fetched).
     """
-    if job.recipe.batch.images is None:
+    if job.recipe.batch.images is None or job.model.vision is None:
         return None
-    slot = stream.allocate(Unit.PIXELS, 4, "other_temporaries", ("batch", "", "pixel_values"))
+    size = job.model.vision.rule.pixel_bytes
+    slot = stream.allocate(Unit.PIXELS, size, "other_temporaries", ("batch", "", "pixel_values"))
     if before is not None:
         stream.free(before)
     return slot

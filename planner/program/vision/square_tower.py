@@ -1,6 +1,7 @@
-"""Towers over squares, and their projectors: LLaVA, LLaVA-NeXT, Gemma 3, PaliGemma, InternVL.
+"""Towers over squares, and their projectors: LLaVA, LLaVA-NeXT, Gemma 3, PaliGemma, InternVL, Llama 4.
 
-Source: transformers 5.23 models/{clip,siglip,internvl,llava,llava_next,gemma3,paligemma}/modeling_*.py.
+Source: transformers 5.23 models/{clip,siglip,internvl,llava,llava_next,gemma3,paligemma,llama4}/
+modeling_*.py.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ PIXELS = "pixel_values"
 
 
 def square_patches(torch: Operators, seeing: SeeingView) -> Tensor:
-    """Patches of squares, with a class token before them where there is one, and a position for each."""
+    """Patches of squares, with a class token beside them where there is one, and a position for each."""
     view, tower = seeing.entry, seeing.tower
     pixels = [_pixels(torch, seeing)]
     with torch.inside("patch_embedding"):
-        stream = convolution(torch, view, pixels.pop())
+        stream = _embedded(torch, seeing, pixels.pop())
         if seeing.hooked and stream.node is None and torch.grad_enabled:
             require_gradient(stream, torch.path)
     if tower.rule.extra_patches:
@@ -36,6 +37,13 @@ def square_patches(torch: Operators, seeing: SeeingView) -> Tensor:
     for spec in view.block.norms:
         stream = norm(torch, view, spec, stream)
     return stream
+
+
+def _embedded(torch: Operators, seeing: SeeingView, pixels: Tensor) -> Tensor:
+    """A convolution, or the matrix that Llama 4 has for it, over pixels that were unfolded."""
+    if seeing.tower.code == "llama4":
+        return linear(torch, seeing.entry, seeing.tower.patch, pixels)
+    return convolution(torch, seeing.entry, pixels)
 
 
 def _pixels(torch: Operators, seeing: SeeingView) -> Tensor:
@@ -55,12 +63,12 @@ def _pixels(torch: Operators, seeing: SeeingView) -> Tensor:
 
 
 def _positions(torch: Operators, seeing: SeeingView) -> Tensor:
-    """A position for each patch: rows of a table, or a parameter of their shape (InternVL)."""
+    """A position for each patch: rows of a table, or a parameter of their shape (InternVL, Llama 4)."""
     view, tower = seeing.entry, seeing.tower
     n_params = view.block.extra_params - tower.width * tower.rule.extra_patches
     with torch.inside("position_embedding"):
         table = torch.parameter(Unit.ONE, n_params, view.dtypes.base, trained=view.trains_base)
-        if tower.code == "internvl":
+        if tower.code in ("internvl", "llama4"):
             return table
         rows = torch.new(Unit.IMAGE_PATCHES, tower.width, view.dtypes.base, "embedding")
 
@@ -175,11 +183,31 @@ def _projected(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
         return linear(torch, seeing.projector, seeing.projector.block.linears[0], x)
 
 
+def _adapted(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
+    """Llama 4's: a norm behind the tower, four patches to a token in two copies, two matrices, and one more.
+
+    The caller has a variable of what the adapter returns.
+    Source: transformers 5.23 models/llama4/modeling_llama4.py pixel_shuffle, Llama4VisionMLP2.
+    """
+    view = seeing.stacked
+    assert view is not None
+    first, last = view.block.linears
+    x = norm(torch, seeing.entry, seeing.tower.behind[0], x)
+    with torch.inside("vision_adapter"):
+        x = torch.same(_patches_alone(torch, seeing, x), "clone")
+        x = activation(torch, view, linear(torch, view, first, torch.same(x, "clone")))
+        x = activation(torch, view, linear(torch, view, last, x))
+    torch.shared["last_hidden_state"] = x.alias()
+    with torch.inside("multi_modal_projector"):
+        return linear(torch, seeing.projector, seeing.projector.block.linears[0], x)
+
+
 SQUARE_PROJECTORS: dict[TowerCode, Callable[[Operators, SeeingView, Tensor], Tensor]] = {
     "llava": _selected,
     "llava_next": _packed,
     "gemma3": _averaged,
     "paligemma": _projected,
     "internvl": _shuffled,
+    "llama4": _adapted,
 }
 """What makes tokens of patches, by whose code it is."""

@@ -250,7 +250,7 @@ def scatter(torch: Operators, ends: EndsView, seeing: SeeingView, passed: list[T
     ``passed`` holds the tokens of images, and is emptied.  All variables live until the model returns.
     """
     embeds = [torch.shared.pop(TOKEN_EMBEDS)]
-    if seeing.tower.code in ("gemma3", "paligemma", "internvl"):
+    if seeing.tower.code in ("gemma3", "paligemma", "internvl", "llama4"):
         features = passed.pop()
     else:
         torch.shared["pooler_output"] = parts = _by_images(torch, seeing, passed.pop())

@@ -142,6 +142,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "image_size": [224, 224],
         },
     },
+    "llama4": {
+        "model_type": "llama4", "image_token_index": 4000, "text_config": {
+            "model_type": "llama4_text", **TEXT, "head_dim": 64, "num_local_experts": 4,
+            "intermediate_size_mlp": 688,
+        },
+        "vision_config": {
+            "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 4, "num_attention_heads": 5,
+            "image_size": 112, "vision_output_dim": 512, "projector_input_dim": 512,
+            "projector_output_dim": 512,
+        },
+    },
     "llava_next": {
         "model_type": "llava_next", "image_token_index": 4000,
         "image_grid_pinpoints": [[112, 224], [224, 112], [224, 224], [336, 112], [112, 336]],
@@ -184,6 +195,7 @@ SIZES = {
     "llava": "280x280",
 }
 SIZES |= {"gemma3": "280x280", "llava_next": "200x150", "paligemma": "280x280"}
+SIZES |= {"llama4": "300x200"}
 SIZES |= {"mistral3": "600x400", "pixtral": "320x300"}
 SIZES |= dict.fromkeys(("internvl", "internvl of 6B"), "448x224")
 
@@ -257,7 +269,10 @@ def flags_of(kind: str, way: Way) -> dict[str, object]:
     }  # fmt: skip
     flags |= {"image_size": SIZES[kind]} if kind in SIZES else {}
     flags |= {"freeze": "vision_tower;projector"} if frozen else {}
-    adapter = {"lora_rank": 16, "lora_dropout": 0, "lora_targets": "all-linear", "adapter_dtype": "fp32"}
+    # PEFT stops at Llama 4's router, which these are all linears but.
+    names = "q_proj;k_proj;v_proj;o_proj;gate_proj;up_proj;down_proj;linear;fc1;fc2;linear_1"
+    targets = names if kind == "llama4" else "all-linear"
+    adapter = {"lora_rank": 16, "lora_dropout": 0, "lora_targets": targets, "adapter_dtype": "fp32"}
     flags |= adapter if method == "lora" else {}
     return flags
 

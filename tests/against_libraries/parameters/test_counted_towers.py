@@ -95,6 +95,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "vision_use_head": False,
         },
     },
+    "llama4": {
+        "model_type": "llama4", "text_config": {
+            **_SIZES, "model_type": "llama4_text", "num_hidden_layers": 4, "vocab_size": 512, "head_dim": 64,
+            "num_local_experts": 4, "intermediate_size_mlp": 512,
+        },
+        "vision_config": {
+            "num_hidden_layers": 2, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 1280,
+            "image_size": 56, "vision_output_dim": 320, "projector_input_dim": 320,
+            "projector_output_dim": 320,
+        },
+    },
     "mllama": {
         "model_type": "mllama", "text_config": {
             **_SIZES, "model_type": "mllama_text_model", "num_hidden_layers": 6, "vocab_size": 512,
@@ -140,7 +151,8 @@ def test_matrices_are_those_that_peft_finds(kind: str) -> None:
     """Names and shapes of every linear layer of the whole model, by the last part of their names."""
     spec, module = model_from_config(CONFIGS[kind], kind), _built(kind)
     linears = [*(linear for linear, _ in spec.linears()), *spec.extra_linears]
-    ours = {(each.name, each.in_features, each.out_features) for each in linears if each.kind == "linear"}
+    kinds = ("linear", "subclass")
+    ours = {(each.name, each.in_features, each.out_features) for each in linears if each.kind in kinds}
     theirs = {
         (path.rpartition(".")[2], each.in_features, each.out_features)
         for path, each in module.named_modules()

@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, Train
 from measure.trace.cuda.recurrent import recurrent_kernels
 
 SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
-SEEING = ("visual", "vision_tower", "multi_modal_projector", "embed_vision", "image_newline")
+SEEING = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision", "image_newline")
 COUNTED = ("gemma4", "glm4v")
-SIZED = ("internvl", "llava_next", "mistral3", "pixtral")
+SIZED = ("internvl", "llama4", "llava_next", "mistral3", "pixtral")
 path, method, frozen, checkpointing, *more = sys.argv[1:]
 attention = more.pop(0) if more[:1] in (["eager"], ["sdpa"]) else "sdpa"
 sees, deepspeed = "text" not in more, dict(zip(("deepspeed",), more[1:], strict=False))
@@ -47,7 +47,9 @@ if method == "lora":
     )
     language = rf".*language_model.*\.({names})"
     targets = language if frozen == "true" else "all-linear"
-    model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_dropout=0.0, target_modules=targets))
+    refused = ".*router" if config.model_type == "llama4" else None
+    lora = peft.LoraConfig(r=16, lora_dropout=0.0, target_modules=targets, exclude_modules=refused)
+    model = peft.get_peft_model(model, lora)
     if checkpointing == "true":
         model.enable_input_require_grads()
 elif frozen == "true":
@@ -98,6 +100,9 @@ def sized_batch() -> dict[str, torch.Tensor]:
     made = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
     if config.model_type == "internvl":
         return {**made, "pixel_values": torch.zeros(IMAGES * n_tiles, 3, side, side)}
+    if config.model_type == "llama4":  # whose processor computes in bf16
+        pixels = torch.zeros(IMAGES * n_tiles, 3, side, side, dtype=torch.bfloat16)
+        return {**made, "pixel_values": pixels}
     sizes = torch.tensor([[height, width]] * IMAGES)
     if config.vision_config.model_type == "pixtral":
         return {**made, "pixel_values": torch.zeros(IMAGES, 3, height, width), "image_sizes": sizes}

@@ -11,6 +11,7 @@ from planner.intake.image_tiles import bounded_tokens, most_tiles, tiles_of
 TILED = ImageRule("tiled", 10, side_pixels=100, tokens=10, max_tiles=4)
 # Squares of 100 pixels have 10 x 10 patches; canvases of two squares in a row, in a column, and of four.
 ANYRES = ImageRule("anyres", 10, side_pixels=100, tokens=100, canvases=((100, 200), (200, 100), (200, 200)))
+FITTED = ImageRule("fitted", 10, side_pixels=100, tokens=10, canvases=((100, 200), (200, 100), (100, 100)))
 # Tokens of 20 pixels, and no side above 100.
 BOUNDED = ImageRule("bounded", 10, merge=2, side_pixels=100)
 
@@ -53,6 +54,24 @@ def test_of_grids_of_one_shape_the_larger_needs_an_image_that_fills_half_of_it()
 def test_a_canvas_gives_tokens_where_the_image_is(width: int, height: int, tiles: int, tokens: int) -> None:
     """All squares of the canvas and the whole; rows that the image leaves empty are cut off on both sides."""
     assert tiles_of(ANYRES, width, height) == (tiles, tokens)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "tiles"),
+    [
+        (100, 100, 1),
+        # Each canvas would enlarge it: the smallest does so as little as the others.
+        (80, 80, 1),
+        (150, 100, 3),
+        (100, 150, 3),
+        # Each would shrink it, all alike.
+        (300, 300, 1),
+        (400, 150, 3),
+    ],
+)
+def test_a_canvas_that_changes_an_image_least(width: int, height: int, tiles: int) -> None:
+    """All its squares and the whole give tokens; one square alone is the whole."""
+    assert tiles_of(FITTED, width, height) == (tiles, 10 * tiles)
 
 
 def test_a_square_has_the_tokens_of_its_rule() -> None:

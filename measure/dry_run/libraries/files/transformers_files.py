@@ -87,12 +87,6 @@ class Checkpoints:
                 return None
             entry, by = found, ", by its name alone"
         self._guesses.assume("config.json of a model", f"the catalog's {entry.id}{by}", name)
-        if "text_config" in entry.config_fields() and "vision_config" not in entry.config_fields():
-            # Transformers would build a tower of its default sizes.
-            self._guesses.refuse(
-                "has the text part alone in the catalog; name a folder with its config.json", name
-            )
-            return None
         if entry.config_fields().get("model_type") not in _known_types():
             self._guesses.refuse(
                 "has a class that comes with its checkpoint; name a folder that has its code", name

@@ -12,6 +12,7 @@ from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, llama_block
 from planner.catalog.architectures.mixtures.moe_family import experts_of, shared_experts
 from planner.catalog.architectures.parts import fused_experts, layers_in_order, separate_qkv, with_scaling
+from planner.catalog.architectures.vision.llama4_vision import llama4_tower
 from planner.catalog.architectures.windows import FULL
 from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import BlockSpec, LinearSpec, ModelSpec, NormSpec
@@ -115,15 +116,17 @@ def _kinds(fields: ConfigFields, n_layers: int, turned: list[bool]) -> list[str]
 
 
 def read_llama4(fields: ConfigFields) -> ModelSpec:
-    """``llama4``: the multimodal checkpoint; its text decoder,
-    which is what training on text alone computes.
-    """
+    """``llama4``: the multimodal checkpoint; without ``vision_config`` its decoder."""
     text = dict(fields.section("text_config").data)
     text.setdefault("model_type", "llama4_text")
     if fields.has("tie_word_embeddings"):
         text["tie_word_embeddings"] = fields.flag("tie_word_embeddings", False)
     spec = read_llama4_text(ConfigFields(text, f"{fields.where}: text_config"))
-    return replace(spec, omits="the vision tower and its projector, which the multimodal class also loads")
+    spec = replace(spec, text_class="Llama4ForCausalLM")
+    if not fields.has("vision_config"):
+        return spec.text_part()
+    tower = llama4_tower(fields.section("vision_config"), spec.hidden_size)
+    return replace(spec, architecture="llama4", vision=tower)
 
 
 READERS = {"llama4_text": read_llama4_text, "llama4": read_llama4}

@@ -18,7 +18,7 @@ _MAX_PIXELS = 768 * 768
 _LONGEST_SIDE = 4096
 _PLACE = "llamafactory 0.9.5 hparams/model_args.py: image_max_pixels"
 _TEXT_TOO = frozenset(
-    {"qwen3_5", "qwen3_5_nothink", "qwen3_6", "mistral_small", "ministral3", "gemma4", "gemma4n"}
+    {"qwen3_5", "qwen3_5_nothink", "qwen3_6", "mistral_small", "ministral3", "gemma4", "gemma4n", "llama4"}
 )
 """Templates of models that see, some of them, and are mostly trained on text, which is assumed."""
 _OF_IMAGES = re.compile(r"mllm|llava|image|vision|visual|rlhf_v|multimodal", re.IGNORECASE)
