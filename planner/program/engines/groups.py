@@ -199,11 +199,11 @@ def part_of(weight: Weight) -> str:
 
 
 def comes_whole(job: Job) -> bool:
-    """Whether the model is on every card before it is divided: that of some stacks (``fsdp_loads_whole``),
+    """Whether the model is on every card before it is divided: that of some stacks (``fsdp_loads``),
     and a k-bit one of some versions of Transformers.
     """
     loads_packed = job.recipe.numerics.quantization != "none" and not job.stack.kbit_waits_on_host
-    return loads_packed or job.stack.fsdp_loads_whole
+    return loads_packed or job.stack.fsdp_loads == "whole"
 
 
 def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
@@ -272,8 +272,8 @@ def _let_go(stream: RequestStream, slot: int | None) -> None:
 
 
 def _whole(stream: RequestStream, job: Job, sizes: Sizes, weight: Weight) -> int | None:
-    """The whole parameter, of which the shard is a copy; nothing where shards are on the host."""
-    if job.recipe.offloads_params:
+    """The whole parameter, of which the shard is a copy; nothing where shards are on the host, or come first."""
+    if job.recipe.offloads_params or job.stack.fsdp_loads == "shards":
         return None
     n_bytes = weight.count * ELEMENT_BYTES[sizes.stored(weight)]
     return stream.allocate(weight.unit, n_bytes, "other_temporaries", ("load", weight.name, "whole"))
@@ -284,7 +284,8 @@ def _tied_again(stream: RequestStream, job: Job, sizes: Sizes) -> int | None:
     shard of it, which goes when all are in their places.
     """
     is_of_transformers = job.recipe.sharding.dtensors and job.stack.model_code != "own"
-    if not job.model.tied or not is_of_transformers or job.recipe.offloads_params:
+    loads = is_of_transformers and job.stack.fsdp_loads != "shards"
+    if not job.model.tied or not loads or job.recipe.offloads_params:
         return None
     table = next(each for each in model_weights(job) if each.name == job.model.token_embedding.name)
     table.dtype = prepared_dtype(job, table)
