@@ -146,7 +146,9 @@ class Stack:
     """Under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before."""
     fsdp_loads: FsdpLoads
     """Parameters come whole and are divided ``one_by_one``, or when the ``whole`` model is on each card; or all
-    ``shards`` are made at once, and nothing is cached when they are filled."""
+    ``shards`` are made at once, and filled later."""
+    fsdp_empties: bool
+    """Where FSDP divides the model, the stack's own loop gives the cache back before it begins."""
     saves_through_host: bool
     """To save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host."""
 

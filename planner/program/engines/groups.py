@@ -230,9 +230,16 @@ def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
         _one_by_one(stream, job, sizes, adapters)
         _let_go(stream, again)
         weights = weights + adapters
+    begin_training(stream, job)
+    return weights
+
+
+def begin_training(stream: RequestStream, job: Job) -> None:
+    """The model is divided; some loops of a stack's own give the cache back before they begin."""
+    if job.stack.fsdp_empties:
+        stream.empty_cache()
     stream.enter("forward")
     take_workspaces(stream, job)
-    return weights
 
 
 def _divide(stream: RequestStream, job: Job, sizes: Sizes, weights: Iterable[Weight]) -> None:
@@ -284,8 +291,7 @@ def _tied_again(stream: RequestStream, job: Job, sizes: Sizes) -> int | None:
     shard of it, which goes when all are in their places.
     """
     is_of_transformers = job.recipe.sharding.dtensors and job.stack.model_code != "own"
-    loads = is_of_transformers and job.stack.fsdp_loads != "shards"
-    if not job.model.tied or not loads or job.recipe.offloads_params:
+    if not job.model.tied or not is_of_transformers or job.recipe.offloads_params:
         return None
     table = next(each for each in model_weights(job) if each.name == job.model.token_embedding.name)
     table.dtype = prepared_dtype(job, table)
