@@ -22,6 +22,7 @@ from planner.domain.stack_values import (
     Fp8Linears,
     FrozenLayers,
     Fsdp2Units,
+    FsdpLoads,
     FsdpUnits,
     FusedHeadNorms,
     KbitUpcast,
@@ -143,8 +144,11 @@ class Stack:
     """The stack's own code can hand a job to DeepSpeed."""
     zero_init: bool
     """Under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before."""
-    fsdp_loads_whole: bool
-    """Every process has the whole model on its card before FSDP divides it."""
+    fsdp_loads: FsdpLoads
+    """Parameters come whole and are divided ``one_by_one``, or when the ``whole`` model is on each card; or all
+    ``shards`` are made at once, and filled later."""
+    fsdp_empties: bool
+    """Where FSDP divides the model, the stack's own loop gives the cache back before it begins."""
     saves_through_host: bool
     """To save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host."""
 
@@ -171,6 +175,8 @@ class Stack:
     """Keys and values are copied for all heads before attention: of ``groups``, or ``all``.  ``repeated``: by
     Transformers' repeat_kv; ``wide``: where no kernel for groups takes their heads; ``joined``: on cards
     without FlashAttention, while on others what the kernel returns of each sample is joined, by a copy."""
+    caches_keys: bool
+    """Without checkpoints, each layer copies keys and values into a cache in training, too (``use_cache``)."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
     fused_head_norms: FusedHeadNorms

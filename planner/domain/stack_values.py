@@ -12,6 +12,7 @@ FusedHeadNorms = Literal["none", "gemma4", "qwen3_too"]
 PassedOver = Literal["parameters", "routers", "nothing"]
 """Which bare tensors k-bit quantisers leave as they are: all, or but for those of experts."""
 LoaderReserves = Literal["nothing", "half", "stored"]
+FsdpLoads = Literal["one_by_one", "whole", "shards"]
 LoaderPlaces = Literal["kbit", "alone", "undivided"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
 DoraBranch = Literal["unread", "keeps_eye", "drops_eye", "adapter_first"]

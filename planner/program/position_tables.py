@@ -19,12 +19,12 @@ from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
 
 _OF_TORCHTUNE = {
-    "pairs": (ELEMENT_BYTES["fp32"], False),
-    "halves": (2 * ELEMENT_BYTES["fp32"], False),
-    "pairs_of_layers": (ELEMENT_BYTES["fp32"], True),
-    "halves_of_layers": (2 * ELEMENT_BYTES["fp32"], True),
+    "pairs": (1, False),
+    "halves": (2, False),
+    "pairs_of_layers": (1, True),
+    "halves_of_layers": (2, True),
 }
-"""Bytes of a row for each feature of a head, and whether each layer has a table."""
+"""Numbers of a row for each feature of a head, and whether each layer has a table."""
 _FIRST_ROWS, _MORE_ROWS = 4 * 8192, 8192
 """Positions that a table which grows begins with, at most, and those that are added at a time."""
 
@@ -46,14 +46,17 @@ def table_rows(job: Job) -> Number:
 
 def table_row_bytes(job: Job) -> int:
     """Bytes of a row of both tables, of all layers that have some; DeepSpeed's engine casts them, and FSDP1,
-    whose mixed precision is that of buffers too.
+    whose mixed precision is that of buffers too.  Of torchtune they are fp32, but for its recipes with FSDP1.
 
-    Source: accelerate 1.15 utils/dataclasses.py FullyShardedDataParallelPlugin.set_mixed_precision.
+    Source: accelerate 1.15 utils/dataclasses.py FullyShardedDataParallelPlugin.set_mixed_precision; torchtune
+    0.2.1 recipes/lora_finetune_distributed.py _setup_model (``model.to(torch.bfloat16)``).
     """
     own = _OF_TORCHTUNE.get(job.stack.rotary_tables[0])
     if own is not None:
-        n_bytes, in_each = own
-        return n_bytes * job.model.groups[0].block.attention.head_dim * (job.model.n_layers if in_each else 1)
+        count, in_each = own
+        layers = job.model.n_layers if in_each else 1
+        width = ELEMENT_BYTES[job.recipe.numerics.load_dtype if job.recipe.sharding.is_fsdp1 else "fp32"]
+        return count * width * job.model.groups[0].block.attention.head_dim * layers
     is_shared = "shared" in job.stack.rotary_tables
     if _decoder(job) not in job.stack.rotary_tables or (is_shared and not job.recipe.adapter):
         return 0

@@ -204,6 +204,7 @@ def _read_class(part: Keys, family: str, reading: Reading) -> None:
     where = part.where(_TARGET)
     if not own:
         reading.switch("checkpoints_parts", False, where)
+        reading.switch("caches_keys", True, where)
     if not own or family in _PLAIN_NORMS:
         reading.switch("fused_norm", False, where)
     if patched:

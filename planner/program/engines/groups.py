@@ -199,11 +199,11 @@ def part_of(weight: Weight) -> str:
 
 
 def comes_whole(job: Job) -> bool:
-    """Whether the model is on every card before it is divided: that of some stacks (``fsdp_loads_whole``),
+    """Whether the model is on every card before it is divided: that of some stacks (``fsdp_loads``),
     and a k-bit one of some versions of Transformers.
     """
     loads_packed = job.recipe.numerics.quantization != "none" and not job.stack.kbit_waits_on_host
-    return loads_packed or job.stack.fsdp_loads_whole
+    return loads_packed or job.stack.fsdp_loads == "whole"
 
 
 def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
@@ -230,9 +230,16 @@ def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
         _one_by_one(stream, job, sizes, adapters)
         _let_go(stream, again)
         weights = weights + adapters
+    begin_training(stream, job)
+    return weights
+
+
+def begin_training(stream: RequestStream, job: Job) -> None:
+    """The model is divided; some loops of a stack's own give the cache back before they begin."""
+    if job.stack.fsdp_empties:
+        stream.empty_cache()
     stream.enter("forward")
     take_workspaces(stream, job)
-    return weights
 
 
 def _divide(stream: RequestStream, job: Job, sizes: Sizes, weights: Iterable[Weight]) -> None:
@@ -272,8 +279,8 @@ def _let_go(stream: RequestStream, slot: int | None) -> None:
 
 
 def _whole(stream: RequestStream, job: Job, sizes: Sizes, weight: Weight) -> int | None:
-    """The whole parameter, of which the shard is a copy; nothing where shards are on the host."""
-    if job.recipe.offloads_params:
+    """The whole parameter, of which the shard is a copy; nothing where shards are on the host, or come first."""
+    if job.recipe.offloads_params or job.stack.fsdp_loads == "shards":
         return None
     n_bytes = weight.count * ELEMENT_BYTES[sizes.stored(weight)]
     return stream.allocate(weight.unit, n_bytes, "other_temporaries", ("load", weight.name, "whole"))

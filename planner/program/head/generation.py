@@ -49,6 +49,16 @@ def cached(torch: Operators, view: LayerView, new: list[Tensor]) -> tuple[Tensor
     return made[0], made[1]
 
 
+def copied(torch: Operators, new: list[Tensor]) -> list[Tensor]:
+    """Keys and values of a pass in training, where nobody turns the cache off: joined to an empty one,
+    which the training loop has with what the model returned.  ``new`` lives until both are, and is emptied.
+    """
+    made = [torch.cat([each], by_heads=True) for each in new]
+    torch.outputs += [each.alias() for each in made]
+    new.clear()
+    return made
+
+
 def sampled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     """The next token of each sequence: the last logits, widened, copied, and made probabilities.
 

@@ -67,7 +67,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
             "lora_targets": "all-linear", "seq": 4096, "batch": 2, "grad_accum": 2, "epochs": 3,
             "precision": "bf16-mixed",
             "attention": "flash2", "padding": "packed", "sharding": "fsdp", "gradient_checkpointing": True,
-            "checkpoint_reentrant": False, "switches": "fsdp_loads_whole=false",
+            "checkpoint_reentrant": False, "switches": "fsdp_loads=one_by_one",
         },
     ),
     (

@@ -318,7 +318,7 @@ def _read_init(keys: Keys, reading: Reading) -> None:
         raise UsageError(
             f"{part.where('name')}: LLaMA-Factory v1 does not load a base of adapters by init_on_meta"
         )
-    reading.switch("fsdp_loads_whole", False, part.where("name"))
+    reading.switch("fsdp_loads", "one_by_one", part.where("name"))
 
 
 def _read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:

@@ -55,7 +55,9 @@ class Fsdp(Runtime):
         model = job.model
         # PEFT's wrapper hides the last norm, so the head is gathered by itself.
         self._head_alone = job.recipe.adapter is not None and not model.tied
-        self._returns_logits = job.stack.fsdp2_units in RETURNED and job.recipe.sharding.dtensors
+        returned = job.stack.fsdp2_units in RETURNED
+        self._returns_logits = returned and job.recipe.sharding.dtensors
+        self._keeps_root = returned and not job.recipe.sharding.dtensors
         self._in_root = frozenset(linear.name for linear in model.extra_linears)
 
     @abstractmethod
@@ -109,8 +111,9 @@ class Fsdp(Runtime):
         """One micro-step; the optimizer updates shards, whose gradients the groups have."""
         self.reduces = phases.is_last or not self.reduces_last_only
         super().micro_step(parts, phases)
-        if self.job.stack.runs_trainer and self.stream.lags:
-            # It looks at each loss (``isnan``), behind which all of a backward pass is over.
+        if self.stream.lags:
+            # The Trainer looks at each loss (``isnan``); other loops copy the next batch, for which the host
+            # waits (torch 2.13 ATen/native/cuda/Copy.cu): behind either all of a backward pass is over.
             self.stream.wait()
         return []
 
@@ -194,12 +197,14 @@ class Fsdp(Runtime):
         """A table that is tied to the head waits for the end: token numbers have no gradient to hook into.
 
         The hook of the root is on what the model returns: its loss, or the logits of a loop's own loss, in
-        stacks whose root is not whole any more then, but for those that run Transformers' Trainer.
+        stacks whose root is not whole any more then, but for those that run Transformers' Trainer.  Of FSDP1
+        it is on these logits, too, though the root is whole.
         """
         stream = self.stream
         before, inside, after = around(stream, events, self.job.model.head.name)
         root = self.groups.get(ROOT)
-        if root is None or root.stays or self.job.stack.fsdp2_units == "root_divided":
+        stays = root is None or root.stays
+        if (stays and not self._keeps_root) or self.job.stack.fsdp2_units == "root_divided":
             self._before_backward(ROOT)
             stream.events += before
         else:

@@ -19,9 +19,9 @@ from planner.anatomy.packing import packed_bytes
 from planner.domain.term import TermName
 from planner.program.engines.ddp import broadcast
 from planner.program.engines.fsdp.fsdp import CAST_STREAM, GATHER_STREAM, REDUCE_STREAM, Fsdp
-from planner.program.engines.groups import ROOT, Group, comes_whole
+from planner.program.engines.groups import ROOT, Group, begin_training, comes_whole
 from planner.program.job import Job
-from planner.program.load import arrive, load_whole, prepared_dtype, take_workspaces
+from planner.program.load import arrive, load_whole, prepared_dtype
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
 from planner.program.request_stream import RequestStream
@@ -86,8 +86,7 @@ class Fsdp1(Fsdp):
         ]
         for name, group, shard in [*made[-1:], *made[:-1]]:
             self._widen(name, group, shard)
-        stream.enter("forward")
-        take_workspaces(stream, job)
+        begin_training(stream, job)
         return weights
 
     def _pack_on_card(self, weights: Iterable[Weight]) -> None:

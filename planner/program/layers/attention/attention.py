@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
-from planner.program.head.generation import cached
+from planner.program.head.generation import cached, copied
 from planner.program.head.heads import Heads, by_heads, fused_projection, head_norm, split
 from planner.program.layers.activations import clamped
 from planner.program.layers.attention.eager import eager
@@ -45,6 +45,8 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             key, value = (gathered_keys(torch, view, each) for each in (key, value))
         if torch.caches:
             key, value = cached(torch, view, [key, value])
+        elif view.stack.caches_keys and not view.recipe.gradient_checkpointing:
+            key, value = copied(torch, [key, value])
         pieces = view.block.attention.pieces != "none" and not ATTENTION_FACTS[view.recipe.attention].is_flash
         if pieces:
             query, key, value = (split_pieces(torch, each) for each in (query, key, value))

@@ -125,13 +125,9 @@ def test_fsdp2_and_its_words(tmp_path: Path) -> None:
         BASE | {"dist_config": {"name": "fsdp2", "reshard_after_forward": False, "offload_params": True}},
     )
     assert (kept.value("sharding"), kept.value("offload")) == ("fsdp-grad-op", "optimizer+params")
-    assert "fsdp_loads_whole" not in read(tmp_path, BASE | FSDP2).switches
-    assert (
-        read(tmp_path, BASE | FSDP2 | {"init_config": {"name": "init_on_meta"}}).switches["fsdp_loads_whole"][
-            0
-        ]
-        == "false"
-    )
+    assert "fsdp_loads" not in read(tmp_path, BASE | FSDP2).switches
+    on_meta = read(tmp_path, BASE | FSDP2 | {"init_config": {"name": "init_on_meta"}})
+    assert on_meta.switches["fsdp_loads"][0] == "one_by_one"
 
 
 def test_deepspeed_by_the_file_that_it_names_or_one_beside_it(tmp_path: Path) -> None:
