@@ -99,6 +99,8 @@ class Stack:
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     masks_wide_heads: bool
     """Heads too wide for FlashAttention run torch's kernel, under a mask that keeps samples apart."""
+    linearized_experts: bool
+    """Experts of Llama 4 are matrices of ``nn.Linear``, which run one after the other."""
     fused_experts: bool
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     expert_targets: ExpertTargets

@@ -126,6 +126,14 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
     return not lacking.isdisjoint((model.architecture, model.decoder))
 
 
+def refuses_flash(model: ModelSpec, stack: Stack) -> bool:
+    """Whether Transformers ends with an error where FlashAttention is asked for.
+
+    Source: transformers 4.51.3 and 5.23 modeling_utils.py, ``_supports_flash_attn`` of the model's class.
+    """
+    return stack.model_code.startswith("transformers") and model.architecture in _NO_FLASH
+
+
 def prefers_eager(model: ModelSpec, stack: Stack) -> bool:
     """Whether the stack's loader writes attention out where no kernel is named."""
     return stack.gemma3_eager and model.architecture in ("gemma3", "gemma3_text")

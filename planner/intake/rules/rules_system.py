@@ -393,6 +393,15 @@ SYSTEM_RULES = (
     ),
     *(rule for name in ATTENTIONS if ATTENTION_FACTS[name].is_flash for rule in _of_flash(name)),
     Rule(
+        "kernel-refused",
+        "refuse",
+        f"Transformers refuses FlashAttention for this model: use eager, or sdpa if it has it [{REFUSED_BY_TOOL}]",
+        lambda case: (
+            ATTENTION_FACTS[case.recipe.attention].is_flash and refuses_flash(case.model, case.stack)
+        ),
+        lambda case: case.model.id,
+    ),
+    Rule(
         "kernel-not-in-model-code",
         "refuse",
         "The model's code in this stack has no such attention kernel: use eager",
