@@ -16,6 +16,7 @@ from planner.intake.supported import (
     has_sinks,
     lacks_bf16,
     lacks_flash2,
+    refuses_flash,
     stops_on_cpu,
     widest_head,
 )
