@@ -99,6 +99,8 @@ class Stack:
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     masks_wide_heads: bool
     """Heads too wide for FlashAttention run torch's kernel, under a mask that keeps samples apart."""
+    expert_deltas: bool
+    """What an adapter adds to a tensor of experts is a tensor of its own while they run, not a product."""
     linearized_experts: bool
     """Experts of Llama 4 are matrices of ``nn.Linear``, which run one after the other."""
     fused_experts: bool
