@@ -117,8 +117,7 @@ class Stack:
     linear4bit_keeps_input: bool
     """4-bit linears save the input they computed with, although nothing needs it."""
     linear4bit_dtype: Linear4bitDtype
-    """What 4-bit linears compute in: the dtype of the job, or fp16.  ``loaded``: that of the job even where a
-    packed checkpoint names another."""
+    """What 4-bit linears compute in: fp16, or the job's dtype (``loaded``: against a packed checkpoint's)."""
     int8_keeps_outlier_weights: bool
     """int8 linears hold the weights of outlier columns in the input's dtype from one step to the next."""
     int8_keeps_quantized_input: bool
@@ -479,9 +478,7 @@ class Stack:
         return self.ddp_finds_unused == "always" or (self.ddp_finds_unused != "never" and not is_checkpointed)
 
     def facts(self) -> dict[str, object]:
-        """Every default, every default over quantised bases that differs, and every switch,
-        by the name that ``settled`` has.
-        """
+        """Every default, those over quantised bases that differ, and every switch, as ``settled`` names it."""
         owners: dict[str, object] = {
             "": self,
             "defaults": self.defaults,

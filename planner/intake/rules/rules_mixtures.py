@@ -68,8 +68,9 @@ MIXTURE_RULES = (
     Rule(
         "held-experts-elsewhere",
         "not-modelled",
-        "Packed experts that are dequantised when they are read are modelled where every GPU holds them whole, "
-        "and under FSDP2: use --sharding ddp, none or fsdp; with adapters of their own, only for PEFT before 0.21",
+        "Packed experts that are dequantised when they are read are modelled where every GPU holds them "
+        "whole and under FSDP2, with adapters of their own for PEFT before 0.21: use --sharding ddp or fsdp, "
+        "and --lora-targets attention",
         _holds_elsewhere,
         lambda case: case.model.id,
     ),

@@ -38,6 +38,10 @@ def _sample_mask_bytes(case: Case) -> int:
     return int(tokens * keys) * DTYPE_BYTES[case.numerics.compute_dtype]
 
 
+def _steps_in_some(case: Case) -> bool:
+    return OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "some"
+
+
 def _above_a_node(case: Case) -> bool:
     most = _MOST_OF_A_RACK if case.gpu.id in ("gb200", "gb300") else _MOST_OF_A_NODE
     return bool(case.hardware.gpus_per_node > most)
@@ -328,6 +332,7 @@ SYSTEM_RULES = (
             case.recipe.offloads_optimizer
             and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS
             and not stops_on_cpu(case.recipe, case.stack)
+            and not (case.recipe.uses_deepspeed and _steps_in_some(case))
         ),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
@@ -363,7 +368,7 @@ SYSTEM_RULES = (
         lambda case: (
             case.recipe.uses_deepspeed
             and case.recipe.offloads_optimizer
-            and OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "library"
+            and (OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "library" or _steps_in_some(case))
         ),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
@@ -396,10 +401,8 @@ SYSTEM_RULES = (
     Rule(
         "kernel-refused",
         "refuse",
-        f"Transformers refuses FlashAttention for this model: use eager, or sdpa if it has it [{REFUSED_BY_TOOL}]",
-        lambda case: (
-            ATTENTION_FACTS[case.recipe.attention].is_flash and refuses_flash(case.model, case.stack)
-        ),
+        f"Transformers refuses FlashAttention for this model: use eager [{REFUSED_BY_TOOL}]",
+        lambda case: refuses_flash(case.model, case.stack, case.recipe.attention),
         lambda case: case.model.id,
     ),
     Rule(

@@ -237,7 +237,9 @@ def _refuse_separate_experts(
     if not keys.flag(name):
         return
     if keys.flag("lora_target_linear"):
-        raise keys.not_modelled("lora_target_linear", "adapters on experts with modules of their own are not modelled")
+        raise keys.not_modelled(
+            "lora_target_linear", "adapters on experts with modules of their own are not modelled"
+        )
     unsaid = all(flag is None for flag in said.values()) and not _why_not_fused(keys, reading, old=old)
     if not old and method != "full" and (unsaid or said["lora_qkv_kernel"] or said["lora_o_kernel"]):
         raise UsageError(

@@ -80,7 +80,7 @@ def _product(torch: Operators, view: LayerView, x: Tensor, spec: LinearSpec) -> 
 
 
 def _in_turn(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """The same with matrices of each expert; variables are those of the loop, which keeps them for one turn."""
+    """The same with matrices of each expert; variables are those of the loop, kept for one turn."""
     (gate_spec, up_spec, down_spec), n_experts, n_turns = expert_group(view)
     x = torch.reshaped(x)
     out = torch.like(x, "zeros_like")
