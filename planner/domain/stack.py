@@ -100,6 +100,10 @@ class Stack:
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     masks_wide_heads: bool
     """Heads too wide for FlashAttention run torch's kernel, under a mask that keeps samples apart."""
+    expert_deltas: bool
+    """What an adapter adds to a tensor of experts is a tensor of its own while they run, not a product."""
+    linearized_experts: bool
+    """Experts of Llama 4 are matrices of ``nn.Linear``, which run one after the other."""
     fused_experts: bool
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     expert_targets: ExpertTargets
@@ -114,8 +118,7 @@ class Stack:
     linear4bit_keeps_input: bool
     """4-bit linears save the input they computed with, although nothing needs it."""
     linear4bit_dtype: Linear4bitDtype
-    """What 4-bit linears compute in: the dtype of the job, or fp16.  ``loaded``: that of the job even where a
-    packed checkpoint names another."""
+    """What 4-bit linears compute in: fp16, or the job's dtype (``loaded``: against a packed checkpoint's)."""
     int8_keeps_outlier_weights: bool
     """int8 linears hold the weights of outlier columns in the input's dtype from one step to the next."""
     int8_keeps_quantized_input: bool
@@ -481,9 +484,7 @@ class Stack:
         return self.ddp_finds_unused == "always" or (self.ddp_finds_unused != "never" and not is_checkpointed)
 
     def facts(self) -> dict[str, object]:
-        """Every default, every default over quantised bases that differs, and every switch,
-        by the name that ``settled`` has.
-        """
+        """Every default, those over quantised bases that differ, and every switch, as ``settled`` names it."""
         owners: dict[str, object] = {
             "": self,
             "defaults": self.defaults,

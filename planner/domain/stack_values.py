@@ -36,6 +36,8 @@ log-softmax copies what it gets.  Source: torch 2.13 ATen/native/cuda/SoftMax.cu
 Fsdp2Units = Literal[
     "ends_apart", "ends_in_root", "root_divided", "root_whole", "root_returned", "ends_returned"
 ]
+ADAPTERS_APART: tuple[Fsdp2Units, ...] = ("ends_in_root", "root_divided")
+"""Values where each matrix of an adapter is a unit of its own."""
 RETURNED: tuple[Fsdp2Units, ...] = ("root_returned", "ends_returned")
 """Values of ``fsdp2_units`` where all is divided again when the model returns logits to a loop's own loss."""
 Linear4bitDtype = Literal["compute", "loaded", "fp16"]

@@ -253,6 +253,36 @@ def with_separate_experts(model: ModelSpec) -> ModelSpec:
     return replace(model, groups=tuple(groups))
 
 
+@lru_cache(maxsize=64)
+def with_linearized_experts(model: ModelSpec) -> ModelSpec:
+    """``model`` with the experts of Llama 4 as Axolotl's own class has them: three lists of linear layers.
+
+    Their modules are called by number, so that no name of a matrix reaches them.
+    Source: axolotl 0.19.0 monkeypatch/models/llama4/modeling.py Llama4TextExperts.
+    """
+    if model.architecture not in ("llama4", "llama4_text"):
+        return model
+    groups = (
+        replace(group, block=replace(group.block, linears=tuple(_linearized(group.block.linears))))
+        for group in model.groups
+    )
+    return replace(model, groups=tuple(groups))
+
+
+_LISTS = {"gate_up_proj": ("gate_projs", "up_projs"), "down_proj": ("down_projs",)}
+
+
+def _linearized(linears: tuple[LinearSpec, ...]) -> Iterator[LinearSpec]:
+    for linear in linears:
+        if linear.kind != "parameter" or linear.group != "expert":
+            yield linear
+            continue
+        names = _LISTS[linear.name]
+        width = linear.out_features // len(names)
+        for name in names:
+            yield replace(linear, name=name, kind="linear", out_features=width, adaptable=False)
+
+
 def _separated(linears: tuple[LinearSpec, ...]) -> Iterator[LinearSpec]:
     for linear in linears:
         if linear.kind != "parameter":

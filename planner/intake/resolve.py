@@ -28,7 +28,12 @@ from planner.intake.given.data_file import read_data
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest, require
 from planner.intake.images import loaded_part, without_adapters
-from planner.intake.linears import with_experts_apart, with_parameters, with_separate_experts
+from planner.intake.linears import (
+    with_experts_apart,
+    with_linearized_experts,
+    with_parameters,
+    with_separate_experts,
+)
 from planner.intake.model_parallel import check_parallel, degrees
 from planner.intake.own_losses import with_own_loss
 from planner.intake.rules.all_rules import Case, check
@@ -163,6 +168,8 @@ def assembled(request: ScenarioRequest, found: LookedUp) -> Scenario:
         model = with_separate_experts(model)
     elif found.stack.expert_targets == "named":
         model = with_experts_apart(model)
+    if found.stack.linearized_experts:
+        model = with_linearized_experts(model)
     if recipe.adapter is not None:
         model = with_parameters(model, recipe.adapter.targets, found.stack.expert_targets)
     model = without_adapters(model, recipe.frozen)

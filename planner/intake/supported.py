@@ -15,7 +15,9 @@ from planner.domain.stack import Stack
 # Nobody read how they step what an engine has put into host RAM.
 # Rules refuse those of tools under every engine.
 GPU_ONLY_OPTIMIZERS = frozenset(
-    name for name, facts in OPTIMIZER_FACTS.items() if facts.on_host == "unread" and facts.library != "tool"
+    name
+    for name, facts in OPTIMIZER_FACTS.items()
+    if facts.on_host in ("some", "unread") and facts.library != "tool"
 )
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 FIRST_WITH_FLASH = (8, 0)
@@ -124,6 +126,15 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
         return model.architecture in _NO_FLASH
     lacking = _NO_SDPA_BEFORE_2024_09 if stack.model_code == "transformers-4" else _NO_SDPA
     return not lacking.isdisjoint((model.architecture, model.decoder))
+
+
+def refuses_flash(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
+    """Whether Transformers ends with an error because FlashAttention is asked for.
+
+    Source: transformers 4.51.3 and 5.23 modeling_utils.py, ``_supports_flash_attn`` of the model's class.
+    """
+    asked = ATTENTION_FACTS[attention].is_flash and attention != "flex"
+    return asked and stack.model_code.startswith("transformers") and model.architecture in _NO_FLASH
 
 
 def prefers_eager(model: ModelSpec, stack: Stack) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from planner.anatomy.packing import constants_bytes, stored_bytes
 from planner.arrays import ceil_div, ceil_pow2, is_zero, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
 from planner.memory.outside import paged_bytes
@@ -96,7 +97,8 @@ def _pins_masters(job: Job) -> bool:
 def offloaded_optimizer_bytes(job: Job) -> Number:
     """fp32 masters and two moments of this process's partition, in host RAM.
 
-    Formula: 12 bytes per parameter of the partition; masters of stages 1 and 2 that are pinned (switch
+    Formula: 12 bytes per parameter of the partition; moments in 8 bits have a byte each, and four for 256 of
+    them (bitsandbytes 0.50.2 optim/optimizer.py); masters of stages 1 and 2 that are pinned (switch
     ``pins_masters``) are rounded as pinned memory is.  NVMe keeps two sub-groups in RAM, each at least one
     parameter.  Source: DeepSpeed 0.12-0.19 zero/stage3.py _create_fp32_partitions, zero/stage_1_and_2.py
     (single_partition_of_fp32_groups); moments are plain tensors of its CPU Adam.  FSDP has no masters: the
@@ -114,7 +116,7 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
         largest = maximum(*(job.elements(each) for each in job.trained_parameters)) / job.optimizer_shards
         return 12 * minimum(partition, 2 * maximum(settings_of(job).sub_group, largest))
     masters = pinned_bytes(4 * partition) if _pins_masters(job) else 4 * partition
-    return masters + 8 * partition
+    return masters + (8 if OPTIMIZER_FACTS[recipe.optimizer].bits == 32 else 2 + 8 / 256) * partition
 
 
 def offloaded_gradient_bytes(job: Job) -> Number:

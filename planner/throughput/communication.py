@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.anatomy.packing import stored_bytes
 from planner.arrays import minimum, where
 from planner.domain.recipes.recipe import DTYPE_BYTES, GATHERED_FP8, Number
+from planner.domain.stack_values import ADAPTERS_APART
 from planner.program.weights.float8 import in_float8
 from planner.throughput.kernel_time import orthogonalized_params
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
@@ -403,7 +404,7 @@ def hook_seconds(job: TimedJob) -> Number:
         return job.trained_tensors * job.coefficients.hook_s
     if recipe.uses_fsdp:
         units = job.scenario.model.n_layers
-        apart = job.scenario.stack.fsdp2_units in ("ends_in_root", "root_divided")
+        apart = job.scenario.stack.fsdp2_units in ADAPTERS_APART
         if recipe.sharding.dtensors and recipe.adapter and apart:
             units = units + 2 * job.adapted_matrices
         return units * _unit_seconds(job) + waiting_hook_seconds(job)

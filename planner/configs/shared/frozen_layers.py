@@ -123,19 +123,23 @@ def read_unfrozen(keys: Keys, reading: Reading) -> None:
 
     Raises:
         InputFileError: no list of expressions.
-        NotModelledError: beside adapters, some matrices of a layer only,
-        or parameters that such a model does not have.
+        NotModelledError: parameters of the base beside adapters, some matrices of a layer only, or parameters
+            that such a model does not have.
     """
     written = keys.names("unfrozen_parameters")
     if not written:
         return
-    if keys.has("adapter"):
-        raise keys.not_modelled(
-            "unfrozen_parameters",
-            "beside adapters it freezes them as well, whose names begin with base_model, and nothing is "
-            "trained: take it out",
-        )
     patterns = [_compiled(keys, text) for text in written]
+    if keys.has("adapter"):
+        if not all(text.startswith(("^model.", "^lm_head")) for text in written):
+            what = "parameters of the base beside adapters are not modelled: take it out"
+            raise keys.not_modelled("unfrozen_parameters", what)
+        reading.remark(
+            keys.where("unfrozen_parameters"),
+            "freezes the adapters as well, whose names begin with base_model: nothing is trained. Counted as "
+            "though they were, which needs more",
+        )
+        return
     if all(_matches(patterns, name) for name in _LANGUAGE_MODEL) and not _matches(patterns, *_SEEING):
         reading.say("freeze", ("vision_tower", "projector"), keys.where("unfrozen_parameters"))
         return

@@ -45,7 +45,7 @@ class OptimizerFacts:
     a training tool brings along, with states or temporaries of its own kind.  ``trainer_names``: what
     ``optim`` of the Trainer calls it, the oldest name first; none where a tool has a key of its own for it.
     ``on_host``: who steps it where an engine has its states in host RAM: a kernel of DeepSpeed, the library
-    itself, or nobody that was read.
+    itself, in ``some`` versions of it and under DeepSpeed alone, or nobody that was read.
 
     ``moved_bytes``: read and written by one update for each trained parameter, with 4-byte states.
     ``operators``: those that the host issues for each trained tensor; lists of tensors that one kernel takes
@@ -63,7 +63,7 @@ class OptimizerFacts:
 
     library: Literal["torch", "torchao", "bitsandbytes", "transformers", "package", "tool"]
     trainer_names: tuple[str, ...]
-    on_host: Literal["deepspeed", "library", "unread"]
+    on_host: Literal["deepspeed", "library", "some", "unread"]
     moved_bytes: int
     operators: int = 1
     bits: Literal[32, 8, 4] = 32
@@ -97,7 +97,7 @@ def _of_bitsandbytes(
     *elements: int,
     bits: Literal[32, 8] = 32,
     paged: bool = False,
-    on_host: Literal["deepspeed", "unread"] = "unread",
+    on_host: Literal["deepspeed", "some", "unread"] = "unread",
 ) -> OptimizerFacts:
     """All step one tensor after the other, each in the time of seven operators.
 
@@ -114,8 +114,7 @@ def _of_matrices(moved_bytes: int, operators: int, *, gathers: bool = False) -> 
 
 # Names: transformers 5.23.0 training_args.py OptimizerNames; adamw_hf up to 4.49.0.  On the host: accelerate
 # 1.15.0 utils/deepspeed.py:29-94 (Lion becomes DeepSpeedCPULion, what is unknown Adam); bitsandbytes steps
-# there only since 0.50, in 8 bits (backends/cpu/ops.py), which is not modelled; torchao's step was read as
-# compiled for a GPU.
+# there only since 0.50, in 8 bits (backends/cpu/ops.py); torchao's step was read as compiled for a GPU.
 # Bytes, as accesses of 4.  adamw_torch (foreach) and adamc: decay 2, lerp 3, scale 2, addcmul 4, root 2,
 # divide 2, add 2, addcdiv 4; fused: read p g m v, write p m v.  adamw_hf, one operator after the other: decay
 # and add 5, decay and addcmul 6, root 2, add 2, addcdiv 4.  adam_mini: square 2, mean 1, decay 2, lerp 3,
@@ -134,7 +133,7 @@ OPTIMIZER_FACTS: Mapping[Optimizer, OptimizerFacts] = {
     "adamw_torch": OptimizerFacts("torch", ("adamw_torch",), "deepspeed", 84, lists=1),
     "adamw_torch_fused": OptimizerFacts("torch", ("adamw_torch_fused",), "deepspeed", 28),
     "adamw_hf": OptimizerFacts("transformers", ("adamw_hf",), "deepspeed", 76, 7),
-    "adamw_8bit": _of_bitsandbytes("adamw_bnb_8bit adamw_8bit", 16, 1, 1, bits=8),
+    "adamw_8bit": _of_bitsandbytes("adamw_bnb_8bit adamw_8bit", 16, 1, 1, bits=8, on_host="some"),
     "adamw_torch_8bit": OptimizerFacts("torchao", ("adamw_torch_8bit",), "unread", 38, 8, bits=8),
     "adamw_torch_4bit": OptimizerFacts("torchao", ("adamw_torch_4bit",), "unread", 62, 11, bits=4),
     "paged_adamw_32bit": _of_bitsandbytes("paged_adamw_32bit", 28, 1, 1, paged=True),

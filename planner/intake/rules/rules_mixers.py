@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.domain.mixer_specs import Mamba2Spec, MixerSpec
+from planner.errors import REFUSED_BY_TOOL
 from planner.intake.linears import refused_by_peft
 from planner.intake.rules.rule import Case, Rule
 
@@ -38,12 +39,12 @@ def _has_streams(case: Case) -> bool:
 
 MIXER_RULES = (
     Rule(
-        # transformers 5.23 models/gemma3n/modeling_gemma3n.py Gemma3nTextAltUp.predict
-        # (prediction_coefs.weight.data.clamp_ with a float), which torch refuses of whole numbers.
+        # transformers 5.16 and 5.23 models/gemma3n/modeling_gemma3n.py Gemma3nTextAltUp: predict clamps a
+        # weight with a float, which torch refuses of whole numbers; correct multiplies by one as it lies.
         "streams-packed",
         "refuse",
-        "Gemma 3n clamps a weight of each layer in place, which fails where a quantiser has packed it: use "
-        "lora on a 16-bit base",
+        "Gemma 3n reads weights of each layer as they are stored, which fails where a quantiser has packed "
+        f"them: use lora on a 16-bit base [{REFUSED_BY_TOOL}]",
         lambda case: _has_streams(case) and case.numerics.quantization != "none",
         lambda case: f"{case.model.id} with {case.numerics.quantization}",
     ),

@@ -32,10 +32,13 @@ def _is_another_mixture(case: Case) -> bool:
 
 
 def _holds_elsewhere(case: Case) -> bool:
-    """Whether experts that are expanded when they are read are adapted, or divided over GPUs."""
+    """Whether experts that are expanded when they are read are divided other than by FSDP2, or adapted by a
+    PEFT that was not compared.
+    """
     held = case.stack.quantizes_experts == "held" and case.numerics.quantization != "none"
-    divided = case.recipe.sharding.gathers_weights or case.recipe.uses_fsdp
-    return held and (divided or adapted_expert_bytes(case) > 0)
+    sharding = case.recipe.sharding
+    divided = (sharding.gathers_weights or case.recipe.uses_fsdp) and not sharding.dtensors
+    return held and (divided or (adapted_expert_bytes(case) > 0 and not case.stack.expert_deltas))
 
 
 def _drops_on_experts(case: Case) -> bool:
@@ -65,8 +68,9 @@ MIXTURE_RULES = (
     Rule(
         "held-experts-elsewhere",
         "not-modelled",
-        "Packed experts that are dequantised when they are read are modelled without adapters of their own, "
-        "and where every GPU holds them whole: use --lora-targets attention, and --sharding ddp or none",
+        "Packed experts that are dequantised when they are read are modelled where every GPU holds them "
+        "whole and under FSDP2, with adapters of their own for PEFT before 0.21: use --sharding ddp or fsdp, "
+        "and --lora-targets attention",
         _holds_elsewhere,
         lambda case: case.model.id,
     ),

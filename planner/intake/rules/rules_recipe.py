@@ -260,7 +260,7 @@ RECIPE_RULES = (
         "warn",
         "bitsandbytes skips the fused expert tensors of this stack, so most of a mixture-of-experts model "
         "stays in 16 or 32 bits",
-        lambda case: _fused_expert_bytes(case) > 0,
+        lambda case: case.stack.quantizes_experts == "never" and _fused_expert_bytes(case) > 0,
         lambda case: f"{format_gib(_fused_expert_bytes(case))} of experts are not quantised",
     ),
     Rule(

@@ -16,6 +16,7 @@ from planner.intake.supported import (
     has_sinks,
     lacks_bf16,
     lacks_flash2,
+    refuses_flash,
     stops_on_cpu,
     widest_head,
 )
@@ -35,6 +36,10 @@ def _sample_mask_bytes(case: Case) -> int:
     tokens = batch.rows * batch.seq_len
     keys = tokens if stack.joins_rows(case.recipe) else batch.seq_len
     return int(tokens * keys) * DTYPE_BYTES[case.numerics.compute_dtype]
+
+
+def _steps_in_some(case: Case) -> bool:
+    return OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "some"
 
 
 def _above_a_node(case: Case) -> bool:
@@ -339,6 +344,7 @@ SYSTEM_RULES = (
             case.recipe.offloads_optimizer
             and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS
             and not stops_on_cpu(case.recipe, case.stack)
+            and not (case.recipe.uses_deepspeed and _steps_in_some(case))
         ),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
@@ -374,7 +380,7 @@ SYSTEM_RULES = (
         lambda case: (
             case.recipe.uses_deepspeed
             and case.recipe.offloads_optimizer
-            and OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "library"
+            and (OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "library" or _steps_in_some(case))
         ),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
@@ -404,6 +410,13 @@ SYSTEM_RULES = (
         lambda case: f"{case.gpu.name}, compute capability {case.gpu.compute_capability}",
     ),
     *(rule for name in ATTENTIONS if ATTENTION_FACTS[name].is_flash for rule in _of_flash(name)),
+    Rule(
+        "kernel-refused",
+        "refuse",
+        f"Transformers refuses FlashAttention for this model: use eager [{REFUSED_BY_TOOL}]",
+        lambda case: refuses_flash(case.model, case.stack, case.recipe.attention),
+        lambda case: case.model.id,
+    ),
     Rule(
         "kernel-not-in-model-code",
         "refuse",

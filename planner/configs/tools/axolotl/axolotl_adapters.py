@@ -231,18 +231,22 @@ def _refuse_separate_experts(
 
     Raises:
         UsageError: fused kernels of adapters, which its attention does not fit.
-        NotModelledError: any other such file.
+        NotModelledError: adapters on them.
     """
     name, method = "llama4_linearized_experts", reading.value("method")
     if not keys.flag(name):
         return
+    if keys.flag("lora_target_linear"):
+        raise keys.not_modelled(
+            "lora_target_linear", "adapters on experts with modules of their own are not modelled"
+        )
     unsaid = all(flag is None for flag in said.values()) and not _why_not_fused(keys, reading, old=old)
     if not old and method != "full" and (unsaid or said["lora_qkv_kernel"] or said["lora_o_kernel"]):
         raise UsageError(
             f"{keys.where(name)}: Axolotl's fused adapter kernels, on unless said, stop at Llama 4's "
-            f"attention; say lora_qkv_kernel: false and lora_o_kernel: false [{REFUSED_BY_TOOL}]"
+            f"attention since 0.10; say lora_qkv_kernel: false and lora_o_kernel: false [{REFUSED_BY_TOOL}]"
         )
-    raise keys.not_modelled(name, "experts as separate matrices are not modelled")
+    reading.switch("linearized_experts", True, keys.where(name))
 
 
 def _refuse_other_heads(reading: Reading) -> None:

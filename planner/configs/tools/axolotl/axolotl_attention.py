@@ -84,15 +84,16 @@ def _read_kernel(keys: Keys, reading: Reading, *, old: bool) -> None:
     _set_attention_config; both are refused since e4032fc90 (2026-05, 0.17).
 
     Raises:
+        UsageError: Axolotl's code for xFormers and Llama, which stops.
         NotModelledError: a kernel that no formula covers.
     """
     on = [name for name in OLD_ATTENTION if keys.flag(name)]
     if keys.get("attn_implementation") == "xformers":
         if is_llama(keys) and not keys.flag("sample_packing"):
-            raise keys.not_modelled(
-                "attn_implementation",
-                "Axolotl's own code for xFormers and a Llama without sample_packing fails with Transformers "
-                "from 4.48 on; flash_attention_2 and sample_packing: true run",
+            raise UsageError(
+                f"{keys.where('attn_implementation')}: Axolotl's own code for xFormers and a Llama without "
+                "sample_packing reads names that Transformers has no more from 4.48 on, and stops; "
+                f"flash_attention_2 and sample_packing: true run [{REFUSED_BY_TOOL}]"
             )
         _say_xformers(reading, keys.where("attn_implementation"))
     else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.domain.stack_values import RETURNED, Fsdp2Units
+from planner.domain.stack_values import ADAPTERS_APART, RETURNED, Fsdp2Units
 from planner.program.engines.fsdp.fsdp import GATHER_STREAM, REDUCE_STREAM, Fsdp
 from planner.program.engines.fsdp.fsdp_units import INNER
 from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group
@@ -18,6 +18,7 @@ from planner.program.job import Job, reference_job
 from planner.program.load import arrive
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.parameters import Weight, model_weights
+from planner.program.recorded_part import FORWARD
 from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Part, Pass
 
@@ -32,13 +33,19 @@ _IN_ROOT: dict[Fsdp2Units, tuple[str, ...]] = {
 """Which units around the layers are the root's."""
 
 
+_FIRST = ("lora_A",)
+"""The module of an adapter that runs first."""
+
+
 class Fsdp2(Fsdp):
     """One process.  Slots: ``_kept``, the last buffer that was received; ``_sent``,
-    the last one that is reduced.
+    the last one that is reduced.  ``_with_adapters``: layers in which units of adapters run.
     """
 
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
+        self._adapters_apart = job.stack.fsdp2_units in ADAPTERS_APART and job.recipe.adapter is not None
+        self._with_adapters: set[str] = set()
         self._widens = job.stack.fsdp_reduces_fp32
         self.adds_gradients = self.reduces_last_only and not self._widens
         self._replicates = int(job.recipe.copies(job.hardware)) > 1
@@ -107,7 +114,7 @@ class Fsdp2(Fsdp):
         return groups
 
     def end_of_forward(self) -> None:
-        """``_post_forward`` of the root: the last buffer goes."""
+        """``_post_forward`` of the root: the last buffer goes, as it does when the next group is copied."""
         self.free(self._kept)
         self._kept = None
 
@@ -162,6 +169,34 @@ class Fsdp2(Fsdp):
         else:
             self.free(group.received)
         group.received = None
+
+    def _run(self, part: Instance, stage: str) -> None:
+        """A layer whose adapters are units of their own: the first of them is the next group that is copied,
+        and in backward the one that sends for the layer before.
+
+        Kernels that read the matrices of adapters call no such unit.
+        Ignored: memory of these units.
+        """
+        moment = "before_forward" if stage == FORWARD else "before_backward"
+        found = list(part.between_marks(stage, (moment,))) if self._adapters_apart else []
+        modules = part.template.modules
+        own = [index for index, (_, mark) in enumerate(found) if mark and modules[mark.number][-1:] == _FIRST]
+        if not own or self.units.inside:
+            super()._run(part, stage)
+            return
+        self._with_adapters.add(part.name)
+        at = own[0] if stage == FORWARD else own[-1]
+        for index, (events, _) in enumerate(found):
+            self.stream.events += events
+            if index == at and stage == FORWARD:
+                self.end_of_forward()
+            elif index == at:
+                super().send_for_next(part.name)
+
+    def send_for_next(self, name: str) -> None:
+        """A layer with units of adapters leaves that to the first of them."""
+        if name not in self._with_adapters:
+            super().send_for_next(name)
 
     def run_aside(
         self, parts: Sequence[Part], cached: list[Instance] | None = None, *, waits: bool = False

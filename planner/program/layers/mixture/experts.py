@@ -107,7 +107,8 @@ def _one_by_one(torch: Operators, view: LayerView, spec: LinearSpec) -> Manner:
     return torch.manner if view.stack.fused_experts else replace(torch.manner, calls=spec.copies, waits=True)
 
 
-Factors = tuple[Tensor, Tensor] | None
+Factors = tuple[Tensor, ...] | None
+"""Two matrices that are multiplied and added to the weight, or one tensor that is added to it."""
 
 
 def expert_spec(view: LayerView, reads: str) -> LinearSpec:
@@ -203,9 +204,32 @@ def _factors(torch: Operators, view: LayerView, spec: LinearSpec) -> Factors:
     if not view.merged(spec):
         return None
     down, up = _adapter(torch, view, spec)
+    if view.stack.expert_deltas:
+        return (_expert_delta(torch, view, spec, (down, up)),)
     factors = torch.to(torch.moved(up), view.dtypes.base), torch.to(down, view.dtypes.base)
     torch.new(Unit.ONE, spec.weight_count, view.dtypes.base, "baddbmm")
     return factors
+
+
+def _expert_delta(
+    torch: Operators, view: LayerView, spec: LinearSpec, factors: tuple[Tensor, Tensor]
+) -> Tensor:
+    """The product of both matrices, times the scaling; the sum with the weight is made once as a test.
+
+    Source: peft 0.20 tuners/lora/layer.py ParamWrapper.get_delta_weight; torch 2.13 parametrize.py.
+    Ignored: that ``einsum`` copies the second matrix, in another order.
+    """
+    copies = [weight_copy(torch, view, each) for each in factors]
+    counts, dtype = [each.count for each in copies], copies[0].dtype
+    delta = torch.new(Unit.ONE, spec.weight_count, dtype, "bmm")
+
+    def backward(*_: object) -> list[Tensor | None]:
+        return [torch.new(Unit.RANK, count, dtype, "bmm") for count in counts]
+
+    delta = torch.same(record(torch, delta, copies, copies, backward), "mul")
+    given = view.recipe.numerics.load_dtype if view.quantized(spec) else view.dtypes.base
+    torch.new(Unit.ONE, spec.weight_count, given, "add")
+    return torch.to(delta, given)
 
 
 def _read(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
@@ -233,6 +257,8 @@ def _weight(torch: Operators, view: LayerView, spec: LinearSpec, factors: Factor
     dtype = weight.dtype
     if factors is None:
         return weight
+    if len(factors) == 1:
+        return torch.add(weight, factors[0])
     merged = torch.new(Unit.ONE, spec.weight_count, dtype, "baddbmm")
     counts = [factor.count for factor in factors]
 

@@ -29,7 +29,7 @@ _KEEPS_FP32 = ("sigmoid", "sigmoid_fp32")
 def in_turn(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
     """What the experts add to the stream; variables are those of the loop, which keeps them for one turn."""
     top_k, given = view.block.mlp.top_k, x.dtype
-    expert, n_experts, n_turns = _group(view)
+    expert, n_experts, n_turns = expert_group(view)
     if view.block.mlp.router not in _KEEPS_FP32:
         weights = torch.to(weights, given)
     out = torch.new(x.unit, x.count, weights.dtype, "zeros")
@@ -44,7 +44,7 @@ def in_turn(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Te
     return torch.to(out, given)
 
 
-def _group(view: LayerView) -> tuple[Expert, int, int]:
+def expert_group(view: LayerView) -> tuple[Expert, int, int]:
     """The matrices of the experts that run together, how many experts there are, and in how many turns."""
     gate, up = (spec for spec in view.linears("mlp_in") if spec.group == "expert")
     down = next(spec for spec in view.linears("mlp_mid") if spec.group == "expert")

@@ -68,8 +68,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "mixtral-8x7b", "lora_targets": "attention", "lora_dropout": 0.1},
     ),
     "held-experts-elsewhere": (
+        {**HELD, "gpus": 2, "sharding": "zero3"},
         {**HELD, "gpus": 2, "sharding": "fsdp2"},
-        {**HELD, "gpus": 2, "sharding": "ddp"},
     ),
     "adapter-on-router": (
         {"model": "llama-4-scout", "method": "lora", "lora_targets": ("all-linear",)},
@@ -472,6 +472,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "flex-on-old-card": ({"gpu": "t4", "attention": "flex"}, {"gpu": "l4", "attention": "flex"}),
     "flex-in-fp32": ({"attention": "flex", "precision": "fp32"}, {"attention": "flex"}),
     "flex-wide-heads": ({"model": "WIDE", "attention": "flex"}, {"model": "WIDE"}),
+    "kernel-refused": (
+        {"model": "llama-4-scout", "attention": "flash2", "lora_targets": "attention"},
+        {"model": "llama-4-scout", "attention": "sdpa", "lora_targets": "attention"},
+    ),
     "kernel-not-in-model-code": ({"model": "bloom-3b", "attention": "sdpa"}, {"model": "bloom-3b"}),
     "backward-without-sinks": (
         {"model": "gpt-oss-20b", "attention": "flash2"},

@@ -92,7 +92,7 @@ def test_a_key_means_what_axolotl_makes_of_it(tmp_path: Path, text: str, values:
         ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "what spectrum trains"),
         ("spectrum_top_fraction: 0.5\n", "spectrum_top_fraction: what spectrum trains"),
         ("spectrum_config_path: a.yaml\n", "spectrum_config_path: unknown key"),
-        ("adapter: lora\nunfrozen_parameters: [lm_head]\n", "unfrozen_parameters: beside adapters"),
+        ("adapter: lora\nunfrozen_parameters: [lm_head]\n", "unfrozen_parameters: parameters of the base"),
         (
             "lisa_n_layers: 4\nlisa_step_interval: 20\nadapter: lora\n",
             "lisa_n_layers: LISA beside adapter",
