@@ -259,8 +259,8 @@ class Stack:
     """Liger's fused loss adds an fp32 copy of each piece's product to the gradient of a 16-bit head."""
     liger_loss: bool
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
-    fused_evaluation: bool
-    """A loss ``liger`` makes no logits in an evaluation either, as cut cross entropy."""
+    cut_cross_entropy: bool
+    """A loss ``liger`` is this kernel instead, which makes no logits at all, also where a model evaluates."""
     loss_pieces: LossPieces
     """Pieces of a loss ``chunked``: eight; by a ``budget`` of bytes; or ``tiles``, without log-softmax."""
     autocast_until_loss: bool

@@ -130,7 +130,7 @@ def _makes_logits_of_evaluation(job: Job) -> bool:
     trains.
     """
     by_liger = job.recipe.loss == "liger" and job.recipe.task in LANGUAGE_TASKS
-    fused = job.stack.model_code == "own" or job.stack.fused_evaluation
+    fused = job.stack.model_code == "own" or job.stack.cut_cross_entropy
     return by_liger and not fused and job.evaluates
 
 

@@ -237,8 +237,6 @@ def _axolotl_attention(table: Table, value: Any) -> Settings | None:
 
 
 def _axolotl_loss(table: Table, value: Any) -> Settings | None:
-    if value == "chunked":
-        return {("chunked_cross_entropy",): True}
     plugins = table.get("plugins") or []
     if value != "liger" or not isinstance(plugins, list):
         return None

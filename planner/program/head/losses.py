@@ -236,6 +236,8 @@ def piecewise_loss(
 ) -> Tensor:
     """Head and loss together, so that the logits of one piece exist at a time."""
     if view.recipe.loss == "liger":
+        if view.stack.cut_cross_entropy:
+            return _cut(torch, spec, weight, torch.to(hidden, weight.dtype))
         return _liger(torch, view, spec, weight, hidden)
     if view.stack.loss_pieces == "budget":
         fused = _fused_linear if weight.node is None else _differentiated
@@ -275,6 +277,29 @@ def _liger(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, 
     else:
         _product = _cast_pieces(torch, view, spec, weight)
     return _made_before(torch, [hidden, weight], [of_hidden, of_weight])
+
+
+def _cut(torch: Operators, spec: LinearSpec, weight: Tensor, hidden: Tensor) -> Tensor:
+    """Cut cross entropy: logits are made in tiles that stay in the kernel, and made again in backward, which
+    makes both gradients.  Operands are 16-bit, or it stops.
+
+    Ignored: a number for each word, and that backward passes over tiles without a gradient.
+    Source: ml-cross-entropy 5f0c7a7 of axolotl-ai-cloud, cut_cross_entropy/cce.py, cce_backward.py; the fork
+    and Apple's 24fbe4b of 2025-03 are alike here.
+    """
+    rows, frozen = shape_of(hidden), weight.node is None
+    costs = Costs(rows, weight, (hidden.unit, spec.out_features))
+    of_weight = None if frozen else shape_of(weight)
+    loss = torch.new(Unit.TOKENS, 1, "fp32", "new_full", cost=costs.forward)
+
+    def backward(*_: object) -> list[Tensor | None]:
+        torch.pay(costs.forward)
+        made: list[Tensor | None] = [torch.like(rows, "zeros_like", cost=costs.of_x), None]
+        if of_weight is not None:
+            made[1] = torch.like(of_weight, "zeros_like", cost=costs.of_weight)
+        return made
+
+    return record(torch, loss, [hidden, weight], [hidden, weight, loss], backward)
 
 
 def _zeros_like(torch: Operators, weight: Tensor) -> Tensor | None:

@@ -45,7 +45,7 @@ def test_the_evaluation_of_trl_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("switches", "logits"), [("fused_evaluation=false", True), ("fused_evaluation=true", False)]
+    ("switches", "logits"), [("cut_cross_entropy=false", True), ("cut_cross_entropy=true", False)]
 )
 def test_liger_makes_logits_where_it_does_not_train(switches: str, logits: bool) -> None:
     """A dry run of ``axolotl train`` with GLM 4.7 Flash: 21.3 GiB in the evaluation, 18.0 before."""

@@ -290,7 +290,10 @@ def read_loss(keys: Keys, reading: Reading) -> None:
     if "liger_fused_linear_cross_entropy" in liger:
         reading.say("loss", "liger", keys.where("liger_fused_linear_cross_entropy"))
     elif keys.flag("chunked_cross_entropy"):
-        reading.say("loss", "chunked", keys.where("chunked_cross_entropy"))
+        # axolotl 0.19.0 monkeypatch/loss/chunked.py: the whole logits, whose copies in fp32 a compiled kernel
+        # of each chunk never stores; as in 12c826816 (2025-06-23).
+        reading.switch("loss_forward", "compute", keys.where("chunked_cross_entropy"))
+        reading.switch("loss_backward", "compute+compute_grad", keys.where("chunked_cross_entropy"))
     elif "liger_cross_entropy" in liger:
         reading.remark(
             keys.where("liger_cross_entropy"), "counted as the loss of Transformers, which is more"

@@ -61,13 +61,8 @@ def read_plugins(keys: Keys, reading: Reading) -> None:
     named = [_name(keys, plugin) for plugin in keys.names("plugins")]
     for name in named:
         if name == "cut_cross_entropy" and keys.flag("cut_cross_entropy") is not False:
-            reading.say("loss", "liger", keys.where("plugins"), "stands for cut cross entropy")
-            reading.switch("fused_evaluation", True, keys.where("plugins"))
-            text = (
-                "cut cross entropy is counted as Liger's loss, which keeps one chunk of logits where "
-                "this keeps none"
-            )
-            reading.remark(keys.where("plugins"), text)
+            reading.say("loss", "liger", keys.where("plugins"), "of which a switch makes cut cross entropy")
+            reading.switch("cut_cross_entropy", True, keys.where("plugins"))
         elif name not in _HARMLESS:
             raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
     for plugin, names in _KEYS.items():

@@ -76,6 +76,17 @@ def test_a_trained_head_under_liger_has_its_gradient_in_the_forward_pass() -> No
     assert ~made[0] not in head.stages["backward"]
 
 
+def test_cut_cross_entropy_makes_no_logits_and_both_gradients_in_backward() -> None:
+    """A dry run of Axolotl 0.19 with its plugin (full, LFM2 350M) has nothing else that is large there."""
+    cut = "cut_cross_entropy=true"
+    asked = job(method="full", precision="bf16", gradient_checkpointing=True, loss="liger", switches=cut)
+    head = parts_of(asked)[-1].template
+    large = [slot for slot in head.stages["forward"] if slot >= 0 and head.unit_bytes[slot] >= 2 * VOCABULARY]
+    assert not large
+    backward = [head.unit_bytes[slot] for slot in head.stages["backward"] if slot >= 0]
+    assert backward.count(VOCABULARY * HIDDEN * 2) == 1
+
+
 def test_liger_casts_a_weight_in_fp32_for_each_piece_beside_the_copy_that_autocast_keeps() -> None:
     """The second piece finds the copy that the first one left, and makes a transposed one of its own.
 

@@ -162,7 +162,11 @@ def test_eaft_weighs_by_entropies_of_logits(tmp_path: Path) -> None:
             None,
             ("adapter_kernels=eager",),
         ),
-        ("chunked_cross_entropy: true\n", "chunked", ("adapter_kernels=eager",)),
+        (
+            "chunked_cross_entropy: true\n",
+            None,
+            ("loss_forward=compute", "loss_backward=compute+compute_grad", "adapter_kernels=eager"),
+        ),
     ],
 )
 def test_keys_of_liger_act_through_its_plugin_alone(
