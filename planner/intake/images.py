@@ -57,7 +57,7 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
 
     Raises:
         UsageError: images of a model that sees none, or without a size where that decides.
-        NotModelledError: a file that trains with images, of a model whose tower is not modelled.
+        NotModelledError: a file that trains with images, of a model whose tower is not in the catalog.
     """
     said_size = ledger.is_given("image_size")
     if model.vision is None:
@@ -73,10 +73,8 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
     if not number:
         return None
     if model.vision.code == "counted":
-        raise NotModelledError(
-            f"images of {model.id}: what its tower computes is not modelled; text alone is "
-            "(--images-per-sample 0), and measure trace -- python train.py answers with images"
-        )
+        # A rule refuses them, behind those about errors of the software.
+        return Images(number, 0, 0, 0, 0, 0)
     rule = model.vision.rule
     if rule.kind == "square":
         size = (rule.side_pixels, rule.side_pixels)

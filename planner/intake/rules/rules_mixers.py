@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.domain.mixer_specs import Mamba2Spec, MixerSpec
+from planner.errors import REFUSED_BY_TOOL
 from planner.intake.linears import refused_by_peft
 from planner.intake.rules.rule import Case, Rule
 
@@ -43,7 +44,7 @@ MIXER_RULES = (
         "streams-packed",
         "refuse",
         "Gemma 3n clamps a weight of each layer in place, which fails where a quantiser has packed it: use "
-        "lora on a 16-bit base",
+        f"lora on a 16-bit base [{REFUSED_BY_TOOL}]",
         lambda case: _has_streams(case) and case.numerics.quantization != "none",
         lambda case: f"{case.model.id} with {case.numerics.quantization}",
     ),

@@ -42,7 +42,20 @@ def _room_text(case: Case) -> str:
     return f"{which} are {_image_tokens(case):,} tokens, seq is {case.recipe.batch.seq_len:,}"
 
 
+def _is_counted(case: Case) -> bool:
+    """Whether only the weights of the tower are known."""
+    return case.model.vision is not None and case.model.vision.code == "counted"
+
+
 VISION_RULES = (
+    Rule(
+        "vision-unread",
+        "not-modelled",
+        "What this tower computes of images is not modelled; text alone is (--images-per-sample 0), and "
+        "measure trace -- python train.py answers with images",
+        lambda case: _has_images(case) and _is_counted(case),
+        lambda case: f"images of {case.model.id}",
+    ),
     Rule(
         "images-without-room",
         "refuse",

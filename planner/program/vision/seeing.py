@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from planner.anatomy.trained_parts import is_tower_checkpointed, makes_patches_require_gradient, parts_of
 from planner.domain.vision import TowerSpec
+from planner.errors import NotModelledError
 from planner.program.head.ends import EndsView
 from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
@@ -72,7 +73,13 @@ class Before:
 def seeing_parts(
     job: Job, tower: TowerSpec, ends: EndsView, gradients: Gradients, run_layer: RunLayer
 ) -> Before:
-    """The parts of ``tower`` in front of the language model that ``ends`` describes."""
+    """The parts of ``tower`` in front of the language model that ``ends`` describes.
+
+    Raises:
+        NotModelledError: a tower of which only the weights are known.
+    """
+    if tower.code == "counted":
+        raise NotModelledError("what this tower computes of images is not modelled")
     trained = parts_of(job.model, job.recipe).ends
     seeing = seeing_view(job, tower)
     first = _entry(ends, seeing, gradients)

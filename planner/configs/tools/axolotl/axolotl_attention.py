@@ -85,14 +85,15 @@ def _read_kernel(keys: Keys, reading: Reading, *, old: bool) -> None:
 
     Raises:
         NotModelledError: a kernel that no formula covers.
+        UsageError: xFormers where it stops.
     """
     on = [name for name in OLD_ATTENTION if keys.flag(name)]
     if keys.get("attn_implementation") == "xformers":
         if is_llama(keys) and not keys.flag("sample_packing"):
-            raise keys.not_modelled(
-                "attn_implementation",
-                "Axolotl's own code for xFormers and a Llama without sample_packing fails with Transformers "
-                "from 4.48 on; flash_attention_2 and sample_packing: true run",
+            raise UsageError(
+                f"{keys.where('attn_implementation')}: Axolotl's own code for xFormers and a Llama without "
+                "sample_packing fails with Transformers from 4.48 on; flash_attention_2 and sample_packing: "
+                f"true run [{REFUSED_BY_TOOL}]"
             )
         _say_xformers(reading, keys.where("attn_implementation"))
     else:

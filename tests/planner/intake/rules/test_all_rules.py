@@ -592,6 +592,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "orpo", "offload": "activations", "gradient_checkpointing": True},
     ),
     "head-in-tiles": ({"task": "dpo", "model": "gemma-2-2b"}, {"task": "dpo", "model": "gemma-2b"}),
+    "vision-unread": (
+        {"model": "gemma-3n-e2b", "method": "lora", "images_per_sample": 1},
+        {"model": "gemma-3n-e2b", "method": "lora"},
+    ),
     "images-without-room": ({**SEES, "seq": 998}, {**SEES, "seq": 999}),
     "vision-fsdp1": ({**SEES, "gpus": 2, "sharding": "fsdp1"}, {**SEES, "gpus": 2, "sharding": "fsdp"}),
     "vision-code": (

@@ -106,7 +106,7 @@ def test_xformers_changes_llama_alone_in_old_versions(tmp_path: Path) -> None:
 def test_xformers_on_llama_needs_packing(tmp_path: Path) -> None:
     """Axolotl 0.19.0's own attention for Llama asks for what Transformers no longer has."""
     text = LLAMA + "attn_implementation: xformers\n"
-    with pytest.raises(NotModelledError, match="sample_packing: true run"):
+    with pytest.raises(UsageError, match="sample_packing: true run"):
         read(tmp_path, text)
     assert read(tmp_path, text + "sample_packing: true\n").request.get("attention") == "flash2"
 
