@@ -21,9 +21,13 @@ TowerCode = Literal[
     "internvl",
     "pixtral",
     "mistral3",
+    "glm4v",
+    "forward",
     "counted",
 ]
-"""Whose modelling code runs around the layers of the tower; ``counted``: only its weights are known."""
+"""Whose modelling code runs around the layers of the tower; ``forward``: its matrices are known, so that it
+can run where nothing of it needs a gradient; ``counted``: only its weights are.
+"""
 FrozenPart = Literal["vision_tower", "projector", "language_model"]
 FROZEN_PARTS: tuple[FrozenPart, ...] = ("vision_tower", "projector", "language_model")
 
@@ -39,11 +43,14 @@ class ImageRule:
     ``anyres``: it is fitted into the best of ``canvases`` (height and width), which is cut into such squares,
     and one of the whole is added; what the canvas has around the image gives no tokens, and each row of
     patches ends with one more.  ``bounded``: it is made smaller until no side is above ``side_pixels``, sides
-    become whole tokens, and each row of tokens ends with one more.  ``frames``: pictures that a patch holds,
-    one being repeated.  ``extra_patches``: what the tower adds to each square (a class token).
+    become whole tokens, and each row of tokens ends with one more.  ``filled``: it is made smaller or larger
+    until it has as nearly ``max_patches`` as whole tokens allow, and rows of nothing fill what is left: the
+    tower gets so many of each image; where patches are ``joined`` before, so many tokens.  ``frames``:
+    pictures that a patch holds, one being repeated.  ``extra_patches``: what the tower adds to each square (a
+    class token).
     """
 
-    kind: Literal["resized", "square", "tiled", "anyres", "bounded"]
+    kind: Literal["resized", "square", "tiled", "anyres", "bounded", "filled"]
     patch_pixels: int
     merge: int = 1
     frames: int = 1
@@ -54,6 +61,8 @@ class ImageRule:
     extra_patches: int = 0
     max_tiles: int = 1
     canvases: tuple[tuple[int, int], ...] = ()
+    max_patches: int = 0
+    joined: bool = False
 
     @property
     def grid(self) -> int:
@@ -101,7 +110,8 @@ class TowerSpec:
     ``deepstack``: numbers of the layers whose output blocks of their own (``stacked``) turn into what is
     added behind the first layers of the language model.  ``n_unread``: last layers that run though nothing
     reads what they return.  ``listed``: the classes that Transformers lists for the model
-    (``_no_split_modules``) are all there, its own among them.
+    (``_no_split_modules``) are all there, its own among them.  ``n_seeing``: how many groups of layers see,
+    before those that hear.
     """
 
     code: TowerCode
@@ -117,6 +127,7 @@ class TowerSpec:
     behind: tuple[NormSpec, ...] = ()
     n_unread: int = 0
     listed: bool = False
+    n_seeing: int = 0
 
     @property
     def n_layers(self) -> int:

@@ -47,7 +47,21 @@ def _is_counted(case: Case) -> bool:
     return case.model.vision is not None and case.model.vision.code == "counted"
 
 
+def _needs_gradient(case: Case) -> bool:
+    """Whether a tower needs a gradient that is only known to run forward."""
+    forward = case.model.vision is not None and case.model.vision.code == "forward"
+    return forward and not {"vision_tower", "projector"} <= set(case.recipe.frozen)
+
+
 VISION_RULES = (
+    Rule(
+        "vision-forward-alone",
+        "not-modelled",
+        "Images of this model are modelled where its tower is frozen: use --freeze "
+        "'vision_tower;projector', with text alone --images-per-sample 0",
+        lambda case: _has_images(case) and _needs_gradient(case),
+        lambda case: f"images of {case.model.id}",
+    ),
     Rule(
         "vision-unread",
         "not-modelled",

@@ -83,6 +83,8 @@ def seeing_parts(
     trained = parts_of(job.model, job.recipe).ends
     seeing = seeing_view(job, tower)
     first = _entry(ends, seeing, gradients)
+    if tower.code == "forward":
+        return _forward_alone(ends, seeing, first, gradients)
     made, shares = [Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()}
     stream = first.out if seeing.hooked or "tower" in trained else replace(first.out, needs_grad=False)
     views, given = _layers(job, tower, stream, trained="tower" in trained)
@@ -113,6 +115,15 @@ def seeing_parts(
     return Before(
         joined(made), shares | {name: shape for name, (_, shape) in scattered.shares.items()}, seeing
     )
+
+
+def _forward_alone(ends: EndsView, seeing: SeeingView, first: Template, gradients: Gradients) -> Before:
+    """The same of a tower that only runs forward, which is part of the first template."""
+    known = ((TOKEN_EMBEDS, first.shares[TOKEN_EMBEDS][1]),)
+    scattered = _scatter(ends, seeing, replace(first.out, needs_grad=False), known, gradients)
+    made = [Part("embeddings", first, 1), Part("scatter", scattered, 1)]
+    shares = {name: shape for part in made for name, (_, shape) in part.template.shares.items()}
+    return Before(made, {name: shape for name, shape in shares.items() if name != TOKEN_EMBEDS}, seeing)
 
 
 def _layers(job: Job, tower: TowerSpec, stream: Shape, *, trained: bool) -> tuple[list[LayerView], Given]:
@@ -168,7 +179,14 @@ def seeing_view(job: Job, tower: TowerSpec) -> SeeingView:
         tower_view(job, tower.stacked[0].block, trained="tower" in trained) if tower.stacked else None,
         hooked,
         hooked or adapted or "tower" in trained,
+        _passed(job, tower),
     )
+
+
+def _passed(job: Job, tower: TowerSpec) -> tuple[LayerView, ...]:
+    """Layers of a tower that only runs forward."""
+    groups = tower.groups[: tower.n_seeing] if tower.code == "forward" else ()
+    return tuple(tower_view(job, group.block, trained=False) for group in groups for _ in range(group.count))
 
 
 def _has_trained(view: LayerView) -> bool:
