@@ -596,6 +596,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "gemma-3n-e2b", "method": "lora", "images_per_sample": 1},
         {"model": "gemma-3n-e2b", "method": "lora"},
     ),
+    "vision-forward-alone": (
+        {"model": "gemma-4-e2b", "image_size": "768x768"},
+        {"model": "gemma-4-e2b", "image_size": "768x768", "freeze": "vision_tower;projector"},
+    ),
     "images-without-room": ({**SEES, "seq": 998}, {**SEES, "seq": 999}),
     "vision-fsdp1": ({**SEES, "gpus": 2, "sharding": "fsdp1"}, {**SEES, "gpus": 2, "sharding": "fsdp"}),
     "vision-code": (
