@@ -50,6 +50,7 @@ from planner.domain.stack_values import (
     RewardHead,
     RotaryModel,
     RotaryRows,
+    ScanApart,
     SdpaMask,
     SoftCaps,
     TowerUnits,
@@ -97,6 +98,8 @@ class Stack:
     """Who makes 4-bit matrices: Transformers of all but the head, Lightning of all, from an fp16 copy."""
     whole_out_proj: WholeOutProj
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
+    scan_apart: ScanApart
+    """The architecture whose Mamba 2 runs without its fused kernel where ``out_proj`` is packed."""
     masks_wide_heads: bool
     """Heads too wide for FlashAttention run torch's kernel, under a mask that keeps samples apart."""
     fused_experts: bool
