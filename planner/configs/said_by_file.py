@@ -40,9 +40,9 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """A key with which the tool trains on one GPU only, and what it says on several.
+    """A key with which the tool trains on ``count`` GPUs only, and what it says on others.
 
-    ``otherwise``: why one GPU is not modelled either; empty where it is.  ``sees``: so many GPUs of its
+    ``otherwise``: why these are not modelled either; empty where they are.  ``sees``: so many GPUs of its
     machine are all that the process sees, and more are no error: nothing is ``refused`` then.  ``unread``:
     why several that it sees are not modelled.
     """
@@ -52,6 +52,7 @@ class Alone:
     otherwise: str = ""
     sees: int = 0
     unread: str = ""
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ from planner.domain.stack_values import (
     RewardHead,
     RotaryModel,
     RotaryRows,
+    ScanApart,
     SdpaMask,
     SoftCaps,
     TowerUnits,
@@ -98,6 +99,8 @@ class Stack:
     """Who makes 4-bit matrices: Transformers of all but the head, Lightning of all, from an fp16 copy."""
     whole_out_proj: WholeOutProj
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
+    scan_apart: ScanApart
+    """The architecture whose Mamba 2 runs without its fused kernel where ``out_proj`` is packed."""
     masks_wide_heads: bool
     """Heads too wide for FlashAttention run torch's kernel, under a mask that keeps samples apart."""
     expert_deltas: bool
@@ -148,8 +151,8 @@ class Stack:
     zero_init: bool
     """Under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before."""
     fsdp_loads: FsdpLoads
-    """Parameters come whole and are divided ``one_by_one``, or when the ``whole`` model is on each card; or all
-    ``shards`` are made at once, and filled later."""
+    """Parameters come whole and are divided ``one_by_one``, or when the ``whole`` model is on each card; or
+    all ``shards`` are made at once, and filled later."""
     fsdp_empties: bool
     """Where FSDP divides the model, the stack's own loop gives the cache back before it begins."""
     saves_through_host: bool
@@ -179,7 +182,7 @@ class Stack:
     Transformers' repeat_kv; ``wide``: where no kernel for groups takes their heads; ``joined``: on cards
     without FlashAttention, while on others what the kernel returns of each sample is joined, by a copy."""
     caches_keys: bool
-    """Without checkpoints, each layer copies keys and values into a cache in training, too (``use_cache``)."""
+    """Without checkpoints each layer copies keys and values into a cache, in training too (``use_cache``)."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
     fused_head_norms: FusedHeadNorms
@@ -482,18 +485,6 @@ class Stack:
         if has_adapter:
             return self.ddp_finds_unused in ("always", "unless_checkpointed")
         return self.ddp_finds_unused == "always" or (self.ddp_finds_unused != "never" and not is_checkpointed)
-
-    def facts(self) -> dict[str, object]:
-        """Every default, those over quantised bases that differ, and every switch, as ``settled`` names it."""
-        owners: dict[str, object] = {
-            "": self,
-            "defaults": self.defaults,
-            "quantized": self.quantized_defaults,
-        }
-        names = (name.rpartition(".") for name, _, _ in self.settled)
-        return {
-            f"{table}.{name}" if table else name: getattr(owners[table], name) for table, _, name in names
-        }
 
     def defaults_over(self, quantization: Quantization) -> StackDefaults:
         """What the stack does where the user says nothing, over a base with this quantisation."""

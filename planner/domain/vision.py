@@ -22,9 +22,13 @@ TowerCode = Literal[
     "pixtral",
     "mistral3",
     "llama4",
+    "glm4v",
+    "forward",
     "counted",
 ]
-"""Whose modelling code runs around the layers of the tower; ``counted``: only its weights are known."""
+"""Whose modelling code runs around the layers of the tower; ``forward``: its matrices are known, so that it
+can run where nothing of it needs a gradient; ``counted``: only its weights are.
+"""
 FrozenPart = Literal["vision_tower", "projector", "language_model"]
 FROZEN_PARTS: tuple[FrozenPart, ...] = ("vision_tower", "projector", "language_model")
 
@@ -42,11 +46,14 @@ class ImageRule:
     patches ends with one more.  ``fitted``: into the one that enlarges it least, else shrinks it least; all
     of its squares give tokens, and that of the whole where there are several.  ``bounded``: it is made
     smaller until no side is above ``side_pixels``, sides become whole tokens, and each row of tokens ends
-    with one more.  ``frames``: pictures that a patch holds, one being repeated.  ``extra_patches``: what the
-    tower adds to each square (a class token).  ``pixel_bytes``: of each number that the processor hands over.
+    with one more.  ``filled``: it is made smaller or larger until it has as nearly ``max_patches`` as whole
+    tokens allow, and rows of nothing fill what is left: the tower gets so many of each image; where patches
+    are ``joined`` before, so many tokens.  ``frames``: pictures that a patch holds, one being repeated.
+    ``extra_patches``: what the tower adds to each square (a class token).  ``pixel_bytes``: of each number
+    that the processor hands over.
     """
 
-    kind: Literal["resized", "square", "tiled", "anyres", "fitted", "bounded"]
+    kind: Literal["resized", "square", "tiled", "anyres", "fitted", "bounded", "filled"]
     patch_pixels: int
     merge: int = 1
     frames: int = 1
@@ -58,6 +65,8 @@ class ImageRule:
     max_tiles: int = 1
     canvases: tuple[tuple[int, int], ...] = ()
     pixel_bytes: int = 4
+    max_patches: int = 0
+    joined: bool = False
 
     @property
     def grid(self) -> int:
@@ -106,7 +115,8 @@ class TowerSpec:
     added behind the first layers of the language model; without numbers one such block makes tokens of
     patches in front of the projector (Llama 4).  ``n_unread``: last layers that run though nothing
     reads what they return.  ``listed``: the classes that Transformers lists for the model
-    (``_no_split_modules``) are all there, its own among them.
+    (``_no_split_modules``) are all there, its own among them.  ``n_seeing``: how many groups of layers see,
+    before those that hear.
     """
 
     code: TowerCode
@@ -122,6 +132,7 @@ class TowerSpec:
     behind: tuple[NormSpec, ...] = ()
     n_unread: int = 0
     listed: bool = False
+    n_seeing: int = 0
 
     @property
     def n_layers(self) -> int:

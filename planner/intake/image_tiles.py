@@ -47,6 +47,20 @@ def bounded_tokens(rule: ImageRule, width: int, height: int) -> tuple[int, int]:
     return (width - 1) // unit + 1, (height - 1) // unit + 1
 
 
+def filled_tokens(rule: ImageRule, width: int, height: int) -> int:
+    """Tokens of an image that is scaled to a number of patches.
+
+    Source: transformers 5.23 models/gemma4/image_processing_gemma4.py get_aspect_ratio_preserving_size.
+    """
+    unit, area = rule.patch_pixels * rule.merge, rule.max_patches * rule.patch_pixels**2
+    factor = math.sqrt(area / (width * height))
+    columns, rows = math.floor(factor * width / unit), math.floor(factor * height / unit)
+    longest = rule.max_patches // rule.merge**2
+    if not rows:
+        return min(width // height, longest) if columns else 0
+    return columns * rows if columns else min(height // width, longest)
+
+
 def most_tiles(rule: ImageRule) -> int:
     """The most squares that an image is cut into, without that of the whole."""
     side = rule.side_pixels

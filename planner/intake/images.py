@@ -12,7 +12,7 @@ from planner.domain.stack import Stack
 from planner.domain.vision import FROZEN_PARTS, FrozenPart, ImageRule, Images, TowerSpec
 from planner.errors import NotModelledError, UsageError, show
 from planner.intake.given.ledger import Ledger
-from planner.intake.image_tiles import bounded_tokens, most_tiles, tiles_of
+from planner.intake.image_tiles import bounded_tokens, filled_tokens, most_tiles, tiles_of
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})\s*[x*]\s*([1-9][0-9]{0,4})")
 _MOST_UNEQUAL = 200
@@ -57,7 +57,7 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
 
     Raises:
         UsageError: images of a model that sees none, or without a size where that decides.
-        NotModelledError: a file that trains with images, of a model whose tower is not modelled.
+        NotModelledError: a file that trains with images, of a model whose tower is not in the catalog.
     """
     said_size = ledger.is_given("image_size")
     if model.vision is None:
@@ -73,10 +73,8 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
     if not number:
         return None
     if model.vision.code == "counted":
-        raise NotModelledError(
-            f"images of {model.id}: what its tower computes is not modelled; text alone is "
-            "(--images-per-sample 0), and measure trace -- python train.py answers with images"
-        )
+        # A rule refuses them, behind those about errors of the software.
+        return Images(number, 0, 0, 0, 0, 0)
     rule = model.vision.rule
     if rule.kind == "square":
         size = (rule.side_pixels, rule.side_pixels)
@@ -115,6 +113,9 @@ def _largest(tower: TowerSpec, seq_len: int) -> str:
     if rule.kind == "resized":
         unit = rule.patch_pixels * rule.merge
         side = unit * max(1, min(math.isqrt(seq_len), math.isqrt(rule.max_pixels) // unit))
+        return f"{side}x{side}"
+    if rule.kind == "filled":
+        side = rule.patch_pixels * math.isqrt(rule.max_patches) // rule.merge * rule.merge
         return f"{side}x{side}"
     if rule.kind == "bounded":
         # As many rows as columns, each row with its end.
@@ -164,6 +165,10 @@ def images_of(rule: ImageRule, tower: TowerSpec, number: int, size: tuple[int, i
             )
         patches, tokens = columns * rows * rule.merge**2, (columns + 1) * rows
         return Images(number, width, height, patches, tokens, patches * tower.patch.in_features)
+    if rule.kind == "filled":
+        rows = rule.max_patches // (rule.merge**2 if rule.joined else 1)
+        tokens = filled_tokens(rule, width, height)
+        return Images(number, width, height, rows, tokens, rows * tower.patch.in_features)
     if rule.kind != "resized":
         tiles, tokens = tiles_of(rule, width, height)
         patches, numbers = tiles * (rule.grid + rule.extra_patches), tiles * 3 * rule.side_pixels**2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
-from planner.errors import show
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 # LLaMA-Factory looks for a module's name anywhere in a parameter's: norm trains the norms of all layers, too.
 _ENDS = {"embed_tokens": "embed", "lm_head": "head"}
@@ -123,22 +123,15 @@ def read_unfrozen(keys: Keys, reading: Reading) -> None:
 
     Raises:
         InputFileError: no list of expressions.
-        NotModelledError: parameters of the base beside adapters, some matrices of a layer only, or parameters
-            that such a model does not have.
+        NotModelledError: some matrices of a layer only, or parameters that such a model does not have.
+        UsageError: what :func:`_read_beside_adapters` says.
     """
     written = keys.names("unfrozen_parameters")
     if not written:
         return
     patterns = [_compiled(keys, text) for text in written]
     if keys.has("adapter"):
-        if not all(text.startswith(("^model.", "^lm_head")) for text in written):
-            what = "parameters of the base beside adapters are not modelled: take it out"
-            raise keys.not_modelled("unfrozen_parameters", what)
-        reading.remark(
-            keys.where("unfrozen_parameters"),
-            "freezes the adapters as well, whose names begin with base_model: nothing is trained. Counted as "
-            "though they were, which needs more",
-        )
+        _read_beside_adapters(keys, reading, patterns, written)
         return
     if all(_matches(patterns, name) for name in _LANGUAGE_MODEL) and not _matches(patterns, *_SEEING):
         reading.say("freeze", ("vision_tower", "projector"), keys.where("unfrozen_parameters"))
@@ -158,8 +151,47 @@ def read_unfrozen(keys: Keys, reading: Reading) -> None:
     whole, by_halves = _layers(keys, patterns, halves)
     layers = (*_ranges(whole), *(f"{each}:mlp" for each in _ranges(by_halves)))
     reading.say("train_layers", (*layers, *ends), keys.where("unfrozen_parameters"))
-    if any(name in text for text in written for name in ("lm_head", "embed_tokens")):
+    if _makes_inputs_require_gradient(written):
         reading.switch("frozen_layers", "differentiated", keys.where("unfrozen_parameters"))
+
+
+def _read_beside_adapters(
+    keys: Keys, reading: Reading, patterns: Sequence[re.Pattern[str]], written: Sequence[str]
+) -> None:
+    """PEFT's names begin with ``base_model``, so that no pattern finds one and adapters are frozen as well.
+
+    The Trainer runs such a model, which Accelerate then leaves without DDP, as long as what the first layer
+    reads requires a gradient (accelerate 1.15 accelerator.py prepare_model; transformers 5.16
+    modeling_utils.py gradient_checkpointing_enable).  No parameter has a gradient or a state then.
+
+    Raises:
+        NotModelledError: a pattern that finds a parameter there, or an engine that is handed no parameter.
+        UsageError: a loss without a gradient.
+    """
+    name = "unfrozen_parameters"
+    inside = "base_model.model."
+    found = any(
+        pattern.match(inside) or text.lstrip("^").startswith("base_model")
+        for pattern, text in zip(patterns, written, strict=True)
+    )
+    engine = next((each for each in ("deepspeed", "fsdp", "fsdp_config") if keys.has(each)), None)
+    if found or engine:
+        what = f"nothing is trained by {engine}" if engine else "which adapters it leaves"
+        raise keys.not_modelled(name, f"beside adapters it freezes them as well; {what} is not modelled")
+    if not _makes_inputs_require_gradient(written) and not keys.flag("gradient_checkpointing"):
+        raise UsageError(
+            f"{keys.where(name)}: beside adapters it freezes them as well, and backward stops at a loss "
+            f"without a gradient; take it out [{REFUSED_BY_TOOL}]"
+        )
+    reading.remark(
+        keys.where(name),
+        "beside adapters it freezes them as well, and nothing is trained; counted as if they were, which is "
+        "more: take it out",
+    )
+
+
+def _makes_inputs_require_gradient(written: Sequence[str]) -> bool:
+    return any(name in text for text in written for name in ("lm_head", "embed_tokens"))
 
 
 def read_lisa(keys: Keys, reading: Reading) -> None:

@@ -154,7 +154,7 @@ AXOLOTL_HARMLESS = _names(
     wandb_project wandb_entity wandb_name wandb_watch wandb_log_model wandb_run_id use_wandb
     mlflow_tracking_uri mlflow_experiment_name hf_mlflow_log_artifacts use_mlflow use_comet comet_project_name
     eval_table_size eval_max_new_tokens bf16_full_eval evaluation_strategy eval_strategy eval_steps
-    dynamic_checkpoint hub_model_id hub_strategy local_rank logging_steps freeze_mm_modules dp_shard_size
+    dynamic_checkpoint hub_model_id hub_strategy local_rank logging_steps dp_shard_size
     fsdp_final_state_dict_type generation_max_new_tokens generation_temperature generation_top_p
     generation_top_k generation_prompt_ratio generation_do_sample processor_kwargs
     experimental_skip_move_to_device bos_token eos_token pad_token unk_token additional_special_tokens

@@ -258,7 +258,7 @@ def _alone(alone: Alone, request: ScenarioRequest, *, divided: bool) -> Scenario
 
     Raises:
         NotModelledError: a key that no formula covers on one GPU either, or on several.
-        UsageError: the tool refuses several.
+        UsageError: the tool refuses another number of them.
     """
     gpus = _gpus(request)
     if alone.unread and min(gpus, alone.sees or gpus) > 1 and not divided:
@@ -269,8 +269,8 @@ def _alone(alone: Alone, request: ScenarioRequest, *, divided: bool) -> Scenario
         seen = {each: Given(n, alone.origin, note) for each, n in (("gpus", alone.sees), ("nodes", 1))}
         card = {"gpu": replace(request.values["gpu"], value=name)} if name else {}
         return merge(request, ScenarioRequest(seen | card))
-    if gpus > 1 and alone.refused and not alone.sees:
-        raise UsageError(f"{alone.origin}: {alone.refused}; say --gpu X:1 [{REFUSED_BY_TOOL}]")
+    if gpus != alone.count and alone.refused and not alone.sees:
+        raise UsageError(f"{alone.origin}: {alone.refused}; say --gpu X:{alone.count} [{REFUSED_BY_TOOL}]")
     if alone.otherwise:
         raise NotModelledError(alone.otherwise)
     return request

@@ -23,8 +23,8 @@ def _fuses_out_proj(case: Case) -> bool:
 
 
 def _packs_out_proj(case: Case) -> bool:
-    packed = case.numerics.quantization != "none" and case.model.architecture != case.stack.whole_out_proj
-    return packed and _fuses_out_proj(case)
+    spared = case.model.architecture in (case.stack.whole_out_proj, case.stack.scan_apart)
+    return case.numerics.quantization != "none" and not spared and _fuses_out_proj(case)
 
 
 def _adapts_out_proj(case: Case) -> bool:

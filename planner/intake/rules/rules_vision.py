@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from planner.domain.recipes.sharding import DDP
+from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
 
 
@@ -42,7 +44,63 @@ def _room_text(case: Case) -> str:
     return f"{which} are {_image_tokens(case):,} tokens, seq is {case.recipe.batch.seq_len:,}"
 
 
+def _is_counted(case: Case) -> bool:
+    """Whether only the weights of the tower are known."""
+    return case.model.vision is not None and case.model.vision.code == "counted"
+
+
+def _needs_gradient(case: Case) -> bool:
+    """Whether a tower needs a gradient that is only known to run forward."""
+    forward = case.model.vision is not None and case.model.vision.code == "forward"
+    return forward and not {"vision_tower", "projector"} <= set(case.recipe.frozen)
+
+
+def _adapts_layers_of_tower(case: Case) -> bool:
+    groups = case.model.vision.groups if case.model.vision else ()
+    names = {target.rpartition(".")[2] for target in (case.adapter.targets if case.adapter else ())}
+    linears = [linear for group in groups for linear in group.block.linears if linear.adaptable]
+    return any({linear.name, linear.group, "all-linear"} & names for linear in linears)
+
+
+def _leaves_tower_unused(case: Case) -> bool:
+    """Whether DDP waits for gradients of adapters that reentrant checkpoints cut off.
+
+    Source: torch 2.13 utils/checkpoint.py check_backward_validity (no input requires a gradient),
+    nn/parallel/distributed.py (find_unused_parameters).
+    """
+    recipe, vision = case.recipe, case.model.vision
+    cut = recipe.gradient_checkpointing and recipe.checkpoint_reentrant
+    waits = recipe.sharding == DDP and case.hardware.world_size > 1
+    unhooked = vision is not None and not vision.has_hook and case.stack.model_code == "transformers-5"
+    finds = case.stack.finds_unused(has_adapter=True, is_checkpointed=True)
+    return waits and bool(cut) and unhooked and not finds and _adapts_layers_of_tower(case)
+
+
 VISION_RULES = (
+    Rule(
+        "tower-cut-off",
+        "refuse",
+        "DDP stops in its second step: reentrant checkpoints cut off the adapters of the tower's layers; use "
+        f"--no-checkpoint-reentrant, or leave them out with --freeze vision_tower [{REFUSED_BY_TOOL}]",
+        lambda case: _has_images(case) and _leaves_tower_unused(case),
+        lambda case: f"images of {case.model.id}",
+    ),
+    Rule(
+        "vision-forward-alone",
+        "not-modelled",
+        "Images of this model are modelled where its tower is frozen: use --freeze "
+        "'vision_tower;projector', with text alone --images-per-sample 0",
+        lambda case: _has_images(case) and _needs_gradient(case),
+        lambda case: f"images of {case.model.id}",
+    ),
+    Rule(
+        "vision-unread",
+        "not-modelled",
+        "What this tower computes of images is not modelled; text alone is (--images-per-sample 0), and "
+        "measure trace -- python train.py answers with images",
+        lambda case: _has_images(case) and _is_counted(case),
+        lambda case: f"images of {case.model.id}",
+    ),
     Rule(
         "images-without-room",
         "refuse",

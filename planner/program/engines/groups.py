@@ -279,7 +279,7 @@ def _let_go(stream: RequestStream, slot: int | None) -> None:
 
 
 def _whole(stream: RequestStream, job: Job, sizes: Sizes, weight: Weight) -> int | None:
-    """The whole parameter, of which the shard is a copy; nothing where shards are on the host, or come first."""
+    """The whole parameter, of which the shard is a copy; none where shards are on the host or come first."""
     if job.recipe.offloads_params or job.stack.fsdp_loads == "shards":
         return None
     n_bytes = weight.count * ELEMENT_BYTES[sizes.stored(weight)]

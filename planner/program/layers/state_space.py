@@ -1,5 +1,5 @@
 """Mamba 2: convolution, scan by chunks, gate or gated norm, and output projection,
-in one kernel of mamba-ssm.
+in one kernel of mamba-ssm, or one by one.
 
 The kernel multiplies with the output projection's own weight, past any adapter of it,
 and makes every gradient.
@@ -13,9 +13,13 @@ first step; between the kernels all but states: scores of positions, numbers of 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.domain.mixer_specs import Mamba2Spec
+from planner.program.head.heads import split
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import autocast
+from planner.program.ops.convolution import convolved
 from planner.program.ops.operators import Costs, Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.ops.work import Multiplies, Product
@@ -37,7 +41,57 @@ def mamba2(torch: Operators, view: LayerView, spec: Mamba2Spec, x: Tensor) -> Te
         joined = linear(torch, view, view.linears("mixer_in")[0], x)
         if spec.scaled:
             joined = torch.mul(joined, Tensor(None, Unit.ONE, spec.joined_width, view.dtypes.base))
+        if view.quantized(view.linears("mixer_out")[0]):
+            return _apart(torch, view, spec, [joined])
         return _scan(torch, view, spec, joined)
+
+
+def _apart(torch: Operators, view: LayerView, spec: Mamba2Spec, passed: list[Tensor]) -> Tensor:
+    """Convolution, scan, gated norm and output projection by themselves, where the last one is packed.
+
+    ``passed`` holds the product of the input projection, and is emptied.
+    Source: transformers 5.23 models/nemotron_h/modeling_nemotron_h.py NemotronHMamba2Mixer.forward,
+    NemotronHRMSNormGated; mamba-ssm 2.3.2 MambaChunkScanCombinedFn.
+    """
+    gate, values, steps = split(torch, passed.pop(), (spec.width, spec.conv_width, spec.heads))
+    values = convolved(torch, view, values, spec.kernel, "conv1d", bias=spec.conv_bias)
+    out = _chunk_scan(torch, view, spec, values, steps)
+    with torch.inside("norm"):
+        wide = torch.to(out, "fp32")
+        wide = torch.mul(wide, torch.kernel(torch.to(gate, "fp32"), "silu"))
+        variance = torch.mean_of_rows(torch.square(wide), spec.groups)
+        wide = torch.mul(wide, torch.rsqrt(variance))
+        weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
+        out = torch.mul(weight, torch.to(wide, out.dtype))
+        del wide
+    return linear(torch, view, view.linears("mixer_out")[0], out)
+
+
+def _chunk_scan(torch: Operators, view: LayerView, spec: Mamba2Spec, x: Tensor, steps: Tensor) -> Tensor:
+    """The scan alone: it saves what it reads and returns."""
+    of_heads = [_head_weight(torch, view, spec) for _ in range(2)]
+    others = [of_heads[0], _rate(torch, view, spec), of_heads[1]]
+    out, _scanned_out, _kept = _scanned(torch, replace(spec, normed=True), x)
+    counts = [each.count for each in others]
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        torch.spend(Product(gradient.dtype), Unit.TOKENS, 3 * spec.macs_per_token)
+        _again = _scan_gradients(torch, replace(spec, normed=True), kept[0])
+        of_x = torch.like(kept[0], "cat")
+        of_steps = torch.like(kept[1], "empty")
+        return [of_x, of_steps, *(torch.new(Unit.ONE, count, "fp32", "empty") for count in counts)]
+
+    return record(torch, out, [x, steps, *others], [x, steps, out], backward)
+
+
+def _rate(torch: Operators, view: LayerView, spec: Mamba2Spec) -> Tensor:
+    """``-exp(A_log)`` in fp32."""
+    log = torch.to(_head_weight(torch, view, spec), "fp32")
+    return torch.same(torch.kernel(log, "exp", saves="output"), "neg")
+
+
+def _head_weight(torch: Operators, view: LayerView, spec: Mamba2Spec) -> Tensor:
+    return torch.parameter(Unit.ONE, spec.heads, view.dtypes.base, trained=view.trains_base)
 
 
 def _weights(torch: Operators, view: LayerView, spec: Mamba2Spec) -> tuple[list[Tensor], list[Tensor]]:

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from planner.anatomy.trained_parts import is_tower_checkpointed, makes_patches_require_gradient, parts_of
 from planner.domain.vision import TowerSpec
+from planner.errors import NotModelledError
 from planner.program.head.ends import EndsView
 from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
@@ -72,10 +73,18 @@ class Before:
 def seeing_parts(
     job: Job, tower: TowerSpec, ends: EndsView, gradients: Gradients, run_layer: RunLayer
 ) -> Before:
-    """The parts of ``tower`` in front of the language model that ``ends`` describes."""
+    """The parts of ``tower`` in front of the language model that ``ends`` describes.
+
+    Raises:
+        NotModelledError: a tower of which only the weights are known.
+    """
+    if tower.code == "counted":
+        raise NotModelledError("what this tower computes of images is not modelled")
     trained = parts_of(job.model, job.recipe).ends
     seeing = seeing_view(job, tower)
     first = _entry(ends, seeing, gradients)
+    if tower.code == "forward":
+        return _forward_alone(ends, seeing, first, gradients)
     made, shares = [Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()}
     reached = seeing.hooked or _has_trained(seeing.entry)
     stream = first.out if reached else replace(first.out, needs_grad=False)
@@ -107,6 +116,15 @@ def seeing_parts(
     return Before(
         joined(made), shares | {name: shape for name, (_, shape) in scattered.shares.items()}, seeing
     )
+
+
+def _forward_alone(ends: EndsView, seeing: SeeingView, first: Template, gradients: Gradients) -> Before:
+    """The same of a tower that only runs forward, which is part of the first template."""
+    known = ((TOKEN_EMBEDS, first.shares[TOKEN_EMBEDS][1]),)
+    scattered = _scatter(ends, seeing, replace(first.out, needs_grad=False), known, gradients)
+    made = [Part("embeddings", first, 1), Part("scatter", scattered, 1)]
+    shares = {name: shape for part in made for name, (_, shape) in part.template.shares.items()}
+    return Before(made, {name: shape for name, shape in shares.items() if name != TOKEN_EMBEDS}, seeing)
 
 
 def _layers(job: Job, tower: TowerSpec, stream: Shape, *, trained: bool) -> tuple[list[LayerView], Given]:
@@ -163,7 +181,14 @@ def seeing_view(job: Job, tower: TowerSpec) -> SeeingView:
         tower_view(job, tower.stacked[0].block, trained="tower" in trained) if tower.stacked else None,
         hooked,
         hooked or adapted or "tower" in trained,
+        _passed(job, tower),
     )
+
+
+def _passed(job: Job, tower: TowerSpec) -> tuple[LayerView, ...]:
+    """Layers of a tower that only runs forward."""
+    groups = tower.groups[: tower.n_seeing] if tower.code == "forward" else ()
+    return tuple(tower_view(job, group.block, trained=False) for group in groups for _ in range(group.count))
 
 
 def _has_trained(view: LayerView) -> bool:

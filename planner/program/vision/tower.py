@@ -23,6 +23,8 @@ from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.ops.work import in_units
 from planner.program.recorded_part import BACKWARD, Template
 from planner.program.view import LayerView
+from planner.program.vision.forward_tower import seen
+from planner.program.vision.glm_tower import downsampled, placed
 from planner.program.vision.pixtral_tower import JOINED_PROJECTORS, UNTIL_RETURN, joined_patches
 from planner.program.vision.square_tower import PIXELS, SQUARE_PROJECTORS, square_patches
 from planner.program.vision.tower_parts import SeeingView, convolution, merged
@@ -87,7 +89,7 @@ def entry(torch: Operators, ends: EndsView, seeing: SeeingView) -> Tensor:
     """
     arrived = [torch.shared.pop(TOKEN_GRADIENT)] if TOKEN_GRADIENT in torch.shared else []
     tokens = token_rows(torch, ends)
-    stream = _patches(torch, seeing)
+    stream = seen(torch, seeing) if seeing.tower.code == "forward" else _patches(torch, seeing)
     torch.shared[TOKEN_EMBEDS] = tokens
     return _with_gradient(torch, stream, tokens, arrived)
 
@@ -105,6 +107,8 @@ def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
         stream = convolution(torch, view, pixels)
         if seeing.hooked and stream.node is None and torch.grad_enabled:
             require_gradient(stream, torch.path)
+    if seeing.tower.code == "glm4v":
+        return placed(torch, seeing, stream)
     if seeing.tower.code == "qwen2_5_vl":
         stream = _in_order_of_windows(torch, stream)
     if seeing.tower.code == "qwen3_vl":
@@ -164,6 +168,8 @@ def projector(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
     if seeing.tower.code in of_others:
         return of_others[seeing.tower.code](torch, seeing, x)
     held = [torch.shared.pop(name) for name in _UNTIL_TOKENS]
+    if seeing.tower.code == "glm4v":
+        return downsampled(torch, seeing, x)
     torch.shared["last_hidden_state"] = x.alias()
     with torch.inside("merger"):
         out = merged(torch, seeing.projector, x)

@@ -23,7 +23,7 @@ class SeeingView:
     """The tower around its layers.
 
     ``hooked``: what its first layer reads is made to require a gradient; ``differentiated``:
-    gradients reach its layers.
+    gradients reach its layers.  ``layers``: those of a tower that only runs forward.
     """
 
     tower: TowerSpec
@@ -32,6 +32,7 @@ class SeeingView:
     stacked: LayerView | None
     hooked: bool
     differentiated: bool
+    layers: tuple[LayerView, ...] = ()
 
 
 def convolution(torch: Operators, view: LayerView, x: Tensor) -> Tensor:

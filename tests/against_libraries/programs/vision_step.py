@@ -16,7 +16,7 @@ from measure.trace.cuda.recurrent import recurrent_kernels
 
 SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
 SEEING = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision", "image_newline")
-COUNTED = ("gemma4", "glm4v")
+FILLED = ("gemma4", "gemma4_unified")
 SIZED = ("internvl", "llama4", "llava_next", "mistral3", "pixtral")
 path, method, frozen, checkpointing, *more = sys.argv[1:]
 attention = more.pop(0) if more[:1] in (["eager"], ["sdpa"]) else "sdpa"
@@ -60,13 +60,15 @@ elif frozen == "true":
 
 
 def batch(_: list[int]) -> dict[str, torch.Tensor]:
-    """One sample with two images; of a model whose tower is not modelled, of text alone."""
+    """One sample with two images, or of text alone."""
     vision = config.vision_config
-    if config.model_type in COUNTED or not sees:
+    if not sees:
         ids = torch.full((1, SEQ), 5)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
     if config.model_type in SIZED or vision.model_type in SIZED:
         return sized_batch()
+    if config.model_type in FILLED:
+        return filled_batch()
     square = config.model_type in ("llava", "gemma3", "paligemma")
     merge = 1 if square else vision.spatial_merge_size
     tokens = (vision.image_size // vision.patch_size) ** 2 if square else ROWS * COLUMNS // merge**2
@@ -90,6 +92,26 @@ def batch(_: list[int]) -> dict[str, torch.Tensor]:
     return {**made, "mm_token_type_ids": kinds, "pixel_values": pixels, "image_grid_thw": grid}
 
 
+def filled_batch() -> dict[str, torch.Tensor]:
+    """One sample with two square images of 256 tokens in 280 places, each of nine patches but where these are
+    joined before.
+    """
+    side, room, width = 16, 280, config.vision_config.patch_size**2 * 27
+    if config.model_type == "gemma4":
+        side, room, width = 3 * side, 9 * room, width // 9
+    places = torch.full((room, 2), -1)
+    places[: side**2] = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+    ids, kinds = torch.full((1, SEQ), 5), torch.zeros((1, SEQ), dtype=torch.int32)
+    for start in (2, 300):
+        ids[0, start : start + 256] = config.image_token_id
+        kinds[0, start : start + 256] = 1
+    return {
+        "input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone(),
+        "mm_token_type_ids": kinds, "pixel_values": torch.zeros(IMAGES, room, width),
+        "image_position_ids": places.repeat(IMAGES, 1, 1),
+    }  # fmt: skip
+
+
 def sized_batch() -> dict[str, torch.Tensor]:
     """One sample with two images of as many tiles, tokens, rows and columns of pixels as ``TILES`` says."""
     n_tiles, n_tokens, height, width = (int(number) for number in os.environ["TILES"].split(","))
@@ -109,6 +131,22 @@ def sized_batch() -> dict[str, torch.Tensor]:
     return {**made, "pixel_values": torch.zeros(IMAGES, n_tiles, 3, side, side), "image_sizes": sizes}
 
 
+def told_places() -> None:
+    """Say which pooled places are filled: numbers decide it, which the dry run does not have."""
+    from transformers.models.gemma4.modeling_gemma4 import Gemma4VisionPooler
+
+    pool = Gemma4VisionPooler._avg_pool_by_positions
+
+    def with_places(
+        self: Gemma4VisionPooler, x: torch.Tensor, places: torch.Tensor, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return pool(self, x, places, length)[0], (places.view(IMAGES, length, -1) >= 0).all(-1)
+
+    Gemma4VisionPooler._avg_pool_by_positions = with_places
+
+
+if config.model_type == "gemma4":
+    told_places()
 # The dry run replaces no packages that are missing, and without these the code falls back to plain torch.
 with recurrent_kernels(108) if config.model_type == "qwen3_5" else nullcontext():
     Trainer(model=model, args=arguments, train_dataset=list(range(8)), data_collator=batch).train()

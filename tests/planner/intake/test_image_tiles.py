@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.domain.vision import ImageRule
-from planner.intake.image_tiles import bounded_tokens, most_tiles, tiles_of
+from planner.intake.image_tiles import bounded_tokens, filled_tokens, most_tiles, tiles_of
 
 # Squares of 100 pixels, up to four of them; each gives ten tokens.
 TILED = ImageRule("tiled", 10, side_pixels=100, tokens=10, max_tiles=4)
@@ -14,6 +14,8 @@ ANYRES = ImageRule("anyres", 10, side_pixels=100, tokens=100, canvases=((100, 20
 FITTED = ImageRule("fitted", 10, side_pixels=100, tokens=10, canvases=((100, 200), (200, 100), (100, 100)))
 # Tokens of 20 pixels, and no side above 100.
 BOUNDED = ImageRule("bounded", 10, merge=2, side_pixels=100)
+# Tokens of 20 pixels, scaled to at most 25 of them.
+FILLED = ImageRule("filled", 10, merge=2, max_patches=100)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +100,20 @@ def test_sides_become_whole_tokens(width: int, height: int, grid: tuple[int, int
 def test_the_most_squares() -> None:
     """Of the largest canvas, or as many as a grid may have."""
     assert (most_tiles(TILED), most_tiles(ANYRES)) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "tokens"),
+    [
+        (100, 100, 25),
+        (7, 7, 25),
+        (200, 100, 7 * 3),
+        (3000, 100, 25),
+        (100, 3000, 25),
+        (2600, 100, 25),
+        (900, 100, 15),
+    ],
+)
+def test_an_image_is_scaled_to_a_number_of_tokens(width: int, height: int, tokens: int) -> None:
+    """Sides are cut off to whole tokens; of a strip one row is left, no longer than all tokens."""
+    assert filled_tokens(FILLED, width, height) == tokens

@@ -28,6 +28,10 @@ from planner.domain.model import (
 from planner.domain.vision import ImageRule, TowerSpec
 from planner.errors import NotModelledError
 
+_GEMMA4_TOKENS = 280
+"""Most tokens of an image.  Source: transformers 5.23 models/gemma4/image_processing_gemma4.py
+``max_soft_tokens``.
+"""
 _CROSSED = (3, 8, 13, 18, 23, 28, 33, 38)
 _MLLAMA_SHAPES = 8
 """Shapes of images in tiles, where a file does not list them."""
@@ -82,7 +86,24 @@ def read_gemma4(fields: ConfigFields) -> ModelSpec:
         projectors.append(counted_block([("embedding_projection", more[-1][2], hidden, False)]))
     entry = counted_block(matrices, extra=extra)
     listed = fields.has("audio_config")
-    return replace(spec, vision=counted_tower(width, entry, groups, projectors, listed=listed))
+    tower = counted_tower(width, entry, groups, projectors, listed=listed)
+    return replace(spec, vision=_forward_alone(tower, vision, seeing=1, joined=False))
+
+
+def _forward_alone(tower: TowerSpec, vision: ConfigFields, *, seeing: int, joined: bool) -> TowerSpec:
+    """A tower whose first ``seeing`` groups of layers and first projector see.
+
+    Transformers finds no input of it that could require a gradient.
+    """
+    merge = vision.integer("pooling_kernel_size", default=3)
+    rule = ImageRule(
+        "filled",
+        vision.integer("patch_size", default=16),
+        merge,
+        max_patches=_GEMMA4_TOKENS * merge**2,
+        joined=joined,
+    )
+    return replace(tower, code="forward", rule=rule, n_seeing=seeing, has_hook=False)
 
 
 def _gemma4_layers(vision: ConfigFields, width: int) -> BlockGroup:
@@ -193,7 +214,8 @@ def read_gemma4_unified(fields: ConfigFields) -> ModelSpec:
     if fields.has("audio_config"):
         sound = fields.section("audio_config").integer("audio_embed_dim", default=640)
         projectors.append(counted_block([("embedding_projection", sound, hidden, False)]))
-    return replace(spec, vision=counted_tower(width, entry, (), projectors, listed=False))
+    tower = counted_tower(width, entry, (), projectors, listed=False)
+    return replace(spec, vision=_forward_alone(tower, vision, seeing=0, joined=True))
 
 
 def _with_mask(group: BlockGroup) -> BlockGroup:

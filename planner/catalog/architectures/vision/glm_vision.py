@@ -1,4 +1,4 @@
-"""GLM-4.1V, 4.5V and 4.6V: a tower that is loaded and counted, before the decoders of GLM-4 and GLM-4.5.
+"""GLM-4.1V, 4.5V and 4.6V: a tower over patches of any number, before the decoders of GLM-4 and GLM-4.5.
 
 Module names, shapes and defaults are those of Transformers 5.23
 (``models/{glm4v,glm46v,glm4v_moe}/{modeling,configuration}_*.py``).
@@ -9,12 +9,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
-from planner.catalog.architectures.parts import layer_norm, rms
-from planner.catalog.architectures.vision.counted_towers import counted_block, counted_tower, side_of
+from planner.catalog.architectures.parts import gated_mlp, layer_norm, rms
+from planner.catalog.architectures.vision.counted_towers import side_of
+from planner.catalog.architectures.vision.qwen_vision import (
+    NO_ATTENTION,
+    attention_linears,
+    patch_block,
+    tower_attention,
+)
 from planner.catalog.architectures.vision.square_vision import language_model
-from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, ModelSpec
-from planner.domain.vision import TowerSpec
+from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.domain.vision import ImageRule, TowerSpec
 
+_MIN_PIXELS, _MAX_PIXELS = 112 * 112 // 2, 28 * 28 * 15_000 // 2
+"""As in transformers 5.23 models/{glm4v,glm46v}/image_processing_*.py ``size``: limits of two frames,
+both of which an image is.
+"""
 _DECODERS = {"glm4v": "glm4v_text", "glm46v": "glm4v_text", "glm4v_moe": "glm4v_moe_text"}
 
 
@@ -29,43 +39,53 @@ def read_glm_vision(fields: ConfigFields) -> ModelSpec:
 
 
 def _tower(vision: ConfigFields) -> TowerSpec:
-    width, out = vision.integer("hidden_size", default=1536), vision.integer("out_hidden_size", default=4096)
-    side, patch = (
-        side_of(vision, name, default) for name, default in (("image_size", 336), ("patch_size", 14))
+    width, heads = vision.integer("hidden_size", default=1536), vision.integer("num_heads", default=12)
+    inner, out = (
+        vision.integer("intermediate_size", default=13_696),
+        vision.integer("out_hidden_size", default=4096),
     )
-    frames = side_of(vision, "temporal_patch_size", 2)
-    n_layers = vision.layers("depth") if vision.has("depth") else 24
-    numbers = vision.integer("in_channels", default=3) * frames * patch**2
-    conv = LinearSpec("proj", "embedding_projection", numbers, width, "embed", bias=True, kind="parameter")
-    places = (side // patch) ** 2 * width
-    entry = replace(counted_block([], (rms(width),), places), linears=(conv,))
-    layer = counted_block(
-        [
-            ("qkv", width, 3 * width, vision.flag("attention_bias", False)),
-            ("proj", width, width, False),
-            ("gate_proj", width, out, False),
-            ("up_proj", width, out, False),
-            ("down_proj", out, width, False),
-        ],
+    side = side_of(vision, "image_size", 336)
+    rule = ImageRule(
+        "resized",
+        patch_pixels=side_of(vision, "patch_size", 14),
+        merge=vision.integer("spatial_merge_size", default=2),
+        frames=side_of(vision, "temporal_patch_size", 2),
+        min_pixels=_MIN_PIXELS,
+        max_pixels=_MAX_PIXELS,
+    )
+    places = (side // rule.patch_pixels) ** 2 * width
+    entry = replace(patch_block(vision, rule, width, bias=True, extra_params=places), norms=(rms(width),))
+    qkv, proj = attention_linears(width)
+    layer = BlockSpec(
+        tower_attention(vision, width, heads),
+        MlpSpec(out, gated=True, activation=vision.text("hidden_act", "silu")),
+        (
+            replace(qkv, bias=vision.flag("attention_bias", False)),
+            replace(proj, bias=False),
+            *gated_mlp(width, out),
+        ),
         (rms(width, copies=2),),
     )
-    return counted_tower(width, entry, [BlockGroup(n_layers, layer)], [_merger(vision, width)], listed=True)
-
-
-def _merger(vision: ConfigFields, width: int) -> BlockSpec:
-    """A norm, a convolution that makes one token of several patches, a matrix, and a gated part."""
-    out, inner = (
-        vision.integer("out_hidden_size", default=4096),
-        vision.integer("intermediate_size", default=13_696),
+    return TowerSpec(
+        "glm4v",
+        width,
+        rule,
+        entry,
+        (BlockGroup(vision.layers("depth") if vision.has("depth") else 24, layer),),
+        (BlockGroup(1, _merger(vision, rule.merge**2 * width, out, inner)),),
+        1 / rule.merge**2,
+        has_hook=False,
+        behind=(rms(width),),
+        listed=True,
     )
-    convolved = vision.integer("spatial_merge_size", default=2) ** 2 * width * out + out
-    matrices = [
-        ("proj", out, out, False),
-        ("gate_proj", out, inner, False),
-        ("up_proj", out, inner, False),
-        ("down_proj", inner, out, False),
-    ]
-    return counted_block(matrices, (rms(width), layer_norm(out)), convolved)
+
+
+def _merger(vision: ConfigFields, inside: int, out: int, inner: int) -> BlockSpec:
+    """A convolution that makes one token of several patches, a matrix, a norm, and a gated part."""
+    conv = LinearSpec("downsample", "embedding_projection", inside, out, "embed", bias=True, kind="parameter")
+    first = LinearSpec("proj", "mlp", out, out, "mlp_in")
+    mlp = MlpSpec(inner, gated=True, activation=vision.text("hidden_act", "silu"))
+    return BlockSpec(NO_ATTENTION, mlp, (conv, first, *gated_mlp(out, inner)), (layer_norm(out),))
 
 
 READERS = dict.fromkeys(_DECODERS, read_glm_vision)

@@ -44,7 +44,7 @@ from planner.configs.tools.axolotl.axolotl_parts import (
 from planner.configs.tools.axolotl.axolotl_plugins import read_plugins
 from planner.configs.tools.axolotl.axolotl_qat import read_qat
 from planner.configs.tools.axolotl.axolotl_vision import read_images
-from planner.errors import show
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 TOOL = "Axolotl 0.19.0"
 STACK = "axolotl"
@@ -102,7 +102,8 @@ _UNMODELLED = {
 }
 # Classes that Axolotl or a package brings along, in place of those of Transformers (2023-11
 # utils/models.py:294, 0.8.0:928).
-_OWN_CLASSES = ("MixFormerSequentialForCausalLM", "MambaLMHeadModel")
+_MAMBA = "MambaLMHeadModel"
+_OWN_CLASSES = ("MixFormerSequentialForCausalLM", _MAMBA)
 # axolotl 0.19.0 utils/schemas/training.py: micro_batch_size.
 _MICRO_BATCH = 1
 _REMARKS = {
@@ -165,7 +166,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     old, of_2023 = read_age(keys, reading)
-    _read_task(keys, reading)
+    _read_task(keys, reading, old=old)
     refuse_preferences(keys, old=old, of_2023=of_2023)
     keys.refuse_switched_on(_UNMODELLED)
     read_images(keys, reading)
@@ -215,11 +216,15 @@ def _remark(keys: Keys, reading: Reading) -> None:
     remark_on_short_convolutions(keys, reading)
 
 
-def _read_task(keys: Keys, reading: Reading) -> None:
+def _read_task(keys: Keys, reading: Reading, *, old: bool) -> None:
     """What is trained for; model code of its own and files that merge are refused.
+
+    Axolotl's Mamba asks for mamba-ssm 1.2.0.post1 (pyproject.toml), whose utils/generation.py imports what
+    Transformers 5 no longer has (GreedySearchDecoderOnlyOutput).
 
     Raises:
         NotModelledError: another kind of training, or none.
+        UsageError: Mamba, where it cannot be imported.
     """
     task = axolotl_task(keys)
     if task is not None:
@@ -227,6 +232,11 @@ def _read_task(keys: Keys, reading: Reading) -> None:
         reading.say("task", task, keys.where(next(name for name in names if keys.get(name))))
         read_precomputed(keys, reading, single=keys.has("adapter"))
         read_chosen_likelihood(keys, reading)
+    if keys.get("model_type") == _MAMBA and not old:
+        raise UsageError(
+            f"{keys.where('model_type')}: mamba-ssm 1.2.0, which Axolotl asks for, does not import beside "
+            f"Transformers 5 [{REFUSED_BY_TOOL}]"
+        )
     if keys.get("model_type") in _OWN_CLASSES:
         raise keys.not_modelled(
             "model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled"

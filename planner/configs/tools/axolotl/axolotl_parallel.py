@@ -6,7 +6,9 @@ core/trainers/base.py additional_accelerator_args.
 
 from __future__ import annotations
 
-from planner.configs.said_by_file import Reading
+import math
+
+from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
 from planner.errors import show
 
@@ -15,9 +17,38 @@ _REFUSED = {
     "dp_replicate_size": "a degree of replicas",
     "expert_parallel_size": "an expert-parallel degree",
 }
+_DIVIDED = ("tensor_parallel_size", "context_parallel_size", "dp_shard_size")
 # The second name is the older one, which counts where the first is not given.
 _CONTEXT = ("context_parallel_size", "sequence_parallel_degree")
 _GATHERED_HEADS = "varlen_llama3"
+
+
+def _needs_other_gpus(keys: Keys, reading: Reading) -> bool:
+    """Whether degrees of the file multiply to a number of GPUs without which Axolotl stops; what it does on
+    that many is not modelled.
+
+    Experts that are divided need it where DeepEP is there, replicas where parts are said as well.
+    Source: axolotl 067b021c8 (2026-07-24) integrations/expert_parallel/plugin.py _resolve_ep_group,
+    utils/distributed.py _get_parallel_config_kwargs; torch 2.13 distributed/device_mesh.py init_device_mesh.
+    """
+    degrees = {name: keys.count(name) or 1 for name in (*_REFUSED, *_DIVIDED)}
+    experts, replicas = degrees["expert_parallel_size"], degrees["dp_replicate_size"]
+    if experts > 1 and any("expert_parallel" in plugin for plugin in keys.names("plugins")):
+        name, what = "expert_parallel_size", f"an expert-parallel degree of {experts}"
+        beside = " where DeepEP is installed"
+    elif replicas > 1 and degrees["dp_shard_size"] > 1:
+        name, what, beside = "dp_replicate_size", f"a degree of replicas of {replicas}", ""
+    else:
+        return False
+    count = math.prod(degrees.values())
+    degrees_said = " x ".join(each for each, degree in degrees.items() if degree > 1)
+    reading.alone = Alone(
+        keys.where(name),
+        f"{degrees_said} is {count}, and{beside} Axolotl stops on another number of GPUs",
+        f"{keys.where(name)}: {what} is not modelled; only 1 is",
+        count=count,
+    )
+    return True
 
 
 def read_parallel(keys: Keys, reading: Reading) -> None:
@@ -27,6 +58,8 @@ def read_parallel(keys: Keys, reading: Reading) -> None:
         InputFileError: a degree that is no count.
         NotModelledError: the model is divided as well, or attention runs otherwise than by gathered heads.
     """
+    if _needs_other_gpus(keys, reading):
+        return
     keys.refuse_above_one(_REFUSED)
     if keys.flag("fp8"):
         if keys.get("fp8_config"):

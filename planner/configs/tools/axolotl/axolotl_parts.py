@@ -135,9 +135,8 @@ def refuse_8bit_in_ram(keys: Keys, reading: Reading) -> None:
 
 
 def refuse_packed_mixers(keys: Keys, name: str) -> None:
-    """Jamba in 8 bits, whose Mamba layers Axolotl leaves in 16 (0.19.0 loaders/model.py, since 2024-05), and
-    Nemotron-H, whose packed layers leave the fused kernel of Mamba 2 out (0.19.0
-    monkeypatch/models/nemotron_h/modeling.py guard_nemotron_h_fused_scan); ``name``: of what packs.
+    """Jamba in 8 bits, whose Mamba layers Axolotl leaves in 16 (0.19.0 loaders/model.py, since 2024-05);
+    ``name``: of what packs.
 
     Raises:
         NotModelledError: it is one.
@@ -146,9 +145,6 @@ def refuse_packed_mixers(keys: Keys, name: str) -> None:
     if "jamba" in model and name == "load_in_8bit":
         what = "Axolotl leaves Jamba's Mamba layers in 16 bits, which is not modelled; load_in_4bit is"
         raise keys.not_modelled(name, what)
-    if _NEMOTRON_H.search(model):
-        what = "Axolotl runs packed Mamba 2 layers without their fused kernel, which is not modelled"
-        raise keys.not_modelled(name, f"{what}; a base of 16 bits is")
 
 
 def remark_on_short_convolutions(keys: Keys, reading: Reading) -> None:

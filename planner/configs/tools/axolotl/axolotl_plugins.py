@@ -11,8 +11,8 @@ from planner.configs.shared.keys import Keys
 from planner.errors import show
 
 _OWN = "axolotl.integrations."
-# Liger does nothing without its own keys; the others evaluate or track.
-_HARMLESS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab")
+# Liger and expert parallelism do nothing without keys that are read elsewhere; the others evaluate or track.
+_HARMLESS = ("liger", "cut_cross_entropy", "expert_parallel", "lm_eval", "swanlab")
 # Keys of Liger's are read with the loss; those that are refused whatever the plugins stand in ``axolotl.py``.
 _KEYS = {
     "cut_cross_entropy": "cut_cross_entropy",

@@ -12,7 +12,7 @@ from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.keys import Keys
 
 _LANGUAGE_MODEL = re.compile(
-    r"(?:model\.)?language_model\.(?:model\.)?layers\.\[\\d\]\+\."
+    r"(?:model\.)?language_model\.(?:model\.)?layers\.\[\\d\]\+\.(?:\(_checkpoint_wrapped_module\.\)\?)?"
     r"\((?:mlp|cross_attn|self_attn|\|)+\)\.\((?P<names>(?:up|down|gate|q|k|v|o|\|)+)\)_proj"
 )
 """The pattern of Axolotl's own examples: matrices of the layers of the language model."""
@@ -24,6 +24,10 @@ def read_images(keys: Keys, reading: Reading) -> None:
     Raises:
         InputFileError: a size that is neither a number nor two.
     """
+    if keys.flag("freeze_mm_modules"):
+        # axolotl 067b021c8 (2026-07-24) utils/freeze.py freeze_mm_modules: what sees, hears and projects.
+        where = keys.where("freeze_mm_modules")
+        reading.say("freeze", ("vision_tower", "projector"), where, "what sees is frozen")
     if keys.get("processor_type") is None:
         keys.skip(("image_size",))
         return

@@ -43,10 +43,7 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         if divided and view.stack.model_parallel == "tokens":
             held += [key, value]
             key, value = (gathered_keys(torch, view, each) for each in (key, value))
-        if torch.caches:
-            key, value = cached(torch, view, [key, value])
-        elif view.stack.caches_keys and not view.recipe.gradient_checkpointing:
-            key, value = copied(torch, [key, value])
+        key, value = _cached(torch, view, [key, value])
         pieces = view.block.attention.pieces != "none" and not ATTENTION_FACTS[view.recipe.attention].is_flash
         if pieces:
             query, key, value = (split_pieces(torch, each) for each in (query, key, value))
@@ -67,6 +64,14 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             out = torch.mul(out, torch.kernel(held[0], "sigmoid", saves="output"))
         out = linear(torch, view, view.linears("attn_out")[0], out)
         return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
+
+
+def _cached(torch: Operators, view: LayerView, new: list[Tensor]) -> list[Tensor]:
+    """Keys and values as they are in a cache, where there is one; ``new`` is emptied then."""
+    if torch.caches:
+        return list(cached(torch, view, new))
+    copies = view.stack.caches_keys and not view.recipe.gradient_checkpointing
+    return copied(torch, new) if copies else new
 
 
 def heads(torch: Operators, view: LayerView, x: Tensor) -> Heads:

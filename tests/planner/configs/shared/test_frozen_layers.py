@@ -78,6 +78,23 @@ def test_axolotl_leaves_unfrozen(patterns: list[str], layers: tuple[str, ...], t
     assert not scenario.recipe.checkpoint_reentrant
 
 
+def test_axolotl_freezes_adapters_as_well(tmp_path: Path) -> None:
+    """Their names begin otherwise.  It runs as long as something requires a gradient, and trains nothing."""
+    text = AXOLOTL + "adapter: lora\nlora_r: 8\nunfrozen_parameters: [^lm_head.weight$]\n"
+    path = tmp_path / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    config = read_config_file(path, None, Beside())
+    assert any("nothing is trained" in remark.text for remark in config.remarks)
+    assert not recipe_of(tmp_path, text).recipe.train_layers
+    without = text.replace("gradient_checkpointing: true", "gradient_checkpointing: false")
+    assert recipe_of(tmp_path, without)
+    with pytest.raises(UsageError, match="a loss without a gradient"):
+        recipe_of(tmp_path, without.replace("^lm_head.weight$", "^model.layers.3"))
+    for name in ("base_model.model.lm_head", "^base_model", "'[a-z_]+'"):
+        with pytest.raises(NotModelledError, match="which adapters"):
+            recipe_of(tmp_path, text.replace("^lm_head.weight$", name))
+
+
 def test_axolotl_leaves_the_language_model_unfrozen(tmp_path: Path) -> None:
     """Of a model that sees; any other has no parameter of that name, and all of them are not part of it."""
     patterns = "unfrozen_parameters: [^model.language_model.*, lm_head.*]\n"

@@ -43,6 +43,11 @@ UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_fo
 TAUGHT: Flags = {"task": "gkd", "stack": "trl", "teacher_model": "llama-2-13b"}
 # An image of 999 tokens.
 SEES: Flags = {"model": "qwen2.5-vl-7b", "images_per_sample": 1, "image_size": "1024x768", "seq": 2048}
+CUT_OFF: Flags = {
+    **SEES, "model": "qwen3-vl-8b", "method": "lora", "lora_targets": ("all-linear",), "gpus": 2,
+    "stack": "axolotl", "switches": ("adapter_kernels=eager",),
+    "gradient_checkpointing": True,
+}  # fmt: skip
 # Rule id -> (flags over BASE that it answers, flags as near as possible that it leaves alone).  WIDE:
 # a model with heads of 512.
 EXAMPLES: dict[str, tuple[Flags, Flags]] = {
@@ -596,6 +601,18 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "orpo", "offload": "activations", "gradient_checkpointing": True},
     ),
     "head-in-tiles": ({"task": "dpo", "model": "gemma-2-2b"}, {"task": "dpo", "model": "gemma-2b"}),
+    "vision-unread": (
+        {"model": "gemma-3n-e2b", "method": "lora", "images_per_sample": 1},
+        {"model": "gemma-3n-e2b", "method": "lora"},
+    ),
+    "vision-forward-alone": (
+        {"model": "gemma-4-e2b", "image_size": "768x768"},
+        {"model": "gemma-4-e2b", "image_size": "768x768", "freeze": "vision_tower;projector"},
+    ),
+    "tower-cut-off": (
+        {**CUT_OFF, "checkpoint_reentrant": True},
+        {**CUT_OFF, "checkpoint_reentrant": False},
+    ),
     "images-without-room": ({**SEES, "seq": 998}, {**SEES, "seq": 999}),
     "vision-fsdp1": ({**SEES, "gpus": 2, "sharding": "fsdp1"}, {**SEES, "gpus": 2, "sharding": "fsdp"}),
     "vision-code": (

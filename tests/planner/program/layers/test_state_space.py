@@ -19,9 +19,11 @@ FIRST = Mamba1Spec(width=128, state=16, rank=4, kernel=4)
 NO_MLP = MlpSpec(0, gated=False, activation="silu")
 
 
-def view_of(spec: Mamba1Spec | Mamba2Spec, linears: tuple[LinearSpec, ...]) -> LayerView:
-    """A full fine-tune in bf16 without autocast."""
-    view = layer_of("full", NO_MLP, linears)
+def view_of(
+    spec: Mamba1Spec | Mamba2Spec, linears: tuple[LinearSpec, ...], method: str = "full"
+) -> LayerView:
+    """A full fine-tune in bf16 without autocast, or what ``method`` says."""
+    view = layer_of(method, NO_MLP, linears)
     return replace(view, single=True, block=BlockSpec(NO_ATTENTION, NO_MLP, linears, (), mixer=spec))
 
 
@@ -83,3 +85,19 @@ def test_mamba_1_saves_copies_in_which_positions_lie_together() -> None:
     assert kept["clone", "TOKENS", 2 * 16] == 2
     assert kept["selective_scan", "TOKENS", 2 * 128] == 2
     assert kept["selective_scan", "SCAN_BLOCKS", 4 * 2 * 16 * 128] == 1
+
+
+def test_a_packed_output_projection_leaves_the_fused_kernel_out() -> None:
+    """The convolution's output stays, and in fp32 the scan's, the gate, both behind it and their product."""
+    linears = (
+        LinearSpec("in_proj", "mixer", HIDDEN, SPEC.joined_width, "mixer_in"),
+        LinearSpec("out_proj", "mixer", SPEC.width, HIDDEN, "mixer_out", adaptable=False),
+    )
+    view = view_of(SPEC, linears, "qlora")
+
+    run = Run(lambda torch, x: mamba2(torch, view, SPEC, x), "bf16")
+
+    assert run.kept["chunk_scan", "TOKENS", 2 * 128] == 1
+    assert run.kept["causal_conv1d", "TOKENS", 2 * (128 + 2 * 2 * 32)] == 1
+    wide = Counter({op: n for (op, unit, size), n in run.kept.items() if (unit, size) == ("TOKENS", 4 * 128)})
+    assert wide == {"to": 2, "silu": 1, "mul": 1, "causal_conv1d": 1}

@@ -92,7 +92,10 @@ def test_a_key_means_what_axolotl_makes_of_it(tmp_path: Path, text: str, values:
         ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "what spectrum trains"),
         ("spectrum_top_fraction: 0.5\n", "spectrum_top_fraction: what spectrum trains"),
         ("spectrum_config_path: a.yaml\n", "spectrum_config_path: unknown key"),
-        ("adapter: lora\nunfrozen_parameters: [lm_head]\n", "unfrozen_parameters: parameters of the base"),
+        (
+            "adapter: lora\ndeepspeed: zero3.json\nunfrozen_parameters: [lm_head]\n",
+            "unfrozen_parameters: beside adapters",
+        ),
         (
             "lisa_n_layers: 4\nlisa_step_interval: 20\nadapter: lora\n",
             "lisa_n_layers: LISA beside adapter",
@@ -285,8 +288,41 @@ def test_model_code_of_its_own_is_not_modelled(tmp_path: Path, name: str) -> Non
     unasked).
     """
     with pytest.raises(NotModelledError, match="model_type"):
-        read(tmp_path, BASE + f"model_type: {name}\n")
+        read(tmp_path, BASE + f"wandb_run_id:\nmodel_type: {name}\n")
     assert read(tmp_path, BASE + "model_type: LlamaForCausalLM\n").request.get("method") == "full"
+
+
+def test_mamba_does_not_import_beside_transformers_5(tmp_path: Path) -> None:
+    """Its package imports a class that is gone; files of old versions are not modelled."""
+    with pytest.raises(UsageError, match="does not import"):
+        read(tmp_path, BASE + "model_type: MambaLMHeadModel\n")
+
+
+EXPERTS = "plugins: [axolotl.integrations.expert_parallel.ExpertParallelPlugin]\nexpert_parallel_size: 4\n"
+REPLICAS = "dp_replicate_size: 2\ndp_shard_size: 4\ntensor_parallel_size: 2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "degrees"),
+    [
+        (EXPERTS, 4, "expert_parallel_size is 4"),
+        (EXPERTS + "dp_shard_size: 2\n", 8, "expert_parallel_size x dp_shard_size is 8"),
+        (REPLICAS, 16, "tensor_parallel_size x dp_replicate_size x dp_shard_size is 16"),
+    ],
+)
+def test_degrees_that_need_so_many_gpus(tmp_path: Path, text: str, count: int, degrees: str) -> None:
+    """Axolotl stops on another number; on the right one what it does is not modelled."""
+    config = read(tmp_path, BASE + text)
+    with pytest.raises(UsageError, match=f"{degrees}.*say --gpu X:{count}"):
+        with_flags(config, from_flags({"gpu": "h100-sxm:2"}))
+    with pytest.raises(NotModelledError, match="only 1 is"):
+        with_flags(config, from_flags({"gpu": f"h100-sxm:{count}"}))
+
+
+def test_the_plugin_for_experts_does_nothing_at_one(tmp_path: Path) -> None:
+    """It asks for more than one before it does anything."""
+    config = read(tmp_path, BASE + EXPERTS.replace("4", "1"))
+    assert config.alone is None
 
 
 def test_workers_of_ray_are_said_not_to_be_the_number_of_gpus(tmp_path: Path) -> None:

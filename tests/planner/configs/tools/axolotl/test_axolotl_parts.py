@@ -398,12 +398,17 @@ def test_fused_kernels_stop_at_attention_of_another_shape(
     assert "phi-3-mini-4k" in str(found.value) or "falcon-7b" in str(found.value)
 
 
-def test_nemotron_h_in_four_bits_leaves_its_fused_kernel_out_which_is_refused(tmp_path: Path) -> None:
-    """In 16 bits it does not."""
+def test_nemotron_h_in_four_bits_leaves_its_fused_kernel_out(tmp_path: Path) -> None:
+    """As Axolotl 0.19 does; where the fused kernel gets packed weights it fails."""
     lora = LORA.replace("Qwen/Qwen2.5-0.5B", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
-    read(tmp_path, lora)
-    with pytest.raises(NotModelledError, match="without their fused kernel"):
-        read(tmp_path, lora.replace("adapter: lora", "adapter: qlora") + "load_in_4bit: true\n")
+    four = lora.replace("adapter: lora", "adapter: qlora") + (
+        "load_in_4bit: true\nlora_target_modules: [q_proj]\nlora_mlp_kernel: false\nlora_qkv_kernel: "
+        "false\nlora_o_kernel: false\n"
+    )
+    flags = {"gpu": "h200-sxm", "seq": "512"}
+    assert resolve(with_flags(read(tmp_path, four), from_flags(flags))).stack.scan_apart == "nemotron_h"
+    with pytest.raises(UsageError, match="reads the weight of out_proj"):
+        resolve(with_flags(read(tmp_path, four), from_flags({**flags, "switches": "scan_apart=none"})))
 
 
 @pytest.mark.parametrize(
