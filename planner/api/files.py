@@ -27,7 +27,7 @@ class CheckOptions:
     configs refer to.
 
     ``task``: what the name of a script says that its arguments are for.  ``script``: its name.  ``flags``:
-    fields of the job that flags say.
+    fields of the job that flags say.  ``stack``: the one that they say.
     """
 
     output_format: str = "human"
@@ -39,12 +39,14 @@ class CheckOptions:
     task: str = ""
     script: str = ""
     flags: frozenset[str] = frozenset()
+    stack: str = ""
 
     @property
     def beside(self) -> Beside:
         """The files given beside the configs."""
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
-        return Beside(deepspeed, accelerate, task=self.task, script=self.script, flags=self.flags)
+        said = {"task": self.task, "script": self.script, "flags": self.flags, "stack": self.stack}
+        return Beside(deepspeed, accelerate, **said)
 
 
 def check_file(config: str, given: ScenarioRequest, options: CheckOptions) -> Checked:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from planner.configs.launchers import accelerate, deepspeed_json
@@ -184,11 +186,24 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         beside = replace(beside, accelerate=None, look=False)
     if chosen in _TRAINING:
         beside = with_commented_launch_file(document, reading, beside)
-    chosen.read(keys, reading, with_launch_file(document, reading, beside) if chosen.launched else beside)
+    try:
+        chosen.read(keys, reading, with_launch_file(document, reading, beside) if chosen.launched else beside)
+    except (UsageError, NotModelledError) as error:
+        for stack in reading.fits:
+            with suppress(UsageError, NotModelledError):
+                return _read_as(stack, str(error), partial(read_config, path, tool), beside)
+        raise
     say_one_process(reading)
     _check_task(reading, beside.task)
     reading.say_switches()
     reading.finish(keys)
+    return reading
+
+
+def _read_as(stack: str, refusal: str, read: Callable[[Beside], Reading], beside: Beside) -> Reading:
+    """What the file says to another version that its keys fit, where the likeliest refuses it."""
+    reading = read(replace(beside, stack=stack))
+    reading.remark(str(reading.path), f"counted for {stack}, as the version before has: {refusal}")
     return reading
 
 

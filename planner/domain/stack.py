@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import Quantization, Recipe
+from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack_defaults import StackDefaults
 from planner.domain.stack_values import (
     AdamStates,
@@ -22,6 +23,7 @@ from planner.domain.stack_values import (
     Fp8Linears,
     FrozenLayers,
     Fsdp2Units,
+    FsdpNoSync,
     FsdpUnits,
     FusedHeadNorms,
     KbitUpcast,
@@ -374,8 +376,8 @@ class Stack:
     the last layer does.  ``..._returned``: all is divided before a loop takes the loss of logits."""
     fsdp2_parts_tied: bool
     """FSDP2 gathers and reduces a head beside the token table that it is; the optimizer has one of them."""
-    fsdp_no_sync: bool
-    """FSDP reduces gradients in the last micro-step only, and they stay whole until then."""
+    fsdp_no_sync: FsdpNoSync
+    """Which FSDP reduces gradients in the last micro-step only: they stay whole until then."""
     fsdp2_widens: bool
     """FSDP2 divides trained 16-bit weights as fp32 in mixed precision."""
     fsdp_reduces_fp32: bool
@@ -439,6 +441,12 @@ class Stack:
     def offers_liger_loss(self) -> bool:
         """Whether Liger's fused head and loss can run: it replaces classes of Transformers alone."""
         return self.liger_loss and self.model_code != "own"
+
+    def reduces_last_only(self, sharding: Sharding) -> bool:
+        """Whether FSDP reduces gradients in the last micro-step only."""
+        return sharding.engine == "fsdp" and (
+            self.fsdp_no_sync == "both" or (self.fsdp_no_sync == "fsdp1" and sharding.is_fsdp1)
+        )
 
     def masks_samples(self, recipe: Recipe) -> bool:
         """Whether packed samples get a mask that keeps them apart.

@@ -11,6 +11,7 @@ QuantizesExperts = Literal["never", "expanded", "held"]
 FusedHeadNorms = Literal["none", "gemma4", "qwen3_too"]
 PassedOver = Literal["parameters", "routers", "nothing"]
 """Which bare tensors k-bit quantisers leave as they are: all, or but for those of experts."""
+FsdpNoSync = Literal["neither", "fsdp1", "both"]
 LoaderReserves = Literal["nothing", "half", "stored"]
 LoaderPlaces = Literal["kbit", "alone", "undivided"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]

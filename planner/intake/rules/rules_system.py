@@ -307,7 +307,7 @@ SYSTEM_RULES = (
         lambda case: (
             case.recipe.sharding.is_fsdp1
             and not case.recipe.sharding.divides_weights
-            and case.stack.fsdp_no_sync
+            and case.stack.reduces_last_only(case.recipe.sharding)
             and bool(case.recipe.batch.grad_accum > 1)
         ),
     ),
