@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.api.files import CheckOptions, answer_file
-from planner.errors import PlannerError
+from planner.errors import PlannerError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file
 from planner.intake.given.request import ScenarioRequest
 from planner.report.check.checked import Checked
@@ -22,7 +22,8 @@ def answer_of_versions(
     """The answer of one config, what was ``read`` for it, and whether the version decides.
 
     It is that of the likeliest version where all have the same and the job fits; else that of the one that
-    needs the most, uncertain where verdicts differ.  A version that refuses the file is named in a remark.
+    needs the most, uncertain where verdicts differ.  What the likeliest itself refuses is refused; others
+    without an answer are named in a remark.
 
     Raises:
         PlannerError: no version has an answer; what the likeliest says.
@@ -35,6 +36,8 @@ def answer_of_versions(
             each = _read_for(config, stack, options) if stack else read
             found.append((answer_file(config, each, given, options), each))
         except PlannerError as error:
+            if not stack and isinstance(error, UsageError):
+                raise
             refused.append((stack or read.request.get("stack"), error))
     if not found:
         raise refused[0][1]

@@ -30,7 +30,7 @@ from planner.configs.tools.one_process import say_one_process
 from planner.configs.tools.other_tools import refuse_other_tools
 from planner.configs.tools.unsloth import unsloth_cli, unsloth_train
 from planner.configs.yaml_or_json import Document, read_document
-from planner.errors import InputFileError, NotModelledError, UnknownNameError
+from planner.errors import InputFileError, NotModelledError, PlannerError, UnknownNameError
 
 Reader = Callable[[Keys, Reading, Beside], None]
 
@@ -188,9 +188,9 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         beside = with_commented_launch_file(document, reading, beside)
     try:
         chosen.read(keys, reading, with_launch_file(document, reading, beside) if chosen.launched else beside)
-    except (UsageError, NotModelledError) as error:
+    except NotModelledError as error:
         for stack in reading.fits:
-            with suppress(UsageError, NotModelledError):
+            with suppress(PlannerError):
                 return _read_as(stack, str(error), partial(read_config, path, tool), beside)
         raise
     say_one_process(reading)
@@ -201,9 +201,9 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
 
 
 def _read_as(stack: str, refusal: str, read: Callable[[Beside], Reading], beside: Beside) -> Reading:
-    """What the file says to another version that its keys fit, where the likeliest refuses it."""
+    """What the file says to another version that its keys fit, as the likeliest is not modelled."""
     reading = read(replace(beside, stack=stack))
-    reading.remark(str(reading.path), f"counted for {stack}, as the version before has: {refusal}")
+    reading.remark(str(reading.path), f"counted for {stack}; of the likelier version: {refusal}")
     return reading
 
 

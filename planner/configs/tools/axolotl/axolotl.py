@@ -47,6 +47,7 @@ from planner.configs.tools.axolotl.axolotl_vision import read_images
 from planner.errors import show
 
 TOOL = "Axolotl 0.19.0"
+STACK = "axolotl"
 MARKS = frozenset(
     {
         "base_model",
@@ -456,8 +457,7 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside, *, age: Age) ->
 
 
 def _remark_on_accumulation(reading: Reading, where: str, age: Age) -> None:
-    """Accelerate asks FSDP2 not to reduce gradients between micro-batches since Axolotl 0.13, whose stack goes
-    by 0.12.
+    """Since 0.13 Accelerate asks FSDP2 not to reduce gradients between micro-batches; its stack is 0.12's.
 
     Source: accelerate ec92b1af (2025-09, 1.11.0) accelerator.py no_sync; axolotl 0.9 to 0.12 pins 1.6 to
     1.10, 0.13 pins 1.11 (requirements.txt).
@@ -465,8 +465,8 @@ def _remark_on_accumulation(reading: Reading, where: str, age: Age) -> None:
     accumulates = reading.sharding.dtensors and (reading.value("grad_accum") or 1) > 1
     if accumulates and not age.today:
         text = (
-            "each micro-batch is counted with its gradients reduced, as up to Axolotl 0.12; in 0.13 they wait "
-            "whole: --switches fsdp_no_sync=both"
+            "gradients are counted as reduced in each micro-batch, as up to Axolotl 0.12; in 0.13 whole ones "
+            "wait: --switches fsdp_no_sync=both"
         )
         reading.remark(where, text)
 

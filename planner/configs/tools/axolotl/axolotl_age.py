@@ -43,7 +43,7 @@ _STACKS = {
     Age.TO_0_8: ("axolotl@0.8", "Axolotl 0.4 to 0.8"),
     Age.TO_0_13: ("axolotl@0.13", "Axolotl 0.9 to 0.13"),
 }
-STACK = "axolotl"
+_STACK_OF_TODAY = "axolotl"
 # These are of 2023 and were hardly in example files of 2024-08: Transformers 4.35 had no sdpa.
 _KEYS_OF_2023 = (
     "wandb_run_id",
@@ -105,8 +105,8 @@ _KEYS_SINCE_0_14 = (
     "torch_empty_cache_steps",
     "use_eaft",
 )
-# Names of attention kernels that ``attn_implementation`` has taken since 0.17 (utils/schemas/enums.py); before
-# it took names of kernels on the Hub beside the flags.
+# Names that ``attn_implementation`` has taken since 0.17 (utils/schemas/enums.py); before it took those of
+# kernels on the Hub, beside the flags below.
 _NAMED_SINCE_0_17 = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "xformers")
 # Keys that 0.12 and 0.14 dropped from the schema.
 _KEYS_TO_0_13 = ("relora_anneal_steps", "relora_warmup_steps", "safe_serialization")
@@ -147,7 +147,7 @@ def read_age(keys: Keys, reading: Reading, stack: str = "") -> Age:
 
 
 def _stack(age: Age) -> str:
-    return _STACKS[age][0] if age in _STACKS else STACK
+    return _STACKS[age][0] if age in _STACKS else _STACK_OF_TODAY
 
 
 def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
