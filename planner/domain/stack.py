@@ -255,7 +255,8 @@ class Stack:
     fused_evaluation: bool
     """A loss ``liger`` makes no logits in an evaluation either, as cut cross entropy."""
     loss_pieces: LossPieces
-    """Pieces of a loss ``chunked``: eight; by a ``budget`` of bytes; or ``tiles``, without log-softmax."""
+    """Pieces of a loss ``chunked``: eight, which backward computes again or ``kept``; by a ``budget`` of
+    bytes; or ``tiles``, without log-softmax."""
     autocast_until_loss: bool
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights

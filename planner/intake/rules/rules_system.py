@@ -16,6 +16,7 @@ from planner.intake.supported import (
     has_sinks,
     lacks_bf16,
     lacks_flash2,
+    lacks_model,
     stops_on_cpu,
     widest_head,
 )
@@ -345,6 +346,13 @@ SYSTEM_RULES = (
         "shard by fsdp1 or ZeRO",
         lambda case: cannot_step(case.recipe.optimizer, case.recipe.sharding),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "model-newer-than-stack",
+        "not-modelled",
+        "Transformers 4 has no class for this model: use a --stack with version 5, such as trl",
+        lambda case: lacks_model(case.stack, case.model.architecture),
+        lambda case: f"{case.model.architecture}, and the stack here is {case.stack.id}",
     ),
     Rule(
         "adamw-hf-gone",

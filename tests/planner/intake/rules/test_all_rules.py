@@ -446,6 +446,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"sharding": "fsdp", "gpus": 2, "optimizer": "adamw_8bit"},
         {"sharding": "fsdp1", "gpus": 2, "optimizer": "adamw_8bit"},
     ),
+    "model-newer-than-stack": (
+        {"model": "lfm2-8b-a1b", "stack": "trl@0.24"},
+        {"model": "lfm2-8b-a1b", "stack": "trl"},
+    ),
     "adamw-hf-gone": (
         {"optimizer": "adamw_hf", "stack": "trl@0.24"},
         {"optimizer": "adamw_hf", "stack": "hf-trainer@4"},

@@ -45,7 +45,6 @@ def read(folder: Path, text: str) -> ConfigFile:
         ("attn_implementation: flash_attention_2\n", {"attention": "flash2", "stack": "axolotl"}),
         ("attn_implementation: xformers\n", {"attention": "flash2"}),
         ("flash_attention: true\n", {"attention": "flash2", "stack": "axolotl@0.13"}),
-        ("attn_implementation: flash_attention_2\n", {"attention": "flash2", "stack": "axolotl"}),
         ("sdp_attention: true\n", {"attention": "sdpa"}),
         ("eager_attention: true\n", {"attention": "eager"}),
         ("flash_attention: true\nsdp_attention: true\n", {"attention": "flash2"}),
