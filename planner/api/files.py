@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.api.answering import How, answer_request
@@ -45,8 +45,8 @@ class CheckOptions:
     def beside(self) -> Beside:
         """The files given beside the configs."""
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
-        said = {"task": self.task, "script": self.script, "flags": self.flags, "stack": self.stack}
-        return Beside(deepspeed, accelerate, **said)
+        beside = Beside(deepspeed, accelerate, task=self.task, script=self.script)
+        return replace(beside, flags=self.flags, stack=self.stack)
 
 
 def check_file(config: str, given: ScenarioRequest, options: CheckOptions) -> Checked:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.api.files import CheckOptions, answer_file
-from planner.errors import PlannerError, UsageError
+from planner.errors import NotModelledError, PlannerError
 from planner.intake.given.config_file import ConfigFile, read_config_file
 from planner.intake.given.request import ScenarioRequest
+from planner.intake.rules.all_rules import FORCE_HINT
 from planner.report.check.checked import Checked
 from planner.report.render.numbers import gib
 
@@ -36,7 +37,7 @@ def answer_of_versions(
             each = _read_for(config, stack, options) if stack else read
             found.append((answer_file(config, each, given, options), each))
         except PlannerError as error:
-            if not stack and isinstance(error, UsageError):
+            if not stack and not isinstance(error, NotModelledError):
                 raise
             refused.append((stack or read.request.get("stack"), error))
     if not found:
@@ -47,7 +48,9 @@ def answer_of_versions(
     checked, read = found[0]
     if len(verdicts) > 1:
         checked = _uncertain(checked, [each for each, _ in found])
-    others = tuple((config, f"with --stack {stack}: {error}") for stack, error in refused)
+    others = tuple(
+        (config, f"with --stack {stack}: {str(error).removesuffix(FORCE_HINT)}") for stack, error in refused
+    )
     return replace(checked, remarks=(*checked.remarks, *others)), read, len(verdicts) > 1
 
 

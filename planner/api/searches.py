@@ -95,7 +95,7 @@ def _space(flags: Mapping[str, object], options: SearchOptions) -> Space:
     if options.config is None:
         space = Space(fixed, choices, global_batch=global_batch)
     else:
-        read = read_config_file(options.config, beside=Beside(stack=fixed.get("stack") or ""))
+        read = read_config_file(options.config, beside=Beside(stack=str(fixed.get("stack") or "")))
         if global_batch is None and read.total_batch is not None:
             global_batch = read.total_batch[0]
         space = Space(fixed, choices, read, global_batch, options.config)

@@ -31,7 +31,8 @@ _MOST_OF_A_NODE, _MOST_OF_A_RACK = 16, 72
 def _sample_mask_bytes(case: Case) -> int:
     """Bytes of the mask that keeps packed samples apart, in the compute dtype."""
     batch, stack = case.recipe.batch, case.stack
-    if not stack.masks_samples(case.recipe):
+    # One sample fills a sequence that GPUs divide.
+    if not stack.masks_samples(case.recipe) or case.recipe.parallel.context > 1:
         return 0
     tokens = batch.rows * batch.seq_len
     keys = tokens if stack.joins_rows(case.recipe) else batch.seq_len

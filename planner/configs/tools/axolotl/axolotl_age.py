@@ -160,8 +160,8 @@ def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
     if not any(keys.has(name) for name in _KEYS_SINCE_0_9) and (told := _told_old(keys)):
         age, name, text = told
         return (age,), keys.where(name), text
-    if name := next(filter(keys.holds, _KEYS_TO_0_13), None):
-        return (Age.TO_0_13,), keys.where(name), f"a key of {_STACKS[Age.TO_0_13][1]}"
+    if gone := next(filter(keys.holds, _KEYS_TO_0_13), None):
+        return (Age.TO_0_13,), keys.where(gone), f"a key of {_STACKS[Age.TO_0_13][1]}"
     if flag:
         return (Age.TO_0_13, Age.TODAY), keys.where(flag), "a key of Axolotl's examples up to 0.16"
     return (Age.TODAY, Age.TO_0_13), "", ""

@@ -446,6 +446,24 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"sharding": "fsdp", "gpus": 2, "optimizer": "adamw_8bit"},
         {"sharding": "fsdp1", "gpus": 2, "optimizer": "adamw_8bit"},
     ),
+    "kernels-over-stored": (
+        {"quantization": "gptq-int4", "stack": "axolotl"},
+        {"quantization": "gptq-int4", "stack": "axolotl", "switches": "adapter_kernels=eager"},
+    ),
+    "weights-below-precision": (
+        {"precision": "fp32"},
+        {"precision": "fp32", "load_dtype": "fp32"},
+    ),
+    "packed-base-loaded-whole": (
+        {"quantization": "nf4", "gpus": 2, "sharding": "fsdp1", "quant_storage": "bf16"},
+        {
+            "quantization": "nf4",
+            "gpus": 2,
+            "sharding": "fsdp1",
+            "quant_storage": "bf16",
+            "stack": "trl@0.24",
+        },
+    ),
     "model-newer-than-stack": (
         {"model": "lfm2-8b-a1b", "stack": "trl@0.24"},
         {"model": "lfm2-8b-a1b", "stack": "trl"},
