@@ -10,8 +10,7 @@ from planner.api.answering import How, answer_request
 from planner.api.open_length import answer_at_any_length
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
-from planner.errors import ExitCode, PlannerError
-from planner.intake.given.config_file import ConfigFile, overruled, read_config_file, with_flags
+from planner.intake.given.config_file import ConfigFile, overruled, with_flags
 from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import Given, ScenarioRequest, merge, require
 from planner.intake.given.request_field import PARTS
@@ -47,21 +46,6 @@ class CheckOptions:
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
         beside = Beside(deepspeed, accelerate, task=self.task, script=self.script)
         return replace(beside, flags=self.flags, stack=self.stack)
-
-
-def check_file(config: str, given: ScenarioRequest, options: CheckOptions) -> Checked:
-    """Answer one config; what was ``given`` wins over it.  Why there is no answer is part of the result,
-    never raised.
-    """
-    read: ConfigFile | None = None
-    try:
-        read = read_config_file(config, options.tool, options.beside)
-        return answer_file(config, read, given, options)
-    except PlannerError as error:
-        return Checked(config, read.tool if read else "", failure=str(error), failure_code=error.exit_code)
-    except Exception as error:  # noqa: BLE001 - one file must not take the answers of the others with it
-        text = f"internal error ({type(error).__name__}: {str(error)[:200]}), please report it with the file"
-        return Checked(config, read.tool if read else "", failure=text, failure_code=ExitCode.INTERNAL_ERROR)
 
 
 def answer_file(

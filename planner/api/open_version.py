@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.api.files import CheckOptions, answer_file
-from planner.errors import NotModelledError, PlannerError
+from planner.errors import ExitCode, NotModelledError, PlannerError
 from planner.intake.given.config_file import ConfigFile, read_config_file
 from planner.intake.given.request import ScenarioRequest
 from planner.intake.rules.all_rules import FORCE_HINT
@@ -15,6 +15,21 @@ from planner.report.render.numbers import gib
 
 _DECIDE = ("stack", "versions")
 """Fields that say the version."""
+
+
+def check_file(config: str, given: ScenarioRequest, options: CheckOptions) -> Checked:
+    """Answer one config; what was ``given`` wins over it.  Why there is no answer is part of the result,
+    never raised.
+    """
+    read: ConfigFile | None = None
+    try:
+        read = read_config_file(config, options.tool, options.beside)
+        return answer_of_versions(config, read, given, options)[0]
+    except PlannerError as error:
+        return Checked(config, read.tool if read else "", failure=str(error), failure_code=error.exit_code)
+    except Exception as error:  # noqa: BLE001 - one file must not take the answers of the others with it
+        text = f"internal error ({type(error).__name__}: {str(error)[:200]}), please report it with the file"
+        return Checked(config, read.tool if read else "", failure=text, failure_code=ExitCode.INTERNAL_ERROR)
 
 
 def answer_of_versions(

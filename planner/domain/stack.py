@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import Quantization, Recipe
-from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack_defaults import StackDefaults
 from planner.domain.stack_values import (
     AdamStates,
@@ -255,8 +254,7 @@ class Stack:
     fused_evaluation: bool
     """A loss ``liger`` makes no logits in an evaluation either, as cut cross entropy."""
     loss_pieces: LossPieces
-    """Pieces of a loss ``chunked``: eight, which backward computes again or ``kept``; by a ``budget`` of
-    bytes; or ``tiles``, without log-softmax."""
+    """Of a loss ``chunked``: eight, made anew or kept; a ``budget`` of bytes; ``tiles``, no log-softmax."""
     autocast_until_loss: bool
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
@@ -442,12 +440,6 @@ class Stack:
     def offers_liger_loss(self) -> bool:
         """Whether Liger's fused head and loss can run: it replaces classes of Transformers alone."""
         return self.liger_loss and self.model_code != "own"
-
-    def reduces_last_only(self, sharding: Sharding) -> bool:
-        """Whether FSDP reduces gradients in the last micro-step only."""
-        return sharding.engine == "fsdp" and (
-            self.fsdp_no_sync == "both" or (self.fsdp_no_sync == "fsdp1" and sharding.is_fsdp1)
-        )
 
     def masks_samples(self, recipe: Recipe) -> bool:
         """Whether packed samples get a mask that keeps them apart.

@@ -129,7 +129,7 @@ def fsdp_settings(scenario: Scenario) -> FsdpSettings:
         offloads=recipe.offloads_params,
         loads_each_name=scenario.stack.model_code != "own",
         reduces_last_only=int(recipe.batch.grad_accum) > 1
-        and scenario.stack.reduces_last_only(recipe.sharding),
+        and recipe.sharding.reduces_last_only(scenario.stack.fsdp_no_sync),
         reduces_fp32=scenario.stack.fsdp_reduces_fp32,
         widens=scenario.stack.fsdp2_widens,
         replicates=hybrid and int(hardware.nodes) > 1,

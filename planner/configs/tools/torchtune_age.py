@@ -38,9 +38,9 @@ class Age(IntEnum):
 
 _STACKS = {
     Age.TO_0_2: ("torchtune@0.2", "torchtune 0.2.1"),
-    Age.TO_0_4: ("torchtune@0.4", "torchtune 0.4.0"),
-    Age.TO_0_5: ("torchtune@0.5", "torchtune 0.5.0"),
-    Age.MAIN: ("torchtune@2025", "torchtune of 2025-05"),
+    Age.TO_0_4: ("torchtune@0.4", "torchtune 0.3 and 0.4"),
+    Age.TO_0_5: ("torchtune@0.5", "torchtune 0.5"),
+    Age.MAIN: ("torchtune@2025", "torchtune main branch"),
 }
 _TOOL = _STACKS[Age.TO_0_2][1]
 # Tokens that a builder of data cuts each sample to, where the file does not say (datasets/*.py max_seq_len).

@@ -309,7 +309,7 @@ SYSTEM_RULES = (
         lambda case: (
             case.recipe.sharding.is_fsdp1
             and not case.recipe.sharding.divides_weights
-            and case.stack.reduces_last_only(case.recipe.sharding)
+            and case.recipe.sharding.reduces_last_only(case.stack.fsdp_no_sync)
             and bool(case.recipe.batch.grad_accum > 1)
         ),
     ),

@@ -352,6 +352,6 @@ def test_fsdp2_is_told_apart_from_that_before_2025_09(tmp_path: Path, flag: str,
         config = read(tmp_path, BASE + fsdp + flag + f"gradient_accumulation_steps: {steps}\n")
         scenario = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm:8"})))
         assert scenario.stack.id == stack
-        assert scenario.stack.reduces_last_only(scenario.recipe.sharding) == (stack == "axolotl")
+        assert scenario.recipe.sharding.reduces_last_only(scenario.stack.fsdp_no_sync) == (stack == "axolotl")
         remarked = any("fsdp_no_sync=both" in remark.text for remark in config.remarks)
         assert remarked == (steps > 1 and stack != "axolotl")
