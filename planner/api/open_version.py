@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.api.files import CheckOptions, answer_file
+from planner.configs.read import TOOLS
 from planner.errors import ExitCode, NotModelledError, PlannerError
 from planner.intake.given.config_file import ConfigFile, read_config_file
 from planner.intake.given.request import ScenarioRequest
@@ -15,6 +16,7 @@ from planner.report.render.numbers import gib
 
 _DECIDE = ("stack", "versions")
 """Fields that say the version."""
+_SHORT = ("does_not_fit", "host_memory_short")
 
 
 def check_file(config: str, given: ScenarioRequest, options: CheckOptions) -> Checked:
@@ -37,36 +39,41 @@ def answer_of_versions(
 ) -> tuple[Checked, ConfigFile, bool]:
     """The answer of one config, what was ``read`` for it, and whether the version decides.
 
-    It is that of the likeliest version where all have the same and the job fits; else that of the one that
-    needs the most, uncertain where verdicts differ.  What the likeliest itself refuses is refused; others
-    without an answer are named in a remark.
+    It is that of the likeliest version, unless another says the opposite: then it is uncertain, with the
+    numbers of the one that needs the most.  What the likeliest refuses is refused; where it is an older one
+    that is not modelled, the newest is answered for, which a remark says.
 
     Raises:
         PlannerError: no version has an answer; what the likeliest says.
     """
     if any(map(given.is_given, _DECIDE)):
         return answer_file(config, read, given, options), read, False
-    found, refused = list[tuple[Checked, ConfigFile]](), list[tuple[str, PlannerError]]()
+    found, refusal = list[tuple[Checked, ConfigFile]](), None
     for stack in ("", *read.fits):
         try:
             each = _read_for(config, stack, options) if stack else read
             found.append((answer_file(config, each, given, options), each))
         except PlannerError as error:
-            if not stack and not isinstance(error, NotModelledError):
+            if not stack and (_is_newest(read) or not isinstance(error, NotModelledError)):
                 raise
-            refused.append((stack or read.request.get("stack"), error))
-    if not found:
-        raise refused[0][1]
-    verdicts = {_verdict(checked) for checked, _ in found}
-    if verdicts != {"fits"}:
-        found.sort(key=lambda pair: -_needs(pair[0]))
-    checked, read = found[0]
-    if len(verdicts) > 1:
-        checked = _uncertain(checked, [each for each, _ in found])
-    others = tuple(
-        (config, f"with --stack {stack}: {str(error).removesuffix(FORCE_HINT)}") for stack, error in refused
-    )
-    return replace(checked, remarks=(*checked.remarks, *others)), read, len(verdicts) > 1
+            refusal = refusal or error
+    if not found and refusal is not None:
+        raise refusal
+    checked, chosen = found[0]
+    if chosen is not read and refusal is not None:
+        text = f"with --stack {read.request.get('stack')}: {str(refusal).removesuffix(FORCE_HINT)}"
+        checked = replace(checked, remarks=(*checked.remarks, (config, text)))
+    verdicts = {_verdict(each) for each, _ in found}
+    if "fits" not in verdicts or verdicts.isdisjoint(_SHORT):
+        return checked, chosen, False
+    found.sort(key=lambda pair: -_needs(pair[0]))
+    return _uncertain(found[0][0], [each for each, _ in found]), found[0][1], True
+
+
+def _is_newest(read: ConfigFile) -> bool:
+    """Whether a file is read for its tool of today."""
+    tool = TOOLS.get(read.tool_name)
+    return tool is None or read.request.get("stack") == tool.stack
 
 
 def _read_for(config: str, stack: str, options: CheckOptions) -> ConfigFile:

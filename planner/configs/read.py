@@ -189,7 +189,8 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     try:
         chosen.read(keys, reading, with_launch_file(document, reading, beside) if chosen.launched else beside)
     except NotModelledError as error:
-        for stack in reading.fits:
+        # The newest version may be modelled where an older one is not, never the other way round.
+        for stack in reading.fits if reading.value("stack") != chosen.stack else ():
             with suppress(PlannerError):
                 return _read_as(stack, str(error), partial(read_config, path, tool), beside)
         raise
