@@ -79,9 +79,10 @@ def read_request(flags: Mapping[str, object], config: str | None) -> tuple[Scena
     request = from_flags(flags)
     if config is None:
         return request, ()
+    from planner.configs.launchers.fsdp_keys import Beside
     from planner.intake.given.config_file import overruled, read_config_file, with_flags
 
-    read = read_config_file(config)
+    read = read_config_file(config, beside=Beside(stack=request.get("stack") or ""))
     whole = with_flags(read, request)
     return whole, (*read.notes, *(f"{each.origin}: {each.text}" for each in overruled(read, whole)))
 

@@ -9,9 +9,10 @@ from typing import Any, Unpack, overload
 from planner.api.answering import How, answer_job
 from planner.api.answers import Answer, FileAnswer, FileFailure
 from planner.api.building import answer_of, file_answer_of
-from planner.api.files import CheckOptions, answer_file, check_file
+from planner.api.files import CheckOptions
 from planner.api.found import SearchAnswer, search_answer_of
 from planner.api.keywords import JobFlags, SearchKeywords, Text, job_flags, path_text, search_flags, text_of
+from planner.api.open_version import answer_of_versions, check_file
 from planner.api.searches import SearchOptions, answer_search
 from planner.errors import UsageError
 from planner.intake.given.config_file import read_config_file
@@ -76,13 +77,12 @@ def check(path: Text | Iterable[Text], /, **given: Any) -> FileAnswer | tuple[Fi
     """
     own = {name: given.pop(name) for name in _CHECK if name in given}
     own |= {name: path_text(own[name]) for name in ("deepspeed", "accelerate") if name in own}
-    options = CheckOptions(**own)
     flags = from_flags(job_flags(given, _CHECK))
+    options = CheckOptions(**own, stack=flags.get("stack") or "")
     if isinstance(path, str | os.PathLike):
         name = os.fspath(path)
-        return _file_answer(
-            answer_file(name, read_config_file(name, options.tool, options.beside), flags, options)
-        )
+        read = read_config_file(name, options.tool, options.beside)
+        return _file_answer(answer_of_versions(name, read, flags, options)[0])
     return tuple(_either(check_file(os.fspath(each), flags, options)) for each in path)
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.api.bounded import answer_bounded
-from planner.api.files import CheckOptions, answer_file, flags_of, leaves_length_open
+from planner.api.files import CheckOptions, flags_of, leaves_length_open
 from planner.api.fixes import FileJob, file_job, with_fixes
 from planner.api.launch_commands import COMMAND, SCRIPT_SUFFIX, command_files, numbers_of
+from planner.api.open_version import answer_of_versions
 from planner.api.write_fixes import output_of, write_all
 from planner.configs.launchers.launch import NO_LAUNCH_FILE, short_path
 from planner.configs.launchers.launch_lines import Launch, launch_line
@@ -176,18 +177,21 @@ def check_and_write(job: CheckJob, given: ScenarioRequest, target: str, allow: s
 def _answered(
     job: CheckJob, given: ScenarioRequest, *, advise: bool, allow: str | None
 ) -> tuple[Checked, FileJob | None]:
-    job = replace(job, options=replace(job.options, flags=frozenset(given.values)))
+    job = replace(
+        job, options=replace(job.options, flags=frozenset(given.values), stack=given.get("stack") or "")
+    )
     read: ConfigFile | None = None
     failed = Checked(job.config, accelerate=_own_launch_file(job))
     try:
         read = read_config_file(job.config, job.options.tool, job.options.beside)
         failed = replace(failed, tool=read.tool)
-        checked = answer_file(job.config, read, given, job.options)
-        file = file_job(job.config, read, given, job.options)
+        checked, read, is_open = answer_of_versions(job.config, read, given, job.options)
+        options = replace(job.options, stack=read.request.get("stack") or "")
+        file = file_job(job.config, read, given, options)
         checked = replace(checked, accelerate=failed.accelerate, **_launch_files_left(checked, read))
         checked = _with_lines(checked, file, job, given, allow)
         # What fits with the shortest samples may not fit with those of the data.
-        advise = advise and not leaves_length_open(read, given)
+        advise = advise and not is_open and not leaves_length_open(read, given)
         return (with_fixes(file, checked) if advise else checked), file
     except UnknownArchitectureError as error:
         return _bounded(failed, read, given, job, error), None

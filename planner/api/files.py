@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.api.answering import How, answer_request
 from planner.api.open_length import answer_at_any_length
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
-from planner.errors import ExitCode, PlannerError
-from planner.intake.given.config_file import ConfigFile, overruled, read_config_file, with_flags
+from planner.intake.given.config_file import ConfigFile, overruled, with_flags
 from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import Given, ScenarioRequest, merge, require
 from planner.intake.given.request_field import PARTS
@@ -27,7 +26,7 @@ class CheckOptions:
     configs refer to.
 
     ``task``: what the name of a script says that its arguments are for.  ``script``: its name.  ``flags``:
-    fields of the job that flags say.
+    fields of the job that flags say.  ``stack``: the one that they say.
     """
 
     output_format: str = "human"
@@ -39,27 +38,14 @@ class CheckOptions:
     task: str = ""
     script: str = ""
     flags: frozenset[str] = frozenset()
+    stack: str = ""
 
     @property
     def beside(self) -> Beside:
         """The files given beside the configs."""
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
-        return Beside(deepspeed, accelerate, task=self.task, script=self.script, flags=self.flags)
-
-
-def check_file(config: str, given: ScenarioRequest, options: CheckOptions) -> Checked:
-    """Answer one config; what was ``given`` wins over it.  Why there is no answer is part of the result,
-    never raised.
-    """
-    read: ConfigFile | None = None
-    try:
-        read = read_config_file(config, options.tool, options.beside)
-        return answer_file(config, read, given, options)
-    except PlannerError as error:
-        return Checked(config, read.tool if read else "", failure=str(error), failure_code=error.exit_code)
-    except Exception as error:  # noqa: BLE001 - one file must not take the answers of the others with it
-        text = f"internal error ({type(error).__name__}: {str(error)[:200]}), please report it with the file"
-        return Checked(config, read.tool if read else "", failure=text, failure_code=ExitCode.INTERNAL_ERROR)
+        beside = Beside(deepspeed, accelerate, task=self.task, script=self.script)
+        return replace(beside, flags=self.flags, stack=self.stack)
 
 
 def answer_file(

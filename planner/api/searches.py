@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.api.calibration_choice import calibration_for
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
 from planner.intake.given.config_file import read_config_file
@@ -94,7 +95,7 @@ def _space(flags: Mapping[str, object], options: SearchOptions) -> Space:
     if options.config is None:
         space = Space(fixed, choices, global_batch=global_batch)
     else:
-        read = read_config_file(options.config)
+        read = read_config_file(options.config, beside=Beside(stack=str(fixed.get("stack") or "")))
         if global_batch is None and read.total_batch is not None:
             global_batch = read.total_batch[0]
         space = Space(fixed, choices, read, global_batch, options.config)

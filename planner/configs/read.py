@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from planner.configs.launchers import accelerate, deepspeed_json
@@ -28,7 +30,7 @@ from planner.configs.tools.one_process import say_one_process
 from planner.configs.tools.other_tools import refuse_other_tools
 from planner.configs.tools.unsloth import unsloth_cli, unsloth_train
 from planner.configs.yaml_or_json import Document, read_document
-from planner.errors import InputFileError, NotModelledError, UnknownNameError
+from planner.errors import InputFileError, NotModelledError, PlannerError, UnknownNameError
 
 Reader = Callable[[Keys, Reading, Beside], None]
 
@@ -184,11 +186,25 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         beside = replace(beside, accelerate=None, look=False)
     if chosen in _TRAINING:
         beside = with_commented_launch_file(document, reading, beside)
-    chosen.read(keys, reading, with_launch_file(document, reading, beside) if chosen.launched else beside)
+    try:
+        chosen.read(keys, reading, with_launch_file(document, reading, beside) if chosen.launched else beside)
+    except NotModelledError as error:
+        # The newest version may be modelled where an older one is not, never the other way round.
+        for stack in reading.fits if reading.value("stack") != chosen.stack else ():
+            with suppress(PlannerError):
+                return _read_as(stack, str(error), partial(read_config, path, tool), beside)
+        raise
     say_one_process(reading)
     _check_task(reading, beside.task)
     reading.say_switches()
     reading.finish(keys)
+    return reading
+
+
+def _read_as(stack: str, refusal: str, read: Callable[[Beside], Reading], beside: Beside) -> Reading:
+    """What the file says to another version that its keys fit, as the likeliest is not modelled."""
+    reading = read(replace(beside, stack=stack))
+    reading.remark(str(reading.path), f"counted for {stack}; of the likelier version: {refusal}")
     return reading
 
 

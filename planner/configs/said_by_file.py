@@ -82,6 +82,7 @@ class Reading:
     says one, with the place that settles it.  ``one_batch``: the precision where all GPUs share a batch, with
     the place that settles it.  ``alone``: a key that the tool takes on one GPU only.
     ``most_pixels``: of an image, above which the tool makes it smaller, with sides of whole multiples.
+    ``fits``: other stacks that the keys of the file fit as well.
     ``longest``: tokens of a sample, above which the tool stops with an error, with the place that says them.
     ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
     that the dtype of the checkpoint decides the precision.  ``one_process``: place of a launch that starts
@@ -110,6 +111,7 @@ class Reading:
     in_weights_dtype: str = ""
     one_process: tuple[str, int] = ("", 0)
     stops: list[Stop] = field(default_factory=list)
+    fits: tuple[str, ...] = ()
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.

@@ -23,6 +23,7 @@ from planner.domain.stack_values import (
     FrozenLayers,
     Fsdp2Units,
     FsdpLoads,
+    FsdpNoSync,
     FsdpUnits,
     FusedHeadNorms,
     KbitUpcast,
@@ -265,7 +266,7 @@ class Stack:
     cut_cross_entropy: bool
     """A loss ``liger`` is this kernel instead, which makes no logits at all, also where a model evaluates."""
     loss_pieces: LossPieces
-    """Pieces of a loss ``chunked``: eight; by a ``budget`` of bytes; or ``tiles``, without log-softmax."""
+    """Of a loss ``chunked``: eight, made anew or kept; a ``budget`` of bytes; ``tiles``, no log-softmax."""
     autocast_until_loss: bool
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
@@ -386,8 +387,8 @@ class Stack:
     the last layer does.  ``..._returned``: all is divided before a loop takes the loss of logits."""
     fsdp2_parts_tied: bool
     """FSDP2 gathers and reduces a head beside the token table that it is; the optimizer has one of them."""
-    fsdp_no_sync: bool
-    """FSDP reduces gradients in the last micro-step only, and they stay whole until then."""
+    fsdp_no_sync: FsdpNoSync
+    """Which FSDP reduces gradients in the last micro-step only: they stay whole until then."""
     fsdp2_widens: bool
     """FSDP2 divides trained 16-bit weights as fp32 in mixed precision."""
     fsdp_reduces_fp32: bool

@@ -63,6 +63,13 @@ def stops_on_cpu(recipe: Recipe, stack: Stack) -> bool:
     return recipe.offloads_optimizer and of_bitsandbytes and not stack.steps_on_cpu
 
 
+# Not among CONFIG_MAPPING_NAMES of transformers 4.57.6 models/auto/configuration_auto.py; those whose
+# checkpoints bring code of their own (minimax_m2, nemotron_h) are left out.
+_SINCE_TRANSFORMERS_5 = frozenset(
+    {"gemma4", "gemma4_unified", "glm4_moe_lite", "lfm2_moe", "qwen3_5", "qwen3_5_moe"}
+)
+
+
 def has_own_adamw(stack: Stack) -> bool:
     """Whether Transformers has an AdamW of its own: up to 4.49.
 
@@ -77,6 +84,11 @@ def minor_of_transformers_4(stack: Stack) -> int | None:
     """The 36 of Transformers 4.36.2; ``None`` for a stack with another major version, or without it."""
     major, _, rest = dict(stack.versions).get("transformers", "").partition(".")
     return int(rest.partition(".")[0]) if major == "4" else None
+
+
+def lacks_model(stack: Stack, architecture: str) -> bool:
+    """Whether the Transformers of this stack is older than the model's class."""
+    return architecture in _SINCE_TRANSFORMERS_5 and minor_of_transformers_4(stack) is not None
 
 
 def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:

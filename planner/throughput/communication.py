@@ -154,7 +154,7 @@ def reduced_bytes(job: TimedJob) -> Number:
         return 2 * once
     if recipe.sharding.is_zero12:
         return once * (recipe.batch.grad_accum + 1)
-    reduces_once = recipe.uses_fsdp and job.scenario.stack.fsdp_no_sync
+    reduces_once = recipe.sharding.reduces_last_only(job.scenario.stack.fsdp_no_sync)
     return once if reduces_once else once * _meetings(job)
 
 

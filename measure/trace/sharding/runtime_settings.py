@@ -128,7 +128,8 @@ def fsdp_settings(scenario: Scenario) -> FsdpSettings:
         quantized=recipe.numerics.quantization != "none",
         offloads=recipe.offloads_params,
         loads_each_name=scenario.stack.model_code != "own",
-        reduces_last_only=int(recipe.batch.grad_accum) > 1 and scenario.stack.fsdp_no_sync,
+        reduces_last_only=int(recipe.batch.grad_accum) > 1
+        and recipe.sharding.reduces_last_only(scenario.stack.fsdp_no_sync),
         reduces_fp32=scenario.stack.fsdp_reduces_fp32,
         widens=scenario.stack.fsdp2_widens,
         replicates=hybrid and int(hardware.nodes) > 1,

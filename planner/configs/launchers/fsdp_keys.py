@@ -59,7 +59,8 @@ class Beside:
 
     ``look``: whether a launch file is looked for beside the config where none is given.  ``task``: what the
     name of a script says that its arguments are for.  ``script``: its name, where a command runs one.
-    ``flags``: fields of the job that are given, too.
+    ``flags``: fields of the job that are given, too.  ``stack``: the one that the config is read for, where
+    its keys fit several.
     """
 
     deepspeed: Path | None = None
@@ -68,6 +69,7 @@ class Beside:
     task: str = ""
     script: str = ""
     flags: frozenset[str] = frozenset()
+    stack: str = ""
 
     @property
     def given(self) -> bool:

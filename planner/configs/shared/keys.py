@@ -85,6 +85,11 @@ class Keys:
             )
         return value
 
+    def as_written(self, name: str) -> Any:
+        """The value of a key, which may be a placeholder that its tool fills in; it counts as read."""
+        self._read.add(name)
+        return self._table.get(name)
+
     def where(self, name: str) -> str:
         """Place of a key: ``file:key``."""
         return f"{self.path}:{self._prefix}{self._written.get(name, name)}"

@@ -356,7 +356,7 @@ def _read_distribution(keys: Keys, reading: Reading) -> None:
             "reshard_after_forward", "another choice of what stays gathered is not modelled"
         )
     if part.flag("defer_fsdp_grad_sync") is False:
-        reading.switch("fsdp_no_sync", False, part.where("defer_fsdp_grad_sync"))
+        reading.switch("fsdp_no_sync", "neither", part.where("defer_fsdp_grad_sync"))
     _read_checkpointing(part, reading)
     reading.several = ("fsdp", f"{_PLACE} components/distributed/fsdp2.py: fsdp2 divides over all GPUs")
     part.skip(("dp_size", "sequence_parallel", "pipeline", "moe", "patch_is_packed_sequence"))

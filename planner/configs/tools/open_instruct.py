@@ -238,7 +238,7 @@ def _read_batches(keys: Keys, reading: Reading) -> None:
         # TensorDataCollatorWithFlattening joins the samples of a batch, and no others.
         reading.remark(keys.where("packing"), "counted as padded to the longest sample, which is more")
     if keys.flag("sync_each_batch"):
-        reading.switch("fsdp_no_sync", False, keys.where("sync_each_batch"))
+        reading.switch("fsdp_no_sync", "neither", keys.where("sync_each_batch"))
 
 
 def _read_launch(keys: Keys, reading: Reading, beside: Beside) -> None:

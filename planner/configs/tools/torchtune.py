@@ -15,7 +15,7 @@ from typing import Any
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Alone, Reading, Stop
 from planner.configs.shared.keys import Keys
-from planner.configs.tools.torchtune_age import read_age, read_length
+from planner.configs.tools.torchtune_age import LINEAR_LOSS, Age, read_age, read_length
 from planner.configs.tools.torchtune_models import BUILDERS, positions, tables
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
@@ -40,10 +40,7 @@ _OPTIMIZERS = {
     "torch.optim.SGD": "sgd",
 }
 _ADAMW = "torch.optim.AdamW"
-_LOSS, _LINEAR_LOSS = (
-    "torchtune.modules.loss.CEWithChunkedOutputLoss",
-    "torchtune.modules.loss.LinearCrossEntropyLoss",
-)
+_LOSS = "torchtune.modules.loss.CEWithChunkedOutputLoss"
 _WHOLE_LOSS = "torch.nn.CrossEntropyLoss"
 _QUANTIZER = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
 _DPO = "torchtune.rlhf.loss.DPOLoss"
@@ -124,18 +121,18 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
         InputFileError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    del beside
     if not keys.holds("optimizer"):
         raise keys.not_modelled(
             "optimizer", "there is none, so this file does not train; training is what is predicted"
         )
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
-    old = read_age(keys, reading)
+    age = read_age(keys, reading, beside.stack)
+    old = age.old
     if keys.flag("compile"):
         reading.said.pop("stack", None)
         reading.say("stack", COMPILED_STACK, keys.where("compile"))
-    _read_model(keys, reading, old=old)
+    _read_model(keys, reading, age)
     _read_loss(keys, reading, old=old)
     reading.take(
         keys, {"batch_size": "batch", "gradient_accumulation_steps": "grad_accum", "epochs": "epochs"}
@@ -160,7 +157,7 @@ def _component(part: Keys | None) -> str:
     return "" if part is None else part.text(COMPONENT) or ""
 
 
-def _read_model(keys: Keys, reading: Reading, *, old: bool) -> None:
+def _read_model(keys: Keys, reading: Reading, age: Age) -> None:
     """The builder's name says the model and the method.
 
     Raises:
@@ -181,13 +178,25 @@ def _read_model(keys: Keys, reading: Reading, *, old: bool) -> None:
         )
     where = part.where(COMPONENT)
     reading.say("model", BUILDERS[plain], where, f"torchtune's {name}")
-    reading.switch("rotary_tables", tables(plain, adapted=plain != name, old=old), where)
+    reading.switch(
+        "rotary_tables", tables(plain, adapted=plain != name, copies=_copies_layers(plain, age)), where
+    )
     reading.longest = positions(plain), where
     reading.switch("rotary_positions", positions(plain), where)
     if plain == name:
         reading.say("method", "full", where)
         return
     _read_adapters(part, reading, quantised=name.startswith("qlora_") or bool(part.flag("quantize_base")))
+
+
+def _copies_layers(builder: str, age: Age) -> bool:
+    """Whether a builder of this age copies one layer, with its tables.
+
+    Source: torchtune 0.2.1 to 0.5.0 modules/transformer.py _get_clones, models/*/_component_builders.py: all
+    but Llama's from 3.1 on since 0.3.1, and Gemma 2's; 23896c30d (2025-01) makes lists of layers.
+    """
+    lists = builder.startswith(("llama3_1", "llama3_2", "llama3_3", "gemma2"))
+    return age.old or (age <= Age.TO_0_5 and not lists)
 
 
 def _read_adapters(part: Keys, reading: Reading, *, quantised: bool) -> None:
@@ -241,7 +250,7 @@ def _read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:
         return
     if kind.startswith("torchtune.rlhf."):
         raise keys.not_modelled(f"loss.{COMPONENT}", f"{show(kind)} is not modelled; DPOLoss is")
-    if part is None or kind not in (_LOSS, _LINEAR_LOSS):
+    if part is None or kind not in (_LOSS, LINEAR_LOSS):
         place = part or keys
         raise place.not_modelled(
             COMPONENT if part else "loss",
@@ -249,10 +258,24 @@ def _read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:
         )
     if part.get("num_output_chunks") not in (None, 8):
         raise part.not_modelled("num_output_chunks", "other than eight pieces are not modelled")
-    if kind == _LINEAR_LOSS:
-        reading.remark(part.where(COMPONENT), f"counted as {_LOSS.rpartition('.')[2]}, which is more")
-        part.skip(("mask_ignored_tokens",))
+    if kind == LINEAR_LOSS:
+        _read_linear_loss(keys, part, reading)
     part.skip(("ignore_index",))
+
+
+def _read_linear_loss(keys: Keys, part: Keys, reading: Reading) -> None:
+    """Head and loss of a piece after the other, of which the log-softmax alone stays.
+
+    Ignored: that tokens without a label are left out.
+    Source: torchtune bd2a0fc7c modules/loss/cross_entropy_loss.py, whose default is eight pieces.
+    """
+    where = part.where(COMPONENT)
+    part.skip(("mask_ignored_tokens",))
+    if keys.flag("compile") or keys.part("quantizer") is not None:
+        reading.remark(where, f"counted as {_LOSS.rpartition('.')[2]}, which is more")
+        return
+    reading.say("loss", "chunked", where)
+    reading.switch("loss_pieces", "kept_eighths", where)
 
 
 def _read_whole_loss(keys: Keys, part: Keys, reading: Reading) -> None:

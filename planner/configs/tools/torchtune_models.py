@@ -57,12 +57,12 @@ def positions(builder: str) -> int:
     return next(rows for pattern, rows in _POSITIONS if re.match(pattern, builder))
 
 
-def tables(builder: str, *, adapted: bool, old: bool) -> str:
+def tables(builder: str, *, adapted: bool, copies: bool) -> str:
     """How these tables are laid out (switch ``rotary_tables``).
 
-    Builders with adapters make one in each attention, but for Llama from 3.1 on; those of 0.2 copy layers.
-    Source: torchtune 0.2.1 modules/transformer.py _get_clones.
+    Builders with adapters make one in each attention, but for Llama from 3.1 on.  ``copies``: of one layer,
+    which older builders make.
     """
     kind = "halves" if builder.startswith(("qwen", "phi")) else "pairs"
-    shared = not old and (not adapted or re.match("llama3_[123]_", builder))
+    shared = not copies and (not adapted or re.match("llama3_[123]_", builder))
     return kind if shared else f"{kind}_of_layers"

@@ -94,7 +94,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     refuse_other_trainings(keys, but=STUDENT if teaches else ())
     generates = _trains_on_generated(keys, reading, beside.task)
     compares = teaches or (not generates and trl_task(keys, reading, beside.task))
-    old = read_age(keys, reading)
+    old = read_age(keys, reading, beside.stack)
     read_precomputed(keys, reading, single=not old or bool(keys.flag("use_peft")))
     _read_method(keys, reading)
     read_checkpoint(keys, "model_name_or_path", reading, trusts=_trusts(keys))
@@ -459,8 +459,8 @@ _OLD = {
 _TITLES = {OLDEST: "TRL 0.9 to 0.19", "trl@0.24": "TRL 0.20 to 0.26"}
 
 
-def read_age(keys: Keys, reading: Reading) -> str:
-    """The stack of an older TRL where a key tells it, else nothing."""
+def read_age(keys: Keys, reading: Reading, asked: str = "") -> str:
+    """The stack of an older TRL where a key tells it or it is ``asked`` for, else nothing."""
     for stack, names in _OLD.items():
         name = first_held(keys, names)
         if name is None and "torch_dtype" in names:
@@ -470,6 +470,11 @@ def read_age(keys: Keys, reading: Reading) -> str:
             text = "a key that today's TRL and Transformers no longer have"
             reading.take_stack(stack, _TITLES[stack], keys.where(name), text)
             return stack
+    if asked in _OLD:
+        reading.take_stack(asked, _TITLES[asked], str(keys.path), "as asked")
+        return asked
+    # TRL runs on Transformers 4 as well, which holds experts and loads weights otherwise.
+    reading.fits = ("trl@0.24",)
     return ""
 
 

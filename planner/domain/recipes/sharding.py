@@ -94,6 +94,12 @@ class Sharding:
         """Whether FSDP runs on flat parameters."""
         return self.engine == "fsdp" and not self.dtensors
 
+    def reduces_last_only(self, no_sync: str) -> bool:
+        """Whether FSDP reduces gradients in the last micro-step only; ``no_sync``: the stack's
+        ``fsdp_no_sync``.
+        """
+        return self.engine == "fsdp" and (no_sync == "both" or (no_sync == "fsdp1" and self.is_fsdp1))
+
     @property
     def frees_blocks(self) -> bool:
         """Whether FSDP2 runs and gives each block back after its pass."""

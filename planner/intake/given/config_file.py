@@ -37,6 +37,7 @@ class ConfigFile:
     are multiples of where it had more.  ``longest``: tokens of a sample, above which the tool stops, with the
     place that says them.  ``in_weights_dtype``: place of what says that the dtype of the
     checkpoint decides the precision.  ``stops``: models at which the tool stops with this file.
+    ``fits``: other stacks that its keys fit as well.
     """
 
     request: ScenarioRequest
@@ -56,6 +57,7 @@ class ConfigFile:
     longest: tuple[int, str] | None = None
     in_weights_dtype: str = ""
     stops: tuple[Stop, ...] = ()
+    fits: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -124,6 +126,7 @@ def config_of(reading: Reading) -> ConfigFile:
         longest=reading.longest,
         in_weights_dtype=reading.in_weights_dtype,
         stops=tuple(reading.stops),
+        fits=reading.fits,
     )
 
 

@@ -81,6 +81,20 @@ ADAPTER_RULES = (
         lambda case: f"{case.model.id}, of {case.model.architecture}",
     ),
     Rule(
+        # axolotl 0.19.0 kernels/lora.py get_lora_parameters: base_layer.weight; gptqmodel 7.3.4
+        # nn_modules/qlinear/__init__.py BaseQuantLinear: qweight, qzeros, scales, and no weight.
+        "kernels-over-stored",
+        "refuse",
+        "Axolotl's fused adapter kernels stop at matrices that a checkpoint has packed; say lora_mlp_kernel: "
+        f"false, or --switches adapter_kernels=eager [{REFUSED_BY_TOOL}]",
+        lambda case: (
+            case.adapter is not None
+            and case.stack.adapter_kernels == "fused_dropped"
+            and case.numerics.quantization in PREPACKED
+        ),
+        lambda case: case.numerics.quantization,
+    ),
+    Rule(
         "dora-unread",
         "not-modelled",
         "Nobody read how this stack computes DoRA; use --stack hf-trainer@5, or LoRA without --dora",

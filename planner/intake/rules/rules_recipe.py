@@ -17,6 +17,7 @@ from planner.intake.linears import (
     unmatched_targets,
 )
 from planner.intake.rules.rule import Case, Rule
+from planner.intake.supported import lacks_model, minor_of_transformers_4
 from planner.units import format_gib
 
 # Methods that name a quantisation, and which may be given beside them.
@@ -254,6 +255,41 @@ RECIPE_RULES = (
         "warn",
         "Over a quantised base load_dtype reaches only what is not quantised: token table, head and norms",
         lambda case: case.numerics.quantization != "none" and "load_dtype" in case.given,
+    ),
+    Rule(
+        "model-newer-than-stack",
+        "not-modelled",
+        "Transformers 4 has no class for this model: use a --stack with version 5, such as trl",
+        lambda case: lacks_model(case.stack, case.model.architecture),
+        lambda case: f"{case.model.architecture}, and the stack here is {case.stack.id}",
+    ),
+    Rule(
+        # transformers 4.39.0 to 4.57 and 5.23, as read for kbit_waits_on_host.
+        "packed-base-loaded-whole",
+        "warn",
+        "Transformers 5 loads a quantised base whole onto each GPU before FSDP divides it; 4.39 to 4.57 keep "
+        "it in host RAM, such as that of --stack trl@0.24",
+        lambda case: (
+            case.recipe.uses_fsdp
+            and case.numerics.quantization in ("nf4", "fp4", "int8")
+            and case.stack.model_code.startswith("transformers")
+            and not case.stack.kbit_waits_on_host
+            and minor_of_transformers_4(case.stack) is None
+        ),
+    ),
+    Rule(
+        "weights-below-precision",
+        "warn",
+        "Precision fp32 means no autocast: weights that are loaded in 16 bits are trained and multiplied in "
+        "16 bits; --load-dtype fp32 trains in fp32",
+        lambda case: (
+            case.numerics.precision == "fp32"
+            and "precision" in case.given
+            and "load_dtype" not in case.given
+            and case.numerics.quantization == "none"
+            and case.numerics.load_dtype != "fp32"
+        ),
+        lambda case: f"load_dtype is {case.numerics.load_dtype}",
     ),
     Rule(
         "fused-experts-not-quantized",

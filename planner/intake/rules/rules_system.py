@@ -31,7 +31,8 @@ _MOST_OF_A_NODE, _MOST_OF_A_RACK = 16, 72
 def _sample_mask_bytes(case: Case) -> int:
     """Bytes of the mask that keeps packed samples apart, in the compute dtype."""
     batch, stack = case.recipe.batch, case.stack
-    if not stack.masks_samples(case.recipe):
+    # One sample fills a sequence that GPUs divide.
+    if not stack.masks_samples(case.recipe) or case.recipe.parallel.context > 1:
         return 0
     tokens = batch.rows * batch.seq_len
     keys = tokens if stack.joins_rows(case.recipe) else batch.seq_len
@@ -208,18 +209,6 @@ SYSTEM_RULES = (
         ),
     ),
     Rule(
-        "packed-weights-loaded-whole",
-        "warn",
-        "Quantised weights are whole on every GPU until FSDP divides them: this software loads them there "
-        "(Transformers 4.39 to 4.57 kept them in host RAM)",
-        lambda case: (
-            case.shards_weights
-            and not case.recipe.uses_deepspeed
-            and case.numerics.quant_storage is not None
-            and not case.stack.kbit_waits_on_host
-        ),
-    ),
-    Rule(
         "int8-sharded",
         "refuse",
         "ZeRO-3 and FSDP cannot divide an int8 base: use ddp or ZeRO-1/2, or a 4-bit base with quant_storage",
@@ -324,7 +313,7 @@ SYSTEM_RULES = (
         lambda case: (
             case.recipe.sharding.is_fsdp1
             and not case.recipe.sharding.divides_weights
-            and case.stack.fsdp_no_sync
+            and case.recipe.sharding.reduces_last_only(case.stack.fsdp_no_sync)
             and bool(case.recipe.batch.grad_accum > 1)
         ),
     ),

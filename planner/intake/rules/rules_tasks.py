@@ -242,10 +242,9 @@ TASK_RULES = (
     Rule(
         "reference-divided",
         "not-modelled",
-        "The pass of a reference is modelled where every GPU has whole weights. With whole logits also under "
-        "FSDP2 with adapters, and for DPO under ZeRO-3 with a second model; under FSDP2 with a second model "
-        "for DPO of TRL from 0.29 on, and under ZeRO-3 with adapters from 1.15 on. Use --sharding zero2, ddp "
-        "or none, or another task",
+        "How this engine divides the model that training compares with, its reference, was not read for this "
+        "stack: use --sharding zero2, ddp or none. DPO is also modelled under fsdp, and under zero3 with "
+        "--stack trl@0.24",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),

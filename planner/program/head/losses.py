@@ -243,9 +243,11 @@ def piecewise_loss(
         fused = _fused_linear if weight.node is None else _differentiated
         return fused(torch, view, spec, weight, hidden)
     loss = torch.new(Unit.TOKENS, 1, "fp32", "zeros")
+    of_piece = partial(_piece, torch, view, spec, weight)
     for _ in range(EIGHTHS):
         piece = _rows(torch, hidden)
-        loss = torch.add(loss, checkpointed(torch, partial(_piece, torch, view, spec, weight), piece))
+        kept = view.stack.loss_pieces == "kept_eighths"
+        loss = torch.add(loss, of_piece(piece) if kept else checkpointed(torch, of_piece, piece))
         del piece
     return loss
 

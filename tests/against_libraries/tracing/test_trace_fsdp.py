@@ -185,7 +185,7 @@ def test_gradients_are_reduced_as_the_stack_says() -> None:
     wide = small_events(replace(case, stack=replace(case.stack, fsdp_reduces_fp32=True)))
     assert _sent(wide) == [2 * each for each in plain]
     assert "reduce_scatter_output" not in {each.op for each in wide}
-    often = _sent(small_events(replace(case, stack=replace(case.stack, fsdp_no_sync=False))))
+    often = _sent(small_events(replace(case, stack=replace(case.stack, fsdp_no_sync="neither"))))
     # Two steps of two micro-steps: each reduces once, or in both.
     assert len(often) == 2 * len(plain)
 

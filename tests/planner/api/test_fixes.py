@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.api.files import CheckOptions, check_file
+from planner.api.files import CheckOptions
 from planner.api.fixes import FileJob, file_job, fix_of
+from planner.api.open_version import check_file
 from planner.configs.writing.edits import Edit
 from planner.errors import UsageError
 from planner.intake.given.config_file import read_config_file

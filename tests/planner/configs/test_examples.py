@@ -111,7 +111,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         A100,
         {
-            "stack": "axolotl", "model": "llama-3.2-3b", "method": "full", "seq": 4096,
+            "stack": "axolotl@0.13", "model": "llama-3.2-3b", "method": "full", "seq": 4096,
             "padding": "max_length", "batch": 1,
             "optimizer": "adamw_torch_fused", "precision": "bf16-mixed", "load_dtype": "bf16",
             "attention": "flash2",

@@ -52,7 +52,10 @@ def test_a_file_says_itself_how_rows_are_filled(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     lines = "base_model: NousResearch/Meta-Llama-3.1-8B\nadapter: lora\nlora_r: 8\nsequence_len: 8192\n"
     lines += "micro_batch_size: 1\ngradient_accumulation_steps: 1\nbf16: true\ncontext_parallel_size: 4\n"
-    for more, words in (("sample_packing: true\n", "attention"), ("flash_attention: true\n", "own lengths")):
+    for more, words in (
+        ("sample_packing: true\n", "attention"),
+        ("attn_implementation: flash_attention_2\n", "own lengths"),
+    ):
         file.write_text(lines + more, encoding="utf-8")
         request = with_file_flags(
             read_config_file(file), from_flags({"gpu": "a100-80-sxm:4", "tokens_per_sample": 3000})

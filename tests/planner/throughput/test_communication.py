@@ -277,7 +277,7 @@ def test_fsdp_reduces_in_the_last_micro_step_where_the_loop_says_so() -> None:
     once = reduced_bytes(mistral_job(method="full", sharding="fsdp1", gpus=2, grad_accum=1))
     assert reduced_bytes(of_trainer) == once
     eager = replace(
-        of_trainer.scenario, stack=replace(of_trainer.scenario.stack, id="eager", fsdp_no_sync=False)
+        of_trainer.scenario, stack=replace(of_trainer.scenario.stack, id="eager", fsdp_no_sync="neither")
     )
     assert reduced_bytes(job(eager)) == 4 * once
 

@@ -26,7 +26,7 @@ from planner.configs.shared.trainer_arguments import (
     remark_on_tf32,
 )
 from planner.configs.tools.axolotl.axolotl_adapters import read_adapter_kernels, read_method
-from planner.configs.tools.axolotl.axolotl_age import read_age, read_optimizer
+from planner.configs.tools.axolotl.axolotl_age import Age, read_age, read_optimizer
 from planner.configs.tools.axolotl.axolotl_attention import names_attention, read_attention_keys
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
@@ -165,9 +165,9 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    old, of_2023 = read_age(keys, reading)
-    _read_task(keys, reading, old=old)
-    refuse_preferences(keys, old=old, of_2023=of_2023)
+    age = read_age(keys, reading, beside.stack)
+    _read_task(keys, reading, age=age)
+    refuse_preferences(keys, age=age)
     keys.refuse_switched_on(_UNMODELLED)
     read_images(keys, reading)
     read_parallel(keys, reading)
@@ -175,33 +175,33 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
     ends_by_steps(keys, reading)
-    _read_total(keys, reading, of_2023=of_2023)
-    read_method(keys, reading, old=old, of_2023=of_2023)
+    _read_total(keys, reading, age=age)
+    read_method(keys, reading, age=age)
     read_unfrozen(keys, reading)
     read_lisa(keys, reading)
     read_checkpoint(keys, "base_model", reading)
     read_gptq(keys, reading)
-    if reading.value("method") == "lora" and not old:
+    if reading.value("method") == "lora" and age.today:
         read_trl_adapters(reading)
-    _read_padding(keys, reading, old=old)
+    _read_padding(keys, reading, age=age)
     read_batches(keys, reading)
-    _read_checkpointing(keys, reading, old=old)
-    read_optimizer(keys, reading, old=old)
-    read_numerics(keys, reading, old=old, of_2023=of_2023)
-    read_attention_keys(keys, reading, old=old, of_2023=of_2023)
+    _read_checkpointing(keys, reading, age=age)
+    read_optimizer(keys, reading, age=age)
+    read_numerics(keys, reading, age=age)
+    read_attention_keys(keys, reading, age=age)
     read_plugins(keys, reading)
     read_qat(keys, reading)
     _read_stored_weights(keys)
-    _read_sharding(keys, reading, beside)
+    _read_sharding(keys, reading, beside, age=age)
     read_loss(keys, reading)
-    read_adapter_kernels(keys, reading, old=old)
-    read_kbit_tables(keys, reading, old=old, of_2023=of_2023)
-    _read_fp32_ends(keys, reading, old=old, of_2023=of_2023)
+    read_adapter_kernels(keys, reading, age=age)
+    read_kbit_tables(keys, reading, age=age)
+    _read_fp32_ends(keys, reading, age=age)
     _remark(keys, reading)
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
-    read_evaluation(keys, reading, old=old)
-    read_generated(keys, reading, old=old)
+    read_evaluation(keys, reading, age=age)
+    read_generated(keys, reading, age=age)
     keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
 
 
@@ -216,7 +216,7 @@ def _remark(keys: Keys, reading: Reading) -> None:
     remark_on_short_convolutions(keys, reading)
 
 
-def _read_task(keys: Keys, reading: Reading, *, old: bool) -> None:
+def _read_task(keys: Keys, reading: Reading, *, age: Age) -> None:
     """What is trained for; model code of its own and files that merge are refused.
 
     Axolotl's Mamba asks for mamba-ssm 1.2.0.post1 (pyproject.toml), whose utils/generation.py imports what
@@ -232,7 +232,7 @@ def _read_task(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.say("task", task, keys.where(next(name for name in names if keys.get(name))))
         read_precomputed(keys, reading, single=keys.has("adapter"))
         read_chosen_likelihood(keys, reading)
-    if keys.get("model_type") == _MAMBA and not old:
+    if keys.get("model_type") == _MAMBA and age.today:
         raise UsageError(
             f"{keys.where('model_type')}: mamba-ssm 1.2.0, which Axolotl asks for, does not import beside "
             f"Transformers 5 [{REFUSED_BY_TOOL}]"
@@ -245,7 +245,7 @@ def _read_task(keys: Keys, reading: Reading, *, old: bool) -> None:
         raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
 
 
-def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
+def _read_fp32_ends(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Enter that a full fine-tune keeps embeddings, head and norms in fp32 beside 16-bit weights,
     where it does.
 
@@ -255,12 +255,14 @@ def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -
     (utils/models.py:424-436 at 332984d of 2023-11), and up to 0.8 xFormers cast none: it does as a value of
     attn_implementation (0.19.0 utils/schemas/enums.py:168).
     """
-    flash = reading.value("attention") in ("flash2", "flex") and not (old and keys.flag("xformers_attention"))
+    flash = reading.value("attention") in ("flash2", "flex") and not (
+        age.old and keys.flag("xformers_attention")
+    )
     cast = (
         reading.value("method") != "full"
-        or not knows_ends(keys, of_2023=of_2023)
+        or not knows_ends(keys, age=age)
         or reading.sharding.divides_optimizer
-        or (flash and (not of_2023 or is_llama(keys)))
+        or (flash and (not age.of_2023 or is_llama(keys)))
     )
     if cast or reading.value("precision") == "fp32" or reading.value("loss") == "liger":
         return
@@ -286,7 +288,7 @@ def _read_model_config(keys: Keys, reading: Reading) -> None:
         reading.remark(keys.where(name), "the model is counted as published")
 
 
-def _read_total(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
+def _read_total(keys: Keys, reading: Reading, *, age: Age) -> None:
     """``batch_size``, the micro-batches of one GPU, says the accumulation in files of 2023.
 
     Since 2024-02 the schema enters one micro-step before utils/config/__init__.py normalize_config divides
@@ -295,7 +297,7 @@ def _read_total(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     total, micro = keys.count("batch_size"), keys.count("micro_batch_size") or _MICRO_BATCH
     where = keys.where("batch_size")
     if total is not None and reading.value("grad_accum") is None:
-        if of_2023:
+        if age.of_2023:
             note = f"batch_size {total} / micro_batch_size {micro}"
             reading.say("grad_accum", max(total // micro, 1), where, note)
         elif total != micro:
@@ -327,19 +329,19 @@ def _read_old_packing(keys: Keys, reading: Reading) -> bool:
     return True
 
 
-def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
+def _read_padding(keys: Keys, reading: Reading, *, age: Age) -> None:
     packs, of_one_length = keys.flag("sample_packing"), _read_old_packing(keys, reading)
     pads = False if of_one_length else keys.flag("pad_to_sequence_len")
     if packs:
         reading.say("padding", "packed", keys.where("sample_packing"))
-        if old and keys.get("pretraining_dataset"):
+        if age.old and keys.get("pretraining_dataset"):
             # Streams of pre-training have another collator.
             reading.switch("packed_mask", "none", keys.where("sample_packing"))
-        elif not old and not names_attention(keys):
+        elif age.today and not names_attention(keys):
             # axolotl 0.19.0 core/builders/causal.py and loaders/patch_manager.py _apply_sdpa_varlen_patch:
             # both ask for the name.  Without it the batch has a mask, which hides the padding behind a pack.
             reading.switch("packed_mask", "rows", keys.where("sample_packing"))
-        elif not old and keys.flag("sdpa_varlen") is False:
+        elif age.today and keys.flag("sdpa_varlen") is False:
             reading.switch("packed_mask", "rows", keys.where("sdpa_varlen"))
     elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):
         # axolotl 0.19.0 utils/data/streaming.py:224.
@@ -360,9 +362,9 @@ def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.switch("drops_long_samples", False, keys.where("excess_length_strategy"))
 
 
-def _read_checkpointing(keys: Keys, reading: Reading, *, old: bool) -> None:
+def _read_checkpointing(keys: Keys, reading: Reading, *, age: Age) -> None:
     value = keys.get("gradient_checkpointing")
-    moves = value == "offload" or (old and value == "unsloth")
+    moves = value == "offload" or (age.old and value == "unsloth")
     if isinstance(value, str) and not moves and value.lower() not in ("true", "false"):
         raise keys.not_modelled(
             "gradient_checkpointing", f"'{show(value)}' keeps checkpoints off the GPU, which is not modelled"
@@ -381,14 +383,14 @@ def _read_checkpointing(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.default("checkpoint_reentrant", False, place)
     # For FSDP's own checkpointing, which is told later, this is taken back.
     elif on and details is None:
-        reentrant, place = _unsaid_manner(keys, old=old)
+        reentrant, place = _unsaid_manner(keys, age=age)
         reading.default("checkpoint_reentrant", reentrant, place)
     offloading = keys.get("activation_offloading")
     if isinstance(offloading, str):
         raise keys.not_modelled("activation_offloading", f"'{show(offloading)}' is not modelled; true is")
     if moves or keys.flag("activation_offloading"):
         name = "gradient_checkpointing" if moves else "activation_offloading"
-        _read_offloading(keys, reading, name, old=old)
+        _read_offloading(keys, reading, name, age=age)
 
 
 def _read_stored_weights(keys: Keys) -> None:
@@ -407,7 +409,7 @@ def _read_stored_weights(keys: Keys) -> None:
         raise keys.not_modelled(name, "packed weights do not train: say dequantize: true in its kwargs")
 
 
-def _read_offloading(keys: Keys, reading: Reading, name: str, *, old: bool) -> None:
+def _read_offloading(keys: Keys, reading: Reading, name: str, *, age: Age) -> None:
     """Activations in host RAM; ``gradient_checkpointing: offload`` is an older way to say it.
 
     Up to 0.8 inputs of layers lie there alone, by a function that runs as reentrant checkpointing does.
@@ -418,7 +420,7 @@ def _read_offloading(keys: Keys, reading: Reading, name: str, *, old: bool) -> N
     """
     where = keys.where(name)
     reading.say("offload", "activations", where)
-    if old:
+    if age.old:
         reading.said.pop("checkpoint_reentrant", None)
         reading.say("checkpoint_reentrant", True, where, "it runs as reentrant checkpointing does")
     elif not keys.has("adapter"):
@@ -427,18 +429,18 @@ def _read_offloading(keys: Keys, reading: Reading, name: str, *, old: bool) -> N
         reading.default("checkpoint_reentrant", False, place)
 
 
-def _unsaid_manner(keys: Keys, *, old: bool) -> tuple[bool, str]:
+def _unsaid_manner(keys: Keys, *, age: Age) -> tuple[bool, str]:
     """Whether checkpointing is reentrant where a file says nothing of it, with the place that says so.
 
     Without one a job gets that of the trainer's builder, which in old versions only those of rl have.
     """
-    if keys.get("rl") or (keys.names("unfrozen_parameters") and not old):
+    if keys.get("rl") or (keys.names("unfrozen_parameters") and age.today):
         place = "core/builders/base.py _configure_gradient_checkpointing: use_reentrant False"
         return False, f"axolotl 0.18 and 0.19.0 {place}; with rl so since 2024-08 (core/trainer_builder.py)"
     return True, "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
 
 
-def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
+def _read_sharding(keys: Keys, reading: Reading, beside: Beside, *, age: Age) -> None:
     """FSDP by its own keys (version 1 unless given), DeepSpeed and Accelerate as for every Trainer."""
     version, settings = keys.count("fsdp_version"), keys.part("fsdp_config")
     if settings is None and not keys.has("fsdp"):
@@ -455,7 +457,7 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
         settings.skip(("fsdp_version", "version"))
     read_fsdp(settings or Keys(keys.path, {}), reading, found)
     refuse_8bit_in_ram(keys, reading)
-    _remark_on_accumulation(reading, where)
+    _remark_on_accumulation(reading, where, age)
     if found.checkpoints:
         _say_fsdp_checkpointing(reading)
         if reading.sharding.dtensors:
@@ -464,16 +466,17 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_files(keys, reading, beside)
 
 
-def _remark_on_accumulation(reading: Reading, where: str) -> None:
-    """Whole gradients wait on each GPU between micro-batches since Accelerate asks FSDP2 not to reduce them.
+def _remark_on_accumulation(reading: Reading, where: str, age: Age) -> None:
+    """Since 0.13 Accelerate asks FSDP2 not to reduce gradients between micro-batches; its stack is 0.12's.
 
     Source: accelerate ec92b1af (2025-09, 1.11.0) accelerator.py no_sync; axolotl 0.9 to 0.12 pins 1.6 to
     1.10, 0.13 pins 1.11 (requirements.txt).
     """
-    if reading.sharding.dtensors and (reading.value("grad_accum") or 1) > 1:
+    accumulates = reading.sharding.dtensors and (reading.value("grad_accum") or 1) > 1
+    if accumulates and not age.today:
         text = (
-            "whole gradients wait between micro-batches; up to Axolotl 0.12 none did: "
-            "--switches fsdp_no_sync=false"
+            "gradients are counted as reduced in each micro-batch, as up to Axolotl 0.12; in 0.13 whole ones "
+            "wait: --switches fsdp_no_sync=both"
         )
         reading.remark(where, text)
 

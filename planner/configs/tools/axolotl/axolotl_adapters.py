@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.configs.tools.axolotl.axolotl_attention import OLD_ATTENTION
 from planner.configs.tools.axolotl.axolotl_parts import refuse_packed_mixers, stores_in_fp32
 from planner.configs.tools.axolotl.axolotl_vision import language_model_targets
@@ -33,7 +34,7 @@ _UNUSED_WITHOUT_ADAPTER = (
 )
 
 
-def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
+def read_method(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Enter what is trained, over which base; ``old``: the file is of 0.8 or before.
 
     Raises:
@@ -55,10 +56,10 @@ def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> No
     reading.say("method", "lora", keys.where("adapter"))
     keys.skip(("bnb_config_kwargs",))
     if adapter == "qlora":
-        _read_four_bits(keys, reading, of_2023=of_2023)
+        _read_four_bits(keys, reading, age=age)
         refuse_packed_mixers(keys, "load_in_4bit")
     elif eight:
-        kernel = None if old else next(filter(keys.flag, _ADAPTER_KERNELS), None)
+        kernel = None if age.old else next(filter(keys.flag, _ADAPTER_KERNELS), None)
         if kernel:
             # axolotl 0.19.0 utils/schemas/validation.py check_lora_kernels_8bit.
             raise UsageError(
@@ -68,7 +69,7 @@ def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> No
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
         refuse_packed_mixers(keys, "load_in_8bit")
     elif four:
-        _read_four_bits_of_lora(keys, reading, old=old, of_2023=of_2023)
+        _read_four_bits_of_lora(keys, reading, age=age)
     _read_experts(keys, reading)
     reading.take(keys, _ADAPTER)
     if keys.flag("peft_use_dora"):
@@ -79,7 +80,7 @@ def read_method(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> No
         reading.remark(where, "adapters are counted in fp32: say --adapter-dtype for the dtype of the base")
 
 
-def _read_four_bits(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
+def _read_four_bits(keys: Keys, reading: Reading, *, age: Age) -> None:
     """The base of ``adapter: qlora``: what Axolotl says to bitsandbytes, over which ``bnb_config_kwargs`` is
     written, for such a base alone.
 
@@ -97,7 +98,7 @@ def _read_four_bits(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
         part, {"bnb_4bit_use_double_quant": "double_quant", "bnb_4bit_quant_storage": "quant_storage"}
     )
     reading.default("double_quant", True, place)
-    if not of_2023:
+    if not age.of_2023:
         # Since 2024-03 (pull request 1378); before, bitsandbytes' own, which is bytes.
         divided = any(keys.get(name) for name in ("deepspeed", "fsdp", "fsdp_config"))
         storage = "fp32" if not divided and stores_in_fp32(keys) else "bf16"
@@ -148,7 +149,7 @@ def _read_full(keys: Keys, reading: Reading, *, four: bool | None, eight: bool |
     keys.skip((*_ADAPTER, *_UNUSED_WITHOUT_ADAPTER))
 
 
-def _read_four_bits_of_lora(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
+def _read_four_bits_of_lora(keys: Keys, reading: Reading, *, age: Age) -> None:
     """``load_in_4bit`` beside ``adapter: lora``.
 
     Up to 0.12.2 Transformers gets the key and takes its own defaults: fp4 without double quantisation.
@@ -164,11 +165,11 @@ def _read_four_bits_of_lora(keys: Keys, reading: Reading, *, old: bool, of_2023:
         UsageError: the file is of a version that stops.
         NotModelledError: it is of 2023, whose base is not prepared.
     """
-    if of_2023:
+    if age.of_2023:
         what = "beside adapter: lora, as Axolotl of 2023 reads it, is not modelled; adapter: qlora is"
         raise keys.not_modelled("load_in_4bit", what)
     where = keys.where("load_in_4bit")
-    if not old:
+    if age.today:
         raise UsageError(
             f"{where}: beside adapter: lora Axolotl since 0.13 quantises nothing, and stops with an error in "
             f"its kernels; say adapter: qlora [{REFUSED_BY_TOOL}]"
@@ -196,7 +197,7 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
         reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
 
 
-def read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
+def read_adapter_kernels(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Fused kernels of adapters: those that the file turns on,
     or all where it names none and Axolotl turns them on itself.
 
@@ -209,23 +210,23 @@ def read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
         UsageError: they are on, and stop with an error.
     """
     said = {name: keys.flag(name) for name in (*_ADAPTER_KERNELS, _EMBEDDING_KERNEL)}
-    _refuse_separate_experts(keys, reading, said, old=old)
+    _refuse_separate_experts(keys, reading, said, age=age)
     if reading.value("method") == "full":
-        _say_kernels(reading, {}, reading.said["method"].origin, old=old)
+        _say_kernels(reading, {}, reading.said["method"].origin, age=age)
     elif any(flag is not None for flag in said.values()):
         on = {name: keys.where(name) for name, flag in said.items() if flag}
         origin = next(keys.where(name) for name, flag in said.items() if flag is not None)
-        if not old and any(name in on for name in _ADAPTER_KERNELS):
+        if not age.old and any(name in on for name in _ADAPTER_KERNELS):
             _refuse_other_heads(reading)
-        _say_kernels(reading, on, origin, old=old)
-    elif place := _why_not_fused(keys, reading, old=old):
-        _say_kernels(reading, {}, place, old=old)
-    elif not old:
+        _say_kernels(reading, on, origin, age=age)
+    elif place := _why_not_fused(keys, reading, age=age):
+        _say_kernels(reading, {}, place, age=age)
+    elif not age.old:
         _refuse_other_heads(reading)
 
 
 def _refuse_separate_experts(
-    keys: Keys, reading: Reading, said: Mapping[str, bool | None], *, old: bool
+    keys: Keys, reading: Reading, said: Mapping[str, bool | None], *, age: Age
 ) -> None:
     """Llama 4 whose experts are matrices of their own.
 
@@ -240,8 +241,8 @@ def _refuse_separate_experts(
         raise keys.not_modelled(
             "lora_target_linear", "adapters on experts with modules of their own are not modelled"
         )
-    unsaid = all(flag is None for flag in said.values()) and not _why_not_fused(keys, reading, old=old)
-    if not old and method != "full" and (unsaid or said["lora_qkv_kernel"] or said["lora_o_kernel"]):
+    unsaid = all(flag is None for flag in said.values()) and not _why_not_fused(keys, reading, age=age)
+    if not age.old and method != "full" and (unsaid or said["lora_qkv_kernel"] or said["lora_o_kernel"]):
         raise UsageError(
             f"{keys.where(name)}: Axolotl's fused adapter kernels, on unless said, stop at Llama 4's "
             f"attention since 0.10; say lora_qkv_kernel: false and lora_o_kernel: false [{REFUSED_BY_TOOL}]"
@@ -265,7 +266,7 @@ def _refuse_other_heads(reading: Reading) -> None:
         )
 
 
-def _why_not_fused(keys: Keys, reading: Reading, *, old: bool) -> str:
+def _why_not_fused(keys: Keys, reading: Reading, *, age: Age) -> str:
     """Place of what keeps Axolotl from turning the kernels on; empty where it does.
 
     Of an ``old`` file it is what keeps a newer Axolotl from it, which runs the file where --stack says so.
@@ -275,19 +276,20 @@ def _why_not_fused(keys: Keys, reading: Reading, *, old: bool) -> str:
             return keys.where(name)
     if reading.sharding.engine == "fsdp" and str(keys.get("fsdp_version")) != "2":
         return reading.said["sharding"].origin
-    before = [name for name in OLD_ATTENTION if keys.holds(name)]
-    if before and not old and reading.value("lora_dropout"):
-        return keys.where(before[0])
-    return ""
+    if age.today:
+        before = next(filter(keys.holds, OLD_ATTENTION), None)
+        return keys.where(before) if before and reading.value("lora_dropout") else ""
+    # axolotl 0.12.2 utils/schemas/config.py: a dropout that is not said keeps them off as well.
+    return "" if reading.value("lora_dropout") == 0 else keys.where("adapter")
 
 
-def _say_kernels(reading: Reading, on: dict[str, str], origin: str, *, old: bool) -> None:
+def _say_kernels(reading: Reading, on: dict[str, str], origin: str, *, age: Age) -> None:
     """Enter which kernels run; those of attention and MLP together are one switch.
 
     Source: axolotl 0.8.0 kernels/lora.py matmul_lora, whose second product is a tensor of its own.
     """
     fused = all(name in on for name in _ADAPTER_KERNELS)
-    kind = "fused_apart" if old else "fused_dropped"
+    kind = "fused_dropped" if age.today else "fused_apart"
     reading.switch("adapter_kernels", kind if fused else "eager", origin)
     if on and not fused:
         if "lora_mlp_kernel" in on:

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import OPTIMIZERS, say_optimizer
 from planner.errors import REFUSED_BY_TOOL, UsageError
 
-OLD_STACK = "axolotl@0.8"
-STACK_OF_2023 = "axolotl@0.3"
-_OLD_TOOL = "Axolotl 0.4 to 0.8"
+
+class Age(IntEnum):
+    """The minor version that a file is read for, the last of its stack.
+
+    What parts them: the optimizer's default and attention of 0.3; flags without a successor up to 0.8;
+    Transformers 4 up to 0.13.
+    """
+
+    OF_2023 = 3
+    TO_0_8 = 8
+    TO_0_13 = 13
+    TODAY = 19
+
+    @property
+    def of_2023(self) -> bool:
+        """It is of 0.3."""
+        return self == Age.OF_2023
+
+    @property
+    def old(self) -> bool:
+        """It is of 0.8 or before."""
+        return self <= Age.TO_0_8
+
+    @property
+    def today(self) -> bool:
+        """It is of 0.14 or later, which run on Transformers 5."""
+        return self == Age.TODAY
+
+
+_STACKS = {
+    Age.OF_2023: ("axolotl@0.3", "Axolotl 0.3"),
+    Age.TO_0_8: ("axolotl@0.8", "Axolotl 0.4 to 0.8"),
+    Age.TO_0_13: ("axolotl@0.13", "Axolotl 0.9 to 0.13"),
+}
+_STACK_OF_TODAY = "axolotl"
 # These are of 2023 and were hardly in example files of 2024-08: Transformers 4.35 had no sdpa.
 _KEYS_OF_2023 = (
     "wandb_run_id",
@@ -38,8 +72,8 @@ _OLD_KEYS = (
 # Names that went: Transformers dropped the first in 4.50, Axolotl the second between 0.10 and 0.12, the third
 # with its first schema (2024-03).
 _OLD_VALUES = {"optimizer": "adamw_hf", "gradient_checkpointing": "unsloth", "bf16": "full"}
-# Keys of 0.19.0 (utils/schemas) that 0.8.1 does not have: beside one, an older key is a leftover.
-_NEW_KEYS = (
+# Keys of 0.9 to 0.13 (utils/schemas) that 0.8.1 does not have: beside one, an older key is a leftover.
+_KEYS_SINCE_0_9 = (
     "activation_offloading",
     "attn_implementation",
     "chunked_cross_entropy",
@@ -47,15 +81,42 @@ _NEW_KEYS = (
     "dp_replicate_size",
     "dp_shard_size",
     "eot_tokens",
-    "experts_implementation",
     "fsdp_version",
-    "layer_offloading",
     "lora_target_parameters",
     "peft_autocast_adapter_dtype",
     "qat",
-    "quantize_moe_experts",
-    "selective_checkpointing",
     "tiled_mlp",
+)
+# Those of 0.14 and later.
+_KEYS_SINCE_0_14 = (
+    "eaft_alpha",
+    "expert_parallel_size",
+    "experts_implementation",
+    "fp32_norms",
+    "fused_attn_kernel",
+    "gemma4_hybrid_attn_impl",
+    "large_head_attention",
+    "layer_offloading",
+    "lora_embedding_kernel",
+    "quantize_moe_experts",
+    "sage_attention",
+    "sdpa_varlen",
+    "selective_checkpointing",
+    "torch_empty_cache_steps",
+    "use_eaft",
+)
+# Names that ``attn_implementation`` has taken since 0.17 (utils/schemas/enums.py); before it took those of
+# kernels on the Hub, beside the flags below.
+_NAMED_SINCE_0_17 = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "xformers")
+# Keys that 0.12 and 0.14 dropped from the schema.
+_KEYS_TO_0_13 = ("relora_anneal_steps", "relora_warmup_steps", "safe_serialization")
+# Flags of kernels, which examples had up to 0.16 and which later versions still take.
+_FLAGS_TO_0_16 = (
+    "eager_attention",
+    "flash_attention",
+    "flex_attention",
+    "sdp_attention",
+    "xformers_attention",
 )
 # Names beside the Trainer's (axolotl 0.19.0 utils/schemas/enums.py CustomSupportedOptimizers, core/builders/
 # base.py _configure_optimizer).  Those with ``ao`` are older ones of the Trainer's (0.8.0
@@ -69,10 +130,45 @@ _OWN_OPTIMIZERS = {
 }
 
 
-def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
-    """Whether a file is of 0.8 or before, and whether it is of 2023; its stack is entered then."""
-    if any(keys.has(name) for name in _NEW_KEYS):
-        return False, False
+def read_age(keys: Keys, reading: Reading, stack: str = "") -> Age:
+    """The age of a file, whose stack is entered, and the other stacks that its keys fit as well.
+
+    ``stack``: the one that it is read for, whatever its keys say.
+    """
+    ages, origin, text = _ages(keys)
+    asked = next((age for age in Age if stack and stack == _stack(age)), None)
+    age = ages[0] if asked is None else asked
+    reading.fits = tuple(_stack(other) for other in ages if other != age and asked is None)
+    if age == Age.TODAY:
+        return age
+    name, tool = _STACKS[age]
+    reading.take_stack(name, tool, origin or keys.where("base_model"), text if age == ages[0] else "as asked")
+    return age
+
+
+def _stack(age: Age) -> str:
+    return _STACKS[age][0] if age in _STACKS else _STACK_OF_TODAY
+
+
+def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
+    """The ages that a file's keys fit, the likeliest first; the place and the sentence of what tells it."""
+    if any(keys.has(name) for name in _KEYS_SINCE_0_14):
+        return (Age.TODAY,), "", ""
+    flag = next(filter(keys.holds, _FLAGS_TO_0_16), None)
+    if keys.get("attn_implementation") in _NAMED_SINCE_0_17 and not (flag and keys.flag(flag)):
+        return (Age.TODAY,), "", ""
+    if not any(keys.has(name) for name in _KEYS_SINCE_0_9) and (told := _told_old(keys)):
+        age, name, text = told
+        return (age,), keys.where(name), text
+    if gone := next(filter(keys.holds, _KEYS_TO_0_13), None):
+        return (Age.TO_0_13,), keys.where(gone), f"a key of {_STACKS[Age.TO_0_13][1]}"
+    if flag:
+        return (Age.TO_0_13, Age.TODAY), keys.where(flag), "a key of Axolotl's examples up to 0.16"
+    return (Age.TODAY, Age.TO_0_13), "", ""
+
+
+def _told_old(keys: Keys) -> tuple[Age, str, str] | None:
+    """The age of a file of 0.8 or before, with the key and the sentence that tell it."""
     since_0_5 = any(keys.holds(name) for name in _KEYS_SINCE_0_5)
     timeless = ("wandb_run_id",) if since_0_5 else ()
     old = next((name for name in _OLD_KEYS if keys.holds(name) and name not in timeless), None)
@@ -81,14 +177,14 @@ def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
     if since_0_5 or any(keys.holds(name) for name in _KEYS_SINCE) or keys.get("bf16") == "auto":
         of_2023 = None
     if of_2023 is not None:
-        reading.take_stack(STACK_OF_2023, "Axolotl 0.3", keys.where(of_2023), "a key of Axolotl in 2023")
-    elif old is not None:
-        what = f"{_OLD_VALUES[old]} is a name" if old in _OLD_VALUES else "a key"
-        reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), f"{what} of {_OLD_TOOL}")
-    return old is not None, of_2023 is not None
+        return Age.OF_2023, of_2023, "a key of Axolotl in 2023"
+    if old is None:
+        return None
+    what = f"{_OLD_VALUES[old]} is a name" if old in _OLD_VALUES else "a key"
+    return Age.TO_0_8, old, f"{what} of {_STACKS[Age.TO_0_8][1]}"
 
 
-def read_optimizer(keys: Keys, reading: Reading, *, old: bool) -> None:
+def read_optimizer(keys: Keys, reading: Reading, *, age: Age) -> None:
     """The optimizer that a file names; where it names none, that of its age.
 
     Raises:
@@ -98,7 +194,7 @@ def read_optimizer(keys: Keys, reading: Reading, *, old: bool) -> None:
     if keys.text("optimizer") is not None:
         _refuse_muon(keys)
         say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_OWN_OPTIMIZERS}, reading)
-    elif old:
+    elif age.old:
         place = "axolotl 501b4d137 (2023-11) to 0.7.0 core/trainer_builder.py"
         reading.default("optimizer", "adamw_hf", f"{place}; 0.8.0 takes adamw_torch_fused, which needs less")
 

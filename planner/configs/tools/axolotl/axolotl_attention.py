@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import read_attention
+from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.configs.tools.axolotl.axolotl_parts import EMBED_IN, QWEN_1, is_llama
 from planner.errors import REFUSED_BY_TOOL, UsageError
 
@@ -60,7 +61,7 @@ def _read_scaled_softmax(keys: Keys, reading: Reading) -> None:
     keys.skip((f"{name}_factor", f"{name}_bias"))
 
 
-def read_attention_keys(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
+def read_attention_keys(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Enter the attention kernel, and what a file changes about it.
 
     Raises:
@@ -70,14 +71,14 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool, of_2023: boo
     _read_flash_optimum(keys, reading)
     if keys.flag("fused_attn_kernel"):
         reading.switch("fused_head_norms", "qwen3_too", keys.where("fused_attn_kernel"))
-    _read_kernel(keys, reading, old=old)
+    _read_kernel(keys, reading, age=age)
     _read_scaled_softmax(keys, reading)
     _read_hybrid_attention(keys, reading)
-    if of_2023:
+    if age.of_2023:
         _read_attention_of_2023(keys, reading)
 
 
-def _read_kernel(keys: Keys, reading: Reading, *, old: bool) -> None:
+def _read_kernel(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Enter the kernel, by its key or by those of older versions; ``old``: the file is of 0.8 or before.
 
     Where both are given the new one counts: axolotl d1de6f5f3 (0.12) and 5eb265513 (2026-02) loaders/model.py
@@ -121,7 +122,7 @@ def _read_kernel(keys: Keys, reading: Reading, *, old: bool) -> None:
     if name != "xformers_attention":
         reading.say("attention", OLD_ATTENTION[name], keys.where(name))
         return
-    if old and not is_llama(keys):
+    if age.old and not is_llama(keys):
         # axolotl 0.8.0 utils/models.py:668-720 patches Llama's attention only.
         reading.remark(keys.where(name), "has no effect: up to Axolotl 0.8 it changes Llama models only")
         return

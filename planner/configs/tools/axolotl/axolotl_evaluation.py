@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.axolotl.axolotl_age import Age
 
 
-def read_evaluation(keys: Keys, reading: Reading, *, old: bool) -> None:
+def read_evaluation(keys: Keys, reading: Reading, *, age: Age) -> None:
     """As many samples at once as it trains on, unless the file says otherwise;
     none where none are held back.
 
@@ -25,7 +26,7 @@ def read_evaluation(keys: Keys, reading: Reading, *, old: bool) -> None:
     if longest is not None and longest > reading.value("seq") and keys.get("test_datasets"):
         what = "evaluation of longer samples than those of training is not modelled"
         raise keys.not_modelled("eval_sequence_len", what)
-    packs = keys.flag("sample_packing") and keys.flag("eval_sample_packing") is not False and not old
+    packs = keys.flag("sample_packing") and keys.flag("eval_sample_packing") is not False and not age.old
     if packs and reading.value("eval_batch") not in (None, reading.value("batch")):
         reading.said.pop("eval_batch")
         text = "has no effect: packs of evaluation are as large as those of training"

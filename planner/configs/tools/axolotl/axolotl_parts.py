@@ -7,6 +7,7 @@ import re
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.rollouts import read_rollout, remark_divided
+from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _PREFERENCES = ("dpo", "kto", "orpo", "simpo")
@@ -72,7 +73,7 @@ _OWN_ROLLOUTS_HARMLESS = (
 )
 
 
-def read_numerics(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
+def read_numerics(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Enter the precision.  ``bf16`` is auto where the file leaves the key out, and off where it is empty.
 
     ``auto`` follows the card, as the stack says; beside ``fp16: true`` it is off, but up to 0.8.
@@ -86,18 +87,18 @@ def read_numerics(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> 
         UsageError: one of older versions than the file's.
     """
     value, where = keys.get("bf16"), keys.where("bf16")
-    if value == "full" and not old:
+    if value == "full" and not age.old:
         raise UsageError(f"{where}: Axolotl since 2024-03 refuses full; say true [{REFUSED_BY_TOOL}]")
     fp16, half, alone = keys.flag("fp16"), keys.flag("float16"), keys.flag("bfloat16")
     keys.flag("float32")
-    is_auto = value == "auto" or not (keys.holds("bf16") or of_2023)
-    if is_auto and (old or not fp16):
+    is_auto = value == "auto" or not (keys.holds("bf16") or age.of_2023)
+    if is_auto and (age.old or not fp16):
         return
     if not is_auto and value != "full" and keys.flag("bf16"):
         _say_precision(reading, "bf16-mixed", "bf16", where)
     elif value == "full" or alone:
         name = "bf16" if value == "full" else "bfloat16"
-        _say_precision(reading, "bf16" if old else "bf16-mixed", "bf16", keys.where(name))
+        _say_precision(reading, "bf16" if age.old else "bf16-mixed", "bf16", keys.where(name))
     elif fp16:
         _say_precision(reading, "fp16-mixed", "fp16", keys.where("fp16"))
     elif half:
@@ -162,7 +163,7 @@ def is_llama(keys: Keys) -> bool:
     return keys.flag("is_llama_derived_model") is True or any("llama" in name for name in names)
 
 
-def knows_ends(keys: Keys, *, of_2023: bool) -> bool:
+def knows_ends(keys: Keys, *, age: Age) -> bool:
     """Whether Axolotl finds a token table or a head by name, to widen it.
 
     It passes BTLM over, and MPT's own code has neither name; nor had GPT-NeoX in 2023, whose norms alone it
@@ -172,7 +173,7 @@ def knows_ends(keys: Keys, *, of_2023: bool) -> bool:
     """
     model = str(keys.get("base_model") or "").lower()
     own_mpt = "mpt-" in model and keys.flag("trust_remote_code") is True
-    return not (own_mpt or "btlm" in model or (of_2023 and EMBED_IN.search(model)))
+    return not (own_mpt or "btlm" in model or (age.of_2023 and EMBED_IN.search(model)))
 
 
 def _prepared_again(keys: Keys, reading: Reading) -> bool:
@@ -195,7 +196,7 @@ def _prepared_again(keys: Keys, reading: Reading) -> bool:
     return True
 
 
-def read_kbit_tables(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
+def read_kbit_tables(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Enter that token table and norms stay in fp32 over a quantised base, for models that name them
     otherwise than Llama does.
 
@@ -204,10 +205,10 @@ def read_kbit_tables(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) 
     loaders/utils.py:306-316; 2023-11 utils/models.py:400-436).  Preparation is left out for Qwen with
     ``adapter: lora``, ZeRO-3 and FSDP that loads into host RAM.
     """
-    if old and _prepared_again(keys, reading):
+    if not age.today and _prepared_again(keys, reading):
         return
     model = str(keys.get("base_model") or "").lower()
-    stays = _STAYS if of_2023 else _STAYS[:2]
+    stays = _STAYS if age.of_2023 else _STAYS[:2]
     found = next((texts for pattern, *texts in stays if pattern.search(model)), None)
     if reading.sharding.gathers_weights or reading.value("quantization") not in ("nf4", "fp4", "int8"):
         return
@@ -242,7 +243,7 @@ def _read_flash_parts(keys: Keys, reading: Reading) -> None:
             )
 
 
-def refuse_preferences(keys: Keys, *, old: bool, of_2023: bool) -> None:
+def refuse_preferences(keys: Keys, *, age: Age) -> None:
     """What Axolotl stops at in a file that trains from preferences.
 
     Source: axolotl 9f917245f (2024-08), 0.8.1 and 0.19.0 check_sample_packing_w_rl (2023-11 has none);
@@ -255,11 +256,11 @@ def refuse_preferences(keys: Keys, *, old: bool, of_2023: bool) -> None:
     """
     kind = str(keys.get("rl") or "").lower()
     packs = "sample_packing" if keys.flag("sample_packing") else "eval_sample_packing"
-    if kind and not of_2023 and keys.flag(packs) and (packs == "sample_packing" or kind == "kto"):
+    if kind and not age.of_2023 and keys.flag(packs) and (packs == "sample_packing" or kind == "kto"):
         raise UsageError(
             f"{keys.where(packs)}: Axolotl packs no samples with rl: {kind}; leave it out [{REFUSED_BY_TOOL}]"
         )
-    if kind == "kto" and not old and keys.flag("remove_unused_columns") is not False:
+    if kind == "kto" and not age.old and keys.flag("remove_unused_columns") is not False:
         raise UsageError(
             f"{keys.where('rl')}: Axolotl refuses kto without remove_unused_columns: false; "
             f"say so [{REFUSED_BY_TOOL}]"
@@ -316,7 +317,7 @@ def _liger_keys(keys: Keys, reading: Reading) -> list[str]:
     return on
 
 
-def _read_beta(section: Keys, keys: Keys, reading: Reading, *, old: bool) -> None:
+def _read_beta(section: Keys, keys: Keys, reading: Reading, *, age: Age) -> None:
     """Whether GRPO compares with the model as it was: by ``beta`` of its section, else by ``rl_beta``.
 
     Where neither is handed on, TRL's own counts; in old versions a zero is not handed on.
@@ -325,14 +326,14 @@ def _read_beta(section: Keys, keys: Keys, reading: Reading, *, old: bool) -> Non
     """
     for part, name in ((section, "beta"), (keys, "rl_beta")):
         value = part.number(name)
-        if value is not None and (value or not old):
+        if value is not None and (value or not age.old):
             reading.say("compare_reference", value != 0, part.where(name))
             return
-    if old:
+    if age.old:
         reading.default("compare_reference", True, "trl 0.15.0 and 0.16.0 trainer/grpo_config.py: beta")
 
 
-def read_generated(keys: Keys, reading: Reading, *, old: bool) -> None:
+def read_generated(keys: Keys, reading: Reading, *, age: Age) -> None:
     """What GRPO generates, where it is the task: the section ``trl``, and of ``vllm`` the share of the card.
 
     ``old``: the file is of 0.8 or before, which leaves what is not said to TRL 0.16 (axolotl 0.8.0
@@ -347,8 +348,8 @@ def read_generated(keys: Keys, reading: Reading, *, old: bool) -> None:
     section = keys.part("trl") or Keys(keys.path, {})
     section.refuse_switched_on(_OWN_ROLLOUTS)
     section.skip(_OWN_ROLLOUTS_HARMLESS)
-    _read_beta(section, keys, reading, old=old)
-    read_rollout(section, reading, old=old)
+    _read_beta(section, keys, reading, age=age)
+    read_rollout(section, reading, old=age.old)
     if reading.value("reward_model") is not None:
         reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
     engine = keys.part("vllm")

@@ -25,9 +25,8 @@ from planner.configs.shared.trainer_arguments import (
 from planner.configs.tools.llama_factory.llama_factory_age import (
     GONE,
     old_length,
-    old_place,
+    read_age,
     read_old_load_dtype,
-    take_old_stack,
     what_trusts,
 )
 from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
@@ -127,15 +126,13 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     if task is not None or stage == "pt":
         reading.say("task", task or "pretrain", keys.where("stage"))
     _refuse_without_training(keys)
-    old = old_place(keys, reading)
-    if old:
-        take_old_stack(keys, reading, old)
+    old = read_age(keys, reading, beside.stack)
     refuse_keys(keys, reading, stage)
     reading.take(keys, _TABLE)
-    _read_length(keys, reading, old=bool(old))
+    _read_length(keys, reading, old=old)
     _read_method(keys, reading)
     if stage == "ppo":
-        read_ppo(keys, reading, old=bool(old))
+        read_ppo(keys, reading, old=old)
     read_vision(keys, reading, keys.text("template"))
     if "model" not in reading.needs and reading.value("model") is None:
         read_checkpoint(keys, "model_name_or_path", reading, trusts=what_trusts(keys, reading))
@@ -157,7 +154,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_trainer(keys, reading, evaluates_behind=True)
     _refuse_written_evaluation(keys, reading)
     drop_trainers_switch(keys, reading)
-    _read_engine(keys, reading, beside, stage, old=bool(old))
+    _read_engine(keys, reading, beside, stage, old=old)
     keys.skip((*LLAMA_FACTORY_HARMLESS, *GONE))
     remark_on_unknown_keys(keys, reading)
 

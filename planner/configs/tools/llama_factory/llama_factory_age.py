@@ -75,7 +75,22 @@ GONE = (
 )
 
 
-def old_place(keys: Keys, reading: Reading) -> str:
+def read_age(keys: Keys, reading: Reading, asked: str) -> bool:
+    """Whether a file is of 0.9.3 or before, as a key tells or as it is ``asked`` for; its stack is entered.
+
+    Others fit it as well: 0.9.5 runs on Transformers 4, too, which holds experts and loads weights otherwise.
+    """
+    if old := _old_place(keys, reading):
+        _take_old_stack(keys, reading, old)
+    elif asked == STACK_OF_0_9:
+        reading.take_stack(STACK_OF_0_9, _TOOL_OF_0_9, str(keys.path), "as asked")
+        return True
+    else:
+        reading.fits = (STACK_OF_0_9,)
+    return bool(old)
+
+
+def _old_place(keys: Keys, reading: Reading) -> str:
     """Place of what tells a file of 0.9.2 or before; empty where nothing does.
 
     A template that 0.9.2 does not have outweighs what only those files usually say.
@@ -115,7 +130,7 @@ def old_length(keys: Keys, reading: Reading) -> int | None:
     return None if first_held(keys, _KEYS_OF_0_9_2) is None else 2048
 
 
-def take_old_stack(keys: Keys, reading: Reading, old: str) -> None:
+def _take_old_stack(keys: Keys, reading: Reading, old: str) -> None:
     """0.9.2 and 0.9.3 where a key tells it and none that they dropped, else the versions before."""
     newer = first_held(keys, _KEYS_OF_0_9_2)
     gone = (*GONE, "visual_inputs", "train_mm_proj_only")

@@ -47,7 +47,7 @@ class Fsdp(Runtime):
         super().__init__(stream, job)
         self.sizes, self.units = Sizes(job), Units(job)
         self.mixed, self.offloads = job.recipe.numerics.mixed, job.recipe.offloads_params
-        self.reduces_last_only = job.stack.fsdp_no_sync
+        self.reduces_last_only = job.recipe.sharding.reduces_last_only(job.stack.fsdp_no_sync)
         self.groups: dict[str, Group] = {}
         self.order: list[str] = []
         self.reduces = True

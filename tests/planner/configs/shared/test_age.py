@@ -31,6 +31,7 @@ def reading_of(folder: Path, text: str, tool: str) -> Reading:
         ("llama-factory", LLAMA_FACTORY + "overwrite_cache: true\nuse_swanlab: false\n", "llama-factory@0.9"),
         ("axolotl", AXOLOTL + "wandb_run_id:\n", "axolotl@0.3"),
         ("axolotl", AXOLOTL + "local_rank:\n", "axolotl@0.8"),
+        ("axolotl", AXOLOTL + "flash_attention: true\n", "axolotl@0.13"),
         ("trl", TRAINER + "max_seq_length: 512\n", "trl@0"),
         ("trl", TRAINER + "torch_dtype: bfloat16\n", "trl@0.24"),
         ("trl", TRAINER + "num_generations: 4\nmax_prompt_length: 512\n", "trl@0.24"),

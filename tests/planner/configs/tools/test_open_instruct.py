@@ -130,6 +130,6 @@ def test_sizes_that_a_file_leaves_out(tmp_path: Path) -> None:
     assert "say --seq" in found.needs["seq"]
     assert read(tmp_path, NOW | {"max_train_steps": 10}).value("epochs") is None
     assert "padded to the longest" in remarks(read(tmp_path, NOW | {"packing": True}))
-    assert read(tmp_path, NOW | {"sync_each_batch": True}).switches["fsdp_no_sync"][0] == "false"
+    assert read(tmp_path, NOW | {"sync_each_batch": True}).switches["fsdp_no_sync"][0] == "neither"
     assert read(tmp_path, NOW | {"fused_optimizer": False}).value("optimizer") == "adamw_torch"
     assert "no effect without use_qlora" in remarks(read(tmp_path, NOW | {"use_8bit_optimizer": True}))

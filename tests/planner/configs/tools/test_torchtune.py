@@ -15,6 +15,7 @@ from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.given.config_file import overruled, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.predicting import estimate
 
 LORA = {
     "_component_": "torchtune.models.llama3_1.lora_llama3_1_8b",
@@ -260,10 +261,64 @@ def test_what_has_no_default_is_asked_for(tmp_path: Path) -> None:
     assert found.needs.keys() == {"batch", "grad_accum", "seq"}
 
 
-def test_a_newer_loss_is_counted_as_the_older_one(tmp_path: Path) -> None:
-    """Its logits are made piece by piece, which takes less."""
-    found = read(tmp_path, BASE | {"loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"}})
-    assert "which is more" in found.remarks[0].text
+LINEAR_LOSS = {"loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"}}
+
+
+def test_a_newer_loss_keeps_the_log_softmax_alone(tmp_path: Path) -> None:
+    """Dry runs of both over this head (torchtune bd2a0fc7c modules/loss) differ by 6.44 GB."""
+    small = {
+        "model": {"_component_": "torchtune.models.llama3_2.llama3_2_1b"},
+        "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": 4096},
+        "batch_size": 8,
+        "enable_activation_checkpointing": True,
+    }
+    peaks = []
+    for table in (small, small | LINEAR_LOSS):
+        read(tmp_path, BASE | table)
+        request = with_flags(read_config_file(tmp_path / "train.yaml"), from_flags({"gpu": "a100-80-sxm"}))
+        peaks.append(float(estimate(resolve(request)).memory.allocated_peak_bytes))
+    assert peaks[0] - peaks[1] == pytest.approx(6.44e9, rel=0.01)
+
+
+def test_a_compiled_newer_loss_is_counted_as_the_older_one(tmp_path: Path) -> None:
+    """Which is more."""
+    found = read(tmp_path, BASE | LINEAR_LOSS | {"compile": True})
+    assert "which is more" in found.remarks[-1].text
+
+
+@pytest.mark.parametrize(
+    ("table", "stack", "fits"),
+    [
+        ({}, "torchtune", ()),
+        ({"metric_logger": {"log_dir": "${output_dir}"}}, "torchtune@0.4", ("torchtune",)),
+        ({"metric_logger": {"log_dir": "${output_dir}/logs"}}, "torchtune@0.5", ("torchtune",)),
+        ({"metric_logger": {"log_dir": "${output_dir}"}, "clip_grad_norm": None}, "torchtune", ()),
+        (LINEAR_LOSS, "torchtune@2025", ()),
+    ],
+)
+def test_keys_tell_the_version(
+    tmp_path: Path, table: dict[str, Any], stack: str, fits: tuple[str, ...]
+) -> None:
+    """Where logs go, and the keys of 0.6 and of the main branch."""
+    found = read(tmp_path, BASE | table)
+    assert (found.value("stack"), found.fits) == (stack, fits)
+
+
+@pytest.mark.parametrize(
+    ("builder", "tables"),
+    [
+        ("qwen2.qwen2_1_5b", "halves_of_layers"),
+        ("llama3_2.llama3_2_1b", "pairs"),
+        ("gemma2.gemma2_2b", "pairs"),
+    ],
+)
+def test_builders_up_to_0_5_copy_layers(tmp_path: Path, builder: str, tables: str) -> None:
+    """Each copy has its tables of positions; Llama's from 3.1 on and Gemma 2's make lists of layers."""
+    old = {
+        "metric_logger": {"log_dir": "${output_dir}"},
+        "model": {"_component_": f"torchtune.models.{builder}"},
+    }
+    assert read(tmp_path, BASE | old).switches["rotary_tables"][0] == tables
 
 
 def test_optimizers_by_their_class(tmp_path: Path) -> None:

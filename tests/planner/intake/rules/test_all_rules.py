@@ -363,10 +363,6 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "qlora", "gpus": 2, "sharding": "zero3"},
         {"method": "qlora", "gpus": 2, "sharding": "zero3", "quant_storage": "bf16"},
     ),
-    "packed-weights-loaded-whole": (
-        {"method": "qlora", "gpus": 2, "sharding": "fsdp", "quant_storage": "bf16"},
-        {"method": "qlora", "gpus": 2, "sharding": "fsdp", "quant_storage": "bf16", "stack": "axolotl@0.8"},
-    ),
     "int8-sharded": (
         {"method": "int8", "gpus": 2, "sharding": "fsdp"},
         {"method": "int8", "gpus": 2, "sharding": "zero2"},
@@ -454,6 +450,28 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "optimizer-on-dtensors": (
         {"sharding": "fsdp", "gpus": 2, "optimizer": "adamw_8bit"},
         {"sharding": "fsdp1", "gpus": 2, "optimizer": "adamw_8bit"},
+    ),
+    "kernels-over-stored": (
+        {"quantization": "gptq-int4", "stack": "axolotl"},
+        {"quantization": "gptq-int4", "stack": "axolotl", "switches": "adapter_kernels=eager"},
+    ),
+    "weights-below-precision": (
+        {"precision": "fp32"},
+        {"precision": "fp32", "load_dtype": "fp32"},
+    ),
+    "packed-base-loaded-whole": (
+        {"quantization": "nf4", "gpus": 2, "sharding": "fsdp1", "quant_storage": "bf16"},
+        {
+            "quantization": "nf4",
+            "gpus": 2,
+            "sharding": "fsdp1",
+            "quant_storage": "bf16",
+            "stack": "trl@0.24",
+        },
+    ),
+    "model-newer-than-stack": (
+        {"model": "lfm2-8b-a1b", "stack": "trl@0.24"},
+        {"model": "lfm2-8b-a1b", "stack": "trl"},
     ),
     "adamw-hf-gone": (
         {"optimizer": "adamw_hf", "stack": "trl@0.24"},

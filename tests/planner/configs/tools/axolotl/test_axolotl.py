@@ -44,7 +44,7 @@ def read(folder: Path, text: str) -> ConfigFile:
         ),
         ("attn_implementation: flash_attention_2\n", {"attention": "flash2", "stack": "axolotl"}),
         ("attn_implementation: xformers\n", {"attention": "flash2"}),
-        ("flash_attention: true\n", {"attention": "flash2", "stack": "axolotl"}),
+        ("flash_attention: true\n", {"attention": "flash2", "stack": "axolotl@0.13"}),
         ("sdp_attention: true\n", {"attention": "sdpa"}),
         ("eager_attention: true\n", {"attention": "eager"}),
         ("flash_attention: true\nsdp_attention: true\n", {"attention": "flash2"}),
@@ -380,9 +380,14 @@ def test_tf32_may_be_left_to_axolotl(tmp_path: Path) -> None:
     assert read(tmp_path, BASE + "tf32: auto\n").request == read(tmp_path, BASE).request
 
 
-def test_fsdp2_is_told_apart_from_that_before_2025_09(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("flag", "stack"), [("flash_attention: true\n", "axolotl@0.13"), ("", "axolotl")])
+def test_fsdp2_is_told_apart_from_that_before_2025_09(tmp_path: Path, flag: str, stack: str) -> None:
     """Accelerate 1.11 asks it not to reduce gradients; a job with one micro-batch has nothing to wait."""
     fsdp = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
     for steps in (1, 2):
-        config = read(tmp_path, BASE + fsdp + f"gradient_accumulation_steps: {steps}\n")
-        assert any("fsdp_no_sync=false" in remark.text for remark in config.remarks) == (steps > 1)
+        config = read(tmp_path, BASE + fsdp + flag + f"gradient_accumulation_steps: {steps}\n")
+        scenario = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm:8"})))
+        assert scenario.stack.id == stack
+        assert scenario.recipe.sharding.reduces_last_only(scenario.stack.fsdp_no_sync) == (stack == "axolotl")
+        remarked = any("fsdp_no_sync=both" in remark.text for remark in config.remarks)
+        assert remarked == (steps > 1 and stack != "axolotl")

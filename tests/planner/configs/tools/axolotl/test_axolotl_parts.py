@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.anatomy.quantized_matrices import as_built
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import REFUSED_BY_TOOL, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
@@ -21,14 +22,14 @@ LORA = BASE + "adapter: lora\nlora_r: 16\n"
 LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
 
 
-OFF, FUSED = (False, "eager"), (False, "fused_dropped")
+OFF, APART, FUSED = (False, "eager"), (False, "fused_apart"), (False, "fused_dropped")
 
 
-def read(folder: Path, text: str) -> ConfigFile:
-    """What a file with this text says."""
+def read(folder: Path, text: str, stack: str = "") -> ConfigFile:
+    """What a file with this text says, to ``stack`` where one is named."""
     path = folder / "train.yml"
     path.write_text(text, encoding="utf-8")
-    return read_config_file(path)
+    return read_config_file(path, beside=Beside(stack=stack))
 
 
 def kernels_of(folder: Path, text: str) -> tuple[bool, str]:
@@ -54,7 +55,8 @@ def kernels_of(folder: Path, text: str) -> tuple[bool, str]:
         ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", FUSED),
         ("fsdp_config: {fsdp_version: 2, reshard_after_forward: true}\n", OFF),
         # Before 0.16 dropout kept the kernels off, and before 0.10 nothing turned them on.
-        ("flash_attention: true\n", FUSED),
+        ("flash_attention: true\n", OFF),
+        ("flash_attention: true\nlora_dropout: 0\n", APART),
         ("flash_attention: true\nlora_dropout: 0.05\n", OFF),
         ("flash_attention: true\nlocal_rank:\n", OFF),
         # Those of then make the product of an adapter apart.
@@ -85,7 +87,7 @@ def test_what_speaks_against_kernels_holds_for_an_old_file_that_a_newer_axolotl_
     tmp_path: Path, text: str, kernels: tuple[bool, str]
 ) -> None:
     """``qwen2/qlora-fsdp.yaml`` of 2025-03 was 20 % too high with the kernels that 0.19 leaves off there."""
-    config = read(tmp_path, LORA + "local_rank:\noptimizer: adamw_torch\n" + text)
+    config = read(tmp_path, LORA + "local_rank:\noptimizer: adamw_torch\n" + text, "axolotl")
     stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm", "stack": "axolotl"}))).stack
     assert (stack.fused_mlp, stack.adapter_kernels) == kernels
 
@@ -387,7 +389,8 @@ def test_fused_kernels_stop_at_attention_of_another_shape(
     not found".  Older files than 0.10 turn no kernel on, unless they are run by the version of today.
     """
     flags = {"gpu": "a100-80-sxm"} | ({"stack": stack} if stack else {})
-    given = with_flags(read(tmp_path, LORA.replace("Qwen/Qwen2.5-0.5B", model) + text), from_flags(flags))
+    file = read(tmp_path, LORA.replace("Qwen/Qwen2.5-0.5B", model) + text, stack or "")
+    given = with_flags(file, from_flags(flags))
     if not stops:
         assert resolve(given).stack.adapter_kernels == "eager"
         return

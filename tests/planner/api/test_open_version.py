@@ -1,0 +1,58 @@
+"""Files whose keys fit several versions of their tool: one answer where all have it, else none is sure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.errors import NotModelledError, UsageError
+
+QLORA = (
+    "sequence_len: 1024\nmicro_batch_size: 1\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\n"
+    "lora_target_linear: true\nlora_dropout: 0.05\ngradient_checkpointing: true\nbf16: true\n"
+)
+FLAG = "flash_attention: true\n"
+
+
+def answered(folder: Path, model: str, text: str, gpu: str, **given: str) -> planner.FileAnswer:
+    """The answer for a file of Axolotl."""
+    path = folder / "train.yml"
+    path.write_text(f"base_model: {model}\n{QLORA}{text}", encoding="utf-8")
+    answer = planner.check(path, gpu=gpu, **given)
+    assert isinstance(answer, planner.FileAnswer)
+    return answer
+
+
+def test_a_mixture_is_uncertain_where_one_version_alone_quantises_its_experts(tmp_path: Path) -> None:
+    """Transformers 5 has them as one tensor, which bitsandbytes leaves in 16 bits."""
+    model = "mistralai/Mixtral-8x7B-v0.1"
+    assert answered(tmp_path, model, FLAG, "a100-80-sxm").verdict == "uncertain"
+    older = answered(tmp_path, model, FLAG, "a100-80-sxm", stack="axolotl@0.13")
+    newer = answered(tmp_path, model, FLAG, "a100-80-sxm", stack="axolotl")
+    assert (older.verdict, newer.verdict) == ("fits", "does_not_fit")
+    named = answered(tmp_path, model, "attn_implementation: flash_attention_2\n", "a100-80-sxm")
+    assert named.verdict == "does_not_fit"
+
+
+def test_versions_that_agree_are_not_doubted(tmp_path: Path) -> None:
+    """The likeliest is counted: that of the flag."""
+    answer = answered(tmp_path, "Qwen/Qwen2.5-0.5B", FLAG, "a100-80-sxm")
+    assert answer.verdict == "fits"
+    assert answer.flags.startswith("--stack axolotl@0.13 ")
+
+
+def test_a_model_that_the_likeliest_lacks_is_counted_for_the_other(tmp_path: Path) -> None:
+    """Its Transformers is older than the model; asked for by name, that is refused."""
+    answer = answered(tmp_path, "Qwen/Qwen3.5-0.8B", FLAG, "a100-80-sxm")
+    assert answer.flags.startswith("--stack axolotl ")
+    assert any("with --stack axolotl@0.13: Transformers 4" in remark for remark in answer.remarks)
+    with pytest.raises(NotModelledError, match="no class for this model"):
+        answered(tmp_path, "Qwen/Qwen3.5-0.8B", FLAG, "a100-80-sxm", stack="axolotl@0.13")
+
+
+def test_what_the_likeliest_refuses_is_refused(tmp_path: Path) -> None:
+    """Another version that takes it is no way out: KTO needs a key since 0.9, and nothing says 0.8."""
+    with pytest.raises(UsageError, match="remove_unused_columns"):
+        answered(tmp_path, "Qwen/Qwen2.5-0.5B", "rl: kto\n", "a100-80-sxm")
