@@ -478,7 +478,7 @@ class Stack:
         return self.ddp_finds_unused == "always" or (self.ddp_finds_unused != "never" and not is_checkpointed)
 
     def facts(self) -> dict[str, object]:
-        """Every default, those over quantised bases that differ, and every switch, as ``settled`` names it."""
+        """Every default, those over quantised bases that differ, and every switch, as ``settled`` has it."""
         owners: dict[str, object] = {
             "": self,
             "defaults": self.defaults,

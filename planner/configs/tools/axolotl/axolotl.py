@@ -176,7 +176,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     ends_by_steps(keys, reading)
     _read_total(keys, reading, of_2023=of_2023)
     read_method(keys, reading, old=old, of_2023=of_2023)
-    read_unfrozen(keys, reading)
+    read_unfrozen(keys, reading, old=old)
     read_lisa(keys, reading)
     read_checkpoint(keys, "base_model", reading)
     read_gptq(keys, reading)
