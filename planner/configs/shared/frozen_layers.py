@@ -129,13 +129,8 @@ def read_unfrozen(keys: Keys, reading: Reading, *, old: bool) -> None:
     written = keys.names("unfrozen_parameters")
     if not written:
         return
-    if not old and any(_MIXTURE in text for text in written):
-        written = tuple(text for text in written if _MIXTURE not in text)
-        if not written:
-            what = f"no parameter has been called {_MIXTURE} since Transformers 5, so that nothing is trained"
-            raise keys.not_modelled("unfrozen_parameters", what)
-        text = f"no parameter has been called {_MIXTURE} since Transformers 5: what else is named is trained"
-        reading.remark(keys.where("unfrozen_parameters"), text)
+    if not old:
+        written = _without_mixtures(keys, reading, written)
     patterns = [_compiled(keys, text) for text in written]
     if keys.has("adapter"):
         if not all(text.startswith(("^model.", "^lm_head")) for text in written):
@@ -167,6 +162,18 @@ def read_unfrozen(keys: Keys, reading: Reading, *, old: bool) -> None:
     reading.say("train_layers", (*layers, *ends), keys.where("unfrozen_parameters"))
     if any(name in text for text in written for name in ("lm_head", "embed_tokens")):
         reading.switch("frozen_layers", "differentiated", keys.where("unfrozen_parameters"))
+
+
+def _without_mixtures(keys: Keys, reading: Reading, written: tuple[str, ...]) -> tuple[str, ...]:
+    """Expressions less those that name Mixtral's mixtures as Transformers 4 did (5.23: ``mlp``)."""
+    left = tuple(text for text in written if _MIXTURE not in text)
+    if not left:
+        what = f"no parameter has been called {_MIXTURE} since Transformers 5, so that nothing is trained"
+        raise keys.not_modelled("unfrozen_parameters", what)
+    if left != written:
+        text = f"no parameter has been called {_MIXTURE} since Transformers 5: what else is named is trained"
+        reading.remark(keys.where("unfrozen_parameters"), text)
+    return left
 
 
 def read_lisa(keys: Keys, reading: Reading) -> None:

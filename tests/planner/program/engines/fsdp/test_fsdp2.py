@@ -203,27 +203,29 @@ def test_a_second_model_is_one_group_that_is_whole_during_its_pass() -> None:
     assert ("all_gather_output", whole, 1) not in rows(keeps, "loss_2")
 
 
-def gathered(subject: Job, phase: str) -> float:
-    """Most bytes of buffers and whole parameters that FSDP has at once in a phase."""
+def gathered(subject: Job, part: str) -> float:
+    """Bytes of buffers and whole parameters that FSDP has when a part ends its second forward pass."""
     stream, values, here, live = step_of(subject), unit_values(subject), "", dict[int, float]()
-    begins, most = dict(stream.phases), 0.0
+    begins, found = dict(stream.phases), 0.0
     for index, event in enumerate(stream.events):
         here = begins.get(index, here)
         if event >= 0 and stream.place(event)[0] == "fsdp":
             live[event] = float(stream.unit_bytes[event] * values[stream.units[event]])
         elif event < 0:
             live.pop(~event, None)
-        most = max(most, sum(live.values())) if here == phase else most
-    return most
+        if event >= 0 and here == "forward_2" and stream.place(event)[0] == part:
+            found = sum(live.values())
+    return found
 
 
 def test_adapters_that_are_units_let_the_buffer_of_their_layer_go() -> None:
-    """Axolotl's: a layer is there twice at once, and three times where kernels read adapters and call no such
-    unit.  Its own run of Qwen3 with LoRA on eight GPUs: 0.2 % more allocated, and 19 % without.
+    """Axolotl's: it stays where kernels read adapters.
+
+    Its own run of Qwen3 with LoRA on eight GPUs: 0.2 % more allocated, and 19 % without.
     """
     lora = {"stack": "axolotl", "method": "lora", "lora_targets": "all-linear", "lora_rank": 8}
-    apart = gathered(job(**lora, switches=("adapter_kernels=eager",)), "forward_2")
-    read = gathered(job(**lora, switches=("adapter_kernels=fused_dropped",)), "forward_2")
+    apart = gathered(job(**lora, switches=("adapter_kernels=eager",)), "layer 20")
+    read = gathered(job(**lora, switches=("adapter_kernels=fused_dropped",)), "layer 20")
     assert read - apart == pytest.approx(2 * LAYER, rel=0.02)
 
 
