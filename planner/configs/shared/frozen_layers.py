@@ -28,6 +28,7 @@ _MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_a
 _AROUND = (*_MATRICES, "input_layernorm", "post_attention_layernorm")
 _OF_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 # Names of Mixtral's modules before Transformers 5; experts have numbers.
+_MIXTURE = "block_sparse_moe"
 _EXPERTS = tuple(
     f"block_sparse_moe.experts.{number}.{name}" for number in range(8) for name in ("w1", "w2", "w3")
 )
@@ -113,9 +114,11 @@ def _has_config(parent: Path, folder: str) -> bool:
         return False
 
 
-def read_unfrozen(keys: Keys, reading: Reading) -> None:
+def read_unfrozen(keys: Keys, reading: Reading, *, old: bool) -> None:
     """``unfrozen_parameters``: expressions that names of parameters begin with,
     tried on those of Llama's kind of model.
+
+    ``old``: the file is of a version before Transformers 5, which calls Mixtral's mixtures by another name.
 
     A range behind a pattern (``[:32000]``) sets gradients to zero and saves nothing.
     Source: axolotl 0.19.0 utils/freeze.py freeze_layers_except, LayerNamePattern; train.py
@@ -129,6 +132,8 @@ def read_unfrozen(keys: Keys, reading: Reading) -> None:
     written = keys.names("unfrozen_parameters")
     if not written:
         return
+    if not old:
+        written = _without_mixtures(keys, reading, written)
     patterns = [_compiled(keys, text) for text in written]
     if keys.has("adapter"):
         _read_beside_adapters(keys, reading, patterns, written)
@@ -136,7 +141,7 @@ def read_unfrozen(keys: Keys, reading: Reading) -> None:
     if all(_matches(patterns, name) for name in _LANGUAGE_MODEL) and not _matches(patterns, *_SEEING):
         reading.say("freeze", ("vision_tower", "projector"), keys.where("unfrozen_parameters"))
         return
-    halves = _OF_MIXTURE if any("block_sparse_moe" in text for text in written) else _OF_MLP
+    halves = _OF_MIXTURE if any(_MIXTURE in text for text in written) else _OF_MLP
     names = (
         *_OF_END,
         *(_in_layer(number, name) for number in range(_MOST_LAYERS) for name in (*_AROUND, *halves)),
@@ -192,6 +197,18 @@ def _read_beside_adapters(
 
 def _makes_inputs_require_gradient(written: Sequence[str]) -> bool:
     return any(name in text for text in written for name in ("lm_head", "embed_tokens"))
+
+
+def _without_mixtures(keys: Keys, reading: Reading, written: tuple[str, ...]) -> tuple[str, ...]:
+    """Expressions less those that name Mixtral's mixtures as Transformers 4 did (5.23: ``mlp``)."""
+    left = tuple(text for text in written if _MIXTURE not in text)
+    if not left:
+        what = f"no parameter has been called {_MIXTURE} since Transformers 5, so that nothing is trained"
+        raise keys.not_modelled("unfrozen_parameters", what)
+    if left != written:
+        text = f"no parameter has been called {_MIXTURE} since Transformers 5: what else is named is trained"
+        reading.remark(keys.where("unfrozen_parameters"), text)
+    return left
 
 
 def read_lisa(keys: Keys, reading: Reading) -> None:

@@ -64,6 +64,10 @@ def test_masters_and_moments_of_the_partition_are_on_the_host() -> None:
     offloaded = job(**full, offload="optimizer+params")
     assert held(offloaded)["offloaded_optimizer"] == pytest.approx(12 * offloaded.trained / 2, rel=1e-6)
     assert held(job(**full, offload="optimizer-nvme"))["offloaded_optimizer"] == 12 * 2e9
+    small = job(**full, offload="optimizer", optimizer="adamw_8bit", versions=["bitsandbytes==0.50.2"])
+    per_element = 4 + 2 + 2 * 4 / 256
+    found = held(small)["offloaded_optimizer"]
+    assert found == pytest.approx(per_element * small.trained / 2, rel=1e-6)
     few = job(sharding="zero3", offload="optimizer-nvme")
     assert held(few)["offloaded_optimizer"] == 12 * few.trained / 2
 

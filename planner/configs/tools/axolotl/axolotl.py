@@ -177,7 +177,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     ends_by_steps(keys, reading)
     _read_total(keys, reading, age=age)
     read_method(keys, reading, age=age)
-    read_unfrozen(keys, reading)
+    read_unfrozen(keys, reading, old=not age.today)
     read_lisa(keys, reading)
     read_checkpoint(keys, "base_model", reading)
     read_gptq(keys, reading)

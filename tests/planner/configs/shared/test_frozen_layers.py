@@ -64,10 +64,6 @@ def test_llama_factory_freezes(text: str, layers: tuple[str, ...], tmp_path: Pat
         (["model.norm", "model.layers.3"], ("3", "30-39", "norm")),
         (["model.layers.2[0-5].mlp"], ("20-25:mlp",)),
         (["model.layers.4.block_sparse_moe.gate", "model.layers.[46].", "lm_head"], ("4", "6", "head")),
-        (
-            ["model.layers.[4-6].block_sparse_moe.gate", "model.layers.[4-6].block_sparse_moe.experts"],
-            ("4-6:mlp",),
-        ),
     ],
 )
 def test_axolotl_leaves_unfrozen(patterns: list[str], layers: tuple[str, ...], tmp_path: Path) -> None:
@@ -95,6 +91,17 @@ def test_axolotl_freezes_adapters_as_well(tmp_path: Path) -> None:
             recipe_of(tmp_path, text.replace("^lm_head.weight$", name))
 
 
+def test_axolotl_before_transformers_5_calls_mixtures_otherwise(tmp_path: Path) -> None:
+    """Later the same expressions name nothing, and what else is named is trained."""
+    mixture = "'model.layers.[4-6].block_sparse_moe.gate', 'model.layers.[4-6].block_sparse_moe.experts'"
+    text = AXOLOTL + "unfrozen_parameters: [" + mixture
+    older = "]\nlocal_rank:\ngradient_checkpointing_kwargs: {use_reentrant: false}\n"
+    assert recipe_of(tmp_path, text + older).recipe.train_layers == ("4-6:mlp",)
+    assert recipe_of(tmp_path, text + ", lm_head]\n").recipe.train_layers == ("head",)
+    with pytest.raises(NotModelledError, match="so that nothing is trained"):
+        recipe_of(tmp_path, text + "]\n")
+
+
 def test_axolotl_leaves_the_language_model_unfrozen(tmp_path: Path) -> None:
     """Of a model that sees; any other has no parameter of that name, and all of them are not part of it."""
     patterns = "unfrozen_parameters: [^model.language_model.*, lm_head.*]\n"
@@ -115,7 +122,8 @@ def test_axolotl_leaves_the_language_model_unfrozen(tmp_path: Path) -> None:
         (AXOLOTL + "unfrozen_parameters: ['model.layers.2[0-9]+.self_attn']\n", "whole layers"),
         (
             AXOLOTL
-            + "unfrozen_parameters: ['^lm_head.weight$', 'model.layers.2[0-9]+.block_sparse_moe.experts']\n",
+            + "unfrozen_parameters: ['^lm_head.weight$', 'model.layers.2[0-9]+.block_sparse_moe.experts']\n"
+            + "local_rank:\n",
             "whole feed-forward parts",
         ),
     ],

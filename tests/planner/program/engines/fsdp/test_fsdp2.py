@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from planner.program.job import Job
+from planner.program.ops.sizes import unit_values
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
 from tests.planner.program.engines.fsdp.test_fsdp import (
@@ -197,3 +201,45 @@ def test_a_second_model_is_one_group_that_is_whole_during_its_pass() -> None:
     assert left(subject) == {"sharded gradient": LAYERS + 2}
     keeps = job(task="dpo", stack="trl", load_dtype="bf16", sharding="fsdp-grad-op")
     assert ("all_gather_output", whole, 1) not in rows(keeps, "loss_2")
+
+
+def gathered(subject: Job, part: str) -> float:
+    """Bytes of buffers and whole parameters that FSDP has when a part ends its second forward pass."""
+    stream, values, here, live = step_of(subject), unit_values(subject), "", dict[int, float]()
+    begins, found = dict(stream.phases), 0.0
+    for index, event in enumerate(stream.events):
+        here = begins.get(index, here)
+        if event >= 0 and stream.place(event)[0] == "fsdp":
+            live[event] = float(stream.unit_bytes[event] * values[stream.units[event]])
+        elif event < 0:
+            live.pop(~event, None)
+        if event >= 0 and here == "forward_2" and stream.place(event)[0] == part:
+            found = sum(live.values())
+    return found
+
+
+def test_adapters_that_are_units_let_the_buffer_of_their_layer_go() -> None:
+    """Axolotl's: it stays where kernels read adapters.
+
+    Its own run of Qwen3 with LoRA on eight GPUs: 0.2 % more allocated, and 19 % without.
+    """
+    lora = {"stack": "axolotl", "method": "lora", "lora_targets": "all-linear", "lora_rank": 8}
+    apart = gathered(job(**lora, switches=("adapter_kernels=eager",)), "layer 20")
+    read = gathered(job(**lora, switches=("adapter_kernels=fused_dropped",)), "layer 20")
+    assert read - apart == pytest.approx(2 * LAYER, rel=0.02)
+
+
+def test_the_first_adapter_of_a_layer_sends_for_the_layer_before() -> None:
+    """Behind the feed-forward part, whose backward runs with one layer there."""
+    lora = {"stack": "axolotl", "method": "lora", "lora_targets": ("q_proj", "v_proj"), "lora_rank": 8}
+    subject = job(**lora, switches=("adapter_kernels=eager",))
+    stream = step_of(subject)
+    begins, here, seen = dict(stream.phases), "", list[tuple[str, str]]()
+    for index, event in enumerate(stream.events):
+        here = begins.get(index, here)
+        if event >= 0 and here == "backward_2":
+            part, module, op = stream.place(event)
+            seen.append((op if part == "fsdp" else part, module))
+    sent = next(index for index, (op, _) in enumerate(seen) if op == "all_gather_output")
+    assert ("layer 31", "down_proj") in seen[:sent]
+    assert seen[sent + 1][0] == "layer 31"

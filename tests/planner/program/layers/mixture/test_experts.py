@@ -84,6 +84,33 @@ def test_an_adapter_of_experts_is_merged_into_all_of_them_and_kept() -> None:
     }
 
 
+def test_an_adapter_of_experts_was_a_tensor_of_all_of_them_before_peft_0_21() -> None:
+    """What it adds stays while the experts run; the sum is made twice, and the second one is kept."""
+    view = layer_of("lora", MIXTURE, LINEARS)
+    adapter = view.recipe.adapter
+    assert adapter is not None
+    targets = ("gate_proj", "up_proj", "down_proj")
+    recipe = replace(view.recipe, adapter=replace(adapter, targets=targets))
+    view = replace(view, recipe=recipe, stack=replace(view.stack, expert_deltas=True))
+
+    run = Run(lambda torch, x: feed_forward(torch, view, x), "bf16")
+
+    down, up = 4 * WIDTH * HIDDEN * 2, 4 * 2 * WIDTH * HIDDEN * 2
+    assert [size for op, unit, size in run.made("forward") if (op, unit) == ("add", "ONE")] == [
+        *(down, up, up, down)
+    ]
+    made = [
+        (op, size) for op, unit, size in run.made("forward") if op in ("bmm", "mul", "to") and unit == "ONE"
+    ]
+    # The product and what is scaled have the dtype of the adapter, fp32.
+    assert made == [
+        *(("bmm", 2 * down), ("mul", 2 * down), ("to", down)),
+        *(("bmm", 2 * up), ("mul", 2 * up), ("to", up)),
+    ]
+    kept = {each: count for each, count in run.kept.items() if each[1] == "ONE" and each[2] in (up, down)}
+    assert kept == {("add", "ONE", down): 1, ("add", "ONE", up): 1}
+
+
 def held(quantization: Quantization) -> Run:
     """Frozen experts that are packed, and expanded when they are read."""
     view = layer_of("lora", MIXTURE, LINEARS)
