@@ -178,6 +178,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "phi-4", "stack": "axolotl"},
         {"model": "phi-4", "stack": "axolotl", "switches": ("adapter_kernels=eager",)},
     ),
+    "kernels-of-wide-layers": (
+        {"model": "afm-4.5b", "method": "qlora", "stack": "axolotl"},
+        {"model": "afm-4.5b", "stack": "axolotl"},
+    ),
     "dora-unread": ({"dora": True, "stack": "unsloth"}, {"dora": True, "stack": "llama-factory"}),
     "dora-of-kernels": ({"dora": True, "method": "int8"}, {"dora": True, "method": "qlora"}),
     "oft-unread": (
