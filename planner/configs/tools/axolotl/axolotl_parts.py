@@ -295,9 +295,10 @@ def read_loss(keys: Keys, reading: Reading) -> None:
         reading.switch("loss_forward", "compute", keys.where("chunked_cross_entropy"))
         reading.switch("loss_backward", "compute+compute_grad", keys.where("chunked_cross_entropy"))
     elif "liger_cross_entropy" in liger:
-        reading.remark(
-            keys.where("liger_cross_entropy"), "counted as the loss of Transformers, which is more"
-        )
+        # In the place of torch's: it writes the gradient over the fp32 logits.  liger-kernel 0.8.1
+        # ops/cross_entropy.py; transformers 5.16.1 loss/loss_utils.py ForCausalLMLoss.
+        reading.switch("loss_forward", "compute+float", keys.where("liger_cross_entropy"))
+        reading.switch("loss_backward", "float", keys.where("liger_cross_entropy"))
     for switch, names in _KERNELS.items():
         on = [name for name in names if name in liger]
         if on:
