@@ -117,6 +117,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "train_layers": "30-32;norm"},
         {"method": "full", "train_layers": "30-31;norm"},
     ),
+    "train-layers-tied-head": (
+        {"model": "llama-3.2-1b", "method": "full", "train_layers": "last:4;head"},
+        {"model": "llama-3.2-1b", "method": "full", "train_layers": "last:4;embed;head"},
+    ),
     "train-layers-match-nothing": (
         {"method": "full", "train_layers": "32-35"},
         {"method": "full", "train_layers": "31-35"},
