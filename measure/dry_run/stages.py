@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from measure.dry_run.cuda.card import said_to_allocator
 from measure.dry_run.cuda.native import Native
@@ -222,9 +223,11 @@ class Stages:
             raise StepsDone
 
     def _mark(self, tensor: torch.Tensor, role: Role) -> None:
-        # Of a tensor that is divided among ranks, this rank's part.
-        tensor = getattr(tensor, "_local_tensor", tensor)
-        if tensor.is_cuda and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        # Of a tensor that is divided among ranks, this rank's part; of torchao's states, codes and constants.
+        if is_traceable_wrapper_subclass(tensor):
+            for name in tensor.__tensor_flatten__()[0]:
+                self._mark(getattr(tensor, name), role)
+        elif tensor.is_cuda and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             block = self.native.block_at(tensor.untyped_storage().data_ptr())
             if block >= 0:
                 self.roles.setdefault(block, role)

@@ -31,13 +31,20 @@ def say_liger(reading: Reading, origin: str, config: Keys | None = None, *, loss
     elif kernels.get("fused_linear_cross_entropy") is not False:
         reading.say("loss", "liger", origin)
     elif config is not None:
-        reading.remark(
-            config.where("fused_linear_cross_entropy"),
-            "the loss is counted as that of Transformers, which is more",
-        )
         reading.say("loss", "hf", config.where("fused_linear_cross_entropy"))
+        if config.flag("cross_entropy"):
+            say_cross_entropy(reading, config.where("cross_entropy"))
     for switch, name in _SWITCHES.items():
         if kernels.get(name) is not False:
             reading.switch(switch, True, origin)
     if config is not None:
         config.skip(("rope", "cross_entropy", "layer_norm", "geglu", "fused_linear_jsd"))
+
+
+def say_cross_entropy(reading: Reading, origin: str) -> None:
+    """Enter Liger's cross entropy in the place of torch's: it writes the gradient over the fp32 logits.
+
+    Source: liger-kernel 0.8.1 ops/cross_entropy.py; transformers 5.16.1 loss/loss_utils.py ForCausalLMLoss.
+    """
+    reading.switch("loss_forward", "compute+float", origin)
+    reading.switch("loss_backward", "float", origin)

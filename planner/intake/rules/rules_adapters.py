@@ -18,6 +18,11 @@ _UNPATCHED = frozenset({
     *("olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "stablelm"),
     *("glm4v", "internvl", "llava", "llava_next", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe"),
 })  # fmt: skip
+# Autocast widens what their activation returns, and a matrix in 4 bits returns what it was given: all later
+# layers are fp32, where axolotl 0.19.0 kernels/lora.py matmul_lora adds fp32 factors to a 16-bit product in
+# place.  transformers 5.16.1 activations.py ReLUSquaredActivation, XIELUActivation; bitsandbytes 0.50.2
+# nn/modules.py Linear4bit.forward.
+_WIDE_LAYERS = frozenset({"apertus", "arcee"})
 _ROTATED = ("none", "nf4", "fp4", "int8", "gptq-int4", "awq-int4")
 
 
@@ -66,9 +71,13 @@ def _twice_without_autocast(case: Case) -> bool:
     return case.stack.oft == "twice" and quantization == "gptq-int4" and not precision.endswith("-mixed")
 
 
-def _patches_unknown_attention(case: Case) -> bool:
-    fused = case.adapter is not None and case.stack.adapter_kernels == "fused_dropped"
-    return fused and case.model.architecture in _UNPATCHED
+def _is_fused_by_axolotl(case: Case) -> bool:
+    return case.adapter is not None and case.stack.adapter_kernels == "fused_dropped"
+
+
+def _widens_layers(case: Case) -> bool:
+    numerics = case.numerics
+    return numerics.quantization in ("nf4", "fp4") and numerics.precision.endswith("-mixed")
 
 
 ADAPTER_RULES = (
@@ -77,7 +86,18 @@ ADAPTER_RULES = (
         "refuse",
         "Axolotl's fused adapter kernels stop at this model's attention; say lora_qkv_kernel: false and "
         f"lora_o_kernel: false, or --switches adapter_kernels=eager [{REFUSED_BY_TOOL}]",
-        _patches_unknown_attention,
+        lambda case: _is_fused_by_axolotl(case) and case.model.architecture in _UNPATCHED,
+        lambda case: f"{case.model.id}, of {case.model.architecture}",
+    ),
+    Rule(
+        "kernels-of-wide-layers",
+        "refuse",
+        "Axolotl's fused adapter kernels stop where layers hand on fp32, as those of this model over 4 bits; "
+        "say lora_qkv_kernel: false, lora_o_kernel: false and lora_mlp_kernel: false, or --switches "
+        f"adapter_kernels=eager [{REFUSED_BY_TOOL}]",
+        lambda case: (
+            _is_fused_by_axolotl(case) and case.model.architecture in _WIDE_LAYERS and _widens_layers(case)
+        ),
         lambda case: f"{case.model.id}, of {case.model.architecture}",
     ),
     Rule(

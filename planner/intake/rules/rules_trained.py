@@ -22,6 +22,16 @@ def _freezes_checkpointed(case: Case) -> bool:
     return bool(layers) and case.recipe.gradient_checkpointing and "embed" not in layers and not tied_head
 
 
+def _names_tied_head(case: Case) -> bool:
+    """Whether the head is named that is the table, which torch lists under the name of the table alone.
+
+    Source: torch 2.13 nn/modules/module.py named_parameters; axolotl 0.19.0 utils/freeze.py, whose dry run
+    with ``^lm_head.weight$`` trains nothing of it; llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning.
+    """
+    layers = case.recipe.train_layers
+    return case.model.tied and "head" in layers and "embed" not in layers
+
+
 def _trains_partly(case: Case) -> bool:
     """Whether some weights of the model are trained and others are frozen."""
     return case.recipe.method == "full" and bool(case.recipe.train_layers or case.recipe.frozen)
@@ -57,6 +67,14 @@ TRAINED_LAYER_RULES = (
         lambda case: (
             f"{', '.join(_missing_layers(case))}; {case.model.id} has 0 to {case.model.n_layers - 1}"
         ),
+    ),
+    Rule(
+        "train-layers-tied-head",
+        "refuse",
+        "The head of this model is its token table, and tools that look for its name train nothing there; "
+        "leave head out, and say embed (embed_tokens in a file) where the table is trained",
+        _names_tied_head,
+        lambda case: case.model.id,
     ),
     Rule(
         "train-layers-match-nothing",

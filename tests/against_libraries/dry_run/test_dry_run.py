@@ -308,6 +308,29 @@ def test_a_log_softmax_reads_a_copy_of_what_has_gaps(folder: Path) -> None:
     assert code == 0, err
 
 
+OF_TWO = """
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+codes, scales = torch.zeros(2, 1024, 1024, device="cuda").clone(), torch.zeros(2, 1024, 1024, device="cuda")
+optimizer.state[model.weight] = {"moment": TwoTensor(codes, scales)}
+for _ in range(2):
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_state_that_wraps_tensors_is_all_of_them(folder: Path) -> None:
+    """As the codes and scales of torchao's AdamW8bit, at which the dry run failed."""
+    (folder / "train.py").write_text(OF_TWO, encoding="utf-8")
+    code, _, err = run("trace", "--gpu", "a100-80-sxm", "--events", "dry.jsonl", "--", "python", "train.py")
+    assert code == 0, err
+    made = [each for each in read_jsonl("dry.jsonl") if each.action == "alloc"]
+    states = [each.n_bytes for each in made if each.term == "optimizer_states"]
+    assert states == [2 * 1024 * 1024 * 4] * 2
+
+
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_an_evaluation_behind_the_last_step_is_waited_for(folder: Path, *, evaluates: bool) -> None:
     """Where the program has one; it stops before it trains again."""

@@ -171,7 +171,7 @@ def _make_newest(flags: list[str]) -> None:
     if name == "llama-factory" and age and "--load-dtype" in flags:
         place = flags.index("--load-dtype")
         del flags[place : place + 2]
-    if "--switches" in flags:
+    if age and "--switches" in flags:
         place = flags.index("--switches") + 1
         gone = ("widens_ends=true", *(("kbit_upcast=all", "kbit_upcast=norms") if "--task" in flags else ()))
         left = [each for each in flags[place].split(";") if each not in gone]

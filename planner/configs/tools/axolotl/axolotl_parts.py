@@ -6,6 +6,7 @@ import re
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.shared.liger import say_cross_entropy
 from planner.configs.shared.rollouts import read_rollout, remark_divided
 from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
@@ -292,9 +293,7 @@ def read_loss(keys: Keys, reading: Reading) -> None:
         reading.switch("loss_forward", "compute", keys.where("chunked_cross_entropy"))
         reading.switch("loss_backward", "compute+compute_grad", keys.where("chunked_cross_entropy"))
     elif "liger_cross_entropy" in liger:
-        reading.remark(
-            keys.where("liger_cross_entropy"), "counted as the loss of Transformers, which is more"
-        )
+        say_cross_entropy(reading, keys.where("liger_cross_entropy"))
     for switch, names in _KERNELS.items():
         on = [name for name in names if name in liger]
         if on:

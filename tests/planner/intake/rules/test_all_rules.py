@@ -122,6 +122,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "train_layers": "30-32;norm"},
         {"method": "full", "train_layers": "30-31;norm"},
     ),
+    "train-layers-tied-head": (
+        {"model": "llama-3.2-1b", "method": "full", "train_layers": "last:4;head"},
+        {"model": "llama-3.2-1b", "method": "full", "train_layers": "last:4;embed;head"},
+    ),
     "train-layers-match-nothing": (
         {"method": "full", "train_layers": "32-35"},
         {"method": "full", "train_layers": "31-35"},
@@ -182,6 +186,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "kernels-of-attention": (
         {"model": "phi-4", "stack": "axolotl"},
         {"model": "phi-4", "stack": "axolotl", "switches": ("adapter_kernels=eager",)},
+    ),
+    "kernels-of-wide-layers": (
+        {"model": "afm-4.5b", "method": "qlora", "stack": "axolotl"},
+        {"model": "afm-4.5b", "stack": "axolotl"},
     ),
     "dora-unread": ({"dora": True, "stack": "unsloth"}, {"dora": True, "stack": "llama-factory"}),
     "dora-of-kernels": ({"dora": True, "method": "int8"}, {"dora": True, "method": "qlora"}),

@@ -165,6 +165,11 @@ def test_eaft_weighs_by_entropies_of_logits(tmp_path: Path) -> None:
             ("adapter_kernels=eager",),
         ),
         (
+            LIGER + "liger_cross_entropy: true\n",
+            None,
+            ("loss_forward=compute+float", "loss_backward=float", "adapter_kernels=eager"),
+        ),
+        (
             "chunked_cross_entropy: true\n",
             None,
             ("loss_forward=compute", "loss_backward=compute+compute_grad", "adapter_kernels=eager"),
