@@ -52,11 +52,10 @@ from planner.domain.stack_values import (
     RewardHead,
     RotaryModel,
     RotaryRows,
-    ScanApart,
     SdpaMask,
     SoftCaps,
     TowerUnits,
-    WholeOutProj,
+    WithMamba2,
     Zero1Update,
     Zero3Rollouts,
     Zero12Engine,
@@ -98,9 +97,9 @@ class Stack:
     # Quantised bases
     quantizer: Quantizer
     """Who makes 4-bit matrices: Transformers of all but the head, Lightning of all, from an fp16 copy."""
-    whole_out_proj: WholeOutProj
+    whole_out_proj: WithMamba2
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
-    scan_apart: ScanApart
+    scan_apart: WithMamba2
     """The architecture whose Mamba 2 runs without its fused kernel where ``out_proj`` is packed."""
     masks_wide_heads: bool
     """Heads too wide for FlashAttention run torch's kernel, under a mask that keeps samples apart."""
@@ -111,8 +110,7 @@ class Stack:
     fused_experts: bool
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     expert_targets: ExpertTargets
-    """What puts adapters on them: their own names, or those of the matrices that they replaced, too, which
-    add up their ranks; or ``any`` of these names, with the asked rank."""
+    """What adapts them: their own names, those they replaced, too (ranks add up), or ``any`` (one rank)."""
     quantizes_experts: QuantizesExperts
     """Packed, too.  ``expanded``: for each product, without adapters; ``held``: when read, until backward."""
     unpacks_by_branches: bool
@@ -122,7 +120,7 @@ class Stack:
     linear4bit_keeps_input: bool
     """4-bit linears save the input they computed with, although nothing needs it."""
     linear4bit_dtype: Linear4bitDtype
-    """What 4-bit linears compute in: fp16, or the job's dtype (``loaded``: against a packed checkpoint's)."""
+    """Dtype of 4-bit linears: the job's (``loaded``: whatever a packed checkpoint says), or fp16."""
     int8_keeps_outlier_weights: bool
     """int8 linears hold the weights of outlier columns in the input's dtype from one step to the next."""
     int8_keeps_quantized_input: bool
@@ -255,8 +253,7 @@ class Stack:
     loss_forward: tuple[LogitsCopy, ...]
     """Full-size logits tensors that are alive at the peak of the loss."""
     loss_backward: tuple[LogitsCopy, ...]
-    """Full-size logits tensors that are alive at the peak of its backward; ``model_loss``: the loop
-    takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved."""
+    """Full-size logits at the peak of its backward; ``model_loss``: beside the model's own log-softmax."""
     whole_head_in_full: bool
     """Where the loss is cut in pieces, full fine-tuning makes all logits first."""
     liger_sums_wide: bool

@@ -381,6 +381,9 @@ def _read_checkpointing(keys: Keys, reading: Reading, *, age: Age) -> None:
         reading.said.pop("checkpoint_reentrant", None)
         place = "axolotl 0.19.0 utils/config/__init__.py:390-400: off for Gemma 4, whatever the file says"
         reading.default("checkpoint_reentrant", False, place)
+        if keys.get("activation_offloading") is not True:
+            # The same place, where nothing is said of unused parameters.
+            reading.switch("ddp_finds_unused", "always", keys.where("base_model"))
     # For FSDP's own checkpointing, which is told later, this is taken back.
     elif on and details is None:
         reentrant, place = _unsaid_manner(keys, age=age)

@@ -245,6 +245,20 @@ def test_gemma_4_is_never_checkpointed_reentrantly(tmp_path: Path) -> None:
         )
         is False
     )
+    assert "ddp_finds_unused=always" in read(tmp_path, text).request.get("switches")
+    said = read(tmp_path, text + "ddp_find_unused_parameters: false\n").request.get("switches")
+    assert "ddp_finds_unused=never" in said
+
+
+def test_what_sees_may_be_frozen(tmp_path: Path) -> None:
+    """By a key, or by a pattern that reaches the language model alone, wrapped or not."""
+    sees = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-4-E2B-it")
+    names = r"model.language_model.layers.[\d]+.(_checkpoint_wrapped_module.)?(mlp|self_attn).(up|q)_proj"
+    for more in ("freeze_mm_modules: true\n", f"adapter: lora\nlora_r: 8\nlora_target_modules: '{names}'\n"):
+        assert read(tmp_path, sees + more).request.get("freeze") == ("vision_tower", "projector")
+    # A model that only reads has nothing to freeze.
+    given = with_flags(read(tmp_path, BASE + "freeze_mm_modules: true\n"), from_flags({"gpu": "4090"}))
+    assert resolve(given).recipe.frozen == ()
 
 
 def test_a_gptq_base_is_one_that_is_known_or_one_that_asks(tmp_path: Path) -> None:
