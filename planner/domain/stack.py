@@ -373,6 +373,8 @@ class Stack:
     """Layers of a vision tower are units of FSDP, or the root's: by Transformers' list, or as a file says."""
     has_fsdp1: bool
     """Its own code, or what it runs through, has the first FSDP, too."""
+    fsdp1_flat: bool
+    """The optimizer has the flat parameters of FSDP1, not those of the model (``use_orig_params``)."""
     fsdp1_prefetches: bool
     """In backward FSDP1 gathers the unit before while a layer computes (``backward_prefetch``)."""
     fsdp1_wraps_adapters: bool

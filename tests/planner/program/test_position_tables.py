@@ -140,3 +140,11 @@ def test_unsloth_has_one_pair_of_tables_for_all_layers() -> None:
     """
     assert held(job("llama-3.2-1b", stack="unsloth")) == 2 * 2**24
     assert held(job("llama-3.2-1b", stack="unsloth", method="full")) == 0
+
+
+def test_recipes_of_torchtune_with_fsdp1_have_16_bit_tables() -> None:
+    """They turn the whole model to bf16; on one GPU the tables stay in fp32."""
+    given = {"stack": "torchtune@0.2", "switches": "rotary_tables=pairs_of_layers", "load_dtype": "bf16"}
+    wide = table_row_bytes(job("llama-3-8b", **given))
+    assert wide == 32 * 128 * 4
+    assert table_row_bytes(job("llama-3-8b", gpu="a100-80gb:4", sharding="fsdp1", **given)) == wide // 2

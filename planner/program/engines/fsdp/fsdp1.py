@@ -165,17 +165,20 @@ class Fsdp1(Fsdp):
 
     def local_shards(self) -> list[Weight]:
         """This GPU's part of each flat parameter, as the optimizer sees it: the first of its parameters
-        whole, one in part, and none of the others; all of them flat.
+        whole, one in part, and none of the others; all of them flat.  Or the optimizer has the flat one
+        itself (switch ``fsdp1_flat``).
 
         Source: torch 2.13 distributed/fsdp/_flat_param.py _use_sharded_views (``use_orig_params``), of the
         first of the processes.
         """
-        made = []
+        made, flat = [], self.job.stack.fsdp1_flat
         for group in self.groups.values():
             left = sum(each.count for each in group.weights if not each.adapter) / self.sizes.n
             for each in group.weights:
                 shard = self.sizes.shard(each)
-                if not each.adapter:
+                if flat and not each.adapter:
+                    shard, left = replace(shard, shape=((Unit.ONE, left),)), 0
+                elif not each.adapter:
                     shard = replace(shard, shape=((Unit.ONE, min(each.count, left)),))
                     left -= shard.count
                 if shard.count and self.is_updated(each):

@@ -227,3 +227,38 @@ def test_weights_that_stay_whole_are_gathered_once_and_seen_narrow_until_backwar
         narrow = [e for e in until_loss if e >= 0 and stream.place(e)[2] == "shard"]
         alive = [slot for slot in narrow if ~slot not in until_loss]
         assert len(alive) == (1 if n_again else LAYERS + 1)
+
+
+@pytest.mark.parametrize(("switches", "each"), [("fsdp1_flat=true", 1), ("fsdp1_flat=false", 2)])
+def test_the_optimizer_may_have_the_flat_parameters_themselves(switches: str, each: int) -> None:
+    """A layer's part is one state of each kind then; else the first GPU has its first matrices."""
+    subject = job(sharding="fsdp1", gpus=4, switches=switches, optimizer="adamw_torch")
+    stream = step_of(subject)
+    states = [
+        stream.unit_bytes[slot]
+        for slot in stream.state_slots()
+        if stream.place(slot)[0] == "optimizer" and "layer 7 " in stream.place(slot)[1]
+    ]
+    assert sum(states) == pytest.approx(2 * 4 * LAYER / 4, rel=0.001)
+    assert len(states) >= 2 * each
+    assert (len(states) == 2) is (each == 1)
+
+
+@pytest.mark.parametrize(("units", "first"), [("root_returned", "log_softmax_backward"), ("ends_apart", "")])
+def test_the_root_is_left_alone_until_a_loops_own_loss_is_over(units: str, first: str) -> None:
+    """Its hook is on what the model returns: on logits, or on a loss, before whose backward a layer comes."""
+    stream = step_of(job(sharding="fsdp1", stack="torchtune@0.2", switches=f"fsdp2_units={units}"))
+    begins, phase, ops = dict(stream.phases), "", list[str]()
+    for index, event in enumerate(stream.events):
+        phase = begins.get(index, phase)
+        if phase == "loss_2" and event >= 0:
+            ops.append(stream.place(event)[2])
+    gathered = ops.index("_full_param_padded")
+    assert ("log_softmax_backward" in ops[:gathered]) is bool(first)
+
+
+def test_the_host_waits_between_micro_steps_in_every_loop() -> None:
+    """For the copy of the next batch, or for the loss: so the root is gathered where it was before."""
+    stream = step_of(job(sharding="fsdp1", stack="torchtune@0.2", grad_accum=2))
+    waits = [slot for slot, lag in stream.lags.items() if lag == HOST_WAITS]
+    assert len(waits) >= 4
