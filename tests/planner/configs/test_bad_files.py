@@ -241,6 +241,7 @@ def test_plugins_of_axolotl_are_counted_or_refused(tmp_path: Path) -> None:
     )
     config = read_config_file(written(tmp_path, AXOLOTL + f"plugins: [{own}]\n"))
     assert config.request.get("loss") == "liger"
+    assert "cut_cross_entropy=true" in str(config.request.get("switches"))
     assert (config.ignored, config.remarks) == ((), ())
     for other, sentence in (
         ("mine.Plugin", "mine.Plugin is not known"),
