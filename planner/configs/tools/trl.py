@@ -473,8 +473,6 @@ def read_age(keys: Keys, reading: Reading, asked: str = "") -> str:
     if asked in _OLD:
         reading.take_stack(asked, _TITLES[asked], str(keys.path), "as asked")
         return asked
-    # TRL runs on Transformers 4 as well, which holds experts and loads weights otherwise.
-    reading.fits = ("trl@0.24",)
     return ""
 
 

@@ -76,17 +76,12 @@ GONE = (
 
 
 def read_age(keys: Keys, reading: Reading, asked: str) -> bool:
-    """Whether a file is of 0.9.3 or before, as a key tells or as it is ``asked`` for; its stack is entered.
-
-    Others fit it as well: 0.9.5 runs on Transformers 4, too, which holds experts and loads weights otherwise.
-    """
+    """Whether a file is of 0.9.3 or before, as a key tells or it is ``asked`` for; its stack is entered."""
     if old := _old_place(keys, reading):
         _take_old_stack(keys, reading, old)
     elif asked == STACK_OF_0_9:
         reading.take_stack(STACK_OF_0_9, _TOOL_OF_0_9, str(keys.path), "as asked")
         return True
-    else:
-        reading.fits = (STACK_OF_0_9,)
     return bool(old)
 
 
