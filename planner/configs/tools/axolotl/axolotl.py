@@ -437,9 +437,9 @@ def _unsaid_manner(keys: Keys, *, age: Age) -> tuple[bool, str]:
 
     Without one a job gets that of the trainer's builder, which in old versions only those of rl have.
     """
-    if keys.get("rl") or (keys.names("unfrozen_parameters") and age.today):
+    if keys.get("rl") or (keys.names("unfrozen_parameters") and not age.old):
         place = "core/builders/base.py _configure_gradient_checkpointing: use_reentrant False"
-        return False, f"axolotl 0.18 and 0.19.0 {place}; with rl so since 2024-08 (core/trainer_builder.py)"
+        return False, f"axolotl 0.10.1 to 0.19.0 {place}; with rl so since 2024-08 (core/trainer_builder.py)"
     return True, "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
 
 

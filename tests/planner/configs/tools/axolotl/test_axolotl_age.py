@@ -180,3 +180,13 @@ def test_the_optimizer_where_a_file_names_none(tmp_path: Path, text: str, optimi
     assert config.request.get("optimizer") == optimizer
     stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).stack
     assert (stack.id == "axolotl") is (optimizer is None)
+
+
+@pytest.mark.parametrize(("mark", "reentrant"), [("local_rank:\n", True), ("flash_attention: true\n", False)])
+def test_frozen_weights_are_not_checkpointed_by_reentry_since_0_10(
+    tmp_path: Path, mark: str, reentrant: bool
+) -> None:
+    """The trainer's builder says so from 0.10.1 on, where the file names what is trained and nothing else."""
+    text = "base_model: Qwen/Qwen2.5-0.5B\nmicro_batch_size: 1\ngradient_checkpointing: true\n"
+    text += 'unfrozen_parameters: ["^lm_head.weight$"]\n'
+    assert read(tmp_path, text + mark).request.get("checkpoint_reentrant") is reentrant
