@@ -27,6 +27,7 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed import _replayed as replays
 from planner.memory.replayed import replayed
+from planner.memory.structures import _program as programs
 from planner.predicting import PRIORS, estimate
 from planner.program.job import job_of
 from planner.searching.common_stacks import COMMON_STACKS
@@ -180,8 +181,9 @@ def test_one_quick_estimate(benchmark: BenchmarkFixture, name: str) -> None:
 
 
 def forget() -> None:
-    """Remembered replays go."""
+    """Remembered replays go, and the programs that they replayed."""
     replays.cache_clear()
+    programs.cache_clear()
 
 
 def million(batches: int, lengths: int) -> GridAxes:
