@@ -25,7 +25,8 @@ from planner.catalog.stacks import load_stack
 from planner.domain.scenario import Scenario
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.replayed import _replayed as replays
+from planner.memory.replayed import _replayed as answers
+from planner.memory.replayed import _run as runs
 from planner.memory.replayed import replayed
 from planner.memory.structures import _program as programs
 from planner.predicting import PRIORS, estimate
@@ -182,8 +183,8 @@ def test_one_quick_estimate(benchmark: BenchmarkFixture, name: str) -> None:
 
 def forget() -> None:
     """Remembered replays go, and the programs that they replayed."""
-    replays.cache_clear()
-    programs.cache_clear()
+    for remembered in (answers, runs, programs):
+        remembered.cache_clear()
 
 
 def million(batches: int, lengths: int) -> GridAxes:
