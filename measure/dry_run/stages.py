@@ -225,8 +225,10 @@ class Stages:
     def _mark(self, tensor: torch.Tensor, role: Role) -> None:
         # Of a tensor that is divided among ranks, this rank's part; of torchao's states, codes and constants.
         if is_traceable_wrapper_subclass(tensor):
-            for name in tensor.__tensor_flatten__()[0]:
-                self._mark(getattr(tensor, name), role)
+            # Those of a DTensor name its mesh as well.
+            for inner in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
+                if isinstance(inner, torch.Tensor):
+                    self._mark(inner, role)
         elif tensor.is_cuda and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             block = self.native.block_at(tensor.untyped_storage().data_ptr())
             if block >= 0:
