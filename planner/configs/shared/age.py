@@ -4,8 +4,10 @@ and keys that say that nothing is trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.errors import show
 
@@ -34,6 +36,20 @@ TRANSFORMERS_4 = (
     "use_legacy_prediction_loop",
     "adafactor",
 )
+
+Age = TypeVar("Age")
+
+
+def pick_age(reading: Reading, ages: Sequence[Age], stacks: Mapping[Age, str], asked: str) -> Age:
+    """The likeliest of the ``ages`` that a file's keys fit, which is the first; that the others fit is entered.
+
+    ``stacks``: the stack of every age.  ``asked``: the one that the file is read for, whatever its keys say.
+    """
+    for age, stack in stacks.items():
+        if stack == asked:
+            return age
+    reading.fits = tuple(stacks[age] for age in ages[1:])
+    return ages[0]
 
 
 def refuse_no_training(keys: Keys) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.age import pick_age
 from planner.configs.shared.keys import Keys
 
 LINEAR_LOSS = "torchtune.modules.loss.LinearCrossEntropyLoss"
@@ -56,9 +57,7 @@ def read_age(keys: Keys, reading: Reading, stack: str = "") -> Age:
         NotModelledError: of 0.2 or before, and compiled, or with units of FSDP1 that are not modelled.
     """
     ages, origin, text = _ages(keys)
-    asked = next((age for age in Age if stack and stack == _stack(age)), None)
-    age = ages[0] if asked is None else asked
-    reading.fits = tuple(_stack(other) for other in ages if other != age and asked is None)
+    age = pick_age(reading, ages, {each: _stack(each) for each in Age}, stack)
     if age != Age.TO_0_6:
         reading.take_stack(*_STACKS[age], origin, text if age == ages[0] else "as asked")
     if age.old:

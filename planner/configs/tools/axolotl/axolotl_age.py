@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.age import pick_age
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import OPTIMIZERS, say_optimizer
 from planner.errors import REFUSED_BY_TOOL, UsageError
@@ -136,9 +137,7 @@ def read_age(keys: Keys, reading: Reading, stack: str = "") -> Age:
     ``stack``: the one that it is read for, whatever its keys say.
     """
     ages, origin, text = _ages(keys)
-    asked = next((age for age in Age if stack and stack == _stack(age)), None)
-    age = ages[0] if asked is None else asked
-    reading.fits = tuple(_stack(other) for other in ages if other != age and asked is None)
+    age = pick_age(reading, ages, {each: _stack(each) for each in Age}, stack)
     if age == Age.TODAY:
         return age
     name, tool = _STACKS[age]

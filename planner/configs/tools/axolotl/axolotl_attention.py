@@ -87,7 +87,6 @@ def _read_kernel(keys: Keys, reading: Reading, *, age: Age) -> None:
     Raises:
         UsageError: Axolotl's code for xFormers and Llama, which stops.
         NotModelledError: a kernel that no formula covers.
-        UsageError: xFormers where it stops.
     """
     on = [name for name in OLD_ATTENTION if keys.flag(name)]
     if keys.get("attn_implementation") == "xformers":
