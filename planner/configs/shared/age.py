@@ -41,7 +41,7 @@ Age = TypeVar("Age")
 
 
 def pick_age(reading: Reading, ages: Sequence[Age], stacks: Mapping[Age, str], asked: str) -> Age:
-    """The likeliest of the ``ages`` that a file's keys fit, which is the first; that the others fit is entered.
+    """The likeliest of the ``ages`` that a file's keys fit, which is the first; the others are entered, too.
 
     ``stacks``: the stack of every age.  ``asked``: the one that the file is read for, whatever its keys say.
     """
