@@ -70,6 +70,15 @@ def largest(value: Number) -> float:
     return float(value) if isinstance(value, _PLAIN) else float(value.max())
 
 
+def distinct(value: Any) -> list[int]:
+    """The integers that there are, in rising order: the number itself, or those of an array."""
+    if isinstance(value, _PLAIN):
+        return [int(value)]
+    import numpy as np
+
+    return [int(each) for each in np.unique(value)]
+
+
 def ceil_div(numerator: Number, denominator: Number) -> Number:
     """``numerator / denominator`` rounded up."""
     return -(-numerator // denominator)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from planner.arrays import exp, log, maximum, minimum, sqrt, where
+from planner.arrays import exp, largest, log, maximum, minimum, sqrt, where
 from planner.domain.recipes.recipe import Batch, Number
 from planner.domain.recipes.sample_lengths import Longest, SampleLengths
 
@@ -42,8 +42,8 @@ def longest_sample(batch: Batch, draws: Number, variation: float, *, drops_long:
     if batch.lengths is not None:
         return batch.lengths.longest(batch.seq_len, draws)
     mean, cap = mean_tokens(batch), batch.seq_len
-    # Every sample as long as the cap needs no law; a grid asks one.
-    if isinstance(mean, int | float) and isinstance(cap, int | float) and mean >= cap:
+    # Every sample as long as the cap needs no law.
+    if largest(cap - mean) <= 0:
         return Longest(cap, 0.0)
     law = cut_law(batch, draws, variation, drops_long=drops_long)
     longest, spread = law.longest()

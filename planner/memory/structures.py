@@ -83,17 +83,11 @@ def alike(job: Job) -> Iterator[tuple[Mask, Job]]:
     """
     import numpy as np
 
-    batch, adapter = job.recipe.batch, job.recipe.adapter
-    point = [batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum]
-    point += [adapter.rank if adapter else 0, job.hardware.gpus_per_node]
+    batch = job.recipe.batch
+    point = batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum
     sizes = [np.asarray(each, dtype=np.float64) for each in point]
-    decides = [
-        *_flags(job, *sizes[:4]),
-        *(sizes[4:5] if _by_rank(job) else []),
-        *(sizes[5:] if _by_gpus(job) else []),
-    ]
     code: Any = np.zeros((), dtype=np.int64)
-    for each in decides:
+    for each in _flags(job, *sizes):
         known, place = np.unique(each, return_inverse=True)
         code = code * known.size + place.reshape(each.shape)
     shape = np.broadcast_shapes(code.shape, *(each.shape for each in sizes))
@@ -104,18 +98,12 @@ def alike(job: Job) -> Iterator[tuple[Mask, Job]]:
 
 
 def _job_at(job: Job, point: list[float]) -> Job:
-    micro_batch, length, tokens, accumulation, rank, gpus = point
-    recipe, hardware = job.recipe, job.hardware
+    micro_batch, length, tokens, accumulation = point
     batch = replace(
-        recipe.batch,
+        job.recipe.batch,
         micro_batch=int(micro_batch),
         seq_len=int(length),
         tokens_per_sample=tokens,
         grad_accum=int(accumulation),
     )
-    adapter = replace(recipe.adapter, rank=int(rank)) if recipe.adapter else None
-    hardware = replace(hardware, gpus_per_node=int(gpus))
-    return job_of(
-        replace(job.scenario, recipe=replace(recipe, batch=batch, adapter=adapter), hardware=hardware),
-        job.coefficients,
-    )
+    return job_of(replace(job.scenario, recipe=replace(job.recipe, batch=batch)), job.coefficients)

@@ -128,15 +128,9 @@ class Job:
     @property
     def is_one(self) -> bool:
         """Whether this is one job, not a grid of them; its coefficients may be arrays all the same."""
-        batch, adapter, hardware = self.recipe.batch, self.recipe.adapter, self.hardware
-        sizes = (
-            batch.micro_batch,
-            batch.seq_len,
-            batch.tokens_per_sample,
-            batch.grad_accum,
-            hardware.gpus_per_node,
-        )
-        return all(isinstance(each, int | float) for each in (*sizes, adapter.rank if adapter else 0))
+        batch = self.recipe.batch
+        sizes = batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum
+        return all(isinstance(each, int | float) for each in sizes)
 
     def at_length(self, tokens: int) -> Job:
         """The same job with batches of ``tokens`` padded tokens per sample."""

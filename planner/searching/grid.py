@@ -1,29 +1,26 @@
-"""A grid of scenarios: numeric axes times categorical settings,
-answered as the quick reading answers one scenario.
-"""
+"""One job with many batches and lengths, answered as the quick reading answers one scenario."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.domain.prediction import MemoryPrediction, TimePrediction
-from planner.domain.recipes.recipe import Number, Offload
-from planner.domain.recipes.sharding import ShardingName
+from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration, lengths_of
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.domain.uncertainty.interval import WIDEST_LOG, Spread, SpreadKey, log_range
 from planner.domain.uncertainty.scale import Doubt, lifted, memory_scale, need_scale, time_scale
-from planner.errors import UsageError
+from planner.errors import RefusedCombinationError, UsageError
 from planner.memory.quick import predict_quick
 from planner.predicting import PRIORS, order_reach_bytes
 from planner.program.job import job_of
-from planner.searching.variants import Flags, refusals, with_flags, with_rank, with_sizes
+from planner.searching.variants import refusals, with_sizes
 from planner.throughput.step_time import predict_time
 
 if TYPE_CHECKING:
@@ -33,142 +30,68 @@ if TYPE_CHECKING:
 
 # Points answered at once: arrays of this many numbers (0.5 MiB each) stay in the processor's cache.
 CHUNK_POINTS = 65_536
-_AXES = ("batch", "length", "rank", "gpus_per_node")
 
 
 @dataclass(frozen=True, slots=True)
-class GridAxes:
-    """What varies.  An axis left empty keeps the value of ``base``.
+class Grid:
+    """Answers of all points; arrays are indexed ``[batch, length]``.
 
-    ``batch``: samples per GPU and micro-step; ``length``: tokens; ``rank``: LoRA rank; ``gpus_per_node``:
-    GPUs.  Every sharding is combined with every offload and with every value of ``checkpointing`` (gradient
-    checkpointing).
+    ``batch``: samples per GPU and micro-step; ``length``: tokens.  ``driver_peak_bytes`` is what the driver
+    shows on the base's card, capped by it.  ``must_have_bytes`` is the minimum memory, which decides whether
+    a job fits.  ``step_s`` is ``None`` where the rates of the card are unknown, ``intervals`` without a
+    calibration.
     """
 
-    base: Scenario
-    batch: Sequence[float] = ()
-    length: Sequence[float] = ()
-    rank: Sequence[float] = ()
-    gpus_per_node: Sequence[float] = ()
-    sharding: tuple[ShardingName, ...] = ()
-    offload: tuple[Offload, ...] = ()
-    checkpointing: tuple[bool, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GridPart:
-    """All points of one combination of categorical settings; arrays have the shape of
-    :attr:`GridResult.shape`.
-
-    ``driver_peak_bytes`` is what the driver shows on the base's card, capped by it.  ``must_have_bytes`` is
-    the minimum memory, which decides whether a job fits.  ``step_s`` is ``None`` where the rates of the card
-    are unknown, ``intervals`` without a calibration.
-    """
-
-    sharding: ShardingName
-    offload: Offload
-    checkpointing: bool
+    batch: Floats
+    length: Floats
     driver_peak_bytes: Floats
     must_have_bytes: Floats
     step_s: Floats | None
     intervals: GridIntervals | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A combination of categorical settings that no library runs, and why."""
-
-    sharding: ShardingName
-    offload: Offload
-    checkpointing: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class GridResult:
-    """Answers of a grid.  Arrays are indexed ``[batch, length, rank, gpus_per_node]``,
-    each axis as resolved here.
-    """
-
-    batch: Floats
-    length: Floats
-    rank: Floats
-    gpus_per_node: Floats
-    parts: tuple[GridPart, ...]
-    refused: tuple[Refused, ...]
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Points along batch, length, rank and GPUs."""
-        return self.batch.size, self.length.size, self.rank.size, self.gpus_per_node.size
-
     @property
     def n_scenarios(self) -> int:
         """Scenarios answered."""
-        return len(self.parts) * self.batch.size * self.length.size * self.rank.size * self.gpus_per_node.size
+        return self.batch.size * self.length.size
 
 
-def estimate_grid(axes: GridAxes, model: Coefficients | Calibration = PRIORS) -> GridResult:
-    """Peak GPU memory and step time of every point of the grid;
+def estimate_grid(
+    base: Scenario,
+    model: Coefficients | Calibration = PRIORS,
+    *,
+    batch: Sequence[float] = (),
+    length: Sequence[float] = (),
+) -> Grid:
+    """Peak GPU memory and step time of ``base`` with every size of ``batch`` and ``length``;
     with a calibration also intervals and P(fits).
 
-    What the base does not say follows each sharding and offload as in the intake.  Lengths of samples follow
+    An axis left empty keeps the value of ``base``.  Lengths of samples follow
     :meth:`planner.domain.recipes.recipe.Batch.mean_tokens_at`.
 
     Raises:
-        UsageError: an axis that is not one-dimensional, finite and at least 1,
-        or a rank for a full fine-tune.
+        UsageError: an axis that is not one-dimensional, finite and at least 1.
+        RefusedCombinationError: a rule refuses the largest point.
     """
-    values = _Values.of(axes)
-    parts: list[GridPart] = []
-    refused: list[Refused] = []
-    for sharding, offload, checkpointing in _combinations(axes):
-        flags: Flags = {"sharding": sharding, "offload": offload, "gradient-checkpointing": checkpointing}
-        scenario = with_flags(axes.base, flags)
-        if reasons := refusals(values.largest(scenario)):
-            refused.append(Refused(sharding, offload, checkpointing, "; ".join(reasons.values())))
-            continue
-        parts.append(GridPart(sharding, offload, checkpointing, *_answer(scenario, values, model)))
-    return GridResult(*values.arrays, parts=tuple(parts), refused=tuple(refused))
-
-
-def _combinations(axes: GridAxes) -> Iterator[tuple[ShardingName, Offload, bool]]:
-    recipe = axes.base.recipe
-    for sharding in axes.sharding or (recipe.sharding.name,):
-        for offload in axes.offload or (recipe.offload,):
-            for checkpointing in axes.checkpointing or (recipe.gradient_checkpointing,):
-                yield sharding, offload, checkpointing
+    own = base.recipe.batch
+    values = _Values(base, _axis("batch", batch, own.micro_batch), _axis("length", length, own.seq_len))
+    if reasons := refusals(values.largest()):
+        raise RefusedCombinationError("; ".join(reasons.values()))
+    return _answer(values, model)
 
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The numeric axes as arrays, and how to put values of them into a scenario."""
+    """The axes as arrays, and how to put values of them into the base."""
 
     base: Scenario
-    arrays: tuple[Floats, Floats, Floats, Floats]
-
-    @classmethod
-    def of(cls, axes: GridAxes) -> _Values:
-        base, batch, adapter = axes.base, axes.base.recipe.batch, axes.base.recipe.adapter
-        if len(axes.rank) and (adapter is None or adapter.oft_block_size):
-            raise UsageError(
-                "only LoRA has a rank to vary: leave the axis 'rank' empty, or use method lora without OFT"
-            )
-        fixed = (
-            batch.micro_batch,
-            batch.seq_len,
-            1 if adapter is None else adapter.rank,
-            base.hardware.gpus_per_node,
-        )
-        given = (axes.batch, axes.length, axes.rank, axes.gpus_per_node)
-        arrays = [_axis(name, values, value) for name, values, value in zip(_AXES, given, fixed, strict=True)]
-        return cls(base, (arrays[0], arrays[1], arrays[2], arrays[3]))
+    batch: Floats
+    length: Floats
 
     def chunks(self) -> Iterator[tuple[slice, slice]]:
-        """Slices of the batch and length axes with at most about ``CHUNK_POINTS`` points each."""
-        batch, length, rank, gpus = (each.size for each in self.arrays)
-        lengths = max(1, min(length, CHUNK_POINTS // (rank * gpus)))
-        batches = max(1, min(batch, CHUNK_POINTS // (lengths * rank * gpus)))
+        """Slices of the axes with at most about ``CHUNK_POINTS`` points each."""
+        batch, length = self.batch.size, self.length.size
+        lengths = max(1, min(length, CHUNK_POINTS))
+        batches = max(1, min(batch, CHUNK_POINTS // lengths))
         for start, end in self._alike():
             for left in range(start, end, lengths):
                 for first in range(0, batch, batches):
@@ -178,37 +101,26 @@ class _Values:
         """Runs of lengths that are all padded or all not:
         an attention mask exists for a whole chunk or for none of it.
         """
-        batch, length = self.base.recipe.batch, self.arrays[1]
+        batch, length = self.base.recipe.batch, self.length
         padded = batch.mean_tokens_at(length) < batch.padded_within(length)
         edges = [0, *(np.flatnonzero(np.diff(padded)) + 1).tolist(), length.size]
         return pairwise(edges)
 
-    def open_grid(self, scenario: Scenario, part: tuple[slice, slice]) -> Scenario:
-        """The scenario with each axis along its own dimension,
+    def scenario(self, part: tuple[slice, slice]) -> Scenario:
+        """The base with each axis along its own dimension,
         so that a term keeps the size of the axes it depends on.
         """
-        batch, length, rank, gpus = self.arrays
-        return self._put(
-            scenario,
-            batch[part[0]].reshape(-1, 1, 1, 1),
-            length[part[1]].reshape(1, -1, 1, 1),
-            rank.reshape(1, 1, -1, 1),
-            gpus.reshape(1, 1, 1, -1),
-        )
+        return self._put(self.batch[part[0]].reshape(-1, 1), self.length[part[1]].reshape(1, -1))
 
-    def largest(self, scenario: Scenario) -> Scenario:
-        """The corner of the grid where every number is largest: what a rule refuses anywhere,
+    def largest(self) -> Scenario:
+        """The corner of the grid where both numbers are largest: what a rule refuses anywhere,
         it refuses there.
         """
-        return self._put(scenario, *(int(values.max()) for values in self.arrays))
+        return self._put(int(self.batch.max()), int(self.length.max()))
 
-    def _put(self, scenario: Scenario, batch: Number, length: Number, rank: Number, gpus: Number) -> Scenario:
+    def _put(self, batch: Number, length: Number) -> Scenario:
         own = self.base.recipe.batch
-        sizes = (batch, own.padded_within(length), own.mean_tokens_at(length))
-        scenario = with_rank(with_sizes(scenario, *sizes), rank)
-        # The formulas take arrays here too.
-        hardware = replace(scenario.hardware, gpus_per_node=gpus)  # type: ignore[arg-type]
-        return replace(scenario, hardware=hardware)
+        return with_sizes(self.base, batch, own.padded_within(length), own.mean_tokens_at(length))
 
 
 def _axis(name: str, given: Sequence[float], fixed: Number) -> Floats:
@@ -218,23 +130,18 @@ def _axis(name: str, given: Sequence[float], fixed: Number) -> Floats:
     return values
 
 
-def _answer(
-    scenario: Scenario, values: _Values, model: Coefficients | Calibration
-) -> tuple[Floats, Floats, Floats | None, GridIntervals | None]:
-    """(driver peak, must have, step time, intervals)
-    of all points under one combination of categorical settings.
-    """
-    shape = tuple(each.size for each in values.arrays)
+def _answer(values: _Values, model: Coefficients | Calibration) -> Grid:
+    base, shape = values.base, (values.batch.size, values.length.size)
     driver, must_have, step = (np.empty(shape) for _ in range(3))
-    judge = Judge.of(model, scenario) if isinstance(model, Calibration) else None
-    coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
+    judge = Judge.of(model, base) if isinstance(model, Calibration) else None
+    coefficients = model.coefficients_for(base) if isinstance(model, Calibration) else model
     intervals = no_intervals(shape) if judge else None
     timed = True
     for part in values.chunks():
-        chunk = values.open_grid(scenario, part)
+        chunk = values.scenario(part)
         memory = predict_quick(job_of(chunk, coefficients))
         time = predict_time(chunk, coefficients)
-        # Assignment broadcasts what does not depend on every axis.
+        # Assignment broadcasts what does not depend on both axes.
         driver[part], must_have[part] = memory.driver_peak_bytes, memory.must_have_bytes
         if time is None:
             timed = False
@@ -242,7 +149,7 @@ def _answer(
             step[part] = time.step_s
         if judge and intervals:
             judge.put(intervals, part, memory, time)
-    return driver, must_have, step if timed else None, intervals
+    return Grid(values.batch, values.length, driver, must_have, step if timed else None, intervals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +194,7 @@ class Judge:
         memory: MemoryPrediction,
         time: TimePrediction | None,
     ) -> None:
-        """Write the answers of one chunk; assignment broadcasts what does not depend on every axis."""
+        """Write the answers of one chunk; assignment broadcasts what does not depend on both axes."""
         if self.memory is not None:
             into.driver_low_bytes[part], into.driver_high_bytes[part] = self._driver(self.memory, memory)
         if self.need is not None and memory.limit_bytes is not None:

@@ -87,13 +87,6 @@ def with_sizes(
     return replace(scenario, recipe=with_flat(scenario.recipe, sizes))
 
 
-def with_rank(scenario: Scenario, rank: Number) -> Scenario:
-    """The scenario with another LoRA rank, an array for a grid; a full fine-tune stays as it is."""
-    if scenario.recipe.adapter is None:
-        return scenario
-    return replace(scenario, recipe=with_flat(scenario.recipe, {"lora_rank": rank}))
-
-
 def refusals(scenario: Scenario) -> dict[str, str]:
     """Message of every rule that refuses the scenario, by the rule's id."""
     case = Case(scenario, request_of(scenario).values)

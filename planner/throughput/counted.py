@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from planner.arrays import minimum, where
+from planner.arrays import distinct, minimum, where
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Batch, Number, Recipe
 from planner.domain.recipes.rollout import Rollout
@@ -99,7 +99,7 @@ def by_structure(
     for flag in flags:
         code = code * 2 + flag
     found: dict[str, Number] = {}
-    for number in sorted({int(each) for each in getattr(code, "flat", [code])}):
+    for number in distinct(code):
         held = [bool(number >> bit & 1) for bit in reversed(range(len(flags)))]
         made = read(_counted(_structure(scenario, passes, held, windows)))
         for name, value in made.items():

@@ -18,7 +18,7 @@ from planner.program.load import constants, load_whole, prepared_dtype, take_wor
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
 from planner.program.parameters import Shape, Weight, adapter_weights, model_weights
 from planner.program.request_stream import Instance, RequestStream
-from planner.program.update.states import largest_rank
+from planner.program.update.states import rank_of
 from planner.program.weights.float8 import MULTIPLE
 
 ROOT, TABLE, TAIL = "root", "table", "tail"
@@ -87,7 +87,7 @@ class Sizes:
         self._widens = numerics.mixed and not (apart or narrow)
         self._compute_dtype = numerics.compute_dtype
         self.n = int(job.recipe.shards(job.hardware))
-        self._rank = largest_rank(job)
+        self._rank = rank_of(job)
         experts = [
             linear
             for group in job.model.groups

@@ -15,7 +15,6 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from planner.arrays import largest
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.errors import NotModelledError
 from planner.program.job import Job
@@ -116,10 +115,10 @@ def _product(shape: list[tuple[Unit, float]]) -> tuple[Unit, float]:
 
 
 def n_elements(job: Job, weight: Weight) -> float:
-    """Elements of a parameter; in a grid of several ranks those of the largest."""
-    return weight.count * largest_rank(job) if weight.unit is Unit.RANK else weight.count
+    """Elements of a parameter."""
+    return weight.count * rank_of(job) if weight.unit is Unit.RANK else weight.count
 
 
-def largest_rank(job: Job) -> float:
-    """The rank of the adapters, the largest one of a grid; 0 without adapters."""
-    return largest(job.recipe.adapter.rank) if job.recipe.adapter else 0.0
+def rank_of(job: Job) -> float:
+    """The rank of the adapters; 0 without adapters."""
+    return float(job.recipe.adapter.rank) if job.recipe.adapter else 0.0

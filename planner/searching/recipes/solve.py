@@ -14,7 +14,7 @@ from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.model_parallel import group_gpus
 from planner.intake.resolve import complete
-from planner.searching.grid import GridAxes, estimate_grid
+from planner.searching.grid import estimate_grid
 from planner.searching.recipes.answer import (
     Choice,
     FoundRecipes,
@@ -268,22 +268,18 @@ def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
 
 def _fitting(like: Tried, quantity: Quantity, values: Sequence[int], confidence: float) -> list[int]:
     """Those values with which the GPU memory of a recipe suffices, by the grid."""
-    axes = (
-        GridAxes(like.scenario, batch=values)
-        if quantity == "batch"
-        else GridAxes(like.scenario, length=values)
-    )
-    parts = estimate_grid(axes, like.model).parts
-    if not parts:
+    axis = "batch" if quantity == "batch" else "length"
+    try:
+        grid = estimate_grid(like.scenario, like.model, **{axis: values})
+    except RefusedCombinationError:
         # A rule refuses the largest of them: each is asked for by itself.
         return list(values)
-    part = parts[0]
-    if part.intervals is None or like.prediction.fits_probability is None:
+    if grid.intervals is None or like.prediction.fits_probability is None:
         limit = like.prediction.memory.limit_bytes or 0
-        return [value for value, need in zip(values, part.must_have_bytes.flat, strict=True) if need <= limit]
+        return [value for value, need in zip(values, grid.must_have_bytes.flat, strict=True) if need <= limit]
     return [
         value
-        for value, chance in zip(values, part.intervals.fits_probability.flat, strict=True)
+        for value, chance in zip(values, grid.intervals.fits_probability.flat, strict=True)
         if chance >= confidence
     ]
 

@@ -17,9 +17,9 @@ from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
-from planner.searching.variants import with_rank, with_sizes
+from planner.searching.variants import with_sizes
 
-_BATCH, _LENGTH, _RANK = (1, 2, 7), (256, 1024, 5000), (8, 64)
+_BATCH, _LENGTH = (1, 2, 7, 16), (256, 1024, 5000)
 _LEVELS = (
     "allocated_peak_bytes",
     "reserved_peak_bytes",
@@ -177,17 +177,16 @@ def test_a_point_of_a_grid_has_its_own_answer(flags: dict[str, Any]) -> None:
     """All levels, the states and the spread, with masks and windows that only some points have."""
     base = resolve(from_flags({"gpu": "a100-80gb", "seq": 1024, **flags}))
 
-    def at(batch: Any, length: Any, rank: Any, tokens: Any) -> Job:
-        made = with_sizes(base, batch, length, tokens)
-        return job_of(made if base.recipe.adapter is None else with_rank(made, rank), Coefficients())
+    def at(batch: Any, length: Any, tokens: Any) -> Job:
+        return job_of(with_sizes(base, batch, length, tokens), Coefficients())
 
-    batch, length, rank = (np.array(each, dtype=float) for each in (_BATCH, _LENGTH, _RANK))
-    axes = batch.reshape(-1, 1, 1), length.reshape(1, -1, 1), rank.reshape(1, 1, -1)
+    batch, length = (np.array(each, dtype=float) for each in (_BATCH, _LENGTH))
+    axes = batch.reshape(-1, 1), length.reshape(1, -1)
     many = predict_quick(at(*axes, np.minimum(axes[1], 1024.0)))
-    shape = (len(_BATCH), len(_LENGTH), len(_RANK))
+    shape = len(_BATCH), len(_LENGTH)
     found = {name: np.broadcast_to(getattr(many, name), shape) for name in _LEVELS}
     for place in random.Random(1).sample([*np.ndindex(shape)], 8):
-        sizes = _BATCH[place[0]], _LENGTH[place[1]], _RANK[place[2]]
+        sizes = _BATCH[place[0]], _LENGTH[place[1]]
         one = predict_quick(at(*sizes, min(sizes[1], 1024)))
         assert {name: float(found[name][place]) for name in _LEVELS} == pytest.approx(
             {name: float(getattr(one, name)) for name in _LEVELS}, rel=1e-9

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.domain.recipes.flat_recipe import with_flat
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
@@ -14,7 +15,7 @@ from planner.intake.resolve import resolve
 from planner.memory.structures import alike, program_of
 from planner.program.job import job_of
 from planner.program.step import step_of
-from planner.searching.variants import with_rank, with_sizes
+from planner.searching.variants import with_sizes
 
 PRIORS = Coefficients()
 
@@ -27,7 +28,9 @@ def base(**flags: object) -> Scenario:
 def at(scenario: Scenario, batch: object, length: object, rank: object, tokens: object) -> Scenario:
     """The same job with other sizes."""
     made = with_sizes(scenario, batch, length, tokens)  # type: ignore[arg-type]
-    return made if scenario.recipe.adapter is None else with_rank(made, rank)  # type: ignore[arg-type]
+    if scenario.recipe.adapter is None:
+        return made
+    return replace(made, recipe=with_flat(made.recipe, {"lora_rank": rank}))
 
 
 def test_sizes_share_a_program_and_switches_do_not() -> None:
@@ -89,7 +92,7 @@ def test_masks_say_where_each_job_stands() -> None:
     """
     scenario = base(model="mistral-7b-v0.1", method="lora")
     batch, length = np.array([[1.0], [2.0], [3.0]]), np.array([[512.0, 8192.0]])
-    parts = [*alike(job_of(at(scenario, batch, length, 8.0, length), PRIORS))]
+    parts = [*alike(job_of(at(scenario, batch, length, 8, length), PRIORS))]
     assert len(parts) == 4
     assert np.array_equal(
         sum(np.broadcast_to(mask, (3, 2)).astype(int) for mask, _ in parts), np.ones((3, 2))
@@ -97,22 +100,21 @@ def test_masks_say_where_each_job_stands() -> None:
     assert all(one.is_one for _, one in parts)
 
 
-def test_engines_count_the_elements_of_parts() -> None:
-    """So the number of GPUs cuts a grid of theirs, and no other one."""
-    gpus, n_parts = np.array([2.0, 4.0, 8.0]), {}
-    for sharding in ("zero3", "ddp"):
-        scenario = base(model="qwen2-0.5b", method="full", gpus=2, sharding=sharding)
-        many = replace(scenario, hardware=replace(scenario.hardware, gpus_per_node=gpus))
-        n_parts[sharding] = len([*alike(job_of(many, PRIORS))])
-    assert n_parts == {"zero3": 3, "ddp": 1}
+@pytest.mark.parametrize(("sharding", "shared"), [("zero3", 3), ("ddp", 1)])
+def test_engines_count_the_elements_of_parts(sharding: str, shared: int) -> None:
+    """So the number of GPUs makes another program of theirs, and of no other."""
+    scenario = base(model="qwen2-0.5b", method="full", gpus=2, sharding=sharding)
+    hardware = scenario.hardware
+    programs = {
+        id(program_of(job_of(replace(scenario, hardware=replace(hardware, gpus_per_node=gpus)), PRIORS)))
+        for gpus in (2, 4, 8)
+    }
+    assert len(programs) == shared
 
 
-def test_ranks_cut_a_grid_where_buckets_of_gradients_do() -> None:
+@pytest.mark.parametrize(("gpus", "shared"), [(1, 1), (2, 2)])
+def test_ranks_make_another_program_where_buckets_of_gradients_do(gpus: int, shared: int) -> None:
     """On one card adapters of every rank run alike."""
-    rank, n_parts = np.array([8.0, 64.0]), {}
-    for sharding in ("none", "ddp"):
-        scenario = base(
-            model="qwen2-0.5b", method="lora", gpus=1 if sharding == "none" else 2, sharding=sharding
-        )
-        n_parts[sharding] = len([*alike(job_of(at(scenario, 2, 512, rank, 512), PRIORS))])
-    assert n_parts == {"none": 1, "ddp": 2}
+    scenario = base(model="qwen2-0.5b", method="lora", gpus=gpus, sharding="none" if gpus == 1 else "ddp")
+    jobs = [job_of(at(scenario, 2, 512, rank, 512), PRIORS) for rank in (8, 64)]
+    assert len({id(program_of(job)) for job in jobs}) == shared

@@ -10,7 +10,7 @@ from planner.errors import UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.predicting import PRIORS, estimate
-from planner.searching.grid import GridAxes, estimate_grid
+from planner.searching.grid import estimate_grid
 from planner.searching.variants import with_flags
 
 COUNTS = "100\n" * 6 + "700\n" * 3 + "3000\n"
@@ -75,17 +75,15 @@ def test_a_grid_answers_as_single_jobs_do(data: str) -> None:
     """The mean at each length is that of the samples cut there."""
     base = resolve(from_flags(job(data)))
     lengths = (64, 512, 4096)
-    part = estimate_grid(GridAxes(base, batch=(1, 4), length=lengths)).parts[0]
-    assert part.step_s is not None
+    grid = estimate_grid(base, batch=(1, 4), length=lengths)
+    assert grid.step_s is not None
     for row, batch in enumerate((1, 4)):
         for column, length in enumerate(lengths):
             single = resolve(from_flags(job(data, batch=str(batch), seq=str(length))))
             answer = estimate(single, PRIORS, quick=True)
             assert answer.time is not None
-            assert part.must_have_bytes[row, column, 0, 0] == pytest.approx(
-                float(answer.memory.must_have_bytes)
-            )
-            assert part.step_s[row, column, 0, 0] == pytest.approx(float(answer.time.step_s))
+            assert grid.must_have_bytes[row, column] == pytest.approx(float(answer.memory.must_have_bytes))
+            assert grid.step_s[row, column] == pytest.approx(float(answer.time.step_s))
 
 
 def test_a_mean_beside_the_data_is_refused(data: str) -> None:

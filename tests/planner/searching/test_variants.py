@@ -15,7 +15,6 @@ from planner.searching.variants import (
     request_of,
     warnings_about,
     with_flags,
-    with_rank,
     with_sizes,
 )
 
@@ -121,17 +120,12 @@ def test_only_what_was_given_is_in_the_request() -> None:
     assert values["batch"].value == 4
 
 
-def test_sizes_and_ranks_are_replaced_alone() -> None:
-    """All else stays, and a full fine-tune has no rank."""
+def test_sizes_are_replaced_alone() -> None:
+    """All else stays."""
     larger = with_sizes(scenario(), 8, 2048, 2000)
     batch = larger.recipe.batch
     assert (batch.micro_batch, batch.seq_len, batch.tokens_per_sample) == (8, 2048, 2000)
     assert with_sizes(larger, 4, 1024, scenario().recipe.batch.tokens_per_sample).recipe == scenario().recipe
-    wider = with_rank(scenario(), 32)
-    assert wider.recipe.adapter is not None
-    assert wider.recipe.adapter.rank == 32
-    full = scenario(method="full")
-    assert with_rank(full, 32) is full
 
 
 def test_rules_are_named_with_what_they_say() -> None:
