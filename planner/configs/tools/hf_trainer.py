@@ -40,6 +40,8 @@ _TABLE = {
 _NOT_KNOWN = "what the script does with it is not known"
 _ADAPTERS = {"lora_r": "lora_rank", "lora_rank": "lora_rank", "lora_dropout": "lora_dropout"}
 _TARGETS = ("lora_target_modules", "target_modules")
+# Names of the model in scripts of one's own; only the first is that of Transformers' examples.
+_MODEL_NAMES = ("model_name_or_path", "model_name", "base_model", "model_path", "model_id")
 # What a script of one's own may read beside TrainingArguments: only the user knows what it does with it.
 _ADAPTS = ("use_lora", "use_peft", "lora_enable")
 _QUANTIZES = ("use_qlora", "qlora", "q_lora", "load_in_4bit", "load_in_8bit")
@@ -81,7 +83,7 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), "a key that Transformers 5 no longer has")
     reading.take(keys, _TABLE)
     asks = _read_adapters(keys, reading)
-    read_checkpoint(keys, "model_name_or_path", reading)
+    _read_model(keys, reading)
     read_dtype(keys, reading)
     _read_kernel(keys, reading)
     # transformers 5.23 examples/pytorch/language-modeling/run_clm.py main.
@@ -104,6 +106,13 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     if asks:
         reading.needs["method"] = f"{keys.where(asks)}: {_NOT_KNOWN}: say --method lora, qlora, int8 or full"
     keys.skip(_HARMLESS)
+
+
+def _read_model(keys: Keys, reading: Reading) -> None:
+    name = next((each for each in _MODEL_NAMES if keys.has(each)), _MODEL_NAMES[0])
+    if name != _MODEL_NAMES[0]:
+        reading.remark(keys.where(name), "taken as the model that is trained; --model says another")
+    read_checkpoint(keys, name, reading)
 
 
 def _read_kernel(keys: Keys, reading: Reading) -> None:

@@ -68,6 +68,8 @@ _MARKS = {
     ),
     # mosaicml/llm-foundry at 8c8dd48 llmfoundry/utils/config_utils.py TrainConfig.
     "LLM Foundry": frozenset({"device_train_microbatch_size", "icl_tasks"}),
+    # OpenRLHF before its options had groups (v0.9 openrlhf/cli), and 3c3be623 of 2026.
+    "OpenRLHF": frozenset({"micro_train_batch_size", "micro_rollout_batch_size", "ds.zero_stage"}),
     # verl 0.9.1 trainer/config/ppo_trainer.yaml;
     # files of its supervised trainer have no key that only they have.
     "verl": frozenset({"actor_rollout_ref"}),

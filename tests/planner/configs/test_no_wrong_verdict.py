@@ -99,6 +99,7 @@ def test_stock_files_of_another_machine_are_known(
         (TRAINER + "do_dpo_align: true\nreference_model_name_or_path: gpt2\n", "LMFlow"),
         (LLAMA_FACTORY + "tensor_model_parallel_size: 4\n", "Megatron"),
         ("max_seq_len: 512\ndevice_train_microbatch_size: 4\n", "LLM Foundry"),
+        (TRAINER + "pretrain: gpt2\nmicro_train_batch_size: 2\n", "OpenRLHF"),
         ("model: {model_name: gpt2}\ntraining: {per_device_train_batch_size: 2}\n", "Oumi"),
     ],
 )
@@ -109,6 +110,18 @@ def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(
     for tool in (None, "transformers"):
         with pytest.raises(NotModelledError, match=rf"a key of {program}.*: such files are not read"):
             read_config_file(written(tmp_path, text), tool)
+
+
+@pytest.mark.parametrize("name", ["model_name", "base_model", "model_id"])
+def test_scripts_of_ones_own_name_the_model_in_their_ways(tmp_path: Path, name: str) -> None:
+    """It is taken, and told; Transformers' own name goes before."""
+    config = read_config_file(written(tmp_path, f"{TRAINER}{name}: gpt2\n"), "transformers")
+    assert config.request.get("model") == "gpt2"
+    assert "taken as the model that is trained" in remarks(config)
+    text = f"{TRAINER}{name}: gpt2\nmodel_name_or_path: qwen2-0.5b\n"
+    config = read_config_file(written(tmp_path, text), "transformers")
+    assert config.request.get("model") == "qwen2-0.5b"
+    assert "taken as the model" not in remarks(config)
 
 
 @pytest.mark.parametrize(
