@@ -60,6 +60,7 @@ from planner.domain.stack_values import (
     Zero3Rollouts,
     Zero12Engine,
     Zero12Upload,
+    ZeroSums,
 )
 from planner.domain.uncertainty.settled import SettledBy
 
@@ -337,8 +338,8 @@ class Stack:
     """``contiguous_gradients``: stages 1 and 2 have gradient buckets; else ``zero12_scatters`` is void."""
     zero12_scatters: bool
     """``reduce_scatter``: stages 1 and 2 copy the parts of several GPUs together before they are sent."""
-    zero_reduces_fp32: bool
-    """ZeRO casts gradients of 16 bits to fp32 for their sums (``communication_data_type``)."""
+    zero_sums_fp32: ZeroSums
+    """Where ZeRO casts gradients of 16 bits to fp32 for their sums."""
     zero12_early_buckets: bool
     """These buckets are made before the backward of the loss begins, so that they lie beside its logits."""
     zero12_flattens_on_gpu: bool

@@ -106,6 +106,10 @@ Distillation = Literal[
     "forward_in_pieces",
     "reverse_in_pieces",
 ]
+ZeroSums = Literal["never", "divided_sequences", "always"]
+"""``divided_sequences``: where DeepSpeed divides sequences (``seq_parallel_communication_data_type``);
+``always``: there, too, and everywhere else (``communication_data_type``).
+"""
 Zero3Rollouts = Literal["unread", "keeps_order", "forgets_order", "handed_at_once"]
 """The model is whole while it generates, and vLLM gets one matrix after the other.  ``keeps_order``: of
 modules, as training had it; ``forgets_order``: it is learned anew each time.  ``handed_at_once``: vLLM gets

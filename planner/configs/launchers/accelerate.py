@@ -216,6 +216,8 @@ def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
             "deepspeed_exclusion_filter",
             "deepspeed_inclusion_filter",
             "deepspeed_moe_layer_cls_names",
+            # Accelerate 1.15 hands it to nobody (utils/dataclasses.py DeepSpeedPlugin).
+            "seq_parallel_communication_data_type",
         )
     )
     if keys.has("deepspeed_config_file"):

@@ -48,8 +48,6 @@ _HARMLESS = (
     "memory_breakdown",
     # DeepSpeed's own checkpointing, which a model must call; those of Transformers do not.
     "activation_checkpointing",
-    # Read under sequence parallelism only, which is refused (runtime/engine.py:2182).
-    "seq_parallel_communication_data_type",
     # How swapping to NVMe reads and writes (runtime/swap_tensor/aio_config.py).
     "aio",
     "gradient_allreduce_op",
@@ -98,8 +96,7 @@ def read_deepspeed(keys: Keys, reading: Reading) -> None:
     _read_degrees(keys)
     _read_sizes(keys, reading)
     _read_precision(keys, reading)
-    if keys.get("communication_data_type"):
-        _read_sums(keys, reading)
+    _read_sums(keys, reading)
     for name, text in _REMARKS.items():
         if keys.get(name):
             reading.remark(keys.where(name), text)
@@ -116,13 +113,18 @@ def read_deepspeed(keys: Keys, reading: Reading) -> None:
 def _read_sums(keys: Keys, reading: Reading) -> None:
     """Enter the dtype of sums: one wider than gradients takes copies.
 
+    Where sequences are divided that is another key's (runtime/engine.py:2182).
     Ignored: stage 0, and one of 16 bits that is not that of gradients.
     """
     name, zero = "communication_data_type", keys.part("zero_optimization")
-    if keys.text(name) == "fp32" and zero is not None and zero.get("stage"):
-        reading.switch("zero_reduces_fp32", True, keys.where(name))
-    else:
+    of_sequences = keys.text(f"seq_parallel_{name}")
+    wide = keys.text(name) == "fp32" and zero is not None and bool(zero.get("stage"))
+    if wide:
+        reading.switch("zero_sums_fp32", "always", keys.where(name))
+    elif keys.get(name):
         reading.remark(keys.where(name), "gradients are counted as reduced in their own dtype")
+    if of_sequences not in (None, "fp32") and not wide:
+        reading.switch("zero_sums_fp32", "never", keys.where(f"seq_parallel_{name}"))
 
 
 def _read_degrees(keys: Keys) -> None:

@@ -84,11 +84,18 @@ def settings_of(job: Job, *, fills: bool = True) -> Settings:
         max_reuse=stack.zero3_reuse_elements,
         sub_group=stack.zero3_sub_group_elements,
         hpz=recipe.parallel.hpz,
-        reduces_wide=stack.zero_reduces_fp32 and element_bytes < FP32,
+        reduces_wide=element_bytes < FP32 and _sums_wide(job),
         keeps_recomputed=stack.zero3_keeps_recomputed,
         for_model=recipe.checkpoint_reentrant and stack.recomputes_hooks,
         scatters=stack.zero12_scatters,
     )
+
+
+def _sums_wide(job: Job) -> bool:
+    """Whether gradients are summed in fp32."""
+    stack = job.stack
+    divides = stack.model_parallel == "features" and job.recipe.parallel.context > 1
+    return stack.zero_sums_fp32 == "always" or (stack.zero_sums_fp32 == "divided_sequences" and divides)
 
 
 def _said(number: int, usual: int) -> int:

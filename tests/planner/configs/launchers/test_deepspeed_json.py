@@ -100,6 +100,14 @@ def test_states_in_ram_swap_the_optimizer(table: dict[str, Any], before: str, fo
     assert any("is swapped for" in each.text for each in said.remarks) == (found == "adamw_torch")
 
 
+def test_sums_of_divided_sequences_have_a_dtype_of_their_own() -> None:
+    """fp32 unless this key says another."""
+    key = "seq_parallel_communication_data_type"
+    said = {dtype: read({key: dtype, "zero_optimization": {"stage": 3}}) for dtype in ("bf16", "fp32")}
+    assert said["bf16"].switches["zero_sums_fp32"][0] == "never"
+    assert "zero_sums_fp32" not in said["fp32"].switches
+
+
 @pytest.mark.parametrize(
     ("dtype", "stage", "switch"),
     [("fp32", 2, True), ("fp32", 3, True), ("fp32", 0, False), ("bf16", 2, False)],
@@ -107,5 +115,5 @@ def test_states_in_ram_swap_the_optimizer(table: dict[str, Any], before: str, fo
 def test_sums_in_fp32_are_taken_over_where_they_are_divided(dtype: str, stage: int, *, switch: bool) -> None:
     """Else a remark says what is counted."""
     said = read({"communication_data_type": dtype, "zero_optimization": {"stage": stage}})
-    assert ("zero_reduces_fp32" in said.switches) == switch
+    assert ("zero_sums_fp32" in said.switches) == switch
     assert any("reduced in their own dtype" in each.text for each in said.remarks) != switch

@@ -288,13 +288,20 @@ def test_sums_in_fp32_are_copies_of_gradients() -> None:
 
     DeepSpeed 0.19.8 on fake tensors, Qwen2.5 0.5B on four cards: 7,122 MiB allocated under stage 2, as here.
     """
-    wide = {"switches": "zero_reduces_fp32=true"}
+    wide = {"switches": "zero_sums_fp32=always"}
     stream, sizes = stream_of(sharding="zero3", **wide)
     cast = allocated(stream, sizes, "gradient in fp32")
     assert sum(cast) == 2 * 4 * TRAINED
     stream, sizes = stream_of(sharding="zero2", **wide)
     assert sum(allocated(stream, sizes, "flatten(bucket) in fp32")) == 2 * 4 * TRAINED
     assert not allocated(*stream_of(sharding="zero3"), "gradient in fp32")
+
+
+def test_sums_of_divided_sequences_are_in_fp32() -> None:
+    """Where DeepSpeed divides them, unless its file says another dtype."""
+    divided = {"sharding": "zero3", "context_parallel": 2, "padding": "packed"}
+    assert allocated(*stream_of(**divided), "gradient in fp32")
+    assert not allocated(*stream_of(**divided, switches="zero_sums_fp32=never"), "gradient in fp32")
 
 
 def test_without_overlap_all_is_in_one_stream() -> None:
