@@ -11,6 +11,7 @@ from planner.configs.launchers.launch import LAUNCH_LINE, VISIBLE
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.shared.model_args import read_attention
 from planner.errors import UsageError, show
 
 TOOL = "Accelerate 1.15.0"
@@ -185,9 +186,19 @@ def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
             if kind != _DIVIDER.get(end, kind):
                 raise part.not_modelled(name, f"needs distributed_type {_DIVIDER[end]}, and it is {kind}")
             reading.say(_DEGREES[end], degree, part.where(name))
+            _read_kernel(part, name.removesuffix("sp_size") + "sp_attn_implementation", reading)
         elif name.endswith("replicate_size") and (part.count(name) or 1) > 1:
             _read_replicas(part, name, reading)
     part.skip(part.left_over_here())
+
+
+def _read_kernel(part: Keys, name: str, reading: Reading) -> None:
+    """The attention of a model whose sequences are divided, which DeepSpeed asks to be that of the script.
+
+    Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py register_with_transformers.
+    """
+    if reading.value("attention") is None:
+        read_attention(part, name, reading)
 
 
 def _read_replicas(part: Keys, name: str, reading: Reading) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
+from planner.errors import show
 
+# attn_implementation -> ours.
+ATTENTIONS = {theirs: ours for ours, facts in ATTENTION_FACTS.items() for theirs in facts.names}
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -23,3 +27,24 @@ def read_dtype(keys: Keys, reading: Reading) -> None:
         if dtype not in ("auto", *DTYPES):
             raise keys.wrong(name, f"auto, {', '.join(DTYPES)}", dtype)
         reading.say("load_dtype", "checkpoint" if dtype == "auto" else dtype, keys.where(name))
+
+
+def read_attention(keys: Keys, name: str, reading: Reading) -> None:
+    """Enter the attention kernel that a key names in the words of Transformers.
+
+    Raises:
+        NotModelledError: a kernel that no formula covers.
+    """
+    said = keys.text(name)
+    if said is None:
+        return
+    kernel = ATTENTIONS.get(said.removeprefix("paged|").lower())
+    if kernel is None:
+        raise keys.not_modelled(
+            name, f"attention '{show(said)}' is not modelled; these are: {', '.join(ATTENTIONS)}"
+        )
+    reading.say("attention", kernel, keys.where(name))
+    if kernel == "flash2" and not said.endswith(("_2", "-attn", "-attn2")):
+        reading.remark(
+            keys.where(name), f"{show(said)} is counted as FlashAttention 2: memory is the same, time is not"
+        )

@@ -24,7 +24,6 @@ from planner.configs.shared.harmless import TRAINER_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.yaml_or_json import Document, read_document
-from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.scenario import EVAL_BATCH, TRAINER_BATCH
 from planner.errors import UsageError, show
@@ -40,8 +39,6 @@ _EVALUATES = ("eval_strategy", "evaluation_strategy")
 OPTIMIZERS = {theirs: ours for ours, facts in OPTIMIZER_FACTS.items() for theirs in facts.trainer_names}
 OWN_OPTIMIZERS = tuple(name for name, facts in OPTIMIZER_FACTS.items() if not facts.trainer_names)
 """Those that a tool makes by a key of its own, whatever ``optim`` says."""
-# attn_implementation -> ours.
-ATTENTIONS = {theirs: ours for ours, facts in ATTENTION_FACTS.items() for theirs in facts.names}
 _UNMODELLED = {
     "parallelism_config": "tensor, context and sequence parallelism are not modelled",
     "tp_size": "tensor parallelism is not modelled",
@@ -314,27 +311,6 @@ def need_precision(reading: Reading) -> None:
         f"{reading.path}: neither bf16 nor fp16 is true, so the dtype of the weights decides; say it, such "
         "as --precision bf16",
     )
-
-
-def read_attention(keys: Keys, name: str, reading: Reading) -> None:
-    """Enter the attention kernel that a key names in the words of Transformers.
-
-    Raises:
-        NotModelledError: a kernel that no formula covers.
-    """
-    said = keys.text(name)
-    if said is None:
-        return
-    kernel = ATTENTIONS.get(said.removeprefix("paged|").lower())
-    if kernel is None:
-        raise keys.not_modelled(
-            name, f"attention '{show(said)}' is not modelled; these are: {', '.join(ATTENTIONS)}"
-        )
-    reading.say("attention", kernel, keys.where(name))
-    if kernel == "flash2" and not said.endswith(("_2", "-attn", "-attn2")):
-        reading.remark(
-            keys.where(name), f"{show(said)} is counted as FlashAttention 2: memory is the same, time is not"
-        )
 
 
 def _read_fsdp(keys: Keys, reading: Reading) -> None:

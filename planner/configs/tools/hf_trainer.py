@@ -11,10 +11,9 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.model_args import read_dtype
+from planner.configs.shared.model_args import read_attention, read_dtype
 from planner.configs.shared.trainer_arguments import (
     need_precision,
-    read_attention,
     read_distribution,
     read_precision,
     read_trainer,

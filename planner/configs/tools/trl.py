@@ -18,14 +18,13 @@ from planner.configs.shared.harmless import TRL_HARMLESS
 from planner.configs.shared.joined_samples import join_samples
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
-from planner.configs.shared.model_args import DTYPES, read_dtype
+from planner.configs.shared.model_args import DTYPES, read_attention, read_dtype
 from planner.configs.shared.preference_tasks import TRL_HARMLESS as PREFERENCE_HARMLESS
 from planner.configs.shared.preference_tasks import read_chosen_likelihood, read_precomputed, trl_task
 from planner.configs.shared.rollouts import UP_TO_0_17, read_rollout
 from planner.configs.shared.stock import stock_launch_file
 from planner.configs.shared.trainer_arguments import (
     need_precision,
-    read_attention,
     read_distribution,
     read_launch_file,
     read_precision,

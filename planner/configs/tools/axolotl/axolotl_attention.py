@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.trainer_arguments import read_attention
+from planner.configs.shared.model_args import read_attention
 from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.configs.tools.axolotl.axolotl_parts import EMBED_IN, QWEN_1, is_llama
 from planner.errors import REFUSED_BY_TOOL, UsageError

@@ -17,7 +17,8 @@ from planner.configs.shared.checkpoints import remark_on_own_code
 from planner.configs.shared.frozen_layers import read_freeze
 from planner.configs.shared.joined_samples import join_samples
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.trainer_arguments import ATTENTIONS, ends_by_steps
+from planner.configs.shared.model_args import ATTENTIONS
+from planner.configs.shared.trainer_arguments import ends_by_steps
 from planner.configs.tools.llama_factory.llama_factory_v1_task import read_quantization, read_task
 from planner.configs.yaml_or_json import read_document
 from planner.domain.recipes.recipe import LINEAR_MODULES

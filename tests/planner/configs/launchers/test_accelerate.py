@@ -109,7 +109,9 @@ def test_degrees_and_replicas() -> None:
     )
     tensors = {"parallelism_config_tp_size": 2, "parallelism_config_cp_size": 1}
     assert read(FSDP2 | {"parallelism_config": tensors}).value("tensor_parallel") == 2
-    spread = {"parallelism_config": {"parallelism_config_sp_size": 8}}
+    spread: dict[str, Any] = {"parallelism_config": {"parallelism_config_sp_size": 8}}
     assert read({"distributed_type": "DEEPSPEED"} | spread).value("context_parallel") == 8
+    spread["parallelism_config"]["parallelism_config_sp_attn_implementation"] = "flash_attention_2"
+    assert read({"distributed_type": "DEEPSPEED"} | spread).value("attention") == "flash2"
     with pytest.raises(NotModelledError, match="needs distributed_type DEEPSPEED, and it is FSDP"):
         read(FSDP2 | {"parallelism_config": {"parallelism_config_sp_size": 4}})
