@@ -28,13 +28,14 @@ def product_mx(torch: Operators, spec: LinearSpec, x: Tensor, own: tuple[Tensor,
     factors = [_expanded(torch, each) for each in sizes]
     out = torch.new(x.unit, spec.out_features * rows_of(spec, x), x.dtype, "mm", cost=costs.forward)
     del factors
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    n_inputs = len(inputs)
 
     def backward(_: list[Tensor], __: Tensor) -> list[Tensor | None]:
         _factors = [_expanded(torch, each) for each in sizes]
         of_x = torch.like(sizes[0], "mm", cost=costs.of_x)
-        return [of_x, torch.like(sizes[1], "mm", cost=costs.of_weight), None][: len(inputs)]
+        return [of_x, torch.like(sizes[1], "mm", cost=costs.of_weight), None][:n_inputs]
 
-    inputs = [x, weight] if bias is None else [x, weight, bias]
     return record(torch, out, inputs, packed, backward)
 
 

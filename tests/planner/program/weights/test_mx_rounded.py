@@ -44,6 +44,10 @@ def test_peaks_are_those_of_the_library() -> None:
 
 
 def test_both_factors_are_kept_packed() -> None:
-    """Half a byte for an element, and a scale of one byte for 32."""
-    kept = {unit: size for _, unit, size in run().kept}
+    """Half a byte for an element, and a scale of one byte for 32; the input itself goes."""
+    found = run()
+    kept = {unit: size for _, unit, size in found.kept}
     assert kept == {"TOKENS": IN * (1 / 2 + 1 / 32), "ONE": IN * OUT * (1 / 2 + 1 / 32)}
+    ports = found.torch.stages["ports"]
+    # The input is the first allocation, and freed before the gradient of the output is made.
+    assert ports.index(~0) < ports.index(max(ports))
