@@ -40,9 +40,10 @@ def _reaches(target: str, linear: LinearSpec) -> bool:
 def is_merged(linear: LinearSpec, targets: tuple[str, ...], stack: Stack) -> bool:
     """Whether PEFT adds an adapter to the weight of experts itself: tensors that are no module.
 
-    Unsloth takes such adapters apart again: unsloth_zoo 2026.10.9 temporary_patches/moe_utils.py.
+    Unsloth takes such adapters apart again: unsloth_zoo 2026.10.9 temporary_patches/moe_utils.py.  So do
+    ScatterMoE's kernels.
     """
-    is_bare = linear.kind == "parameter" and linear.group == "expert"
+    is_bare = linear.kind == "parameter" and linear.group == "expert" and stack.mixture_code != "scattermoe"
     return is_bare and stack.passes_over != "nothing" and is_adapted(linear, targets)
 
 

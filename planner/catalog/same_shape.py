@@ -59,8 +59,10 @@ _OTHER_MODULES = frozenset({
     "llamafy"),
 })  # fmt: skip
 # Released in FP8 by their maker, which no word of the id says: so the cards of Ministral-3-*-Instruct-2512,
-# beside which a -BF16 stands, and the config.json of Devstral-Small-2-24B-Instruct-2512.
-_RELEASED_IN_FP8 = re.compile(r"(?:ministral-3|devstral-small-2)-\d+b-instruct-2512", re.IGNORECASE)
+# beside which a -BF16 stands, and the config.json of Devstral-Small-2-24B-Instruct-2512 and of MiniMax-M2.
+RELEASED_IN_FP8 = re.compile(
+    r"(?:ministral-3|devstral-small-2)-\d+b-instruct-2512|minimax-m2(?:\.\d)?", re.IGNORECASE
+)
 # Owners who publish a family with the modules of another one, or with a vocabulary of their own:
 # https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral, hfl/chinese-llama-2-7b has 55,296 words,
 # LinkSoul/Chinese-Llama-2-7b those of Llama 2.
@@ -144,7 +146,7 @@ def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
     words = words_of(index)(name)
     stored = {_STORED[word] for word in words if word in _STORED}
     converted = any(f"{owner.lower()}/{word}" in _CONVERTED for word in words)
-    packed = QUANTISED.search(name) or QUANTISED.search(owner) or _RELEASED_IN_FP8.fullmatch(name)
+    packed = QUANTISED.search(name) or QUANTISED.search(owner) or RELEASED_IN_FP8.fullmatch(name)
     if packed or converted or len(stored) > 1:
         return Kin((), None)
     found = _copied(_IN_DTYPE.sub("", name), index) or _fine_tuned(words, index.ids)

@@ -214,8 +214,9 @@ class Stack:
     whole_table_gradient: bool
     """Where features are divided, the token table's gradient is that of the whole one, as DTensor's are."""
     mixture_code: MixtureCode
-    """Whose layers run mixtures of experts: those of Transformers, or of torchtitan up to e347b1e5e
-    (2026-02-15), with padded rows of each expert, and an exchange of tokens where GPUs divide experts."""
+    """Whose layers run mixtures of experts: those of Transformers, with the kernels of ``scattermoe`` or
+    without, or of torchtitan up to e347b1e5e (2026-02-15), with padded rows of each expert, and an exchange
+    of tokens where GPUs divide experts."""
 
     fp8_linears: Fp8Linears
     """How products of torchao in 8 bits run: operator by operator, or with each cast as one kernel."""

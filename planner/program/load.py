@@ -308,14 +308,14 @@ def take_workspaces(stream: RequestStream, job: Job) -> None:
 
 def _take_scales(stream: RequestStream, job: Job) -> None:
     """What modules that round as if quantised keep from their last call on: scales and zeros in fp32, of each
-    group of weights and of each token.
+    group of weights and of each token; those of MXFP4 keep nothing.
     """
     numerics, model = job.recipe.numerics, job.model
     adapter = job.recipe.adapter
     linears = [*model.linears(), *([] if model.tied else [(model.head, 1)])]
     for spec, count in linears:
         adapted = adapter is not None and is_adapted(spec, adapter.targets)
-        if not is_rounded(job.recipe, spec, adapted=adapted):
+        if numerics.qat == "mxfp4" or not is_rounded(job.recipe, spec, adapted=adapted):
             continue
         place = "forward", spec.name, "scales"
         sizes = [spec.weight_count / numerics.qat_group * SCALE_BYTES / 2] * (2 * count)

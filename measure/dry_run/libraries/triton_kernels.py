@@ -1,8 +1,8 @@
 """Triton without a card: its Python code runs and allocates, its kernels are neither compiled nor started.
 
 What a kernel would write is not known afterwards.  Which arguments it writes is read from its source: those
-that reach a ``store`` or an ``atomic_...``, and all that it hands to other functions of the program (Triton
-3.4 to 3.9).
+that reach a ``store`` or an ``atomic_...``, there or in a function of Triton that it calls, and all that it
+hands to other functions of the program (Triton 3.4 to 3.9).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
+from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -128,18 +129,21 @@ def written_arguments(kernel: Any) -> frozenset[str]:
     """Names of the arguments that a kernel may write."""
     known: frozenset[str] | None = getattr(kernel, "_written_in_a_dry_run", None)
     if known is None:
-        known = written_in(kernel.parse()) & frozenset(kernel.arg_names)
+        known = written_in(kernel.parse(), kernel.fn.__globals__) & frozenset(kernel.arg_names)
         kernel._written_in_a_dry_run = known  # noqa: SLF001 - our own name
     return known
 
 
-def written_in(tree: ast.AST) -> frozenset[str]:
-    """Every name whose value reaches a pointer that is written, through assignments in any order."""
+def written_in(tree: ast.AST, known: Mapping[str, Any] | None = None) -> frozenset[str]:
+    """Every name whose value reaches a pointer that is written, through assignments in any order.
+
+    ``known``: what names stand for where the functions that are called can be read as well.
+    """
     written: set[str] = set()
     sources: list[tuple[set[str], set[str]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            written |= _written_by(node)
+            written |= _written_by(node, known or {})
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
             sources.append(
                 (
@@ -156,7 +160,7 @@ def written_in(tree: ast.AST) -> frozenset[str]:
     return frozenset(written)
 
 
-def _written_by(call: ast.Call) -> set[str]:
+def _written_by(call: ast.Call, known: Mapping[str, Any]) -> set[str]:
     function = call.func
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if name == "store" or name.startswith("atomic_"):
@@ -168,13 +172,27 @@ def _written_by(call: ast.Call) -> set[str]:
             *(each.value for each in call.keywords if each.arg == "pointer"),
         ]
         return _names(*(each for each in given if each is not None))
-    if isinstance(function, ast.Name) and not hasattr(builtins, function.id):
+    if not isinstance(function, ast.Name) or hasattr(builtins, function.id):
+        return set()
+    called: Any = known.get(function.id)
+    if not hasattr(called, "parse") or any(isinstance(each, ast.Starred) for each in call.args):
         return _names(*call.args, *(word.value for word in call.keywords))
-    return set()
+    handed: dict[str | None, ast.AST] = dict(zip(called.arg_names, call.args, strict=False))
+    handed |= {word.arg: word.value for word in call.keywords}
+    return _names(*(handed[name] for name in written_arguments(called) if name in handed))
 
 
 def _names(*nodes: ast.AST) -> set[str]:
-    return {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
+    """Names below some nodes, but for those that are only loaded from: what is loaded is no pointer."""
+    found: set[str] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        if not (isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "load"):
+            todo += ast.iter_child_nodes(node)
+    return found
 
 
 def write_guess(native: Native, tensor: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.catalog.models import entry_named_in, known_by_folder, storage_of
-from planner.catalog.same_shape import QUANTISED, quantization_named
+from planner.catalog.same_shape import QUANTISED, RELEASED_IN_FP8, quantization_named
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import GPTQ
@@ -36,6 +36,8 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = ""
     _say_model(keys, name, model, reading)
     remark_on_own_code(keys, model, reading, trusts)
     last = model.rstrip("/").rpartition("/")[2]
+    if RELEASED_IN_FP8.fullmatch(last):
+        raise keys.not_modelled(name, f"{show(model)} was released in FP8, which is not modelled")
     found = QUANTISED.search(last)
     if found is None or _says_storage(keys, name, reading):
         return

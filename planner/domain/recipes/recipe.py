@@ -29,7 +29,7 @@ Method = Literal["full", "lora"]
 Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm"]
 Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
 Fp8 = Literal["none", "tensorwise", "tensorwise-gathered", "rowwise", "rowwise-gw-hp"]
-Qat = Literal["none", "int8-int4"]
+Qat = Literal["none", "int8-int4", "mxfp4"]
 Offload = Literal[
     "none",
     "optimizer",

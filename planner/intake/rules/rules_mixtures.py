@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.domain.model import BlockGroup
 from planner.domain.recipes.recipe import TARGET_PARAMETER
 from planner.intake.expert_parallel import MIXTURES
 from planner.intake.linears import failing_routers
@@ -26,7 +27,7 @@ def _selects_experts(case: Case) -> bool:
 
 
 def _is_another_mixture(case: Case) -> bool:
-    if case.stack.mixture_code == "transformers" or not case.model.is_moe:
+    if case.stack.mixture_code != "torchtitan-2025" or not case.model.is_moe:
         return False
     return case.model.architecture not in MIXTURES or case.recipe.method != "full"
 
@@ -39,6 +40,28 @@ def _holds_elsewhere(case: Case) -> bool:
     sharding = case.recipe.sharding
     divided = (sharding.gathers_weights or case.recipe.uses_fsdp) and not sharding.dtensors
     return held and (divided or (adapted_expert_bytes(case) > 0 and not case.stack.expert_deltas))
+
+
+def _scatters_elsewhere(case: Case) -> bool:
+    """Whether ScatterMoE runs experts, or over shards, that nobody read.
+
+    Source: axolotl 0.19.0 integrations/kernels/libs/scattermoe_lora/experts.py scattermoe_supports_layout;
+    parallel_linear_lora.py keeps a view of the weight, which ZeRO-3 and FSDP1 would free.
+    """
+    if case.stack.mixture_code != "scattermoe" or not case.model.is_moe:
+        return False
+    packed = case.stack.quantizes_experts == "held" and case.numerics.quantization == "int8"
+    sharding = case.recipe.sharding
+    divided = (sharding.gathers_weights or case.recipe.uses_fsdp) and not sharding.dtensors
+    return packed or divided or not all(map(_is_plain, case.model.groups))
+
+
+def _is_plain(group: BlockGroup) -> bool:
+    """Whether a layer has no experts, or gated ones without biases whose values are not clamped."""
+    mlp = group.block.mlp
+    biased = any(spec.bias for spec in group.block.linears if spec.group == "expert")
+    plain = mlp.gated and not biased and mlp.activation != "clamped_swiglu"
+    return not mlp.n_experts or (plain and mlp.router not in ("every", "selected"))
 
 
 def _drops_on_experts(case: Case) -> bool:
@@ -72,6 +95,14 @@ MIXTURE_RULES = (
         "whole and under FSDP2, with adapters of their own for PEFT before 0.21: use --sharding ddp or fsdp, "
         "and --lora-targets attention",
         _holds_elsewhere,
+        lambda case: case.model.id,
+    ),
+    Rule(
+        "scattered-experts",
+        "not-modelled",
+        "ScatterMoE is modelled for gated experts without biases, in 16 or 4 bits, where every GPU holds "
+        "them whole and under FSDP2: use --sharding ddp or fsdp",
+        _scatters_elsewhere,
         lambda case: case.model.id,
     ),
     Rule(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from planner.domain.recipes.recipe import LANGUAGE_TASKS
 from planner.intake.rules.rule import Case, Rule
 
+_BLOCK = 32
+"""Elements that share a scale in MXFP4."""
+
 
 def _asked(case: Case) -> bool:
     return case.numerics.qat != "none"
@@ -17,9 +20,11 @@ def _is_wide(case: Case) -> bool:
 
 def _unread(case: Case) -> str:
     """What about this job nobody read beside it; empty where nothing is."""
-    recipe, stack = case.recipe, case.stack
+    recipe, stack, in_blocks = case.recipe, case.stack, case.numerics.qat == "mxfp4"
     reasons = (
         (stack.qat_weights == "unread" or stack.adapter_kernels == "compiled", f"stack '{stack.id}'"),
+        (in_blocks and stack.qat_weights != "int4", f"mxfp4 on stack '{stack.id}'"),
+        (in_blocks and case.numerics.qat_group != _BLOCK, f"mxfp4 without --qat-group {_BLOCK}"),
         (case.numerics.quantization != "none", f"a base in {case.numerics.quantization}"),
         (_is_wide(case), f"precision {case.numerics.precision} of weights in {case.numerics.load_dtype}"),
         (recipe.adapter is not None and (recipe.adapter.dora or stack.qat_weights == "int4"), "an adapter"),

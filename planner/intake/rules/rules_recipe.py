@@ -189,7 +189,7 @@ def _has_unknown_operators(case: Case) -> bool:
     them.
     """
     return (
-        (case.model.is_moe and case.stack.mixture_code == "transformers")
+        (case.model.is_moe and case.stack.mixture_code != "torchtitan-2025")
         or ATTENTION_FACTS[case.recipe.attention].is_flash
         or case.recipe.numerics.quantization in PREPACKED | {"int8"}
     )
@@ -304,7 +304,7 @@ RECIPE_RULES = (
         "warn",
         "PEFT adapts a fused expert tensor by a copy of all of it, which backward keeps: lora_targets "
         "attention leaves it alone",
-        lambda case: adapted_expert_bytes(case) > 0,
+        lambda case: adapted_expert_bytes(case) > 0 and case.stack.mixture_code != "scattermoe",
         lambda case: (
             f"{format_gib(adapted_expert_bytes(case))} in all layers; with checkpointing one "
             "layer's at a time"

@@ -17,6 +17,7 @@ from planner.program.ops.casts import linear_function, rows_of
 from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
+from planner.program.weights.mx_rounded import product_mx
 
 SCALE_BYTES = 4 + 4
 """A scale and a zero, both in fp32, which the module keeps."""
@@ -50,6 +51,8 @@ def rounded_product(
     torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, own: tuple[Tensor, Tensor | None]
 ) -> Tensor:
     """The product of ``x`` with a weight and a bias (``own``), the input rounded first."""
+    if view.recipe.numerics.qat == "mxfp4":
+        return product_mx(torch, spec, x, own)
     weight, bias = own
     x = _rounded(torch, x, rows_of(spec, x))
     rounded = _grouped if view.stack.qat_weights == "int4" else _rounded

@@ -179,15 +179,15 @@ def _read_four_bits_of_lora(keys: Keys, reading: Reading, *, age: Age) -> None:
 
 def _read_targets(keys: Keys, reading: Reading) -> None:
     said, extra = keys.get("lora_target_modules"), keys.names("lora_modules_to_save")
+    parameters = keys.parameter_targets("lora_target_parameters")
     if isinstance(said, str) and (names := language_model_targets(said)):
         where = keys.where("lora_target_modules")
-        reading.say("lora_targets", names, where)
+        reading.say("lora_targets", (*names, *parameters), where)
         reading.say(
             "freeze", ("vision_tower", "projector"), where, "the pattern reaches the language model alone"
         )
         return
     targets = keys.targets("lora_target_modules")
-    parameters = keys.parameter_targets("lora_target_parameters")
     if keys.flag("lora_target_linear"):
         reading.say("lora_targets", (LINEAR_MODULES, *parameters), keys.where("lora_target_linear"))
     elif targets or parameters:

@@ -105,6 +105,8 @@ _KEYS_SINCE_0_14 = (
     "selective_checkpointing",
     "torch_empty_cache_steps",
     "use_eaft",
+    "use_scattermoe",
+    "use_sonicmoe",
 )
 # Names that ``attn_implementation`` has taken since 0.17 (utils/schemas/enums.py); before it took those of
 # kernels on the Hub, beside the flags below.

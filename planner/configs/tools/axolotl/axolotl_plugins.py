@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.axolotl.axolotl_kernels import read_kernels
 from planner.errors import show
 
 _OWN = "axolotl.integrations."
@@ -51,18 +52,19 @@ _KEYS = {
 
 
 def read_plugins(keys: Keys, reading: Reading) -> None:
-    """Enter what plugins change: the loss.
+    """Enter what plugins change: the loss, and kernels of experts.
 
     Raises:
         NotModelledError: one of Axolotl's own that trains otherwise (Spectrum, distillation, diffusion,
-            GrokFast, which keeps old gradients, kernels of experts...), or one of others' making, which may
-            change anything.
+            GrokFast, which keeps old gradients...), or one of others' making, which may change anything.
     """
     named = [_name(keys, plugin) for plugin in keys.names("plugins")]
     for name in named:
         if name == "cut_cross_entropy" and keys.flag("cut_cross_entropy") is not False:
             reading.say("loss", "liger", keys.where("plugins"), "of which a switch makes cut cross entropy")
             reading.switch("cut_cross_entropy", True, keys.where("plugins"))
+        elif name == "kernels":
+            read_kernels(keys, reading)
         elif name not in _HARMLESS:
             raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
     for plugin, names in _KEYS.items():

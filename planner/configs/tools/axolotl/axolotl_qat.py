@@ -22,7 +22,7 @@ def read_qat(keys: Keys, reading: Reading) -> None:
 
     Raises:
         UsageError: what Axolotl stops at.
-        NotModelledError: other numbers than int8 for inputs and int4 for weights.
+        NotModelledError: other numbers than int8 for inputs with int4 for weights, and mxfp4 for both.
     """
     part = keys.part("qat")
     if part is None:
@@ -30,13 +30,20 @@ def read_qat(keys: Keys, reading: Reading) -> None:
     weights, inputs = part.text("weight_dtype") or "int8", part.text("activation_dtype") or "none"
     if weights == "nvfp4":
         raise UsageError(f"{part.where('weight_dtype')}: {_NVFP4}")
-    if (inputs, weights) != ("int8", "int4"):
+    if weights == "mxfp4" and part.count("group_size") not in (None, _GROUP):
+        raise UsageError(
+            f"{part.where('group_size')}: Axolotl takes mxfp4 in groups of {_GROUP} alone [{REFUSED_BY_TOOL}]"
+        )
+    # For weights in mxfp4 inputs are, whatever the file says of them.
+    kind = "mxfp4" if weights == "mxfp4" else "int8-int4"
+    if kind != "mxfp4" and (inputs, weights) != ("int8", "int4"):
         raise part.not_modelled(
             "weight_dtype",
-            f"inputs in {show(inputs)} with weights in {show(weights)} are not modelled; int8 with int4 is",
+            f"inputs in {show(inputs)} with weights in {show(weights)} are not modelled; int8 with int4 is, "
+            "and so is mxfp4",
         )
     part.refuse_switched_on({"quantize_embedding": "a rounded token table is not modelled"})
-    reading.say("qat", "int8-int4", keys.where("qat"))
+    reading.say("qat", kind, keys.where("qat"))
     reading.take(part, {"group_size": "qat_group"})
     if not part.has("group_size"):
         reading.say("qat_group", _GROUP, keys.where("qat"), "the default of group_size")

@@ -13,6 +13,7 @@ from dataclasses import replace
 from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation, clamped_gate
 from planner.program.layers.mixture.experts_in_turn import in_turn
+from planner.program.layers.mixture.scattered import scattered
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import linear_function
 from planner.program.ops.operators import Operators, shape_of
@@ -91,6 +92,8 @@ def experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Te
         gate_up, down = (expert_spec(view, reads) for reads in ("mlp_in", "mlp_mid"))
         if gate_up.kind == "linear":
             return in_turn(torch, view, x, weights)
+        if view.stack.mixture_code == "scattermoe":
+            return scattered(torch, view, x, weights, (gate_up, down))
         # The wrapper of the second tensor is the outer one.
         down_factors = _factors(torch, view, down)
         up_factors = _factors(torch, view, gate_up)

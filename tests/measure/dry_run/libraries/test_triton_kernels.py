@@ -14,6 +14,14 @@ from tests.extras import needs
 pytestmark = needs("torch")
 
 
+def kernel_of(body: str, *names: str, **known: Any) -> Any:
+    """A function of Triton; ``known``: others that it may call."""
+    source = f"def kernel({', '.join(names)}):\n{textwrap.indent(body, '    ')}\n"
+    return SimpleNamespace(
+        parse=lambda: ast.parse(source), arg_names=list(names), fn=SimpleNamespace(__globals__=known)
+    )
+
+
 @pytest.mark.parametrize(
     ("body", "written"),
     [
@@ -23,14 +31,17 @@ pytestmark = needs("torch")
         ("block = tl.make_block_ptr(a_ptr)\nblock.store(b_ptr)", {"a_ptr"}),
         ("helper(a_ptr, n)", {"a_ptr", "n"}),
         ("tl.store(pointer=b_ptr, value=a_ptr)", {"b_ptr"}),
+        ("at = tl.load(a_ptr + offset)\ntl.store(b_ptr + at, 1.0)", {"b_ptr"}),
+        ("read(b_ptr, a_ptr)", {"a_ptr"}),
+        ("read(b_ptr, to=offset)", {"offset"}),
     ],
 )
 def test_arguments_that_reach_a_store_are_written(body: str, written: set[str]) -> None:
     """Through assignments and into functions of the program; what is only loaded or only a value is not."""
     from measure.dry_run.libraries.triton_kernels import written_arguments
 
-    source = f"def kernel(a_ptr, b_ptr, offset, n):\n{textwrap.indent(body, '    ')}\n"
-    kernel = SimpleNamespace(parse=lambda: ast.parse(source), arg_names=["a_ptr", "b_ptr", "offset", "n"])
+    read = kernel_of("tl.store(to, tl.load(given))", "given", "to")
+    kernel = kernel_of(body, "a_ptr", "b_ptr", "offset", "n", read=read)
     assert written_arguments(kernel) == written
 
 

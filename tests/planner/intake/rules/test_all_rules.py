@@ -37,6 +37,12 @@ HELD: Flags = {
     "lora_targets": "attention",
     "switches": ["quantizes_experts=held", "adapter_kernels=eager"],
 }
+SCATTERED: Flags = {
+    "model": "olmoe-1b-7b",
+    "stack": "axolotl",
+    "lora_targets": "attention",
+    "switches": ["mixture_code=scattermoe", "adapter_kernels=eager"],
+}
 MUON: Flags = {"method": "full", "optimizer": "muon", "stack": "llama-factory"}
 UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_forward"]}
 
@@ -75,6 +81,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "held-experts-elsewhere": (
         {**HELD, "gpus": 2, "sharding": "zero3"},
         {**HELD, "gpus": 2, "sharding": "fsdp2"},
+    ),
+    "scattered-experts": (
+        {**SCATTERED, "gpus": 2, "sharding": "zero3"},
+        {**SCATTERED, "gpus": 2, "sharding": "fsdp2"},
     ),
     "adapter-on-router": (
         {"model": "llama-4-scout", "method": "lora", "lora_targets": ("all-linear",)},

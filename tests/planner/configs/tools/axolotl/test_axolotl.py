@@ -157,7 +157,6 @@ def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:
 def test_keys_of_a_plugin_that_is_not_named_have_no_effect(tmp_path: Path) -> None:
     """With the plugin they count, or the plugin is refused."""
     for text, plugin in (
-        ("use_scattermoe: true\n", "kernels.KernelsPlugin"),
         ("kd_alpha: 0.9\n", "kd.KDPlugin"),
         ("diffusion: {eps: 0.001}\n", "diffusion.DiffusionPlugin"),
         ("grokfast_alpha: 0.9\n", "grokfast.GrokfastPlugin"),

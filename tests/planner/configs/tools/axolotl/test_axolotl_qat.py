@@ -34,10 +34,19 @@ def test_int8_with_int4_weights_is_read(tmp_path: Path) -> None:
     assert resolve(request).recipe.numerics.qat == "int8-int4"
 
 
+def test_mxfp4_is_read_for_both(tmp_path: Path) -> None:
+    """In blocks of 32, which Axolotl asks for, whatever is said of inputs."""
+    for text in (QAT.format("mxfp4", "mxfp4"), "qat:\n  weight_dtype: mxfp4\n  group_size: 32\n"):
+        found = read(tmp_path, text)
+        assert (found.value("qat"), found.value("qat_group")) == ("mxfp4", 32)
+    with pytest.raises(UsageError, match="refused-by-its-tool"):
+        read(tmp_path, QAT.format("mxfp4", "mxfp4") + "  group_size: 16\n")
+
+
 @pytest.mark.parametrize(
     ("text", "refused"),
     [
-        (QAT.format("mxfp4", "mxfp4"), "mxfp4 with weights in mxfp4 are not modelled"),
+        (QAT.format("int8", "int8"), "int8 with weights in int8 are not modelled"),
         ("qat:\n  weight_dtype: int4\n", "none with weights in int4 are not modelled"),
         (QAT.format("int8", "int4") + "  quantize_embedding: true\n", "a rounded token table"),
     ],
