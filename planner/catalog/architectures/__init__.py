@@ -40,7 +40,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "mixtures.dbrx": ("dbrx",),
     "mixtures.llama4": ("llama4_text", "llama4"),
-    "mixtures.deepseek_family": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"),
+    "mixtures.deepseek_family": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "minicpm3"),
     "dense.phi3_family": ("phi3",),
     "mixtures.gpt_oss": ("gpt_oss",),
     "dense.internlm": ("internlm", "internlm2", "internlm3"),

@@ -478,8 +478,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         },
     ),
     "model-newer-than-stack": (
-        {"model": "lfm2-8b-a1b", "stack": "trl@0.24"},
-        {"model": "lfm2-8b-a1b", "stack": "trl"},
+        {"model": "ministral-3-3b", "stack": "trl@0.24"},
+        {"model": "ministral-3-3b", "stack": "trl"},
     ),
     "adamw-hf-gone": (
         {"optimizer": "adamw_hf", "stack": "trl@0.24"},
