@@ -84,9 +84,9 @@ def exchanged_muon(make: Make, states: States, trained: Sequence[Weight], n_part
     for each in filter(is_orthogonalized, trained):
         alike.setdefault((each.shape, each.dtype), []).append(each)
     running: list[Iterator[None]] = []
-    for each in alike.values():
-        for first in range(0, len(each), n_parts):
-            newest = _exchanged(make, states, each[first : first + n_parts], n_parts)
+    for matrices in alike.values():
+        for first in range(0, len(matrices), n_parts):
+            newest = _exchanged(make, states, matrices[first : first + n_parts], n_parts)
             next(newest)
             running = [newest, *_advanced(running)]
     while running:
