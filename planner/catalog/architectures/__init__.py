@@ -37,6 +37,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "minimax_m2",
         "ernie4_5_moe",
         "hunyuan_v1_moe",
+        "afmoe",
     ),
     "mixtures.dbrx": ("dbrx",),
     "mixtures.llama4": ("llama4_text", "llama4"),
