@@ -12,6 +12,7 @@ RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
 RotaryResult = Literal["wider", "input", "fp32", "floated"]
 Pieces = Literal["none", "window", "image"]
+OutputGate = Literal["none", "query", "matrix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,9 @@ class AttentionSpec:
     """The turned query is multiplied by a number for each position."""
     scales_query_in_fp32: bool = False
     """A query without positions is multiplied by fp32 numbers of its position, and cast back."""
-    output_gate: bool = False
-    """The query's product is twice as wide, and the sigmoid of its second half weighs what attention
-    returns.
+    output_gate: OutputGate = "none"
+    """What attention returns is weighed by a sigmoid: of the second half of the ``query``'s product, which is
+    twice as wide, or of the product of a ``matrix`` behind those of query, key and value.
     """
     key_is_value: bool = False
     """The value is the key's product, before the key's norm."""

@@ -63,6 +63,7 @@ RouterKind = Literal[
     "sigmoid_input",
     "fp32_cast",
     "module",
+    "sigmoid_module",
     "every",
     "beside",
     "selected",
@@ -195,6 +196,7 @@ class MlpSpec:
     - ``fp32_cast``: as ``fp32``, outside of autocast, and what was chosen is cast back (ERNIE 4.5)
     - ``module``: as ``softmax``, of logits that an ``nn.Linear`` makes,
       so that it is quantised and adapted as one (Hunyuan)
+    - ``sigmoid_module``: a sigmoid of such logits that are cast to fp32 (AFMoE)
     - ``every``: all experts compute all tokens, whose inputs are multiplied by a sigmoid,
       0 where not chosen (Llama 4)
     - ``beside``: a softmax in fp32 of logits that an ``nn.Linear`` makes of the scaled and normed stream;

@@ -43,8 +43,9 @@ RETURNED: tuple[Fsdp2Units, ...] = ("root_returned", "ends_returned")
 """Values of ``fsdp2_units`` where all is divided again when the model returns logits to a loop's own loss."""
 Linear4bitDtype = Literal["compute", "loaded", "fp16"]
 Muon = Literal["unread", "matrices", "all", "gathers"]
-"""``all``: it stops at tensors of three dimensions.  ``gathers``: whole gradients of what FSDP2 divides; of
-the update each GPU gets its part, and AdamW steps adapters."""
+"""``all``: it stops at tensors of three dimensions; of those that FSDP2 divides, GPUs exchange whole ones.
+``gathers``: whole gradients of what FSDP2 divides; of the update each GPU gets its part, and AdamW steps
+adapters."""
 ModelCode = Literal["transformers-4", "transformers-5", "own", "megatron-core"]
 MainGradients = Literal["fp32", "bf16"]
 AdamStates = Literal["masters", "precise", "precise_bf16"]

@@ -13,6 +13,7 @@ from planner.catalog.peft_targets import default_targets
 from planner.domain.model import LinearSpec, ModelSpec
 from planner.domain.recipes.recipe import (
     ADAPTABLE_MODULES,
+    LINEAR_CLASSES,
     LINEAR_MODULES,
     TARGET_PARAMETER,
     TARGETS_OF_PEFT,
@@ -101,11 +102,14 @@ def spelled_out(
     """
     if targets == (TARGETS_OF_PEFT,):
         return peft_targets(model), "what PEFT adapts where no module is named"
-    words = (LINEAR_MODULES, ADAPTABLE_MODULES)
+    words = (LINEAR_MODULES, LINEAR_CLASSES, ADAPTABLE_MODULES)
     if any(word in targets for word in words):
         found = _linear_modules(model, frozen) if fused_experts else ("all-linear",)
-        if ADAPTABLE_MODULES in targets and (refused := refused_by_peft(model)):
-            found = linear_names_without(model, refused)
+        left_out = refused_by_peft(model) if ADAPTABLE_MODULES in targets else frozenset()
+        if LINEAR_MODULES not in targets:
+            left_out |= failing_routers(model)
+        if left_out:
+            found = linear_names_without(model, left_out)
         named = (target for target in targets if target not in words)
         return tuple(dict.fromkeys((*found, *named))), "what the tool finds to be a linear module"
     return None
@@ -115,8 +119,9 @@ def _linear_modules(model: ModelSpec, frozen: tuple[str, ...]) -> tuple[str, ...
     """All linear layers; beside experts that are bare tensors the names of those, which PEFT takes for the
     experts' where they are the names of the matrices that these replaced.  A frozen tower is left out.
 
-    Source: axolotl 0.19.0 loaders/adapter.py find_all_linear_names; llamafactory 0.9.5
-    model/model_utils/misc.py find_all_linear_modules (``freeze_vision_tower``).
+    Source: axolotl 0.19.0 loaders/adapter.py find_all_linear_names (``isinstance``); llamafactory 0.9.5
+    model/model_utils/misc.py find_all_linear_modules (``freeze_vision_tower``) and ms-swift 4.6.0
+    utils/transformers_utils.py find_all_linears, both by the name of the class.
     """
     inside = [each for group in model.groups for each in group.block.linears]
     inside += _of_tower(model, frozen)
@@ -314,8 +319,8 @@ def refused_by_peft(model: ModelSpec) -> frozenset[str]:
 def failing_routers(model: ModelSpec) -> frozenset[str]:
     """Names of routers that return two tensors, over which PEFT's adapter fails.
 
-    Source: transformers 5.23 models/llama4/modeling_llama4.py Llama4Router;
-    peft 0.21 tuners/lora/layer.py Linear.forward.
+    No class name of theirs says Linear.  Source: transformers 5.23 models/llama4/modeling_llama4.py
+    Llama4Router; peft 0.21 tuners/lora/layer.py Linear.forward.
     """
     return frozenset(
         linear.name

@@ -42,12 +42,12 @@ _NO_FLEX = frozenset(
 # Source: transformers 5.23.0 models/auto/modeling_auto.py MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.
 NO_LABELS = frozenset(
     {
-        *("apertus", "baichuan", "bamba", "btlm", "chatglm", "cohere", "cohere2", "dbrx", "ernie4_5"),
-        *("ernie4_5_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "glm4_moe"),
-        *("glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "gpt_from_scratch", "granite", "granitemoe"),
-        *("granitemoehybrid", "internlm", "internlm2", "internlm3", "lfm2", "lfm2_moe", "llama4"),
-        *("llama4_text", "minimax_m2", "mosaic_gpt", "mpt_causal_lm", "nemotron_h", "olmoe", "qwen"),
-        *("qwen3_5_moe", "qwen3_5_moe_text"),
+        *("afmoe", "apertus", "baichuan", "bamba", "btlm", "chatglm", "cohere", "cohere2", "dbrx"),
+        *("ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
+        *("glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "gpt_from_scratch", "granite"),
+        *("granitemoe", "granitemoehybrid", "internlm", "internlm2", "internlm3", "lfm2", "lfm2_moe"),
+        *("llama4", "llama4_text", "minimax_m2", "mosaic_gpt", "mpt_causal_lm", "nemotron_h", "olmoe"),
+        *("qwen", "qwen3_5_moe", "qwen3_5_moe_text"),
     }
 )
 # Modules that ship with the checkpoint and write attention out.  Source:
@@ -65,9 +65,10 @@ def stops_on_cpu(recipe: Recipe, stack: Stack) -> bool:
 
 # Not among CONFIG_MAPPING_NAMES of transformers 4.57.6 models/auto/configuration_auto.py; those whose
 # checkpoints bring code of their own (minimax_m2, nemotron_h) are left out.
-_SINCE_TRANSFORMERS_5 = frozenset(
-    {"gemma4", "gemma4_unified", "glm4_moe_lite", "lfm2_moe", "qwen3_5", "qwen3_5_moe"}
-)
+_SINCE_TRANSFORMERS_5 = frozenset({
+    *("afmoe", "gemma4", "gemma4_unified", "glm4_moe_lite", "lfm2_moe", "ministral3", "mistral4"),
+    *("qwen3_5", "qwen3_5_moe"),
+})  # fmt: skip
 
 
 def has_own_adamw(stack: Stack) -> bool:
@@ -86,9 +87,10 @@ def minor_of_transformers_4(stack: Stack) -> int | None:
     return int(rest.partition(".")[0]) if major == "4" else None
 
 
-def lacks_model(stack: Stack, architecture: str) -> bool:
-    """Whether the Transformers of this stack is older than the model's class."""
-    return architecture in _SINCE_TRANSFORMERS_5 and minor_of_transformers_4(stack) is not None
+def lacks_model(stack: Stack, model: ModelSpec) -> bool:
+    """Whether the Transformers of this stack is older than the class of the model, or of its decoder."""
+    newer = not _SINCE_TRANSFORMERS_5.isdisjoint((model.architecture, model.decoder))
+    return newer and minor_of_transformers_4(stack) is not None
 
 
 def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:

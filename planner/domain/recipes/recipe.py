@@ -110,9 +110,11 @@ TARGETS_OF_PEFT = "peft-default"
 """The LoRA target that stands for what PEFT adapts by itself where no module is named."""
 LINEAR_MODULES = "linear-modules"
 """The LoRA target that stands for the names of all linear modules, which a tool finds and hands to PEFT."""
+LINEAR_CLASSES = "linear-classes"
+"""The same for a tool that takes modules by the names of their classes, which a router's may not have."""
 ADAPTABLE_MODULES = "adaptable-modules"
-"""The same for a tool that leaves out what PEFT refuses.  Source: ms-swift 4.6.0 pipelines/train/tuner.py
-_drop_mamba_incompatible_targets.
+"""The same for a tool that leaves out what PEFT refuses, too.  Source: ms-swift 4.6.0
+pipelines/train/tuner.py _drop_mamba_incompatible_targets.
 """
 
 # What people call a method -> (method, quantisation, double quantisation).

@@ -13,7 +13,8 @@ _OF_LORA = ("lora_rank", "lora_dropout", "dora")
 # axolotl 0.19.0 monkeypatch/lora_kernels.py patch_self_attn_lora, called for every architecture of the
 # catalog with transformers 5.16.1: it finds no attention class of these, or not the lines that it replaces.
 _UNPATCHED = frozenset({
-    *("bloom", "cohere", "deepseek_v2", "deepseek_v3", "falcon", "falcon_h1", "glm4_moe", "glm4_moe_lite"),
+    *("afmoe", "bloom", "cohere", "deepseek_v2", "deepseek_v3", "falcon", "falcon_h1", "glm4_moe"),
+    "glm4_moe_lite",
     *("gpt2", "gpt_neox", "gptj", "lfm2", "lfm2_moe", "llama4", "minimax_m2", "mllama", "mpt", "olmo"),
     *("olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "stablelm"),
     *("glm4v", "internvl", "llava", "llava_next", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe"),

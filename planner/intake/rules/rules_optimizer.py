@@ -21,7 +21,8 @@ def _divides_matrices(case: Case) -> bool:
     """
     recipe, sharding = case.recipe, case.recipe.sharding
     muon = case.stack.muon if recipe.optimizer == "muon" else None
-    gathers = muon == "gathers" and sharding.dtensors and not recipe.offloads_something
+    meets_whole = muon == "gathers" or (muon == "all" and recipe.method == "full")
+    gathers = meets_whole and sharding.dtensors and not recipe.offloads_something
     if muon == "unread" or not (sharding.engine == "native" or gathers):
         return True
     plain = case.adapter is None or not case.adapter.oft_block_size
@@ -41,12 +42,20 @@ def _stacks_matrices(case: Case) -> bool:
     )
 
 
+def _divides_unevenly(case: Case) -> bool:
+    """Whether FSDP2 leaves GPUs with unequal numbers of rows of a matrix that Muon steps."""
+    n_parts = int(case.recipe.shards(case.hardware))
+    inside = (each for group in case.model.groups for each in group.block.linears)
+    return any(each.out_features % n_parts for each in inside)
+
+
 OPTIMIZER_RULES = (
     Rule(
         "optimizer-of-whole-matrices",
         "not-modelled",
         "This optimizer is modelled for full fine-tunes where every GPU holds all of its states. Muon is "
-        "modelled in LLaMA-Factory and Axolotl, with LoRA, too; in LLaMA-Factory v1 whole, under FSDP2, too. "
+        "modelled in LLaMA-Factory and Axolotl, with LoRA, too; in LLaMA-Factory v1 and Axolotl whole, under "
+        "FSDP2, too. "
         "Use --sharding ddp or none, --stack llama-factory, or --optimizer adamw_torch",
         lambda case: OPTIMIZER_FACTS[case.recipe.optimizer].whole_matrices and _divides_matrices(case),
         lambda case: (
@@ -64,6 +73,20 @@ OPTIMIZER_RULES = (
             and case.stack.muon == "all"
             and case.recipe.method == "full"
             and _stacks_matrices(case)
+        ),
+    ),
+    Rule(
+        # axolotl-contribs-mit 0.0.6 contribs/mit/muon/dist_muon.py muon_update_batch_async: an assertion.
+        "muon-of-uneven-parts",
+        "refuse",
+        "Axolotl's Muon stops at a matrix whose rows are no multiple of the GPUs that divide it; take fewer, "
+        f"or --optimizer adamw_torch_fused [{REFUSED_BY_TOOL}]",
+        lambda case: (
+            case.recipe.optimizer == "muon"
+            and case.stack.muon == "all"
+            and case.recipe.method == "full"
+            and case.recipe.sharding.dtensors
+            and _divides_unevenly(case)
         ),
     ),
     Rule(

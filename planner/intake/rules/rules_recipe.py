@@ -260,8 +260,8 @@ RECIPE_RULES = (
         "model-newer-than-stack",
         "not-modelled",
         "Transformers 4 has no class for this model: use a --stack with version 5, such as trl",
-        lambda case: lacks_model(case.stack, case.model.architecture),
-        lambda case: f"{case.model.architecture}, and the stack here is {case.stack.id}",
+        lambda case: lacks_model(case.stack, case.model),
+        lambda case: f"{case.model.decoder or case.model.architecture}, in a stack of {case.stack.id}",
     ),
     Rule(
         # transformers 4.39.0 to 4.57 and 5.23, as read for kbit_waits_on_host.

@@ -98,7 +98,8 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return every_expert(torch, view, x, shared)
     if not mlp.shared_width:
         return experts(torch, view, x, router(torch, view, x))
-    gates = [each for each in view.linears("mlp_in") if each.group == "router" and mlp.router != "module"]
+    is_module = mlp.router in ("module", "sigmoid_module")
+    gates = [each for each in view.linears("mlp_in") if each.group == "router" and not is_module]
     if not (gates or mlp.shared_first):
         weights = router(torch, view, x)
         out = _narrow_experts(torch, view, torch.reshaped(x), weights)

@@ -37,6 +37,15 @@ CONFIGS: list[dict[str, Any]] = [
         "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
     },
     {
+        **_SIZES, "model_type": "afmoe", "intermediate_size": 128, "moe_intermediate_size": 32,
+        "num_hidden_layers": 6, "head_dim": 32, "num_dense_layers": 2, "num_key_value_heads": 2,
+        "num_experts": 8, "num_experts_per_tok": 2, "global_attn_every_n_layers": 3, "attention_bias": True,
+    },
+    {
+        **_SIZES, "model_type": "afmoe", "intermediate_size": 128, "num_hidden_layers": 2, "num_experts": 8,
+        "tie_word_embeddings": True,
+    },
+    {
         **_DBRX, "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 5e5},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "moe_jitter_eps": 0},
     },

@@ -31,6 +31,8 @@ NAMES = (
     "paligemma2-10b-448",
     "pixtral-12b",
     "mistral-small-3.1-24b",
+    "mistral-small-4-119b",
+    "mistral-medium-3.5-128b",
     "ministral-3-3b",
 )
 

@@ -35,6 +35,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16,
         "v_head_dim": 64,
     },
+    "mistral4": {
+        **_SIZES, "model_type": "mistral4", "intermediate_size": 1024, "moe_intermediate_size": 256,
+        "num_hidden_layers": 4, "num_key_value_heads": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16,
+        "v_head_dim": 64,
+    },
+    "afmoe": {
+        **_SIZES, "model_type": "afmoe", "intermediate_size": 1536, "moe_intermediate_size": 256,
+        "num_hidden_layers": 4, "num_dense_layers": 1, "num_key_value_heads": 2, "head_dim": 64,
+        "num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 1, "sliding_window": 128,
+        "mup_enabled": True,
+    },
     "minicpm3": {
         **_SIZES, "model_type": "minicpm3", "intermediate_size": 1280, "num_hidden_layers": 4,
         "num_key_value_heads": 8, "q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 48,
@@ -69,7 +81,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _QUICK = {("gemma4 inputs", "lora", True, 256), ("minicpm3", "lora", False, 256)}
-_QUICK |= {("nemotron", "full", False, 256)}
+_QUICK |= {("nemotron", "full", False, 256), ("mistral4", "full", False, 256), ("afmoe", "full", True, 256)}
 CASES = [
     pytest.param(
         kind, method, again, seq, marks=() if (kind, method, again, seq) in _QUICK else pytest.mark.slow

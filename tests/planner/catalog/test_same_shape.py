@@ -72,6 +72,7 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     # Released in FP8, which the id does not say.
     *("mistralai/Ministral-3-8B-Instruct-2512", "mistralai/Ministral-3-3B-Instruct-2512"),
     *("mistralai/Devstral-Small-2-24B-Instruct-2512", "someone/Ministral-3-14B-Instruct-2512"),
+    *("mistralai/Mistral-Medium-3.5-128B", "mistralai/Mistral-Small-4-119B-2603"),
     # A maker's own name before a family without its version.
     *("open-r1/OpenR1-Qwen-7B", "someone/R1-Distill-Qwen-72B-stories", "someone/stories-qwen-14b"),
     # Another size, or a second one.

@@ -97,10 +97,23 @@ def test_ms_swift_leaves_out_what_peft_refuses(model: str, named: str) -> None:
     assert set(adapter.targets) == set(named.split())
 
 
+@pytest.mark.parametrize("word", ["linear-classes", "adaptable-modules"])
+def test_a_router_that_no_class_name_calls_linear(word: str) -> None:
+    """LLaMA-Factory 0.9.5, in a dry run of its own, and ms-swift adapt no router; Axolotl would."""
+    flags = {"model": "llama-4-scout", "method": "lora", "gpu": "h200-sxm:8", "seq": 512}
+    flags |= {"sharding": "zero3", "images_per_sample": 0}
+    adapter = resolve(from_flags({**flags, "lora_targets": word})).recipe.adapter
+    assert adapter is not None
+    assert {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"} <= set(adapter.targets)
+    assert "router" not in adapter.targets
+    with pytest.raises(RefusedCombinationError, match="returns two tensors"):
+        resolve(from_flags({**flags, "lora_targets": "linear-modules"}))
+
+
 def test_linear_modules_leave_a_frozen_tower_out() -> None:
     """As LLaMA-Factory does: nothing warns of names that nobody wrote."""
     flags = {"model": "qwen3-vl-30b-a3b", "method": "lora", "gpu": "h200-sxm", "seq": 512}
-    named = {**flags, "stack": "llama-factory", "lora_targets": "linear-modules", "freeze": "vision_tower"}
+    named = {**flags, "stack": "llama-factory", "lora_targets": "linear-classes", "freeze": "vision_tower"}
     found = resolve(from_flags({**named, "images_per_sample": 0}))
     assert found.recipe.adapter is not None
     assert set(found.recipe.adapter.targets) == {"q_proj", "k_proj", "v_proj", "o_proj"}

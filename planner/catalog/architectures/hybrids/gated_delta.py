@@ -90,7 +90,7 @@ def _linear_block(full: BlockSpec, mixer: GatedDeltaSpec, hidden: int) -> BlockS
 
 def _gated_attention(fields: ConfigFields, *, kv_default: int) -> AttentionSpec:
     attention = attention_of(fields, kv_default=kv_default, head_dim_default=256)
-    attention = replace(attention, output_gate=True, joined_rotary=True)
+    attention = replace(attention, output_gate="query", joined_rotary=True)
     return replace(attention, rotary_width=rotary_width(fields, attention.head_dim, 0.25))
 
 

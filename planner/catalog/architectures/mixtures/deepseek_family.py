@@ -1,8 +1,8 @@
-"""DeepSeek-V2 and V3, GLM-4.7-Flash, MiniCPM3: multi-head latent attention, a few dense layers,
+"""DeepSeek-V2 and V3, GLM-4.7-Flash, Mistral 4, MiniCPM3: multi-head latent attention, a few dense layers,
 then experts beside shared ones.
 
 Module names, shapes and defaults are those of Transformers 5.23
-(``models/{deepseek_v2,deepseek_v3,glm4_moe_lite}``).
+(``models/{deepseek_v2,deepseek_v3,glm4_moe_lite,mistral4}``).
 Attention without a cache expands the latents to full keys and values for every head, so ``n_kv_heads`` equals
 ``n_heads`` here.
 """
@@ -17,14 +17,14 @@ from planner.catalog.architectures.dense.llama_family import decoder
 from planner.catalog.architectures.mixtures.moe_family import experts_of, shared_experts
 from planner.catalog.architectures.parts import fused_experts, gated_mlp, reached_by_peft, rms, router
 from planner.domain.attention_shape import AttentionSpec, RotaryForm
-from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec, RouterKind
+from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec, RouterKind
 from planner.errors import NotModelledError
 
 
 @dataclass(frozen=True, slots=True)
 class _ClassDefaults:
-    """Where the two classes differ: what an absent field means (``None``: it must be present),
-    and how the router works.
+    """Where the classes differ: what an absent field means (``None``: it must be present), how the router
+    works, and whether PEFT's table has the experts.
     """
 
     n_routed_experts: int
@@ -33,6 +33,7 @@ class _ClassDefaults:
     first_k_dense_replace: int
     num_experts_per_tok: int | None
     router: RouterKind
+    in_table: bool = True
 
 
 _V2 = _ClassDefaults(64, 2, 1407, 0, None, "fp32")
@@ -50,6 +51,7 @@ _MINICPM3 = {
     "max_position_embeddings": 32_768,
 }
 _GLM = _ClassDefaults(64, 1, 1536, 1, 4, "sigmoid")
+_MISTRAL4 = _ClassDefaults(128, 1, 2048, 0, 4, "softmax_fp32", in_table=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ def _read(fields: ConfigFields, defaults: _ClassDefaults, *, mlp_bias: bool) -> 
     n_dense = min(fields.count("first_k_dense_replace", default=defaults.first_k_dense_replace), n_layers)
     blocks = [_dense(fields, base, mlp_bias)] * n_dense if n_dense else []
     blocks += [_sparse(fields, base, defaults, mlp_bias)] * (n_layers - n_dense) if n_layers > n_dense else []
+    if defaults.in_table:
+        blocks = [replace(block, linears=_reached(block.linears)) for block in blocks]
     return decoder(fields, blocks)
 
 
@@ -130,7 +134,7 @@ def _dense(fields: ConfigFields, base: BlockSpec, bias: bool) -> BlockSpec:
     return replace(
         base,
         mlp=replace(base.mlp, width=width),
-        linears=base.linears + _reached(gated_mlp(hidden, width, bias=bias)),
+        linears=base.linears + gated_mlp(hidden, width, bias=bias),
     )
 
 
@@ -149,7 +153,7 @@ def _sparse(fields: ConfigFields, base: BlockSpec, defaults: _ClassDefaults, bia
         *fused_experts(hidden, mlp),
         *shared_experts(hidden, shared_width, bias=bias),
     )
-    return replace(base, mlp=mlp, linears=base.linears + _reached(experts))
+    return replace(base, mlp=mlp, linears=base.linears + experts)
 
 
 def _reached(linears: tuple[LinearSpec, ...]) -> tuple[LinearSpec, ...]:
@@ -193,6 +197,18 @@ def read_glm4_moe_lite(fields: ConfigFields) -> ModelSpec:
     )
 
 
+def read_mistral4(fields: ConfigFields) -> ModelSpec:
+    """``mistral4``: DeepSeek V3's layers, whose query is multiplied by a number for each position."""
+    ranks = {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "v_head_dim": 128}
+    spec = _read(ConfigFields({**ranks, **fields.data}, fields.where), _MISTRAL4, mlp_bias=False)
+    return replace(spec, groups=tuple(_with_scaled_query(group) for group in spec.groups))
+
+
+def _with_scaled_query(group: BlockGroup) -> BlockGroup:
+    attention = replace(group.block.attention, scales_turned_query=True)
+    return replace(group, block=replace(group.block, attention=attention))
+
+
 def read_minicpm3(fields: ConfigFields) -> ModelSpec:
     """``minicpm3``: latents in dense layers, whose branches are multiplied by numbers, as embeddings are.
 
@@ -220,5 +236,6 @@ READERS: dict[str, Callable[[ConfigFields], ModelSpec]] = {
     "deepseek_v2": read_deepseek_v2,
     "deepseek_v3": read_deepseek_v3,
     "glm4_moe_lite": read_glm4_moe_lite,
+    "mistral4": read_mistral4,
     "minicpm3": read_minicpm3,
 }

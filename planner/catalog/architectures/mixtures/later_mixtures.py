@@ -1,4 +1,4 @@
-"""Mixtures of experts of 2025: GLM-4.5, MiniMax M2, ERNIE 4.5, Hunyuan.
+"""Mixtures of experts of 2025: GLM-4.5, MiniMax M2, ERNIE 4.5, Hunyuan, AFMoE.
 
 Module names, shapes and defaults are those of Transformers 5.23
 (``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
+from planner.catalog.architectures.dense.later_blocks import turned_in_windows
 from planner.catalog.architectures.dense.llama_family import (
     attention_of,
     decoder,
@@ -25,7 +26,9 @@ from planner.catalog.architectures.parts import (
     rotary_width,
     router,
     separate_qkv,
+    with_scaling,
 )
+from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field
 from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec
 
@@ -180,6 +183,40 @@ def read_hunyuan_moe(fields: ConfigFields) -> ModelSpec:
     return decoder(fields, [block] * fields.layers("num_hidden_layers"))
 
 
+def read_afmoe(fields: ConfigFields) -> ModelSpec:
+    """``afmoe`` (Trinity): a norm before and behind each branch, positions in windows only, what attention
+    returns weighed by a matrix of its own; dense layers, then experts beside a shared one that runs first.
+
+    ``expert_bias`` of each router is a frozen parameter, counted among those beside the matrices.
+    """
+    hidden, n_layers = fields.integer("hidden_size"), fields.layers("num_hidden_layers")
+    bias, window = fields.flag("attention_bias", False), window_field(fields, 1024)
+    attention = replace(
+        attention_of(fields, head_dim_default=128), head_norms_last=True, output_gate="matrix"
+    )
+    gate = LinearSpec("gate_proj", "attention", hidden, attention.out_width, "attn_in")
+    projections = (*separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias), gate)
+    n_experts, top_k = (
+        fields.integer("num_experts", default=64),
+        fields.integer("num_experts_per_tok", default=6),
+    )
+    width = fields.integer("moe_intermediate_size", default=1408)
+    shared = width * fields.integer("num_shared_experts", default=2)
+    mlp = experts_of(fields, width, n_experts, top_k)
+    mlp = replace(mlp, shared_width=shared, shared_first=True, router="sigmoid_module")
+    chooser = LinearSpec("gate", "router", hidden, n_experts, "mlp_in")
+    linears = (*projections, chooser, *fused_experts(hidden, mlp), *shared_experts(hidden, shared))
+    norms = (rms(hidden, copies=4), *head_norms(attention))
+    sparse = BlockSpec(attention, mlp, reached_by_peft(linears, *SPLIT_NAMES), norms, extra_params=n_experts)
+    dense = replace(_dense(fields, attention, projections, bias=False), norms=norms)
+    n_dense = min(fields.count("num_dense_layers", default=1), n_layers)
+    types = alternating_types(n_layers, fields.integer("global_attn_every_n_layers", default=4))
+    windows = layer_windows(fields, n_layers, window, types)
+    blocks = turned_in_windows(dense, windows[:n_dense]) + turned_in_windows(sparse, windows[n_dense:])
+    spec = with_scaling(decoder(fields, blocks), "wide")
+    return replace(spec, embedding_scale="model" if fields.flag("mup_enabled", False) else "none")
+
+
 def _same_in_all_layers(fields: ConfigFields, name: str) -> int:
     """A number, or a list of the same number for each layer; 1 where the file has none."""
     if not isinstance(fields.data.get(name), list):
@@ -196,4 +233,5 @@ READERS = {
     "minimax_m2": read_minimax_m2,
     "ernie4_5_moe": read_ernie_moe,
     "hunyuan_v1_moe": read_hunyuan_moe,
+    "afmoe": read_afmoe,
 }

@@ -49,7 +49,7 @@ from planner.configs.tools.llama_factory.llama_factory_vision import (
     VISION_TEMPLATES,
     read_vision,
 )
-from planner.domain.recipes.recipe import LINEAR_MODULES
+from planner.domain.recipes.recipe import LINEAR_CLASSES
 from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory 0.9.5"
@@ -390,7 +390,7 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
         _read_rotations(keys, reading)
     targets = keys.names("lora_target")
     if targets:
-        named = (LINEAR_MODULES,) if targets == ("all",) else targets
+        named = (LINEAR_CLASSES,) if targets == ("all",) else targets
         reading.say("lora_targets", named, keys.where("lora_target"))
     if not rotates and keys.flag("use_dora"):
         reading.say("dora", True, keys.where("use_dora"))

@@ -21,7 +21,7 @@ from planner.configs.shared.model_args import ATTENTIONS
 from planner.configs.shared.trainer_arguments import ends_by_steps
 from planner.configs.tools.llama_factory.llama_factory_v1_task import read_quantization, read_task
 from planner.configs.yaml_or_json import read_document
-from planner.domain.recipes.recipe import LINEAR_MODULES
+from planner.domain.recipes.recipe import LINEAR_CLASSES
 from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory v1 ff6d4d1"
@@ -173,7 +173,7 @@ def _read_lora(reading: Reading, part: Keys) -> None:
     reading.take(part, {"r": "lora_rank", "lora_dropout": "lora_dropout"})
     targets, extra = part.names("target_modules"), part.names("modules_to_save")
     if targets:
-        named = (LINEAR_MODULES,) if targets == ("all",) else targets
+        named = (LINEAR_CLASSES,) if targets == ("all",) else targets
         reading.say("lora_targets", named, part.where("target_modules"))
     if extra:
         reading.say("modules_to_save", extra, part.where("modules_to_save"))

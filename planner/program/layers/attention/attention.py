@@ -60,7 +60,7 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             # The list of pieces lives until attention returns.
             held.append(out)
             out = torch.cat([out])
-        if view.block.attention.output_gate:
+        if view.block.attention.output_gate != "none":
             out = torch.mul(out, torch.kernel(held[0], "sigmoid", saves="output"))
         out = linear(torch, view, view.linears("attn_out")[0], out)
         return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
@@ -107,12 +107,15 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> Heads:
     made: list[Tensor] = []
     gates: list[Tensor] = []
     for index, matrix in enumerate(view.linears("attn_in")):
+        if index == len(numbers):
+            gates.append(linear(torch, view, matrix, x))
+            break
         made.append(linear(torch, view, matrix, x))
         if (spec.scales_query, spec.scales_key, False)[index]:
             made[index] = torch.same(made[index], "mul")
         if whole:
             made[index] = head_norm(torch, view, index, made[index])
-        if spec.output_gate and not index:
+        if spec.output_gate == "query" and not index:
             gates.append(_cut_off_gate(torch, made))
         elif not spec.heads_last:
             made[index] = by_heads(torch, made[index], numbers[index])

@@ -1,7 +1,7 @@
 """Multi-head latent attention: queries, keys and values expanded from compressed products.
 
-Source: transformers 5.23 models/{deepseek_v2,deepseek_v3}/modeling_*.py, ``forward`` and ``expand_kv`` of the
-attention modules; torch 2.13 autograd/functions/tensor.cpp ``CopySlices``.
+Source: transformers 5.23 models/{deepseek_v2,deepseek_v3,mistral4}/modeling_*.py, ``forward`` and
+``expand_kv`` of the attention modules; torch 2.13 autograd/functions/tensor.cpp ``CopySlices``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def latent_heads(torch: Operators, view: LayerView, x: Tensor) -> Heads:
     latent = norm(torch, view, norms[-1], latent, "kv_a_layernorm")
     query_turned, key_turned = turned(torch, view, query_turned, key_turned)
     joined = torch.cat([query_plain, query_turned], by_heads=True)
+    if spec.scales_turned_query:
+        joined = torch.same(joined, "mul")
     key, value = _expanded(torch, view, latent, key_turned)
     return joined, key, value, [query, query_turned, compressed, latent, key_turned]
 

@@ -34,6 +34,8 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     mlp = view.block.mlp
     if mlp.router == "module":
         return _by_module(torch, view, x)
+    if mlp.router == "sigmoid_module":
+        return _by_sigmoid_of_module(torch, view, x)
     spec = next(each for each in view.block.linears if each.group == "router" and each.kind == "parameter")
     with torch.inside(spec.name):
         weight = torch.parameter(
@@ -71,6 +73,13 @@ def _by_module(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     logits = linear(torch, view, spec, x)
     scores = torch.chosen(torch.softmax(torch.to(logits, "fp32")), view.block.mlp.top_k)
     return torch.to(scores, logits.dtype)
+
+
+def _by_sigmoid_of_module(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """An ``nn.Linear`` whose product is cast: transformers 5.23 models/afmoe AfmoeTokenChoiceRouter."""
+    spec = next(each for each in view.linears("mlp_in") if each.group == "router")
+    logits = torch.to(linear(torch, view, spec, torch.reshaped(x, is_view=False)), "fp32")
+    return torch.chosen(torch.kernel(logits, "sigmoid", saves="output"), view.block.mlp.top_k)
 
 
 def _delta(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> Tensor | None:

@@ -10,6 +10,7 @@ from planner.catalog.stacks import load_stack
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
+from planner.errors import NotModelledError
 
 TRAINER = "model_name_or_path: gpt2\nper_device_train_batch_size: 2\n"
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"
@@ -82,3 +83,11 @@ def test_code_of_a_checkpoints_own_is_told(tmp_path: Path, tool: str, text: str,
     """Once, where it runs in place of the class that is counted."""
     remarks = [remark.text for remark in reading_of(tmp_path, text, tool).remarks]
     assert sum("code of their own" in text for text in remarks) == remarked
+
+
+def test_own_code_that_differs_is_refused(tmp_path: Path) -> None:
+    """Trinity's has experts that quantisers reach, which are tensors in the class of Transformers."""
+    text = AXOLOTL.replace("Qwen/Qwen2.5-0.5B", "arcee-ai/Trinity-Nano-Preview")
+    with pytest.raises(NotModelledError, match="own code of arcee-ai/Trinity-Nano-Preview"):
+        reading_of(tmp_path, text + OWN, "axolotl")
+    assert reading_of(tmp_path, text, "axolotl").value("model") == "arcee-ai/Trinity-Nano-Preview"

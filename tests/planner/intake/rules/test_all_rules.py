@@ -229,6 +229,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {**MUON, "stack": "axolotl", "model": "granite-3.0-1b-a400m"},
         {**MUON, "model": "granite-3.0-1b-a400m"},
     ),
+    "muon-of-uneven-parts": (
+        {**MUON, "stack": "axolotl", "model": "qwen2.5-0.5b", "gpus": 6, "sharding": "fsdp"},
+        {**MUON, "stack": "axolotl", "model": "qwen2.5-0.5b", "gpus": 8, "sharding": "fsdp"},
+    ),
     "optimizer-in-backward": (
         {"method": "full", "optimizer_in_backward": True, "grad_accum": 2},
         {"method": "full", "optimizer_in_backward": True},
@@ -488,8 +492,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         },
     ),
     "model-newer-than-stack": (
-        {"model": "lfm2-8b-a1b", "stack": "trl@0.24"},
-        {"model": "lfm2-8b-a1b", "stack": "trl"},
+        {"model": "ministral-3-3b", "stack": "trl@0.24"},
+        {"model": "ministral-3-3b", "stack": "trl"},
     ),
     "adamw-hf-gone": (
         {"optimizer": "adamw_hf", "stack": "trl@0.24"},

@@ -83,7 +83,7 @@ def recipe_of(folder: Path, text: str) -> Any:
         ),
         (
             "lora_target: all\nadditional_target: embed_tokens\n",
-            {"lora_targets": ("linear-modules",), "modules_to_save": ("embed_tokens",)},
+            {"lora_targets": ("linear-classes",), "modules_to_save": ("embed_tokens",)},
         ),
     ],
 )
