@@ -348,7 +348,8 @@ def read_generated(keys: Keys, reading: Reading, *, age: Age) -> None:
     section.refuse_switched_on(_OWN_ROLLOUTS)
     section.skip(_OWN_ROLLOUTS_HARMLESS)
     _read_beta(section, keys, reading, age=age)
-    read_rollout(section, reading, old=age.old)
+    # axolotl 0.19.0 utils/schemas/validation.py check_vllm_mode_set, since 2025-08; TRL's own before.
+    read_rollout(section, reading, old=age.old, mode="server")
     if reading.value("reward_model") is not None:
         reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
     engine = keys.part("vllm")
