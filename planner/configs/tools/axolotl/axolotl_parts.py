@@ -72,6 +72,11 @@ _OWN_ROLLOUTS_HARMLESS = (
     "reroll_max_groups",
     "skip_zero_advantage_batches",
 )
+_ENGINE_HARMLESS = (
+    *("max_model_len", "dtype", "enable_prefix_caching", "host", "port", "enforce_eager"),
+    *("data_parallel_size", "device", "enable_reasoning", "reasoning_parser", "serve_module"),
+    "worker_extension_cls",
+)
 
 
 def read_numerics(keys: Keys, reading: Reading, *, age: Age) -> None:
@@ -353,22 +358,12 @@ def read_generated(keys: Keys, reading: Reading, *, age: Age) -> None:
     if reading.value("reward_model") is not None:
         reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
     engine = keys.part("vllm")
-    if engine is not None and reading.value("generator") == "vllm":
+    if engine is None:
+        return
+    engine.skip(_ENGINE_HARMLESS)
+    if reading.value("generator") == "vllm":
         remark_divided(engine, reading, "tensor_parallel_size")
         reading.take(engine, {"gpu_memory_utilization": "vllm_memory"})
-        engine.skip(
-            (
-                "max_model_len",
-                "dtype",
-                "enable_prefix_caching",
-                "host",
-                "port",
-                "enforce_eager",
-                "data_parallel_size",
-                "device",
-                "enable_reasoning",
-                "reasoning_parser",
-                "serve_module",
-                "worker_extension_cls",
-            )
-        )
+    else:
+        # On other cards.
+        engine.skip(("tensor_parallel_size", "gpu_memory_utilization"))
