@@ -372,10 +372,8 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
         # No variable here may refer to the stream while the head runs.
         passed = [x]
         del x
-        if mode.role in ("prompt", "token"):
-            return sampled(torch, ends, passed)
-        if mode.role == "features":
-            return features(torch, ends, passed)
+        if mode.role in ("prompt", "token", "features"):
+            return (features if mode.role == "features" else sampled)(torch, ends, passed)
         if ends.model.value_head:
             return values(torch, ends, passed, mode.role)
         if ends.layer.recipe.task in ("reward", "classify", "gkd"):

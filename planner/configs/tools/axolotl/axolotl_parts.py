@@ -55,7 +55,8 @@ _STORED_IN_FP32 = re.compile(rf"jamba|qwen1\.5-moe|qwen2-57b-a14b|{_NEMOTRON_H.p
 # the details of it.
 _AHEAD = "generation ahead of the update is not modelled"
 _OWN_ROLLOUTS = {
-    "async_prefetch": _AHEAD,
+    # core/trainers/grpo/async_trainer.py _generate_only takes 7 values of trl 1.9.0, which returns 8.
+    "async_prefetch": f"{_AHEAD}, and Axolotl 0.19.0 stops at it where one process trains",
     "use_data_producer": "a producer of data of Axolotl's own is not modelled",
     "streaming_partial_batch": _AHEAD,
     "rollout_func": "a function that generates, of one's own, is not read",
