@@ -74,7 +74,7 @@ _OWN_ROLLOUTS_HARMLESS = (
     "skip_zero_advantage_batches",
 )
 _ENGINE_HARMLESS = (
-    *("max_model_len", "dtype", "enable_prefix_caching", "host", "port", "enforce_eager"),
+    *("dtype", "enable_prefix_caching", "host", "port", "enforce_eager"),
     *("data_parallel_size", "device", "enable_reasoning", "reasoning_parser", "serve_module"),
     "worker_extension_cls",
 )
@@ -362,6 +362,10 @@ def read_generated(keys: Keys, reading: Reading, *, age: Age) -> None:
     if engine is None:
         return
     engine.skip(_ENGINE_HARMLESS)
+    most = engine.count("max_model_len")
+    if most is not None and reading.value("generator") == "vllm-server":
+        # axolotl 0.19.0 cli/vllm_serve.py, which starts that server from the same file.
+        reading.longest = most, engine.where("max_model_len")
     if reading.value("generator") == "vllm":
         remark_divided(engine, reading, "tensor_parallel_size")
         reading.take(engine, {"gpu_memory_utilization": "vllm_memory"})
