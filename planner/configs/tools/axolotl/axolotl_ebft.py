@@ -46,8 +46,8 @@ def read_features(keys: Keys, reading: Reading) -> None:
             )
         raise part.not_modelled(
             "mode",
-            "strided completions are not modelled: the model in training writes them at many places of each "
-            "document, in passes over all of it that keep no keys and values; structured is",
+            "strided completions, which the model writes at many places of a document, are not modelled; "
+            "measure trace -- axolotl train runs them, and structured is read",
         )
     layers = part.get("feature_layers")
     n_layers = len(layers) if isinstance(layers, list) and layers else _LAYERS

@@ -88,7 +88,7 @@ def test_a_key_means_what_axolotl_makes_of_it(tmp_path: Path, text: str, values:
         ("rl: dpo\nrl_adapter_ref_model: true\n", "rl_adapter_ref_model: a reference that is another model"),
         ("rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel: Liger's losses"),
         ("process_reward_model: true\nnum_labels: 3\n", "num_labels: other than two labels"),
-        ("rl: ebft\nebft: {mode: strided}\n", "ebft.mode: strided completions are not modelled"),
+        ("rl: ebft\nebft: {mode: strided}\n", "ebft.mode: strided completions"),
         ("rl: ebft\nebft: {mode: structured}\ntrl: {async_prefetch: true}\n", "trl.async_prefetch: gener"),
         ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "what spectrum trains"),
         ("spectrum_top_fraction: 0.5\n", "spectrum_top_fraction: what spectrum trains"),
