@@ -59,8 +59,8 @@ _OTHER_MODULES = frozenset({
     "llamafy"),
 })  # fmt: skip
 # Released in FP8 by their maker, which no word of the id says: so the cards of Ministral-3-*-Instruct-2512,
-# beside which a -BF16 stands, and the config.json of Devstral-Small-2-24B-Instruct-2512 and of MiniMax-M2.  The
-# safetensors of Mistral-Medium-3.5-128B and Mistral-Small-4-119B-2603 hold matrices in F8_E4M3.
+# beside which a -BF16 stands, and the config.json of Devstral-Small-2-24B-Instruct-2512 and of MiniMax-M2.
+# The safetensors of Mistral-Medium-3.5-128B and Mistral-Small-4-119B-2603 hold matrices in F8_E4M3.
 RELEASED_IN_FP8 = re.compile(
     r"(?:ministral-3|devstral-small-2)-\d+b-instruct-2512|minimax-m2(?:\.\d)?"
     r"|mistral-medium-3\.5-128b|mistral-small-4-119b-2603",

@@ -301,6 +301,8 @@ class Stack:
     """Log-probabilities of the reference are computed once, before training."""
     reward_head: RewardHead
     """What scores in a reward model: a head in the place of the words', or one of values beside it."""
+    feature_layers: int
+    """Completions are scored by so many layers' outputs in the model without its adapters; 0: otherwise."""
     classifies: Classifies
     """Which models label samples: those that Transformers ``listed``, or any, ``made`` to by the tool."""
 

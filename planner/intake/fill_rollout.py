@@ -162,7 +162,7 @@ def _reward_dtype(ledger: Ledger, recipe: Recipe, model: ModelSpec, stack: Stack
     Source: trl 1.16.0 trainer/grpo_trainer.py (``model_init_kwargs``) and scripts/grpo.py;
     0.16.1 to 0.21.0 scripts/grpo.py.
     """
-    shared = stack.completion_logps in ("in_place", "tiles")
+    shared = stack.completion_logps in ("in_place", "fused_rows", "tiles")
     given = ledger.request.get("load_dtype")
     default: str = recipe.numerics.load_dtype if shared else "fp32"
     note = "trl 1.16.0 scripts/grpo.py: as the policy" if shared else "trl 0.21.0 scripts/grpo.py"

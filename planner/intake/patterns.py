@@ -19,7 +19,7 @@ _PARENTS: dict[LinearGroup, tuple[str, ...]] = {
     "shared_expert": ("mlp.shared_expert", "mlp.shared_experts", "shared_mlp"),
     "router": ("mlp", "block_sparse_moe"),
 }
-_IN_MIXER = ("conv",)
+_IN_MIXER = ("conv", "linear_attn")
 """Parents of the projections of a layer without attention."""
 _FEED_FORWARD: dict[LinearGroup, tuple[str, ...]] = {
     "mlp": ("feed_forward",),
@@ -30,7 +30,8 @@ _OTHERWISE = {"lfm2": _FEED_FORWARD, "lfm2_moe": _FEED_FORWARD}
 _NAMED_LIKE_LLAMA = """
     apertus cohere cohere2 deepseek_v3 gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4
     gemma4_unified glm glm4 gpt_oss granite granitemoe internlm3 llama mistral mixtral olmo
-    olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2
+    olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_text qwen3_moe seed_oss smollm3 stablelm
+    starcoder2
 """
 NAMED_LIKE_LLAMA = frozenset(_NAMED_LIKE_LLAMA.split())
 """Architectures whose layers hold ``self_attn`` and ``mlp``: the modules that transformers 5.23 builds,

@@ -88,7 +88,7 @@ def takes_rows(recipe: Recipe, stack: Stack) -> bool:
     if recipe.loss == "chunked" or recipe.task in ("reward", "ppo", "gkd"):
         return False
     if recipe.rollout is not None:
-        return True
+        return stack.completion_logps != "fused_rows"
     return recipe.has_own_loss and (
         stack.pair_logps in ("rows", "rows_and_hidden", "rows_let_go", "shifted_rows")
     )

@@ -245,6 +245,16 @@ def reward_job(job: Job) -> Job | None:
     return replace(made, scenario=frozen)
 
 
+def feature_job(job: Job) -> Job:
+    """The job of the pass whose layers' outputs score completions: the model inside of PEFT's wrapper, so
+    without autocast, its adapters switched off.
+
+    Source: axolotl 0.19.0 core/trainers/ebft/trainer.py _feature_matching_reward, rewards.py
+    extract_hidden_states; peft 0.20.0 peft_model.py disable_adapter.
+    """
+    return reference_job(generation_job(job))
+
+
 def teacher_job(job: Job) -> Job | None:
     """The job of a teacher's pass; ``None`` without one.  Nobody freezes its weights.
 

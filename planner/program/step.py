@@ -24,14 +24,14 @@ from planner.program.checkpoint import Checkpointing, checkpointed, checkpointed
 from planner.program.engines import runtime_of
 from planner.program.head.distilled import distilled_loss
 from planner.program.head.ends import EndsView, embeddings, head, require_gradient
-from planner.program.head.generation import CACHE, sampled
+from planner.program.head.generation import CACHE, features, sampled
 from planner.program.head.inputs import names_for
 from planner.program.head.preferences import preference_head, scores, values
 from planner.program.head.roles import CACHING, Role
 from planner.program.head.tiles import tiles
 from planner.program.head.weighted import compared_logits, weighted_loss
 from planner.program.in_turn import arrived, came_back, left
-from planner.program.job import Job, generation_job, reference_job, reward_job, teacher_job
+from planner.program.job import Job, feature_job, generation_job, reference_job, reward_job, teacher_job
 from planner.program.layers.layer import layer
 from planner.program.load import settle_workspace
 from planner.program.ops.operators import Operators
@@ -172,12 +172,14 @@ def generation_of(job: Job) -> Generation | None:
     asides = n_asked * (evaluation_of(job, "reference"),)
     compared = parts_of(reference_job(job), "none", role="reference") if rollout.has_reference else ()
     scoring = reward_job(job)
-    scores = () if scoring is None else parts_of(scoring, "none", role="score")
+    scored = () if scoring is None else parts_of(scoring, "none", role="score")
+    if job.stack.feature_layers:
+        scored = parts_of(feature_job(job), "none", role="features")
     if rollout.generator != "transformers":
-        return Generation((), (), asides, compared, scores)
+        return Generation((), (), asides, compared, scored)
     alone = generation_job(job)
     prompts, token = evaluation_of(alone, "prompt"), evaluation_of(alone, "token")
-    return Generation(prompts, token, asides, compared, scores)
+    return Generation(prompts, token, asides, compared, scored)
 
 
 def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]:
@@ -341,7 +343,7 @@ def _one_layer(
         view.recipe.task == "reward" and view.stack.reward_head == "value"
     )
     values = mode.gradients == "none" and has_values
-    keeps = values or (dpo and view.stack.pair_logps == "rows_and_hidden")
+    keeps = values or mode.role == "features" or (dpo and view.stack.pair_logps == "rows_and_hidden")
     runs = _caching_layer if mode.role in CACHING else _kept_layer if keeps else _layer
     saves = _saves(view, mode.gradients)
     return run(partial(runs, view, call), entry, _LAYER, dict(given), gradients=mode.gradients, saves=saves)
@@ -370,8 +372,8 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
         # No variable here may refer to the stream while the head runs.
         passed = [x]
         del x
-        if mode.role in ("prompt", "token"):
-            return sampled(torch, ends, passed)
+        if mode.role in ("prompt", "token", "features"):
+            return (features if mode.role == "features" else sampled)(torch, ends, passed)
         if ends.model.value_head:
             return values(torch, ends, passed, mode.role)
         if ends.layer.recipe.task in ("reward", "classify", "gkd"):

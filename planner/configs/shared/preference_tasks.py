@@ -38,8 +38,9 @@ _AXOLOTL_TASKS: dict[str, Task] = {
     # The same trainer, whose rewards are normalised one by one (core/builders/rl.py).
     "gdpo": "grpo",
     "grpo": "grpo",
+    # The same trainer, whose rewards come from the model's own layers (core/trainers/ebft/trainer.py).
+    "ebft": "grpo",
 }
-_REINFORCED = ("ebft",)
 _PRECOMPUTE = "precompute_ref_log_probs"
 _PRECOMPUTED = (
     "log-probabilities of the reference that are computed before training are modelled for DPO, and up to "
@@ -192,8 +193,7 @@ def axolotl_task(keys: Keys) -> Task | None:
     """
     kind = str(keys.get("rl") or "").lower()
     if kind and kind not in _AXOLOTL_TASKS:
-        what = "reinforcement learning" if kind in _REINFORCED else "preference training"
-        raise keys.not_modelled("rl", f"{what} ({show(kind)}) is not modelled")
+        raise keys.not_modelled("rl", f"preference training ({show(kind)}) is not modelled")
     rewards = keys.flag("reward_model")
     if not kind and not rewards:
         if keys.flag("process_reward_model"):

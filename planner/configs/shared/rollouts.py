@@ -23,7 +23,6 @@ _UNMODELLED = {
     "use_transformers_paged": "generation in pages is not modelled",
     "use_transformers_continuous_batching": "generation in pages is not modelled",
     "cache_implementation": "a cache of another kind than the growing one is not modelled",
-    "generation_kwargs": "arguments of generation are not read from a file",
     "disable_dropout": (
         "GRPO without the dropout that the model has is not modelled; leave it out where there is none"
     ),
@@ -114,20 +113,38 @@ trainer/grpo_trainer.py ``_compute_loss``).
 """
 
 
-def read_rollout(keys: Keys, reading: Reading, *, old: bool, prompt: str = "max_prompt_length") -> None:
+def read_rollout(
+    keys: Keys, reading: Reading, *, old: bool, prompt: str = "max_prompt_length", mode: str = ""
+) -> None:
     """Enter what a file or a section says about generation; ``old``: it is of a TRL below 0.27; ``prompt``:
-    the key to whose tokens prompts are cut.
+    the key to whose tokens prompts are cut; ``mode``: of vLLM, where the tool has one of its own.
 
     Raises:
         NotModelledError: a way to generate, or a loss, that is not modelled.
     """
     keys.refuse_switched_on(_UNMODELLED)
+    _read_arguments(keys)
     reading.take(keys, _SHARED)
     _read_reference(keys, reading, old=old)
     _read_completion(keys, reading, prompt, old=old)
-    _read_generator(keys, reading, old=old)
+    _read_generator(keys, reading, mode, old=old)
     _read_rewards(keys, reading)
     keys.skip(HARMLESS)
+
+
+def _read_arguments(keys: Keys) -> None:
+    """``generation_kwargs``, of which tokens that end a completion move nothing: all are counted whole.
+
+    Raises:
+        NotModelledError: another one.
+    """
+    name = "generation_kwargs"
+    part = keys.part(name) if keys.has(name) else None
+    if part is None:
+        return
+    part.skip(("stop_token_ids",))
+    if part.left_over_here():
+        raise keys.not_modelled(name, "arguments of generation are not read from a file")
 
 
 def _read_reference(keys: Keys, reading: Reading, *, old: bool) -> None:
@@ -176,8 +193,8 @@ def _read_completion(keys: Keys, reading: Reading, cut: str, *, old: bool) -> No
         )
 
 
-def _read_generator(keys: Keys, reading: Reading, *, old: bool) -> None:
-    mode, share = keys.text("vllm_mode"), keys.get("vllm_gpu_memory_utilization")
+def _read_generator(keys: Keys, reading: Reading, unsaid: str, *, old: bool) -> None:
+    mode, share = keys.text("vllm_mode") or unsaid or None, keys.get("vllm_gpu_memory_utilization")
     keys.skip((UP_TO_0_17,))
     if not keys.flag("use_vllm"):
         reading.default("generator", "transformers", f"{_CONFIG}: use_vllm")

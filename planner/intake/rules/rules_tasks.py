@@ -33,7 +33,7 @@ _READ: dict[str, frozenset[Task]] = {
 _SEPARATE_PASSES = ("rows",)
 _ONE_GROUP = ("shifted_rows", "fused_rows", "tiles")
 """Of TRL from 0.29 on: 0.29.0, 1.9.0 and 1.16.0 models/utils.py prepare_fsdp (``fully_shard(model)``)."""
-_SHARES_PACKING = ("divided", "in_place")
+_SHARES_PACKING = ("divided", "in_place", "fused_rows")
 """What stacks have, some of whose scripts hand ``quantization_config`` to both models: trl 0.29.0 and 1.0.0
 scripts/grpo.py; not those of 0.21.0, 1.14.0 and 1.16.0.
 """
@@ -214,6 +214,17 @@ TASK_RULES = (
             and case.recipe.rollout.reward is not None
             and case.numerics.quantization != "none"
             and case.stack.completion_logps in _SHARES_PACKING
+        ),
+    ),
+    Rule(
+        # axolotl 0.19.0 core/trainers/ebft/trainer.py EBFTMixin.__init__: a copy of the model, whole.
+        "features-of-a-copy",
+        "not-modelled",
+        "Outputs of layers that score completions are modelled of a model whose adapters are switched off, "
+        "on one GPU, under DDP, ZeRO-1 and ZeRO-2; use --method lora and such a --sharding",
+        lambda case: (
+            case.stack.feature_layers > 0
+            and (case.recipe.adapter is None or case.recipe.sharding.gathers_weights)
         ),
     ),
     Rule(

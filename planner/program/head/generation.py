@@ -17,7 +17,7 @@ from planner.domain.term import TermName
 from planner.program.head.ends import EndsView, all_logits, last_norm
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit, promoted
-from planner.program.recorded_part import SHARED_SLOTS, Shape
+from planner.program.recorded_part import FORWARD_OUT, SHARED_SLOTS, Shape
 from planner.program.request_stream import Instance
 from planner.program.view import LayerView
 
@@ -74,6 +74,23 @@ def sampled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     _probabilities = torch.like(scores, "softmax")
     _exponential = torch.like(scores, "exponential")
     return torch.new(Unit.ROWS, 1, "int64", "multinomial")
+
+
+def features(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """Outputs of some layers of all tokens, joined and then copied, beside those of all layers and the
+    logits: the model returns them as well.
+
+    Source: axolotl 0.19.0 core/trainers/ebft/rewards.py extract_hidden_states, which asks the model in PEFT's
+    wrapper for ``model``: the one with its head.
+    Ignored: the same of the right answers, one for each prompt; means, norms and products of what is pooled.
+    """
+    hidden = last_norm(torch, ends, passed)
+    torch.outputs += [hidden.alias(), all_logits(torch, ends, hidden).alias()]
+    torch.enter(FORWARD_OUT)
+    width = ends.layer.stack.feature_layers * hidden.count
+    joined = torch.new(hidden.unit, width, hidden.dtype, "cat")
+    _copy = torch.like(joined, "cat")
+    return torch.new(Unit.ROWS, 1, "fp32", "rewards")
 
 
 def hand_over(before: list[Instance], made: list[Instance]) -> None:

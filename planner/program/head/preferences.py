@@ -169,14 +169,38 @@ def _completion_rows(torch: Operators, ends: EndsView, passed: list[Tensor], rol
     torch.enter(FORWARD_OUT)
     if view.dtypes.autocast:
         logits.append(torch.to(logits.pop(), "fp32"))
-    in_place = view.stack.completion_logps in ("in_place", "in_place_alone")
-    logits.append((torch.in_place if in_place else torch.same)(torch.part(logits[0], logits[0].count), "div"))
-    if not in_place:
-        del logits[0]
+    fused = view.stack.completion_logps == "fused_rows"
+    in_place = fused or view.stack.completion_logps in ("in_place", "in_place_alone")
+    logits.append((_divided_in_place if in_place else _divided)(torch, logits[0]))
+    del logits[0]
+    if fused:
+        return _fused_rows(torch, view, logits[-1])
     out = selective_log_softmax(torch, logits[-1], ends.n_rows)
     if role == "policy" and view.stack.completion_logps not in ("without_entropy", "in_place_alone"):
         _entropy(torch, logits[-1], copies=in_place and not view.single)
     return out
+
+
+def _divided(torch: Operators, logits: Tensor) -> Tensor:
+    return torch.same(torch.part(logits, logits.count), "div")
+
+
+def _divided_in_place(torch: Operators, logits: Tensor) -> Tensor:
+    """``logits[:, -n:].div_(...)``: going back, the gradient is copied into zeros of all, these into another
+    tensor, and of what was changed a copy is divided.
+
+    Source: torch 2.13 torch/csrc/autograd/functions/tensor.cpp CopySlices::apply_impl.
+    """
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        out = torch.like(gradient, "new_empty_strided")
+        _copy = torch.like(gradient, "clone")
+        _divided = torch.like(gradient, "div")
+        return [out]
+
+    torch.pay([logits], [logits])
+    changed = record(torch, logits.alias(), [logits], [], backward)
+    return torch.part(changed, logits.count)
 
 
 def _entropy(torch: Operators, logits: Tensor, *, copies: bool) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-Role = Literal["policy", "reference", "divergence", "compared", "prompt", "token", "score"]
+Role = Literal["policy", "reference", "divergence", "compared", "prompt", "token", "score", "features"]
 """What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on
 other completions.  Or logits that are compared with, word by word; or which tokens a generation reads; or the
-scores of what was generated.
+scores of what was generated, or outputs of layers that score it.
 """
 CACHING: tuple[Role, ...] = ("compared", "prompt", "token", "score")
 """Passes that keep keys and values: nobody tells a model that scores or is compared with not to.

@@ -122,7 +122,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
             NotModelledError,
             "what spectrum trains",
         ),
-        (AXOLOTL + "rl: ebft\n", NotModelledError, "rl: reinforcement"),
+        (AXOLOTL + "rl: ebft\nebft: {mode: strided}\n", NotModelledError, "ebft.mode: strided"),
         (
             TRL + "lora_target_modules: [q_proj]\nlora_target_parameters: [22.mlp.experts.down_proj]\n",
             NotModelledError,

@@ -32,6 +32,13 @@ def test_an_expression_becomes_the_names_that_it_matches() -> None:
     assert targets_of(r".*\.(q_proj|lm_head)|lm_head") == ("q_proj", "lm_head")
 
 
+def test_layers_of_qwen_3_5_with_attention_have_matrices_of_their_own() -> None:
+    """Every fourth layer has ``self_attn``; the others have ``linear_attn`` in its place."""
+    attention = r".*\.layers\.(3|7|11|15|19|23)\.self_attn\.(q|k|v|o)_proj"
+    assert targets_of(attention, "qwen3.5-0.8b") == _ATTENTION
+    assert targets_of(r".*\.linear_attn\.in_proj_(a|b)", "qwen3.5-0.8b") == ("in_proj_b", "in_proj_a")
+
+
 @pytest.mark.parametrize(
     ("pattern", "model", "error", "words"),
     [

@@ -28,6 +28,7 @@ from planner.configs.shared.trainer_arguments import (
 from planner.configs.tools.axolotl.axolotl_adapters import read_adapter_kernels, read_method
 from planner.configs.tools.axolotl.axolotl_age import Age, read_age, read_optimizer
 from planner.configs.tools.axolotl.axolotl_attention import names_attention, read_attention_keys
+from planner.configs.tools.axolotl.axolotl_ebft import read_features
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
@@ -232,6 +233,7 @@ def _read_task(keys: Keys, reading: Reading, *, age: Age) -> None:
         reading.say("task", task, keys.where(next(name for name in names if keys.get(name))))
         read_precomputed(keys, reading, single=keys.has("adapter"))
         read_chosen_likelihood(keys, reading)
+        read_features(keys, reading)
     if keys.get("model_type") == _MAMBA and age.today:
         raise UsageError(
             f"{keys.where('model_type')}: mamba-ssm 1.2.0, which Axolotl asks for, does not import beside "

@@ -55,7 +55,8 @@ _STORED_IN_FP32 = re.compile(rf"jamba|qwen1\.5-moe|qwen2-57b-a14b|{_NEMOTRON_H.p
 # the details of it.
 _AHEAD = "generation ahead of the update is not modelled"
 _OWN_ROLLOUTS = {
-    "async_prefetch": _AHEAD,
+    # core/trainers/grpo/async_trainer.py _generate_only takes 7 values of trl 1.9.0, which returns 8.
+    "async_prefetch": f"{_AHEAD}, and Axolotl 0.19.0 stops at it where one process trains",
     "use_data_producer": "a producer of data of Axolotl's own is not modelled",
     "streaming_partial_batch": _AHEAD,
     "rollout_func": "a function that generates, of one's own, is not read",
@@ -71,6 +72,11 @@ _OWN_ROLLOUTS_HARMLESS = (
     "reroll_start_fraction",
     "reroll_max_groups",
     "skip_zero_advantage_batches",
+)
+_ENGINE_HARMLESS = (
+    *("dtype", "enable_prefix_caching", "host", "port", "enforce_eager"),
+    *("data_parallel_size", "device", "enable_reasoning", "reasoning_parser", "serve_module"),
+    "worker_extension_cls",
 )
 
 
@@ -348,26 +354,21 @@ def read_generated(keys: Keys, reading: Reading, *, age: Age) -> None:
     section.refuse_switched_on(_OWN_ROLLOUTS)
     section.skip(_OWN_ROLLOUTS_HARMLESS)
     _read_beta(section, keys, reading, age=age)
-    read_rollout(section, reading, old=age.old)
+    # axolotl 0.19.0 utils/schemas/validation.py check_vllm_mode_set, since 2025-08; TRL's own before.
+    read_rollout(section, reading, old=age.old, mode="server")
     if reading.value("reward_model") is not None:
         reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
     engine = keys.part("vllm")
-    if engine is not None and reading.value("generator") == "vllm":
+    if engine is None:
+        return
+    engine.skip(_ENGINE_HARMLESS)
+    most = engine.count("max_model_len")
+    if most is not None and reading.value("generator") == "vllm-server":
+        # axolotl 0.19.0 cli/vllm_serve.py, which starts that server from the same file.
+        reading.longest = most, engine.where("max_model_len")
+    if reading.value("generator") == "vllm":
         remark_divided(engine, reading, "tensor_parallel_size")
         reading.take(engine, {"gpu_memory_utilization": "vllm_memory"})
-        engine.skip(
-            (
-                "max_model_len",
-                "dtype",
-                "enable_prefix_caching",
-                "host",
-                "port",
-                "enforce_eager",
-                "data_parallel_size",
-                "device",
-                "enable_reasoning",
-                "reasoning_parser",
-                "serve_module",
-                "worker_extension_cls",
-            )
-        )
+    else:
+        # On other cards.
+        engine.skip(("tensor_parallel_size", "gpu_memory_utilization"))

@@ -47,6 +47,9 @@ MUON: Flags = {"method": "full", "optimizer": "muon", "stack": "llama-factory"}
 UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_forward"]}
 
 TAUGHT: Flags = {"task": "gkd", "stack": "trl", "teacher_model": "llama-2-13b"}
+SCORED: Flags = {
+    "task": "grpo", "stack": "axolotl", "seq": 512, "switches": ("feature_layers=3",)
+}  # fmt: skip
 # An image of 999 tokens.
 SEES: Flags = {"model": "qwen2.5-vl-7b", "images_per_sample": 1, "image_size": "1024x768", "seq": 2048}
 CUT_OFF: Flags = {
@@ -590,6 +593,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
             "versions": ("trl==1.0.0",),
         },
         {"task": "grpo", "stack": "trl", "seq": 512, "method": "qlora", "reward_model": "qwen2.5-0.5b"},
+    ),
+    "features-of-a-copy": (
+        {**SCORED, "method": "full"},
+        {**SCORED, "method": "lora"},
     ),
     "teacher-divided": (
         {**TAUGHT, "gpus": 2, "sharding": "fsdp2"},
