@@ -43,11 +43,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt build_hook.py planner/allocat
 env: $(VENV)/.installed
 
 # Other people's tools, each in an environment of its own, for dry runs of their command lines; never part of `make test`.
-# A GPU installation has Triton by way of torch; files of all three may ask for the rest.
-BESIDE := bitsandbytes deepspeed liger_kernel peft triton
+# A GPU installation has Triton by way of torch, in the version that torch 2.13.0 for CUDA asks for; files of all three may ask for the rest.
+TRITON := triton==3.7.1
+BESIDE := bitsandbytes deepspeed liger_kernel peft $(TRITON)
 TOOLS := tests/against_libraries/programs/environments
-# What files of LLaMA-Factory ask for beside it: an optimizer, and the layers of Qwen3.5.
-env-llamafactory: BESIDE += badam flash-linear-attention
+# What files of LLaMA-Factory ask for beside it: optimizers, and the layers of Qwen3.5.
+env-llamafactory: BESIDE += badam galore_torch apollo_torch flash-linear-attention
 # What it needs comes with it.
 env-unsloth: BESIDE := unsloth_zoo
 env-axolotl env-llamafactory env-trl env-unsloth: env-%:
@@ -63,11 +64,11 @@ env-litgpt: PACKAGES := litgpt==0.5.13 transformers==4.57.6
 env-torchtitan: PACKAGES := torchtitan==0.2.2 transformers==5.24.0 einops
 env-torchtune env-litgpt env-torchtitan: env-%:
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)" $(PACKAGES) triton
+	.venv-$*/bin/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)" $(PACKAGES) $(TRITON)
 	.venv-$*/bin/python -m pip install --quiet --editable .
 
 # Files of alignment-handbook up to 2025-03, with libraries of 2024-11.  HANDBOOK: its repository at ae3f44f, whose scripts run.
-HANDBOOK_NEEDS := trl bitsandbytes deepspeed peft triton scipy sentencepiece evaluate setuptools
+HANDBOOK_NEEDS := trl bitsandbytes deepspeed peft $(TRITON) scipy sentencepiece evaluate setuptools
 env-trl-handbook:
 	$(PYTHON) -m venv .venv-trl-handbook
 	.venv-trl-handbook/bin/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"

@@ -25,7 +25,7 @@ from planner.configs.tools import (
     trl,
 )
 from planner.configs.tools.axolotl import axolotl
-from planner.configs.tools.llama_factory import llama_factory, llama_factory_v1
+from planner.configs.tools.llama_factory import llama_factory, llama_factory_age, llama_factory_v1
 from planner.configs.tools.one_process import say_one_process
 from planner.configs.tools.other_tools import refuse_other_tools
 from planner.configs.tools.unsloth import unsloth_cli, unsloth_train
@@ -61,7 +61,7 @@ _TRAINING = (
     Tool(
         "llama-factory",
         llama_factory.TOOL,
-        llama_factory.STACK,
+        llama_factory_age.STACK,
         llama_factory.MARKS,
         llama_factory.read_llama_factory,
     ),

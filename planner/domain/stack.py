@@ -26,6 +26,7 @@ from planner.domain.stack_values import (
     FsdpNoSync,
     FsdpUnits,
     FusedHeadNorms,
+    GatedDelta,
     KbitUpcast,
     KvHeadCopies,
     Linear4bitDtype,
@@ -187,6 +188,7 @@ class Stack:
     """Norms by one kernel that saves its input only."""
     fused_head_norms: FusedHeadNorms
     """Architectures whose norms of queries and keys are one kernel with their rotary positions."""
+    gated_delta: GatedDelta
     scales_norms_wide: bool
     """RMS norms multiply by their weight in fp32, before the cast back."""
     fused_mlp: bool

@@ -9,6 +9,10 @@ DeviceMap = Literal["unread", "layer", "largest"]
 EmptiesBeforeBackward = Literal["never", "first", "every"]
 QuantizesExperts = Literal["never", "expanded", "held"]
 FusedHeadNorms = Literal["none", "gemma4", "qwen3_too"]
+GatedDelta = Literal["fused_norm", "repeated", "grouped"]
+"""Keys that several heads of values share are ``grouped`` by the kernel, or ``repeated`` before it.
+``fused_norm``: and the gated norm is a kernel of flash-linear-attention.
+"""
 PassedOver = Literal["parameters", "routers", "nothing"]
 """Which bare tensors k-bit quantisers leave as they are: all, or but for those of experts."""
 FsdpNoSync = Literal["neither", "fsdp1", "both"]

@@ -11,6 +11,8 @@ a second half of the decay's gradient on cards with little shared memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.domain.mixer_specs import (
     DELTA_CHUNK_TOKENS,
     GatedDeltaSpec,
@@ -23,6 +25,7 @@ from planner.program.layers.selective_scan import mamba1
 from planner.program.layers.state_space import mamba2
 from planner.program.ops.autograd import record
 from planner.program.ops.convolution import convolved
+from planner.program.ops.kernels import repeat_kv
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.ops.work import Multiplies, Product
@@ -72,7 +75,10 @@ def _gated_delta(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Ten
         parts.clear()
         beta = torch.kernel(raw_beta, "sigmoid", saves="output")
         decay = _decay(torch, view, spec, raw_decay)
-        out = _delta_rule(torch, spec, (query, key, value), decay, beta)
+        if repeats := spec.value_heads > spec.key_heads and view.stack.gated_delta != "grouped":
+            query, key = (repeat_kv(torch, each, spec.value_heads // spec.key_heads) for each in (query, key))
+            spec = replace(spec, key_heads=spec.value_heads)
+        out = _delta_rule(torch, spec, (query, key, value), decay, beta, copied=repeats)
         out = _gated_norm(torch, view, spec, out, gate)
         return linear(torch, view, view.linears("attn_out")[0], out)
 
@@ -110,14 +116,22 @@ def _decay(torch: Operators, view: LayerView, spec: GatedDeltaSpec, raw: Tensor)
 
 
 def _delta_rule(
-    torch: Operators, spec: GatedDeltaSpec, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor, beta: Tensor
+    torch: Operators,
+    spec: GatedDeltaSpec,
+    heads: tuple[Tensor, Tensor, Tensor],
+    decay: Tensor,
+    beta: Tensor,
+    *,
+    copied: bool,
 ) -> Tensor:
-    """Chunk by chunk: products within each, its state, and the output.  Views of the convolution are copied.
+    """Chunk by chunk: products within each, its state, and the output.  Views of the convolution are copied;
+    query and key may be ``copied`` before.
 
     Saved are query and key, normed, with a number for each of their heads, the copied value, summed decays,
     beta, and the inverse of each chunk.
     """
-    copies = [torch.like(each, "clone") for each in heads]
+    views = heads[2:] if copied else heads
+    copies = [*heads[: 3 - len(views)], *(torch.like(each, "clone") for each in views)]
     value, dtype, macs = copies[2], copies[2].dtype, spec.macs_per_token
     normed: list[Tensor] = []
     for copy in copies[:2]:
@@ -171,13 +185,33 @@ def _gradients(
 
 
 def _gated_norm(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Tensor, gate: Tensor) -> Tensor:
-    """Each head's output normed, weighted and multiplied by ``silu(gate)`` in fp32."""
+    """Each head's output normed, weighted and multiplied by ``silu(gate)`` in fp32.
+
+    Its kernel saves both as they come, and a number for each head.
+    Source: flash-linear-attention 0.6 modules/norm/fused_norm_gate.py LayerNormGatedFunction.
+    """
     given = x.dtype
     with torch.inside("norm"):
         weight = torch.parameter(Unit.ONE, spec.value_dim, view.dtypes.norm, trained=view.trains_base)
+        if view.stack.gated_delta == "fused_norm":
+            return _fused_gated_norm(torch, spec, x, gate, weight)
         hidden = torch.to(x, "fp32")
         variance = torch.mean_of_rows(torch.square(hidden), spec.value_heads)
         hidden = torch.mul(hidden, torch.rsqrt(variance))
         hidden = torch.mul(weight, torch.to(hidden, given))
         hidden = torch.mul(hidden, torch.kernel(torch.to(gate, "fp32"), "silu"))
         return torch.to(hidden, given)
+
+
+def _fused_gated_norm(
+    torch: Operators, spec: GatedDeltaSpec, x: Tensor, gate: Tensor, weight: Tensor
+) -> Tensor:
+    out = torch.like(x, "empty_like")
+    scale = torch.new(Unit.TOKENS, spec.value_heads, "fp32", "empty", cost=None)
+    unit, count, dtype = weight.unit, weight.count, weight.dtype
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        of_x, of_gate = (torch.like(each, "empty_like") for each in kept[:2])
+        return [of_x, of_gate, torch.new(unit, count, dtype, "sum") if weight.node is not None else None]
+
+    return record(torch, out, [x, gate, weight], [x, gate, scale], backward)

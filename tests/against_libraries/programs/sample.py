@@ -9,6 +9,8 @@ because the tools refuse it on one.  ``plan`` is asked about the versions that r
 but for files of alignment-handbook: those run beside libraries of their own age (``make env-trl-handbook``).
 A file whose row was deleted is run again.
 With ``--plan`` behind it, ``plan`` is asked again about the rows that are there, and nothing is run.
+With ``--second`` it is about ``sample_2.csv``: files that are not in the first sample, in the order of the
+SHA-256 of ``2/`` and their paths.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from planner.errors import PlannerError
 from tests.against_libraries.programs.table import CARD
 
 PATH = Path(__file__).resolve().parent / "sample.csv"
+SECOND = PATH.with_name("sample_2.csv")
 COLUMNS = ("tool", "file", "cards", "exit_code", "seconds", "allocated_bytes", "reserved_bytes",
     "plan_allocated_bytes",
            "plan_reserved_bytes", "says")  # fmt: skip
@@ -51,44 +54,51 @@ REFUSED = (
 )
 
 
-def main(corpus: Path, tool: str, *, plans: bool) -> None:
+def main(path: Path, corpus: Path, tool: str, *, plans: bool) -> None:
     """Run what has no row yet, and write after each.  ``plans``: ask ``plan`` again instead."""
-    rows: list[dict[str, str]] = list(csv.DictReader(PATH.open(encoding="utf-8"))) if PATH.exists() else []
+    rows = stored(path)
     if plans:
         for number, row in enumerate(rows):
             if row["tool"] != tool or not row["allocated_bytes"]:
                 continue
             folder, _, file = row["file"].partition("/")
-            planned = _planned(file, corpus / folder, _card(int(row["cards"])))
+            planned = _planned(tool, file, corpus / folder, _card(int(row["cards"])))
             rows[number] = row | dict.fromkeys(PLANNED, "") | planned
-            _write(rows)
+            _write(path, rows)
         return
-    for name in drawn(corpus, tool):
+    for name in drawn(path, corpus, tool):
         of_tool = [row for row in rows if row["tool"] == tool]
         if len([row for row in of_tool if not refused(row)]) >= N_FILES:
             return
         if name in [row["file"] for row in of_tool]:
             continue
         rows.append(_row(corpus, tool, name))
-        _write(rows)
+        _write(path, rows)
 
 
-def _write(rows: list[dict[str, str]]) -> None:
-    with PATH.open("w", encoding="utf-8", newline="") as file:
+def stored(path: Path) -> list[dict[str, str]]:
+    """The rows of a sample."""
+    return list(csv.DictReader(path.open(encoding="utf-8"))) if path.exists() else []
+
+
+def _write(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(sorted(rows, key=lambda row: (row["tool"], _place(row["file"]))))
+        writer.writerows(sorted(rows, key=lambda row: (row["tool"], _place(path, row["file"]))))
 
 
-def _place(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
+def _place(path: Path, name: str) -> str:
+    seed = "2/" if path == SECOND else ""
+    return hashlib.sha256(f"{seed}{name}".encode()).hexdigest()
 
 
-def drawn(corpus: Path, tool: str) -> list[str]:
+def drawn(path: Path, corpus: Path, tool: str) -> list[str]:
     """Files of one tool, in the order of the sample."""
+    others = {row["file"] for row in stored(PATH)} if path == SECOND else set()
     names = ["/".join(each) for each in json.loads((corpus / "jobs.json").read_text(encoding="utf-8"))]
-    found = [name for name in names if _tool_of(corpus / name) == tool]
-    return sorted(found, key=_place)
+    found = [name for name in names if name not in others and _tool_of(corpus / name) == tool]
+    return sorted(found, key=lambda name: _place(path, name))
 
 
 def refused(row: dict[str, str]) -> bool:
@@ -121,7 +131,7 @@ def _row(corpus: Path, tool: str, name: str) -> dict[str, str]:
         return row | {"says": done.stderr.strip().splitlines()[-1][:200]}
     document = json.loads(done.stdout)
     row |= {f"{each}_bytes": document[f"{each}_peak_bytes"] for each in ("allocated", "reserved")}
-    return row | {"says": ""} | _planned(file, corpus / folder, gpu)
+    return row | {"says": ""} | _planned(tool, file, corpus / folder, gpu)
 
 
 def _card(n_cards: int) -> str:
@@ -133,14 +143,13 @@ def _n_cards(path: Path) -> int:
     return 2 if table.get("fsdp") or table.get("fsdp_config") else 1
 
 
-def _planned(file: str, folder: Path, gpu: str) -> dict[str, str]:
-    checked = _run("planner.cli.main", ("check", file, "--gpu", gpu, "--json"), folder)
+def _planned(tool: str, file: str, folder: Path, gpu: str) -> dict[str, str]:
+    newest = ("--stack", tool) if find_spec("alignment") is None else ()
+    checked = _run("planner.cli.main", ("check", file, "--gpu", gpu, *newest, "--json"), folder)
     answer = json.loads(checked.stdout)["results"][0]["answer"] if checked.stdout else None
     if answer is None:
         return {}
     flags = shlex.split(answer["flags"])
-    if find_spec("alignment") is None:
-        _make_newest(flags)
     if "--gpus" in flags and gpu == CARD:
         # Of a launcher's file that stands in a comment, and that the dry run does not start.
         for flag in ("--gpus", "--sharding"):
@@ -159,25 +168,6 @@ def _planned(file: str, folder: Path, gpu: str) -> dict[str, str]:
     }
 
 
-def _make_newest(flags: list[str]) -> None:
-    """Without what the reader says of an older version of the tool: the age of the stack;
-    LLaMA-Factory's dtype of loading, which came from the precision up to 0.9.3;
-    token table and head in fp32, as Axolotl had them before 0.4; and, of preferences, what TRL up to 0.26
-    made fp32 of a quantised base.
-    """
-    place = flags.index("--stack") + 1
-    name, _, age = flags[place].partition("@")
-    flags[place] = name
-    if name == "llama-factory" and age and "--load-dtype" in flags:
-        place = flags.index("--load-dtype")
-        del flags[place : place + 2]
-    if age and "--switches" in flags:
-        place = flags.index("--switches") + 1
-        gone = ("widens_ends=true", *(("kbit_upcast=all", "kbit_upcast=norms") if "--task" in flags else ()))
-        left = [each for each in flags[place].split(";") if each not in gone]
-        flags[place - 1 : place + 1] = ["--switches", ";".join(left)] if left else []
-
-
 def _versions(stack: str) -> str:
     """As they are installed here."""
     names = (*VERSIONS, "trl") if stack.startswith("trl") else VERSIONS
@@ -190,4 +180,5 @@ def _run(module: str, words: tuple[str, ...], folder: Path) -> subprocess.Comple
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), sys.argv[2], plans="--plan" in sys.argv[3:])
+    table = SECOND if "--second" in sys.argv[3:] else PATH
+    main(table, Path(sys.argv[1]).resolve(), sys.argv[2], plans="--plan" in sys.argv[3:])

@@ -11,7 +11,7 @@ import pytest
 
 from planner.units import GIB
 from tests.against_libraries.programs.again import columns_of
-from tests.against_libraries.programs.sample import N_FILES, refused
+from tests.against_libraries.programs.sample import N_FILES, SECOND, refused
 from tests.against_libraries.programs.sample import PATH as SAMPLE
 from tests.against_libraries.programs.table import PATH as PROGRAMS
 
@@ -43,9 +43,9 @@ def test_cards_that_reserve_most_are_told_in_any_unit() -> None:
     assert columns_of({**peaks, "assumptions": others})["cards"] == "0;1"
 
 
-def test_files_of_the_sample_have_an_answer_or_a_reason() -> None:
+def test_files_of_the_samples_have_an_answer_or_a_reason() -> None:
     """Each file once; peaks where its exit code is that of an answer."""
-    rows = _rows(SAMPLE)
+    rows = [row for path in (SAMPLE, SECOND) for row in _rows(path)]
     assert len({row["file"] for row in rows}) == len(rows)
     for row in rows:
         answered = row["exit_code"] in ("0", "3")
@@ -61,7 +61,7 @@ def test_the_page_names_the_files_of_the_sample_that_differ() -> None:
     assert len(rows) == 3 * N_FILES
     assert len(answered) >= 0.8 * len(rows)
     assert f"Of {len(rows)} files that the tools accept, {len(answered)} are answered" in page
-    for row in answered:
+    for row in [*answered, *(row for row in _rows(SECOND) if row["allocated_bytes"])]:
         apart = max(
             abs(int(row[f"plan_{each}"]) / int(row[each]) - 1)
             for each in ("allocated_bytes", "reserved_bytes")

@@ -197,20 +197,21 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
         reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
 
 
-def read_adapter_kernels(keys: Keys, reading: Reading, *, age: Age) -> None:
+def read_adapter_kernels(keys: Keys, reading: Reading, *, age: Age, asked: bool) -> None:
     """Fused kernels of adapters: those that the file turns on,
     or all where it names none and Axolotl turns them on itself.
 
     Source: axolotl 0.19.0 utils/schemas/config.py:1976-2075 check_auto_enable_lora_kernels: nothing is turned
     on where one of the four keys is set, over 8 bits, with remote code or under FSDP1.  A version that stands
     in ``fsdp_config`` is moved out of it too late to count as FSDP2.  It came with 0.10, and up to 0.15 the
-    kernels needed ``lora_dropout: 0`` (axolotl 0.15.0 monkeypatch/lora_kernels.py:349).
+    kernels needed ``lora_dropout: 0`` (axolotl 0.15.0 monkeypatch/lora_kernels.py:349).  A file with a flag
+    of attention may be of 0.14 to 0.16, unless --stack has ``asked`` for the version of today.
 
     Raises:
         UsageError: they are on, and stop with an error.
     """
     said = {name: keys.flag(name) for name in (*_ADAPTER_KERNELS, _EMBEDDING_KERNEL)}
-    _refuse_separate_experts(keys, reading, said, age=age)
+    _refuse_separate_experts(keys, reading, said, age=age, asked=asked)
     if reading.value("method") == "full":
         _say_kernels(reading, {}, reading.said["method"].origin, age=age)
     elif any(flag is not None for flag in said.values()):
@@ -219,14 +220,14 @@ def read_adapter_kernels(keys: Keys, reading: Reading, *, age: Age) -> None:
         if not age.old and any(name in on for name in _ADAPTER_KERNELS):
             _refuse_other_heads(reading)
         _say_kernels(reading, on, origin, age=age)
-    elif place := _why_not_fused(keys, reading, age=age):
+    elif place := _why_not_fused(keys, reading, age=age, asked=asked):
         _say_kernels(reading, {}, place, age=age)
     elif not age.old:
         _refuse_other_heads(reading)
 
 
 def _refuse_separate_experts(
-    keys: Keys, reading: Reading, said: Mapping[str, bool | None], *, age: Age
+    keys: Keys, reading: Reading, said: Mapping[str, bool | None], *, age: Age, asked: bool
 ) -> None:
     """Llama 4 whose experts are matrices of their own.
 
@@ -241,7 +242,9 @@ def _refuse_separate_experts(
         raise keys.not_modelled(
             "lora_target_linear", "adapters on experts with modules of their own are not modelled"
         )
-    unsaid = all(flag is None for flag in said.values()) and not _why_not_fused(keys, reading, age=age)
+    unsaid = all(flag is None for flag in said.values()) and not _why_not_fused(
+        keys, reading, age=age, asked=asked
+    )
     if not age.old and method != "full" and (unsaid or said["lora_qkv_kernel"] or said["lora_o_kernel"]):
         raise UsageError(
             f"{keys.where(name)}: Axolotl's fused adapter kernels, on unless said, stop at Llama 4's "
@@ -266,7 +269,7 @@ def _refuse_other_heads(reading: Reading) -> None:
         )
 
 
-def _why_not_fused(keys: Keys, reading: Reading, *, age: Age) -> str:
+def _why_not_fused(keys: Keys, reading: Reading, *, age: Age, asked: bool) -> str:
     """Place of what keeps Axolotl from turning the kernels on; empty where it does.
 
     Of an ``old`` file it is what keeps a newer Axolotl from it, which runs the file where --stack says so.
@@ -277,7 +280,7 @@ def _why_not_fused(keys: Keys, reading: Reading, *, age: Age) -> str:
     if reading.sharding.engine == "fsdp" and str(keys.get("fsdp_version")) != "2":
         return reading.said["sharding"].origin
     if age.today:
-        before = next(filter(keys.holds, OLD_ATTENTION), None)
+        before = None if asked else next(filter(keys.holds, OLD_ATTENTION), None)
         return keys.where(before) if before and reading.value("lora_dropout") else ""
     # axolotl 0.12.2 utils/schemas/config.py: a dropout that is not said keeps them off as well.
     return "" if reading.value("lora_dropout") == 0 else keys.where("adapter")

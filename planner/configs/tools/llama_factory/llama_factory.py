@@ -24,6 +24,7 @@ from planner.configs.shared.trainer_arguments import (
 )
 from planner.configs.tools.llama_factory.llama_factory_age import (
     GONE,
+    STACK,
     old_length,
     read_age,
     read_old_load_dtype,
@@ -53,7 +54,6 @@ from planner.domain.recipes.recipe import LINEAR_CLASSES
 from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory 0.9.5"
-STACK = "llama-factory"
 # Keys that no other tool has.
 MARKS = frozenset(
     {"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"}

@@ -13,6 +13,7 @@ from planner.configs.shared.age import first_held
 from planner.configs.shared.keys import Keys
 from planner.errors import show
 
+STACK = "llama-factory"
 OLD_STACK = "llama-factory@0.8"
 STACK_OF_0_9 = "llama-factory@0.9"
 _OLD_TOOL = "LLaMA-Factory 0.7 to 0.9.2"
@@ -77,6 +78,8 @@ GONE = (
 
 def read_age(keys: Keys, reading: Reading, asked: str) -> bool:
     """Whether a file is of 0.9.3 or before, as a key tells or it is ``asked`` for; its stack is entered."""
+    if asked == STACK:
+        return False
     if old := _old_place(keys, reading):
         _take_old_stack(keys, reading, old)
     elif asked == STACK_OF_0_9:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from planner.domain.attention_shape import NO_ATTENTION
 from planner.domain.mixer_specs import GatedDeltaSpec, ShortConvSpec
 from planner.domain.model import BlockSpec, LinearSpec
+from planner.domain.stack_values import GatedDelta
 from planner.program.layers.mixers import mixer
 from planner.program.view import LayerView
 from tests.planner.program.layer_views import HIDDEN, layer_of
@@ -54,11 +55,12 @@ def test_padding_multiplies_the_stream_by_a_mask() -> None:
     assert masked.kept - run_of(view).kept == Counter({("mul", "TOKENS", 2 * HIDDEN): 1})
 
 
-def delta(**changes: object) -> Run:
+def delta(way: GatedDelta = "grouped", **changes: object) -> Run:
     """A layer of the gated delta rule whose inputs are four products."""
     spec = replace(DELTA, **changes)  # type: ignore[arg-type]
     widths = {"qkv": spec.conv_width, "z": spec.v_width, "b": spec.value_heads, "a": spec.value_heads}
-    return run_of(view_of(spec, widths, spec.v_width))
+    view = view_of(spec, widths, spec.v_width)
+    return run_of(replace(view, stack=replace(view.stack, gated_delta=way)))
 
 
 def test_the_delta_rule_keeps_normed_queries_and_keys_and_the_inverse_of_each_chunk() -> None:
@@ -77,6 +79,30 @@ def test_gradients_of_shared_keys_are_summed_over_heads() -> None:
         made = delta(key_heads=key_heads).made("backward")
         assert [op for op, _, _ in made].count("l2norm_backward") == 2
         assert sum(each == ("sum", "TOKENS", 2 * key_heads * 16) for each in made) == n_sums
+
+
+def test_older_versions_repeat_shared_keys_before_the_rule() -> None:
+    """Queries and keys are then as wide as values, without a copy of their own, and each copy's gradient is
+    normed before they are summed.  LLaMA-Factory's Qwen3.5 35B, which runs Transformers 5.6, was told 1.8 %
+    too much with the shared keys and the plain norm of 5.23.
+    """
+    run, grouped = delta("repeated"), delta()
+    assert run.kept["l2norm", "TOKENS", 2 * V] == run.kept["l2norm", "TOKENS", 4 * 4] == 2
+    made = [op for op, _, size in run.made("forward") if op == "clone" and size == 2 * V]
+    assert len(made) == 3, "query and key for all heads, and the view of the value"
+    assert run.made("backward").count(("sum", "TOKENS", 2 * K)) == 2
+    assert delta("repeated", key_heads=4).kept == delta(key_heads=4).kept != grouped.kept
+
+
+def test_the_kernel_of_the_gated_norm_saves_what_it_reads() -> None:
+    """Its input, the gate and a number for each head in place of the tensors in fp32; its output is that
+    of the product behind it.
+    """
+    run, apart = delta("fused_norm"), delta("repeated")
+    wide = dict.fromkeys((("delta_rule", "TOKENS", 2 * V), ("mm", "TOKENS", 2 * V)), 1)
+    behind = {("empty", "TOKENS", 4 * 4): 1, ("empty_like", "TOKENS", 2 * V): 1}
+    assert run.kept - apart.kept == Counter(wide | behind)
+    assert ("to", "TOKENS", 4 * V) in apart.kept - run.kept
 
 
 def test_joined_inputs_are_taken_apart_and_joined_for_the_convolution() -> None:

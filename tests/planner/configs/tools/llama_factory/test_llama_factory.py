@@ -176,6 +176,20 @@ def test_a_template_that_came_later_outweighs_signs_of_age(
     assert any("quantises nothing" in remark.text for remark in config.remarks) == (method == "lora")
 
 
+def test_the_newest_version_runs_an_old_file_as_it_is_asked_for(tmp_path: Path) -> None:
+    """Its own run of ``train_qlora/llama3_lora_sft_otfq.yaml`` of 2025-03 allocated twice what the file's age
+    says, as it quantises nothing; it loads weights as the checkpoint has them.
+    """
+    path = tmp_path / "train.yaml"
+    text = BASE + "cutoff_len: 512\nbf16: true\nquantization_bit: 4\nquantization_method: bitsandbytes\n"
+    path.write_text(text, encoding="utf-8")
+    of_then, of_today = (
+        read_config_file(path, None, Beside(stack=stack)).request for stack in ("", "llama-factory")
+    )
+    assert (of_then.get("quantization"), of_then.get("load_dtype")) == ("nf4", "bf16")
+    assert (of_today.get("quantization"), of_today.get("load_dtype")) == (None, None)
+
+
 @pytest.mark.parametrize(("script", "length"), [("src/train_bash.py", 1024), ("src/train.py", 2048)])
 def test_the_script_of_0_7_tells_its_age(tmp_path: Path, script: str, length: int) -> None:
     """Its length is that of 0.7, whatever the keys say; later scripts tell nothing."""
