@@ -352,8 +352,7 @@ class Stack:
     zero12_engine: Zero12Engine
     """Whose code divides states and gradients in stages 1 and 2: DeepSpeed's, or that of Colossal-AI."""
     zero1_update: Zero1Update
-    """How stage 1 spreads updated weights: equal parts are gathered, or each GPU broadcasts the tensors that
-    it owns, to all GPUs or to those of its node, which then hold all states."""
+    """How stage 1 spreads updated weights: parts are gathered; or owners broadcast, to all or to a node."""
     zero12_upload: Zero12Upload
     """Updated weights return cast on the host, as fp32 on the GPU, or by a 16-bit host buffer."""
     pins_offload: bool
@@ -367,7 +366,11 @@ class Stack:
     recomputes_hooks: bool
     """Hooks run in what is recomputed; a reentrant recomputation begins in the backward of the model."""
     zero3_waits_for_copies: bool
-    """Where stage 3 offloads the optimizer, the host waits for each gradient's copy."""
+    zero3_casts_on_host: bool
+    """Where stage 3 offloads the optimizer, the host waits for each gradient's copy; it makes it fp32."""
+    zero3_hooks_into_copies: bool
+    zero3_counts_from_backward: bool
+    """Parameters are copied to get hooks; what is released after a backward allows as much more prefetch."""
 
     # DDP and FSDP
     ddp_finds_unused: DdpFindsUnused

@@ -77,9 +77,9 @@ class TracedCoordinator:
         self._n_late = 0
         self._asked: deque[int] = deque()
 
-    def new_pass(self, everything: Iterable[TracedUse]) -> None:
+    def new_pass(self, everything: Iterable[TracedUse], *, trains: bool = False) -> None:
         """``reset_step``, when the model's forward begins:
-        from the second time on the order of modules is known.
+        from the second time on the order of modules is known.  ``trains``: a backward comes.
         """
         for live in list(self._in_flight):
             self._ask(live)
@@ -87,7 +87,9 @@ class TracedCoordinator:
         self._complete = bool(self._recorded)
         order = [(live, step) for step, module in enumerate(self._recorded) for live in self._of(module)]
         self._queue = deque(order)
-        self._step = self._available = 0
+        self._step = 0
+        if not (trains and self._settings.counts_early):
+            self._available = 0
         for live in everything:
             live.fetched_for = _LONG_AGO
 
@@ -168,6 +170,8 @@ class TracedCoordinator:
 
     def end_of_backward(self) -> None:
         """``release_backward_leftovers``: modules whose input needed no gradient."""
+        if self._settings.counts_early:
+            self._available = 0
         while self._active:
             module, recomputed = self._active.popitem()
             for live in sorted({*self._of(module), *recomputed}, key=lambda each: each.parameter.key):

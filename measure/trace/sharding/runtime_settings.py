@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from measure.trace.sharding.sharded_parameters import TracedParameter
 from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.scenario import Scenario
+from planner.domain.stack import Stack
 from planner.domain.stack_values import Zero12Upload
 
 # DeepSpeed's own defaults, in elements.  Source: DeepSpeed 0.19.8 runtime/zero/config.py.
@@ -35,9 +36,10 @@ class HostSettings:
 class ZeroSettings:
     """A DeepSpeed run.  Sizes in elements; ``element_bytes`` is of the engine's dtype,
     ``world`` the number of processes.  ``waits_for_copies``: stage 3 waits for each gradient's copy to an
-    offloaded optimizer.  ``keeps_recomputed``: see the switch ``zero3_keeps_recomputed``;
-    ``for_model``: until all of the model is done.
-    ``checks_overflow``: gradients are in fp16, and looked through for overflow before each step.
+    offloaded optimizer.  ``casts_on_host``, ``hooks_into_copies``, ``counts_early``,
+    ``keeps_recomputed``: see the switches ``zero3_casts_on_host``, ``zero3_hooks_into_copies``,
+    ``zero3_counts_from_backward`` and ``zero3_keeps_recomputed``; ``for_model``: until all of the model is
+    done.  ``checks_overflow``: gradients are in fp16, and looked through for overflow before each step.
     ``flattens_on_card``: trained weights become one buffer there, and not on the host.
     ``begins_empty``: the Trainer empties the cache before the engine is made.
 
@@ -55,6 +57,9 @@ class ZeroSettings:
     host: HostSettings
     quantized: bool
     waits_for_copies: bool
+    casts_on_host: bool
+    hooks_into_copies: bool
+    counts_early: bool
     keeps_recomputed: bool
     for_model: bool
     checks_overflow: bool
@@ -156,6 +161,20 @@ def reference_settings(scenario: Scenario) -> ZeroSettings:
     return zero_settings(replace(scenario, stack=stack))
 
 
+def _zero3_sizes(stack: Stack, width: int) -> tuple[int, int, int]:
+    """Elements of the bucket, of the prefetch bucket and of the largest parameter that stays whole, where
+    hidden states have ``width``.
+    """
+    usual = (_REDUCE_BUCKET, _PREFETCH_BUCKET, _PERSISTENCE)
+    if stack.zero_auto_buckets:
+        usual = (width * width, int(_PREFETCH_SHARE * width * width), _PERSISTENCE_WIDTHS * width)
+    given = (stack.zero3_bucket_elements, stack.zero3_prefetch_elements, stack.zero3_persistence_elements)
+    bucket, prefetch, persistence = (
+        number if said < 0 else said for said, number in zip(given, usual, strict=True)
+    )
+    return bucket, prefetch, persistence
+
+
 def zero_settings(scenario: Scenario) -> ZeroSettings:
     """The settings of a DeepSpeed scenario, as the Trainer finishes them with the bucket sizes of the stack.
 
@@ -166,13 +185,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
     """
     recipe, stack = scenario.recipe, scenario.stack
     stage, width = recipe.sharding.zero_stage, scenario.model.hidden_size
-    usual = (_REDUCE_BUCKET, _PREFETCH_BUCKET, _PERSISTENCE)
-    if stack.zero_auto_buckets:
-        usual = (width * width, int(_PREFETCH_SHARE * width * width), _PERSISTENCE_WIDTHS * width)
-    given = (stack.zero3_bucket_elements, stack.zero3_prefetch_elements, stack.zero3_persistence_elements)
-    bucket, prefetch, persistence = (
-        number if said < 0 else said for said, number in zip(given, usual, strict=True)
-    )
+    bucket, prefetch, persistence = _zero3_sizes(stack, width)
     if stage != 3:
         bucket = stack.zero12_bucket_elements or width * width
     world = int(scenario.hardware.world_size)
@@ -188,6 +201,9 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         offloads_params=recipe.offloads_params,
         quantized=recipe.numerics.quantization != "none",
         waits_for_copies=recipe.offloads_optimizer and stack.zero3_waits_for_copies,
+        casts_on_host=stack.zero3_casts_on_host,
+        hooks_into_copies=stack.zero3_hooks_into_copies,
+        counts_early=stack.zero3_counts_from_backward,
         keeps_recomputed=stack.zero3_keeps_recomputed,
         for_model=recipe.checkpoint_reentrant and stack.recomputes_hooks,
         checks_overflow=recipe.numerics.precision == "fp16-mixed",

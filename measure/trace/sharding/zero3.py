@@ -147,7 +147,9 @@ class TracedZero3:
         """A parameter is whole while it gets its hook (``create_reduce_and_remove_grad_hooks``)."""
         n_bytes = self._part(parameter) * parameter.element_bytes
         whole = self._stream.take(n_bytes * self._settings.world, _HOOKED)
-        if self._settings.offloads_params and not self._live[parameter.key].persists:
+        if self._settings.hooks_into_copies:
+            self._stream.brief(parameter.n_bytes, _HOOKED)
+        elif self._settings.offloads_params and not self._live[parameter.key].persists:
             self._stream.brief(n_bytes, _HOOKED)
         self._stream.free(whole)
 
@@ -206,7 +208,7 @@ class TracedZero3:
             self._of_module[module] = [self._live[key] for key in keys]
         stage = self._stream.place.stage
         if moment == "before_forward" and not module and stage in ("forward", "reference"):
-            self._coordinator.new_pass(self._live.values())
+            self._coordinator.new_pass(self._live.values(), trains=stage == "forward")
         if moment in ("before_forward", "before_backward"):
             self._coordinator.fetch(module, forward=moment == "before_forward")
         else:
@@ -292,7 +294,8 @@ class TracedZero3:
                 uploaded = self._stream.take(part * width, _PART)
                 if boundary:
                     self._stream.brief(min(part, _NORM_PART) * _FP64, _NORM.on(REDUCE_STREAM))
-                    self._stream.brief(part * _FP32, _HOST_COPY)
+                    if not self._settings.casts_on_host:
+                        self._stream.brief(part * _FP32, _HOST_COPY)
                 self._stream.free(uploaded)
             if block is not None:
                 self._stream.free_late(block, self._gradient_lag)

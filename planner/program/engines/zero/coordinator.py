@@ -100,9 +100,9 @@ class Coordinator:
         self._n_late = self._n_back = 0
         self._asked: deque[int] = deque()
 
-    def new_pass(self, everything: Iterable[Live]) -> None:
+    def new_pass(self, everything: Iterable[Live], *, trains: bool = False) -> None:
         """``reset_step``, when the model's forward begins:
-        from the second time on the order of modules is known.
+        from the second time on the order of modules is known; ``trains``: a backward comes.
 
         Until then ranks compare their orders, for which the host waits (``assert_ints_same_as_other_ranks``).
         """
@@ -116,7 +116,9 @@ class Coordinator:
             for live, step in self._order:
                 live.uses.append(step)
         self._records = not self._passed
-        self._next = self._step = self._available = 0
+        self._next = self._step = 0
+        if not (trains and self.settings.counts_early):
+            self._available = 0
         for live in everything:
             live.fetched_for = _LONG_AGO
 
@@ -235,6 +237,8 @@ class Coordinator:
 
     def end_of_backward(self) -> None:
         """``release_backward_leftovers``: modules whose input needed no gradient."""
+        if self.settings.counts_early:
+            self._available = 0
         while self._active:
             module, recomputed = self._active.popitem()
             for live in _in_order({*module.own, *recomputed}):

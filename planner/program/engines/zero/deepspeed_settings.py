@@ -28,8 +28,9 @@ class Settings:
     ``max_live``: what may be whole at a time; ``max_reuse``: how far ahead a use counts as soon;
     ``sub_group``: what the optimizer updates at a time; ``hpz``: processes that divide a second copy.
     ``reduces_wide``: gradients of 16 bits are sent in fp32.  ``keeps_recomputed``: see the switch
-    ``zero3_keeps_recomputed``; ``for_model``: until all of the model is done.  ``scatters``: gradients are
-    sent by their owners in stages 1 and 2, else a bucket is summed where it is (``reduce_scatter``).
+    ``zero3_keeps_recomputed``; ``for_model``: until all of the model is done.  ``counts_early``: see the
+    switch ``zero3_counts_from_backward``.  ``scatters``: gradients are sent by their owners in stages 1
+    and 2, else a bucket is summed where it is (``reduce_scatter``).
     """
 
     world: int
@@ -48,6 +49,7 @@ class Settings:
     reduces_wide: bool = False
     keeps_recomputed: bool = False
     for_model: bool = False
+    counts_early: bool = False
     scatters: bool = True
 
 
@@ -87,6 +89,7 @@ def settings_of(job: Job, *, fills: bool = True) -> Settings:
         reduces_wide=element_bytes < FP32 and _sums_wide(job),
         keeps_recomputed=stack.zero3_keeps_recomputed,
         for_model=recipe.checkpoint_reentrant and stack.recomputes_hooks,
+        counts_early=stack.zero3_counts_from_backward,
         scatters=stack.zero12_scatters,
     )
 

@@ -190,7 +190,9 @@ class Zero3(DeepSpeed):
         """A parameter is whole while it gets its hook (``create_reduce_and_remove_grad_hooks``)."""
         n_bytes = self._part(param) * param.element_bytes
         whole = self.take(n_bytes * self.settings.world, _HOOKED)
-        if self.settings.offloads_params and param.elements > self.settings.persistence:
+        if self.job.stack.zero3_hooks_into_copies:
+            self.brief(param.n_bytes, _HOOKED)
+        elif self.settings.offloads_params and param.elements > self.settings.persistence:
             self.brief(n_bytes, _HOOKED)
         self.free(whole)
 
@@ -224,7 +226,7 @@ class Zero3(DeepSpeed):
 
     def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """A micro-step, at whose beginning prefetch starts anew."""
-        self._now.coordinator.new_pass(self._now.live.values())
+        self._now.coordinator.new_pass(self._now.live.values(), trains=True)
         self._again.clear()
         return super().micro_step(parts, phases)
 
@@ -453,7 +455,8 @@ class Zero3(DeepSpeed):
                 uploaded = self.take(part * width, _PART)
                 if self.boundary:
                     self.brief(min(part, _NORM_PART) * FP64, _NORM_ON_WAY)
-                    self.brief(part * FP32, _HOST_COPY)
+                    if not self.job.stack.zero3_casts_on_host:
+                        self.brief(part * FP32, _HOST_COPY)
                 self.free(uploaded)
             self.free_late(slot, self._gradient_lag)
         self.free(*sent)

@@ -44,8 +44,9 @@ def zero(**changes: Any) -> ZeroSettings:
     plain: dict[str, Any] = {
         "stage": 2, "world": 2, "rank": 1, "element_bytes": 2, "bucket_elements": 16, "overlaps": False,
         "accumulates": False, "offloads_optimizer": False, "offloads_params": False, "host": ON_CARD,
-        "quantized": False, "waits_for_copies": False, "keeps_recomputed": True, "for_model": False,
-        "checks_overflow": False, "flattens_on_card": True, "begins_empty": False,
+        "quantized": False, "waits_for_copies": False, "casts_on_host": False, "hooks_into_copies": False,
+        "counts_early": False, "keeps_recomputed": True,
+        "for_model": False, "checks_overflow": False, "flattens_on_card": True, "begins_empty": False,
         "prefetch_elements": 1000, "persistence_elements": 4, "max_live_elements": 1_000_000_000,
         "max_reuse_elements": 1_000_000_000, "sub_group_elements": 1_000_000_000,
     }  # fmt: skip

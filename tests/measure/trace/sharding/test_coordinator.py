@@ -133,3 +133,21 @@ def test_what_is_gathered_to_recompute_stays_as_long_as_the_module_around(
     assert rank.statuses()["b"] == after
     rank.coordinator.end_of_backward()
     assert rank.statuses()["b"] == "away"
+
+
+@pytest.mark.parametrize(("early", "ahead"), [(False, "away"), (True, "in flight")])
+def test_what_is_released_after_a_backward_allows_more_prefetch_before_0_15_4(
+    early: bool, ahead: str
+) -> None:
+    """29 elements may be whole, as the first module has.  The last one's are taken off a new count."""
+    rank = Rank(max_live_elements=29, prefetch_elements=29, max_reuse_elements=0, counts_early=early)
+    for _ in range(2):
+        rank.coordinator.new_pass(rank.all, trains=True)
+        for name in ("a", "b"):
+            rank.coordinator.fetch(name, forward=True)
+            rank.coordinator.release(name, forward=True)
+        rank.coordinator.fetch("c", forward=False)
+        rank.coordinator.end_of_backward()
+    rank.coordinator.new_pass(rank.all, trains=True)
+    rank.coordinator.fetch("a", forward=True)
+    assert rank.statuses()["b"] == ahead

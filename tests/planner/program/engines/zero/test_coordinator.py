@@ -162,3 +162,24 @@ def test_the_host_waits_for_the_third_parameter_before() -> None:
     coordinator.end_of_backward()
     coordinator.fetch(several[0], forward=True, recomputes=False)
     assert engine.waits == [0, 3]
+
+
+@pytest.mark.parametrize(("early", "gathered"), [(False, []), (True, [20])])
+def test_what_is_released_after_a_backward_allows_more_prefetch_before_0_15_4(
+    early: bool, gathered: list[int]
+) -> None:
+    """Ten elements may be whole, as the first module has.  The last one's are taken off a new count."""
+    engine = Engine(replace(SETTINGS, max_live=10, prefetch=10, counts_early=early))
+    first, second, last = modules(10, 10, 10)
+    coordinator = Coordinator(engine)  # type: ignore[arg-type]
+    for _ in range(2):
+        coordinator.new_pass([], trains=True)
+        for module in (first, second):
+            coordinator.fetch(module, forward=True, recomputes=False)
+            coordinator.release(module, forward=True)
+        coordinator.fetch(last, forward=False, recomputes=False)
+        coordinator.end_of_backward()
+    coordinator.new_pass([each for module in (first, second, last) for each in module.own], trains=True)
+    engine.new()
+    coordinator.fetch(first, forward=True, recomputes=False)
+    assert engine.new() == [20, *gathered]

@@ -39,6 +39,20 @@ def test_each_trained_parameter_is_whole_once_for_its_hook() -> None:
     assert allocated(stream, sizes, "_allgather_params_sequential")[:2] == [table, table // 2]
 
 
+def test_before_0_18_5_a_parameter_is_copied_for_its_hook() -> None:
+    """``_allgather_params`` has a flat buffer and what it is copied to, offloaded or not."""
+    table = 2 * 151_936 * 896
+    stream, sizes = stream_of(sharding="zero3", offload="optimizer+params", versions=["deepspeed==0.16.4"])
+    assert allocated(stream, sizes, "_allgather_params_sequential")[:2] == [table, table]
+
+
+@pytest.mark.parametrize(("version", "casts"), [("0.12.6", False), ("0.16.4", True), ("0.19.8", True)])
+def test_gradients_are_cast_on_the_gpu_from_0_15_4_on(version: str, casts: bool) -> None:
+    """Where an offloaded optimizer takes them; before, the blocking copy casts on the host."""
+    stream, sizes = stream_of(sharding="zero3", offload="optimizer", versions=[f"deepspeed=={version}"])
+    assert bool(allocated(stream, sizes, "gradient partition in fp32")) == casts
+
+
 def test_the_trainer_empties_the_cache_before_the_engine_begins() -> None:
     """So the bucket lies in no hole that a whole parameter left.
 
