@@ -36,7 +36,7 @@ from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
 from planner.throughput.pipeline_time import predict_pipeline
-from planner.throughput.step_time import predict_time
+from planner.throughput.step_time import predict_time, untimed
 from planner.units import format_gib
 
 PRIORS = Coefficients()
@@ -73,17 +73,21 @@ def estimate(
         from planner.memory.shares import with_shares
 
         memory, host = with_details(job, with_shares(job, memory), host)
+    time = (
+        predict_time(scenario, coefficients, job, explain=explain)
+        if job.model.stage is None
+        else predict_pipeline(scenario, coefficients, explain=explain)
+    )
     return Prediction(
         memory=memory,
         host=host,
-        time=predict_time(scenario, coefficients, job, explain=explain)
-        if job.model.stage is None
-        else predict_pipeline(scenario, coefficients, explain=explain),
+        time=time,
         verdict=verdict,
         reason=reason,
         fits_probability=None,
         calibration=coefficients.name,
         warnings=(*scenario.warnings, *stage_words(job)),
+        untimed=untimed(scenario, time),
     )
 
 

@@ -53,7 +53,7 @@ _NO_TIME_S = 1e-12
 def predict_time(
     scenario: Scenario, coefficients: Coefficients, known: program.Job | None = None, *, explain: bool = False
 ) -> TimePrediction | None:
-    """Time of one optimizer step and what follows from it; ``None`` where the card's rates are unknown.
+    """Time of one optimizer step and what follows from it; ``None`` where :func:`untimed` says why.
 
     ``known``: the scenario as the step program has it, where that is there already;
     with ``explain`` each term carries the numbers of its formula.
@@ -65,7 +65,8 @@ def predict_time(
     Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run,
     where it is asked for.
     """
-    job = job_of(scenario, coefficients, known)
+    on_host = scenario.stack.host_experts != "none"
+    job = None if on_host else job_of(scenario, coefficients, known)
     if job is None:
         return None
     seconds = pass_seconds(job, "training")
@@ -85,6 +86,15 @@ def predict_time(
     from planner.throughput.time_details import with_time_details
 
     return with_time_details(job, predicted)
+
+
+def untimed(scenario: Scenario, time: TimePrediction | None) -> str:
+    """What is not known that decides the time of a step; empty where there is a ``time``."""
+    if time is not None:
+        return ""
+    if scenario.stack.host_experts != "none":
+        return "how long the CPU computes the experts is not known"
+    return "the rates of this card are not known"
 
 
 def pass_terms(terms: Sequence[TimeTerm]) -> tuple[TimeTerm, ...]:
