@@ -60,8 +60,8 @@ def host_weight_bytes(job: Job) -> Number:
     """Weights of all experts in host RAM, and one layer's again, transposed for the backward pass.
 
     Formula: three matrices of each expert, 2 bytes for each element; in int8 one, and 4 for each row of a
-    matrix.  Source: kt-kernel operators/amx/moe_base.hpp AMX_MOE_BASE::init (``gate_bb_``), la/amx_kernels.hpp
-    BufferB::required_size, sft_moe.hpp prepare_backward_bb_for_async (``share_backward_bb``).
+    matrix.  Source: kt-kernel operators/amx/moe_base.hpp AMX_MOE_BASE::init (``gate_bb_``),
+    la/amx_kernels.hpp BufferB::required_size, sft_moe.hpp prepare_backward_bb_for_async.
     """
 
     def layer(each: _Mixture) -> int:
@@ -123,8 +123,8 @@ def host_buffer_bytes(job: Job) -> Number:
 
     Formula: for each token and each of its experts 28 bytes for a feature of ``hidden``, 32 for one of the
     width; 8 for each feature of a token on its way from and to the card.
-    Source: kt-kernel operators/amx/moe_base.hpp AMX_MOE_BASE::init (``m_local_input_`` and pools), sft_moe.hpp
-    alloc_forward_buffers, alloc_backward_buffers; python/sft/base.py KExpertsSFTBuffer.
+    Source: kt-kernel operators/amx/moe_base.hpp AMX_MOE_BASE::init (``m_local_input_`` and pools),
+    sft_moe.hpp alloc_forward_buffers, alloc_backward_buffers; python/sft/base.py KExpertsSFTBuffer.
     Ignored: what is as wide as the rank; that some of it is half as large for weights in int8.
     """
     rows = (

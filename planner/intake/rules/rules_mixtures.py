@@ -54,7 +54,52 @@ def _drops_on_experts(case: Case) -> bool:
     return names_them or case.stack.expert_targets != "undropped"
 
 
+_ON_HOST = frozenset({"deepseek_v3", "qwen3_5_moe", "qwen3_moe", "qwen3_vl_moe"})
+"""Architectures whose mixtures were read as KTransformers runs them."""
+_STOPS_ON_HOST = frozenset({"deepseek_v2"})
+"""Those at whose routers it stops: kt-kernel 0.7.0 python/sft/layer.py KTMoELayerWrapper.__init__ asks for a
+bias (``e_score_correction_bias``), _compute_routing for a router that returns weights.
+"""
+
+
+def _host_refuses(case: Case) -> bool:
+    """Whether KTransformers stops at the model or at how the job is spread.
+
+    Source: accelerate-kt 1.14.0.post4 utils/dataclasses.py KTransformersPlugin.validate_distributed_setup.
+    """
+    sharding = case.recipe.sharding
+    spreads = sharding.communicates and not sharding.dtensors
+    on_host = case.stack.host_experts != "none"
+    return on_host and (spreads or not case.model.is_moe or case.model.architecture in _STOPS_ON_HOST)
+
+
+def _is_unread_on_host(case: Case) -> bool:
+    recipe, adapter = case.recipe, case.adapter
+    if case.stack.host_experts == "none" or _host_refuses(case):
+        return False
+    plain = adapter is not None and not (adapter.dora or adapter.oft_block_size or adapter.modules_to_save)
+    usual = recipe.numerics.quantization == "none" and recipe.optimizer.startswith("adamw_torch")
+    read = case.model.architecture in _ON_HOST and recipe.task == "sft" and recipe.offload == "none"
+    return not (plain and usual and read and case.stack.fused_experts)
+
+
 MIXTURE_RULES = (
+    Rule(
+        "experts-on-host",
+        "refuse",
+        "KTransformers trains mixtures, in one process or under FSDP2 (--sharding fsdp), and stops at those "
+        "of DeepSeek V2",
+        _host_refuses,
+        lambda case: f"{case.model.id}, {case.recipe.sharding.name}",
+    ),
+    Rule(
+        "experts-on-host-unread",
+        "not-modelled",
+        "Experts on the CPU were read for LoRA by torch's AdamW, supervised, of DeepSeek V3, Qwen3, Qwen3-VL "
+        "and Qwen3.5 in 16 bits without offload",
+        _is_unread_on_host,
+        lambda case: f"{case.model.architecture}, {case.recipe.method}, {case.recipe.optimizer}",
+    ),
     Rule(
         # peft 0.20 and 0.21 tuners/lora/layer.py ParamWrapper raises.
         "dropout-on-experts",

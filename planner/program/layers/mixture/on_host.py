@@ -46,7 +46,7 @@ def _weights(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     spec = next(spec for spec in _routers(view) if spec.out_features == mlp.n_experts)
     rows = torch.reshaped(x, is_view=True)
     if mlp.router != "sigmoid":
-        scores = torch.softmax(linear(torch, view, spec, rows), "fp32")
+        scores = torch.softmax(torch.to(linear(torch, view, spec, rows), "fp32"))
     else:
         with torch.inside(spec.name):
             adapted = view.adapted(spec)
