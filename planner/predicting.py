@@ -12,6 +12,7 @@ from planner.domain.prediction import (
     MemoryLevel,
     MemoryPrediction,
     Prediction,
+    TimePrediction,
     Uncertainty,
     Verdict,
 )
@@ -36,7 +37,7 @@ from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
 from planner.throughput.pipeline_time import predict_pipeline
-from planner.throughput.step_time import predict_time, untimed
+from planner.throughput.step_time import predict_time
 from planner.units import format_gib
 
 PRIORS = Coefficients()
@@ -87,8 +88,17 @@ def estimate(
         fits_probability=None,
         calibration=coefficients.name,
         warnings=(*scenario.warnings, *stage_words(job)),
-        untimed=untimed(scenario, time),
+        untimed=_untimed(scenario, time),
     )
+
+
+def _untimed(scenario: Scenario, time: TimePrediction | None) -> str:
+    """What is not known that decides the time of a step; empty where there is a ``time``."""
+    if time is not None:
+        return ""
+    if scenario.stack.host_experts != "none":
+        return "how long the CPU computes the experts is not known"
+    return "the rates of this card are not known"
 
 
 def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]:

@@ -344,7 +344,7 @@ def predict_host(job: Job) -> HostPrediction:
             HostTerm(
                 name,
                 n_bytes,
-                f"planner.memory.host:{_TERMS[name].__name__}",
+                f"{_TERMS[name].__module__}:{_TERMS[name].__name__}",
                 pinned=_is_pinned(job, name),
                 detail=_DETAILS.get(name, ""),
             )

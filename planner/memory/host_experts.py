@@ -77,10 +77,11 @@ def host_weight_bytes(job: Job) -> Number:
 def host_adapter_bytes(job: Job) -> Number:
     """Adapters of all experts with gradients and states, and what products read of them.
 
-    Formula: 8 bytes for each number: itself, its gradient and two states in bf16.  Each matrix again as it is
-    and transposed, with ranks filled up to a tile, and once more in parts and transposed as it is.
+    Formula: 8 bytes for each number: itself, its gradient and two states in bf16.  Both matrices of the third
+    product again, with ranks filled up to a tile, for the backward pass; matrices that lie in parts, and
+    those to the output transposed.
     Source: kt-kernel python/sft/lora.py _create_fused_expert_lora_buffers; operators/amx/sft_moe.hpp
-    (``lora_bb_pool_bytes_``, ``gate_lora_b_transposed_``), operators/moe-sft-tp.hpp update_lora_weights;
+    prepare_lora_backward_weights, transpose_lora_b_weights; operators/moe-sft-tp.hpp update_lora_weights;
     torch 2.13 optim/adamw.py: states have the dtype of their parameter.
     """
     rank = _rank(job)
@@ -91,7 +92,7 @@ def host_adapter_bytes(job: Job) -> Number:
     total: Number = 0
     for each in _mixtures(job):
         trained = 4 * _BF16 * 3 * rank * (each.hidden + each.width)
-        packed = size * 6 * filled * each.sides
+        packed = size * filled * each.sides
         copies = _BF16 * rank * (5 * each.width + each.hidden * each.parts)
         total = total + each.count * each.experts * (trained + packed + copies)
     return total
@@ -121,14 +122,14 @@ def host_activation_bytes(job: Job) -> Number:
 def host_buffer_bytes(job: Job) -> Number:
     """Tensors in which experts work, which all layers share.
 
-    Formula: for each token and each of its experts 28 bytes for a feature of ``hidden``, 32 for one of the
+    Formula: for each token and each of its experts 22 bytes for a feature of ``hidden``, 24 for one of the
     width; 8 for each feature of a token on its way from and to the card.
     Source: kt-kernel operators/amx/moe_base.hpp AMX_MOE_BASE::init (``m_local_input_`` and pools),
     sft_moe.hpp alloc_forward_buffers, alloc_backward_buffers; python/sft/base.py KExpertsSFTBuffer.
     Ignored: what is as wide as the rank; that some of it is half as large for weights in int8.
     """
     rows = (
-        each.chosen * (28 * each.hidden * each.parts + 32 * each.width) + 8 * each.hidden
+        each.chosen * (22 * each.hidden * each.parts + 24 * each.width) + 8 * each.hidden
         for each in _mixtures(job)
     )
     return _tokens(job) * max(rows, default=0)

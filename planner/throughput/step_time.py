@@ -53,7 +53,8 @@ _NO_TIME_S = 1e-12
 def predict_time(
     scenario: Scenario, coefficients: Coefficients, known: program.Job | None = None, *, explain: bool = False
 ) -> TimePrediction | None:
-    """Time of one optimizer step and what follows from it; ``None`` where :func:`untimed` says why.
+    """Time of one optimizer step and what follows from it; ``None`` where the card's rates are
+    unknown, or the CPU computes experts, whose time is.
 
     ``known``: the scenario as the step program has it, where that is there already;
     with ``explain`` each term carries the numbers of its formula.
@@ -86,15 +87,6 @@ def predict_time(
     from planner.throughput.time_details import with_time_details
 
     return with_time_details(job, predicted)
-
-
-def untimed(scenario: Scenario, time: TimePrediction | None) -> str:
-    """What is not known that decides the time of a step; empty where there is a ``time``."""
-    if time is not None:
-        return ""
-    if scenario.stack.host_experts != "none":
-        return "how long the CPU computes the experts is not known"
-    return "the rates of this card are not known"
 
 
 def pass_terms(terms: Sequence[TimeTerm]) -> tuple[TimeTerm, ...]:

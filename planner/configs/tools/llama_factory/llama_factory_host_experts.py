@@ -15,6 +15,7 @@ _SWITCH, _CONFIG, _ACTIVATIONS = "use_kt", "kt_config", "kt_cpu_activation"
 _PATHS = ("kt_weight_path", "kt_non_expert_weight_path", "kt_expert_checkpoint_path")
 # Keys of the KTransformers that LLaMA-Factory took up to 2026-04 (its 0.9.4 hparams/model_args.py).
 _OLD = ("kt_optimize_rule", "cpu_infer", "chunk_size", "kt_maxlen", "kt_use_cuda_graph", "kt_mode")
+_SPREAD = "accelerate-kt 1.14.0 utils/dataclasses.py KTransformersPlugin: several processes need FSDP2"
 _OTHER = "experts in '{}' are not modelled; bf16 and int8 are"
 _FORMATS = {"amxbf16": "bf16", "int8": "int8", "amxint8": "int8"}
 # Threads; files that go when they are read; room that is reserved and never written.
@@ -52,6 +53,8 @@ def read_host_experts(keys: Keys, reading: Reading, *, old: bool) -> None:
     _read_activations(keys, reading)
     reading.said.pop("checkpoint_reentrant", None)
     reading.say("checkpoint_reentrant", False, keys.where(_SWITCH))
+    if reading.value("sharding") is None:
+        reading.several = ("fsdp", _SPREAD)
 
 
 def _stops(keys: Keys, name: str, why: str) -> UsageError:
