@@ -53,8 +53,8 @@ _NO_TIME_S = 1e-12
 def predict_time(
     scenario: Scenario, coefficients: Coefficients, known: program.Job | None = None, *, explain: bool = False
 ) -> TimePrediction | None:
-    """Time of one optimizer step and what follows from it; ``None`` where the card's rates are
-    unknown, or the CPU computes experts, whose time is.
+    """Time of one optimizer step and what follows from it; ``None`` where the rates of the card
+    are unknown, or the CPU computes experts.
 
     ``known``: the scenario as the step program has it, where that is there already;
     with ``explain`` each term carries the numbers of its formula.

@@ -56,21 +56,15 @@ def _drops_on_experts(case: Case) -> bool:
 
 _ON_HOST = frozenset({"deepseek_v3", "qwen3_5_moe", "qwen3_moe", "qwen3_vl_moe"})
 """Architectures whose mixtures were read as KTransformers runs them."""
-_STOPS_ON_HOST = frozenset({"deepseek_v2"})
-"""Those at whose routers it stops: kt-kernel 0.7.0 python/sft/layer.py KTMoELayerWrapper.__init__ asks for a
-bias (``e_score_correction_bias``), _compute_routing for a router that returns weights.
-"""
 
 
 def _host_refuses(case: Case) -> bool:
-    """Whether KTransformers stops at the model or at how the job is spread.
+    """Whether KTransformers stops at how the job is spread.
 
     Source: accelerate-kt 1.14.0.post4 utils/dataclasses.py KTransformersPlugin.validate_distributed_setup.
     """
     sharding = case.recipe.sharding
-    spreads = sharding.communicates and not sharding.dtensors
-    on_host = case.stack.host_experts != "none"
-    return on_host and (spreads or not case.model.is_moe or case.model.architecture in _STOPS_ON_HOST)
+    return case.stack.host_experts != "none" and sharding.communicates and not sharding.dtensors
 
 
 def _is_unread_on_host(case: Case) -> bool:
@@ -87,10 +81,9 @@ MIXTURE_RULES = (
     Rule(
         "experts-on-host",
         "refuse",
-        "KTransformers trains mixtures, in one process or under FSDP2 (--sharding fsdp), and stops at those "
-        "of DeepSeek V2",
+        "KTransformers trains in one process or under FSDP2: use --sharding fsdp",
         _host_refuses,
-        lambda case: f"{case.model.id}, {case.recipe.sharding.name}",
+        lambda case: case.recipe.sharding.name,
     ),
     Rule(
         "experts-on-host-unread",

@@ -9,7 +9,9 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.host import predict_host
+from planner.predicting import estimate
 from planner.program.job import job_of
+from planner.report.prediction.sections import ram_notes
 
 # Qwen3-30B-A3B: 48 layers of 128 experts, 8 of which compute each token, between 2,048 and 768 features.
 LAYERS, EXPERTS, CHOSEN, HIDDEN, WIDTH = 48, 128, 8, 2048, 768
@@ -67,3 +69,15 @@ def test_one_process_of_the_job_has_them() -> None:
     assert experts > 0
     assert beside.required_per_node_bytes == pytest.approx(without.required_per_node_bytes + experts)
     assert beside.steps_per_process_bytes == pytest.approx(without.steps_per_process_bytes + experts)
+
+
+def test_the_answer_says_what_a_node_needs_and_no_time() -> None:
+    """Where nobody said what the node has; else the verdict does."""
+    answer = {"switches": ("host_experts=bf16",), "gpus": 2, "sharding": "fsdp", "stack": "llama-factory"}
+    job = {"model": "qwen3-30b-a3b", "method": "lora", "gpu": "a100-80gb", "seq": 512, "batch": 1}
+    made = estimate(resolve(from_flags({**job, **answer})))
+    (note,) = ram_notes(made)
+    assert "Experts lie in host RAM: a node needs" in note.text
+    assert (made.time, made.untimed) == (None, "how long the CPU computes the experts is not known")
+    said = estimate(resolve(from_flags({**job, **answer, "host_memory": "32GiB"})))
+    assert (said.verdict, ram_notes(said)) == ("host_memory_short", ())

@@ -7,8 +7,9 @@ wrap_moe_layers_with_kt_wrapper.
 
 from __future__ import annotations
 
-from planner.configs.said_by_file import Reading
+from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.keys import Keys
+from planner.domain.model import ModelSpec
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _SWITCH, _CONFIG, _ACTIVATIONS = "use_kt", "kt_config", "kt_cpu_activation"
@@ -53,8 +54,20 @@ def read_host_experts(keys: Keys, reading: Reading, *, old: bool) -> None:
     _read_activations(keys, reading)
     reading.said.pop("checkpoint_reentrant", None)
     reading.say("checkpoint_reentrant", False, keys.where(_SWITCH))
+    why = f"{keys.where(_SWITCH)}: KTransformers stops at this model, whose experts it does not take"
+    reading.stops.append(Stop(_is_refused, why))
     if reading.value("sharding") is None:
         reading.several = ("fsdp", _SPREAD)
+
+
+def _is_refused(model: ModelSpec) -> bool:
+    """Models without experts, and DeepSeek V2: its router has no bias, which a router of its own must have,
+    and returns no weights, which a linear one must.
+
+    Source: kt-kernel 0.7.0 python/sft/layer.py KTMoELayerWrapper.__init__ (``e_score_correction_bias``),
+    _compute_routing (``deepseek_gate``); arch.py get_moe_arch_config.
+    """
+    return not model.is_moe or model.architecture == "deepseek_v2"
 
 
 def _stops(keys: Keys, name: str, why: str) -> UsageError:

@@ -8,7 +8,8 @@ import pytest
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import REFUSED_BY_TOOL, NotModelledError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.request import from_flags
 
 KT = (
     "model_name_or_path: Qwen/Qwen3-30B-A3B\nfinetuning_type: lora\nlora_target: all\ntemplate: qwen3\n"
@@ -94,3 +95,13 @@ def test_what_it_stops_at(tmp_path: Path, text: str, key: str) -> None:
     """LLaMA-Factory or KTransformers."""
     with pytest.raises(UsageError, match=rf"{key}.*{REFUSED_BY_TOOL}"):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize("model", ["deepseek-ai/DeepSeek-V2-Lite", "Qwen/Qwen3-8B"])
+def test_models_that_it_stops_at(tmp_path: Path, model: str) -> None:
+    """Routers that it cannot read, and models without experts."""
+    config = read(tmp_path, KT.replace("Qwen/Qwen3-30B-A3B", model))
+    flags = from_flags({"gpu": "h100-sxm"})
+    with pytest.raises(UsageError, match=rf"KTransformers stops at this model.*{REFUSED_BY_TOOL}"):
+        with_flags(config, flags)
+    with_flags(read(tmp_path, KT), flags)
