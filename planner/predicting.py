@@ -12,6 +12,7 @@ from planner.domain.prediction import (
     MemoryLevel,
     MemoryPrediction,
     Prediction,
+    TimePrediction,
     Uncertainty,
     Verdict,
 )
@@ -73,18 +74,31 @@ def estimate(
         from planner.memory.shares import with_shares
 
         memory, host = with_details(job, with_shares(job, memory), host)
+    time = (
+        predict_time(scenario, coefficients, job, explain=explain)
+        if job.model.stage is None
+        else predict_pipeline(scenario, coefficients, explain=explain)
+    )
     return Prediction(
         memory=memory,
         host=host,
-        time=predict_time(scenario, coefficients, job, explain=explain)
-        if job.model.stage is None
-        else predict_pipeline(scenario, coefficients, explain=explain),
+        time=time,
         verdict=verdict,
         reason=reason,
         fits_probability=None,
         calibration=coefficients.name,
         warnings=(*scenario.warnings, *stage_words(job)),
+        untimed=_untimed(scenario, time),
     )
+
+
+def _untimed(scenario: Scenario, time: TimePrediction | None) -> str:
+    """What is not known that decides the time of a step; empty where there is a ``time``."""
+    if time is not None:
+        return ""
+    if scenario.stack.host_experts != "none":
+        return "how long the CPU computes the experts is not known"
+    return "the rates of this card are not known"
 
 
 def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]:

@@ -254,7 +254,7 @@ def _untraced_stacks(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str
     """What a stack does that is not traced: whether it does so here, what it is, the way out."""
     untraced = (
         (stack.fused_norm or stack.fused_mlp, "the fused kernels"),
-        (stack.linearized_experts, "the experts"),
+        (stack.linearized_experts or stack.host_experts != "none", "the experts"),
         (recipe.gradient_checkpointing and stack.checkpoints_parts, "the checkpointing"),
         (stack.prepares_unquantized, "the preparation of unquantised bases"),
         (

@@ -46,6 +46,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "lora_rank": (1, 65_536),
     "lora_dropout": (0.0, 0.99),
     "vllm_groups": (0, 65_536),
+    "host_parts": (1, 64),
     "zero12_bucket_elements": (0, 1_000_000_000_000),
     "zero3_bucket_elements": (-1, 1_000_000_000_000),
     "zero3_prefetch_elements": (-1, 1_000_000_000_000),

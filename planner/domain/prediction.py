@@ -157,7 +157,8 @@ class Prediction:
     """Everything that ``plan`` says about one scenario.
 
     ``calibration`` is the name of the fitted coefficients or ``"uncalibrated"``; without one there is no
-    interval and ``fits_probability`` is ``None``.  ``time`` is ``None`` where the card's rates are unknown.
+    interval and ``fits_probability`` is ``None``.  ``time`` is ``None`` where something is not known that
+    decides it; ``untimed`` says what.
     """
 
     memory: MemoryPrediction
@@ -169,3 +170,4 @@ class Prediction:
     calibration: str
     warnings: tuple[str, ...] = ()
     uncertainty: Uncertainty | None = None
+    untimed: str = ""

@@ -27,6 +27,7 @@ from planner.domain.stack_values import (
     FsdpUnits,
     FusedHeadNorms,
     GatedDelta,
+    HostExperts,
     KbitUpcast,
     KvHeadCopies,
     Linear4bitDtype,
@@ -200,10 +201,9 @@ class Stack:
     into the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the
     compute dtype; or none.  ``given``: each batch, padded or not, brings one in the compute dtype."""
     packed_mask: PackedMask
-    """What eager attention and torch's fused attention see of packed samples: whole rows without a
-    mask, a mask of the samples of each row (the collator's, or made from positions that begin anew), or
-    ``one_row`` of all rows end to end with such a mask.  ``varlen``: as ``rows`` for eager attention; in the
-    place of torch's fused attention runs a kernel that is told where samples begin."""
+    """What eager and torch's fused attention see of packed samples: whole rows without a mask, a mask of the
+    samples of each row (the collator's, or made from positions that begin anew), or ``one_row`` of all rows
+    with such a mask.  ``varlen``: as ``rows``, but a kernel that is told where samples begin runs as sdpa."""
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
     cudnn_attention: bool
@@ -219,7 +219,12 @@ class Stack:
     """Whose layers run mixtures of experts: those of Transformers, with the kernels of ``scattermoe`` or
     without, or of torchtitan up to e347b1e5e (2026-02-15), with padded rows of each expert, and an exchange
     of tokens where GPUs divide experts."""
-
+    host_experts: HostExperts
+    """How KTransformers holds experts in host RAM, where it computes and trains them; ``none``: cards do."""
+    keeps_host_activations: bool
+    """It keeps there what the backward pass of experts reads, instead of computing it again."""
+    host_parts: int
+    """Parts into which it divides each expert: memory nodes of the machine."""
     fp8_linears: Fp8Linears
     """How products of torchao in 8 bits run: operator by operator, or with each cast as one kernel."""
     qat_weights: QatWeights
@@ -474,9 +479,7 @@ class Stack:
         return numbered or (self.places_samples and not self.tells_samples(recipe))
 
     def tells_samples(self, recipe: Recipe) -> bool:
-        """Whether a kernel in the place of torch's fused attention is told where packed samples begin.
-        Source: axolotl 0.19.0 monkeypatch/attention/sdpa_varlen.py (``varlen_attn`` of torch).
-        """
+        """Whether a kernel is told where packed samples begin (axolotl 0.19.0 attention/sdpa_varlen.py)."""
         return self.packed_mask == "varlen" and (recipe.batch.padding, recipe.attention) == ("packed", "sdpa")
 
     @property
@@ -497,9 +500,8 @@ class Stack:
 
     def defaults_over(self, quantization: Quantization) -> StackDefaults:
         """What the stack does where the user says nothing, over a base with this quantisation."""
-        if quantization == "none" or self.quantized_defaults is None:
-            return self.defaults
-        return self.quantized_defaults
+        over = None if quantization == "none" else self.quantized_defaults
+        return over or self.defaults
 
     def __hash__(self) -> int:
         """Hash of the id: equality still compares all fields, and lookups in caches stay cheap."""

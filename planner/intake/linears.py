@@ -274,6 +274,28 @@ def with_linearized_experts(model: ModelSpec) -> ModelSpec:
     return replace(model, groups=tuple(groups))
 
 
+@lru_cache(maxsize=64)
+def with_experts_on_host(model: ModelSpec) -> ModelSpec:
+    """``model`` without the experts of its mixtures, which lie in host RAM; routers are linear layers, which
+    PEFT finds.
+
+    Source: kt-kernel 0.7.0 python/sft/layer.py KTMoELayerWrapper.__init__ (``router_linear``), weights.py
+    _clear_original_expert_weights, lora.py _create_fused_expert_lora_buffers.
+    """
+    groups = (
+        replace(group, block=replace(group.block, linears=tuple(_without_experts(group.block.linears))))
+        for group in model.groups
+    )
+    return replace(model, groups=tuple(groups))
+
+
+def _without_experts(linears: tuple[LinearSpec, ...]) -> Iterator[LinearSpec]:
+    for linear in linears:
+        if linear.group != "expert":
+            bare = linear.kind == "parameter"
+            yield replace(linear, kind="linear" if bare else linear.kind, legacy_names=(), adaptable=True)
+
+
 _LISTS = {"gate_up_proj": ("gate_projs", "up_projs"), "down_proj": ("down_projs",)}
 
 

@@ -30,6 +30,7 @@ from planner.intake.given.request import ScenarioRequest, require
 from planner.intake.images import loaded_part, without_adapters
 from planner.intake.linears import (
     with_experts_apart,
+    with_experts_on_host,
     with_linearized_experts,
     with_parameters,
     with_separate_experts,
@@ -155,6 +156,8 @@ def assembled(request: ScenarioRequest, found: LookedUp) -> Scenario:
     """
     ledger = Ledger(request, found.entries)
     loaded = loaded_part(ledger, found.model, found.stack)
+    if found.stack.host_experts != "none":
+        loaded = with_experts_on_host(loaded)
     recipe = resolve_recipe(ledger, loaded, found.hardware, found.stack, found.lengths)
     recipe = with_reward(ledger, recipe, found.second, found.stack)
     recipe = with_teacher(ledger, recipe, found.second, found.stack)

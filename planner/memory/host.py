@@ -10,6 +10,12 @@ from planner.domain.prediction import HostPrediction
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
+from planner.memory.host_experts import (
+    host_activation_bytes,
+    host_adapter_bytes,
+    host_buffer_bytes,
+    host_weight_bytes,
+)
 from planner.memory.outside import paged_bytes
 from planner.program.engines.zero.deepspeed_settings import settings_of
 from planner.program.host_copies import WAITING, copies_to_host
@@ -290,12 +296,22 @@ _TERMS: dict[str, Callable[[Job], Number]] = {
     "pinned_cache": pinned_cache_bytes,
     "offloaded_activations": offloaded_activation_bytes,
     "paged_optimizer": paged_host_bytes,
+    "expert_weights": host_weight_bytes,
+    "expert_adapters": host_adapter_bytes,
+    "expert_activations": host_activation_bytes,
+    "expert_buffers": host_buffer_bytes,
     "saved_copy": saved_copy_bytes,
     "mapped_checkpoint": mapped_checkpoint_bytes,
 }
 """Terms of the report, and what writes each of them down."""
+_EXPERTS = tuple(name for name in _TERMS if name.startswith("expert_"))
+"""Those that one process has, of all nodes."""
 _EARLY = ("process", "offloaded_parameters", "pinned_cache")
-_DETAILS = {"saved_copy": "while a checkpoint is saved", "mapped_checkpoint": "shared on a node, reclaimable"}
+_DETAILS = {
+    "saved_copy": "while a checkpoint is saved",
+    "mapped_checkpoint": "shared on a node, reclaimable",
+    **dict.fromkeys(_EXPERTS, "in one process"),
+}
 
 
 def _is_pinned(job: Job, name: str) -> bool:
@@ -312,7 +328,8 @@ def _is_pinned(job: Job, name: str) -> bool:
 
 def predict_host(job: Job) -> HostPrediction:
     """Host RAM per process and per node.
-    Mapped checkpoint files are shared by the processes of a node and counted once.
+    Mapped checkpoint files are shared by the processes of a node and counted once, and so are experts, which
+    are those of the process that needs the most.
     """
     held, gpus = {name: formula(job) for name, formula in _TERMS.items()}, job.hardware.gpus_per_node
     saved, mapped = held["saved_copy"], held["mapped_checkpoint"]
@@ -320,24 +337,26 @@ def predict_host(job: Job) -> HostPrediction:
     # Once training runs, file pages are reclaimed under pressure; while loading,
     # they and the early buffers coexist.
     early: Number = sum(held[name] for name in _EARLY)
+    once: Number = sum(held[name] for name in _EXPERTS)
+    shared = held["expert_weights"] + mapped
     return HostPrediction(
         terms=tuple(
             HostTerm(
                 name,
                 n_bytes,
-                f"planner.memory.host:{_TERMS[name].__name__}",
+                f"{_TERMS[name].__module__}:{_TERMS[name].__name__}",
                 pinned=_is_pinned(job, name),
                 detail=_DETAILS.get(name, ""),
             )
             for name, n_bytes in held.items()
             if not is_zero(n_bytes)
         ),
-        per_process_bytes=maximum(own + saved, early + mapped),
-        per_node_bytes=maximum((own + saved) * gpus, early * gpus + mapped),
-        setup_per_process_bytes=early + mapped,
-        setup_per_node_bytes=early * gpus + mapped,
-        steps_per_process_bytes=own,
-        steps_per_node_bytes=own * gpus,
-        required_per_node_bytes=(own + saved) * gpus,
+        per_process_bytes=maximum(own + once + saved, early + shared),
+        per_node_bytes=maximum((own + saved) * gpus + once, early * gpus + shared),
+        setup_per_process_bytes=early + shared,
+        setup_per_node_bytes=early * gpus + shared,
+        steps_per_process_bytes=own + once,
+        steps_per_node_bytes=own * gpus + once,
+        required_per_node_bytes=(own + saved) * gpus + once,
         available_bytes=job.hardware.host.memory_bytes,
     )

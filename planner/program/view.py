@@ -73,7 +73,7 @@ class LayerView:
     pair.  ``trains_base``: whether the layer's own weights are trained; ``trains_mlp_only``: of those, only
     the matrices of the feed-forward part.  ``embedded``: dtype of embeddings, and with them of tables of
     rotary positions.
-    ``has_flash``: the card runs torch's FlashAttention.
+    ``has_flash``: the card runs torch's FlashAttention.  ``ranks``: whose tokens go to the experts of one.
     ``recipe``: without sizes and whatever else no operator of a layer asks for, so that layers that
     run alike are equal.
     """
@@ -91,6 +91,7 @@ class LayerView:
     trains_mlp_only: bool = False
     pads_mask: bool = False
     has_flash: bool = True
+    ranks: int = 1
 
     def __hash__(self) -> int:
         """Hash of a few fields: equality still compares all, and lookups in caches stay cheap."""
@@ -169,6 +170,7 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
         dtypes(trained="embed" in parts_of(job.model, job.recipe).ends).table,
         mlp_only,
         has_flash=not lacks_flash2(job.hardware.gpu),
+        ranks=1 if stack.host_experts == "none" else int(job.hardware.world_size),
     )
 
 

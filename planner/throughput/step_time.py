@@ -53,7 +53,8 @@ _NO_TIME_S = 1e-12
 def predict_time(
     scenario: Scenario, coefficients: Coefficients, known: program.Job | None = None, *, explain: bool = False
 ) -> TimePrediction | None:
-    """Time of one optimizer step and what follows from it; ``None`` where the card's rates are unknown.
+    """Time of one optimizer step and what follows from it; ``None`` where the rates of the card
+    are unknown, or the CPU computes experts.
 
     ``known``: the scenario as the step program has it, where that is there already;
     with ``explain`` each term carries the numbers of its formula.
@@ -65,7 +66,8 @@ def predict_time(
     Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run,
     where it is asked for.
     """
-    job = job_of(scenario, coefficients, known)
+    on_host = scenario.stack.host_experts != "none"
+    job = None if on_host else job_of(scenario, coefficients, known)
     if job is None:
         return None
     seconds = pass_seconds(job, "training")

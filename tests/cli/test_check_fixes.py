@@ -345,11 +345,11 @@ def test_what_is_assumed_is_said_with_the_way_out(capsys: pytest.CaptureFixture[
 
 def test_allowed_verdicts_pass_and_unknown_words_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """``--allow`` changes the exit code alone: a job that does not fit never passes."""
-    Path("kt.yaml").write_text(LLAMA_FACTORY + "use_kt: true\n", encoding="utf-8")
+    Path("mca.yaml").write_text(LLAMA_FACTORY + "use_mca: true\n", encoding="utf-8")
     Path("train.yaml").write_text(LLAMA_FACTORY, encoding="utf-8")
-    assert run(capsys, "kt.yaml", "--gpu", "b200")[0] == 6
-    assert run(capsys, "kt.yaml", "--gpu", "b200", "--allow", "not-modelled")[0] == 0
-    assert run(capsys, "kt.yaml", "--gpu", "b200", "--allow", "uncertain")[0] == 6
+    assert run(capsys, "mca.yaml", "--gpu", "b200")[0] == 6
+    assert run(capsys, "mca.yaml", "--gpu", "b200", "--allow", "not-modelled")[0] == 0
+    assert run(capsys, "mca.yaml", "--gpu", "b200", "--allow", "uncertain")[0] == 6
     assert run(capsys, "train.yaml", "--gpu", "3090", "--allow", "uncertain,not-modelled")[0] == 3
     code, _, err = run(capsys, "train.yaml", "--gpu", "3090", "--allow", "short")
     assert code == 2

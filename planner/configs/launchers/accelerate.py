@@ -61,7 +61,12 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
     kind = "NO" if said in (None, False) else str(said).upper()
     if kind not in _KINDS:
         raise keys.not_modelled("distributed_type", f"{show(kind)} is not modelled; {', '.join(_KINDS)} are")
-    keys.refuse_switched_on({"use_cpu": "training on a CPU is not modelled by this file: say --gpu cpu"})
+    keys.refuse_switched_on(
+        {
+            "use_cpu": "training on a CPU is not modelled by this file: say --gpu cpu",
+            "kt_config": "KTransformers' settings are read from LLaMA-Factory's own file alone",
+        }
+    )
     if str(keys.get("dynamo_backend") or "no").lower() != "no":
         reading.remark(keys.where("dynamo_backend"), _COMPILED)
     dynamo = keys.part("dynamo_config")

@@ -77,7 +77,45 @@ def _drops_on_experts(case: Case) -> bool:
     return names_them or case.stack.expert_targets != "undropped"
 
 
+_ON_HOST = frozenset({"deepseek_v3", "qwen3_5_moe", "qwen3_moe", "qwen3_vl_moe"})
+"""Architectures whose mixtures were read as KTransformers runs them."""
+
+
+def _host_refuses(case: Case) -> bool:
+    """Whether KTransformers stops at how the job is spread.
+
+    Source: accelerate-kt 1.14.0.post4 utils/dataclasses.py KTransformersPlugin.validate_distributed_setup.
+    """
+    sharding = case.recipe.sharding
+    return case.stack.host_experts != "none" and sharding.communicates and not sharding.dtensors
+
+
+def _is_unread_on_host(case: Case) -> bool:
+    recipe, adapter = case.recipe, case.adapter
+    if case.stack.host_experts == "none" or _host_refuses(case):
+        return False
+    plain = adapter is not None and not (adapter.dora or adapter.oft_block_size or adapter.modules_to_save)
+    usual = recipe.numerics.quantization == "none" and recipe.optimizer.startswith("adamw_torch")
+    read = case.model.architecture in _ON_HOST and recipe.task == "sft" and recipe.offload == "none"
+    return not (plain and usual and read and case.stack.fused_experts)
+
+
 MIXTURE_RULES = (
+    Rule(
+        "experts-on-host",
+        "refuse",
+        "KTransformers trains in one process or under FSDP2: use --sharding fsdp",
+        _host_refuses,
+        lambda case: case.recipe.sharding.name,
+    ),
+    Rule(
+        "experts-on-host-unread",
+        "not-modelled",
+        "Experts on the CPU were read for LoRA by torch's AdamW, supervised, of DeepSeek V3, Qwen3, Qwen3-VL "
+        "and Qwen3.5 in 16 bits without offload",
+        _is_unread_on_host,
+        lambda case: f"{case.model.architecture}, {case.recipe.method}, {case.recipe.optimizer}",
+    ),
     Rule(
         # peft 0.20 and 0.21 tuners/lora/layer.py ParamWrapper raises.
         "dropout-on-experts",

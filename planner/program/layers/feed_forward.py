@@ -11,6 +11,7 @@ from planner.program.layers.activations import activation, fused_gate, gated, la
 from planner.program.layers.mixture.dispatched import dispatched
 from planner.program.layers.mixture.every_expert import every_expert
 from planner.program.layers.mixture.experts import experts, router
+from planner.program.layers.mixture.on_host import on_host
 from planner.program.layers.mixture.selected_experts import selected_experts
 from planner.program.ops.collectives import gathered
 from planner.program.ops.operators import Operators
@@ -92,6 +93,8 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     mlp = view.block.mlp
     if view.stack.mixture_code == "torchtitan-2025":
         return dispatched(torch, view, x, shared)
+    if view.stack.host_experts != "none":
+        return on_host(torch, view, x, shared)
     if mlp.router == "selected":
         return selected_experts(torch, view, x)
     if mlp.router == "every":

@@ -316,7 +316,7 @@ def time_section(prediction: Prediction) -> Section:
     """Step time with its parts, samples and tokens per second, model FLOP utilisation."""
     time = prediction.time
     if time is None:
-        return Section("Step time", (Note("Not predicted: the rates of this card are not known.", "warn"),))
+        return Section("Step time", (Note(f"Not predicted: {prediction.untimed}.", "warn"),))
     rows = [_row(term, float(time.step_s)) for term in time.terms if float(term.seconds) > 0]
     rows.append(Row(("= step", _ms(float(time.step_s)), "", "", ""), "strong"))
     interval = step_interval(prediction)
@@ -333,11 +333,20 @@ def is_host_bound(time: TimePrediction) -> bool:
     return float(sum(waits)) > _HOST_BOUND_SHARE * float(time.step_s)
 
 
+def ram_notes(prediction: Prediction) -> tuple[Note, ...]:
+    """What a node needs of host RAM where experts lie there, and nobody said what it has."""
+    host = prediction.host
+    if host.available_bytes is not None or all(term.name != "expert_weights" for term in host.terms):
+        return ()
+    needs = f"Experts lie in host RAM: a node needs {gib(host.required_per_node_bytes)} GiB"
+    return (Note(f"{needs}, which is not judged: --host-memory says what it has.", "warn"),)
+
+
 def step_note(prediction: Prediction) -> Note:
     """Time of a step with its interval, the rates, and whether the host decides it, in a line."""
     time = prediction.time
     if time is None:
-        return Note("Step time is not predicted: the rates of this card are not known.", "warn")
+        return Note(f"Step time is not predicted: {prediction.untimed}.", "warn")
     interval = step_interval(prediction)
     when = " with enough memory" if prediction.verdict == "does_not_fit" else ""
     host = "; the host sets the pace, at an assumed speed" if is_host_bound(time) else ""

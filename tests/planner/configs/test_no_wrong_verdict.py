@@ -189,7 +189,7 @@ def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
         (TRL + "step_separator: '#'\n", "single steps"),
         (LLAMA_FACTORY + "use_megatron_bridge: true\n", "use_megatron_bridge: a key of Megatron Bridge"),
         (LLAMA_FACTORY + "calculate_per_token_loss: true\n", "calculate_per_token_loss: a key of Megatron"),
-        (LLAMA_FACTORY + "use_kt: true\n", "use_kt: KTransformers computes experts on the CPU"),
+        (LLAMA_FACTORY + "use_kt: true\ncpu_infer: 32\n", "use_kt: KTransformers as LLaMA-Factory had it"),
     ],
 )
 def test_what_is_no_supervised_training_says_what_it_is(tmp_path: Path, text: str, sentence: str) -> None:

@@ -36,6 +36,7 @@ from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
     read_switch,
 )
 from planner.configs.tools.llama_factory.llama_factory_dtype import read_weights_dtype
+from planner.configs.tools.llama_factory.llama_factory_host_experts import read_host_experts
 from planner.configs.tools.llama_factory.llama_factory_optimizers import read_own_optimizer
 from planner.configs.tools.llama_factory.llama_factory_outdated import read_depths, read_fp8
 from planner.configs.tools.llama_factory.llama_factory_ppo import read_ppo
@@ -93,10 +94,6 @@ _UNMODELLED = {
     **dict.fromkeys(_BRIDGE.split(), "a key of Megatron Bridge, by which training is not modelled"),
     "use_mca": "training by mcore_adapter is not modelled; --stack megatron is that of ms-swift",
     "use_hyper_parallel": "HyperParallel is not modelled",
-    "use_kt": (
-        "KTransformers computes experts on the CPU: its buffers in host RAM and its time are not modelled; "
-        "without use_kt the job is"
-    ),
     "use_unsloth": (
         "Unsloth inside LLaMA-Factory is not modelled; --stack unsloth describes Unsloth by itself"
     ),
@@ -165,6 +162,7 @@ def _read_engine(keys: Keys, reading: Reading, beside: Beside, stage: str, *, ol
     refuse_engine(keys, reading, stage)
     read_weights_dtype(keys, reading, stage)
     read_manner(keys, reading)
+    read_host_experts(keys, reading, old=old)
     read_depths(keys, reading, old=old)
     if old:
         read_old_load_dtype(keys, reading)

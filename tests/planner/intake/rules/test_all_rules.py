@@ -43,6 +43,10 @@ SCATTERED: Flags = {
     "lora_targets": "attention",
     "switches": ["mixture_code=scattermoe", "adapter_kernels=eager"],
 }
+ON_HOST: Flags = {
+    "model": "qwen3-30b-a3b", "stack": "llama-factory", "gpus": 2, "sharding": "fsdp",
+    "lora_targets": "all-linear", "switches": ["host_experts=bf16"],
+}  # fmt: skip
 MUON: Flags = {"method": "full", "optimizer": "muon", "stack": "llama-factory"}
 UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_forward"]}
 
@@ -97,6 +101,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "llama-4-scout", "method": "qlora", "lora_targets": ("attention",), "stack": "unsloth"},
         {"model": "llama-4-scout", "method": "qlora", "lora_targets": ("attention",), "stack": "trl"},
     ),
+    "experts-on-host": ({**ON_HOST, "sharding": "ddp"}, ON_HOST),
+    "experts-on-host-unread": ({**ON_HOST, "optimizer": "adafactor"}, ON_HOST),
     "selected-experts-elsewhere": (
         {"model": "dbrx", "precision": "bf16", "stack": "torchtune"},
         {"model": "dbrx", "precision": "bf16", "stack": "hf-trainer"},

@@ -166,12 +166,12 @@ def test_levers_say_what_they_save_and_cost() -> None:
 
 def test_an_unknown_card_is_said_plainly() -> None:
     """Without a limit there are no shares, and the report says that it is unknown."""
-    made = prediction()
+    made = replace(prediction(), time=None, untimed="the rates of this card are not known")
     unknown = Subject(
         replace(
             scenario(), hardware=replace(scenario().hardware, gpu=replace(gpu(), visible_memory_bytes=None))
         ),
-        replace(made, verdict="no_verdict", memory=replace(made.memory, limit_bytes=None), time=None),
+        replace(made, verdict="no_verdict", memory=replace(made.memory, limit_bytes=None)),
     )
     text = draw(unknown)
     assert text.startswith("NO VERDICT: needs 5.03 GiB per GPU of unknown size")
