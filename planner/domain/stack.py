@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.domain.engine_facts import EngineFacts
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import Quantization, Recipe
 from planner.domain.stack_defaults import StackDefaults
@@ -12,7 +13,6 @@ from planner.domain.stack_values import (
     AdapterKernels,
     Classifies,
     CompletionLogps,
-    DdpFindsUnused,
     DeviceMap,
     Distillation,
     DoraBranch,
@@ -21,10 +21,7 @@ from planner.domain.stack_values import (
     ExpertTargets,
     Fp8Linears,
     FrozenLayers,
-    Fsdp2Units,
     FsdpLoads,
-    FsdpNoSync,
-    FsdpUnits,
     FusedHeadNorms,
     GatedDelta,
     HostExperts,
@@ -47,7 +44,6 @@ from planner.domain.stack_values import (
     PairLogps,
     PassedOver,
     PinsInputs,
-    PinsMasters,
     QatWeights,
     Quantizer,
     QuantizesExperts,
@@ -56,19 +52,14 @@ from planner.domain.stack_values import (
     RotaryRows,
     SdpaMask,
     SoftCaps,
-    TowerUnits,
     WithMamba2,
-    Zero1Update,
     Zero3Rollouts,
-    Zero12Engine,
-    Zero12Upload,
-    ZeroSums,
 )
 from planner.domain.uncertainty.settled import SettledBy
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(EngineFacts):
     """One software stack at one version: its switches, by subject.
 
     Each value and its source: ``data/packages`` by version of a package, or ``data/stacks``.
@@ -327,85 +318,6 @@ class Stack:
     optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or in bf16."""
     muon: Muon
     """Its Muon steps ``matrices``, or ``all`` but vectors, or ``gathers`` what FSDP2 divides."""
-
-    # DeepSpeed
-    zero_auto_buckets: bool
-    """ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults."""
-    zero3_bucket_elements: int
-    zero3_prefetch_elements: int
-    zero3_persistence_elements: int
-    """Bucket, prefetch bucket and persistence threshold of stage 3; -1: as ``zero_auto_buckets`` says."""
-    zero3_live_elements: int
-    zero3_reuse_elements: int
-    zero3_sub_group_elements: int
-    """No prefetch while more are whole; used again within so many stays whole; updated at a time."""
-    zero12_bucket_elements: int
-    """Bucket of stages 1 and 2 as the stack's template sets it; 0: hidden squared, Hugging Face ``auto``."""
-    zero12_overlap: bool
-    zero3_overlap: bool
-    """``overlap_comm``: stages 1 and 2 take a second bucket, stage 3 gathers and reduces in other streams."""
-    zero12_contiguous: bool
-    """``contiguous_gradients``: stages 1 and 2 have gradient buckets; else ``zero12_scatters`` is void."""
-    zero12_scatters: bool
-    """``reduce_scatter``: stages 1 and 2 copy the parts of several GPUs together before they are sent."""
-    zero_sums_fp32: ZeroSums
-    """Where ZeRO casts gradients of 16 bits to fp32 for their sums."""
-    zero12_early_buckets: bool
-    """These buckets are made before the backward of the loss begins, so that they lie beside its logits."""
-    zero12_flattens_on_gpu: bool
-    """Trained weights of stages 1 and 2 become one flat buffer on the GPU where it has room, not the host."""
-    zero12_engine: Zero12Engine
-    """Whose code divides states and gradients in stages 1 and 2: DeepSpeed's, or that of Colossal-AI."""
-    zero1_update: Zero1Update
-    """How stage 1 spreads updated weights: parts are gathered; or owners broadcast, to all or to a node."""
-    zero12_upload: Zero12Upload
-    """Updated weights return cast on the host, as fp32 on the GPU, or by a 16-bit host buffer."""
-    pins_offload: bool
-    """What DeepSpeed offloads is in pinned host memory (``pin_memory``)."""
-    pins_masters: PinsMasters
-    """Whether that goes for the fp32 masters of stages 1 and 2 too."""
-    zero3_casts_adapters: bool
-    """Stage 3 casts adapters to 16 bits that PEFT made in fp32."""
-    zero3_keeps_recomputed: bool
-    """Frozen parameters gathered for a recomputation stay whole until the backward of its first module."""
-    recomputes_hooks: bool
-    """Hooks run in what is recomputed; a reentrant recomputation begins in the backward of the model."""
-    zero3_waits_for_copies: bool
-    zero3_casts_on_host: bool
-    """Where stage 3 offloads the optimizer, the host waits for each gradient's copy; it makes it fp32."""
-    zero3_hooks_into_copies: bool
-    zero3_counts_from_backward: bool
-    """Parameters are copied to get hooks; what is released after a backward allows as much more prefetch."""
-
-    # DDP and FSDP
-    ddp_finds_unused: DdpFindsUnused
-    """Whether DDP looks for parameters that a step did not use.  ``unless_checkpointed``: where there are
-    adapters or no checkpointing (the Trainer); ``full_unless_checkpointed``: never with adapters."""
-    fsdp_units: FsdpUnits
-    """What is gathered at a time: a layer, or its feed-forward part, beside which the root has the rest."""
-    tower_units: TowerUnits
-    """Layers of a vision tower are units of FSDP, or the root's: by Transformers' list, or as a file says."""
-    has_fsdp1: bool
-    """Its own code, or what it runs through, has the first FSDP, too."""
-    fsdp1_flat: bool
-    """The optimizer has the flat parameters of FSDP1, not those of the model (``use_orig_params``)."""
-    fsdp1_prefetches: bool
-    """In backward FSDP1 gathers the unit before while a layer computes (``backward_prefetch``)."""
-    fsdp1_wraps_adapters: bool
-    """Adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights."""
-    fsdp2_units: Fsdp2Units
-    """``ends_apart``: last norm and head are a unit that stays whole.  ``ends_in_root``: they are the
-    root's, which is divided again when the model returns, and each matrix of an adapter is a unit;
-    ``root_divided``: the table, too.  ``root_whole``: the root has all around the layers, and stays whole, as
-    the last layer does.  ``..._returned``: all is divided before a loop takes the loss of logits."""
-    fsdp2_parts_tied: bool
-    """FSDP2 gathers and reduces a head beside the token table that it is; the optimizer has one of them."""
-    fsdp_no_sync: FsdpNoSync
-    """Which FSDP reduces gradients in the last micro-step only: they stay whole until then."""
-    fsdp2_widens: bool
-    """FSDP2 divides trained 16-bit weights as fp32 in mixed precision."""
-    fsdp_reduces_fp32: bool
-    """FSDP2 reduces 16-bit gradients in fp32."""
 
     # Positions
     rotary_tables: tuple[RotaryModel, ...]
