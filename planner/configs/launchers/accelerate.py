@@ -47,6 +47,14 @@ _HARMLESS = (
 )
 _KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 
+_DEEPSPEED_HARMLESS = (
+    *("deepspeed_multinode_launcher", "deepspeed_hostfile", "zero3_init_flag", "zero3_save_16bit_model"),
+    *("gradient_clipping", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"),
+    "deepspeed_moe_layer_cls_names",
+    # Accelerate 1.15 hands it to nobody (utils/dataclasses.py DeepSpeedPlugin).
+    "seq_parallel_communication_data_type",
+)
+
 
 def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what a configuration of Accelerate says;
@@ -223,19 +231,7 @@ def _read_replicas(part: Keys, name: str, reading: Reading) -> None:
 
 def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
     """DeepSpeed by a file of its own, else by the few keys that Accelerate has for it."""
-    keys.skip(
-        ("deepspeed_multinode_launcher", "deepspeed_hostfile", "zero3_init_flag", "zero3_save_16bit_model")
-    )
-    keys.skip(
-        (
-            "gradient_clipping",
-            "deepspeed_exclusion_filter",
-            "deepspeed_inclusion_filter",
-            "deepspeed_moe_layer_cls_names",
-            # Accelerate 1.15 hands it to nobody (utils/dataclasses.py DeepSpeedPlugin).
-            "seq_parallel_communication_data_type",
-        )
-    )
+    keys.skip(_DEEPSPEED_HARMLESS)
     if keys.has("deepspeed_config_file"):
         if beside.deepspeed is None:
             document = referred(keys, "deepspeed_config_file", DEEPSPEED_FILE, reading)
