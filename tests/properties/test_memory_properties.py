@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from planner.catalog.hf_config import model_from_config
 from planner.domain.prediction import MemoryPrediction
 from planner.domain.recipes.attention_kernels import ATTENTIONS
+from planner.domain.recipes.flat_recipe import with_flat
 from planner.domain.recipes.optimizers import OPTIMIZERS
 from planner.domain.recipes.recipe import LOSSES, PADDINGS
 from planner.domain.scenario import Scenario
@@ -34,7 +35,7 @@ from planner.program.head.loss_pieces import piece_tokens
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
-from planner.searching.variants import with_flags, with_rank, with_sizes
+from planner.searching.variants import with_flags, with_sizes
 from planner.units import GIB
 
 # `make explore` draws anew, and four times as many.
@@ -135,6 +136,11 @@ def most_of(made: MemoryPrediction, name: str) -> float:
         sum(float(term.n_bytes) for term in made.terms if term.name == name and phase in term.phases)
         for phase in PHASES
     )
+
+
+def with_rank(scenario: Scenario, rank: int) -> Scenario:
+    """The scenario with adapters of another rank."""
+    return replace(scenario, recipe=with_flat(scenario.recipe, {"lora_rank": rank}))
 
 
 def assert_asks_for_no_less(smaller: Scenario, larger: Scenario) -> None:

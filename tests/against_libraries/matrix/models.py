@@ -73,6 +73,8 @@ MODELS: tuple[str, ...] = (
     "internlm3-8b",
     "starcoder2-3b",
     "command-r7b-12-2024",
+    "minitron-4b",
+    "trinity-nano",
     "apertus-8b",
     "olmo-7b",
     "seed-oss-36b",
