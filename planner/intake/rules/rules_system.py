@@ -58,9 +58,8 @@ def _is_divided_litgpt(case: Case) -> bool:
 
 def _rates_unknown(case: Case) -> bool:
     gpu = case.gpu
-    return gpu.memory_bandwidth_bytes_per_s is None or not any(
-        (gpu.bf16_flop_per_s, gpu.fp16_flop_per_s, gpu.fp32_flop_per_s)
-    )
+    rates = gpu.bf16_flop_per_s, gpu.fp16_flop_per_s, gpu.fp32_flop_per_s
+    return gpu.memory_bandwidth_bytes_per_s is None or not any(rates)
 
 
 def _reserved_fills_card(case: Case) -> bool:
@@ -376,8 +375,11 @@ SYSTEM_RULES = (
     Rule(
         "offload-host-unknown",
         "warn",
-        "Offload moves the limit into host RAM, whose size is not known: give --host-memory",
-        lambda case: _needs_an_engine(case) and case.hardware.host.memory_bytes is None,
+        "The limit lies in host RAM, too, whose size is not known: give --host-memory",
+        lambda case: (
+            (_needs_an_engine(case) or case.stack.host_experts != "none")
+            and case.hardware.host.memory_bytes is None
+        ),
     ),
     Rule(
         "bf16-without-units",

@@ -14,7 +14,7 @@ from planner.errors import ExitCode
 from planner.report.bounds.sections import bounds_sections
 from planner.report.check.checked import AssumedSetting, Checked, Fix, worst_exit_code
 from planner.report.check.traced import Traced
-from planner.report.prediction.sections import VERDICTS, data_notes, ram_notes, step_note
+from planner.report.prediction.sections import VERDICTS, data_notes, step_note
 from planner.report.prediction.subject import Subject, rests_on_unknown_host
 from planner.report.prediction.verdict import uses_text, verdict_note
 from planner.report.render.layout import Block, Column, Commands, Grid, Note, Row, Section, Tone
@@ -100,7 +100,6 @@ def _one(each: Checked, subject: Subject, allowed: Collection[ExitCode]) -> tupl
         Note(uses_text(subject)),
         *reason,
         Note(f"{_base(each.config)}, read as {each.tool}: {short_job_line(subject.scenario)}", "dim"),
-        *ram_notes(prediction),
         step_note(prediction),
         *data_notes(subject),
     )

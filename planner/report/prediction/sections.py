@@ -333,15 +333,6 @@ def is_host_bound(time: TimePrediction) -> bool:
     return float(sum(waits)) > _HOST_BOUND_SHARE * float(time.step_s)
 
 
-def ram_notes(prediction: Prediction) -> tuple[Note, ...]:
-    """What a node needs of host RAM where experts lie there, and nobody said what it has."""
-    host = prediction.host
-    if host.available_bytes is not None or all(term.name != "expert_weights" for term in host.terms):
-        return ()
-    needs = f"Experts lie in host RAM: a node needs {gib(host.required_per_node_bytes)} GiB"
-    return (Note(f"{needs}, which is not judged: --host-memory says what it has.", "warn"),)
-
-
 def step_note(prediction: Prediction) -> Note:
     """Time of a step with its interval, the rates, and whether the host decides it, in a line."""
     time = prediction.time

@@ -13,7 +13,7 @@ from planner.domain.recipes.job_line import short_job_line
 from planner.domain.term import PHASE_WORDS
 from planner.report.prediction.advice import assumption_choices, lever_choices, stacks_text
 from planner.report.prediction.bar_terms import largest_parts
-from planner.report.prediction.sections import asks_for_run, data_notes, ram_notes, run_notes, step_note
+from planner.report.prediction.sections import asks_for_run, data_notes, run_notes, step_note
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.verdict import doubts, uses_text, verdict_note
 from planner.report.render.human import to_text
@@ -98,7 +98,6 @@ def _about(subject: Subject, room: Room) -> Iterator[Note]:
         sizes = f"{gib(host.required_per_node_bytes)} of {gib(host.available_bytes)} GiB"
         yield Note(f"Host RAM: a node needs {sizes}.")
     yield Note(short_job_line(scenario), "dim", cut=not room.whole_job)
-    yield from ram_notes(prediction)
     yield step_note(prediction)
     if asks_for_run(subject):
         yield from run_notes(subject)

@@ -73,7 +73,7 @@ def exit_code_of(prediction: Prediction) -> ExitCode:
 
 
 def rests_on_unknown_host(scenario: Scenario, prediction: Prediction) -> bool:
-    """Whether the verdict is about the GPU alone: state is kept in host RAM,
+    """Whether the verdict is about the GPU alone: state or experts are kept in host RAM,
     and nobody said how much of that there is.
 
     Block inputs that need no more of it than loading the checkpoint does are no condition.
@@ -82,7 +82,8 @@ def rests_on_unknown_host(scenario: Scenario, prediction: Prediction) -> bool:
     slight = (
         scenario.recipe.offloads_activations and host.required_per_node_bytes <= host.setup_per_node_bytes
     )
-    return scenario.recipe.offloads_something and host.available_bytes is None and not slight
+    keeps = scenario.recipe.offloads_something or scenario.stack.host_experts != "none"
+    return keeps and host.available_bytes is None and not slight
 
 
 def peaks_to_show(prediction: Prediction) -> PhasePeak:

@@ -11,7 +11,7 @@ from planner.intake.resolve import resolve
 from planner.memory.host import predict_host
 from planner.predicting import estimate
 from planner.program.job import job_of
-from planner.report.prediction.sections import ram_notes
+from planner.report.prediction.subject import rests_on_unknown_host
 
 # Qwen3-30B-A3B: 48 layers of 128 experts, 8 of which compute each token, between 2,048 and 768 features.
 LAYERS, EXPERTS, CHOSEN, HIDDEN, WIDTH = 48, 128, 8, 2048, 768
@@ -75,9 +75,10 @@ def test_the_answer_says_what_a_node_needs_and_no_time() -> None:
     """Where nobody said what the node has; else the verdict does."""
     answer = {"switches": ("host_experts=bf16",), "gpus": 2, "sharding": "fsdp", "stack": "llama-factory"}
     job = {"model": "qwen3-30b-a3b", "method": "lora", "gpu": "a100-80gb", "seq": 512, "batch": 1}
-    made = estimate(resolve(from_flags({**job, **answer})))
-    (note,) = ram_notes(made)
-    assert "Experts lie in host RAM: a node needs" in note.text
+    scenario = resolve(from_flags({**job, **answer}))
+    made = estimate(scenario)
+    assert rests_on_unknown_host(scenario, made)
     assert (made.time, made.untimed) == (None, "how long the CPU computes the experts is not known")
-    said = estimate(resolve(from_flags({**job, **answer, "host_memory": "32GiB"})))
-    assert (said.verdict, ram_notes(said)) == ("host_memory_short", ())
+    said = resolve(from_flags({**job, **answer, "host_memory": "32GiB"}))
+    assert estimate(said).verdict == "host_memory_short"
+    assert not rests_on_unknown_host(said, estimate(said))
