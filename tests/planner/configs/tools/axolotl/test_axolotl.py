@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.errors import NotModelledError, PlannerError, UsageError
+from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -405,3 +405,14 @@ def test_fsdp2_is_told_apart_from_that_before_2025_09(tmp_path: Path, flag: str,
         assert scenario.recipe.sharding.reduces_last_only(scenario.stack.fsdp_no_sync) == (stack == "axolotl")
         remarked = any("fsdp_no_sync=both" in remark.text for remark in config.remarks)
         assert remarked == (steps > 1 and stack != "axolotl")
+
+
+@pytest.mark.parametrize("steps", ["auto", "{a: 1}"])
+def test_micro_batches_under_fsdp2_that_are_no_number_are_refused(tmp_path: Path, steps: str) -> None:
+    """By the name of the key, where the job is made."""
+    fsdp = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
+    config = read(tmp_path, BASE + fsdp + f"gradient_accumulation_steps: {steps}\n")
+    with pytest.raises(
+        InputFileError, match="gradient_accumulation_steps: grad_accum must be a whole number"
+    ):
+        resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm:8"})))
