@@ -477,7 +477,7 @@ def _remark_on_accumulation(reading: Reading, where: str, age: Age) -> None:
     Source: accelerate ec92b1af (2025-09, 1.11.0) accelerator.py no_sync; axolotl 0.9 to 0.12 pins 1.6 to
     1.10, 0.13 pins 1.11 (requirements.txt).
     """
-    # What is no number is refused where the job is made.
+    # What is no number is refused by its key later.
     accumulates = reading.sharding.dtensors and reading.value("grad_accum") not in (None, 1)
     if accumulates and not age.today:
         text = (
