@@ -42,6 +42,11 @@ def _stacks_matrices(case: Case) -> bool:
     )
 
 
+def _is_full_muon_of_axolotl(case: Case) -> bool:
+    recipe = case.recipe
+    return recipe.optimizer == "muon" and case.stack.muon == "all" and recipe.method == "full"
+
+
 def _divides_unevenly(case: Case) -> bool:
     """Whether FSDP2 leaves GPUs with unequal numbers of rows of a matrix that Muon steps."""
     n_parts = int(case.recipe.shards(case.hardware))
@@ -68,12 +73,7 @@ OPTIMIZER_RULES = (
         "refuse",
         "Axolotl's Muon stops at trained tensors of three dimensions, as experts, convolutions and vision "
         f"towers have them; use --method lora, or --optimizer adamw_torch_fused [{REFUSED_BY_TOOL}]",
-        lambda case: (
-            case.recipe.optimizer == "muon"
-            and case.stack.muon == "all"
-            and case.recipe.method == "full"
-            and _stacks_matrices(case)
-        ),
+        lambda case: _is_full_muon_of_axolotl(case) and _stacks_matrices(case),
     ),
     Rule(
         # axolotl-contribs-mit 0.0.6 contribs/mit/muon/dist_muon.py muon_update_batch_async: an assertion.
@@ -82,11 +82,7 @@ OPTIMIZER_RULES = (
         "Axolotl's Muon stops at a matrix whose rows are no multiple of the GPUs that divide it; take fewer, "
         f"or --optimizer adamw_torch_fused [{REFUSED_BY_TOOL}]",
         lambda case: (
-            case.recipe.optimizer == "muon"
-            and case.stack.muon == "all"
-            and case.recipe.method == "full"
-            and case.recipe.sharding.dtensors
-            and _divides_unevenly(case)
+            _is_full_muon_of_axolotl(case) and case.recipe.sharding.dtensors and _divides_unevenly(case)
         ),
     ),
     Rule(
