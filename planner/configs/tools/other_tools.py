@@ -100,5 +100,6 @@ def _refusal(document: Document, program: str, key: str) -> NotModelledError:
     if program == "Megatron":
         advice = "say the job by flags, with --stack megatron, or give the command of ms-swift that starts it"
     return NotModelledError(
-        f"{document.path}:{key}: a key of {program}: such files are not read; {advice} (plan --help)"
+        f"{document.path}:{key}: a key of {program}: such files are not read, whatever --tool says; {advice} "
+        "(plan --help)"
     )

@@ -107,6 +107,14 @@ def test_a_script_of_ones_own_has_a_way_out() -> None:
     assert check_job(own, said, advise=False).exit_code == ExitCode.FITS
 
 
+def test_options_of_a_program_that_is_not_read_have_no_such_way_out() -> None:
+    """--tool transformers would be refused for the same option."""
+    text = "deepspeed --module openrlhf.cli.train_sft --pretrain gpt2 --micro_train_batch_size 2 --bf16"
+    failed = check_job(command_job(text, OPTIONS), from_flags({"gpu": "4090"}))
+    assert "a key of OpenRLHF" in failed.failure
+    assert not failed.failure.endswith("reads it")
+
+
 def test_a_flag_says_what_a_template_leaves_open(tmp_path: Path) -> None:
     """A placeholder, or an argument that an empty variable of a script left without a value; without the flag
     it is asked for.
