@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from planner.errors import MAX_NEAREST
 from planner.intake.given.fields import REQUEST_FIELDS, headings
+from planner.intake.given.other_words import in_our_words
 from planner.intake.given.request_field import Kind, RequestField
 from planner.printing import in_short
 
@@ -117,25 +118,31 @@ def command_of(app: typer.Typer) -> Any:
 def told_by_parser(error: Exception) -> tuple[str, tuple[str, ...]]:
     """One sentence on words that are no command line, and the nearest names.
 
-    ``error``: Click's, or that of Typer's own copy of it.  Of an unknown flag, those come first that have a
-    word of it, however different the rest: --seq of --max-seq-length.
+    ``error``: Click's, or that of Typer's own copy of it.  A flag of another tool is named as it is called
+    here.  Of any other, those come first that have a word of it, however different the rest.
     """
     names = tuple(getattr(error, "possibilities", None) or ())
     text: str = error.format_message()  # type: ignore[attr-defined]
     if flag := getattr(error, "option_name", None):
-        names = tuple(dict.fromkeys((*_flags_like(flag, error), *names)))[:MAX_NEAREST]
-        text = f"no such option: {flag}{'; nearest: ' if names else ''}{', '.join(names)}"
+        meant = [name for name in (in_our_words(flag),) if name and name.split()[0] in _flags_of(error)]
+        names = tuple(meant or dict.fromkeys((*_flags_like(flag, error), *names)))[:MAX_NEAREST]
+        nearest = "; here it is " if meant else "; nearest: " if names else ""
+        text = f"no such option: {flag}{nearest}{', '.join(names)}"
     sentence = in_short(text).rstrip(".")
     return sentence[:1].lower() + sentence[1:], names
 
 
+def _flags_of(error: Any) -> list[str]:
+    """Flags of the command that was asked."""
+    context = getattr(error, "ctx", None)
+    return [] if context is None else [name for each in context.command.params for name in each.opts]
+
+
 def _flags_like(flag: str, error: Any) -> list[str]:
     """Flags of the same command by their share of words that begin alike, the largest share first."""
-    context = getattr(error, "ctx", None)
-    known = [] if context is None else [name for each in context.command.params for name in each.opts]
     written = _words(flag)
     shares: dict[str, float] = {}
-    for name in known:
+    for name in _flags_of(error):
         words = _words(name)
         alike = [word for word in words if any(_begin_alike(word, other) for other in written)]
         if alike:

@@ -13,9 +13,11 @@ from planner.intake.given.flags import (
     new_app,
     request_fields,
     told_by_parser,
+    with_hyphens,
     with_options,
     with_scenario_options,
 )
+from planner.intake.given.other_words import _HERE
 
 TOP = (Annotated[int, typer.Option("--top")], 3)
 TARGET = (Annotated[str, typer.Option("--target")], ...)
@@ -50,15 +52,38 @@ def test_choices_are_told_and_completed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "nearest"),
+    ("written", "here"),
     [
         ("--max-seq-length", "--seq"),
-        ("--sequence-length", "--seq"),
-        ("--batch-size", "--batch"),
+        ("--batch_size", "--batch"),
         ("--num-gpus", "--gpus"),
-        ("--rank", "--lora-rank"),
-        ("--modle", "--model"),
+        ("--zero", "--sharding zero3"),
+        ("--fsdp", "--sharding fsdp"),
+        ("--tp", "--tensor-parallel"),
+        ("--load-in-4bit", "--method qlora"),
     ],
+)
+def test_a_flag_of_another_tool_is_named_as_it_is_called_here(written: str, here: str) -> None:
+    """No nearest spelling finds what has another name."""
+    with pytest.raises(Exception, match="No such option") as caught:
+        command_of(SCENARIO).main([written, "4"], standalone_mode=False)
+    sentence, names = told_by_parser(caught.value)
+    assert sentence == f"no such option: {with_hyphens(written)}; here it is {here}"
+    assert names == (here,)
+
+
+def test_what_other_tools_call_a_flag_stands_for_one_that_there_is() -> None:
+    """With a value that it takes, and under a name that is no flag here."""
+    known = {each.flag: each for each in request_fields()}
+    for word, here in _HERE.items():
+        flag, _, value = here.partition(" ")
+        assert f"--{word.replace('_', '-')}" not in known
+        assert not value or known[flag].parse(value) == value
+
+
+@pytest.mark.parametrize(
+    ("written", "nearest"),
+    [("--longest-sequence", "--seq"), ("--lora-rnak", "--lora-rank"), ("--modle", "--model")],
 )
 def test_an_unknown_flag_is_answered_with_those_that_have_a_word_of_it(written: str, nearest: str) -> None:
     """Other tools' names for the same thing are often longer."""
