@@ -12,6 +12,7 @@ The rule for what is no training recipe was written before any file was counted:
    jobs of a cloud;
 2. a file of LLaMA-Factory that asks for something else (``_OTHER_TASKS``)
    and does not say ``do_train: true``;
+   (added later: or one for a chat, which has nothing of a training);
 3. a file that says that it stops before training (``_STOPS``),
    or whose ``peft_config`` only merges (``export_dir``);
 4. (added later) a file of torchtune without an optimizer: it generates, evaluates or quantises;
@@ -43,6 +44,7 @@ from planner.api.launch_commands import SCRIPT_SUFFIX
 from planner.cli.main import main as plan
 from planner.configs.launchers.command_line import how_many, started
 from planner.configs.read import recognise
+from planner.configs.tools.llama_factory.llama_factory import OF_CHAT
 from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import REFUSED_BY_TOOL, ExitCode, PlannerError
 
@@ -66,6 +68,7 @@ def why_no_training(table: dict[str, Any], tool: str) -> str:
     if not any(table.get(name) for name in _MODEL_KEYS):
         return "names no model"
     other = any(table.get(name) not in (None, False) for name in _OTHER_TASKS)
+    other = other or table.keys() <= OF_CHAT
     if tool == "llama-factory" and other and table.get("do_train") is not True:
         return "asks for something else than training"
     if tool == "torchtune" and not table.get("optimizer"):

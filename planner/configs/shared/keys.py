@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,10 @@ class Keys:
     def holds(self, name: str) -> bool:
         """Whether the key is there, be it ``null``."""
         return name in self._table
+
+    def has_only(self, names: Collection[str]) -> bool:
+        """Whether every key is one of ``names``."""
+        return all(name in names for name in self._table)
 
     def get(self, name: str) -> Any:
         """The value of a key, ``None`` where it is not given; it counts as read.

@@ -12,13 +12,12 @@ from dataclasses import replace
 
 from planner.configs.launchers.fsdp_keys import ACCELERATE_FILE, Beside, referred
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading
-from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import TRL_HARMLESS
 from planner.configs.shared.joined_samples import join_samples
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
-from planner.configs.shared.model_args import DTYPES, read_attention, read_dtype
+from planner.configs.shared.model_args import read_attention, read_dtype
 from planner.configs.shared.preference_tasks import TRL_HARMLESS as PREFERENCE_HARMLESS
 from planner.configs.shared.preference_tasks import read_chosen_likelihood, read_precomputed, trl_task
 from planner.configs.shared.rollouts import UP_TO_0_17, read_rollout
@@ -31,6 +30,7 @@ from planner.configs.shared.trainer_arguments import (
     read_trainer,
 )
 from planner.configs.tools.alignment_handbook import read_packing
+from planner.configs.tools.trl_age import OLD, OLDEST, read_age, read_old_preparation
 from planner.configs.tools.trl_device_map import read_device_map
 from planner.configs.tools.trl_stops import refuse_unkept_length, stop_at_router_loss
 from planner.configs.tools.trl_trainings import ONLINE, STUDENT, read_student, refuse_other_trainings
@@ -93,7 +93,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     refuse_other_trainings(keys, but=STUDENT if teaches else ())
     generates = _trains_on_generated(keys, reading, beside.task)
     compares = teaches or (not generates and trl_task(keys, reading, beside.task))
-    old = read_age(keys, reading, beside.stack)
+    old = read_age(keys, reading, beside.stack, generates=generates)
     read_precomputed(keys, reading, single=not old or bool(keys.flag("use_peft")))
     _read_method(keys, reading)
     read_checkpoint(keys, "model_name_or_path", reading, trusts=_trusts(keys))
@@ -104,7 +104,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("offload", "activations", keys.where("activation_offloading"))
     if not (compares or generates):
         _read_loss(keys, reading, old=bool(old))
-    read_trainer(keys, reading, own_loss=not old)
+    read_trainer(keys, reading, own_loss=not old or generates)
     if compares:
         _read_preferences(keys, reading, old)
     elif generates:
@@ -179,12 +179,20 @@ def _trains_on_generated(keys: Keys, reading: Reading, named: str) -> bool:
 def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
     """What GRPO's trainer has of its own.
 
+    Up to TRL 0.24 ``use_liger_kernel`` is Transformers' alone, and the loss has a switch of its own
+    (trl 0.17.0, 0.24.0 and 0.25.0 trainer/grpo_trainer.py).
+
     Raises:
-        NotModelledError: Liger's kernels where they bring a loss of their own,
-        and what :func:`read_rollout` refuses.
+        NotModelledError: Liger's loss is asked for, and what :func:`read_rollout` refuses.
     """
-    if keys.flag("use_liger_kernel") and old:
-        raise keys.not_modelled("use_liger_kernel", "Liger's loss of GRPO is not modelled")
+    if keys.flag("use_liger_kernel") and old and not keys.has(UP_TO_0_17):
+        config = keys.part("liger_kernel_config")
+        if config is not None and config.flag("fused_linear_cross_entropy"):
+            raise keys.not_modelled("use_liger_kernel", "Liger's loss of GRPO is not modelled")
+        ages = "TRL 0.25 and 0.26 compute the loss by Liger, too, which needs less and is not counted"
+        reading.remark(keys.where("use_liger_kernel"), ages)
+    # Only trainers of SFT read it, and no key of a file was refused up to TRL 0.17 (scripts/utils.py).
+    keys.skip(("use_liger",))
     reading.said.pop("padding", None)
     reading.said.pop("images_per_sample", None)
     reading.needs.pop("seq", None)
@@ -322,7 +330,7 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
             reading.switch("packed_mask", "none", keys.where("packing_strategy"))
         keys.skip(("padding_free",))
     elif keys.flag("padding_free"):
-        if reading.value("stack") not in _OLD:
+        if reading.value("stack") not in OLD:
             refuse_unkept_length(keys, reading)
         # Attention that is not FlashAttention gets a mask of all pairs of their tokens.
         join_samples(reading, keys.where("padding_free"), reading.value("attention"))
@@ -424,73 +432,3 @@ def _take_weights_dtype(keys: Keys, reading: Reading) -> None:
     else:
         named = {"bfloat16": "bf16", "float16": "fp16"}.get(str(dtype), "fp32")
         reading.say("precision", named, keys.where("bf16"), "off: the dtype of the weights")
-
-
-OLDEST = "trl@0"
-# Stack of an older TRL -> keys that tell it.  TRL 0.20 dropped max_seq_length, 0.16 use_liger and what
-# belongs to it; the mixers are alignment-handbook's of 2023 to 2025-03.  TRL 0.29 dropped torch_dtype,
-# Transformers 5 the others.  An update of GRPO in 0.16 and 0.17 makes the same tensors as in 0.24
-# (trainer/grpo_trainer.py _get_per_token_logps).  max_prompt_length is GRPO's up to 0.27.2 and DPO's up
-# to 0.28.0 (trainer/grpo_config.py and dpo_config.py of 0.28.0 and 0.29.0).
-_OLD = {
-    OLDEST: (
-        "max_seq_length",
-        "evaluation_strategy",
-        "use_liger",
-        "num_of_sequences",
-        "chars_per_token",
-        "dataset_batch_size",
-        "use_flash_attention_2",
-        "dataset_mixer",
-        "dispatch_batches",
-        "split_batches",
-    ),
-    "trl@0.24": (
-        UP_TO_0_17,
-        "max_prompt_length",
-        "torch_dtype",
-        "warmup_ratio",
-        "group_by_length",
-        "logging_dir",
-        *TRANSFORMERS_4,
-    ),
-}
-_TITLES = {OLDEST: "TRL 0.9 to 0.19", "trl@0.24": "TRL 0.20 to 0.26"}
-
-
-def read_age(keys: Keys, reading: Reading, asked: str = "") -> str:
-    """The stack of an older TRL where a key tells it or it is ``asked`` for, else nothing."""
-    for stack, names in _OLD.items():
-        name = first_held(keys, names)
-        if name is None and "torch_dtype" in names:
-            init = keys.get("model_init_kwargs")
-            name = "model_init_kwargs" if isinstance(init, dict) and "torch_dtype" in init else None
-        if name is not None:
-            text = "a key that today's TRL and Transformers no longer have"
-            reading.take_stack(stack, _TITLES[stack], keys.where(name), text)
-            return stack
-    if asked in _OLD:
-        reading.take_stack(asked, _TITLES[asked], str(keys.path), "as asked")
-        return asked
-    return ""
-
-
-def read_old_preparation(keys: Keys, reading: Reading) -> None:
-    """What TRL up to 0.26 did to a 4-bit base under bf16: fp32 norms, a 16-bit token table and head,
-    storage in the named dtype.
-
-    Source: trl 0.9.6 to 0.24.0 ``peft_module_casting_to_bf16`` (unsharded bases only,
-    models/utils.py:538-565), and 0.15.2 to 0.26.2 trainer/utils.py ``get_quantization_config``:
-    bnb_4bit_quant_storage is torch_dtype.  That of alignment-handbook sets none.
-    """
-    if reading.value("quantization") not in ("nf4", "fp4"):
-        return
-    place = keys.where("load_in_4bit")
-    if reading.sharding.gathers_weights:
-        reading.switch("kbit_upcast", "none", place)
-    elif reading.value("precision") == "bf16-mixed":
-        reading.switch("kbit_upcast", "norms", place)
-    dtype = reading.said.get("load_dtype")
-    if dtype is not None and dtype.value in DTYPES and not keys.has("dataset_mixer"):
-        note = "trl 0.15.2 to 0.26.2 trainer/utils.py get_quantization_config"
-        reading.default("quant_storage", dtype.value, note)

@@ -107,6 +107,10 @@ _STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto", "orpo")
 _SHOWN_STAGES = "pt, sft, rm, ppo, dpo and kto"
 # What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
 _OTHER_TASKS = ("do_eval", "export_dir", "infer_backend", "task")
+# A file with nothing else is one for a chat (examples/inference).
+OF_CHAT = frozenset(
+    {"model_name_or_path", "adapter_name_or_path", "template", "finetuning_type", "trust_remote_code"}
+)
 
 
 def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -239,7 +243,7 @@ def _refuse_without_training(keys: Keys) -> None:
     a file of another task leaves it out.
 
     Raises:
-        NotModelledError: the file evaluates, merges or serves.
+        NotModelledError: the file evaluates, merges, answers or serves.
     """
     trains = keys.flag("do_train")
     other = [name for name in _OTHER_TASKS if not trains and keys.get(name) not in (None, False)]
@@ -247,6 +251,8 @@ def _refuse_without_training(keys: Keys) -> None:
         raise keys.not_modelled(
             other[0], "this file does not train, because do_train is not true; training is what is predicted"
         )
+    if keys.has_only(OF_CHAT):
+        raise keys.not_modelled("do_train", "nothing of a training is in this file; one is predicted")
 
 
 def _read_attention(keys: Keys, reading: Reading) -> None:

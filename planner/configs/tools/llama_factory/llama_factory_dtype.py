@@ -19,7 +19,7 @@ def read_weights_dtype(keys: Keys, reading: Reading, stage: str) -> None:
 
     Adapters are fp32, and PEFT computes them so and hands on the base's dtype (peft 0.18
     tuners/lora/layer.py).  A model that sees, another way of training and an engine are still asked about,
-    and so is a file that may not train: of a chat, which leaves do_train out, or one that prepares data.
+    and so is a file that may not train: one that leaves do_train out, or prepares data.
     """
     if "precision" not in reading.needs or reading.value("stack") != "llama-factory":
         return

@@ -136,6 +136,21 @@ def test_a_vllm_that_sleeps_and_is_divided(tmp_path: Path) -> None:
     assert not rollout_of(tmp_path, f"{TRL}use_vllm: true\nvllm_mode: colocate\n", seq=1024).vllm_sleeps
 
 
+def test_ligers_kernels_of_an_older_trl_are_those_of_layers(tmp_path: Path) -> None:
+    """The loss had a switch of its own up to 0.24; one that may be later says what is left out."""
+    said = "max_prompt_length: 500\nbeta: 0.1\nuse_liger_kernel: true\n"
+    for text, remarks in (
+        (OLD + said, 1),
+        (OLD + said + "bf16: true\nvllm_device: auto\nuse_liger: true\n", 0),
+    ):
+        found = scenario_of(tmp_path, text)
+        assert (found.stack.fused_norm, found.stack.fused_mlp, found.recipe.loss) == (True, True, "hf")
+        notes = read_config_file(tmp_path / "train.yaml").notes
+        assert sum("TRL 0.25 and 0.26" in each for each in notes) == remarks
+    with pytest.raises(NotModelledError, match="Liger's loss of GRPO"):
+        scenario_of(tmp_path, OLD + said.replace("liger_kernel", "liger_loss"))
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -143,7 +158,6 @@ def test_a_vllm_that_sleeps_and_is_divided(tmp_path: Path) -> None:
         (TRL + "num_ppo_epochs: 4\n", "other than GRPO"),
         (TRL + "rloo_k: 4\n", "other than GRPO"),
         (TRL + "reward_model_name_or_path: gpt2\nreward_funcs: [a/b]\n", "several reward models"),
-        (OLD + "max_prompt_length: 500\nbeta: 0.1\nuse_liger_kernel: true\n", "Liger's loss of GRPO"),
         # TRL 0.25 to 0.27 computes Liger's loss of GRPO then, and does not fail as 1.16 does.
         (TRL + "max_prompt_length: 500\nbeta: 0.1\n" + LIGERS_LOSS, "Liger's loss of GRPO"),
         (AXOLOTL + "trl:\n  sync_ref_model: true\n", "follows the policy"),

@@ -49,7 +49,7 @@ def test_the_checkpoint_or_fp32_decides(tmp_path: Path, text: str, precision: st
 @pytest.mark.parametrize(
     "text",
     [
-        LORA.replace("do_train: true\n", ""),
+        LORA.replace("do_train: true\n", "stage: sft\n"),
         LORA + "tokenized_path: saves/data\n",
         LORA.replace("lora", "freeze"),
         LORA.replace("lora", "full") + "stage: dpo\n",
@@ -60,7 +60,7 @@ def test_the_checkpoint_or_fp32_decides(tmp_path: Path, text: str, precision: st
     ],
 )
 def test_what_nobody_compared_is_asked_for(tmp_path: Path, text: str) -> None:
-    """A chat, data for later, other training, an engine, older software, images, a packed fp16 base."""
+    """A training that is not asked for, data for later, other training, an engine, older software, images, a packed fp16 base."""
     (tmp_path / "ds.json").write_text(ZERO2, encoding="utf-8")
     with pytest.raises(UsageError, match=r"say .*--precision"):
         numerics_of(tmp_path, text)
