@@ -76,6 +76,7 @@ class Reading:
     it.  ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: micro-batch x accumulation x GPUs, the
     samples of one step, with the place that gives it; a factor that the file leaves open follows from it.
     ``least_batch``: samples that a step has at least, where the accumulation follows from it.
+    ``generated``: sequences that all GPUs generate at once, with the place that says them.
     ``switches``: those of the stack that the file sets, with their places.  ``tool_name``: the name of the
     tool for ``--tool``.  ``launch``: the launch file that was found and taken.  ``candidates``: launch files
     that could be meant, where none was.  ``several``: the sharding where the job has several GPUs and nothing
@@ -98,6 +99,7 @@ class Reading:
     ignored: list[str] = field(default_factory=list)
     total_batch: tuple[int, str] | None = None
     least_batch: tuple[int, str] | None = None
+    generated: tuple[int, str] | None = None
     switches: dict[str, tuple[str, str]] = field(default_factory=dict)
     tool_name: str = ""
     launch: Path | None = None

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.errors import REFUSED_BY_TOOL, UsageError
 
 _CONFIG = "trl 1.16.0 trainer/grpo_config.py"
 UP_TO_0_17 = "vllm_device"
 """A key of GRPO from TRL 0.14 to 0.17; read as 0.15 and later, where a batch holds completions."""
 _PROMPTS = "prompts are not cut, so the longest one decides: say --seq, which holds prompt and completion"
 _UNMODELLED = {
-    "generation_batch_size": (
-        "a generation that is counted in sequences is not modelled; steps_per_generation is"
-    ),
     "use_liger_loss": "Liger's loss of GRPO is not modelled",
     "sync_ref_model": "a reference that follows the policy is not modelled",
     "use_transformers_paged": "generation in pages is not modelled",
@@ -125,6 +123,7 @@ def read_rollout(
     keys.refuse_switched_on(_UNMODELLED)
     _read_arguments(keys)
     reading.take(keys, _SHARED)
+    _read_sequences(keys, reading)
     _read_reference(keys, reading, old=old)
     _read_completion(keys, reading, prompt, old=old)
     _read_generator(keys, reading, mode, old=old)
@@ -145,6 +144,22 @@ def _read_arguments(keys: Keys) -> None:
     part.skip(("stop_token_ids",))
     if part.left_over_here():
         raise keys.not_modelled(name, "arguments of generation are not read from a file")
+
+
+def _read_sequences(keys: Keys, reading: Reading) -> None:
+    """``generation_batch_size``: how many micro-batches it makes depends on the GPUs.
+
+    Source: trl 0.24.0 and 1.16.0 trainer/grpo_config.py ``__post_init__``.
+
+    Raises:
+        UsageError: beside the number of micro-batches.
+    """
+    name = "generation_batch_size"
+    if (sequences := keys.count(name)) is None:
+        return
+    if keys.has("steps_per_generation"):
+        raise UsageError(f"{keys.where(name)}: not beside steps_per_generation [{REFUSED_BY_TOOL}]")
+    reading.generated = (sequences, keys.where(name))
 
 
 def _read_reference(keys: Keys, reading: Reading, *, old: bool) -> None:

@@ -47,6 +47,7 @@ class ConfigFile:
     needs: Mapping[str, str] = field(default_factory=dict)
     total_batch: tuple[int, str] | None = None
     least_batch: tuple[int, str] | None = None
+    generated: tuple[int, str] | None = None
     tool_name: str = OWN_TOOL
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
@@ -116,6 +117,7 @@ def config_of(reading: Reading) -> ConfigFile:
         needs=MappingProxyType(reading.needs),
         total_batch=reading.total_batch,
         least_batch=reading.least_batch,
+        generated=reading.generated,
         tool_name=reading.tool_name,
         launch=reading.launch,
         candidates=reading.candidates,
@@ -154,8 +156,7 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
         request = merge(ScenarioRequest({"sharding": config.several}), request)
     if config.one_batch is not None and not flags.is_given("precision") and _share_one_batch(request):
         request = merge(request, ScenarioRequest({"precision": config.one_batch}))
-    if config.least_batch is not None:
-        request = _with_least(request, *config.least_batch)
+    request = _with_micro_batches(config, request)
     _refuse_models(config.stops, request)
     if config.in_weights_dtype:
         request = _in_weights_dtype(request, config.in_weights_dtype, config.tool)
@@ -228,6 +229,17 @@ def overruled(config: ConfigFile, request: ScenarioRequest) -> tuple[Remark, ...
     return (Remark(said.origin, f"{said.value} GPUs in each node, and {counted} are counted: the flag wins"),)
 
 
+def _with_micro_batches(config: ConfigFile, request: ScenarioRequest) -> ScenarioRequest:
+    """``request`` with the numbers of them that follow from the file and the GPUs.
+
+    Raises:
+        UsageError: the tool stops at so many GPUs.
+    """
+    if config.least_batch is not None:
+        request = _with_least(request, *config.least_batch)
+    return request if config.generated is None else _with_generated(request, *config.generated)
+
+
 def _with_least(request: ScenarioRequest, samples: int, where: str) -> ScenarioRequest:
     """``request`` with the accumulation that gives a step ``samples`` at least, unless one is said."""
     micro, gpus = request.get("batch"), _batches(request)
@@ -236,6 +248,25 @@ def _with_least(request: ScenarioRequest, samples: int, where: str) -> ScenarioR
     accum = -(-samples // (micro * gpus))
     note = f"{micro} x {accum} x {gpus} GPUs is {samples} samples, or more"
     return merge(ScenarioRequest({"grad_accum": Given(accum, tool_default(where), note)}), request)
+
+
+def _with_generated(request: ScenarioRequest, sequences: int, where: str) -> ScenarioRequest:
+    """``request`` with the micro-batches of a generation of so many sequences on all GPUs, unless said.
+
+    Raises:
+        UsageError: they are no whole number, at which the tool stops.
+    """
+    micro, gpus = request.get("batch"), _batches(request)
+    if micro is None or request.get("generation_steps") is not None:
+        return request
+    steps, rest = divmod(sequences, micro * gpus)
+    if rest or not steps:
+        raise UsageError(
+            f"{where}: {sequences} is no multiple of batch {micro} x {gpus} GPUs: say --batch "
+            f"[{REFUSED_BY_TOOL}]"
+        )
+    note = f"{sequences} sequences of {gpus} GPUs with {micro} each"
+    return merge(ScenarioRequest({"generation_steps": Given(steps, where, note)}), request)
 
 
 def _with_smaller_images(request: ScenarioRequest, pixels: int, multiple: int) -> ScenarioRequest:

@@ -136,6 +136,18 @@ def test_a_vllm_that_sleeps_and_is_divided(tmp_path: Path) -> None:
     assert not rollout_of(tmp_path, f"{TRL}use_vllm: true\nvllm_mode: colocate\n", seq=1024).vllm_sleeps
 
 
+def test_a_generation_counted_in_sequences_is_divided_by_those_of_a_micro_batch(tmp_path: Path) -> None:
+    """On all GPUs; TRL stops where that leaves a rest, or where both ways are said."""
+    said = TRL + "generation_batch_size: 64\n"
+    for gpus, steps in ((1, 16), (4, 4)):
+        rollout = rollout_of(tmp_path, said, seq=1024, gpus=gpus)
+        assert rollout.micro_steps == steps
+    assert rollout_of(tmp_path, said, seq=1024, generation_steps=2).micro_steps == 2
+    for text, gpus in ((said, 3), (said, 32), (said + "steps_per_generation: 2\n", 1)):
+        with pytest.raises(UsageError, match="refused-by-its-tool"):
+            scenario_of(tmp_path, text, seq=1024, gpus=gpus)
+
+
 def test_ligers_kernels_of_an_older_trl_are_those_of_layers(tmp_path: Path) -> None:
     """The loss had a switch of its own up to 0.24; one that may be later says what is left out."""
     said = "max_prompt_length: 500\nbeta: 0.1\nuse_liger_kernel: true\n"
@@ -154,7 +166,6 @@ def test_ligers_kernels_of_an_older_trl_are_those_of_layers(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (TRL + "generation_batch_size: 64\n", "steps_per_generation is"),
         (TRL + "num_ppo_epochs: 4\n", "other than GRPO"),
         (TRL + "rloo_k: 4\n", "other than GRPO"),
         (TRL + "reward_model_name_or_path: gpt2\nreward_funcs: [a/b]\n", "several reward models"),

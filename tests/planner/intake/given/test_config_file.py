@@ -27,7 +27,7 @@ def test_what_a_file_leaves_open_is_asked_for(tmp_path: Path) -> None:
     and is enough.
     """
     config = read_config_file(
-        written(tmp_path, LLAMA_FACTORY.replace("lora", "freeze").replace("bf16: true\n", ""))
+        written(tmp_path, LLAMA_FACTORY.replace("lora", "freeze").replace("bf16: true", "stage: sft"))
     )
     with pytest.raises(UsageError, match="--precision bf16"):
         with_flags(config, from_flags({"gpu": "4090"}))

@@ -60,7 +60,7 @@ def test_the_checkpoint_or_fp32_decides(tmp_path: Path, text: str, precision: st
     ],
 )
 def test_what_nobody_compared_is_asked_for(tmp_path: Path, text: str) -> None:
-    """A training that is not asked for, data for later, other training, an engine, older software, images, a packed fp16 base."""
+    """No do_train, data for later, other training, an engine, older software, images, a packed fp16 base."""
     (tmp_path / "ds.json").write_text(ZERO2, encoding="utf-8")
     with pytest.raises(UsageError, match=r"say .*--precision"):
         numerics_of(tmp_path, text)
