@@ -20,6 +20,7 @@ from planner.configs.tools import (
     ms_swift_megatron,
     nemo_automodel,
     open_instruct,
+    peft_sft,
     torchtitan,
     torchtune,
     trl,
@@ -106,6 +107,7 @@ _TRAINING = (
         unsloth_cli.MARKS,
         unsloth_cli.read_unsloth_cli,
     ),
+    Tool("peft-sft", peft_sft.TOOL, peft_sft.STACK, peft_sft.MARKS, peft_sft.read_peft_sft, launched=True),
     Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl, launched=True),
 )
 _REST = (
@@ -135,6 +137,7 @@ _TOLD_BY_VALUES: dict[str, Callable[[Document], bool]] = {
     "ms-swift": ms_swift.is_ms_swift,
     "unsloth": unsloth_train.is_unsloth,
     "lmflow": lmflow.is_lmflow,
+    "peft-sft": peft_sft.is_peft_sft,
     "transformers": hf_trainer.is_example,
 }
 TOOL_NAMES = ("plan", *TOOLS)

@@ -35,11 +35,11 @@ def say_one_process(reading: Reading) -> None:
     if not place or "device_map" in reading.said or reading.sharding.communicates or reading.alone:
         return
     stack, tool = str(reading.value("stack")), reading.tool_name
-    if stack in _SPREADS:
+    if stack in _SPREADS and tool != "peft-sft":
         reading.default("device_map", "auto", _SPREADS[stack])
     elif tool in ("unsloth", "unsloth-cli"):
         reading.alone = Alone(place, sees=sees, unread=_UNREAD)
-    elif tool in ("trl", "transformers", "lmflow") or is_run_by_0_7(reading):
+    elif tool in ("trl", "peft-sft", "transformers", "lmflow") or is_run_by_0_7(reading):
         reading.alone = Alone(place, sees=sees, unread=_COPIES)
     elif tool == "llama-factory" and sees != 1:
         reading.alone = Alone(place, _STOPS)
