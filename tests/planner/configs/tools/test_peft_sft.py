@@ -14,7 +14,8 @@ from planner.report.check.checked import Checked
 # As run_peft_qlora_deepspeed_stage3.sh of 5d602fdbf has them.
 REST = (
     "--seed 100 --dataset_name smangrul/ultrachat-10k-chatml --chat_template_format chatml "
-    "--add_special_tokens False --append_concat_token False --splits train,test --num_train_epochs 1 --packing True --bf16 True "
+    "--add_special_tokens False --append_concat_token False --splits train,test --num_train_epochs 1 "
+    "--packing True --bf16 True "
     "--output_dir out --per_device_train_batch_size 2 --gradient_accumulation_steps 2 --learning_rate 1e-4"
 )
 MODEL = "--model_name_or_path meta-llama/Llama-3.2-1B --max_length 2048"
