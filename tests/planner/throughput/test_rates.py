@@ -112,13 +112,12 @@ class TestWhatCardsReach:
         """
         shares = {
             gpu: reached_share(load_gpu(gpu))
-            for gpu in ("a100-80-sxm", "h100-sxm", "mi300x", "a16", "t4", "rtx3090")
+            for gpu in ("a100-80-sxm", "h100-sxm", "mi300x", "a16", "rtx3090")
         }
         assert shares["a100-80-sxm"] == pytest.approx(1.0, abs=0.001)
         assert shares["h100-sxm"] == pytest.approx(0.80 / 0.87, abs=0.01)
         assert shares["mi300x"] == pytest.approx(0.51 / 0.87, abs=0.01)
         assert shares["a16"] == 1.0
-        assert shares["t4"] == pytest.approx(0.65 / 0.848, abs=0.01)
         assert shares["rtx3090"] == pytest.approx(1.08, abs=0.01)
 
     def test_cards_of_one_chip_reach_the_same_share(self) -> None:
@@ -134,9 +133,12 @@ class TestWhatCardsReach:
         assert load_gpu("gh200-96").rates_are_unsourced
 
     def test_power_limits_small_cards(self) -> None:
-        """An L4 and an A10 reach about half of their rated 121 and 125 TFLOP/s at 72 and 150 W."""
+        """An L4 and an A10 reach about half of their rated 121 and 125 TFLOP/s at 72 and 150 W, and a T4 with
+        70 W 24 of 65.
+        """
         for gpu in ("l4", "a10"):
             assert 0.45 < reached_share(load_gpu(gpu)) * 0.848 < 0.6
+        assert reached_share(load_gpu("t4")) * 0.848 == pytest.approx(24 / 65, abs=0.01)
 
     def test_each_way_of_looking_has_its_own_reference(self) -> None:
         """Square products of a few sizes find less than a search over all shapes: on an A100, too,
@@ -159,7 +161,8 @@ class TestWhatCardsReach:
                 rated = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
                 assert rated is not None
                 limit = 1.2 if accumulates_at_half_rate(gpu) else 1.0
-                assert 0.4 < gpu.best_matmul_flop_per_s / rated < limit, gpu.id
+                least = 0.35 if gpu.id == "t4" else 0.4
+                assert least < gpu.best_matmul_flop_per_s / rated < limit, gpu.id
 
     def test_older_flash_kernels_reach_less_of_a_hopper(self) -> None:
         """FlashAttention 2 issues the older instructions: 0.6 of the share it has on A100;
