@@ -138,10 +138,11 @@ def cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
 
 
 def _of_divided_words(torch: Operators, logits: Tensor) -> Tensor:
-    """Where each GPU has the logits of some words, one operator after the other makes log-softmax and gradient.
+    """Where each GPU has the logits of some words: no kernel makes the log-softmax at once, nor its gradient.
 
-    Source: torch 2.13 distributed/tensor/parallel/loss.py _log_softmax, _nll_loss_and_log_softmax_backward,
-    which torchtitan e347b1e5e takes; torchtitan 0.3.0 components/loss.py _LossParallelCrossEntropy.
+    Source: torch 2.13 distributed/tensor/parallel/loss.py ``_log_softmax`` and
+    ``_nll_loss_and_log_softmax_backward``, which torchtitan e347b1e5e takes; torchtitan 0.3.0
+    components/loss.py _LossParallelCrossEntropy.
     """
     shifted = torch.like(logits, "sub")
     _exponentials_of = torch.like(shifted, "exp")
