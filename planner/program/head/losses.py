@@ -147,10 +147,10 @@ def _of_divided_words(torch: Operators, logits: Tensor) -> Tensor:
     shifted = torch.like(logits, "sub")
     _exponentials_of = torch.like(shifted, "exp")
     del _exponentials_of
-    scores = torch.like(shifted, "sub")
+    scores, shape = torch.like(shifted, "sub"), shape_of(shifted)
 
     def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
-        labels = torch.new(scores.unit, scores.count, scores.dtype, "zeros_like")
+        labels = torch.new(shape.unit, shape.count, shape.dtype, "zeros_like")
         softmax = torch.like(kept[0], "exp")
         both = torch.like(labels, "add", cost=(softmax,))
         del softmax
