@@ -34,6 +34,7 @@ ARRIVED_AS_RECORDS = {
     "litgpt_config_hub",
     "litgpt_resource",
     "llm_foundry_2",
+    "soup_h100",
     "stas_h200_b200",
     "swift_megatron",
     "torchtitan_2025",
