@@ -118,7 +118,7 @@ class TestWhatCardsReach:
         assert shares["h100-sxm"] == pytest.approx(0.80 / 0.87, abs=0.01)
         assert shares["mi300x"] == pytest.approx(0.51 / 0.87, abs=0.01)
         assert shares["a16"] == 1.0
-        assert shares["t4"] == pytest.approx(0.65 / 0.848, abs=0.01)
+        assert shares["t4"] == pytest.approx(0.37 / 0.848, abs=0.01)
         assert shares["rtx3090"] == pytest.approx(1.08, abs=0.01)
 
     def test_cards_of_one_chip_reach_the_same_share(self) -> None:
@@ -150,7 +150,7 @@ class TestWhatCardsReach:
 
     def test_no_best_product_is_above_the_peak(self) -> None:
         """A measured product far above the rated dense peak would be a sparse figure;
-        GeForce cards boost above theirs.
+        GeForce cards boost above theirs, and a card of 75 W at most cannot hold the clock of its own.
         """
         from planner.catalog.gpus import gpu_ids
 
@@ -159,7 +159,8 @@ class TestWhatCardsReach:
                 rated = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
                 assert rated is not None
                 limit = 1.2 if accumulates_at_half_rate(gpu) else 1.0
-                assert 0.4 < gpu.best_matmul_flop_per_s / rated < limit, gpu.id
+                least = 0.3 if gpu.tdp_w is not None and gpu.tdp_w <= 75 else 0.4
+                assert least < gpu.best_matmul_flop_per_s / rated < limit, gpu.id
 
     def test_older_flash_kernels_reach_less_of_a_hopper(self) -> None:
         """FlashAttention 2 issues the older instructions: 0.6 of the share it has on A100;
