@@ -34,9 +34,12 @@ ARRIVED_AS_RECORDS = {
     "litgpt_config_hub",
     "litgpt_resource",
     "llm_foundry_2",
+    "soup_h100",
     "stas_h200_b200",
     "swift_megatron",
+    "torchtitan_2025",
     "torchtitan_h100",
+    "vectorlm",
 }
 TRANSCRIBED = tuple(source for source in SOURCES if source not in ARRIVED_AS_RECORDS)
 MIB = 2**20
@@ -71,7 +74,14 @@ RATES = {
 # Groups of sources that share a repository, an author or a harness; every other source is its own.
 GROUPS = {
     "swift": {"swift_bench", "swift_bench_v1", "swift_megatron", "swift_scripts", "swift_tuners"},
-    "pytorch": {"torchtune_readme", "torchtitan_a100", "torchtitan_h100", "torchao_fp8", "torchao_optim"},
+    "pytorch": {
+        "torchao_fp8",
+        "torchao_optim",
+        "torchtitan_2025",
+        "torchtitan_a100",
+        "torchtitan_h100",
+        "torchtune_readme",
+    },
     "nvidia-nemo": {"automodel_mem", "automodel_perf"},
     "unsloth": {"unsloth_readme", "llamafactory_via_unsloth"},
     "fms-acceleration": {"fms_accel_main", "fms_accel_granite"},

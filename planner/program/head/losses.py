@@ -15,6 +15,7 @@ from planner.domain.model import LinearSpec
 from planner.domain.stack import Stack
 from planner.program.checkpoint import checkpointed
 from planner.program.ops.autograd import record
+from planner.program.ops.collectives import splits_tokens
 from planner.program.ops.operators import Costs, Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.recorded_part import FORWARD_OUT
@@ -122,6 +123,8 @@ def _compiled(torch: Operators, logits: Tensor) -> Tensor:
 
 def cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     """Saves the log-softmax, which autocast widens; the gradient of the loss is as large."""
+    if splits_tokens(view):
+        return _of_divided_words(torch, logits)
     scores = torch.kernel(logits, "log_softmax", saves="output")
     if view.dtypes.autocast:
         scores = torch.to(scores, "fp32")
@@ -132,6 +135,28 @@ def cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
         return [torch.new(shape.unit, shape.count, shape.dtype, "nll_loss_backward")]
 
     return record(torch, loss, [scores], [scores], backward)
+
+
+def _of_divided_words(torch: Operators, logits: Tensor) -> Tensor:
+    """Where each GPU has the logits of some words: no kernel makes the log-softmax at once, nor its gradient.
+
+    Source: torch 2.13 distributed/tensor/parallel/loss.py ``_log_softmax`` and
+    ``_nll_loss_and_log_softmax_backward``, which torchtitan e347b1e5e takes; torchtitan 0.3.0
+    components/loss.py _LossParallelCrossEntropy.
+    """
+    shifted = torch.like(logits, "sub")
+    _exponentials_of = torch.like(shifted, "exp")
+    del _exponentials_of
+    scores, shape = torch.like(shifted, "sub"), shape_of(shifted)
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        labels = torch.new(shape.unit, shape.count, shape.dtype, "zeros_like")
+        softmax = torch.like(kept[0], "exp")
+        both = torch.like(labels, "add", cost=(softmax,))
+        del softmax
+        return [torch.like(both, "mul")]
+
+    return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "nll_loss"), [logits], [scores], backward)
 
 
 def cuts_logits(stack: Stack) -> bool:

@@ -192,3 +192,20 @@ def test_a_loss_that_nobody_uses_keeps_its_log_softmax_beside_another_one() -> N
     liger = "loss_forward=compute+model_loss+float+shifted;loss_backward=compute+compute_grad"
     asked = lora(stack="llama-factory-v1", lora_dropout=0, switches=liger)
     assert peak(asked) == (TOKENS * 10 + SHIFTED * 4) * VOCABULARY
+
+
+def test_words_divided_over_gpus_have_four_wide_tensors_in_backward() -> None:
+    """Log-softmax, labels, their sum with the softmax, and the gradient; as torch's own function has them
+    (``tests/against_libraries/step_program/test_divided_words.py``).
+    """
+    asked = job(
+        method="full",
+        stack="torchtitan@2025",
+        task="pretrain",
+        gpus=4,
+        tensor_parallel=2,
+        sharding="fsdp",
+        gradient_checkpointing=True,
+        checkpoint_policy="full",
+    )
+    assert peak(asked, VOCABULARY // 2) == TOKENS * VOCABULARY // 2 * 16
