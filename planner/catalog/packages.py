@@ -76,8 +76,8 @@ def facts_of(package: str, version: str) -> Mapping[str, Mapping[str, Setting]]:
         NotModelledError: older than what was read.
         InputFileError: the file is malformed or not in order.
     """
-    file, asked = _file(package), _parsed(package, version)
-    if asked < _parsed(package, file.read[0][0]):
+    file, asked = _file(package), parsed_version(package, version)
+    if asked < parsed_version(package, file.read[0][0]):
         raise NotModelledError(
             f"{package} {version} is not modelled: the oldest version that was read is {file.read[0][0]}"
         )
@@ -92,8 +92,8 @@ def unread_note(package: str, version: str) -> str:
     Raises:
         As :func:`facts_of`.
     """
-    file, asked = _file(package), _parsed(package, version)
-    ranges = [(_parsed(package, first), _parsed(package, last)) for first, last in file.read]
+    file, asked = _file(package), parsed_version(package, version)
+    ranges = [(parsed_version(package, first), parsed_version(package, last)) for first, last in file.read]
     if any(first <= asked <= last for first, last in ranges):
         return ""
     last = [text for (_, end), (_, text) in zip(ranges, file.read, strict=True) if end < asked][-1]
@@ -117,7 +117,7 @@ def _read(path: Path) -> _File:
     file = validate(_File, read_toml(path), path)
     if file.package != path.stem:
         raise InputFileError(path, f"key 'package' is '{file.package}' and must be the file name")
-    ends = [_parsed(file.package, each) for known in file.read for each in known]
+    ends = [parsed_version(file.package, each) for known in file.read for each in known]
     if any(len(known) != 2 for known in file.read) or ends != sorted(ends):
         raise InputFileError(
             path, "key 'read' must hold pairs of a first and a last version, from old to new"
@@ -147,10 +147,15 @@ def _at(package: str, asked: _Version, facts: Mapping[str, list[_Since]]) -> dic
 
 
 def _start(package: str, step: _Since, first: _Version) -> _Version:
-    return _parsed(package, step.since) if step.since else first
+    return parsed_version(package, step.since) if step.since else first
 
 
-def _parsed(package: str, version: str) -> _Version:
+def parsed_version(package: str, version: str) -> _Version:
+    """The three numbers of a version of ``package``, by which versions compare.
+
+    Raises:
+        UsageError: it is no version.
+    """
     match = _VERSION.fullmatch(version.strip())
     if match is None:
         raise UsageError(

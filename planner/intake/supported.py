@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from planner.catalog.model_versions import first_version
+from planner.catalog.packages import parsed_version
 from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
@@ -63,12 +65,8 @@ def stops_on_cpu(recipe: Recipe, stack: Stack) -> bool:
     return recipe.offloads_optimizer and of_bitsandbytes and not stack.steps_on_cpu
 
 
-# Not among CONFIG_MAPPING_NAMES of transformers 4.57.6 models/auto/configuration_auto.py; those whose
-# checkpoints bring code of their own (minimax_m2, nemotron_h) are left out.
-_SINCE_TRANSFORMERS_5 = frozenset({
-    *("afmoe", "gemma4", "gemma4_unified", "glm4_moe_lite", "lfm2_moe", "ministral3", "mistral4"),
-    *("qwen3_5", "qwen3_5_moe"),
-})  # fmt: skip
+# Their checkpoints bring code of their own, which Transformers 4 runs.
+_BRINGS_CODE = frozenset({"minimax_m2", "nemotron_h"})
 
 
 def has_own_adamw(stack: Stack) -> bool:
@@ -88,9 +86,17 @@ def minor_of_transformers_4(stack: Stack) -> int | None:
 
 
 def lacks_model(stack: Stack, model: ModelSpec) -> bool:
-    """Whether the Transformers of this stack is older than the class of the model, or of its decoder."""
-    newer = not _SINCE_TRANSFORMERS_5.isdisjoint((model.architecture, model.decoder))
-    return newer and minor_of_transformers_4(stack) is not None
+    """Whether the stack has a Transformers 4, and the class of the model, or of its decoder, came with 5."""
+    came_with_5 = needed_version(model) >= (5, 0, 0) and model.architecture not in _BRINGS_CODE
+    return came_with_5 and minor_of_transformers_4(stack) is not None
+
+
+def needed_version(model: ModelSpec) -> tuple[int, int, int]:
+    """The Transformers that has the classes of the model and of its decoder; zeros where any has, or none."""
+    if model.remote_code:
+        return (0, 0, 0)
+    found = (first_version(each) for each in (model.architecture, model.decoder) if each)
+    return max((parsed_version("transformers", each) for each in found if each), default=(0, 0, 0))
 
 
 def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:

@@ -17,6 +17,7 @@ from planner.intake.rules.rules_stored import STORED_RULES
 from planner.intake.rules.rules_system import SYSTEM_RULES
 from planner.intake.rules.rules_tasks import TASK_RULES
 from planner.intake.rules.rules_trained import TRAINED_LAYER_RULES
+from planner.intake.rules.rules_versions import VERSION_RULES
 from planner.intake.rules.rules_vision import VISION_RULES
 
 __all__ = ["FORCE_HINT", "RULES", "Case", "Level", "Rule", "check", "rules_table"]
@@ -35,6 +36,7 @@ RULES: tuple[Rule, ...] = (
     *QAT_RULES,
     *TASK_RULES,
     *VISION_RULES,
+    *VERSION_RULES,
     *SYSTEM_RULES,
 )
 

@@ -119,6 +119,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "gemma-3n-e2b", "stack": "torchtune"},
         {"model": "gemma-3n-e2b", "stack": "trl"},
     ),
+    "model-newer-than-versions": (
+        {"model": "qwen3-0.6b", "stack": "hf-trainer@4"},
+        {"model": "qwen3-0.6b", "stack": "hf-trainer@4", "versions": ["transformers==4.51.3"]},
+    ),
     "recurrent-kernels": ({"model": "qwen3.5-0.8b"}, {"model": "qwen3-0.6b"}),
     "recurrent-layers-elsewhere": (
         {"model": "qwen3.5-0.8b", "stack": "torchtune"},
