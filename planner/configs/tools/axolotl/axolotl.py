@@ -28,6 +28,7 @@ from planner.configs.shared.trainer_arguments import (
 from planner.configs.tools.axolotl.axolotl_adapters import read_adapter_kernels, read_method
 from planner.configs.tools.axolotl.axolotl_age import Age, read_age, read_optimizer
 from planner.configs.tools.axolotl.axolotl_attention import names_attention, read_attention_keys
+from planner.configs.tools.axolotl.axolotl_diffusion import read_diffusion
 from planner.configs.tools.axolotl.axolotl_ebft import read_features
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
@@ -195,6 +196,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_stored_weights(keys)
     _read_sharding(keys, reading, beside, age=age)
     read_loss(keys, reading)
+    read_diffusion(keys, reading, age=age)
     read_adapter_kernels(keys, reading, age=age, asked=bool(beside.stack))
     read_kbit_tables(keys, reading, age=age)
     _read_fp32_ends(keys, reading, age=age)

@@ -12,8 +12,8 @@ from planner.configs.tools.axolotl.axolotl_kernels import read_kernels
 from planner.errors import show
 
 _OWN = "axolotl.integrations."
-# Liger and expert parallelism do nothing without keys that are read elsewhere; the others evaluate or track.
-_HARMLESS = ("liger", "cut_cross_entropy", "expert_parallel", "lm_eval", "swanlab")
+# Liger, diffusion and expert parallelism are read elsewhere; the others evaluate or track.
+_HARMLESS = ("liger", "cut_cross_entropy", "diffusion", "expert_parallel", "lm_eval", "swanlab")
 # Keys of Liger's are read with the loss; those that are refused whatever the plugins stand in ``axolotl.py``.
 _KEYS = {
     "cut_cross_entropy": "cut_cross_entropy",
@@ -55,7 +55,7 @@ def read_plugins(keys: Keys, reading: Reading) -> None:
     """Enter what plugins change: the loss, and kernels of experts.
 
     Raises:
-        NotModelledError: one of Axolotl's own that trains otherwise (Spectrum, distillation, diffusion,
+        NotModelledError: one of Axolotl's own that trains otherwise (Spectrum, distillation,
             GrokFast, which keeps old gradients...), or one of others' making, which may change anything.
     """
     named = [_name(keys, plugin) for plugin in keys.names("plugins")]
