@@ -41,6 +41,7 @@ from planner.configs.tools.axolotl.axolotl_parts import (
     read_numerics,
     refuse_8bit_in_ram,
     refuse_preferences,
+    refuse_tiles,
     remark_on_short_convolutions,
 )
 from planner.configs.tools.axolotl.axolotl_plugins import read_plugins
@@ -89,7 +90,6 @@ _UNMODELLED = {
     "layer_offloading": "layers in host RAM are not modelled",
     "ple_cpu_offload": "embeddings in host RAM are not modelled",
     "selective_checkpointing": "selective checkpointing is not modelled",
-    "tiled_mlp": "a tiled feed-forward part is not modelled",
     "use_pose": "PoSE is not modelled",
     "shrink_embeddings": "a smaller vocabulary is not modelled",
     "deepcompile": "DeepCompile is not modelled",
@@ -170,6 +170,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     age = read_age(keys, reading, beside.stack)
     _read_task(keys, reading, age=age)
     refuse_preferences(keys, age=age)
+    refuse_tiles(keys, age=age)
     keys.refuse_switched_on(_UNMODELLED)
     read_images(keys, reading)
     read_parallel(keys, reading)
@@ -191,7 +192,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_optimizer(keys, reading, age=age)
     read_numerics(keys, reading, age=age)
     read_attention_keys(keys, reading, age=age)
-    read_plugins(keys, reading)
+    read_plugins(keys, reading, age=age)
     read_qat(keys, reading)
     _read_stored_weights(keys)
     _read_sharding(keys, reading, beside, age=age)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.configs.tools.axolotl.axolotl_kernels import read_kernels
+from planner.configs.tools.axolotl.axolotl_pruning import read_pruning
 from planner.errors import show
 
 _OWN = "axolotl.integrations."
@@ -51,7 +53,7 @@ _KEYS = {
 }
 
 
-def read_plugins(keys: Keys, reading: Reading) -> None:
+def read_plugins(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Enter what plugins change: the loss, and kernels of experts.
 
     Raises:
@@ -65,6 +67,8 @@ def read_plugins(keys: Keys, reading: Reading) -> None:
             reading.switch("cut_cross_entropy", True, keys.where("plugins"))
         elif name == "kernels":
             read_kernels(keys, reading)
+        elif name == "llm_compressor" and age.today:
+            read_pruning(keys, reading)
         elif name not in _HARMLESS:
             raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
     for plugin, names in _KEYS.items():
