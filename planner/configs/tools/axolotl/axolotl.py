@@ -94,7 +94,6 @@ _UNMODELLED = {
     "shrink_embeddings": "a smaller vocabulary is not modelled",
     "deepcompile": "DeepCompile is not modelled",
     "fp32_norms": "norms in fp32 are not modelled in this stack",
-    "use_onebitllms": "ternary weights are not modelled",
     "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
     "large_head_attention": "attention kernels of Axolotl's own are not modelled",
     "flash_attn_d512": "attention kernels of Axolotl's own are not modelled",
@@ -173,7 +172,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     refuse_tiles(keys, age=age)
     keys.refuse_switched_on(_UNMODELLED)
     read_images(keys, reading)
-    read_parallel(keys, reading)
+    read_parallel(keys, reading, age=age)
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")

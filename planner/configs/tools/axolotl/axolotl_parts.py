@@ -157,8 +157,8 @@ def refuse_tiles(keys: Keys, *, age: Age) -> None:
     is_fsdp2 = keys.count("fsdp_version") == 2 and (keys.has("fsdp_config") or keys.has("fsdp"))
     if keys.flag("tiled_mlp") and age.today and is_fsdp2:
         raise UsageError(
-            f"{keys.where('tiled_mlp')}: under FSDP2 Axolotl frees a layer's weights before its attention has "
-            f"gone back, and stops; leave it out [{REFUSED_BY_TOOL}]"
+            f"{keys.where('tiled_mlp')}: under FSDP2 Axolotl frees a layer's weights before its attention "
+            f"has gone back, and stops; leave it out [{REFUSED_BY_TOOL}]"
         )
     keys.refuse_switched_on({"tiled_mlp": "a tiled feed-forward part is not modelled"})
 

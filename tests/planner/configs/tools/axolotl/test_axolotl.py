@@ -413,3 +413,11 @@ def test_micro_batches_under_fsdp2_that_are_no_number_are_refused(tmp_path: Path
     fsdp = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
     with pytest.raises(InputFileError, match="accumulation_steps: grad_accum must be a whole number"):
         read(tmp_path, BASE + fsdp + f"gradient_accumulation_steps: {steps}\n")
+
+
+def test_every_micro_batch_may_reduce_gradients(tmp_path: Path) -> None:
+    """Trainer of Transformers 5 asks for ``sync_each_batch``; that of 4 does not."""
+    each = BASE + "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n"
+    assert read(tmp_path, each).request.get("switches") == ("fsdp_no_sync=neither",)
+    for text in (BASE + "accelerator_config: {split_batches: true}\n", each + "xformers_attention:\n"):
+        assert "fsdp_no_sync=neither" not in (read(tmp_path, text).request.get("switches") or ())

@@ -69,3 +69,16 @@ def test_fsdp2_checkpoints_layers_and_their_parts(tmp_path: Path) -> None:
     assert read(tmp_path, text.format(2)).switches["checkpoints_twice"][0] == "true"
     old = "fsdp: [full_shard]\nfsdp_version: 1\nfsdp_config:\n  fsdp_activation_checkpointing: true\n"
     assert "checkpoints_twice" not in read(tmp_path, old).switches
+
+
+def test_ternary_weights_are_read(tmp_path: Path) -> None:
+    """Beside the plugin of kernels, which without experts does nothing; of layers alone, and of dense models."""
+    text = "use_onebitllms: true\nplugins: [axolotl.integrations.kernels.KernelsPlugin]\n"
+    assert read(tmp_path, text).value("qat") == "ternary"
+    config = read_config_file(tmp_path / "qat.yaml")
+    scenario = resolve(with_flags(config, from_flags({"gpu": "h100-sxm"})))
+    assert scenario.recipe.numerics.rounds(48)
+    with pytest.raises(UsageError, match="beside adapters"):
+        read(tmp_path, text + "adapter: lora\n")
+    with pytest.raises(NotModelledError, match="mixtures of experts"):
+        resolve(with_flags(config, from_flags({"gpu": "h100-sxm", "model": "qwen3-30b-a3b"})))
