@@ -72,7 +72,7 @@ def test_fsdp2_checkpoints_layers_and_their_parts(tmp_path: Path) -> None:
 
 
 def test_ternary_weights_are_read(tmp_path: Path) -> None:
-    """Beside the plugin of kernels, which without experts does nothing; of layers alone, and of dense models."""
+    """Beside the plugin of kernels, which without experts does nothing; of dense models alone."""
     text = "use_onebitllms: true\nplugins: [axolotl.integrations.kernels.KernelsPlugin]\n"
     assert read(tmp_path, text).value("qat") == "ternary"
     config = read_config_file(tmp_path / "qat.yaml")
