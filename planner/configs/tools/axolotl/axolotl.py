@@ -31,6 +31,7 @@ from planner.configs.tools.axolotl.axolotl_attention import names_attention, rea
 from planner.configs.tools.axolotl.axolotl_diffusion import read_diffusion
 from planner.configs.tools.axolotl.axolotl_ebft import read_features
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
+from planner.configs.tools.axolotl.axolotl_kernels import TERNARY
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
@@ -39,6 +40,7 @@ from planner.configs.tools.axolotl.axolotl_parts import (
     read_kbit_tables,
     read_loss,
     read_numerics,
+    read_stored_weights,
     refuse_8bit_in_ram,
     refuse_preferences,
     refuse_tiles,
@@ -181,7 +183,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_method(keys, reading, age=age)
     read_unfrozen(keys, reading, old=not age.today)
     read_lisa(keys, reading)
-    read_checkpoint(keys, "base_model", reading)
+    read_checkpoint(keys, "base_model", reading, whole=keys.flag(TERNARY) is True)
     read_gptq(keys, reading)
     if reading.value("method") == "lora" and age.today:
         read_trl_adapters(reading)
@@ -193,7 +195,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_attention_keys(keys, reading, age=age)
     read_plugins(keys, reading, age=age)
     read_qat(keys, reading)
-    _read_stored_weights(keys)
+    read_stored_weights(keys)
     _read_sharding(keys, reading, beside, age=age)
     read_loss(keys, reading)
     read_diffusion(keys, reading, age=age)
@@ -398,22 +400,6 @@ def _read_checkpointing(keys: Keys, reading: Reading, *, age: Age) -> None:
     if moves or keys.flag("activation_offloading"):
         name = "gradient_checkpointing" if moves else "activation_offloading"
         _read_offloading(keys, reading, name, age=age)
-
-
-def _read_stored_weights(keys: Keys) -> None:
-    """Packed weights of a checkpoint are turned to 16 bits where the file says so.
-
-    Source: axolotl 0.19.0 loaders/model.py _set_quantization_config; transformers 5.16
-    quantizers/quantizer_mxfp4.py is_trainable.
-
-    Raises:
-        NotModelledError: they stay packed.
-    """
-    name = "model_quantization_config"
-    details = keys.part(f"{name}_kwargs")
-    unpacks = details is not None and details.flag("dequantize")
-    if keys.get(name) and not unpacks:
-        raise keys.not_modelled(name, "packed weights do not train: say dequantize: true in its kwargs")
 
 
 def _read_offloading(keys: Keys, reading: Reading, name: str, *, age: Age) -> None:

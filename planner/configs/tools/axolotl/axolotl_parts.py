@@ -163,6 +163,22 @@ def refuse_tiles(keys: Keys, *, age: Age) -> None:
     keys.refuse_switched_on({"tiled_mlp": "a tiled feed-forward part is not modelled"})
 
 
+def read_stored_weights(keys: Keys) -> None:
+    """Packed weights of a checkpoint are turned to 16 bits where the file says so.
+
+    Source: axolotl 0.19.0 loaders/model.py _set_quantization_config; transformers 5.16
+    quantizers/quantizer_mxfp4.py is_trainable.
+
+    Raises:
+        NotModelledError: they stay packed.
+    """
+    name = "model_quantization_config"
+    details = keys.part(f"{name}_kwargs")
+    unpacks = details is not None and details.flag("dequantize")
+    if keys.get(name) and not unpacks:
+        raise keys.not_modelled(name, "packed weights do not train: say dequantize: true in its kwargs")
+
+
 def refuse_packed_mixers(keys: Keys, name: str) -> None:
     """Jamba in 8 bits, whose Mamba layers Axolotl leaves in 16 (0.19.0 loaders/model.py, since 2024-05);
     ``name``: of what packs.

@@ -82,3 +82,13 @@ def test_ternary_weights_are_read(tmp_path: Path) -> None:
         read(tmp_path, text + "adapter: lora\n")
     with pytest.raises(NotModelledError, match="mixtures of experts"):
         resolve(with_flags(config, from_flags({"gpu": "h100-sxm", "model": "qwen3-30b-a3b"})))
+
+
+def test_checkpoints_before_rounding_have_16_bits(tmp_path: Path) -> None:
+    """Those of Falcon-E are called prequantized; without the key such a name says that weights are packed."""
+    path, text = tmp_path / "qat.yaml", BASE.replace("Qwen/Qwen3-8B", "tiiuae/Falcon-E-3B-Base-prequantized")
+    path.write_text(text + "use_onebitllms: true\n", encoding="utf-8")
+    assert read_config(path).value("quantization") is None
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(NotModelledError, match="quantised already"):
+        read_config(path)
