@@ -34,6 +34,22 @@ def weighted_loss(model: Any, inputs: dict[str, torch.Tensor], weights: LossWeig
     return (losses * factors).sum()
 
 
+def guessed_loss(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The loss of tokens that are guessed from those before and behind: all of them.
+
+    Source: axolotl 0.19.0 integrations/diffusion/trainer.py _compute_diffusion_loss.
+    """
+    tokens = inputs["input_ids"]
+    n_rows, length = tokens.shape
+    sees_all = torch.ones(n_rows, 1, length, length, dtype=torch.bool, device=tokens.device)
+    outputs = model(input_ids=tokens, attention_mask=sees_all, use_cache=False)
+    logits = torch.cat([outputs.logits[:, :1], outputs.logits[:, :-1]], dim=1)
+    positions = torch.arange(n_rows * length, device=tokens.device)
+    rows = positions // length, positions % length
+    guessed = logits[rows]
+    return nn.functional.cross_entropy(guessed.float(), tokens[rows], reduction="none").mean()
+
+
 def compared_loss(
     model: Any, reference: Any, inputs: dict[str, torch.Tensor], then: Callable[[], None]
 ) -> torch.Tensor:

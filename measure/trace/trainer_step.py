@@ -18,7 +18,7 @@ from measure.recipe.fused_head import add_fused_head
 from measure.recipe.losses import install_loss
 from measure.recipe.optimizers import make_optimizer
 from measure.recipe.preference_steps import Passes, Stage, disable_dropout, preference_loss
-from measure.recipe.weighted_loss import compared_loss, weighted_loss
+from measure.recipe.weighted_loss import compared_loss, guessed_loss, weighted_loss
 from measure.trace.tracer import Recorder
 from planner.domain.scenario import Scenario
 
@@ -123,6 +123,8 @@ def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder
             return compared_loss(model, reference, inputs, lambda: recorder.enter_stage("forward", number))
 
         return compared
+    if weights == "masked_tokens":
+        return lambda inputs, _: guessed_loss(model, inputs)
     if weights != "none":
         return lambda inputs, _: weighted_loss(model, inputs, weights)
     if _in_tiles(scenario) and not recipe.has_own_loss:

@@ -269,7 +269,8 @@ class Stack(EngineFacts):
     loss_weights: LossWeights
     """The trainer takes the loss of each token from the model's logits, and weighs it by its probability, or
     by the entropy of a copy of its logits (``entropy_of_rows``: a copy more for the loss).  ``divergence``:
-    by the probability, and adds the distance to a second model, which runs first.  ``none``: not so."""
+    by the probability, and adds the distance to a second model, which runs first.  ``masked_tokens``: of
+    copies of the rows that the model had to guess, which sees whole rows.  ``none``: not so."""
     widens_table_states: bool
     """Under an 8-bit optimizer of bitsandbytes the states of token tables stay in fp32."""
     binds_loss: bool
@@ -377,6 +378,11 @@ class Stack(EngineFacts):
     def offers_liger_loss(self) -> bool:
         """Whether Liger's fused head and loss can run: it replaces classes of Transformers alone."""
         return self.liger_loss and self.model_code != "own"
+
+    @property
+    def guesses_tokens(self) -> bool:
+        """Whether masked tokens are guessed from those before and behind, under a mask in every batch."""
+        return self.loss_weights == "masked_tokens"
 
     def masks_samples(self, recipe: Recipe) -> bool:
         """Whether packed samples get a mask that keeps them apart.

@@ -102,7 +102,7 @@ MixtureCode = Literal["transformers", "torchtitan-2025", "scattermoe"]
 HostExperts = Literal["none", "bf16", "int8"]
 Classifies = Literal["no", "listed", "made"]
 RewardHead = Literal["score", "value"]
-LossWeights = Literal["none", "probability", "entropy", "entropy_of_rows", "divergence"]
+LossWeights = Literal["none", "probability", "entropy", "entropy_of_rows", "divergence", "masked_tokens"]
 Distillation = Literal[
     "none",
     "mixture",

@@ -315,7 +315,7 @@ def _take_scales(stream: RequestStream, job: Job) -> None:
     linears = [*model.linears(), *([] if model.tied else [(model.head, 1)])]
     for spec, count in linears:
         adapted = adapter is not None and is_adapted(spec, adapter.targets)
-        if numerics.qat == "mxfp4" or not is_rounded(job.recipe, spec, adapted=adapted):
+        if numerics.qat != "int8-int4" or not is_rounded(job.recipe, spec, adapted=adapted):
             continue
         place = "forward", spec.name, "scales"
         sizes = [spec.weight_count / numerics.qat_group * SCALE_BYTES / 2] * (2 * count)

@@ -163,7 +163,7 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
         _of_layers(recipe),
         stack,
         job.regime.quantized,
-        job.recipe.batch.is_padded or stack.masks_samples(recipe) or job.needs_mask(block),
+        _is_masked(job, block, recipe, stack),
         job.single,
         job.single_chosen,
         trained,
@@ -172,6 +172,11 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
         has_flash=not lacks_flash2(job.hardware.gpu),
         ranks=1 if stack.host_experts == "none" else int(job.hardware.world_size),
     )
+
+
+def _is_masked(job: Job, block: BlockSpec, recipe: Recipe, stack: Stack) -> bool:
+    padded = job.recipe.batch.is_padded or stack.guesses_tokens
+    return padded or stack.masks_samples(recipe) or job.needs_mask(block)
 
 
 def head_view(job: Job, view: LayerView) -> LayerView:

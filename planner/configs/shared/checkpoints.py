@@ -21,13 +21,17 @@ _UNREAD_CODE = ("afmoe",)
 _FIELDS = ("quantization", "double_quant", "quant_storage")
 
 
-def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = "") -> None:
+def read_checkpoint(
+    keys: Keys, name: str, reading: Reading, *, trusts: str = "", whole: bool = False
+) -> None:
     """Enter the model that a key names,
     and how it is stored where its name says that it is quantised already: no name says how.
 
     Tools load such a checkpoint as it is stored, whatever quantisation the file asks for (transformers 5.23.0
     quantizers/auto.py ``merge_quantization_configs``: that of the checkpoint wins), also where --model names
     another shape.  ``trusts``: place that tells of a tool that runs a checkpoint's own code without asking.
+    ``whole``: the tool rounds weights itself, which it finds whole, as onebitllms does what is called
+    prequantized.
     To be called when the quantisation that the file asks for is known.
 
     Raises:
@@ -43,7 +47,7 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = ""
     if RELEASED_IN_FP8.fullmatch(last):
         raise keys.not_modelled(name, f"{show(model)} was released in FP8, which is not modelled")
     found = QUANTISED.search(last)
-    if found is None or _says_storage(keys, name, reading):
+    if found is None or whole or _says_storage(keys, name, reading):
         return
     kind = quantization_named(last)
     if not kind:

@@ -29,7 +29,7 @@ Method = Literal["full", "lora"]
 Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm"]
 Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
 Fp8 = Literal["none", "tensorwise", "tensorwise-gathered", "rowwise", "rowwise-gw-hp"]
-Qat = Literal["none", "int8-int4", "mxfp4"]
+Qat = Literal["none", "int8-int4", "mxfp4", "ternary"]
 Offload = Literal[
     "none",
     "optimizer",
@@ -174,7 +174,8 @@ class Numerics:
     lets FSDP and ZeRO-3 shard them.  ``fp8``: how products of the layers' matrices scale what they cast to 8
     bits, in torchao's words: by whole tensors or by rows; ``gathered``: FSDP2 gathers weights that were cast
     before; ``gw-hp``: the gradient of a weight is a product in 16 bits.  ``qat``: what inputs and weights of
-    matrices are rounded to as if quantised, and ``qat_group`` inputs share a scale of weights.
+    matrices are rounded to as if quantised, and ``qat_group`` inputs share a scale of weights (``ternary``:
+    all of them).
     """
 
     load_dtype: Dtype
@@ -202,6 +203,10 @@ class Numerics:
     def mixed(self) -> bool:
         """Whether 16-bit compute is laid over weights by autocast or an engine."""
         return self.precision.endswith("-mixed")
+
+    def rounds(self, n_inputs: int) -> bool:
+        """Whether a matrix of so many inputs may be rounded: groups leave none over."""
+        return self.qat == "ternary" or n_inputs % self.qat_group == 0
 
 
 def _smaller(first: Number, second: Number) -> Number:

@@ -233,8 +233,8 @@ _FIELDS = (
     ),
     _one_of(
         "qat",
-        "Quantisation-aware training (QAT): torchao's fake quantisation of inputs and weights of matrices, "
-        "which are rounded as if quantised",
+        "Quantisation-aware training (QAT): fake quantisation of inputs and weights of matrices, which are "
+        "rounded as if quantised, by torchao or (ternary) onebitllms",
         QATS,
     ),
     _count("qat_group", "Inputs that share one scale of a weight that is rounded as if quantised", 65_536),

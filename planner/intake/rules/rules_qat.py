@@ -48,8 +48,8 @@ def _undivided(case: Case) -> str:
 
 def _rounds_nothing(case: Case) -> bool:
     """Whether groups divide no matrix of a layer (torchao 0.14.1 _check_linear_int4_k)."""
-    group = case.numerics.qat_group
-    return all(spec.kind != "linear" or spec.in_features % group for spec, _ in case.model.linears())
+    linears = [spec for spec, _ in case.model.linears() if spec.kind == "linear"]
+    return not any(case.numerics.rounds(spec.in_features) for spec in linears)
 
 
 QAT_RULES = (

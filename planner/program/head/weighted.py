@@ -1,9 +1,11 @@
 """Losses that a trainer takes from the logits: each token's is weighed, and a second model's logits may be
 compared with.
 
-All tokens are taken for trained ones, whose logits are copied where weights follow from entropies.
+All tokens are taken for trained ones, whose logits are copied where weights follow from entropies, and for
+masked ones where these are guessed: in a step of many thousand nearly all of a row are.
 Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func, asft_loss_func,
-_kl_divergence; train/sft/trainer.py compute_loss; axolotl 0.19.0 monkeypatch/loss/eaft.py; transformers
+_kl_divergence; train/sft/trainer.py compute_loss; axolotl 0.19.0 monkeypatch/loss/eaft.py,
+integrations/diffusion/trainer.py; transformers
 5.23 trainer.py compute_loss; torch 2.13 ATen/native/Loss.cpp kl_div.
 Ignored: the twenty largest logits of each token.
 """
@@ -50,8 +52,9 @@ def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     torch.enter(FORWARD_OUT)
     if widens(view) or ends.widens_logits:
         outputs.append(torch.to(outputs.pop(), "fp32"))
-    if view.stack.loss_weights == "entropy_of_rows":
-        loss = _loss_of_rows(torch, view, outputs[0])
+    if view.stack.loss_weights in ("entropy_of_rows", "masked_tokens"):
+        of_rows = _loss_of_rows if view.stack.loss_weights == "entropy_of_rows" else _loss_of_guesses
+        loss = of_rows(torch, view, outputs[0])
         outputs.clear()
         return loss
     wide = torch.to(outputs[0], "fp32")
@@ -71,6 +74,24 @@ def _loss_of_rows(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     _wide = torch.to(rows, "fp32")
     del rows, _wide
     return cross_entropy(torch, view, chosen_rows(torch, logits, 1))
+
+
+def _loss_of_guesses(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
+    """The loss of masked tokens, whose logits stand a row further on than those that the head made.
+
+    Variables refer to the logits that were moved, and to the rows that are copied, until the loss is there.
+    Source: axolotl 0.19.0 integrations/diffusion/utils.py shift_logits_to_input_positions, trainer.py
+    _compute_diffusion_loss.
+    """
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        first, rest = (torch.like(gradient, "slice_backward") for _ in range(2))
+        torch.pay([first, rest], [first])
+        return [first]
+
+    moved = record(torch, torch.like(logits, "cat", cost=(logits,)), [logits], [], backward)
+    rows = chosen_rows(torch, moved, 1)
+    return cross_entropy(torch, view, torch.to(rows, "fp32"))
 
 
 def _compared(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:

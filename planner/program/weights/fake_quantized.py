@@ -18,14 +18,18 @@ from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.weights.mx_rounded import product_mx
+from planner.program.weights.ternary import product_ternary
 
 SCALE_BYTES = 4 + 4
 """A scale and a zero, both in fp32, which the module keeps."""
 
 
 def is_head_rounded(view: LayerView, head: LinearSpec, *, tied: bool) -> bool:
-    """Whether the head is: torchtune's is no module where it is tied, and losses of pieces pass it over."""
-    separate = not tied or view.stack.model_code != "own"
+    """Whether the head is: torchtune's is no module where it is tied, and losses of pieces pass it over.
+
+    onebitllms 0.0.4 utils/monkey_patching.py replace_linear_with_bitnet_linear leaves it out.
+    """
+    separate = (not tied or view.stack.model_code != "own") and view.recipe.numerics.qat != "ternary"
     return separate and view.recipe.loss == "hf" and is_rounded(view.recipe, head, adapted=view.adapted(head))
 
 
@@ -35,7 +39,7 @@ def is_rounded(recipe: Recipe, spec: LinearSpec, *, adapted: bool) -> bool:
     Source: torchao 0.14.1 quantization/linear_quant_modules.py _check_linear_int4_k.
     """
     numerics = recipe.numerics
-    divides = spec.kind == "linear" and spec.in_features % numerics.qat_group == 0
+    divides = spec.kind == "linear" and numerics.rounds(spec.in_features)
     return numerics.qat != "none" and divides and (adapted or recipe.method == "full")
 
 
@@ -53,6 +57,8 @@ def rounded_product(
     """The product of ``x`` with a weight and a bias (``own``), the input rounded first."""
     if view.recipe.numerics.qat == "mxfp4":
         return product_mx(torch, spec, x, own)
+    if view.recipe.numerics.qat == "ternary":
+        return product_ternary(torch, view, spec, x, own)
     weight, bias = own
     x = _rounded(torch, x, rows_of(spec, x))
     rounded = _grouped if view.stack.qat_weights == "int4" else _rounded

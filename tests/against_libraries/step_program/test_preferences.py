@@ -73,6 +73,11 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     name: {"stack": "llama-factory", "checkpoint_reentrant": False, "switches": (f"loss_weights={name}",)}
     for name in ("probability", "entropy", "divergence")
 }
+WEIGHTS["masked_tokens"] = {
+    "stack": "axolotl",
+    "checkpoint_reentrant": False,
+    "switches": ("loss_weights=masked_tokens", "packed_mask=rows"),
+}
 # Ways of open-instruct, whose reference is asked before training.
 LET_GO = {
     "whole_let_go": {"stack": "open-instruct@2024"},
@@ -94,6 +99,7 @@ TASKS = [
     pytest.param("orpo", "joined", marks=pytest.mark.slow),
     pytest.param("sft", "probability", marks=pytest.mark.slow),
     ("sft", "entropy"),
+    ("sft", "masked_tokens"),
     pytest.param("sft", "divergence", marks=pytest.mark.slow),
     ("sft", "tiles"),
 ]

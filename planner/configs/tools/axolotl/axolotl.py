@@ -28,8 +28,10 @@ from planner.configs.shared.trainer_arguments import (
 from planner.configs.tools.axolotl.axolotl_adapters import read_adapter_kernels, read_method
 from planner.configs.tools.axolotl.axolotl_age import Age, read_age, read_optimizer
 from planner.configs.tools.axolotl.axolotl_attention import names_attention, read_attention_keys
+from planner.configs.tools.axolotl.axolotl_diffusion import read_diffusion
 from planner.configs.tools.axolotl.axolotl_ebft import read_features
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
+from planner.configs.tools.axolotl.axolotl_kernels import TERNARY
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
@@ -38,8 +40,10 @@ from planner.configs.tools.axolotl.axolotl_parts import (
     read_kbit_tables,
     read_loss,
     read_numerics,
+    read_stored_weights,
     refuse_8bit_in_ram,
     refuse_preferences,
+    refuse_tiles,
     remark_on_short_convolutions,
 )
 from planner.configs.tools.axolotl.axolotl_plugins import read_plugins
@@ -88,12 +92,10 @@ _UNMODELLED = {
     "layer_offloading": "layers in host RAM are not modelled",
     "ple_cpu_offload": "embeddings in host RAM are not modelled",
     "selective_checkpointing": "selective checkpointing is not modelled",
-    "tiled_mlp": "a tiled feed-forward part is not modelled",
     "use_pose": "PoSE is not modelled",
     "shrink_embeddings": "a smaller vocabulary is not modelled",
     "deepcompile": "DeepCompile is not modelled",
     "fp32_norms": "norms in fp32 are not modelled in this stack",
-    "use_onebitllms": "ternary weights are not modelled",
     "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
     "large_head_attention": "attention kernels of Axolotl's own are not modelled",
     "flash_attn_d512": "attention kernels of Axolotl's own are not modelled",
@@ -169,9 +171,10 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     age = read_age(keys, reading, beside.stack)
     _read_task(keys, reading, age=age)
     refuse_preferences(keys, age=age)
+    refuse_tiles(keys, age=age)
     keys.refuse_switched_on(_UNMODELLED)
     read_images(keys, reading)
-    read_parallel(keys, reading)
+    read_parallel(keys, reading, age=age)
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
@@ -180,7 +183,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_method(keys, reading, age=age)
     read_unfrozen(keys, reading, old=not age.today)
     read_lisa(keys, reading)
-    read_checkpoint(keys, "base_model", reading)
+    read_checkpoint(keys, "base_model", reading, whole=keys.flag(TERNARY) is True)
     read_gptq(keys, reading)
     if reading.value("method") == "lora" and age.today:
         read_trl_adapters(reading)
@@ -190,11 +193,12 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_optimizer(keys, reading, age=age)
     read_numerics(keys, reading, age=age)
     read_attention_keys(keys, reading, age=age)
-    read_plugins(keys, reading)
+    read_plugins(keys, reading, age=age)
     read_qat(keys, reading)
-    _read_stored_weights(keys)
+    read_stored_weights(keys)
     _read_sharding(keys, reading, beside, age=age)
     read_loss(keys, reading)
+    read_diffusion(keys, reading, age=age)
     read_adapter_kernels(keys, reading, age=age, asked=bool(beside.stack))
     read_kbit_tables(keys, reading, age=age)
     _read_fp32_ends(keys, reading, age=age)
@@ -396,22 +400,6 @@ def _read_checkpointing(keys: Keys, reading: Reading, *, age: Age) -> None:
     if moves or keys.flag("activation_offloading"):
         name = "gradient_checkpointing" if moves else "activation_offloading"
         _read_offloading(keys, reading, name, age=age)
-
-
-def _read_stored_weights(keys: Keys) -> None:
-    """Packed weights of a checkpoint are turned to 16 bits where the file says so.
-
-    Source: axolotl 0.19.0 loaders/model.py _set_quantization_config; transformers 5.16
-    quantizers/quantizer_mxfp4.py is_trainable.
-
-    Raises:
-        NotModelledError: they stay packed.
-    """
-    name = "model_quantization_config"
-    details = keys.part(f"{name}_kwargs")
-    unpacks = details is not None and details.flag("dequantize")
-    if keys.get(name) and not unpacks:
-        raise keys.not_modelled(name, "packed weights do not train: say dequantize: true in its kwargs")
 
 
 def _read_offloading(keys: Keys, reading: Reading, name: str, *, age: Age) -> None:

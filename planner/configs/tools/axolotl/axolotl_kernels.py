@@ -17,6 +17,9 @@ _UNMODELLED = {
 }
 
 
+TERNARY = "use_onebitllms"
+
+
 def read_kernels(keys: Keys, reading: Reading) -> None:
     """Enter whose kernels run the experts.  What is left unsaid of ``experts_implementation`` is ``eager``
     under this plugin.  Modes and backends for NVFP4 change nothing of another base.
@@ -34,7 +37,8 @@ def read_kernels(keys: Keys, reading: Reading) -> None:
         return
     if backend == "sonicmoe":
         raise keys.not_modelled("plugins", "SonicMoE's kernels are not modelled; use_scattermoe: true is")
-    if keys.text("experts_implementation") != "grouped_mm":
+    # Beside ternary weights mixtures are refused later, and without experts the plugin does nothing.
+    if keys.text("experts_implementation") != "grouped_mm" and not keys.flag(TERNARY):
         raise keys.not_modelled(
             "plugins",
             "without use_scattermoe this plugin lets experts run one after the other, which is not modelled: "

@@ -142,6 +142,43 @@ def refuse_8bit_in_ram(keys: Keys, reading: Reading) -> None:
         )
 
 
+def refuse_tiles(keys: Keys, *, age: Age) -> None:
+    """Feed-forward parts that run over tiles of a sample, whose backward pass FSDP2 does not survive.
+
+    When a layer's tiles have gone back Axolotl frees all its weights, before its attention goes back: a real
+    run of two processes on the CPU ends there by a segmentation fault, and without tiles does not.
+    Source: axolotl 067b021c8 (2026-07-24) monkeypatch/tiled_mlp/base.py _defer_fsdp2_reshard, since
+    9a79b6801 (2026-05-28); torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py reshard.
+
+    Raises:
+        UsageError: layers that FSDP2 divides.
+        NotModelledError: any others.
+    """
+    is_fsdp2 = keys.count("fsdp_version") == 2 and (keys.has("fsdp_config") or keys.has("fsdp"))
+    if keys.flag("tiled_mlp") and age.today and is_fsdp2:
+        raise UsageError(
+            f"{keys.where('tiled_mlp')}: under FSDP2 Axolotl frees a layer's weights before its attention "
+            f"has gone back, and stops; leave it out [{REFUSED_BY_TOOL}]"
+        )
+    keys.refuse_switched_on({"tiled_mlp": "a tiled feed-forward part is not modelled"})
+
+
+def read_stored_weights(keys: Keys) -> None:
+    """Packed weights of a checkpoint are turned to 16 bits where the file says so.
+
+    Source: axolotl 0.19.0 loaders/model.py _set_quantization_config; transformers 5.16
+    quantizers/quantizer_mxfp4.py is_trainable.
+
+    Raises:
+        NotModelledError: they stay packed.
+    """
+    name = "model_quantization_config"
+    details = keys.part(f"{name}_kwargs")
+    unpacks = details is not None and details.flag("dequantize")
+    if keys.get(name) and not unpacks:
+        raise keys.not_modelled(name, "packed weights do not train: say dequantize: true in its kwargs")
+
+
 def refuse_packed_mixers(keys: Keys, name: str) -> None:
     """Jamba in 8 bits, whose Mamba layers Axolotl leaves in 16 (0.19.0 loaders/model.py, since 2024-05);
     ``name``: of what packs.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.configs.tools.axolotl.axolotl_kernels import read_kernels
+from planner.configs.tools.axolotl.axolotl_pruning import read_pruning
 from planner.errors import show
 
 _OWN = "axolotl.integrations."
-# Liger and expert parallelism do nothing without keys that are read elsewhere; the others evaluate or track.
-_HARMLESS = ("liger", "cut_cross_entropy", "expert_parallel", "lm_eval", "swanlab")
+# Liger, diffusion and expert parallelism are read elsewhere; the others evaluate or track.
+_HARMLESS = ("liger", "cut_cross_entropy", "diffusion", "expert_parallel", "lm_eval", "swanlab")
 # Keys of Liger's are read with the loss; those that are refused whatever the plugins stand in ``axolotl.py``.
 _KEYS = {
     "cut_cross_entropy": "cut_cross_entropy",
@@ -51,11 +53,11 @@ _KEYS = {
 }
 
 
-def read_plugins(keys: Keys, reading: Reading) -> None:
+def read_plugins(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Enter what plugins change: the loss, and kernels of experts.
 
     Raises:
-        NotModelledError: one of Axolotl's own that trains otherwise (Spectrum, distillation, diffusion,
+        NotModelledError: one of Axolotl's own that trains otherwise (Spectrum, distillation,
             GrokFast, which keeps old gradients...), or one of others' making, which may change anything.
     """
     named = [_name(keys, plugin) for plugin in keys.names("plugins")]
@@ -65,6 +67,8 @@ def read_plugins(keys: Keys, reading: Reading) -> None:
             reading.switch("cut_cross_entropy", True, keys.where("plugins"))
         elif name == "kernels":
             read_kernels(keys, reading)
+        elif name == "llm_compressor" and age.today:
+            read_pruning(keys, reading)
         elif name not in _HARMLESS:
             raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
     for plugin, names in _KEYS.items():

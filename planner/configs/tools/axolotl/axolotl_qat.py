@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.axolotl.axolotl_kernels import TERNARY
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _GROUP = 32
@@ -17,6 +18,17 @@ _NVFP4 = (
 )
 
 
+def _read_ternary(keys: Keys, reading: Reading) -> None:
+    """Weights of three values, by onebitllms (utils/schemas/validation.py check_onebitllms_lora).
+
+    Raises:
+        UsageError: beside adapters, which Axolotl refuses.
+    """
+    if keys.get("adapter"):
+        raise UsageError(f"{keys.where(TERNARY)}: Axolotl refuses it beside adapters [{REFUSED_BY_TOOL}]")
+    reading.say("qat", "ternary", keys.where(TERNARY))
+
+
 def read_qat(keys: Keys, reading: Reading) -> None:
     """Enter what inputs and weights are rounded to.
 
@@ -24,6 +36,8 @@ def read_qat(keys: Keys, reading: Reading) -> None:
         UsageError: what Axolotl stops at.
         NotModelledError: other numbers than int8 for inputs with int4 for weights, and mxfp4 for both.
     """
+    if keys.flag(TERNARY):
+        _read_ternary(keys, reading)
     part = keys.part("qat")
     if part is None:
         return

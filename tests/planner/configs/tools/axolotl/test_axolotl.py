@@ -166,8 +166,12 @@ def test_keys_of_a_plugin_that_is_not_named_have_no_effect(tmp_path: Path) -> No
         said = [each.text for each in found.remarks if each.origin.endswith(text.partition(":")[0])]
         assert said == [f"has no effect: plugins does not name axolotl.integrations.{plugin.split('.')[0]}"]
         assert not found.ignored
+        named = LORA + text + f"plugins: [axolotl.integrations.{plugin}]\n"
+        if plugin.startswith("diffusion"):
+            assert "loss_weights=masked_tokens" in read(tmp_path, named).request.get("switches")
+            continue
         with pytest.raises(NotModelledError, match="trains is not modelled"):
-            read(tmp_path, LORA + text + f"plugins: [axolotl.integrations.{plugin}]\n")
+            read(tmp_path, named)
     entropy = LORA + "cut_cross_entropy: true\nbf16: true\n"
     assert read(tmp_path, entropy).request.get("loss") is None
     named = entropy + "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
@@ -413,3 +417,11 @@ def test_micro_batches_under_fsdp2_that_are_no_number_are_refused(tmp_path: Path
     fsdp = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
     with pytest.raises(InputFileError, match="accumulation_steps: grad_accum must be a whole number"):
         read(tmp_path, BASE + fsdp + f"gradient_accumulation_steps: {steps}\n")
+
+
+def test_every_micro_batch_may_reduce_gradients(tmp_path: Path) -> None:
+    """Trainer of Transformers 5 asks for ``sync_each_batch``; that of 4 does not."""
+    each = BASE + "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n"
+    assert "fsdp_no_sync=neither" in read(tmp_path, each).request.get("switches")
+    for text in (BASE + "accelerator_config: {split_batches: true}\n", each + "xformers_attention:\n"):
+        assert "fsdp_no_sync=neither" not in (read(tmp_path, text).request.get("switches") or ())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import NotModelledError
+from planner.errors import NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file
 
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nmicro_batch_size: 3\n"
@@ -48,3 +48,12 @@ def test_longer_samples_of_evaluation_are_refused(tmp_path: Path) -> None:
     assert read(tmp_path, HELD + longer).request.get("eval_batch") == 3
     with pytest.raises(NotModelledError, match="longer samples"):
         read(tmp_path, BASE + longer + "test_datasets:\n  - path: notes\n")
+
+
+def test_the_best_checkpoint_needs_a_measure(tmp_path: Path) -> None:
+    """check_save_strategy_best_requires_metric, which versions before 2026-04 do not have."""
+    best = HELD + "save_strategy: best\n"
+    with pytest.raises(UsageError, match="metric_for_best_model"):
+        read(tmp_path, best)
+    for more in ("metric_for_best_model: eval_loss\n", "local_rank:\n"):
+        assert read(tmp_path, best + more).request.get("batch") == 3

@@ -444,3 +444,13 @@ def test_norms_of_heads_in_one_kernel_with_positions(
         if norm.on == "heads" and norm.weight
     ]
     assert {norm.scaling for norm in norms} == {scaling}
+
+
+def test_tiles_stop_under_fsdp2(tmp_path: Path) -> None:
+    """The weights of a layer are freed before its attention goes back; elsewhere tiles are not modelled."""
+    tiled = BASE + "tiled_mlp: true\n"
+    with pytest.raises(UsageError, match="before its attention"):
+        read(tmp_path, tiled + "fsdp_version: 2\nfsdp_config: {offload_params: false}\n")
+    for more in ("", "fsdp_config: {fsdp_offload_params: false}\n"):
+        with pytest.raises(NotModelledError, match="tiled_mlp: a tiled"):
+            read(tmp_path, tiled + more)

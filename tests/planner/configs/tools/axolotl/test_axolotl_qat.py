@@ -69,3 +69,26 @@ def test_fsdp2_checkpoints_layers_and_their_parts(tmp_path: Path) -> None:
     assert read(tmp_path, text.format(2)).switches["checkpoints_twice"][0] == "true"
     old = "fsdp: [full_shard]\nfsdp_version: 1\nfsdp_config:\n  fsdp_activation_checkpointing: true\n"
     assert "checkpoints_twice" not in read(tmp_path, old).switches
+
+
+def test_ternary_weights_are_read(tmp_path: Path) -> None:
+    """Beside the plugin of kernels, which without experts does nothing; of dense models alone."""
+    text = "use_onebitllms: true\nplugins: [axolotl.integrations.kernels.KernelsPlugin]\n"
+    assert read(tmp_path, text).value("qat") == "ternary"
+    config = read_config_file(tmp_path / "qat.yaml")
+    scenario = resolve(with_flags(config, from_flags({"gpu": "h100-sxm"})))
+    assert scenario.recipe.numerics.rounds(48)
+    with pytest.raises(UsageError, match="beside adapters"):
+        read(tmp_path, text + "adapter: lora\n")
+    with pytest.raises(NotModelledError, match="mixtures of experts"):
+        resolve(with_flags(config, from_flags({"gpu": "h100-sxm", "model": "qwen3-30b-a3b"})))
+
+
+def test_checkpoints_before_rounding_have_16_bits(tmp_path: Path) -> None:
+    """Those of Falcon-E are called prequantized; without the key such a name says that weights are packed."""
+    path, text = tmp_path / "qat.yaml", BASE.replace("Qwen/Qwen3-8B", "tiiuae/Falcon-E-3B-Base-prequantized")
+    path.write_text(text + "use_onebitllms: true\n", encoding="utf-8")
+    assert read_config(path).value("quantization") is None
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(NotModelledError, match="quantised already"):
+        read_config(path)
