@@ -9,7 +9,9 @@ import pytest
 
 from planner.api.checks import check_job, command_job
 from planner.api.files import CheckOptions
+from planner.configs.launchers.launch_lines import Launch, launch_line
 from planner.configs.read import read_config
+from planner.configs.writing.tools import RULES
 from planner.errors import ExitCode, NotModelledError
 from planner.intake.given.request import from_flags
 
@@ -157,3 +159,11 @@ def test_models_that_it_stops_at() -> None:
     assert "no such model" in asked(EXPERTS.replace("Qwen3-30B-A3B", "Qwen1.5-MoE-A2.7B")).failure
     nemo = START.replace("Qwen/Qwen3-8B", "mistralai/Mistral-Nemo-Instruct-2407")
     assert "another width" in asked(nemo).failure
+
+
+def test_what_a_fix_writes() -> None:
+    """Its own key for layers that run again, and its variable before the command."""
+    rule = RULES["llama-factory-mca"]["gradient_checkpointing"]
+    assert rule({}, True) == {("recompute_granularity",): "full"}
+    line = launch_line("llama-factory-mca", Launch("train.yaml", gpus=8))
+    assert line == "USE_MCA=1 llamafactory-cli train train.yaml"
