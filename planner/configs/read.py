@@ -26,7 +26,12 @@ from planner.configs.tools import (
     trl,
 )
 from planner.configs.tools.axolotl import axolotl
-from planner.configs.tools.llama_factory import llama_factory, llama_factory_age, llama_factory_v1
+from planner.configs.tools.llama_factory import (
+    llama_factory,
+    llama_factory_age,
+    llama_factory_mca,
+    llama_factory_v1,
+)
 from planner.configs.tools.one_process import say_one_process
 from planner.configs.tools.other_tools import refuse_other_tools
 from planner.configs.tools.unsloth import unsloth_cli, unsloth_train
@@ -72,6 +77,13 @@ _TRAINING = (
         llama_factory_v1.STACK,
         llama_factory_v1.MARKS,
         llama_factory_v1.read_llama_factory_v1,
+    ),
+    Tool(
+        "llama-factory-mca",
+        llama_factory_mca.TOOL,
+        llama_factory_mca.STACK,
+        frozenset(),
+        llama_factory_mca.read_mca,
     ),
     Tool("axolotl", axolotl.TOOL, axolotl.STACK, axolotl.MARKS, axolotl.read_axolotl),
     Tool(
@@ -129,8 +141,13 @@ _REST = (
     ),
 )
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
-_TOLD_BY_VALUES: dict[str, Callable[[Document], bool]] = {
+_BY_MEGATRON: dict[str, Callable[[Document], bool]] = {
     "ms-swift-megatron": ms_swift_megatron.is_ms_swift_megatron,
+    "llama-factory-mca": llama_factory_mca.is_mca,
+}
+"""Tools that hand keys of Megatron on."""
+_TOLD_BY_VALUES: dict[str, Callable[[Document], bool]] = {
+    **_BY_MEGATRON,
     "torchtune": torchtune.is_torchtune,
     "torchtitan": torchtitan.is_torchtitan,
     "nemo-automodel": nemo_automodel.is_nemo_automodel,
@@ -171,8 +188,8 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         NotModelledError: something that no formula covers, or a file of a program that is not read.
     """
     document = read_document(path)
-    if tool is None and ms_swift_megatron.is_ms_swift_megatron(document):
-        tool = "ms-swift-megatron"
+    if tool is None:
+        tool = next((name for name, is_for in _BY_MEGATRON.items() if is_for(document)), None)
     refuse_other_tools(document, "ms-swift" if tool is None and ms_swift.is_ms_swift(document) else tool)
     chosen = recognise(document) if tool is None else _named(tool)
     beside = beside or Beside()

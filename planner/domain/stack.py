@@ -314,6 +314,9 @@ class Stack(EngineFacts):
     """The optimizer has all trained weights as one group; else those without weight decay are a second."""
     main_gradients: MainGradients
     """Dtype of the buffers in which Megatron sums gradients from the first micro-batch on."""
+    adds_gradients: bool
+    """Megatron's products add a weight's gradient to its buffer (``gradient_accumulation_fusion``); else it
+    is a tensor until a hook adds it."""
     adam_states: AdamStates
     """What its Adam keeps of a weight: a master and moments in fp32, or (``precise``, its precision-aware
     optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or in bf16."""

@@ -175,8 +175,10 @@ def _no_argument(function: Callable[[], Any]) -> Call:
 
 
 def _random(facts: CardFacts) -> dict[str, Call]:
-    def state(*_: Any) -> torch.Tensor:
-        return torch.zeros(16, dtype=torch.uint8)
+    def state(device: Any = "cuda") -> torch.Tensor:
+        """One that the generators of a CPU build take back, by which Megatron-Core sets it."""
+        del device
+        return torch.get_rng_state()
 
     return {
         **dict.fromkeys(

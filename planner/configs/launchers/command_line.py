@@ -150,7 +150,7 @@ def started(path: Path, text: str, number: int | None = None) -> Started:
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
     words, variables = found[0 if number is None else number - 1]
     job = _LAUNCHERS[_launcher(words)](path, words)
-    refuse_script(path, job.script)
+    refuse_script(path, job.script, words)
     job.task, tool = said_by_name(job.script)
     job.tool = job.tool or tool
     _take_variables(path, job, variables)
@@ -179,7 +179,9 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
         refuse_unsure(path, variables)
     if job.tool == "llama-factory":
         job.launch = of_llama_factory(path, variables)
-        if is_on(variables, "USE_V1"):
+        if is_on(variables, "USE_MCA"):
+            job.tool = "llama-factory-mca"
+        elif is_on(variables, "USE_V1"):
             job.tool = "llama-factory-v1"
             say_task_of_v1(path, job.words[1], job.arguments)
             job.script = "rm" if job.words[1] == "rm" else "train"
@@ -333,8 +335,7 @@ def _deepspeed(path: Path, words: list[str]) -> Started:
 
 def _python(path: Path, words: list[str]) -> Started:
     """One process; the Trainer would use nn.DataParallel where it sees several GPUs."""
-    options, rest = _options(path, words[1:], _PYTHON_SWITCHES)
-    del options
+    _, rest = _options(path, words[1:], _PYTHON_SWITCHES)
     return Started(words, rest[0], _arguments(path, rest[1:]), {"distributed_type": "NO", "num_processes": 1})
 
 

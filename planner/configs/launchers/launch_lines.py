@@ -77,6 +77,12 @@ def _llama_factory(launch: Launch) -> str:
     return f"{alone}llamafactory-cli train {launch.file}{beside}"
 
 
+def _llama_factory_mca(launch: Launch) -> str:
+    """The variable makes it start torchrun, with a process for each GPU that it sees."""
+    line = _llama_factory(launch)
+    return f"USE_MCA=1 {line}" if line else ""
+
+
 _V1_PAIRS = ("dpo", "orpo", "simpo")
 
 
@@ -200,6 +206,7 @@ def _own(launch: Launch) -> str:
 _LINES: Mapping[str, Callable[[Launch], str]] = {
     "llama-factory": _llama_factory,
     "llama-factory-v1": _llama_factory_v1,
+    "llama-factory-mca": _llama_factory_mca,
     "axolotl": _axolotl,
     "trl": _trl,
     "transformers": _transformers,

@@ -19,13 +19,11 @@ from planner.errors import NotModelledError, UsageError, show
 # Variables by which LLaMA-Factory trains in another way (hparams/parser.py, launcher.py and extras/misc.py of
 # 0.9.5; USE_MEGATRON_BRIDGE at ff6d4d12e of 2026-08) -> why that is not modelled.
 _OTHER_WAYS = {
-    "USE_MCA": "mcore_adapter pads samples under Megatron, which is not modelled: say the job by flags, with "
-    "--stack megatron for packed ones",
     "USE_MEGATRON_BRIDGE": "models of Megatron-Bridge are not modelled: say the job by flags, with --stack "
     "megatron for those of ms-swift",
     "USE_KT": "KTransformers is not modelled; leave it out",
 }
-_DECIDE = ("USE_V1", "FORCE_TORCHRUN", "NPROC_PER_NODE", "NNODES", VISIBLE, *_OTHER_WAYS)
+_DECIDE = ("USE_V1", "USE_MCA", "FORCE_TORCHRUN", "NPROC_PER_NODE", "NNODES", VISIBLE, *_OTHER_WAYS)
 
 
 def is_on(variables: Mapping[str, str], name: str) -> bool:

@@ -7,8 +7,10 @@ unslothai/unsloth 015bdef0d unsloth-cli.py.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from planner.configs.tools.other_tools import BRIDGE
 from planner.errors import NotModelledError, show
 
 
@@ -41,6 +43,8 @@ _ON_A_TRAINER = _names("finetune_trainer")
 # Scripts that only one tool has, and which train whatever their arguments are: Unsloth's, and those of
 # ms-swift before 3.0 (examples/pytorch/llm).
 _OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli", "llm_sft": "ms-swift", "llm_dpo": "ms-swift"}
+# What a command sets in a recipe's ConfigContainer (NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training).
+_OVERRIDES = re.compile(r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|\w+_batch_size))=")
 
 
 def trains_always(word: str) -> bool:
@@ -48,20 +52,22 @@ def trains_always(word: str) -> bool:
     return word.endswith(".py") and Path(word).stem in _OF_ONE_TOOL
 
 
-def refuse_script(path: Path, script: str) -> None:
-    """Refuse a script whose name says a training that no formula covers.
+def refuse_script(path: Path, script: str, words: Sequence[str]) -> None:
+    """Refuse a script of which its name, or the words of its command, say a training that is not read.
 
     Raises:
         NotModelledError: names it and says why.
     """
+    if found := next((word for word in words if _OVERRIDES.match(word)), ""):
+        raise NotModelledError(f"{path}: {show(found)}: {BRIDGE}")
     place = Path(script)
     if place.parent.name == _ITS_FOLDER and place.stem not in _OPEN_INSTRUCT | _ON_A_TRAINER:
         why = "this trainer of open-instruct is not modelled; finetune.py and dpo_tune_cache.py are"
         raise NotModelledError(f"{path}: {show(script)}: {why}")
-    words = _words(script)
+    parts = _words(script)
     for why, names in _OTHERS.items():
         for name in names.split():
-            if name in words or (name == "no_trainer" and name in script.lower()):
+            if name in parts or (name == "no_trainer" and name in script.lower()):
                 raise NotModelledError(f"{path}: {show(script)}: {why}")
 
 

@@ -283,3 +283,18 @@ MEGATRON_HARMLESS = _names(
     """
 )
 """ms-swift 4.6.0 swift/megatron/arguments/megatron_args.py: those of :data:`MS_SWIFT_HARMLESS` beside."""
+
+MCORE_ADAPTER_HARMLESS = _names(
+    """
+    do_train stage optimizer bf16 use_distributed_optimizer bias_activation_fusion transformer_impl
+    sequence_parallel variable_seq_lengths overlap_p2p_comm apply_rope_fusion moe_aux_loss_coeff
+    moe_router_dtype moe_token_drop_policy moe_shared_expert_overlap moe_grouped_gemm
+    moe_token_dispatcher_type expert_tensor_parallel_size calculate_per_token_loss cuda_graph_scope
+    accumulate_allreduce_grads_in_fp32 distrib_optim_fully_reshardable
+    distrib_optim_fully_reshardable_mem_efficient overlap_grad_reduce delay_grad_reduce overlap_param_gather
+    check_for_nan_in_loss_and_grad ddp_average_in_collective ddp_bucket_size optimizer_offload_fraction
+    save_hf_model save_merged_model ckpt_format ckpt_d2h_non_blocking compile_warmup use_mca
+    """
+)
+"""mcore_adapter 0.10.0 training_args.py: those of :data:`LLAMA_FACTORY_HARMLESS` beside.  Gradients are
+summed in fp32 under bf16, whatever ``accumulate_allreduce_grads_in_fp32`` says (``__post_init__``)."""

@@ -12,6 +12,20 @@ from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import MEGATRON_HARMLESS, MS_SWIFT_HARMLESS
 from planner.configs.shared.keys import Keys
+from planner.configs.shared.megatron_keys import (
+    DIVIDED_EXPERTS,
+    OTHER_DISPATCHER,
+    OTHER_OPTIMIZER,
+    OTHER_PRECISION,
+    SINGLE_EXPERTS,
+    SINGLE_OPERATORS,
+    UNMODELLED,
+    WHOLE_OPTIMIZER,
+    read_degrees,
+    refuse_divided_sequences,
+    refuse_parts,
+    say_whole_layers,
+)
 from planner.configs.tools.ms_swift import is_ms_swift
 from planner.configs.tools.ms_swift_launch import PART_BY_NAME, PARTS_BY_NAME, read_megatron_processes
 from planner.configs.yaml_or_json import Document
@@ -23,20 +37,14 @@ _PLACE = "ms-swift 4.6.0 swift/megatron/arguments/megatron_args.py"
 _PADDED = "samples that are padded are not modelled under Megatron; padding_free is"
 _UNMODELLED = {
     **PARTS_BY_NAME,
+    **UNMODELLED,
     "freeze_llm": PART_BY_NAME,
     "use_megatron_fsdp": "Megatron's own FSDP is not modelled",
-    "mtp_num_layers": "prediction of several tokens is not modelled",
     "fp8_format": "8-bit products of Transformer Engine are not modelled",
     "fp4_format": "4-bit products of Transformer Engine are not modelled",
     "fp8_param_gather": "weights in 8 bits are not modelled",
-    "fp16": "training in fp16 is not modelled under Megatron",
     "megatron_extra_kwargs": "what Megatron is given beside ms-swift's own arguments is not read",
     "tp_comm_overlap": "communication inside of products (tp_comm_overlap) is not modelled",
-    "pipeline_model_parallel_layout": "a layout of one's own is not modelled",
-    "account_for_embedding_in_pipeline_split": "a pipeline that counts the token table is not modelled",
-    "account_for_loss_in_pipeline_split": "a pipeline that counts the head is not modelled",
-    "moe_layer_recompute": "computing parts of layers again is not modelled; recompute_granularity full is",
-    "moe_pad_expert_input_to_capacity": "experts of a fixed capacity are not modelled",
     "moe_enable_deepep": "DeepEP is not modelled",
     "enable_dft_loss": "a loss that weighs each token is not modelled under Megatron",
     "enable_channel_loss": "a loss for each channel is not modelled",
@@ -51,35 +59,31 @@ _UNMODELLED = {
     "sequence_packing_scheduler": "it divides sequences as they come, which is not modelled",
 }
 _SWITCHED_OFF = {
-    "use_distributed_optimizer": "an optimizer that each GPU has whole is not modelled under Megatron",
+    "use_distributed_optimizer": WHOLE_OPTIMIZER,
     "padding_free": _PADDED,
-    "bf16": "training in another precision than bf16 is not modelled under Megatron",
-    "bias_activation_fusion": "an activation by single operators is not modelled",
-    "moe_grouped_gemm": "experts one after the other are not modelled",
+    "bf16": OTHER_PRECISION,
+    "bias_activation_fusion": SINGLE_OPERATORS,
+    "moe_grouped_gemm": SINGLE_EXPERTS,
     "gradient_accumulation_fusion": "gradients that products do not add to the buffer are not modelled",
 }
 _ONLY: dict[str, tuple[tuple[str, ...], str]] = {
     "task_type": (("causal_lm",), "labels, rankers and embeddings are not modelled under Megatron"),
     "tuner_type": (("full", "lora"), "this kind of tuner is not modelled; lora and full are"),
     "train_type": (("full", "lora"), "this kind of tuner is not modelled; lora and full are"),
-    "optimizer": (("adam",), "this optimizer is not modelled under Megatron; adam is"),
+    "optimizer": (("adam",), OTHER_OPTIMIZER),
     "attention_backend": (
         ("flash", "flash_2", "auto"),
         "this attention is not modelled under Megatron; flash is",
     ),
     "cross_entropy_fusion_impl": (("native",), "this loss is not modelled; native is"),
     "main_params_dtype": (("fp32",), "masters in 16 bits are not modelled"),
-    "moe_token_dispatcher_type": (("alltoall",), "this dispatcher is not modelled; alltoall is"),
+    "moe_token_dispatcher_type": (("alltoall",), OTHER_DISPATCHER),
     "bridge_backend": (("mcore-bridge",), "the models of Megatron-Bridge are not modelled; mcore-bridge is"),
     "lora_bias": (("none",), "trained biases are not modelled"),
-    "torch_dtype": (("bfloat16",), "training in another precision than bf16 is not modelled under Megatron"),
+    "torch_dtype": (("bfloat16",), OTHER_PRECISION),
 }
 _SIZES = ("micro_batch_size", "global_batch_size")
 _CONVERTED = "-mcore"
-_DEGREES = {
-    "context_parallel_size": "divided sequences (context parallel) are",
-    "expert_tensor_parallel_size": "experts whose features are divided are",
-}
 
 
 def is_ms_swift_megatron(document: Document) -> bool:
@@ -103,7 +107,7 @@ def read_ms_swift_megatron(keys: Keys, reading: Reading, beside: Beside) -> None
         _read_converted(keys, reading)
     _read_lengths(keys, reading)
     read_megatron_processes(keys, reading, beside)
-    _read_degrees(keys, reading)
+    _read_groups(keys, reading)
     _read_sizes(keys, reading)
     _read_recomputation(keys, reading)
     _read_update(keys, reading)
@@ -122,9 +126,9 @@ def _refuse(keys: Keys) -> None:
         value = keys.text(name)
         if value is not None and value not in known:
             raise keys.not_modelled(name, f"'{show(value)}': {why}")
-    for name, what in _DEGREES.items():
-        if (keys.count(name) or 1) > 1:
-            raise keys.not_modelled(name, f"{what} not modelled under Megatron")
+    refuse_divided_sequences(keys)
+    if (keys.count("expert_tensor_parallel_size") or 1) > 1:
+        raise keys.not_modelled("expert_tensor_parallel_size", DIVIDED_EXPERTS)
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:
@@ -204,53 +208,16 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
     keys.skip(("max_length", "packing_length"))
 
 
-def _read_degrees(keys: Keys, reading: Reading) -> None:
-    names = {
-        "tensor_model_parallel_size": "tensor_parallel",
-        "pipeline_model_parallel_size": "pipeline_parallel",
-        "expert_model_parallel_size": "expert_parallel",
+def _read_groups(keys: Keys, reading: Reading) -> None:
+    read_degrees(keys, reading, divides_tokens=keys.flag("sequence_parallel"))
+    ends = {
+        "decoder_first_pipeline_num_layers": "pipeline_first_layers",
+        "decoder_last_pipeline_num_layers": "pipeline_last_layers",
     }
-    for name, target in names.items():
-        if (degree := keys.count(name) or 1) > 1:
-            reading.say(target, degree, keys.where(name))
-    _read_capacity(keys, reading)
-    divides = "tensor_parallel" in reading.said
-    if divides and not keys.flag("sequence_parallel"):
-        raise keys.not_modelled(
-            "tensor_model_parallel_size",
-            "divided matrices without sequence_parallel are not modelled; sequence_parallel true is",
-        )
     if reading.value("pipeline_parallel") is None:
-        keys.skip(("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"))
-        return
-    runs = keys.count("virtual_pipeline_model_parallel_size") or 1
-    if runs > 2:
-        why = f"{runs} runs of layers on each group are not modelled; 2 are"
-        raise keys.not_modelled("virtual_pipeline_model_parallel_size", why)
-    if runs == 2:
-        place = keys.where("virtual_pipeline_model_parallel_size")
-        reading.say("pipeline_schedule", "interleaved", place)
-    reading.take(
-        keys,
-        {
-            "decoder_first_pipeline_num_layers": "pipeline_first_layers",
-            "decoder_last_pipeline_num_layers": "pipeline_last_layers",
-        },
-    )
-
-
-def _read_capacity(keys: Keys, reading: Reading) -> None:
-    """Rows above a multiple of an even share are dropped, of which even shares have none.
-
-    Source: megatron-core 0.16.1 transformer/moe/moe_utils.py apply_router_token_dropping.
-    """
-    factor = keys.number("moe_expert_capacity_factor")
-    if factor is not None and factor < 1:
-        why = "capacities below an even share, which drop rows in any case, are not modelled"
-        raise keys.not_modelled("moe_expert_capacity_factor", why)
-    if factor is not None:
-        text = "tokens are taken to be spread evenly, so that no expert has more than its capacity"
-        reading.remark(keys.where("moe_expert_capacity_factor"), text)
+        keys.skip(tuple(ends))
+    else:
+        reading.take(keys, ends)
 
 
 def _read_sizes(keys: Keys, reading: Reading) -> None:
@@ -274,7 +241,7 @@ def _read_recomputation(keys: Keys, reading: Reading) -> None:
         NotModelledError: some layers, several at a time, or other parts of layers.
     """
     kind = keys.text("recompute_granularity") or "selective"
-    modules = keys.names("recompute_modules") or ("core_attn",)
+    keys.skip(("recompute_modules",))
     if kind == "full":
         how, count = keys.text("recompute_method"), keys.count("recompute_num_layers")
         if how is None or count is None:
@@ -282,16 +249,10 @@ def _read_recomputation(keys: Keys, reading: Reading) -> None:
                 f"{keys.where('recompute_granularity')}: Megatron stops without recompute_method and "
                 f"recompute_num_layers [{REFUSED_BY_TOOL}]"
             )
-        if (how, count) != ("uniform", 1):
-            why = (
-                "some layers, and several at a time, are not modelled; recompute_method uniform of 1 layer is"
-            )
-            raise keys.not_modelled("recompute_method" if how != "uniform" else "recompute_num_layers", why)
-        reading.say("gradient_checkpointing", True, keys.where("recompute_granularity"))
+        say_whole_layers(keys, reading, how, count)
         return
-    if kind == "selective" and modules != ("core_attn",):
-        why = "other parts than core_attn are not modelled; recompute_granularity full is"
-        raise keys.not_modelled("recompute_modules", why)
+    if kind == "selective":
+        refuse_parts(keys)
     keys.skip(("recompute_method", "recompute_num_layers"))
     reading.default(
         "gradient_checkpointing", False, f"{_PLACE}: recompute_granularity selective of core_attn"

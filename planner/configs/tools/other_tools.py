@@ -22,6 +22,10 @@ _MARKS = {
             "accelerate_config_file",
         }
     ),
+    # hiyouga/LLaMA-Factory ff6d4d12e hparams/megatron_bridge_args.py (USE_MEGATRON_BRIDGE=1).
+    "Megatron-Bridge under LLaMA-Factory": frozenset(
+        {"use_packed_sequences", "export_hf_on_finish", "megatron_pretrained_checkpoint"}
+    ),
     # megatron-core 0.16.1 model_parallel_config.py, transformer/transformer_config.py and
     # distributed/distributed_data_parallel_config.py; also what LLaMA-Factory hands to mcore_adapter
     # (examples/megatron; alibaba/ROLL mcore_adapter/src/mcore_adapter/training_args.py), and to Megatron
@@ -63,7 +67,6 @@ _MARKS = {
             "optimizer_cpu_offload",
             "optimizer_offload_fraction",
             "delay_grad_reduce",
-            "megatron_pretrained_checkpoint",
         }
     ),
     # mosaicml/llm-foundry at 8c8dd48 llmfoundry/utils/config_utils.py TrainConfig.
@@ -74,7 +77,12 @@ _MARKS = {
     # files of its supervised trainer have no key that only they have.
     "verl": frozenset({"actor_rollout_ref"}),
 }
-_OF_PROGRAM = {"ms-swift-megatron": "Megatron"}
+BRIDGE = (
+    "recipes of Megatron-Bridge are Python, which is not run here, so the model and its degrees are not "
+    "known: say all of it by flags, with --stack megatron for ms-swift's way (plan --help)"
+)
+"""Why what changes such a recipe is refused (NVIDIA-NeMo/Megatron-Bridge 067f987d recipes)."""
+_OF_PROGRAM = dict.fromkeys(("ms-swift-megatron", "llama-factory-mca"), "Megatron")
 """Tool that is read -> program whose keys it has."""
 
 
@@ -89,17 +97,22 @@ def refuse_other_tools(document: Document, tool: str | None) -> None:
             continue
         if found := sorted(marks & document.table.keys()):
             raise _refusal(document, program, found[0])
-    model = document.table.get("model")
+    train, model = document.table.get("train"), document.table.get("model")
+    # NVIDIA-NeMo/Megatron-Bridge 067f987d src/megatron/bridge/training/config.py TrainingConfig.
+    if isinstance(train, dict) and {"train_iters", "micro_batch_size", "global_batch_size"} & train.keys():
+        raise NotModelledError(f"{document.path}:train: {BRIDGE}")
     # oumi-ai/oumi src/oumi/core/configs/params/model_params.py.
     if isinstance(model, dict) and "model_name" in model:
         raise _refusal(document, "Oumi", "model.model_name")
 
 
 def _refusal(document: Document, program: str, key: str) -> NotModelledError:
-    advice = "say the job by flags"
+    advice = "whatever --tool says; say the job by flags"
     if program == "Megatron":
-        advice = "say the job by flags, with --stack megatron, or give the command of ms-swift that starts it"
+        advice = (
+            "but with the command that starts them, which is ms-swift's megatron or USE_MCA=1 "
+            "llamafactory-cli; else say the job by flags, with --stack megatron"
+        )
     return NotModelledError(
-        f"{document.path}:{key}: a key of {program}: such files are not read, whatever --tool says; {advice} "
-        "(plan --help)"
+        f"{document.path}:{key}: a key of {program}: such files are not read, {advice} (plan --help)"
     )

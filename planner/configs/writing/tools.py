@@ -130,6 +130,16 @@ _LLAMA_FACTORY: Mapping[str, Rule] = {
 }
 
 
+_LLAMA_FACTORY_MCA: Mapping[str, Rule] = {
+    "batch": _key("per_device_train_batch_size"),
+    "eval_batch": _key("per_device_eval_batch_size"),
+    "grad_accum": _key("gradient_accumulation_steps"),
+    "seq": _key("cutoff_len"),
+    "epochs": _key("num_train_epochs"),
+    "gradient_checkpointing": _words("recompute_granularity", {True: "full", False: REMOVED}),
+}
+
+
 def _v1_precision(table: Table, value: Any) -> Settings | None:
     """Under FSDP2 alone: without it nothing casts."""
     dist = table.get("dist_config")
@@ -392,6 +402,7 @@ _LMFLOW: Mapping[str, Rule] = {
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "llama-factory": _LLAMA_FACTORY,
     "llama-factory-v1": _LLAMA_FACTORY_V1,
+    "llama-factory-mca": _LLAMA_FACTORY_MCA,
     "axolotl": _AXOLOTL,
     "trl": _TRL,
     "transformers": _TRANSFORMERS,

@@ -1,14 +1,14 @@
 """Megatron-Core's DDP and distributed optimizer: every trained weight lies in one buffer of weights and has
 its place in one buffer of gradients, which is there from the start; each GPU updates its part of both.
 
-The products of Transformer Engine add to the buffer of gradients; what comes as a tensor (norms, biases, the
-token table, a dummy for the head) is added by a hook and let go.
+The products of Transformer Engine add to the buffer of gradients, where the two are fused; what comes as a
+tensor (norms, biases, the token table, a dummy for the head; else all) is added by a hook and let go.
 Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py _ParamAndGradBuffer,
 distributed_data_parallel.py _make_backward_post_hook, optimizer/distrib_optimizer.py DistributedOptimizer,
 _copy_model_grads_to_main_grads, tensor_parallel/layers.py (the buffer ``mpu``); TransformerEngine d0067d0d
 pytorch/optimizers/fused_adam.py, module/base.py get_dummy_wgrad; ms-swift 3602360a5 (2026-08-22)
 megatron/trainers/base.py prepare_model, utils/megatron_lm_utils.py wrap_model, warmup_jit_function, which
-empties the cache.
+empties the cache; mcore_adapter 0.10.0 trainer/trainer.py _prepare_model, which does not.
 Ignored: padding of buffers, at most 128 bytes for each parameter and 2 KiB for each GPU.
 """
 
@@ -91,13 +91,17 @@ class Megatron(Runtime):
         return n_elements(self.job, weight) / shards
 
     def _take_kept_buffers(self) -> None:
-        """All tokens before the head where GPUs divide them, and a dummy gradient of each shape of matrix."""
+        """All tokens before the head where GPUs divide them, and a dummy gradient of each shape of matrix
+        where products add theirs themselves.
+        """
         job, model = self.job, self.job.model
         if model.parts > 1 and (model.stage is None or model.stage.has(HEAD)):
             place = ("head", "", "mpu")
             self.stream.allocate(
                 Unit.TOKENS, model.head.in_features * job.regime.compute, "other_temporaries", place
             )
+        if not job.stack.adds_gradients:
+            return
         shapes = {
             each.shape for each in self.weights if each.trained and each.kind == "matrix" and not each.outside
         }

@@ -241,6 +241,7 @@ assert (host @ host)[0, 0] == 64
 assert copy.deepcopy(torch.arange(4, device="cuda")).tolist() == [0, 1, 2, 3]
 torch._C._cuda_clearCublasWorkspaces()
 assert torch.cuda.device(0).idx == 0 and torch.cuda.host_memory_stats() == {}
+torch.cuda.default_generators[0].set_state(torch.cuda.get_rng_state(device="cuda"))
 flat = torch.empty(4096, device="cuda")
 assert flat.set_(flat[:1024].clone()).shape == (1024,)
 assert flat.set_(torch.empty(512, device="cuda").untyped_storage()).shape == (512,)
@@ -254,8 +255,9 @@ for _ in range(2):
 
 def test_what_loops_of_other_libraries_do(folder: Path) -> None:
     """Large tensors of the host times a number, products there by oneDNN, deep copies on the card with their
-    values, cuBLAS' workspace given back, the number of a card, pinned memory that nobody counts, a tensor
-    that becomes a view of another (so FSDP1 makes shards), and steps of a model that was never set to train.
+    values, cuBLAS' workspace given back, the number of a card, pinned memory that nobody counts, a state of
+    random numbers that is set again (Megatron-Core), a tensor that becomes a view of another (so FSDP1 makes
+    shards), and steps of a model that was never set to train.
     """
     (folder / "train.py").write_text(PLAIN, encoding="utf-8")
     code, out, err = run("trace", "--gpu", "a100-80-sxm", "--json", "--", "python", "train.py")

@@ -93,6 +93,16 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        "llama_factory_mca.yaml",
+        {},
+        A100,
+        {
+            "stack": "llama-factory-mca", "model": "qwen3-8b", "method": "full", "seq": 4032, "batch": 1,
+            "grad_accum": 8, "epochs": 2, "tensor_parallel": 2, "pipeline_parallel": 2,
+            "gradient_checkpointing": True,
+        },
+    ),
+    (
         "axolotl_qlora.yml",
         {},
         {"gpu": "4090"},

@@ -97,7 +97,8 @@ def test_stock_files_of_another_machine_are_known(
     [
         (TRL + "with_tracking: true\nnum_warmup_steps: 10\n", "a script of Transformers without a Trainer"),
         (TRAINER + "do_dpo_align: true\nreference_model_name_or_path: gpt2\n", "LMFlow"),
-        (LLAMA_FACTORY + "tensor_model_parallel_size: 4\n", "Megatron"),
+        (TRAINER + "tensor_model_parallel_size: 4\n", "Megatron"),
+        (LLAMA_FACTORY + "use_packed_sequences: false\n", "Megatron-Bridge under LLaMA-Factory"),
         ("max_seq_len: 512\ndevice_train_microbatch_size: 4\n", "LLM Foundry"),
         (TRAINER + "pretrain: gpt2\nmicro_train_batch_size: 2\n", "OpenRLHF"),
         ("model: {model_name: gpt2}\ntraining: {per_device_train_batch_size: 2}\n", "Oumi"),
@@ -110,6 +111,13 @@ def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(
     for tool in (None, "transformers"):
         with pytest.raises(NotModelledError, match=rf"a key of {program}.*: such files are not read"):
             read_config_file(written(tmp_path, text), tool)
+
+
+def test_overrides_of_a_recipe_of_megatron_bridge_are_no_job(tmp_path: Path) -> None:
+    """Their model stands in Python (examples/models/qwen/qwen3_next/conf of NVIDIA-NeMo/Megatron-Bridge)."""
+    text = "model: {seq_length: 2048}\ntrain: {train_iters: 600, micro_batch_size: 1}\nddp: {}\n"
+    with pytest.raises(NotModelledError, match="train: recipes of Megatron-Bridge are Python"):
+        read_config_file(written(tmp_path, text), None)
 
 
 @pytest.mark.parametrize("name", ["model_name", "base_model", "model_id"])

@@ -92,7 +92,7 @@ _BRIDGE = """
 """
 _UNMODELLED = {
     **dict.fromkeys(_BRIDGE.split(), "a key of Megatron Bridge, by which training is not modelled"),
-    "use_mca": "training by mcore_adapter is not modelled; --stack megatron is that of ms-swift",
+    "use_mca": "USE_MCA=1 before the command decides: say --tool llama-factory-mca",
     "use_hyper_parallel": "HyperParallel is not modelled",
     "use_unsloth": (
         "Unsloth inside LLaMA-Factory is not modelled; --stack unsloth describes Unsloth by itself"

@@ -19,12 +19,16 @@ def read_weights_dtype(keys: Keys, reading: Reading, stage: str) -> None:
 
     Adapters are fp32, and PEFT computes them so and hands on the base's dtype (peft 0.18
     tuners/lora/layer.py).  A model that sees, another way of training and an engine are still asked about,
-    and so is a file that may not train: one that leaves do_train out, or prepares data.
+    and so is a file that may not train, which leaves do_train out.  One that prepares data trains behind it
+    since 0.9.2 (data/loader.py get_dataset).
     """
     if "precision" not in reading.needs or reading.value("stack") != "llama-factory":
         return
-    if not keys.flag("do_train") or keys.has("tokenized_path"):
+    if not keys.flag("do_train"):
         return
+    if keys.has("tokenized_path"):
+        text = "counted as training, which follows where the data have to be prepared first"
+        reading.remark(keys.where("tokenized_path"), text)
     kind = keys.text("finetuning_type") or "lora"
     sees = (keys.text("template") or "") in VISION_TEMPLATES
     if reading.sharding.engine != "native" or sees or stage not in _STAGES:

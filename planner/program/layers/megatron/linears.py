@@ -2,7 +2,8 @@
 
 With sequence parallelism the input of a matrix with divided outputs is gathered, and gathered again in
 backward: this GPU's tokens alone are kept.  The gradient of a weight is added to Megatron's buffer by the
-product itself.  The first dimension of the stream is that of positions, so no collective needs a copy.
+product itself, or is a tensor, where the two are not fused.  The first dimension of the stream is that of
+positions, so no collective needs a copy.
 Source: TransformerEngine d0067d0d pytorch/module/layernorm_linear.py _LayerNormLinear, module/linear.py
 _Linear; megatron-core 0.16.1 tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication;
 mcore-bridge 1.6.5 tuners/lora.py LoraParallelLinear.
@@ -27,7 +28,7 @@ class Matrix:
     """One matrix as its module has it, of which this GPU has ``weight``; it makes ``out`` of its input.
 
     ``gathers``: its input is that of ``gathers`` GPUs; ``scatters``: so many sum what it makes, and each
-    keeps its own tokens of that.  1: neither.
+    keeps its own tokens of that.  1: neither.  ``adds``: the gradient of its weight is no tensor.
     """
 
     weight: Tensor
@@ -36,6 +37,7 @@ class Matrix:
     scatters: int = 1
     copies: int = 1
     bias: Tensor | None = None
+    adds: bool = True
 
 
 def normed_linear(torch: Operators, view: LayerView, norm: NormSpec, spec: LinearSpec, x: Tensor) -> Tensor:
@@ -76,7 +78,7 @@ def _adapted(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, *, 
     bias = torch.parameter(Unit.ONE, spec.bias_count, dtype, trained=trained) if spec.bias else None
     gathers, scatters = _parts(view, spec)
     out = (x.unit, spec.out_features * x.count / spec.in_features)
-    base = Matrix(weight, out, gathers, scatters, spec.copies, bias)
+    base = Matrix(weight, out, gathers, scatters, spec.copies, bias, view.stack.adds_gradients)
     if not view.adapted(spec):
         return product(torch, base, x)
     result = product(torch, base, x, keeps=keeps)
@@ -91,7 +93,8 @@ def _parts(view: LayerView, spec: LinearSpec) -> tuple[int, int]:
 
 def _branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """``B(A(dropout(x)))``: the side that GPUs divide is divided, ranks are whole."""
-    dtype, adapter, (gathers, scatters) = view.dtypes.adapter, view.recipe.adapter, _parts(view, spec)
+    dtype, adapter, adds = view.dtypes.adapter, view.recipe.adapter, view.stack.adds_gradients
+    gathers, scatters = _parts(view, spec)
     factors = [
         torch.parameter(Unit.RANK, spec.copies * width, dtype, trained=True, owner=owner)
         for width, owner in ((spec.in_features, "lora_A"), (spec.out_features, "lora_B"))
@@ -99,11 +102,12 @@ def _branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> T
     unit, rows = x.unit, x.count / spec.in_features
     if adapter is not None and adapter.dropout > 0:
         x = dropout(torch, x)
-    down = Matrix(factors[0], (Unit.RANK_TOKENS, rows), scatters=scatters, copies=spec.copies)
+    down = Matrix(factors[0], (Unit.RANK_TOKENS, rows), scatters=scatters, copies=spec.copies, adds=adds)
     middle = product(torch, down, x)
     del x
     rows = middle.count * spec.out_features
-    return product(torch, Matrix(factors[1], (unit, rows), gathers, copies=spec.copies), middle)
+    up = Matrix(factors[1], (unit, rows), gathers, copies=spec.copies, adds=adds)
+    return product(torch, up, middle)
 
 
 def product(torch: Operators, matrix: Matrix, x: Tensor, *, keeps: bool = False) -> Tensor:
@@ -129,9 +133,7 @@ def product(torch: Operators, matrix: Matrix, x: Tensor, *, keeps: bool = False)
         if x_needs:
             made = [torch.new(whole.unit, whole.count, entry.dtype, "mm", cost=costs.of_x)]
             of_x = _scattered(torch, made, matrix.gathers)
-        of_weight = Tensor(None, weight.unit, weight.count, weight.dtype) if trained else None
-        if trained:
-            torch.pay(costs.of_weight)
+        of_weight = _of_weight(torch, matrix, costs) if trained else None
         again.clear()
         came.clear()
         of_bias = None
@@ -143,9 +145,18 @@ def product(torch: Operators, matrix: Matrix, x: Tensor, *, keeps: bool = False)
     return record(torch, made, [x, weight] if bias is None else [x, weight, bias], saved, backward)
 
 
+def _of_weight(torch: Operators, matrix: Matrix, costs: Costs) -> Tensor:
+    """A gradient, which is no tensor where the product adds it to Megatron's buffer."""
+    weight = matrix.weight
+    if not matrix.adds:
+        return torch.new(weight.unit, weight.count, weight.dtype, "mm", cost=costs.of_weight)
+    torch.pay(costs.of_weight)
+    return Tensor(None, weight.unit, weight.count, weight.dtype)
+
+
 def output_layer(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, x: Tensor) -> Tensor:
-    """The head, whose input is gathered into a buffer that stays; autograd gets a dummy for the gradient that
-    the product adds to Megatron's buffer.
+    """The head, whose input is gathered into a buffer that stays; autograd gets its weight's gradient, or a
+    dummy of that size where the product adds it to Megatron's buffer.
 
     Source: megatron-core 0.16.1 tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication.
     """

@@ -484,7 +484,16 @@ def test_what_a_file_of_arguments_holds_ends_no_program(tmp_path: Path, program:
     assert checked.exit_code in (ExitCode.USAGE, ExitCode.NOT_MODELLED)
 
 
-@pytest.mark.parametrize("name", ["USE_MCA", "USE_MEGATRON_BRIDGE", "USE_KT"])
+@pytest.mark.parametrize(
+    "word", ["train.micro_batch_size=1", "model.tensor_model_parallel_size=2", "++train.train_iters=10"]
+)
+def test_what_changes_a_recipe_of_megatron_bridge_is_refused(word: str) -> None:
+    """The recipe is a function of Python, whatever the script is called."""
+    with pytest.raises(NotModelledError, match="recipes of Megatron-Bridge are Python"):
+        read(f"torchrun --nproc-per-node 8 run_recipe.py --recipe llama32_1b_sft_config {word}")
+
+
+@pytest.mark.parametrize("name", ["USE_MEGATRON_BRIDGE", "USE_KT"])
 def test_variables_by_which_llama_factory_trains_in_another_way(name: str) -> None:
     """The same file would mean another job (llamafactory 0.9.5 hparams/parser.py, launcher.py)."""
     with pytest.raises(NotModelledError, match=f"{name}=1: .*not modelled"):

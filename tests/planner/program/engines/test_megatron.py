@@ -19,6 +19,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
@@ -43,9 +44,10 @@ LLAMA = {
 TOKENS = 1024
 
 
-def scenario_of(folder: Path, **flags: Any) -> Scenario:
-    """A job of that model under Megatron on two cards."""
-    (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+def scenario_of(folder: Path, words: int = 32768, **flags: Any) -> Scenario:
+    """A job of that model, with a vocabulary of ``words``, under Megatron on two cards."""
+    table = {**LLAMA, "vocab_size": words}
+    (folder / "config.json").write_text(json.dumps(table), encoding="utf-8")
     said = {"model": str(folder), "stack": "megatron", "method": "full", "gpu": "h100-sxm:2", "seq": TOKENS}
     return resolve(from_flags({**said, "grad_accum": 2, **flags}))
 
@@ -83,6 +85,30 @@ def test_what_is_there_before_the_first_step(
     # A mask of all pairs of tokens and positions, which local layers have, is 3 of these megabytes.
     assert found[0] == pytest.approx(loaded, rel=0.004)
     assert found[1] == pytest.approx(most, rel=0.004)
+
+
+@pytest.mark.parametrize(
+    ("cards", "parts", "most"), [("h100-sxm", 1, 8_092_623_360), ("h100-sxm:2", 2, 4_087_037_440)]
+)
+def test_the_first_step_of_mcore_adapter(tmp_path: Path, cards: str, parts: int, most: int) -> None:
+    """Most in the loss of the first micro-batch, beside the dry run of ``McaTrainer`` (alibaba/ROLL 8eb27cc2,
+    megatron-core 0.16.1) with layers computed again, an unfused loss and gradients that are tensors.
+    """
+    flags = {"stack": "llama-factory-mca", "gpu": cards, "tensor_parallel": parts, "words": 131_072}
+    scenario = scenario_of(tmp_path, gradient_checkpointing=True, **flags)
+    found = predict_replayed(job_of(scenario, Coefficients()), minimum_too=False).phases
+    first = next(each.allocated_bytes for each in found if each.phase == "loss")
+    assert first == pytest.approx(most, rel=0.01)
+
+
+def test_gradients_that_products_do_not_add_are_tensors(tmp_path: Path) -> None:
+    """mcore_adapter leaves the fusion off: each is as large as its weight in bf16, and no dummy is there from
+    the start.
+    """
+    stream = program(tmp_path, stack="llama-factory-mca")
+    places = [(stream.place(slot)[2], stream.term(slot)) for slot in range(len(stream.units))]
+    assert ("mm", "gradients") in places
+    assert "dummy_wgrad" not in {op for op, _ in places}
 
 
 def sizes(stream: RequestStream, term: str) -> float:

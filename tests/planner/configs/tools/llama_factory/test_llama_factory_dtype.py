@@ -34,13 +34,16 @@ def numerics_of(folder: Path, text: str, **flags: str) -> Any:
         (LORA, "bf16", "bf16"),
         (LORA + "quantization_bit: 4\n", "bf16", "bf16"),
         (LORA + "stage: dpo\n", "bf16", "bf16"),
+        (LORA + "tokenized_path: saves/data\n", "bf16", "bf16"),
         (FP16, "fp16", "fp16"),
         (LORA.replace("lora", "full"), "fp32", "bf16"),
         (LORA + "bf16: true\n", "bf16-mixed", "bf16"),
     ],
 )
 def test_the_checkpoint_or_fp32_decides(tmp_path: Path, text: str, precision: str, load_dtype: str) -> None:
-    """Each but that of the fp16 checkpoint was compared with the dry run of llamafactory 0.9.5."""
+    """Each but that of the fp16 checkpoint was compared with the dry run of llamafactory 0.9.5, where data
+    are prepared as they come.
+    """
     found = numerics_of(tmp_path, text)
     assert (found.precision, found.load_dtype) == (precision, load_dtype)
     assert numerics_of(tmp_path, text, precision="fp32").precision == "fp32"
@@ -50,7 +53,6 @@ def test_the_checkpoint_or_fp32_decides(tmp_path: Path, text: str, precision: st
     "text",
     [
         LORA.replace("do_train: true\n", "stage: sft\n"),
-        LORA + "tokenized_path: saves/data\n",
         LORA.replace("lora", "freeze"),
         LORA.replace("lora", "full") + "stage: dpo\n",
         LORA + "deepspeed: ds.json\n",
@@ -60,7 +62,7 @@ def test_the_checkpoint_or_fp32_decides(tmp_path: Path, text: str, precision: st
     ],
 )
 def test_what_nobody_compared_is_asked_for(tmp_path: Path, text: str) -> None:
-    """No do_train, data for later, other training, an engine, older software, images, a packed fp16 base."""
+    """No do_train, other training, an engine, older software, images, a packed fp16 base."""
     (tmp_path / "ds.json").write_text(ZERO2, encoding="utf-8")
     with pytest.raises(UsageError, match=r"say .*--precision"):
         numerics_of(tmp_path, text)

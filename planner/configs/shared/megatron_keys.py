@@ -1,0 +1,105 @@
+"""Keys of Megatron-Core that several tools hand on under its own names: degrees of parallelism, layers that
+are computed again, capacities of experts.
+
+Source: megatron-core 0.16.1 model_parallel_config.py, transformer/transformer_config.py.
+"""
+
+from __future__ import annotations
+
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.keys import Keys
+
+DEGREES = {
+    "tensor_model_parallel_size": "tensor_parallel",
+    "pipeline_model_parallel_size": "pipeline_parallel",
+    "expert_model_parallel_size": "expert_parallel",
+}
+"""Megatron's name -> our field."""
+UNMODELLED = {
+    "mtp_num_layers": "prediction of several tokens is not modelled",
+    "fp16": "training in fp16 is not modelled under Megatron",
+    "pipeline_model_parallel_layout": "a layout of one's own is not modelled",
+    "account_for_embedding_in_pipeline_split": "a pipeline that counts the token table is not modelled",
+    "account_for_loss_in_pipeline_split": "a pipeline that counts the head is not modelled",
+    "moe_layer_recompute": "computing parts of layers again is not modelled; recompute_granularity full is",
+    "moe_pad_expert_input_to_capacity": "experts of a fixed capacity are not modelled",
+}
+"""What is refused where it is switched on."""
+WHOLE_OPTIMIZER = "an optimizer that each GPU has whole is not modelled under Megatron"
+SINGLE_OPERATORS = "an activation by single operators is not modelled"
+SINGLE_EXPERTS = "experts one after the other are not modelled"
+OTHER_PRECISION = "training in another precision than bf16 is not modelled under Megatron"
+OTHER_DISPATCHER = "this dispatcher is not modelled; alltoall is"
+OTHER_OPTIMIZER = "this optimizer is not modelled under Megatron; adam is"
+DIVIDED_EXPERTS = "experts whose features are divided are not modelled under Megatron"
+_PARTS = "other parts than core_attn are not modelled; recompute_granularity full is"
+_SOME = "some layers, and several at a time, are not modelled; recompute_method uniform of 1 layer is"
+
+
+def refuse_divided_sequences(keys: Keys) -> None:
+    """Raises: NotModelledError at context parallelism."""
+    if (keys.count("context_parallel_size") or 1) > 1:
+        why = "divided sequences (context parallel) are not modelled under Megatron"
+        raise keys.not_modelled("context_parallel_size", why)
+
+
+def read_degrees(keys: Keys, reading: Reading, *, divides_tokens: bool | None) -> None:
+    """How many GPUs divide matrices, layers and experts, and how many runs of layers each group has.
+
+    ``divides_tokens``: whether tokens are divided beside matrices.
+
+    Raises:
+        NotModelledError: matrices without tokens, or more than two runs.
+    """
+    for name, target in DEGREES.items():
+        if (degree := keys.count(name) or 1) > 1:
+            reading.say(target, degree, keys.where(name))
+    read_capacity(keys, reading)
+    if "tensor_parallel" in reading.said and not divides_tokens:
+        raise keys.not_modelled(
+            "tensor_model_parallel_size",
+            "divided matrices without sequence_parallel are not modelled; sequence_parallel true is",
+        )
+    runs = keys.count("virtual_pipeline_model_parallel_size") or 1
+    if reading.value("pipeline_parallel") is None or runs == 1:
+        return
+    place = "virtual_pipeline_model_parallel_size"
+    if runs > 2:
+        raise keys.not_modelled(place, f"{runs} runs of layers on each group are not modelled; 2 are")
+    reading.say("pipeline_schedule", "interleaved", keys.where(place))
+
+
+def read_capacity(keys: Keys, reading: Reading) -> None:
+    """Rows above a multiple of an even share are dropped, of which even shares have none.
+
+    Source: megatron-core 0.16.1 transformer/moe/moe_utils.py apply_router_token_dropping.
+    """
+    factor = keys.number("moe_expert_capacity_factor")
+    if factor is not None and factor < 1:
+        why = "capacities below an even share, which drop rows in any case, are not modelled"
+        raise keys.not_modelled("moe_expert_capacity_factor", why)
+    if factor is not None:
+        text = "tokens are taken to be spread evenly, so that no expert has more than its capacity"
+        reading.remark(keys.where("moe_expert_capacity_factor"), text)
+
+
+def say_whole_layers(keys: Keys, reading: Reading, method: str, count: int) -> None:
+    """``recompute_granularity: full``, with what the tool takes for ``recompute_method`` and
+    ``recompute_num_layers``.
+
+    Raises:
+        NotModelledError: some layers, or several at a time.
+    """
+    if (method, count) != ("uniform", 1):
+        raise keys.not_modelled("recompute_method" if method != "uniform" else "recompute_num_layers", _SOME)
+    reading.say("gradient_checkpointing", True, keys.where("recompute_granularity"))
+
+
+def refuse_parts(keys: Keys) -> None:
+    """``recompute_granularity: selective``, of attention's kernel alone where nothing is said.
+
+    Raises:
+        NotModelledError: other parts of a layer.
+    """
+    if (keys.names("recompute_modules") or ("core_attn",)) != ("core_attn",):
+        raise keys.not_modelled("recompute_modules", _PARTS)

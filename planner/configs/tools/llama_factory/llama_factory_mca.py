@@ -1,0 +1,250 @@
+"""A training file of LLaMA-Factory for Megatron-Core (``USE_MCA=1``): its keys, and those of mcore_adapter.
+
+Its trainer takes the model from mcore_adapter, so nothing of LLaMA-Factory's loader is used: no adapters, no
+quantisation, no kernels.  All weights are trained, whatever ``finetuning_type`` says.
+Keys and defaults: mcore_adapter 0.10.0 (alibaba/ROLL 8eb27cc2 of 2026-08-19) training_args.py,
+models/model_config.py ``__post_init__``; LLaMA-Factory ff6d4d12e (2026-08-18) train/mca/workflow.py,
+hparams/parser.py _configure_mca_training_args.
+"""
+
+from __future__ import annotations
+
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.said_by_file import Reading, Stop
+from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.harmless import LLAMA_FACTORY_HARMLESS, MCORE_ADAPTER_HARMLESS
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.megatron_keys import (
+    DEGREES,
+    DIVIDED_EXPERTS,
+    OTHER_DISPATCHER,
+    OTHER_OPTIMIZER,
+    OTHER_PRECISION,
+    SINGLE_EXPERTS,
+    SINGLE_OPERATORS,
+    UNMODELLED,
+    WHOLE_OPTIMIZER,
+    read_degrees,
+    refuse_divided_sequences,
+    refuse_parts,
+    say_whole_layers,
+)
+from planner.configs.shared.trainer_arguments import read_given_launch, read_trainer
+from planner.configs.tools.llama_factory.llama_factory import MARKS as LLAMA_FACTORY
+from planner.configs.tools.llama_factory.llama_factory_refused import remark_on_unknown_keys
+from planner.configs.tools.llama_factory.llama_factory_vision import VISION_TEMPLATES
+from planner.configs.yaml_or_json import Document
+from planner.domain.model import ModelSpec
+from planner.errors import show
+
+TOOL = "LLaMA-Factory with mcore_adapter 0.10.0"
+STACK = "llama-factory-mca"
+_PLACE = "mcore_adapter 0.10.0 training_args.py"
+_WORKFLOW = "LLaMA-Factory ff6d4d12e train/mca/workflow.py"
+_OFFLOAD = "states in host RAM are not modelled under mcore_adapter: leave it out"
+_UNMODELLED = {
+    **UNMODELLED,
+    "fp8": "8-bit products of Transformer Engine are not modelled",
+    "fp8_recipe": "8-bit products of Transformer Engine are not modelled",
+    "fp8_param": "weights in 8 bits are not modelled",
+    "cuda_graph_impl": "CUDA graphs are not modelled",
+    "moe_enable_routing_replay": "recorded choices of experts are not modelled",
+    "additional_configs": "what Megatron is given beside mcore_adapter's own arguments is not read",
+    "optimizer_cpu_offload": _OFFLOAD,
+    "use_liger_kernel": "Liger's kernels are not modelled under Megatron; enable_liger_kernel has no effect",
+    "quantization_bit": "mcore_adapter has no quantised bases: leave it out",
+    "resize_vocab": "words that are added to the vocabulary are not modelled under Megatron",
+    "new_special_tokens": "words that are added to the vocabulary are not modelled under Megatron",
+    "add_tokens": "words that are added to the vocabulary are not modelled under Megatron",
+    "add_special_tokens": "words that are added to the vocabulary are not modelled under Megatron",
+}
+# Switches that are off where a file says nothing, without which nothing was read.
+_SWITCHED_ON = {
+    "bf16": OTHER_PRECISION,
+    "use_distributed_optimizer": WHOLE_OPTIMIZER,
+    "bias_activation_fusion": SINGLE_OPERATORS,
+}
+# What LLaMA-Factory's loader and the Trainer's loop read, of which neither runs.
+_UNUSED = """
+    additional_target adapter_name_or_path deepspeed disable_gradient_checkpointing double_quantization
+    enable_liger_kernel flash_attn freeze_extra_modules freeze_trainable_layers freeze_trainable_modules
+    gradient_checkpointing gradient_checkpointing_kwargs lora_alpha lora_dropout lora_rank lora_target
+    optim optim_args pure_bf16 quantization_method quantization_type rope_scaling upcast_layernorm use_dora
+    use_reentrant_gc use_rslora use_unsloth_gc
+"""
+_STAGES = ("pt", "sft")
+# MCA_SUPPORTED_MODELS of extras/constants.py, of the architectures that are modelled under Megatron.
+_SUPPORTED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+# Templates of mcore_adapter that have no width of heads (``kv_channels``).
+_BY_HIDDEN = ("llama", "mistral", "qwen2")
+_MULTIPLE = {"sft": 64, "pt": 8}
+_OF_MEGATRON = frozenset(
+    {*DEGREES, "use_distributed_optimizer", "bias_activation_fusion", "recompute_granularity"}
+)
+OF_BRIDGE = frozenset(
+    {"mixed_precision", "use_packed_sequences", "extra_config", "export_hf_on_finish"}
+    | {"masked_softmax_fusion", "megatron_pretrained_checkpoint", "use_megatron_bridge"}
+)
+"""Keys of LLaMA-Factory's other way to Megatron (hparams/megatron_bridge_args.py), which this one lacks."""
+
+
+def is_mca(document: Document) -> bool:
+    """Whether a file names its model and its training as LLaMA-Factory does, and degrees as Megatron."""
+    keys = document.table.keys()
+    is_own = "model_name_or_path" in keys and bool(LLAMA_FACTORY & keys)
+    return is_own and bool(_OF_MEGATRON & keys) and not OF_BRIDGE & keys
+
+
+def read_mca(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a file says to mcore_adapter.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    stage = _refuse(keys)
+    reading.stops.append(Stop(lambda spec: spec.architecture not in _SUPPORTED, _unsupported(keys)))
+    if stage == "pt":
+        reading.say("task", "pretrain", keys.where("stage"))
+    if keys.path.suffix in (".yaml", ".yml", ".json"):
+        reading.remark(str(keys.path), "counted as started with USE_MCA=1")
+    _read_method(keys, reading)
+    read_checkpoint(keys, "model_name_or_path", reading, trusts="")
+    _read_length(keys, reading, stage)
+    _read_trainer(keys, reading)
+    _read_groups(keys, reading)
+    _read_experts(keys, reading)
+    _read_recomputation(keys, reading)
+    if keys.flag("cross_entropy_loss_fusion"):
+        _read_fused_loss(keys, reading)
+    read_given_launch(reading, beside)
+    wide = f"{keys.path}: mcore_adapter takes heads of another width for this model"
+    reading.stops.append(Stop(_has_own_width, wide))
+    keys.skip((*MCORE_ADAPTER_HARMLESS, *LLAMA_FACTORY_HARMLESS))
+    remark_on_unknown_keys(keys, reading)
+
+
+def _unsupported(keys: Keys) -> str:
+    return f"{keys.path}: LLaMA-Factory has no such model under mcore_adapter"
+
+
+def _has_own_width(spec: ModelSpec) -> bool:
+    heads = spec.groups[0].block.attention
+    return spec.architecture in _BY_HIDDEN and heads.n_heads * heads.head_dim != spec.hidden_size
+
+
+def _refuse(keys: Keys) -> str:
+    """The stage.
+
+    Raises:
+        NotModelledError: something that no formula covers.
+    """
+    stage = keys.text("stage") or "sft"
+    if stage not in _STAGES:
+        raise keys.not_modelled("stage", f"{show(stage)} by mcore_adapter is not modelled; sft and pt are")
+    if keys.text("template") in VISION_TEMPLATES:
+        raise keys.not_modelled("template", "models that see are not modelled under Megatron")
+    keys.refuse_switched_on(_UNMODELLED)
+    for name, why in _SWITCHED_ON.items():
+        if not keys.flag(name):
+            raise keys.not_modelled(name, f"{why}: say {name} true")
+    if keys.text("optimizer") not in (None, "adam"):
+        raise keys.not_modelled("optimizer", OTHER_OPTIMIZER)
+    if keys.text("transformer_impl") not in (None, "transformer_engine"):
+        raise keys.not_modelled("transformer_impl", "other layers than Transformer Engine's are not modelled")
+    refuse_divided_sequences(keys)
+    return stage
+
+
+def _read_trainer(keys: Keys, reading: Reading) -> None:
+    """What the Trainer's arguments say of batches, the length of the run and evaluation, whose loop is
+    mcore_adapter's: what they and LLaMA-Factory's loader say of the rest has no effect.
+    """
+    read_trainer(keys, reading, evaluates_behind=True)
+    for name in ("optimizer", "gradient_checkpointing", "checkpoint_reentrant"):
+        reading.said.pop(name, None)
+    for name in _UNUSED.split():
+        if keys.is_on(name):
+            reading.remark(
+                keys.where(name), "has no effect: mcore_adapter has a loader and a loop of its own"
+            )
+
+
+def _read_method(keys: Keys, reading: Reading) -> None:
+    kind = keys.text("finetuning_type") or "lora"
+    reading.say("method", "full", keys.where("finetuning_type"), "mcore_adapter trains all weights")
+    if kind != "full":
+        text = "LLaMA-Factory makes no adapters under mcore_adapter: all weights are trained"
+        reading.remark(keys.where("finetuning_type"), text)
+
+
+def _read_length(keys: Keys, reading: Reading, stage: str) -> None:
+    """Samples are padded to the longest of a batch (to ``cutoff_len`` beside divided experts), and that to a
+    multiple.
+    """
+    length = keys.count("cutoff_len") or 2048
+    multiple = _MULTIPLE[stage]
+    padded = -(-length // multiple) * multiple
+    if keys.has("cutoff_len"):
+        note = f"{length}, padded to a whole multiple of {multiple}" if padded != length else ""
+        reading.say("seq", padded, keys.where("cutoff_len"), note)
+    else:
+        reading.default("seq", padded, "LLaMA-Factory ff6d4d12e hparams/data_args.py: cutoff_len")
+    if not any(keys.flag(name) for name in ("packing", "neat_packing", "sequence_packing")):
+        text = "every sample is counted as so long; shorter ones need less"
+        reading.remark(keys.where("cutoff_len"), text)
+    keys.skip(("packing", "neat_packing", "sequence_packing"))
+
+
+def _read_groups(keys: Keys, reading: Reading) -> None:
+    """Experts beside divided matrices divide tokens, too (models/model_config.py ``__post_init__``)."""
+    experts = (keys.count("expert_model_parallel_size") or 1) > 1
+    read_degrees(keys, reading, divides_tokens=keys.flag("sequence_parallel") or experts)
+
+
+def _read_experts(keys: Keys, reading: Reading) -> None:
+    """What mixtures must say; others leave it out.
+
+    Features of experts are divided as other matrices are, unless the file says otherwise (megatron-core
+    0.16.1 model_parallel_config.py ``__post_init__``).
+    """
+    reasons = []
+    if not keys.flag("moe_grouped_gemm"):
+        reasons.append(f"{SINGLE_EXPERTS}: say moe_grouped_gemm true")
+    other = (keys.text("moe_token_dispatcher_type") or "allgather") != "alltoall"
+    if other and not keys.flag("variable_seq_lengths"):
+        reasons.append(f"moe_token_dispatcher_type: {OTHER_DISPATCHER}")
+    parts = keys.count("expert_tensor_parallel_size") or keys.count("tensor_model_parallel_size") or 1
+    if parts > 1:
+        reasons.append(f"{DIVIDED_EXPERTS}: say expert_tensor_parallel_size 1")
+    reading.stops += [Stop(lambda spec: spec.is_moe, f"{keys.path}: {why}", by_tool=False) for why in reasons]
+
+
+def _read_recomputation(keys: Keys, reading: Reading) -> None:
+    """Whole layers where nothing more is said; attention's kernel alone keeps what FlashAttention keeps."""
+    kind = keys.text("recompute_granularity")
+    if kind == "full":
+        how, count = keys.text("recompute_method"), keys.count("recompute_num_layers")
+        if how is None and count is None:
+            how, count = "uniform", 1
+        say_whole_layers(keys, reading, how or "", count or 1)
+        return
+    if kind == "selective":
+        refuse_parts(keys)
+    keys.skip(("recompute_method", "recompute_num_layers", "recompute_modules"))
+    reading.default("gradient_checkpointing", False, f"{_PLACE}: recompute_granularity")
+
+
+def _read_fused_loss(keys: Keys, reading: Reading) -> None:
+    """Megatron's own where GPUs divide the vocabulary, else a kernel of quack.
+
+    Source: mcore_adapter 0.10.0 models/model_factory.py compute_language_model_loss.
+
+    Raises:
+        NotModelledError: that kernel.
+    """
+    where = keys.where("cross_entropy_loss_fusion")
+    if reading.value("tensor_parallel") is None:
+        why = "the loss of quack is not modelled: leave it out"
+        raise keys.not_modelled("cross_entropy_loss_fusion", why)
+    reading.switch("loss_backward", "float+nll_grad+compute_grad", where)
