@@ -61,7 +61,7 @@ Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused", "fused_dropped"]
 FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused", "fused_dropped")
 """Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
-KvHeadCopies = Literal["none", "wide", "repeated", "groups", "all", "joined"]
+KvHeadCopies = Literal["none", "wide", "repeated", "all", "joined"]
 SdpaMask = Literal["bool", "stream", "none", "given"]
 PackedMask = Literal["none", "collated", "varlen", "rows", "one_row"]
 LossPieces = Literal["eighths", "kept_eighths", "budget", "tiles"]
