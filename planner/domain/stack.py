@@ -171,8 +171,8 @@ class Stack(EngineFacts):
     soft_caps: SoftCaps
     """What Gemma 2 caps at its end; where that is the stream, each layer makes its mask, too."""
     copies_kv_heads: KvHeadCopies
-    """Keys and values are copied for all heads before attention: ``repeated``, but for one head, which may stay
-    a view; or ``all``.  ``wide``: where no kernel for groups takes their heads; ``joined``: on cards without
+    """Keys and values are copied for all heads before attention: ``repeated``, though a single one is a view;
+    or ``all``.  ``wide``: where no kernel for groups takes their heads; ``joined``: on cards without
     FlashAttention, while on others what the kernel returns of each sample is joined, by a copy."""
     caches_keys: bool
     """Without checkpoints each layer copies keys and values into a cache, in training too (``use_cache``)."""
