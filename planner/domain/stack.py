@@ -284,8 +284,8 @@ class Stack(EngineFacts):
     """In ORPO and SimPO with all logits held, the cross-entropy of the chosen sequences comes first."""
     completion_logps: CompletionLogps
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the
-    temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
-    ``in_place``: of logits divided in place (``in_place_alone``: without entropy).  Others as for pairs."""
+    temperature into a tensor of their own, and then their entropy; ``in_place``: of logits divided in place
+    (``in_place_alone``: without entropy).  Others as for pairs."""
     zero3_rollouts: Zero3Rollouts
     """How completions are generated with weights that ZeRO-3 divides."""
     vllm_groups: int

@@ -121,9 +121,7 @@ Zero3Rollouts = Literal["unread", "keeps_order", "forgets_order", "handed_at_onc
 modules, as training had it; ``forgets_order``: it is learned anew each time.  ``handed_at_once``: vLLM gets
 all of the model at once; else as ``keeps_order``.
 """
-CompletionLogps = Literal[
-    "none", "without_entropy", "divided", "in_place", "in_place_alone", "fused_rows", "tiles"
-]
+CompletionLogps = Literal["none", "divided", "in_place", "in_place_alone", "fused_rows", "tiles"]
 PairLogps = Literal[
     "none",
     "whole",
