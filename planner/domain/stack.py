@@ -171,9 +171,9 @@ class Stack(EngineFacts):
     soft_caps: SoftCaps
     """What Gemma 2 caps at its end; where that is the stream, each layer makes its mask, too."""
     copies_kv_heads: KvHeadCopies
-    """Keys and values are copied for all heads before attention: of ``groups``, or ``all``.  ``repeated``: by
-    Transformers' repeat_kv; ``wide``: where no kernel for groups takes their heads; ``joined``: on cards
-    without FlashAttention, while on others what the kernel returns of each sample is joined, by a copy."""
+    """Keys and values are copied for all heads before attention: ``repeated``, though a single one is a view;
+    or ``all``.  ``wide``: where no kernel for groups takes their heads; ``joined``: on cards without
+    FlashAttention, while on others what the kernel returns of each sample is joined, by a copy."""
     caches_keys: bool
     """Without checkpoints each layer copies keys and values into a cache, in training too (``use_cache``)."""
     fused_norm: bool
@@ -285,8 +285,8 @@ class Stack(EngineFacts):
     """In ORPO and SimPO with all logits held, the cross-entropy of the chosen sequences comes first."""
     completion_logps: CompletionLogps
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the
-    temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
-    ``in_place``: of logits divided in place (``in_place_alone``: without entropy).  Others as for pairs."""
+    temperature into a tensor of their own, and then their entropy; ``in_place``: of logits divided in place
+    (``in_place_alone``: without entropy).  Others as for pairs."""
     zero3_rollouts: Zero3Rollouts
     """How completions are generated with weights that ZeRO-3 divides."""
     vllm_groups: int

@@ -61,7 +61,7 @@ Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused", "fused_dropped"]
 FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused", "fused_dropped")
 """Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
-KvHeadCopies = Literal["none", "wide", "repeated", "groups", "all", "joined"]
+KvHeadCopies = Literal["none", "wide", "repeated", "all", "joined"]
 SdpaMask = Literal["bool", "stream", "none", "given"]
 PackedMask = Literal["none", "collated", "varlen", "rows", "one_row"]
 LossPieces = Literal["eighths", "kept_eighths", "budget", "tiles"]
@@ -93,7 +93,7 @@ RotaryModel = Literal[
 RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 Quantizer = Literal["transformers", "lightning"]
-PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
+PackedKernels = Literal["unread", "auto", "gptqmodel"]
 SoftCaps = Literal["logits", "stream"]
 QatWeights = Literal["unread", "intx", "int4"]
 Fp8Linears = Literal["unread", "eager", "compiled"]
@@ -121,9 +121,7 @@ Zero3Rollouts = Literal["unread", "keeps_order", "forgets_order", "handed_at_onc
 modules, as training had it; ``forgets_order``: it is learned anew each time.  ``handed_at_once``: vLLM gets
 all of the model at once; else as ``keeps_order``.
 """
-CompletionLogps = Literal[
-    "none", "without_entropy", "divided", "in_place", "in_place_alone", "fused_rows", "tiles"
-]
+CompletionLogps = Literal["none", "divided", "in_place", "in_place_alone", "fused_rows", "tiles"]
 PairLogps = Literal[
     "none",
     "whole",

@@ -158,9 +158,9 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
     if (groups := keys.count("move_model_batches")) is not None:
         reading.switch("vllm_groups", groups, keys.where("move_model_batches"))
     entropies = "log_entropy" if keys.is_on("log_entropy") else "top_entropy_quantile"
-    if keys.is_on("log_entropy") or (keys.number("top_entropy_quantile") or 1.0) < 1:
-        old = keys.has("train_type")
-        reading.switch("completion_logps", "divided" if old else "in_place", keys.where(entropies))
+    asked = keys.is_on("log_entropy") or (keys.number("top_entropy_quantile") or 1.0) < 1
+    if asked and not keys.has("train_type"):
+        reading.switch("completion_logps", "in_place", keys.where(entropies))
     if not keys.has("beta"):
         reading.default("compare_reference", True, f"{_RLHF_ARGS}: beta is 0.04")
     if keys.flag("use_vllm") and not keys.has("vllm_mode"):

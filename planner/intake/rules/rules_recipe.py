@@ -151,14 +151,6 @@ def _fp16_gradients(case: Case) -> bool:
     return case.numerics.load_dtype == "fp16" and not case.stack.trainable_fp32
 
 
-def _stores_as_floats(case: Case) -> bool:
-    """Whether packed bytes may be elements of a float dtype: bitsandbytes',
-    and what fms-acceleration makes of GPTQ's.
-    """
-    by_triton = case.numerics.quantization == "gptq-int4" and case.stack.packed_kernels == "triton"
-    return by_triton or case.numerics.quantization in _FOUR_BIT
-
-
 def _computes_in_fp32(case: Case) -> bool:
     numerics, packs = case.numerics, case.stack.autocast_as_weights and case.model.stored is None
     return packs and numerics.quantization in _FOUR_BIT and numerics.load_dtype != "bf16"
@@ -245,9 +237,8 @@ RECIPE_RULES = (
     Rule(
         "quant-storage-without-4bit",
         "refuse",
-        "quant_storage is the dtype that holds nf4 and fp4 bytes, and those of GPTQ with --switches "
-        "packed_kernels=triton; other bases have none",
-        lambda case: case.numerics.quant_storage is not None and not _stores_as_floats(case),
+        "quant_storage is the dtype that holds nf4 and fp4 bytes; other bases have none",
+        lambda case: case.numerics.quant_storage is not None and case.numerics.quantization not in _FOUR_BIT,
         lambda case: f"this base is '{case.numerics.quantization}'",
     ),
     Rule(

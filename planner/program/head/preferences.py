@@ -176,7 +176,7 @@ def _completion_rows(torch: Operators, ends: EndsView, passed: list[Tensor], rol
     if fused:
         return _fused_rows(torch, view, logits[-1])
     out = selective_log_softmax(torch, logits[-1], ends.n_rows)
-    if role == "policy" and view.stack.completion_logps not in ("without_entropy", "in_place_alone"):
+    if role == "policy" and view.stack.completion_logps != "in_place_alone":
         _entropy(torch, logits[-1], copies=in_place and not view.single)
     return out
 

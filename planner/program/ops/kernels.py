@@ -119,7 +119,7 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
 def _sdpa_input(view: LayerView) -> SdpaInput:
     """How keys and values are handed over: code that copies them leaves no head to be broadcast."""
     given = view.block.attention.sdpa_input
-    copies = view.stack.copies_kv_heads in ("groups", "all", "joined")
+    copies = view.stack.copies_kv_heads in ("all", "joined")
     return "grouped" if given == "broadcast" and copies else given
 
 

@@ -1,9 +1,8 @@
-"""GPTQ matrices: the weight is unpacked for each product, and the product keeps it or unpacks it again.
+"""GPTQ matrices: the weight is unpacked for each product, which keeps it.
 
 Source: auto_gptq 0.5.1 and 0.7.1 ``nn_modules/qlinear/qlinear_cuda.py`` QuantLinear.forward, which unpacks by
 operators; gptqmodel 7.3.4 ``nn_modules/qlinear/torch.py`` TorchLinear ``_forward_eager``, which
-TritonV2Linear is in training, and which torch.compile makes one kernel of; fms_acceleration_peft (2024)
-``triton_utils/dequant.py`` QuantLinearFunction, which unpacks in backward once more.
+TritonV2Linear is in training, and which torch.compile makes one kernel of.
 Ignored: gptqmodel where torch.compile does not work; unpacked zeros of gptqmodel,
 at most an element for each scale.
 """
@@ -11,8 +10,7 @@ at most an element for each scale.
 from __future__ import annotations
 
 from planner.domain.model import LinearSpec
-from planner.program.ops.autograd import record
-from planner.program.ops.casts import autocast, costs_of, packed, rows_of, unpacked, weight_copy
+from planner.program.ops.casts import autocast, packed, rows_of, unpacked, weight_copy
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
@@ -30,8 +28,6 @@ def linear_gptq(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
     """The product with the unpacked weight, as the package computes it that the stack loads GPTQ with."""
     if view.stack.packed_kernels == "gptqmodel":
         return _by_one_kernel(torch, view, spec, x)
-    if view.stack.packed_kernels == "triton":
-        return _biased(torch, spec, torch.to(_unpacked_twice(torch, view, spec, x), _STORED))
     return _by_operators(torch, view, spec, x)
 
 
@@ -90,21 +86,3 @@ def _dequantized(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dty
     weight = unpacked(torch, view, spec, _STORED)
     with torch.counted_as("dequantization"):
         return torch.to(weight, dtype)
-
-
-def _unpacked_twice(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``QuantLinearFunction``, which keeps nothing: the weight in the dtype of what it multiplies."""
-    in_count, costs = x.count, costs_of(spec, x)
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        _weight = unpacked(torch, view, spec, gradient.dtype)
-        return [torch.new(gradient.unit, in_count, gradient.dtype, "mm", cost=costs.of_x)]
-
-    return record(torch, _first_product(torch, view, spec, x), [x], [], backward)
-
-
-def _first_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    _weight = weight_copy(torch, view, _dequantized(torch, view, spec, x.dtype))
-    seen = view.product_dtype(x.dtype)
-    cost = costs_of(spec, Tensor(None, x.unit, x.count, seen)).forward
-    return torch.new(x.unit, spec.out_features * rows_of(spec, x), seen, "mm", cost=cost)

@@ -22,7 +22,6 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import (
     InputFileError,
     NotModelledError,
-    RefusedCombinationError,
     UsageError,
 )
 from planner.intake.given.request import from_flags
@@ -290,24 +289,6 @@ def test_a_job_over_a_stored_base_is_quantised_without_being_told() -> None:
         assert numerics_of(nf4, method=method) == Numerics("bf16", "bf16-mixed", "nf4", True, "bf16", PLAIN)
     assert numerics_of(awq, load_dtype="bf16", stack="llama-factory@0.8").load_dtype == "bf16"
     assert numerics_of("TheBloke/Llama-2-7B-GPTQ").quantization == "gptq-int4"
-
-
-def test_gptq_bytes_stored_as_floats_are_divided() -> None:
-    """fms-acceleration makes float parameters of them, which FSDP divides."""
-    said = {
-        "model": "TheBloke/Llama-2-7B-GPTQ",
-        "method": "lora",
-        "gpu": "a100-80gb:4",
-        "seq": 512,
-        "sharding": "fsdp1",
-    }
-    whole, parts = (
-        job_of(resolve(from_flags({**said, "switches": "packed_kernels=triton", **more})), Coefficients())
-        for more in ({}, {"quant_storage": "fp16"})
-    )
-    assert (whole.weight_shards, parts.weight_shards) == (1, 4)
-    with pytest.raises(RefusedCombinationError, match="quant-storage-without-4bit"):
-        resolve(from_flags({**said, "quant_storage": "fp16"}))
 
 
 def test_a_storage_is_told_in_words() -> None:

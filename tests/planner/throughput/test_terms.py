@@ -160,7 +160,7 @@ def test_without_autocast_what_preparation_widened_runs_in_fp32() -> None:
     """On a T4 that is an eighth of the rate: the head, attention and adapters."""
     flags = {"gpu": "t4", "stack": "plain-torch", "attention": "sdpa", "load_dtype": "fp16"}
     # Heads in groups have no fused kernel there in either precision.
-    flags["switches"] = "copies_kv_heads=groups"
+    flags["switches"] = "copies_kv_heads=repeated"
     wide, mixed = mistral_job(**flags, precision="fp16"), mistral_job(**flags, precision="fp16-mixed")
     assert load_stack("plain-torch").kbit_upcast == "all"
     assert wide.regime.is_wide

@@ -91,12 +91,11 @@ def test_flex_copies_shared_heads_where_queries_are_no_power_of_two(heads: int, 
     ]
 
 
-@pytest.mark.parametrize("copies", ["repeated", "groups"])
-def test_some_code_copies_shared_heads_for_every_kernel(copies: Any) -> None:
+def test_some_code_copies_shared_heads_for_every_kernel() -> None:
     """Keys and values of all heads, before the kernel's output."""
     spec = AttentionSpec(HEADS, SHARED, WIDTH, WIDTH)
     view = view_of(spec)
-    view.stack.copies_kv_heads = copies  # type: ignore[misc]
+    view.stack.copies_kv_heads = "repeated"  # type: ignore[misc]
     forward = [(op, size) for op, size, _ in made(recorded(view), "forward")]
     assert forward[:3] == [("clone", QUERY), ("clone", QUERY), ("flash_attention", QUERY)]
 
@@ -143,8 +142,8 @@ def test_code_that_copies_every_head_copies_one_too(sdpa_input: Any) -> None:
 
 def test_code_that_copies_groups_leaves_one_head_a_view() -> None:
     """Torchtune: one head expanded and flattened is a view, and the fused kernel takes it."""
-    view = view_of(AttentionSpec(HEADS, 1, WIDTH, WIDTH, sdpa_input="broadcast"))
-    view.stack.copies_kv_heads = "groups"  # type: ignore[misc]
+    view = view_of(AttentionSpec(HEADS, 1, WIDTH, WIDTH))
+    view.stack.copies_kv_heads = "repeated"  # type: ignore[misc]
     assert next(op for op, _, _ in made(recorded(view), "forward")) == "flash_attention"
 
 

@@ -169,17 +169,6 @@ def test_a_gptq_weight_unpacked_by_one_kernel_is_kept_in_the_dtype_of_the_input(
     assert run.made("backward") == [("mm", "TOKENS", 64 * 2)]
 
 
-def test_a_gptq_weight_of_fms_acceleration_is_unpacked_in_both_passes() -> None:
-    """Nothing is kept but what is stored; the result is fp16 whatever comes in."""
-    view = view_of("qlora", packed_kernels="triton", autocast=False, numerics={"quantization": "gptq-int4"})
-
-    run = Run(lambda torch, x: linear(torch, view, OTHER, x), "fp16")
-
-    assert run.made("forward") == [("dequantize", "ONE", WEIGHT * 2), ("mm", "TOKENS", 128 * 2)]
-    assert run.kept == Counter()
-    assert run.made("backward") == [("dequantize", "ONE", WEIGHT * 2), ("mm", "TOKENS", 64 * 2)]
-
-
 def test_an_awq_weight_is_copied_for_each_sample_in_backward() -> None:
     """An fp32 input is kept in fp16, autocast casts both factors,
     and backward repeats the weight in the gradient's dtype.
