@@ -47,8 +47,8 @@ env: $(VENV)/.installed
 TRITON := triton==3.7.1
 BESIDE := bitsandbytes deepspeed liger_kernel peft $(TRITON)
 TOOLS := tests/against_libraries/programs/environments
-# What files of LLaMA-Factory ask for beside it: optimizers, and the layers of Qwen3.5.
-env-llamafactory: BESIDE += badam galore_torch apollo_torch flash-linear-attention
+# What files of LLaMA-Factory ask for beside it: optimizers, and the layers of Qwen3.5, in the last version for its Transformers.
+env-llamafactory: BESIDE += adam_mini badam galore_torch apollo_torch flash-linear-attention
 # What it needs comes with it.
 env-unsloth: BESIDE := unsloth_zoo
 env-axolotl env-llamafactory env-trl env-unsloth: env-%:
