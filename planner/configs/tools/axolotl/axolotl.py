@@ -312,11 +312,10 @@ def _read_total(keys: Keys, reading: Reading, *, age: Age) -> None:
 
 
 def _read_old_packing(keys: Keys, reading: Reading) -> bool:
-    """Whether ``max_packed_sequence_len`` packed, to the smaller of it and ``sequence_len``;
-    0.4.1 and later end at it.  Packs are of one length, whatever is said of padding.
+    """Whether ``max_packed_sequence_len`` packed, to the smaller of it and ``sequence_len``.
+    Packs are of one length, whatever is said of padding.
 
-    Source: axolotl 575a082aa (2023-11) utils/data.py:405-410; fbe54be6b (2025-03)
-    utils/config/models/input/v0_4_1.
+    Source: axolotl 575a082aa (2023-11) utils/data.py:405-410.
 
     Raises:
         NotModelledError: a smaller length than that of samples.
@@ -330,7 +329,6 @@ def _read_old_packing(keys: Keys, reading: Reading) -> bool:
             "max_packed_sequence_len", "packing to another length than sequence_len is not modelled"
         )
     reading.say("padding", "packed", where)
-    reading.remark(where, "counted as Axolotl of 2023 packs; versions since 2024 end at this key")
     keys.skip(("pad_to_sequence_len",))
     return True
 

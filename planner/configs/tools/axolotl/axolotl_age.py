@@ -53,6 +53,12 @@ _KEYS_OF_2023 = (
     "is_falcon_derived_model",
     "is_qwen_derived_model",
 )
+# What 0.4.1 and later stop at, and what says the same there (0.4.0 utils/config.py:204; cc3cebfa7 of 2024-02
+# utils/config/models/input/v0_4_1; 0.19.0 utils/schemas/config.py and deprecated.py).
+_ENDED_IN_2024 = {
+    "max_packed_sequence_len": "a length of packs; say sample_packing: true",
+    "tokens": "tokens that are no list; say special_tokens",
+}
 # These came in 2023-12 (a1da39cd4, 5f79b8242), the last with 0.4.0; so did ``bf16: auto``.
 _KEYS_SINCE = ("wandb_name", "evals_per_epoch", "saves_per_epoch", "chat_template")
 # These are in 0.6.0 and not in 0.4.0.  Beside one ``wandb_run_id``, a key of 0.19.0 as well
@@ -137,14 +143,28 @@ def read_age(keys: Keys, reading: Reading, stack: str = "") -> Age:
     """The age of a file, whose stack is entered, and the other stacks that its keys fit as well.
 
     ``stack``: the one that it is read for, whatever its keys say.
+
+    Raises:
+        UsageError: a value that Axolotl of that age stops at.
     """
     ages, origin, text = _ages(keys)
     age = pick_age(reading, ages, {each: _stack(each) for each in Age}, stack)
+    if not age.of_2023 and (name := _ended_in_2024(keys)):
+        raise UsageError(
+            f"{keys.where(name)}: Axolotl since 0.4.1 stops at {_ENDED_IN_2024[name]}, or "
+            f"--stack axolotl@0.3 [{REFUSED_BY_TOOL}]"
+        )
     if age == Age.TODAY:
         return age
     name, tool = _STACKS[age]
     reading.take_stack(name, tool, origin or keys.where("base_model"), text if age == ages[0] else "as asked")
     return age
+
+
+def _ended_in_2024(keys: Keys) -> str | None:
+    """The key whose value versions since 0.4.1 stop at: a length, or a table in place of a list."""
+    given = (name for name in _ENDED_IN_2024 if keys.get(name) and not isinstance(keys.get(name), list))
+    return next(given, None)
 
 
 def _stack(age: Age) -> str:
@@ -174,7 +194,7 @@ def _told_old(keys: Keys) -> tuple[Age, str, str] | None:
     timeless = ("wandb_run_id",) if since_0_5 else ()
     old = next((name for name in _OLD_KEYS if keys.holds(name) and name not in timeless), None)
     old = old or next((name for name, value in _OLD_VALUES.items() if keys.get(name) == value), None)
-    of_2023 = next((name for name in _KEYS_OF_2023 if keys.holds(name)), None)
+    of_2023 = next((name for name in _KEYS_OF_2023 if keys.holds(name)), None) or _ended_in_2024(keys)
     if since_0_5 or any(keys.holds(name) for name in _KEYS_SINCE) or keys.get("bf16") == "auto":
         of_2023 = None
     if of_2023 is not None:

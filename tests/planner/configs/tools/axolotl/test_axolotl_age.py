@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.errors import UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -95,6 +97,28 @@ def test_a_key_that_came_later_is_not_for_axolotl_of_2023(tmp_path: Path, since:
     request = read(tmp_path, LORA + "wandb_run_id:\n" + since).request
     assert request.get("stack") == ("axolotl@0.8" if since else "axolotl@0.3")
     assert (request.get("attention") == "eager") is (not since)
+
+
+@pytest.mark.parametrize("text", ["max_packed_sequence_len: 512\n", "tokens:\n  bos_token: <s>\n"])
+def test_values_that_ended_in_2024_are_of_2023_or_stop_the_tool(tmp_path: Path, text: str) -> None:
+    """The schema since 0.4.1 raises at a length of packs and at tokens that are no list; at an empty key and
+    at a list it does not.
+    """
+    assert read(tmp_path, LORA + text).request.get("stack") == "axolotl@0.3"
+    name = text.partition(":")[0]
+    for since in ("evals_per_epoch: 4\nlocal_rank:\n", "evals_per_epoch: 4\n"):
+        with pytest.raises(UsageError, match=f"{name}: Axolotl since 0.4.1 stops"):
+            read(tmp_path, LORA + text + since)
+    path = tmp_path / "train.yml"
+    with pytest.raises(UsageError, match=f"{name}: Axolotl since 0.4.1 stops"):
+        read_config_file(path, beside=Beside(stack="axolotl"))
+    assert read_config_file(path, beside=Beside(stack="axolotl@0.3")).request.get("stack") == "axolotl@0.3"
+    assert read(tmp_path, LORA + f"{name}:\nlocal_rank:\n").request.get("stack") == "axolotl@0.8"
+
+
+def test_a_list_of_tokens_is_of_any_age(tmp_path: Path) -> None:
+    """They are added to the vocabulary."""
+    assert read(tmp_path, LORA + "tokens: ['<|im_start|>']\n").request.get("stack") == "axolotl"
 
 
 @pytest.mark.parametrize("since", ["eval_strategy: steps\n", "plugins: []\n"])
