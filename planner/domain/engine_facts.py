@@ -77,6 +77,8 @@ class EngineFacts:
     adapters or no checkpointing (the Trainer); ``full_unless_checkpointed``: never with adapters."""
     fsdp_units: FsdpUnits
     """What is gathered at a time: a layer, or its feed-forward part, beside which the root has the rest."""
+    fsdp_layer_class: str
+    """The class of layers that FSDP is to wrap, where a file names one of another architecture."""
     tower_units: TowerUnits
     """Layers of a vision tower are units of FSDP, or the root's: by Transformers' list, or as a file says."""
     has_fsdp1: bool

@@ -38,6 +38,7 @@ from planner.intake.linears import (
 from planner.intake.model_parallel import check_parallel, degrees
 from planner.intake.own_losses import with_own_loss
 from planner.intake.rules.all_rules import Case, check
+from planner.intake.supported import is_layer_of_another
 from planner.intake.tasks import labels_of, stack_for, trained_model, with_trained_head
 from planner.intake.versions import enter_own_versions, resolve_versions
 
@@ -254,6 +255,8 @@ def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:
         pairs[name.strip()] = value.strip()
     if model.vision is None:
         pairs.pop("tower_units", None)
+    if not is_layer_of_another(pairs.get("fsdp_layer_class", ""), model):
+        pairs.pop("fsdp_layer_class", None)
     if not pairs:
         return stack
     ledger.enter("switches", given.value, given.origin, given.note)

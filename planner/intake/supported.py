@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from planner.catalog.architectures import supported_architectures
 from planner.catalog.model_versions import first_version
 from planner.catalog.packages import parsed_version
 from planner.domain.hardware import GpuSpec
@@ -21,6 +22,7 @@ GPU_ONLY_OPTIMIZERS = frozenset(
     for name, facts in OPTIMIZER_FACTS.items()
     if facts.on_host in ("some", "unread") and facts.library != "tool"
 )
+_WORD_FOR_LAYER = re.compile(r"(?:Text)?(?:DecoderLayer|Block|Layer)$")
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 FIRST_WITH_FLASH = (8, 0)
 """Compute capability from which FlashAttention 2 runs, torch's copy of it included.
@@ -57,6 +59,23 @@ NO_LABELS = frozenset(
 _REMOTE_NO_SDPA = frozenset({"mosaic_gpt", "btlm", "internlm"})
 # The same in transformers 4.36 to 4.38, where fewer classes had been moved to torch's kernel.
 _NO_SDPA_BEFORE_2024_09 = _NO_SDPA | {"gpt2", "gpt_neox", "opt", "phi", "stablelm"}
+
+
+def is_layer_of_another(name: str, model: ModelSpec) -> bool:
+    """Whether a class of layers is called after another architecture than this model's.
+
+    Transformers calls layers after the ``model_type``, with a word for what they are behind it.  FSDP stops
+    where a model has no class of a name that it is to wrap.
+    Source: transformers 5.23.0 models/*/modeling_*.py ``_no_split_modules``; accelerate 1.15.0
+    utils/dataclasses.py set_auto_wrap_policy; peft 0.20.0 utils/other.py fsdp_auto_wrap_policy.
+    """
+    family = _folded(_WORD_FOR_LAYER.sub("", name))
+    others = {_folded(each) for each in supported_architectures()}
+    return family in others - {_folded(model.architecture), _folded(model.decoder)}
+
+
+def _folded(name: str) -> str:
+    return name.lower().removesuffix("_text").replace("_", "")
 
 
 def stops_on_cpu(recipe: Recipe, stack: Stack) -> bool:

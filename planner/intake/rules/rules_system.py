@@ -317,6 +317,14 @@ SYSTEM_RULES = (
         ),
     ),
     Rule(
+        "fsdp-class-of-another",
+        "refuse",
+        "A launch stops where the model has no layer of the class that FSDP is to wrap; name the model's own "
+        f"class, or none [{REFUSED_BY_TOOL}]",
+        lambda case: case.recipe.uses_fsdp and bool(case.stack.fsdp_layer_class),
+        lambda case: f"{case.stack.fsdp_layer_class} is none of {case.model.architecture}",
+    ),
+    Rule(
         "fsdp-units-elsewhere",
         "not-modelled",
         "Units of FSDP inside of layers are modelled for mixtures of experts under FSDP1, without reentrant "

@@ -49,17 +49,23 @@ def test_strategies_that_no_formula_covers_are_refused(strategy: object) -> None
 
 
 @pytest.mark.parametrize(
-    ("classes", "switch"),
+    ("classes", "switch", "layers"),
     [
-        ("JambaAttentionDecoderLayer,JambaMambaDecoderLayer", ("tower_units", "in_root")),
-        (["Qwen2VLDecoderLayer", "Qwen2VLVisionBlock"], ("tower_units", "layers")),
-        ("MixtralSparseMoeBlock", ("fsdp_units", "feed_forward")),
+        (
+            "JambaAttentionDecoderLayer,JambaMambaDecoderLayer",
+            ("tower_units", "in_root"),
+            "JambaAttentionDecoderLayer",
+        ),
+        (["Qwen2VLDecoderLayer", "Qwen2VLVisionBlock"], ("tower_units", "layers"), "Qwen2VLDecoderLayer"),
+        ("MixtralSparseMoeBlock", ("fsdp_units", "feed_forward"), None),
     ],
 )
-def test_units_are_layers_or_mixtures(classes: object, switch: tuple[str, str]) -> None:
-    """Those of a tower are in the root unless one of them is named."""
+def test_units_are_layers_or_mixtures(classes: object, switch: tuple[str, str], layers: str | None) -> None:
+    """Those of a tower are in the root unless one of them is named; the first class is that of layers."""
     found = read(transformer_layer_cls_to_wrap=classes, backward_prefetch="BACKWARD_PRE").switches
-    assert {name: value for name, (value, _) in found.items()} == dict([switch])
+    said = {name: value for name, (value, _) in found.items()}
+    assert said.pop("fsdp_layer_class", None) == layers
+    assert said == dict([switch])
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ ON_HOST: Flags = {
     "lora_targets": "all-linear", "switches": ["host_experts=bf16"],
 }  # fmt: skip
 MUON: Flags = {"method": "full", "optimizer": "muon", "stack": "llama-factory"}
+CLASS: Flags = {"model": "mixtral-8x7b", "sharding": "fsdp", "gpus": 2}
 UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_forward"]}
 
 TAUGHT: Flags = {"task": "gkd", "stack": "trl", "teacher_model": "llama-2-13b"}
@@ -165,6 +166,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "drawn-layers": (DRAWN, {**DRAWN, "train_layers": "last:2;embed"}),
     "drawn-layers-elsewhere": ({**DRAWN, "optimizer": "paged_adamw_8bit"}, DRAWN),
+    "fsdp-class-of-another": (
+        {**CLASS, "switches": ["fsdp_layer_class=MistralDecoderLayer"]},
+        {**CLASS, "switches": ["fsdp_layer_class=MixtralDecoderLayer"]},
+    ),
     "fsdp-units-elsewhere": (
         {**UNITS, "model": "llama-2-7b"},
         {**UNITS, "model": "mixtral-8x7b"},
