@@ -14,6 +14,8 @@ _SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_
 _OF_ENCODERS = {"cls_token": "<cls>", "sep_token": "<sep>", "mask_token": "<mask>"}
 # Scripts whose words have no spaces between them: a sign is a token, or a whole row would be one.
 _WITHOUT_SPACES = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+# A token with a meaning of its own, such as <|im_end|>, is one, as it is in the tokenizer that is not there.
+_PIECES = r"<\|?\w+\|?>|\w+|[^\w\s]+"
 # The content of a message is a text, or a list of texts and images.
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} "
@@ -50,7 +52,8 @@ def tokenizer_of_words(
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
     split = tokenizers.pre_tokenizers
     by_sign = split.Split(tokenizers.Regex(_WITHOUT_SPACES), "isolated")
-    backend.pre_tokenizer = split.Sequence([by_sign, split.Whitespace()])
+    by_piece = split.Split(tokenizers.Regex(_PIECES), "removed", invert=True)
+    backend.pre_tokenizer = split.Sequence([by_sign, by_piece])
     if numbers:
         backend.add_special_tokens(list(numbers))
     made = transformers.PreTrainedTokenizerFast(
