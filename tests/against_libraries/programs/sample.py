@@ -40,11 +40,12 @@ PLANNED = ("plan_allocated_bytes", "plan_reserved_bytes", "says")
 # Libraries that decide about memory; TRL's version is a word of its own stack alone.
 VERSIONS = ("torch", "transformers", "peft", "bitsandbytes", "deepspeed")
 N_FILES, LIMIT_S = 20, 600
-# How the tools say that a file is not for them: the parsers of pydantic, HfArgumentParser and argparse, an
-# optimizer that is left empty or that LLaMA-Factory's own code no longer knows, and TRL of a template that is
-# given twice.
+# How the tools say that a file is not for them: parsers of pydantic, HfArgumentParser and argparse, Axolotl
+# of a key that it no longer supports, an optimizer that is left empty or that LLaMA-Factory's own code no
+# longer knows, and TRL of a template that is given twice.
 REFUSED = (
     "ValidationError:",
+    "DeprecationWarning:",
     "Some keys are not used",
     "Some specified arguments are not used",
     "ended with exit code 2",
