@@ -90,12 +90,7 @@ def _read_kernel(keys: Keys, reading: Reading, *, age: Age) -> None:
     """
     on = [name for name in OLD_ATTENTION if keys.flag(name)]
     if keys.get("attn_implementation") == "xformers":
-        if is_llama(keys) and not keys.flag("sample_packing"):
-            raise UsageError(
-                f"{keys.where('attn_implementation')}: Axolotl's own code for xFormers and a Llama without "
-                "sample_packing reads names that Transformers has no more from 4.48 on, and stops; "
-                f"flash_attention_2 and sample_packing: true run [{REFUSED_BY_TOOL}]"
-            )
+        _refuse_xformers(keys, "attn_implementation")
         _say_xformers(reading, keys.where("attn_implementation"))
     else:
         read_attention(keys, "attn_implementation", reading)
@@ -125,7 +120,23 @@ def _read_kernel(keys: Keys, reading: Reading, *, age: Age) -> None:
         # axolotl 0.8.0 utils/models.py:668-720 patches Llama's attention only.
         reading.remark(keys.where(name), "has no effect: up to Axolotl 0.8 it changes Llama models only")
         return
+    if not age.old:
+        _refuse_xformers(keys, name)
     _say_xformers(reading, keys.where(name))
+
+
+def _refuse_xformers(keys: Keys, name: str) -> None:
+    """Source: axolotl 0.13.2 and 0.19.0 loaders/patch_manager.py _patch_llama_derived_model.
+
+    Raises:
+        UsageError: Axolotl's code for xFormers and Llama, which stops.
+    """
+    if is_llama(keys) and not keys.flag("sample_packing"):
+        raise UsageError(
+            f"{keys.where(name)}: Axolotl's own code for xFormers and a Llama without sample_packing reads "
+            "names that Transformers has no more from 4.48 on, and stops; flash_attention_2 and "
+            f"sample_packing: true run [{REFUSED_BY_TOOL}]"
+        )
 
 
 def names_attention(keys: Keys) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from planner.catalog.models import entry_named_in
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_cross_entropy
@@ -200,11 +201,16 @@ def remark_on_short_convolutions(keys: Keys, reading: Reading) -> None:
 
 
 def is_llama(keys: Keys) -> bool:
-    """Whether Axolotl takes the model for a Llama (axolotl 0.8.0 utils/config/__init__.py
-    ``is_llama_derived_model``).
+    """Whether Axolotl takes the model for a Llama: by its names, or by the ``model_type`` of its config.json.
+
+    Source: axolotl 575a082aa (2023-11) utils/config.py, 0.19.0 utils/config/__init__.py
+    ``is_llama_derived_model``.
     """
-    names = [str(keys.get(name) or "").lower() for name in ("base_model", "model_type")]
-    return keys.flag("is_llama_derived_model") is True or any("llama" in name for name in names)
+    names = [str(keys.get(name) or "") for name in ("base_model", "model_type")]
+    if keys.flag("is_llama_derived_model") is True or any("llama" in name.lower() for name in names):
+        return True
+    entry = entry_named_in(names[0])
+    return entry is not None and entry.config.get("model_type") == "llama"
 
 
 def knows_ends(keys: Keys, *, age: Age) -> bool:

@@ -108,6 +108,19 @@ def test_xformers_changes_llama_alone_in_old_versions(tmp_path: Path) -> None:
     assert any("has no effect" in remark.text for remark in config.remarks)
 
 
+@pytest.mark.parametrize("model", ["huggyllama/llama-7b", "Salesforce/xgen-7b-8k-base"])
+@pytest.mark.parametrize("key", ["attn_implementation: xformers\n", "xformers_attention: true\n"])
+def test_a_llama_is_told_by_its_config_too(tmp_path: Path, model: str, key: str) -> None:
+    """Axolotl since 0.9 stops at xFormers of such a model, whichever key asks for it."""
+    text = f"base_model: {model}\nsequence_len: 512\n{key}"
+    with pytest.raises(UsageError, match="Axolotl's own code for xFormers and a Llama"):
+        read(tmp_path, text, stack="axolotl")
+    packed = read(tmp_path, text + "sample_packing: true\n", stack="axolotl")
+    assert packed.request.get("attention") == "flash2"
+    older = f"base_model: {model}\nsequence_len: 512\nxformers_attention: true\n"
+    assert read(tmp_path, older, stack="axolotl@0.8").request.get("attention") == "flash2"
+
+
 def test_xformers_on_llama_needs_packing(tmp_path: Path) -> None:
     """Axolotl 0.19.0's own attention for Llama asks for what Transformers no longer has: the tool stops."""
     text = LLAMA + "attn_implementation: xformers\n"
