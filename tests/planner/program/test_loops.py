@@ -129,6 +129,14 @@ def test_fsdp1_holds_inputs_and_gradients_of_frozen_layers(switches: str, kept_o
     assert more / hidden_bytes(job(**flags).recipe) == pytest.approx(16 * kept_of_each, abs=3)
 
 
+@pytest.mark.parametrize(("transformers", "around"), [("4.51.3", True), ("4.53.0", False), ("5.23.0", False)])
+def test_layers_checkpoint_themselves_inside_of_their_units(transformers: str, around: bool) -> None:
+    """Since 4.52; the dry run of a job of FSDP1 with Transformers 5.16 holds neither input nor gradient."""
+    versions = f"transformers=={transformers}"
+    said: dict[str, Any] = {"stack": "hf-trainer@4", "gpu": "a100-80-sxm:2", "sharding": "fsdp1"}
+    assert job(**said, versions=versions).stack.checkpoints_units is around
+
+
 def test_zero3_gives_its_cache_back_before_training() -> None:
     """DeepSpeed's ``defragment`` empties the cache while it copies the parts to the host;
     where they lie there anyway, the Trainer does before.
