@@ -8,6 +8,7 @@ from planner.errors import RefusedCombinationError, UnreadCombinationError
 from planner.intake.rules.rule import Case, Level, Rule
 from planner.intake.rules.rules_adapters import ADAPTER_RULES
 from planner.intake.rules.rules_float8 import FLOAT8_RULES
+from planner.intake.rules.rules_fsdp import FSDP_RULES
 from planner.intake.rules.rules_mixers import MIXER_RULES
 from planner.intake.rules.rules_mixtures import MIXTURE_RULES
 from planner.intake.rules.rules_optimizer import OPTIMIZER_RULES
@@ -38,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     *VISION_RULES,
     *VERSION_RULES,
     *SYSTEM_RULES,
+    *FSDP_RULES,
 )
 
 

@@ -1,0 +1,36 @@
+"""Rules about what FSDP gathers at a time."""
+
+from __future__ import annotations
+
+from planner.errors import REFUSED_BY_TOOL
+from planner.intake.rules.rule import Case, Rule
+
+
+def _units_unread(case: Case) -> bool:
+    """Whether nobody read what units inside of layers do here.
+
+    Flat parameters of the root get a gradient in each reentrant checkpoint.
+    """
+    in_root = case.recipe.method == "full" or not case.stack.fsdp1_wraps_adapters
+    reentrant = case.recipe.gradient_checkpointing and case.recipe.checkpoint_reentrant
+    mixtures = all(group.block.mlp.n_experts for group in case.model.groups)
+    return case.recipe.sharding.dtensors or not mixtures or (in_root and reentrant)
+
+
+FSDP_RULES = (
+    Rule(
+        "fsdp-class-of-another",
+        "refuse",
+        "A launch stops where the model has no layer of the class that FSDP is to wrap; name the model's own "
+        f"class, or none [{REFUSED_BY_TOOL}]",
+        lambda case: case.recipe.uses_fsdp and bool(case.stack.fsdp_layer_class),
+        lambda case: f"{case.stack.fsdp_layer_class} is none of {case.model.architecture}",
+    ),
+    Rule(
+        "fsdp-units-elsewhere",
+        "not-modelled",
+        "Units of FSDP inside of layers are modelled for mixtures of experts under FSDP1, without reentrant "
+        "checkpointing of weights that are trained whole; use --switches fsdp_units=layer",
+        lambda case: case.recipe.uses_fsdp and case.stack.fsdp_units != "layer" and _units_unread(case),
+    ),
+)
