@@ -181,6 +181,8 @@ class Stack(EngineFacts):
     fused_head_norms: FusedHeadNorms
     """Architectures whose norms of queries and keys are one kernel with their rotary positions."""
     gated_delta: GatedDelta
+    latents_by_head: bool
+    """Multi-head latent attention expands latents in four dimensions, as one head of keys and values."""
     scales_norms_wide: bool
     """RMS norms multiply by their weight in fp32, before the cast back."""
     fused_mlp: bool

@@ -63,6 +63,17 @@ def stops_on_cpu(recipe: Recipe, stack: Stack) -> bool:
     return recipe.offloads_optimizer and of_bitsandbytes and not stack.steps_on_cpu
 
 
+def leaves_rate_on_card(recipe: Recipe, stack: Stack) -> bool:
+    """Whether the first step of an optimizer of torchao multiplies its weights, which FSDP has in host RAM,
+    by a learning rate on the card: a tensor, which Accelerate moves there with the optimizer's state dict.
+
+    Source: torchao 0.17.0 optim/adam.py add_param_group, single_param_adam; accelerate 1.13.0 and 1.15.0
+    optimizer.py AcceleratedOptimizer.__init__; so end dry runs of Axolotl 0.19.
+    """
+    of_torchao = OPTIMIZER_FACTS[recipe.optimizer].library == "torchao"
+    return recipe.offloads_optimizer and recipe.uses_fsdp and of_torchao and stack.runs_trainer
+
+
 # Not among CONFIG_MAPPING_NAMES of transformers 4.57.6 models/auto/configuration_auto.py; those whose
 # checkpoints bring code of their own (minimax_m2, nemotron_h) are left out.
 _SINCE_TRANSFORMERS_5 = frozenset({

@@ -89,6 +89,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {**HELD, "gpus": 2, "sharding": "zero3"},
         {**HELD, "gpus": 2, "sharding": "fsdp2"},
     ),
+    "held-int8-experts": (
+        {**HELD, "method": "int8", "gradient_checkpointing": True, "checkpoint_reentrant": False},
+        {**HELD, "method": "int8", "gradient_checkpointing": True, "checkpoint_reentrant": True},
+    ),
     "scattered-experts": (
         {**SCATTERED, "gpus": 2, "sharding": "zero3"},
         {**SCATTERED, "gpus": 2, "sharding": "fsdp2"},
@@ -396,7 +400,11 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "int8-sharded": (
         {"method": "int8", "gpus": 2, "sharding": "fsdp"},
-        {"method": "int8", "gpus": 2, "sharding": "zero2"},
+        {"method": "int8", "gpus": 2, "sharding": "fsdp", "stack": "axolotl"},
+    ),
+    "int8-latents": (
+        {"model": "glm-4.7-flash", "method": "int8"},
+        {"model": "glm-4.7-flash", "method": "qlora"},
     ),
     "gptq-sharded": (
         {"quantization": "gptq-int4", "gpus": 2, "sharding": "zero3"},
@@ -473,6 +481,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "gpu-optimizer-offloaded": (
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "paged_adamw_8bit"},
         {"sharding": "zero3", "offload": "params", "optimizer": "paged_adamw_8bit"},
+    ),
+    "torchao-offloaded": (
+        {**IN_RAM, "sharding": "fsdp", "gpus": 2, "optimizer": "adamw_torch_4bit"},
+        {"sharding": "fsdp", "gpus": 2, "optimizer": "adamw_torch_4bit"},
     ),
     "bitsandbytes-offloaded": (
         {**IN_RAM, "optimizer": "adamw_8bit", "versions": ["bitsandbytes==0.49.1"]},
