@@ -74,6 +74,37 @@ def leaves_rate_on_card(recipe: Recipe, stack: Stack) -> bool:
     return recipe.offloads_optimizer and recipe.uses_fsdp and of_torchao and stack.runs_trainer
 
 
+# liger-kernel 0.8.1 transformers/monkey_patch.py: classes that see whose own forward its functions replace.
+_LIGER_SEES = frozenset({
+    *("gemma3", "gemma4", "glm4v", "glm4v_moe", "internvl", "llava", "paligemma", "smolvlm"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+})  # fmt: skip
+
+
+def misses_liger_loss(model: ModelSpec, stack: Stack) -> bool:
+    """Whether Axolotl's switch for Liger's fused loss changes nothing: it loads the class that sees, and
+    replaces what another class, for text alone, computes.
+
+    Source: axolotl 0.19.0 integrations/liger/plugin.py pre_model_load (Mistral 3 and Gemma 4 Unified are
+    passed over, qwen3_5 and qwen3_5_moe have functions of their own, others get patch_lce_forward for
+    ``...ForCausalLM``); so its dry runs of Qwen3.5.
+    """
+    if "axolotl" not in dict(stack.versions) or stack.cut_cross_entropy:
+        return False
+    return model.vision is not None and model.architecture not in _LIGER_SEES
+
+
+def stops_at_liger_loss(model: ModelSpec, stack: Stack) -> bool:
+    """Whether Liger 0.8.1 has a function for the model that raises (apply_liger_kernel_to_granite), which
+    Axolotl calls for Granite's mixtures, too.
+    """
+    return (
+        model.architecture in ("granite", "granitemoe")
+        and "axolotl" in dict(stack.versions)
+        and not stack.cut_cross_entropy
+    )
+
+
 # Not among CONFIG_MAPPING_NAMES of transformers 4.57.6 models/auto/configuration_auto.py; those whose
 # checkpoints bring code of their own (minimax_m2, nemotron_h) are left out.
 _SINCE_TRANSFORMERS_5 = frozenset({

@@ -14,7 +14,9 @@ from planner.intake.supported import (
     has_sinks,
     lacks_bf16,
     lacks_flash2,
+    misses_liger_loss,
     refuses_flash,
+    stops_at_liger_loss,
     widest_head,
 )
 from planner.units import MIB, format_gib
@@ -400,6 +402,21 @@ SYSTEM_RULES = (
             case.recipe.loss == "liger" and (not case.stack.offers_liger_loss or case.model.remote_code)
         ),
         lambda case: f"{case.stack.id}, {case.model.architecture}",
+    ),
+    Rule(
+        "liger-loss-unused",
+        "refuse",
+        "Axolotl's switch for Liger's fused loss changes nothing of this model, whose class that sees makes "
+        "all logits: leave it out, take the plugin of cut cross entropy, or say --loss hf",
+        lambda case: case.recipe.loss == "liger" and misses_liger_loss(case.model, case.stack),
+        lambda case: case.model.id,
+    ),
+    Rule(
+        "liger-loss-refused",
+        "refuse",
+        f"Liger stops at its fused loss for Granite: leave it out, or say --loss hf [{REFUSED_BY_TOOL}]",
+        lambda case: case.recipe.loss == "liger" and stops_at_liger_loss(case.model, case.stack),
+        lambda case: case.model.id,
     ),
     Rule(
         "not-a-cuda-device",

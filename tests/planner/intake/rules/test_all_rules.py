@@ -402,6 +402,14 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "int8", "gpus": 2, "sharding": "fsdp"},
         {"method": "int8", "gpus": 2, "sharding": "fsdp", "stack": "axolotl"},
     ),
+    "liger-loss-unused": (
+        {"model": "qwen3.5-9b", "method": "lora", "stack": "axolotl", "loss": "liger"},
+        {"model": "qwen3-8b", "method": "lora", "stack": "axolotl", "loss": "liger"},
+    ),
+    "liger-loss-refused": (
+        {"model": "granite-3.1-2b", "method": "lora", "stack": "axolotl", "loss": "liger"},
+        {"model": "granite-3.1-2b", "method": "lora", "stack": "axolotl"},
+    ),
     "int8-latents": (
         {"model": "glm-4.7-flash", "method": "int8"},
         {"model": "glm-4.7-flash", "method": "qlora"},
