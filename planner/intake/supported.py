@@ -89,20 +89,16 @@ def misses_liger_loss(model: ModelSpec, stack: Stack) -> bool:
     passed over, qwen3_5 and qwen3_5_moe have functions of their own, others get patch_lce_forward for
     ``...ForCausalLM``); so its dry runs of Qwen3.5.
     """
-    if "axolotl" not in dict(stack.versions) or stack.cut_cross_entropy:
-        return False
-    return model.vision is not None and model.architecture not in _LIGER_SEES
+    sees = model.vision is not None and model.architecture not in _LIGER_SEES
+    return sees and stack.liger_by_class and not stack.cut_cross_entropy
 
 
 def stops_at_liger_loss(model: ModelSpec, stack: Stack) -> bool:
     """Whether Liger 0.8.1 has a function for the model that raises (apply_liger_kernel_to_granite), which
     Axolotl calls for Granite's mixtures, too.
     """
-    return (
-        model.architecture in ("granite", "granitemoe")
-        and "axolotl" in dict(stack.versions)
-        and not stack.cut_cross_entropy
-    )
+    named = model.architecture in ("granite", "granitemoe")
+    return named and stack.liger_by_class and not stack.cut_cross_entropy
 
 
 # Not among CONFIG_MAPPING_NAMES of transformers 4.57.6 models/auto/configuration_auto.py; those whose

@@ -152,16 +152,16 @@ class Sizes:
     def shard_elements(self, weight: Weight) -> float:
         """Elements of the shard, or bytes of a packed one."""
         (_, rows), rank = weight.shape[0], self._rank if weight.unit is Unit.RANK else 1
-        return weight.count / rows * self._part_of_rows(weight) * rank / self._in_a_byte(weight)
+        return weight.count / rows * self._part_of_rows(weight) * rank / self.in_a_byte(weight)
 
     def shard_bytes(self, weight: Weight) -> float:
-        """Bytes of the part of one process for each of the parameter's unit."""
+        """Bytes of the part of one process for each of the parameter's unit, unpacked."""
         count: float = 1
         for _, length in self._shard_shape(weight):
             count *= length
-        return count / self._in_a_byte(weight) * ELEMENT_BYTES[self.stored(weight)]
+        return count * ELEMENT_BYTES[self.stored(weight)]
 
-    def _in_a_byte(self, weight: Weight) -> int:
+    def in_a_byte(self, weight: Weight) -> int:
         """Elements in a byte of a packed parameter; 1 of others, which are counted in their dtype."""
         return 2 if weight.packed and self._job.recipe.numerics.quantization != "int8" else 1
 
@@ -320,7 +320,8 @@ def _keep_constants(stream: RequestStream, job: Job, sizes: Sizes, weight: Weigh
 
 def _keep_shard(stream: RequestStream, sizes: Sizes, weight: Weight) -> int:
     term: TermName = "adapters" if weight.adapter else "weights"
-    return stream.allocate(weight.unit, sizes.shard_bytes(weight), term, ("load", weight.name, "shard"))
+    n_bytes = sizes.shard_bytes(weight) / sizes.in_a_byte(weight)
+    return stream.allocate(weight.unit, n_bytes, term, ("load", weight.name, "shard"))
 
 
 def around(
