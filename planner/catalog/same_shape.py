@@ -60,10 +60,12 @@ _OTHER_MODULES = frozenset({
 })  # fmt: skip
 # Released in FP8 by their maker, which no word of the id says: so the cards of Ministral-3-*-Instruct-2512,
 # beside which a -BF16 stands, and the config.json of Devstral-Small-2-24B-Instruct-2512 and of MiniMax-M2.
-# The safetensors of Mistral-Medium-3.5-128B and Mistral-Small-4-119B-2603 hold matrices in F8_E4M3.
+# The safetensors of Mistral-Medium-3.5-128B and Mistral-Small-4-119B-2603 hold matrices in F8_E4M3, and so do
+# those of DeepSeek V3 and R1 (data/models/deepseek-v3.toml).
 RELEASED_IN_FP8 = re.compile(
     r"(?:ministral-3|devstral-small-2)-\d+b-instruct-2512|minimax-m2(?:\.\d)?"
-    r"|mistral-medium-3\.5-128b|mistral-small-4-119b-2603",
+    r"|mistral-medium-3\.5-128b|mistral-small-4-119b-2603"
+    r"|deepseek-v3(?:-base|-0324|\.1(?:-base|-terminus)?)?|deepseek-r1(?:-0528|-zero)?",
     re.IGNORECASE,
 )
 # Owners who publish a family with the modules of another one, or with a vocabulary of their own:

@@ -100,5 +100,7 @@ class EngineFacts:
     """Which FSDP reduces gradients in the last micro-step only: they stay whole until then."""
     fsdp2_widens: bool
     """FSDP2 divides trained 16-bit weights as fp32 in mixed precision."""
+    fsdp2_divides_int8: bool
+    """FSDP2 knows int8 matrices of bitsandbytes, which it divides as they are."""
     fsdp_reduces_fp32: bool
     """FSDP2 reduces 16-bit gradients in fp32."""

@@ -181,6 +181,8 @@ class Stack(EngineFacts):
     fused_head_norms: FusedHeadNorms
     """Architectures whose norms of queries and keys are one kernel with their rotary positions."""
     gated_delta: GatedDelta
+    latents_by_head: bool
+    """Multi-head latent attention expands latents in four dimensions, as one head of keys and values."""
     scales_norms_wide: bool
     """RMS norms multiply by their weight in fp32, before the cast back."""
     fused_mlp: bool
@@ -260,6 +262,8 @@ class Stack(EngineFacts):
     """Liger's fused loss adds an fp32 copy of each piece's product to the gradient of a 16-bit head."""
     liger_loss: bool
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
+    liger_by_class: bool
+    """That loss is put into classes before a model is loaded: of models that see, into some alone."""
     cut_cross_entropy: bool
     """A loss ``liger`` is this kernel instead, which makes no logits at all, also where a model evaluates."""
     loss_pieces: LossPieces

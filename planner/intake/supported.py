@@ -84,6 +84,44 @@ def stops_on_cpu(recipe: Recipe, stack: Stack) -> bool:
     return recipe.offloads_optimizer and of_bitsandbytes and not stack.steps_on_cpu
 
 
+def leaves_rate_on_card(recipe: Recipe, stack: Stack) -> bool:
+    """Whether the first step of an optimizer of torchao multiplies its weights, which FSDP has in host RAM,
+    by a learning rate on the card: a tensor, which Accelerate moves there with the optimizer's state dict.
+
+    Source: torchao 0.17.0 optim/adam.py add_param_group, single_param_adam; accelerate 1.13.0 and 1.15.0
+    optimizer.py AcceleratedOptimizer.__init__; so end dry runs of Axolotl 0.19.
+    """
+    of_torchao = OPTIMIZER_FACTS[recipe.optimizer].library == "torchao"
+    return recipe.offloads_optimizer and recipe.uses_fsdp and of_torchao and stack.runs_trainer
+
+
+# liger-kernel 0.8.1 transformers/monkey_patch.py: classes that see whose own forward its functions replace.
+_LIGER_SEES = frozenset({
+    *("gemma3", "gemma4", "glm4v", "glm4v_moe", "internvl", "llava", "paligemma", "smolvlm"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+})  # fmt: skip
+
+
+def misses_liger_loss(model: ModelSpec, stack: Stack) -> bool:
+    """Whether Axolotl's switch for Liger's fused loss changes nothing: it loads the class that sees, and
+    replaces what another class, for text alone, computes.
+
+    Source: axolotl 0.19.0 integrations/liger/plugin.py pre_model_load (Mistral 3 and Gemma 4 Unified are
+    passed over, qwen3_5 and qwen3_5_moe have functions of their own, others get patch_lce_forward for
+    ``...ForCausalLM``); so its dry runs of Qwen3.5.
+    """
+    sees = model.vision is not None and model.architecture not in _LIGER_SEES
+    return sees and stack.liger_by_class and not stack.cut_cross_entropy
+
+
+def stops_at_liger_loss(model: ModelSpec, stack: Stack) -> bool:
+    """Whether Liger 0.8.1 has a function for the model that raises (apply_liger_kernel_to_granite), which
+    Axolotl calls for Granite's mixtures, too.
+    """
+    named = model.architecture in ("granite", "granitemoe")
+    return named and stack.liger_by_class and not stack.cut_cross_entropy
+
+
 # Their checkpoints bring code of their own, which Transformers 4 runs.
 _BRINGS_CODE = frozenset({"minimax_m2", "nemotron_h"})
 

@@ -16,7 +16,15 @@ from planner.domain.recipes.recipe import Offload
 from planner.domain.recipes.sharding import DDP, FSDP, NONE, ZERO2, ZERO3, Sharding
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
-from planner.intake.supported import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, has_sinks, lacks_flash2
+from planner.intake.supported import (
+    GPU_ONLY_OPTIMIZERS,
+    cannot_step,
+    code_lacks,
+    has_sinks,
+    lacks_flash2,
+    misses_liger_loss,
+    stops_at_liger_loss,
+)
 from planner.searching.common_stacks import COMMON_STACKS, offloads_activations, runs_sharding, stack_is_open
 from planner.searching.variants import Flags, request_of
 from planner.units import GIB
@@ -241,7 +249,9 @@ def _loss(scenario: Scenario) -> Iterator[Move]:
         return
     if scenario.stack.defaults.loss == "chunked":
         yield Move("loss", "free", "head and loss in pieces", {"loss": "chunked"})
-    if scenario.stack.offers_liger_loss and not scenario.model.remote_code:
+    model, stack = scenario.model, scenario.stack
+    useless = model.remote_code or misses_liger_loss(model, stack) or stops_at_liger_loss(model, stack)
+    if stack.offers_liger_loss and not useless:
         yield Move("loss", "free", "Liger's fused head and loss", {"loss": "liger"})
 
 

@@ -442,8 +442,10 @@ class Recipe:
         """Whether ZeRO-3 and FSDP can divide the base matrices.
 
         k-bit ones only when 4-bit bytes are stored as elements of a float dtype that the engine can flatten
-        (``quant_storage``).
+        (``quant_storage``); int8 under FSDP2 of a stack that can (``fsdp2_divides_int8``), and nowhere else.
         """
+        if self.numerics.quantization == "int8":
+            return self.sharding.dtensors
         if self.numerics.quantization in ("nf4", "fp4", "gptq-int4"):
             return self.numerics.quant_storage is not None
         return self.numerics.quantization == "none"

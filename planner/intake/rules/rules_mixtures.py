@@ -36,10 +36,30 @@ def _holds_elsewhere(case: Case) -> bool:
     """Whether experts that are expanded when they are read are divided other than by FSDP2, or adapted by a
     PEFT that was not compared.
     """
-    held = case.stack.quantizes_experts == "held" and case.numerics.quantization != "none"
     sharding = case.recipe.sharding
     divided = (sharding.gathers_weights or case.recipe.uses_fsdp) and not sharding.dtensors
-    return held and (divided or (adapted_expert_bytes(case) > 0 and not case.stack.expert_deltas))
+    adapted = adapted_expert_bytes(case) > 0 and not case.stack.expert_deltas
+    return _holds(case) and (divided or adapted)
+
+
+def _holds(case: Case) -> bool:
+    return (
+        case.model.is_moe and case.stack.quantizes_experts == "held" and case.numerics.quantization != "none"
+    )
+
+
+def _holds_int8_elsewhere(case: Case) -> bool:
+    """Whether int8 experts are divided, or a checkpoint may end inside of them.
+
+    Their hooks are not called where a checkpoint that is not reentrant stops early: all layers then keep
+    their experts expanded (axolotl 0.19.0 monkeypatch/moe_quant.py replace_parameter_8bit; those of
+    bitsandbytes 0.50 nn/parametrize.py for 4 bits are called always).  Dry runs of Axolotl: Qwen3 30B-A3B
+    under FSDP2 124 GiB, where 34 GiB were counted; reentrant ones on one GPU agree with what is counted.
+    """
+    recipe = case.recipe
+    stops_early = recipe.gradient_checkpointing and not recipe.checkpoint_reentrant
+    divided = recipe.sharding.gathers_weights or recipe.uses_fsdp
+    return _holds(case) and case.numerics.quantization == "int8" and (divided or stops_early)
 
 
 def _scatters_elsewhere(case: Case) -> bool:
@@ -50,7 +70,7 @@ def _scatters_elsewhere(case: Case) -> bool:
     """
     if case.stack.mixture_code != "scattermoe" or not case.model.is_moe:
         return False
-    packed = case.stack.quantizes_experts == "held" and case.numerics.quantization == "int8"
+    packed = _holds(case) and case.numerics.quantization == "int8"
     sharding = case.recipe.sharding
     divided = (sharding.gathers_weights or case.recipe.uses_fsdp) and not sharding.dtensors
     return packed or divided or not all(map(_is_plain, case.model.groups))
@@ -133,6 +153,15 @@ MIXTURE_RULES = (
         "whole and under FSDP2, with adapters of their own for PEFT before 0.21: use --sharding ddp or fsdp, "
         "and --lora-targets attention",
         _holds_elsewhere,
+        lambda case: case.model.id,
+    ),
+    Rule(
+        "held-int8-experts",
+        "not-modelled",
+        "Axolotl's experts in int8 are modelled where every GPU holds them whole, without checkpointing or "
+        "with the reentrant kind; the other keeps the experts of all layers expanded: use --method qlora, "
+        "or --sharding ddp --checkpoint-reentrant",
+        _holds_int8_elsewhere,
         lambda case: case.model.id,
     ),
     Rule(

@@ -5,6 +5,11 @@ from __future__ import annotations
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
+from planner.intake.supported import GPU_ONLY_OPTIMIZERS, leaves_rate_on_card, stops_on_cpu
+
+
+def _steps_in_some(case: Case) -> bool:
+    return OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "some"
 
 
 def _steps_elsewhere(case: Case) -> bool:
@@ -112,5 +117,47 @@ OPTIMIZER_RULES = (
         lambda case: (
             case.recipe.optimizer_rank is not None and not case.recipe.optimizer.startswith("apollo")
         ),
+    ),
+    Rule(
+        "gpu-optimizer-offloaded",
+        "not-modelled",
+        "8-bit and paged optimizers in host RAM are not modelled: use adamw_torch, which DeepSpeed takes for "
+        "its own CPU Adam",
+        lambda case: (
+            case.recipe.offloads_optimizer
+            and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS
+            and not stops_on_cpu(case.recipe, case.stack)
+            and not leaves_rate_on_card(case.recipe, case.stack)
+            and not (case.recipe.uses_deepspeed and _steps_in_some(case))
+        ),
+        lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "torchao-offloaded",
+        "refuse",
+        "Optimizers of torchao stop at weights that FSDP has in host RAM, because Accelerate puts their "
+        f"learning rate on the card: use adamw_torch [{REFUSED_BY_TOOL}]",
+        lambda case: leaves_rate_on_card(case.recipe, case.stack),
+        lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "bitsandbytes-offloaded",
+        "refuse",
+        "Optimizers of bitsandbytes before 0.50 stop with an error where their weights are in host RAM: use "
+        f"adamw_torch, which DeepSpeed takes for its own CPU Adam [{REFUSED_BY_TOOL}]",
+        lambda case: stops_on_cpu(case.recipe, case.stack),
+        lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "slow-optimizer-offloaded",
+        "warn",
+        "DeepSpeed has no CPU kernel for this optimizer: it needs zero_force_ds_cpu_optimizer false, and "
+        "steps slowly",
+        lambda case: (
+            case.recipe.uses_deepspeed
+            and case.recipe.offloads_optimizer
+            and (OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "library" or _steps_in_some(case))
+        ),
+        lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
 )

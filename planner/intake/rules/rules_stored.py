@@ -6,6 +6,7 @@ from planner.catalog.left_whole import packs_tower
 from planner.catalog.quantization_config import OF_THE_LAYERS
 from planner.domain.recipes.recipe import BITSANDBYTES, IN_GROUPS, PREPACKED
 from planner.domain.stored import stored_text
+from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
 
 
@@ -51,7 +52,35 @@ def _packs_fused_experts(case: Case) -> bool:
     )
 
 
+def _multiplies_four_dimensions(case: Case) -> bool:
+    """Whether an int8 matrix gets an input of four dimensions: latents, as one head of attention."""
+    linears = (linear for group in case.model.groups for linear in group.block.linears)
+    latents = any(linear.reads == "attn_latent_kv" for linear in linears)
+    return latents and case.numerics.quantization == "int8" and case.stack.latents_by_head
+
+
 STORED_RULES = (
+    Rule(
+        "int8-sharded",
+        "refuse",
+        "ZeRO-3 and FSDP cannot divide an int8 base, but for FSDP2 of Axolotl since 0.15: use ddp or "
+        "ZeRO-1/2, or a 4-bit base with quant_storage",
+        lambda case: (
+            case.shards_weights
+            and case.numerics.quantization == "int8"
+            and not (case.recipe.sharding.dtensors and case.stack.fsdp2_divides_int8)
+        ),
+    ),
+    Rule(
+        # bitsandbytes 0.50 backends/cuda/ops.py _int8_linear_matmul_impl, where Axolotl 0.19's dry run of GLM
+        # 4.7 Flash ends; autograd/_functions.py MatMul8bitLt.forward makes two dimensions of three alone.
+        "int8-latents",
+        "refuse",
+        "bitsandbytes stops at an int8 kv_b_proj, to which Transformers since 5.15 hands latents as a "
+        f"head of attention: use --method qlora or lora [{REFUSED_BY_TOOL}]",
+        _multiplies_four_dimensions,
+        lambda case: case.model.id,
+    ),
     Rule(
         # transformers 5.23 quantizers/auto.py merge_quantization_configs: another kind is refused,
         # the same kind is ignored.

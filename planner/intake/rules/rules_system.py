@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS, FLASH_WIDEST, Attention
-from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.uncertainty.calibration import lengths_of
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.supported import (
-    GPU_ONLY_OPTIMIZERS,
     cannot_step,
     code_lacks,
     has_own_adamw,
     has_sinks,
     lacks_bf16,
     lacks_flash2,
+    misses_liger_loss,
     refuses_flash,
-    stops_on_cpu,
+    stops_at_liger_loss,
     widest_head,
 )
 from planner.units import MIB, format_gib
@@ -37,10 +36,6 @@ def _sample_mask_bytes(case: Case) -> int:
     tokens = batch.rows * batch.seq_len
     keys = tokens if stack.joins_rows(case.recipe) else batch.seq_len
     return int(tokens * keys) * DTYPE_BYTES[case.numerics.compute_dtype]
-
-
-def _steps_in_some(case: Case) -> bool:
-    return OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "some"
 
 
 def _above_a_node(case: Case) -> bool:
@@ -197,12 +192,6 @@ SYSTEM_RULES = (
         ),
     ),
     Rule(
-        "int8-sharded",
-        "refuse",
-        "ZeRO-3 and FSDP cannot divide an int8 base: use ddp or ZeRO-1/2, or a 4-bit base with quant_storage",
-        lambda case: case.shards_weights and case.numerics.quantization == "int8",
-    ),
-    Rule(
         "zero-without-masters",
         "refuse",
         "DeepSpeed keeps fp32 masters beside 16-bit weights: with ZeRO say bf16-mixed, fp16-mixed or fp32",
@@ -306,27 +295,6 @@ SYSTEM_RULES = (
         ),
     ),
     Rule(
-        "gpu-optimizer-offloaded",
-        "not-modelled",
-        "8-bit and paged optimizers in host RAM are not modelled: use adamw_torch, which DeepSpeed takes for "
-        "its own CPU Adam",
-        lambda case: (
-            case.recipe.offloads_optimizer
-            and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS
-            and not stops_on_cpu(case.recipe, case.stack)
-            and not (case.recipe.uses_deepspeed and _steps_in_some(case))
-        ),
-        lambda case: f"the optimizer here is {case.recipe.optimizer}",
-    ),
-    Rule(
-        "bitsandbytes-offloaded",
-        "refuse",
-        "Optimizers of bitsandbytes before 0.50 stop with an error where their weights are in host RAM: use "
-        f"adamw_torch, which DeepSpeed takes for its own CPU Adam [{REFUSED_BY_TOOL}]",
-        lambda case: stops_on_cpu(case.recipe, case.stack),
-        lambda case: f"the optimizer here is {case.recipe.optimizer}",
-    ),
-    Rule(
         "optimizer-on-dtensors",
         "refuse",
         "FSDP2 gives the optimizer DTensors, which only torch's own can step: use adamw_torch or sgd, or "
@@ -341,18 +309,6 @@ SYSTEM_RULES = (
         f"such as hf-trainer@4 [{REFUSED_BY_TOOL}]",
         lambda case: case.recipe.optimizer == "adamw_hf" and not has_own_adamw(case.stack),
         lambda case: f"the stack here is {case.stack.id}",
-    ),
-    Rule(
-        "slow-optimizer-offloaded",
-        "warn",
-        "DeepSpeed has no CPU kernel for this optimizer: it needs zero_force_ds_cpu_optimizer false, and "
-        "steps slowly",
-        lambda case: (
-            case.recipe.uses_deepspeed
-            and case.recipe.offloads_optimizer
-            and (OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "library" or _steps_in_some(case))
-        ),
-        lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
     Rule(
         "offload-host-unknown",
@@ -428,6 +384,21 @@ SYSTEM_RULES = (
             case.recipe.loss == "liger" and (not case.stack.offers_liger_loss or case.model.remote_code)
         ),
         lambda case: f"{case.stack.id}, {case.model.architecture}",
+    ),
+    Rule(
+        "liger-loss-unused",
+        "refuse",
+        "Axolotl's switch for Liger's fused loss changes nothing of this model, whose class that sees makes "
+        "all logits: leave it out, take the plugin of cut cross entropy, or say --loss hf",
+        lambda case: case.recipe.loss == "liger" and misses_liger_loss(case.model, case.stack),
+        lambda case: case.model.id,
+    ),
+    Rule(
+        "liger-loss-refused",
+        "refuse",
+        f"Liger stops at its fused loss for Granite: leave it out, or say --loss hf [{REFUSED_BY_TOOL}]",
+        lambda case: case.recipe.loss == "liger" and stops_at_liger_loss(case.model, case.stack),
+        lambda case: case.model.id,
     ),
     Rule(
         "not-a-cuda-device",

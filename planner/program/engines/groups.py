@@ -114,7 +114,7 @@ class Sizes:
         return bool(self._experts) and not weight.outside and weight.name.split()[2] in self._experts
 
     def divides(self, weight: Weight) -> bool:
-        """Whether a parameter is divided: k-bit ones only where their bytes are stored as floats."""
+        """Whether a parameter is divided: of k-bit ones not all are."""
         return not weight.packed or self._job.recipe.divides_base
 
     def stored(self, weight: Weight) -> Dtype:
@@ -150,9 +150,9 @@ class Sizes:
         return self.shard_elements(weight) * ELEMENT_BYTES[self.stored(weight)]
 
     def shard_elements(self, weight: Weight) -> float:
-        """Elements of the shard, or bytes of a 4-bit one."""
+        """Elements of the shard, or bytes of a packed one."""
         (_, rows), rank = weight.shape[0], self._rank if weight.unit is Unit.RANK else 1
-        return weight.count / rows * self._part_of_rows(weight) * rank / (2 if weight.packed else 1)
+        return weight.count / rows * self._part_of_rows(weight) * rank / self.in_a_byte(weight)
 
     def shard_bytes(self, weight: Weight) -> float:
         """Bytes of the part of one process for each of the parameter's unit, unpacked."""
@@ -160,6 +160,10 @@ class Sizes:
         for _, length in self._shard_shape(weight):
             count *= length
         return count * ELEMENT_BYTES[self.stored(weight)]
+
+    def in_a_byte(self, weight: Weight) -> int:
+        """Elements in a byte of a packed parameter; 1 of others, which are counted in their dtype."""
+        return 2 if weight.packed and self._job.recipe.numerics.quantization != "int8" else 1
 
     def _shard_shape(self, weight: Weight) -> Shape:
         """Divided along the first dimension.  Source: torch 2.13 _fsdp_param.py."""
@@ -316,7 +320,7 @@ def _keep_constants(stream: RequestStream, job: Job, sizes: Sizes, weight: Weigh
 
 def _keep_shard(stream: RequestStream, sizes: Sizes, weight: Weight) -> int:
     term: TermName = "adapters" if weight.adapter else "weights"
-    n_bytes = sizes.shard_bytes(weight) / (2 if weight.packed else 1)
+    n_bytes = sizes.shard_bytes(weight) / sizes.in_a_byte(weight)
     return stream.allocate(weight.unit, n_bytes, term, ("load", weight.name, "shard"))
 
 

@@ -97,20 +97,31 @@ _KEYS_SINCE_0_9 = (
 # Those of 0.14 and later.
 _KEYS_SINCE_0_14 = (
     "eaft_alpha",
+    "ebft",
+    "expert_backend",
     "expert_parallel_size",
     "experts_implementation",
+    "flash_attn_d512",
     "fp32_norms",
+    "freeze_mm_modules",
     "fused_attn_kernel",
     "gemma4_hybrid_attn_impl",
     "large_head_attention",
     "layer_offloading",
+    "liger_rms_norm_gated",
     "lora_embedding_kernel",
+    "moe_bnb_fast",
+    "nemo_gym_enabled",
     "quantize_moe_experts",
     "sage_attention",
     "sdpa_varlen",
     "selective_checkpointing",
     "torch_empty_cache_steps",
+    "use_dsv4_kernels",
     "use_eaft",
+    "use_glm_dsa_kernels",
+    "use_mora",
+    "use_onebitllms",
     "use_scattermoe",
     "use_sonicmoe",
 )
@@ -137,6 +148,7 @@ _OWN_OPTIMIZERS = {
     "adamc": "adamc",
     "muon": "muon",
 }
+_NOT_UNDER_FSDP2 = ("adamw_8bit", "adamw_bnb_8bit")
 
 
 def read_age(keys: Keys, reading: Reading, stack: str = "") -> Age:
@@ -210,32 +222,37 @@ def read_optimizer(keys: Keys, reading: Reading, *, age: Age) -> None:
 
     Raises:
         NotModelledError: an optimizer that no formula covers.
-        UsageError: Muon where Axolotl refuses it.
+        UsageError: one that Axolotl refuses beside the engine.
     """
     if keys.text("optimizer") is not None:
-        _refuse_muon(keys)
+        _refuse_by_engine(keys)
         say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_OWN_OPTIMIZERS}, reading)
     elif age.old:
         place = "axolotl 501b4d137 (2023-11) to 0.7.0 core/trainer_builder.py"
         reading.default("optimizer", "adamw_hf", f"{place}; 0.8.0 takes adamw_torch_fused, which needs less")
 
 
-def _refuse_muon(keys: Keys) -> None:
-    """Source: axolotl 0.19.0 utils/schemas/validation.py check_muon_deepspeed_fsdp.
+def _refuse_by_engine(keys: Keys) -> None:
+    """What Axolotl stops at (0.19.0 utils/schemas/validation.py check_muon_deepspeed_fsdp, and since 0.9
+    check_fsdp2_w_8bit_optimizer).
 
     Raises:
-        UsageError: Muon beside DeepSpeed or the first FSDP.
+        UsageError: Muon beside DeepSpeed or the first FSDP, AdamW of bitsandbytes beside the second.
     """
-    if keys.get("optimizer") != "muon":
-        return
-    beside = "DeepSpeed" if keys.get("deepspeed") else None
+    name = keys.get("optimizer")
     settings, version = keys.get("fsdp_config"), keys.get("fsdp_version")
     if version is None and isinstance(settings, dict):
         version = settings.get("fsdp_version")
-    if (settings or keys.get("fsdp")) and str(version) != "2":
-        beside = beside or "FSDP without fsdp_version 2"
+    second = str(version) == "2"
+    beside, other = "", "adamw_torch_fused"
+    if name == "muon" and keys.get("deepspeed"):
+        beside = "DeepSpeed"
+    elif name == "muon" and (settings or keys.get("fsdp")) and not second:
+        beside = "FSDP without fsdp_version 2"
+    elif name in _NOT_UNDER_FSDP2 and settings and second:
+        beside, other = "FSDP2", "adamw_torch_8bit"
     if beside:
         raise UsageError(
-            f"{keys.where('optimizer')}: Axolotl 0.19.0 stops at muon with {beside}; leave that out, or say "
-            f"adamw_torch_fused [{REFUSED_BY_TOOL}]"
+            f"{keys.where('optimizer')}: Axolotl 0.19.0 stops at {name} with {beside}; leave that out, or "
+            f"say {other} [{REFUSED_BY_TOOL}]"
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import InputFileError
+from planner.errors import InputFileError, NotModelledError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -46,6 +46,14 @@ def test_another_folder_is_asked_for(tmp_path: Path, model: str) -> None:
     request = with_flags(read(tmp_path, model), from_flags({"gpu": "4090"}))
     with pytest.raises(InputFileError, match="no such file"):
         resolve(request)
+
+
+def test_a_checkpoint_in_fp8_is_unpacked_where_the_tool_asks_for_it(tmp_path: Path) -> None:
+    """LLaMA-Factory since 0.9.4 does, unless the file asks for 4 bits, which its loader passes over."""
+    model = "deepseek-ai/DeepSeek-V3"
+    assert read(tmp_path, model).request.get("model") == model
+    with pytest.raises(NotModelledError, match="released in FP8"):
+        read(tmp_path, f"{model}\nquantization_bit: 4")
 
 
 def test_a_folder_that_is_here_is_itself(tmp_path: Path) -> None:

@@ -90,6 +90,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {**HELD, "gpus": 2, "sharding": "zero3"},
         {**HELD, "gpus": 2, "sharding": "fsdp2"},
     ),
+    "held-int8-experts": (
+        {**HELD, "method": "int8", "gradient_checkpointing": True, "checkpoint_reentrant": False},
+        {**HELD, "method": "int8", "gradient_checkpointing": True, "checkpoint_reentrant": True},
+    ),
     "scattered-experts": (
         {**SCATTERED, "gpus": 2, "sharding": "zero3"},
         {**SCATTERED, "gpus": 2, "sharding": "fsdp2"},
@@ -405,7 +409,19 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "int8-sharded": (
         {"method": "int8", "gpus": 2, "sharding": "fsdp"},
-        {"method": "int8", "gpus": 2, "sharding": "zero2"},
+        {"method": "int8", "gpus": 2, "sharding": "fsdp", "stack": "axolotl"},
+    ),
+    "liger-loss-unused": (
+        {"model": "qwen3.5-9b", "method": "lora", "stack": "axolotl", "loss": "liger"},
+        {"model": "qwen3-8b", "method": "lora", "stack": "axolotl", "loss": "liger"},
+    ),
+    "liger-loss-refused": (
+        {"model": "granite-3.1-2b", "method": "lora", "stack": "axolotl", "loss": "liger"},
+        {"model": "granite-3.1-2b", "method": "lora", "stack": "axolotl"},
+    ),
+    "int8-latents": (
+        {"model": "glm-4.7-flash", "method": "int8"},
+        {"model": "glm-4.7-flash", "method": "qlora"},
     ),
     "gptq-sharded": (
         {"quantization": "gptq-int4", "gpus": 2, "sharding": "zero3"},
@@ -482,6 +498,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "gpu-optimizer-offloaded": (
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "paged_adamw_8bit"},
         {"sharding": "zero3", "offload": "params", "optimizer": "paged_adamw_8bit"},
+    ),
+    "torchao-offloaded": (
+        {**IN_RAM, "sharding": "fsdp", "gpus": 2, "optimizer": "adamw_torch_4bit"},
+        {"sharding": "fsdp", "gpus": 2, "optimizer": "adamw_torch_4bit"},
     ),
     "bitsandbytes-offloaded": (
         {**IN_RAM, "optimizer": "adamw_8bit", "versions": ["bitsandbytes==0.49.1"]},

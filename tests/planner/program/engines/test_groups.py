@@ -34,6 +34,7 @@ def test_a_module_is_found_among_the_events_of_a_part() -> None:
         {},
         {"method": "lora", "gpus": 6},
         {"method": "qlora", "quant_storage": "bf16"},
+        {"method": "int8", "stack": "axolotl"},
         {"model": "qwen3-30b-a3b", "stack": "torchtitan@2025", "nodes": 32, "expert_parallel": 8},
     ],
 )

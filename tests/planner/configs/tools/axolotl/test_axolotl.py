@@ -142,6 +142,15 @@ def test_muon_stops_beside_deepspeed_and_the_first_fsdp(
         read(tmp_path, text)
 
 
+@pytest.mark.parametrize("name", ["adamw_8bit", "adamw_bnb_8bit"])
+def test_adamw_of_bitsandbytes_stops_under_the_second_fsdp(tmp_path: Path, name: str) -> None:
+    """Axolotl 0.19.0 utils/schemas/validation.py check_fsdp2_w_8bit_optimizer."""
+    text = BASE + f"optimizer: {name}\nfsdp_config: {{reshard_after_forward: true}}\n"
+    assert read(tmp_path, text).request.get("optimizer") == "adamw_8bit"
+    with pytest.raises(UsageError, match=rf"{name} with FSDP2; .*refused-by-its-tool"):
+        read(tmp_path, text + "fsdp_version: 2\n")
+
+
 def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:
     """A text is an expression; parameters of experts stand beside modules."""
     text = BASE + "adapter: lora\nlora_target_modules: 'model.layers.[0-9]+.mlp.(up|down)_proj'\n"

@@ -70,9 +70,10 @@ def test_what_axolotl_refuses_by_itself(tmp_path: Path, text: str) -> None:
         read_config(written(tmp_path, text))
 
 
-def test_a_checkpoint_that_was_released_in_fp8_is_refused(tmp_path: Path) -> None:
-    """MiniMax M2, which no word of the name says."""
-    text = BASE.replace("Qwen/Qwen3-30B-A3B", "MiniMaxAI/MiniMax-M2")
+@pytest.mark.parametrize("model", ["MiniMaxAI/MiniMax-M2", "deepseek-ai/DeepSeek-R1-0528"])
+def test_a_checkpoint_that_was_released_in_fp8_is_refused(tmp_path: Path, model: str) -> None:
+    """No word of the name says so."""
+    text = BASE.replace("Qwen/Qwen3-30B-A3B", model)
     path = tmp_path / "minimax.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(NotModelledError, match="released in FP8"):

@@ -114,6 +114,13 @@ def test_packed_matrices_travel_packed_or_not_at_all(storage: str | None) -> Non
     assert (matrices // 2 + floats if storage else floats) in received
 
 
+def test_int8_matrices_travel_a_byte_for_each_element() -> None:
+    """Their scales stay whole on every card."""
+    subject = job(method="int8", stack="axolotl", lora_rank=16, lora_targets="all-linear")
+    received = {n_bytes for op, n_bytes, _ in rows(subject, "forward_2") if op == "all_gather_output"}
+    assert LAYER - 2 * WIDTH + 2 * (2 * WIDTH + ADAPTERS) in received
+
+
 def test_a_model_that_is_whole_before_it_is_divided() -> None:
     """Every parameter is on the card when the first shard is made; otherwise one at a time, or none."""
     most = {}
