@@ -49,6 +49,7 @@ from planner.domain.stack_values import (
     QuantizesExperts,
     RewardHead,
     RotaryModel,
+    RotaryProduct,
     RotaryRows,
     SdpaMask,
     SoftCaps,
@@ -327,8 +328,9 @@ class Stack(EngineFacts):
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
     rotary_positions: int
     """So many instead, where the stack's own builder of the model says them; else 0."""
-    rotary_product: bool
-    """Angles of positions come from a matrix product, once a pass and before the first layer."""
+    rotary_product: tuple[RotaryProduct, ...]
+    """Architectures whose angles of positions come from a matrix product, once a pass and before the first
+    layer: ``all``, or ``none``."""
     joins_turned_heads: bool
     """Rotary code joins what is turned with what is not, which may be nothing: a copy, head by head."""
 

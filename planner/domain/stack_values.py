@@ -90,6 +90,28 @@ RotaryModel = Literal[
     "starcoder2",
     "olmo",
 ]
+RotaryProduct = Literal[
+    "none",
+    "all",
+    "cohere",
+    "falcon",
+    "glm",
+    "gpt_neox",
+    "granite",
+    "granitemoe",
+    "llama",
+    "mllama",
+    "nemotron",
+    "olmoe",
+    "persimmon",
+    "phi",
+    "phimoe",
+    "qwen2",
+    "qwen2_moe",
+    "qwen2_vl",
+    "stablelm",
+    "starcoder2",
+]
 RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 Quantizer = Literal["transformers", "lightning"]
