@@ -154,9 +154,9 @@ class Stack(EngineFacts):
 
     # Adapters
     adapter_kernels: AdapterKernels
-    """LoRA by separate operators; with the product of its base added to its own in place, both of which
-    (``in_place``) are not scaled; with scaling, addition and casts compiled into one; or as one function
-    with its matrix, which adds a product to the other in place, or (``fused_apart``) makes it apart before;
+    """LoRA by separate operators; with scaling, addition and casts compiled into one; with the base's
+    product added in place to its own, unscaled one (``in_place``).  Or as one function with its matrix,
+    which adds a product to the other in place, or (``fused_apart``) makes it apart before;
     ``fused_dropped``: in place, and with dropout too, of which query, key and value share one."""
     dora: DoraBranch
     """How long the identity lives by which DoRA multiplies: until the branch is done, or the product."""

@@ -69,8 +69,8 @@ def test_bytes_beside_the_dry_run(
 ) -> None:
     """GiB of ``measure trace`` of its own recipe, as one rank of so many.
 
-    nemo-automodel 0.5.0 (36044ad3d), torch 2.13, Transformers 5.12.1; LoRA on one card with 5.23.  In the place of the compiled norm
-    stands torch's fused one, which keeps the same tensors.
+    nemo-automodel 0.5.0 (36044ad3d), torch 2.13, Transformers 5.12.1; LoRA on one card with 5.23.
+    In the place of the compiled norm stands torch's fused one, which keeps the same tensors.
     """
     request = with_flags(read_config_file(written(tmp_path, text)), from_flags({"gpu": gpu}))
     memory = estimate(resolve(request)).memory
