@@ -49,6 +49,7 @@ from planner.domain.stack_values import (
     QuantizesExperts,
     RewardHead,
     RotaryModel,
+    RotaryProduct,
     RotaryRows,
     SdpaMask,
     SoftCaps,
@@ -153,8 +154,9 @@ class Stack(EngineFacts):
 
     # Adapters
     adapter_kernels: AdapterKernels
-    """LoRA by separate operators; with scaling, addition and casts compiled into one; or as one function
-    with its matrix, which adds a product to the other in place, or (``fused_apart``) makes it apart before;
+    """LoRA by separate operators; with scaling, addition and casts compiled into one; with the base's
+    product added in place to its own, unscaled one (``in_place``).  Or as one function with its matrix,
+    which adds a product to the other in place, or (``fused_apart``) makes it apart before;
     ``fused_dropped``: in place, and with dropout too, of which query, key and value share one."""
     dora: DoraBranch
     """How long the identity lives by which DoRA multiplies: until the branch is done, or the product."""
@@ -335,8 +337,9 @@ class Stack(EngineFacts):
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
     rotary_positions: int
     """So many instead, where the stack's own builder of the model says them; else 0."""
-    rotary_product: bool
-    """Angles of positions come from a matrix product, once a pass and before the first layer."""
+    rotary_product: tuple[RotaryProduct, ...]
+    """Architectures whose angles of positions come from a matrix product, once a pass and before the first
+    layer: ``all``, or ``none``."""
     joins_turned_heads: bool
     """Rotary code joins what is turned with what is not, which may be nothing: a copy, head by head."""
 

@@ -58,7 +58,7 @@ PinsInputs = Literal["never", "if_room", "always"]
 Zero12Engine = Literal["deepspeed", "low_level"]
 Zero1Update = Literal["gathered", "broadcast", "broadcast_in_node"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
-AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused", "fused_dropped"]
+AdapterKernels = Literal["eager", "in_place", "compiled", "fused_apart", "fused", "fused_dropped"]
 FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused", "fused_dropped")
 """Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
 KvHeadCopies = Literal["none", "wide", "repeated", "all", "joined"]
@@ -89,6 +89,28 @@ RotaryModel = Literal[
     "qwen3",
     "starcoder2",
     "olmo",
+]
+RotaryProduct = Literal[
+    "none",
+    "all",
+    "cohere",
+    "falcon",
+    "glm",
+    "gpt_neox",
+    "granite",
+    "granitemoe",
+    "llama",
+    "mllama",
+    "nemotron",
+    "olmoe",
+    "persimmon",
+    "phi",
+    "phimoe",
+    "qwen2",
+    "qwen2_moe",
+    "qwen2_vl",
+    "stablelm",
+    "starcoder2",
 ]
 RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]

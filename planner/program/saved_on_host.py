@@ -12,6 +12,8 @@ layer, before which all go here.
 
 from __future__ import annotations
 
+from functools import partial
+
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Tensor, Unit, Unpack, keep
 from planner.program.ops.work import ToHost
@@ -39,8 +41,10 @@ class SavedOnHost:
             return keep(tensor)
         self.n_saved += 1
         number, storage = self.n_saved, tensor.storage
-        if storage is None or _HEAD in self.torch.modules[self.torch.path[-1]]:
+        if _HEAD in self.torch.modules[self.torch.path[-1]]:
             return keep(tensor)
+        if storage is None:
+            return keep(tensor) if tensor.unit is Unit.ONE else partial(self._number_back, tensor)
         key = (storage.slot, tensor.dtype)
         if key in self.known:
             self.known[key] = number
@@ -54,16 +58,25 @@ class SavedOnHost:
         return lambda: self._unpack(number, unit, count, dtype)
 
     def _unpack(self, number: int, unit: Unit, count: float, dtype: Dtype) -> Tensor:
-        self.unpacks = True
+        self._unpacks()
         if number in self.waiting:
             return self.waiting[number].alias()
-        if self.torch.n_graphs == 1 and self.before is None:
-            self.before = [*self.back]
         tensor = self.torch.new(unit, count, dtype, "to", cost=None)
         if tensor.storage is not None:
             self.torch.elsewhere.append(tensor.storage.slot)
         self.back[number] = tensor
         return tensor.alias()
+
+    def _number_back(self, tensor: Tensor) -> Tensor:
+        """Numbers of tokens, which are no memory here, leave and come back as all else does."""
+        self._unpacks()
+        return tensor.alias()
+
+    def _unpacks(self) -> None:
+        """The node that runs brings something back: its hook will let go of what others brought before."""
+        self.unpacks = True
+        if self.torch.n_graphs == 1 and self.before is None:
+            self.before = [*self.back]
 
     def _arrived(self, number: int) -> None:
         """What is on the host goes from the GPU, as far as the hooks refer to it."""

@@ -249,12 +249,11 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
         raise part.not_modelled("dropout_position", "dropout before adapters is not modelled; post is")
     if part.flag("use_dora"):
         raise part.not_modelled("use_dora", "DoRA of AutoModel is not modelled")
-    if not part.flag("use_triton"):
-        reading.switch("adapter_kernels", "eager", part.where("use_triton"))
     if part.get("lora_dtype") is not None:
         dtype = str(part.get("lora_dtype")).removeprefix("torch.")
         reading.say("adapter_dtype", dtype, part.where("lora_dtype"))
-    part.skip(("alpha", "lora_A_init", "moe_rank_scaling"))
+    # Kernels of Triton or products of torch: one function of AutoModel calls either, with the same tensors.
+    part.skip(("alpha", "lora_A_init", "moe_rank_scaling", "use_triton"))
 
 
 def _targets(part: Keys) -> tuple[str, ...]:

@@ -155,7 +155,8 @@ def _with_other_rows(torch: Operators, ends: EndsView, stream: Tensor) -> Tensor
 def _angles(torch: Operators, ends: EndsView) -> None:
     """The angles of rotary positions: too small to count, but the product that makes them is the first one.
 
-    Source: transformers 4.48.0 to 5.18.0 models/qwen2/modeling_qwen2.py Qwen2RotaryEmbedding.forward.
+    Source: transformers 4.43.4 models/llama/modeling_llama.py LlamaRotaryEmbedding.forward; 4.48.0 to 5.18.0
+    models/qwen2/modeling_qwen2.py Qwen2RotaryEmbedding.forward.
     Ignored: that GPT-J, which has a buffer of sines, takes no product.
     """
     view = ends.layer
@@ -163,7 +164,8 @@ def _angles(torch: Operators, ends: EndsView) -> None:
         return
     # ZeRO-3 fetches what comes next at each module that is entered.
     with torch.inside("rotary_emb"):
-        if view.stack.rotary_product and view.stack.model_code != "own":
+        decoder = ends.model.decoder or ends.model.architecture
+        if not {"all", decoder}.isdisjoint(view.stack.rotary_product) and view.stack.model_code != "own":
             spec = view.block.attention
             width = spec.rotary_width or spec.head_dim
             torch.new(Unit.LENGTH, width / 2, "fp32", "bmm", cost=None)

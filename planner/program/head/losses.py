@@ -129,12 +129,12 @@ def cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     if view.dtypes.autocast:
         scores = torch.to(scores, "fp32")
     shape = Tensor(None, scores.unit, scores.count, scores.dtype)
-    loss = torch.new(Unit.TOKENS, 1, "fp32", "nll_loss")
+    loss, labels = torch.new(Unit.TOKENS, 1, "fp32", "nll_loss"), Tensor(None, Unit.TOKENS, 1, "int64")
 
     def backward(*_: object) -> list[Tensor | None]:
         return [torch.new(shape.unit, shape.count, shape.dtype, "nll_loss_backward")]
 
-    return record(torch, loss, [scores], [scores], backward)
+    return record(torch, loss, [scores], [scores, labels], backward)
 
 
 def _of_divided_words(torch: Operators, logits: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 or one function that adds to the product in place.
 
 Source: peft 0.21 ``tuners/lora/layer.py`` Linear.forward, ``bnb.py`` Linear8bitLt and Linear4bit,
-``gptq.py``, ``awq.py``, ``aqlm.py``.
+``gptq.py``, ``awq.py``, ``aqlm.py``; nemo-automodel 0.5.0 components/_peft/lora.py LinearLoRA.forward.
 Ignored: ReLoRA's merge between steps (axolotl fbe54be6b monkeypatch/relora.py merge_and_save), some copies of
 one matrix when there are neither activations nor gradients.
 """
@@ -57,6 +57,8 @@ def _with_branch(
         return result if leaves_casts and not converts else torch.to(result, given)
     if view.stack.adapter_kernels == "compiled":
         return _scaled_sum(torch, result, _branch(torch, view, spec, x))
+    if view.stack.adapter_kernels == "in_place":  # What is scaled has as many columns as the rank.
+        return torch.add_in_place(_branch(torch, view, spec, x), result)
     branch = torch.same(_branch(torch, view, spec, x), "mul")
     branch = torch.to(branch, given) if converts else branch
     result = (torch.add_in_place if quantization == "aqlm" else torch.add)(result, branch)
@@ -71,14 +73,16 @@ def _is_gathered(torch: Operators, view: LayerView, spec: LinearSpec) -> bool:
 
 
 def _branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``B(A(dropout(x)))``."""
+    """``B(A(dropout(x)))``, or ``dropout(B(A(x)))`` where it is added in place."""
     down, up = factors(torch, view, spec)
     rows, unit = rows_of(spec, x), x.unit
-    x = dropped(torch, view, x)
+    is_late = view.stack.adapter_kernels == "in_place"
+    x = x if is_late else dropped(torch, view, x)
     if view.dtypes.wide_adapter_input:
         x = torch.to(x, view.dtypes.adapter)  # what FSDP1 does to the input of a unit
     middle = [times(torch, view, down, x, (Unit.RANK_TOKENS, rows))]
-    return times(torch, view, up, middle.pop(), (unit, rows * spec.out_features))
+    out = times(torch, view, up, middle.pop(), (unit, rows * spec.out_features))
+    return dropped(torch, view, out) if is_late else out
 
 
 def _scaled_sum(torch: Operators, result: Tensor, output: Tensor) -> Tensor:

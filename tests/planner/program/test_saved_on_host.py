@@ -102,12 +102,32 @@ def test_a_node_lets_go_of_what_the_node_before_brought_back() -> None:
     assert there == [(1, 1), (2, 1), (2, 1), (1, 1)]
 
 
+def test_numbers_of_tokens_come_back_too_and_what_waits_goes_then() -> None:
+    """The labels of a loss, beside whose node the log-softmax before it leaves the GPU."""
+    torch, hooks = hooked()
+    x = made(torch)
+    kept = [hooks.pack(x)]
+    labels, weight = (
+        hooks.pack(Tensor(None, Unit.TOKENS, 1, "int64")),
+        hooks.pack(Tensor(None, Unit.ONE, 8, "bf16")),
+    )
+    del x
+    weight()
+    hooks.end_node()
+    assert 0 in live(torch)
+    labels()
+    hooks.end_node()
+    assert 0 not in live(torch)
+    kept[0]()
+    assert torch.elsewhere == [1]
+
+
 @pytest.mark.parametrize(
     ("flags", "allocated_gib", "reserved_gib"),
     [
-        ({}, 2.04, 2.60),
-        ({"method": "full", "lora_rank": None, "lora_targets": None}, 4.98, 5.50),
-        ({"method": "qlora", "double_quant": False}, 1.43, 1.92),
+        ({}, 2.04, 2.63),
+        ({"method": "full", "lora_rank": None, "lora_targets": None}, 4.99, 5.54),
+        ({"method": "qlora", "double_quant": False}, 1.44, 1.94),
     ],
 )
 def test_peaks_are_those_of_trl(flags: dict[str, object], allocated_gib: float, reserved_gib: float) -> None:
@@ -126,3 +146,30 @@ def test_checkpointing_sends_the_input_of_each_layer_and_what_it_makes_again() -
     sent = {direction for direction, _, kind in layer.work if isinstance(kind, ToHost)}
     assert sent == {"forward", "again"}
     assert layer.work["forward", "elementwise", ToHost(2 * 896)] == {Unit.TOKENS: 2 * 896}
+
+
+@pytest.mark.parametrize(
+    ("flags", "allocated_gib", "reserved_gib"),
+    [
+        ({"method": "lora", "lora_rank": 16, "lora_targets": "linear-modules"}, 8.452, 9.613),
+        ({"method": "full", "checkpoint_reentrant": False, "grad_accum": 2}, 15.189, 16.629),
+    ],
+)
+def test_the_log_softmax_comes_back_beside_the_layers(
+    flags: dict[str, object], allocated_gib: float, reserved_gib: float
+) -> None:
+    """Axolotl 0.19.0 with ``activation_offloading``, run without a GPU: Llama 3.2 1B, 1 x 4,096 tokens.
+
+    With the log-softmax kept on the GPU that with adapters reserved 10.23 GiB.
+    """
+    given = {"stack": "axolotl", "model": "llama-3.2-1b", "gpu": "h100-sxm", "seq": 2048, "batch": 2}
+    given |= {"grad_accum": 2, "padding": "packed", "gradient_checkpointing": True, "offload": "activations"}
+    given |= {"precision": "bf16-mixed", "load_dtype": "bf16", "attention": "flash2"}
+    if flags["method"] == "lora":
+        given |= {"lora_dropout": 0.0}
+    else:
+        given |= {"switches": "adapter_kernels=eager"}
+    given |= {"versions": "transformers==5.16.1,peft==0.20.0"}
+    peak = estimate(resolve(from_flags({**given, "optimizer": "adamw_torch_fused", **flags}))).memory
+    assert float(peak.allocated_peak_bytes) / GIB == pytest.approx(allocated_gib, rel=0.001)
+    assert float(peak.reserved_peak_bytes) / GIB == pytest.approx(reserved_gib, rel=0.011)

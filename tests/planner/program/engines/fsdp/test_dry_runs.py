@@ -55,6 +55,15 @@ AUTOMODEL: dict[str, Any] = {
 OTHERS = "checkpoints_parts=false,caches_keys=true,fused_norm=false"
 """What a model without a class of AutoModel's own has."""
 
+ADAPTERS: dict[str, Any] = {
+    "model": "llama-3.2-1b",
+    "method": "lora",
+    "lora_rank": 8,
+    "lora_dropout": 0.0,
+    "lora_targets": "regex:.*",
+}
+"""On all matrices and the head.  Scaled and added as PEFT does it, it reserved 6.66."""
+
 
 def job(**flags: object) -> Job:
     """A job on a card without a limit."""
@@ -75,8 +84,16 @@ def job(**flags: object) -> Job:
             124.7813,
             0.002,
         ),
+        (AUTOMODEL | ADAPTERS, 4.5794, 6.4160, 0.002),
     ],
-    ids=["torchtune LoRA", "torchtune Gemma", "own class with checkpoints", "Mistral", "eager Gemma 2"],
+    ids=[
+        "torchtune LoRA",
+        "torchtune Gemma",
+        "own class with checkpoints",
+        "Mistral",
+        "eager Gemma 2",
+        "adapters",
+    ],
 )
 def test_recipes_beside_their_own_dry_runs(
     flags: dict[str, Any], allocated: float, reserved: float, within: float
