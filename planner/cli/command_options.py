@@ -104,7 +104,7 @@ CHECK_OPTIONS: OwnOptions = {
                 help="What the files are for, where their keys do not say it: "
                 "plan, llama-factory, llama-factory-v1, llama-factory-mca, axolotl, open-instruct, "
                 "torchtitan, torchtune, nemo-automodel, ms-swift, ms-swift-megatron, lmflow, unsloth, "
-                "unsloth-cli, trl, transformers, deepspeed or accelerate",
+                "unsloth-cli, peft-sft, trl, transformers, deepspeed or accelerate",
                 show_default=False,
             ),
         ],
