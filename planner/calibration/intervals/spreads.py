@@ -143,16 +143,17 @@ def _weights(residuals: Sequence[Residual]) -> Floats:
 
 
 def conformal(scores: Floats, weights: Floats, probability: float) -> Floats:
-    """Weighted quantile of each row with room for one unseen reading of mean weight:
-    outwards on both sides of the median.
+    """Weighted quantile of each row with room for one unseen reading, outwards on both sides of the median.
 
-    Source: Tibshirani et al. 2019 (arXiv 1904.06060), weighted conformal quantile.
+    The unseen one is of another source, which is drawn like those here: its weight is the mean of theirs,
+    each counted as often as it weighs.  Source: Tibshirani et al. 2019 (arXiv 1904.06060), weighted
+    conformal quantile.
     """
     sign = 1.0 if probability >= 0.5 else -1.0
     share = probability if probability >= 0.5 else 1 - probability
     order = np.argsort(sign * scores, axis=1)
     cumulative = np.cumsum(weights[order], axis=1)
-    needed = share * (cumulative[:, -1:] + weights.mean())
+    needed = share * (cumulative[:, -1:] + (weights @ weights) / weights.sum())
     index = np.minimum(np.sum(cumulative < needed, axis=1), len(weights) - 1)
     rows = np.arange(len(scores))
     found: Floats = scores[rows, order[rows, index]]
