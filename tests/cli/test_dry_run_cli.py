@@ -137,6 +137,8 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         from torch._prims.rng_prims import run_dtensor_rng_op
         drawn = run_dtensor_rng_op(0, 4, torch.ops.aten.normal_.default, large)
         assert drawn is large
+        # Megatron-Core sets the state by the generator itself.
+        torch.cuda.default_generators[0].set_state(torch.cuda.get_rng_state(device="cuda"))
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
         blocks = torch.compile(create_block_mask)(lambda b, h, q, k: q >= k, None, None, 1024, 1024)
         heads = [torch.zeros(1, n, 1024, 64, device="cuda", requires_grad=True) for n in (4, 2, 2)]

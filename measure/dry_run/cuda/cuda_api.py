@@ -75,7 +75,7 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator, guesses:
     for name in ("device", "device_of", "_DeviceGuard"):
         setattr(torch.cuda, name, OnDevice)
     torch.cuda._initialized = True
-    torch.cuda.default_generators = (torch.default_generator,) * facts.n_cards  # type: ignore[assignment]
+    torch.cuda.default_generators = tuple(_CardGenerator() for _ in range(facts.n_cards))  # type: ignore[assignment]
     torch.version.cuda = CUDA_VERSION
     _beside(facts)
     _resizing(native)
@@ -174,11 +174,20 @@ def _no_argument(function: Callable[[], Any]) -> Call:
     return lambda *_, **__: function()
 
 
+class _CardGenerator(torch.Generator):
+    """A card's generator, whose state is a seed and an offset of 8 bytes each; nothing is drawn from it."""
+
+    def get_state(self) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def set_state(self, new_state: torch.Tensor) -> _CardGenerator:
+        del new_state
+        return self
+
+
 def _random(facts: CardFacts) -> dict[str, Call]:
-    def state(device: Any = "cuda") -> torch.Tensor:
-        """One that the generators of a CPU build take back, by which Megatron-Core sets it."""
-        del device
-        return torch.get_rng_state()
+    def state(*_: Any, **__: Any) -> torch.Tensor:
+        return _CardGenerator().get_state()
 
     return {
         **dict.fromkeys(
