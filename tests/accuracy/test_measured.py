@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,9 @@ from planner.cli.main import main
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.domain.uncertainty.scale import machine_share
 from planner.records import read_records
+from tests.accuracy.own_card import RECORDS
 from tests.in_process import called
 
-RECORDS = Path(__file__).parent / "measured" / "h100-sxm.jsonl"
 with (RECORDS.parent / "programs.csv").open(encoding="utf-8") as _file:
     PROGRAMS = list(csv.DictReader(_file))
 _APART = {

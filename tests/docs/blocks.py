@@ -23,6 +23,7 @@ from pathlib import Path
 
 from planner.cli.main import main
 from tests.accuracy.figures import other_tools_table, sources_table
+from tests.accuracy.own_card import own_card_text
 from tests.docs.alike import differences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,10 +74,11 @@ enable_liger_kernel: true
 lerning_rate: 1.0e-4
 output_dir: out
 """
-# Tables of data/accuracy.json that stand on a page, in whole percent.
+# Figures that stand on a page, in whole percent.
 TABLES: Mapping[str, Callable[[], str]] = {
     "held-out errors": sources_table,
     "other estimators": other_tools_table,
+    "card of our own": own_card_text,
 }
 
 

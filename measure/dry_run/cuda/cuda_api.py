@@ -75,7 +75,8 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator, guesses:
     for name in ("device", "device_of", "_DeviceGuard"):
         setattr(torch.cuda, name, OnDevice)
     torch.cuda._initialized = True
-    torch.cuda.default_generators = tuple(_CardGenerator() for _ in range(facts.n_cards))  # type: ignore[assignment]
+    generators = tuple(_CardGenerator() for _ in range(facts.n_cards))
+    torch.cuda.default_generators = generators  # type: ignore[assignment]
     torch.version.cuda = CUDA_VERSION
     _beside(facts)
     _resizing(native)
