@@ -1,6 +1,6 @@
 """What flags of other tools are called here.
 
-Nearest spellings do not find these: ``--zero 3`` is ``--sharding zero3``.  Sources: arguments of
+Nearest spellings do not find these: ``--zero 3`` is a value of ``--sharding``.  Sources: arguments of
 Transformers 5.23 (training_args.py), peft 0.21 (LoraConfig), Axolotl 0.19 and LLaMA-Factory 0.9.4, and the
 short forms of Megatron-LM and torchtitan.
 """
@@ -45,9 +45,11 @@ _BY_FLAG: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("seq_len", "seq_length", "sequence_len", "sequence_length", "context", "context_length"),
             *("cutoff_len", "max_len", "max_length", "max_seq_len", "max_seq_length"),
         ),
-        "--sharding": ("strategy",),
+        "--sharding": ("strategy", "zero", "zero_stage", "deepspeed", "ds"),
         "--sharding fsdp": ("fsdp", "fsdp2"),
-        "--sharding zero3": ("zero", "zero3", "zero_stage", "deepspeed", "ds"),
+        "--sharding zero1": ("zero1",),
+        "--sharding zero2": ("zero2",),
+        "--sharding zero3": ("zero3",),
         "--task dpo": ("dpo",),
         "--tensor-parallel": ("tp", "tp_size"),
     }
