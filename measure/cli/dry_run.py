@@ -156,11 +156,12 @@ def _facts_of(card: GpuSpec, n_cards: int) -> CardFacts:
 
 
 def _from_here(word: str) -> str:
-    """A word of the command line that names something beside or above this folder, by its whole path:
-    the program runs in a copy of this folder, which has no neighbours.
-    """
+    """A word of the command line that leads out of what the program has a view of, by its whole path."""
+    from measure.dry_run.sandbox import top_of
+
     flag, equals, path = word.rpartition("=") if word.startswith("-") else ("", "", word)
-    leads_out = ".." in Path(path).parts and Path(path).exists()
+    top = top_of(Path.cwd())
+    leads_out = ".." in Path(path).parts and Path(path).exists() and top not in Path(path).resolve().parents
     return f"{flag}{equals}{Path(path).resolve()}" if leads_out else word
 
 

@@ -19,7 +19,7 @@ from typing import IO
 from measure.dry_run import lay_out
 from measure.dry_run.invented_rows import Lacking
 from measure.dry_run.messages import ANSWER_FILE, DATA_SET, STACKS_FILE, ProgramEnd, ProgramJob, events_file
-from measure.dry_run.sandbox import view_of
+from measure.dry_run.sandbox import top_of, view_of, view_with_neighbours
 from measure.output import write_foreign
 from measure.trace.assumed import Assumed
 from planner.allocator.events import AllocEvent, read_jsonl
@@ -42,6 +42,8 @@ _VARIABLES = {
 }
 _DEVICES = "DRY_RUN_DEVICES"
 """How many cards the compiled part finds (native/device.cpp)."""
+_VIEW = "work"
+"""The folder of the files that the program sees."""
 _PLACE = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _PASSES_ON = ("/torch/", "/measure/dry_run/", "/runpy.py", "<frozen")
 
@@ -145,7 +147,7 @@ def _ends_in_order() -> Iterator[None]:
 
 
 def _run_child(job: ProgramJob, folder: Path) -> int:
-    work = view_of(Path.cwd(), folder / "work")
+    work = view_with_neighbours(Path.cwd(), folder / _VIEW)
     for name, content in job.files.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(content, encoding="utf-8")
@@ -167,7 +169,7 @@ def _run_child(job: ProgramJob, folder: Path) -> int:
         errors="backslashreplace",
         start_new_session=True,
     ) as child:
-        shown = threading.Thread(target=_show, args=(child.stdout, f"{work}/"), daemon=True)
+        shown = threading.Thread(target=_show, args=(child.stdout, folder), daemon=True)
         shown.start()
         try:
             code = child.wait(job.timeout_s + _GRACE_S)
@@ -181,7 +183,16 @@ def _run_child(job: ProgramJob, folder: Path) -> int:
     return code
 
 
-def _show(stream: IO[str] | None, work: str) -> None:
+def _own_names(text: str, folder: Path) -> str:
+    """Files in the view by the names that they have for the caller: from here, or from the top of the
+    repository.
+    """
+    view = folder / _VIEW
+    here = view / Path.cwd().relative_to(top_of(Path.cwd()))
+    return text.replace(f"{here}/", "").replace(f"{view}/", "")
+
+
+def _show(stream: IO[str] | None, folder: Path) -> None:
     """The program's own words go to standard error, with its files by their own names:
     the result alone is on standard output.
     """
@@ -189,7 +200,7 @@ def _show(stream: IO[str] | None, work: str) -> None:
     with contextlib.suppress(ValueError):
         line = "\n"
         for line in stream or ():
-            write_foreign(line.replace(work, ""))
+            write_foreign(_own_names(line, folder))
         # A progress bar ends without one, and the report would go on in its line.
         if not line.endswith("\n"):
             write_foreign("\n")
@@ -222,7 +233,7 @@ def _answer_in(folder: Path) -> ProgramEnd | None:
     path = folder / ANSWER_FILE
     if not path.is_file():
         return None
-    fields = json.loads(path.read_text(encoding="utf-8").replace(f"{folder / 'work'}/", ""))
+    fields = json.loads(_own_names(path.read_text(encoding="utf-8"), folder))
     return ProgramEnd(
         **{**fields, **{name: tuple(fields[name]) for name in ("assumed", "most_tokens", "cards")}}
     )

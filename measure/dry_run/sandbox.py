@@ -40,26 +40,58 @@ def view_of(folder: Path, work: Path) -> Path:
     Hidden folders, and what is left after 20,000 files, are links as a whole.  Python files are copies: many
     programs write beside the place that their own file really has.
     """
-    left = _MOST_LINKS
     work.mkdir()
-    waiting = [(folder, work)]
+    _fill([(folder, work)], _MOST_LINKS)
+    return work
+
+
+def top_of(folder: Path) -> Path:
+    """The highest folder that a program started in ``folder`` has a view of: its repository's; without one,
+    the folder above, but never the root of the disk.
+    """
+    for each in (folder, *folder.parents):
+        if (each / ".git").exists():
+            return each
+    return folder if folder.parent == Path(folder.anchor) else folder.parent
+
+
+def view_with_neighbours(folder: Path, view: Path) -> Path:
+    """What ``folder`` is called in a ``view`` of all below its :func:`top_of`, so that ``..`` leads to the same
+    files.  Neighbours of a folder without a repository are links as a whole.
+    """
+    top = top_of(folder)
+    work = view / folder.relative_to(top)
+    work.mkdir(parents=True)
+    above = [(each, view / each.relative_to(top)) for each in folder.parents if each.is_relative_to(top)]
+    _fill([(folder, work)], _MOST_LINKS)
+    _fill(above[::-1], _MOST_LINKS if (top / ".git").exists() else 0)
+    return work
+
+
+def _fill(waiting: list[tuple[Path, Path]], most_links: int) -> None:
+    """Show what is in each first folder in the second, and below it, the last pair first.
+    What is there already stays.
+    """
+    left = most_links
     while waiting:
         source, target = waiting.pop()
         for each in _entries(source):
             left -= 1
+            shown = target / each.name
+            if shown.exists():
+                continue
             if (
                 each.is_dir(follow_symlinks=False)
                 and not each.name.startswith(".")
                 and left > 0
-                and Path(each.path) not in work.parents
+                and Path(each.path) not in target.parents
             ):
-                (target / each.name).mkdir()
-                waiting.append((Path(each.path), target / each.name))
+                shown.mkdir()
+                waiting.append((Path(each.path), shown))
             elif each.name.endswith(".py") and each.is_file() and each.stat().st_size < _MOST_COPIED_BYTES:
-                shutil.copyfile(each.path, target / each.name)
+                shutil.copyfile(each.path, shown)
             else:
-                (target / each.name).symlink_to(each.path)
-    return work
+                shown.symlink_to(each.path)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -114,6 +114,8 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
         assert torch.compile(len)([1]) == 1
         del os.environ["TORCH_COMPILE_DISABLE"]
+        kept = torch.load("kept.pt", map_location="cuda")
+        assert kept["n"].is_cuda and kept["n"].tolist() == [0, 1, 2] and kept["a"].shape == (300, 300)
         torch.save({"a": large, "n": 3}, "a.pt")
         back = torch.load("a.pt", map_location="cuda")
         assert back["a"].shape == large.shape and back["a"].is_cuda and back["n"] == 3
@@ -149,6 +151,9 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         seen.sum().backward()
         assert [each.grad.shape for each in heads] == [each.shape for each in heads]
     """
+    import torch
+
+    torch.save({"n": torch.arange(3), "a": torch.ones(300, 300)}, "kept.pt")
     code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before=asked))
     assert code == 0, err
     assert "2 optimizer steps" in out
@@ -268,6 +273,35 @@ def test_a_program_beside_this_folder_finds_what_it_is_given(
     words = (f"../{script}", "--rows=../rows.txt", "../below/../rows.txt")
     code, _, err = run("trace", "--gpu", "4090", "--", "python", *words)
     assert code == 0, err
+
+
+@pytest.mark.parametrize("mark", [".git", ""])
+def test_a_program_finds_what_lies_beside_its_folder(
+    mark: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ``..``, in a repository and out of one, and what it makes there is gone."""
+    (folder / "trainer").mkdir()
+    (folder / "data").mkdir()
+    (folder / "data" / "rows.txt").write_text("rows", encoding="utf-8")
+    (folder / "sizes.py").write_text("WIDTH = 3\n", encoding="utf-8")
+    if mark:
+        (folder / mark).mkdir()
+    monkeypatch.chdir(folder / "trainer")
+    does = """
+        import os, sys
+        sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..")))
+        from sizes import WIDTH
+        assert WIDTH == 3 and open("../data/rows.txt").read() == "rows"
+        os.makedirs("../out")
+        open("../out/log.txt", "w").write("step")
+    """
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", program(before=does))
+    assert code == 0, err
+    assert sorted(each.name for each in folder.iterdir() if each.name != mark) == [
+        "data",
+        "sizes.py",
+        "trainer",
+    ]
 
 
 def test_an_emptied_cache_counts_in_the_answer(folder: Path) -> None:

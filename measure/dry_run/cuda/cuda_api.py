@@ -227,16 +227,27 @@ def _resizing(native: Native) -> None:
 
 
 def _copying_storages() -> None:
-    """``UntypedStorage.clone``, by which tensors are copied deeply: a CPU build makes none on the card."""
+    """``UntypedStorage.clone``, by which tensors are copied deeply, and ``to``, by which ``torch.load`` brings
+    them where ``map_location`` says: a CPU build makes no storage on the card.
+    """
     clone: Any = torch.UntypedStorage.clone
+    move: Any = torch.UntypedStorage.to
+
+    def as_bytes(storage: Any) -> torch.Tensor:
+        content = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        return content.set_(storage, 0, (storage.nbytes(),), (1,))
 
     def on_card(storage: Any) -> Any:
-        if storage.device.type != "cuda":
-            return clone(storage)
-        content = torch.empty(0, dtype=torch.uint8, device=storage.device)
-        return content.set_(storage, 0, (storage.nbytes(),), (1,)).clone().untyped_storage()
+        return as_bytes(storage).clone().untyped_storage() if storage.is_cuda else clone(storage)
+
+    def to(storage: Any, *, device: Any, non_blocking: bool = False) -> Any:
+        wanted = torch.device(device)
+        if "cuda" not in (wanted.type, storage.device.type):
+            return move(storage, device=device, non_blocking=non_blocking)
+        return as_bytes(storage).to(wanted, non_blocking=non_blocking).untyped_storage()
 
     torch.UntypedStorage.clone = on_card  # type: ignore[method-assign]
+    torch.UntypedStorage.to = to  # type: ignore[method-assign]
 
 
 def _recording(native: Native) -> None:

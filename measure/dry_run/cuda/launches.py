@@ -115,7 +115,8 @@ class Launches:
         """Once for each command: a launcher starts one process for each card, and all do the same.  A program
         that starts its own partners, as Lightning's does, is itself the first of them.
         """
-        name = " ".join(Path(each).name for each in words[:3])
+        shown = 4 if "-m" in words[:3] else 3
+        name = " ".join(Path(each).name for each in words[:shown])
         self._guesses.assume(_WHAT, "run in this process", name)
         key = tuple(words)
         if key in self._ran or (variables or {}).get("LOCAL_RANK", "0") != "0":

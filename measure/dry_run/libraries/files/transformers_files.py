@@ -67,9 +67,11 @@ class Checkpoints:
                         raise
                     raise not_here(OSError, f"config.json of {name} {_WAY_OUT}") from error
                 found, rest = read(cls, folder, **{**kwargs, "revision": None, "subfolder": ""})
-            self._note_dtype(str(name), found)
-            if found.get("tie_word_embeddings") is False:
-                self._heads_apart.add(str(name))
+            # A folder with a tokenizer alone has none (5.23 configuration_utils.py).
+            if found is not None:
+                self._note_dtype(str(name), found)
+                if found.get("tie_word_embeddings") is False:
+                    self._heads_apart.add(str(name))
             return found, rest
 
         base._get_config_dict = classmethod(from_catalog)
