@@ -56,8 +56,8 @@ def top_of(folder: Path) -> Path:
 
 
 def view_with_neighbours(folder: Path, view: Path) -> Path:
-    """What ``folder`` is called in a ``view`` of all below its :func:`top_of`, so that ``..`` leads to the same
-    files.  Neighbours of a folder without a repository are links as a whole.
+    """What ``folder`` is called in a ``view`` of all below its :func:`top_of`, so that ``..`` leads to the
+    same files.  Neighbours of a folder without a repository are links as a whole.
     """
     top = top_of(folder)
     work = view / folder.relative_to(top)

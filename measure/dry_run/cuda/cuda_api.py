@@ -227,8 +227,8 @@ def _resizing(native: Native) -> None:
 
 
 def _copying_storages() -> None:
-    """``UntypedStorage.clone``, by which tensors are copied deeply, and ``to``, by which ``torch.load`` brings
-    them where ``map_location`` says: a CPU build makes no storage on the card.
+    """``UntypedStorage.clone``, by which tensors are copied deeply, and ``to``, by which ``torch.load``
+    brings them where ``map_location`` says: a CPU build makes no storage on the card.
     """
     clone: Any = torch.UntypedStorage.clone
     move: Any = torch.UntypedStorage.to
@@ -247,7 +247,7 @@ def _copying_storages() -> None:
         return as_bytes(storage).to(wanted, non_blocking=non_blocking).untyped_storage()
 
     torch.UntypedStorage.clone = on_card  # type: ignore[method-assign]
-    torch.UntypedStorage.to = to  # type: ignore[method-assign]
+    torch.UntypedStorage.to = to  # type: ignore[method-assign,assignment]
 
 
 def _recording(native: Native) -> None:
