@@ -28,9 +28,14 @@ class NotHereError(Exception):
     """A file that the program needs and that is not here; a run that fails behind it is refused."""
 
 
+LET_STAND_IN = "download it, or let one stand in with --data FILE or --lengths TOKENS"
+"""What to do about a tokenizer, a processor or a data set that is not here."""
+
+
 def not_here(kind: type[Exception], what: str) -> Exception:
     """An error of a ``kind`` that the program may catch, with what to do."""
-    made: type[Exception] = type(kind.__name__, (NotHereError, kind), {})
+    # A traceback shows where a class comes from.
+    made: type[Exception] = type(kind.__name__, (NotHereError, kind), {"__module__": kind.__module__})
     return made(what)
 
 

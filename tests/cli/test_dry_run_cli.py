@@ -476,6 +476,18 @@ assert words("w1<|image_pad|><|image_pad|>w2")["input_ids"] == [5, picture, pict
 
 
 @needs("transformers")
+def test_a_missing_processor_may_have_a_stand_in(folder: Path) -> None:
+    """Without leave for one, the refusal says how to give it."""
+    asked = (
+        "from transformers import AutoProcessor\nAutoProcessor.from_pretrained('Qwen/Qwen2.5-VL-3B-Instruct')"
+    )
+    code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before=asked))
+    assert (code, out) == (6, "")
+    assert "the processor of Qwen/Qwen2.5-VL-3B-Instruct cannot be loaded here" in err.splitlines()[-1]
+    assert err.endswith("--data FILE or --lengths TOKENS\n")
+
+
+@needs("transformers")
 def test_a_tokenizer_that_stands_in_knows_the_tokens_of_images(folder: Path) -> None:
     """By the numbers of the model's configuration."""
     Path("rows.jsonl").write_text('{"text": "w1"}\n', encoding="utf-8")

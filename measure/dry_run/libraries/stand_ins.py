@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from measure.dry_run.guesses import Guesses, not_here
+from measure.dry_run.guesses import LET_STAND_IN, Guesses, not_here
 from measure.dry_run.libraries.files.processors import image_tokens
 from measure.dry_run.libraries.files.words import N_WORDS, tokenizer_of_words
 from measure.dry_run.libraries.importing import Change, OnImport
@@ -24,7 +24,6 @@ _NO_FILES = OSError, ValueError, TypeError
 _FEWEST_WORDS = 256
 # Nobody knows into which parts a data set that is not there is divided: each of these has all rows.
 _SPLITS = ("train", "validation", "test")
-_WAY_OUT = "download it, or let one stand in with --data FILE or --lengths TOKENS"
 
 
 def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) -> None:
@@ -71,7 +70,7 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
             if not allowed:
                 guesses.lack_data()
                 guesses.refuse(
-                    f"is not here; {_WAY_OUT}",
+                    f"is not here; {LET_STAND_IN}",
                     f"tokenizer of {name}",
                 )
                 raise OSError(f"there is no tokenizer of {name} here")
@@ -87,7 +86,7 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
 def _with_way_out(error: Exception, what: str) -> Exception:
     """An error of the kind that the program may catch, with what to do."""
     kind = next(each for each in _NO_FILES if isinstance(error, each))
-    return not_here(kind, f"{what} cannot be loaded here: {_WAY_OUT}")
+    return not_here(kind, f"{what} cannot be loaded here: {LET_STAND_IN}")
 
 
 def _knows_words(found: Any, folder: Path) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from measure.dry_run.guesses import Guesses
+from measure.dry_run.guesses import LET_STAND_IN, Guesses, not_here
 from measure.dry_run.libraries.files.words import tokenizer_of_words
 from measure.dry_run.libraries.importing import Change, OnImport
 
@@ -66,9 +66,10 @@ _FAMILIES = {
 
 
 def install(imports: OnImport, guesses: Guesses, *, allowed: bool) -> None:
-    """Change Transformers when the program imports it."""
-    if allowed:
-        imports.add("transformers.models.auto.processing_auto", _processors(guesses))
+    """Change Transformers when the program imports it.
+    ``allowed``: whether another processor may stand in.
+    """
+    imports.add("transformers.models.auto.processing_auto", _processors(guesses, allowed=allowed))
 
 
 def image_tokens(name: Any) -> dict[str, int]:
@@ -87,7 +88,7 @@ def _numbers(config: Any, family: _Family) -> dict[str, int]:
     return {token: int(getattr(config, attribute)) for token, attribute in family.tokens.items()}
 
 
-def _processors(guesses: Guesses) -> Change:
+def _processors(guesses: Guesses, *, allowed: bool) -> Change:
     def change(module: ModuleType) -> None:
         base: Any = module.AutoProcessor
         load = base.from_pretrained.__func__
@@ -100,12 +101,16 @@ def _processors(guesses: Guesses) -> Change:
             family = _FAMILIES.get(config.model_type)
             try:
                 found = load(cls, name, *args, **kwargs)
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
                 if family is None:
                     raise
+                if not allowed:
+                    guesses.lack_data()
+                    what = f"the processor of {name} cannot be loaded here: {LET_STAND_IN}"
+                    raise not_here(OSError, what) from error
             else:
                 # Where no file of a processor is there, the tokenizer is given instead.
-                if family is None or type(found).__name__ == family.processor:
+                if family is None or not allowed or type(found).__name__ == family.processor:
                     return found
             guesses.assume("processor of images", f"{family.processor} without its files", str(name))
             return load(cls, _folder(config, family))
