@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.libraries import transformers_4
+from measure.dry_run.libraries import flash_attention_kernels, transformers_4
 from measure.dry_run.libraries.importing import Change, OnImport
 from measure.trace.cuda.flash_kernel import Varlen, flash_attn_func
 
@@ -32,6 +32,7 @@ def install(imports: OnImport, guesses: Guesses) -> None:
     and only what is asked for by name.
     """
     if find_spec("flash_attn") is not None:
+        flash_attention_kernels.install(guesses)
         return
     if transformers_4.imports_flash_attention():
         transformers_4.install_flash_attention(imports, partial(_assume, guesses))
