@@ -27,6 +27,7 @@ from planner.domain.stack_values import (
     HostExperts,
     KbitUpcast,
     KvHeadCopies,
+    LigerSumsWide,
     Linear4bitDtype,
     LoaderPlaces,
     LoaderReserves,
@@ -260,8 +261,10 @@ class Stack(EngineFacts):
     """Full-size logits at the peak of its backward; ``model_loss``: beside the model's own log-softmax."""
     whole_head_in_full: bool
     """Where the loss is cut in pieces, full fine-tuning makes all logits first."""
-    liger_sums_wide: bool
-    """Liger's fused loss adds an fp32 copy of each piece's product to the gradient of a 16-bit head."""
+    liger_sums_wide: LigerSumsWide
+    """Of which trained heads Liger's fused loss makes an fp32 copy of each piece's product, before it adds it
+    to the gradient.
+    """
     liger_loss: bool
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
     liger_by_class: bool

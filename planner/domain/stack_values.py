@@ -45,6 +45,7 @@ ADAPTERS_APART: tuple[Fsdp2Units, ...] = ("ends_in_root", "root_divided")
 """Values where each matrix of an adapter is a unit of its own."""
 RETURNED: tuple[Fsdp2Units, ...] = ("root_returned", "ends_returned")
 """Values of ``fsdp2_units`` where all is divided again when the model returns logits to a loop's own loss."""
+LigerSumsWide = Literal["never", "16-bit", "always"]
 Linear4bitDtype = Literal["compute", "loaded", "fp16"]
 Muon = Literal["unread", "matrices", "all", "gathers"]
 """``all``: it stops at tensors of three dimensions; of those that FSDP2 divides, GPUs exchange whole ones.

@@ -290,19 +290,21 @@ def _piece(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, 
 def _liger(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor) -> Tensor:
     """Liger's fused head and loss: forward makes the gradients piece by piece, the logits in one buffer.
 
-    Source: Liger-Kernel (commit 00eba634 of 2026) and 0.8.1 ops/fused_linear_cross_entropy.py.
+    Source: liger-kernel 0.6.2 to 0.8.5 ops/fused_linear_cross_entropy.py.
     """
     of_hidden = torch.like(hidden, "zeros_like", cost=None)
     of_weight = _zeros_like(torch, weight)
     compute = view.dtypes.compute
     pay_pieces(torch, view, spec, hidden, weight)
+    wide = view.stack.liger_sums_wide
     if hidden.dtype == weight.dtype == compute:
         _buffer = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "empty", cost=None)
-        if of_weight is not None and compute != "fp32" and view.stack.liger_sums_wide:
-            _half = torch.like(of_weight, "mm", cost=None)
-            _wide = torch.like(of_weight, "to", "fp32", cost=None)
     else:
         _product = _cast_pieces(torch, view, spec, weight)
+        wide = "never" if wide == "16-bit" else wide
+    if of_weight is not None and compute != "fp32" and wide != "never":
+        _half = torch.like(of_weight, "mm", compute, cost=None)
+        _wide = torch.like(of_weight, "to", "fp32", cost=None)
     return _made_before(torch, [hidden, weight], [of_hidden, of_weight])
 
 

@@ -35,7 +35,7 @@ def test_a_batch_goes_forward_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (heads(n, BATCH, TOKENS) for n in (HEADS, SHARED, SHARED))
     how = (None, 0.0, 0.125, True, -1, -1, 0.0)
     out, sums, _, state = module.fwd(q, k, v, None, *how, False, None)
-    assert out.shape == q.shape and sums.shape == (BATCH, HEADS, TOKENS)
+    assert (out.shape, sums.shape) == (q.shape, (BATCH, HEADS, TOKENS))
     gradients = tuple(torch.empty_like(each) for each in (q, k, v))
     *back, kept = module.bwd(out, q, k, v, out, sums, *gradients, *how, False, None, state)
     assert all(one is other for one, other in zip(back, gradients, strict=True))
@@ -52,7 +52,7 @@ def test_samples_end_to_end_go_forward_and_back(monkeypatch: pytest.MonkeyPatch)
     how = (0.0, 0.125, False, True, -1, -1, 0.0)
     rows = (edges, edges, None, None, None, None, TOKENS, TOKENS)
     out, sums, _, state = module.varlen_fwd(q, k, v, None, *rows, *how, False, None)
-    assert out.shape == q.shape and sums.shape == (HEADS, BATCH * TOKENS)
+    assert (out.shape, sums.shape) == (q.shape, (HEADS, BATCH * TOKENS))
     gradients = tuple(torch.empty_like(each) for each in (q, k, v))
     rows = (edges, edges, None, TOKENS, TOKENS)
     *_, kept = module.varlen_bwd(out, q, k, v, out, sums, *gradients, *rows, *how, False, None, state)
@@ -62,7 +62,7 @@ def test_samples_end_to_end_go_forward_and_back(monkeypatch: pytest.MonkeyPatch)
 def test_older_versions_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their kernels return other things."""
     module, guesses = kernels(monkeypatch, "2.5.8")
-    with pytest.raises(NotImplementedError, match="flash-attn 2.5.8 has no stand-in"):
+    with pytest.raises(NotImplementedError, match=r"flash-attn 2\.5\.8 has no stand-in"):
         module.fwd  # noqa: B018 - asking is enough
     assert guesses.refusals
     assert not hasattr(module, "__path__")
