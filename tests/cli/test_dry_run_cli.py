@@ -469,7 +469,8 @@ def test_what_a_launcher_starts_runs_in_the_dry_run(stream: str, folder: Path) -
 SEEING = """
 from transformers import AutoConfig, AutoTokenizer
 name = "Qwen/Qwen2.5-VL-3B-Instruct"
-words = AutoTokenizer.from_pretrained(name)
+words = AutoTokenizer.from_pretrained(name, model_max_length=3)
+assert words("w1 w2 w3 w4", truncation=True)["input_ids"] == [5, 6, 7]
 picture = AutoConfig.from_pretrained(name).image_token_id
 assert words("w1<|image_pad|><|image_pad|>w2")["input_ids"] == [5, picture, picture, 6]
 """
@@ -489,7 +490,7 @@ def test_a_missing_processor_may_have_a_stand_in(folder: Path) -> None:
 
 @needs("transformers")
 def test_a_tokenizer_that_stands_in_knows_the_tokens_of_images(folder: Path) -> None:
-    """By the numbers of the model's configuration."""
+    """By the numbers of the model's configuration; and the length that the program gives it."""
     Path("rows.jsonl").write_text('{"text": "w1"}\n', encoding="utf-8")
     command = ("trace", "--gpu", "4090", "--data", "rows.jsonl", "--", "python")
     code, _, err = run(*command, program(before=SEEING))
