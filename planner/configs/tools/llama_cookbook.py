@@ -143,7 +143,7 @@ def _read_age(keys: Keys, reading: Reading, asked: str) -> bool:
     elif asked == OLD_STACK:
         reading.take_stack(OLD_STACK, _OLD_TOOL, "--stack", "the older script is asked for")
     elif not new:
-        reading.fits = (STACK, OLD_STACK)
+        reading.fits = (OLD_STACK,)
     return told or asked == OLD_STACK
 
 
@@ -261,13 +261,12 @@ def _read_fsdp(keys: Keys, reading: Reading, *, old: bool) -> None:
     """FSDP1 with a unit for each layer, and for each matrix of an adapter.
 
     Raises:
-        NotModelledError: a strategy given as text, which FSDP takes for none that it knows.
+        UsageError: a strategy, which arrives as text (torch 2.13 distributed/fsdp/_init_utils.py KeyError).
     """
     reading.say("sharding", "fsdp1", keys.where("enable_fsdp"))
     if keys.has("sharding_strategy"):
-        raise keys.not_modelled(
-            "sharding_strategy", "it arrives as text, which FSDP does not know; FULL_SHARD is the default"
-        )
+        where = keys.where("sharding_strategy")
+        raise UsageError(f"{where}: it arrives as text, of which FSDP knows none [{REFUSED_BY_TOOL}]")
     if keys.flag("fsdp_cpu_offload"):
         reading.say("offload", "optimizer+params", keys.where("fsdp_cpu_offload"), "FSDP offloads both")
     again = keys.flag("fsdp_activation_checkpointing")
@@ -289,16 +288,16 @@ def _read_precision(keys: Keys, reading: Reading, *, fsdp: bool, old: bool) -> N
     FSDP's policy casts what it gathers; weights that are in its dtype already stay as they are.
 
     Raises:
-        NotModelledError: full fine-tuning with ``use_fp16``.
+        NotModelledError: ``use_fp16`` where it is not FSDP's policy, or autocast over adapters.
     """
     pure, half = bool(keys.flag("pure_bf16")), bool(keys.flag("use_fp16"))
     mixed = keys.flag("mixed_precision") is not False and not pure
     adapters = reading.value("method") == "lora"
     if half:
         where = keys.where("use_fp16")
-        if not adapters or (fsdp and not mixed):
-            raise keys.not_modelled("use_fp16", "it is modelled with adapters and mixed precision alone")
-        reading.say("precision", "fp16-mixed", where)
+        if not (mixed if fsdp else adapters):
+            raise keys.not_modelled("use_fp16", "without adapters or FSDP's mixed precision it is not modelled")
+        reading.say("precision", "fp16-mixed" if adapters or old else "fp16", where)
         if not old:
             reading.say("load_dtype", "fp16", where)
         return
