@@ -241,7 +241,9 @@ def _read_quantisation(keys: Keys, reading: Reading, *, fsdp: bool) -> None:
         raise UsageError(f"{keys.where(name)}: it is 4bit or 8bit, not {show(value)} [{REFUSED_BY_TOOL}]")
     if bits == "8bit":
         if fsdp:
-            raise UsageError(f"{keys.where(name)}: finetuning.py stops at 8bit under FSDP [{REFUSED_BY_TOOL}]")
+            raise UsageError(
+                f"{keys.where(name)}: finetuning.py stops at 8bit under FSDP [{REFUSED_BY_TOOL}]"
+            )
         reading.say("quantization", "int8", keys.where(name))
         keys.skip(packed)
         return
@@ -296,7 +298,9 @@ def _read_precision(keys: Keys, reading: Reading, *, fsdp: bool, old: bool) -> N
     if half:
         where = keys.where("use_fp16")
         if not (mixed if fsdp else adapters):
-            raise keys.not_modelled("use_fp16", "without adapters or FSDP's mixed precision it is not modelled")
+            raise keys.not_modelled(
+                "use_fp16", "without adapters or FSDP's mixed precision it is not modelled"
+            )
         reading.say("precision", "fp16-mixed" if adapters or old else "fp16", where)
         if not old:
             reading.say("load_dtype", "fp16", where)

@@ -1,4 +1,4 @@
-"""``finetuning.py`` of llama-cookbook: what its arguments mean, beside its own run, its age, what is refused."""
+"""``finetuning.py`` of llama-cookbook: its arguments, beside its own run, its age, and what is refused."""
 
 from __future__ import annotations
 
@@ -128,8 +128,11 @@ def test_its_place_tells_its_age(script: str, stack: str) -> None:
 
 def test_a_script_that_may_be_older_fits_only_if_both_do() -> None:
     """The older one has weights in fp32: 7 GiB more here, and the answer is of both."""
-    either = checked(f"python finetuning.py {LORA} {REST}", gpu="a10g", gpu_memory="19GiB", batch=1)
-    newer = checked(f"python getting-started/finetuning/finetuning.py {LORA} {REST}", gpu="a10g", gpu_memory="19GiB", batch=1)
+    rest = f"{LORA} {REST}"
+    either, newer = (
+        checked(f"python {script} {rest}", gpu="a10g", gpu_memory="19GiB", batch=1)
+        for script in ("finetuning.py", "getting-started/finetuning/finetuning.py")
+    )
     assert (newer.exit_code, either.exit_code) == (ExitCode.FITS, ExitCode.UNCERTAIN)
 
 
