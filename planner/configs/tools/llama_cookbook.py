@@ -37,8 +37,8 @@ MARKS = frozenset(
 )
 _PLACE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/configs"
 _SOURCE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/finetuning.py"
-# Folders of the script up to 6d449a85 (2024-03-13) and 4344a420 (2024-06-26), and since; 808a3f7a (2024-07-11)
-# changed how models are loaded.
+# Folders of the script up to 6d449a85 (2024-03-13) and 4344a420 (2024-06-26), and since.  808a3f7a of
+# 2024-07-11 changed how models are loaded.
 _OLD_FOLDERS = (("examples",), ("recipes", "finetuning"))
 _NEW_FOLDERS = (("quickstart", "finetuning"), ("getting-started", "finetuning"))
 _NEW_PACKAGE = "llama_cookbook"
