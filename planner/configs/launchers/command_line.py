@@ -18,6 +18,7 @@ from typing import Any
 from planner.configs.launchers.fsdp_keys import found_file
 from planner.configs.launchers.handed_over import handed_over
 from planner.configs.launchers.launched_processes import (
+    LOADS_ON_HOST,
     is_on,
     of_axolotl,
     of_llama_factory,
@@ -184,6 +185,8 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
         options = {name: job.arguments.pop(name) for name in _OF_AXOLOTL if name in job.arguments}
         job.launch = of_axolotl(path, options, variables)
     say_visible(path, job.launch, variables)
+    if "enable_fsdp" in job.arguments:
+        job.arguments |= {name: True for name in LOADS_ON_HOST if is_on(variables, name)}
     if job.tool in (MS_SWIFT, MEGATRON):
         # A file's variables do not replace those that are set (swift/cli/main.py parse_yaml_args).
         own = job.arguments.get("ENV") or {}

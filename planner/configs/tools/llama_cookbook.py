@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.launchers.launched_processes import LOADS_ON_HOST
 from planner.configs.said_by_file import Alone, Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import LLAMA_COOKBOOK_HARMLESS
@@ -68,6 +69,11 @@ _ALONE = (
     "or say --enable_fsdp"
 )
 
+_WHOLE = (
+    f"without {'=1 '.join(LOADS_ON_HOST)}=1 before the command each GPU has all of a packed model until FSDP "
+    "divides it, and that is not modelled here"
+)
+
 
 def read_llama_cookbook(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what a command line of the script says.
@@ -98,7 +104,7 @@ def read_llama_cookbook(keys: Keys, reading: Reading, beside: Beside) -> None:
     for name, text in _REMARKS.items():
         if keys.flag(name):
             reading.remark(keys.where(name), text)
-    keys.skip(LLAMA_COOKBOOK_HARMLESS)
+    keys.skip((*LLAMA_COOKBOOK_HARMLESS, *LOADS_ON_HOST))
     keys.skip(each for each in keys.left_over_here() if _is_of_data(each))
 
 
@@ -250,6 +256,8 @@ def _read_quantisation(keys: Keys, reading: Reading, *, fsdp: bool) -> None:
     kind = keys.text("quant_type") or "fp4"
     if kind not in ("fp4", "nf4"):
         raise keys.wrong("quant_type", "fp4 or nf4", kind)
+    if fsdp and not all(keys.flag(each) for each in LOADS_ON_HOST):
+        raise keys.not_modelled(name, _WHOLE)
     place = f"{_PLACE}/quantization.py"
     reading.say("quantization", kind, keys.where("quant_type" if keys.has("quant_type") else name))
     reading.default("double_quant", bool(keys.flag("use_double_quant")), place)
