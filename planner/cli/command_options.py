@@ -103,8 +103,8 @@ CHECK_OPTIONS: OwnOptions = {
                 metavar="NAME",
                 help="What the files are for, where their keys do not say it: "
                 "plan, llama-factory, llama-factory-v1, llama-factory-mca, axolotl, open-instruct, "
-                "torchtitan, torchtune, nemo-automodel, ms-swift, ms-swift-megatron, lmflow, unsloth, "
-                "unsloth-cli, peft-sft, trl, transformers, deepspeed or accelerate",
+                "torchtitan, torchtune, nemo-automodel, ms-swift, ms-swift-megatron, lmflow, "
+                "llama-cookbook, unsloth, unsloth-cli, peft-sft, trl, transformers, deepspeed or accelerate",
                 show_default=False,
             ),
         ],

@@ -15,6 +15,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys, is_left_open
 from planner.configs.tools import (
     hf_trainer,
+    llama_cookbook,
     lmflow,
     ms_swift,
     ms_swift_megatron,
@@ -111,6 +112,13 @@ _TRAINING = (
         ms_swift_megatron.read_ms_swift_megatron,
     ),
     Tool("lmflow", lmflow.TOOL, lmflow.STACK, lmflow.MARKS, lmflow.read_lmflow, launched=True),
+    Tool(
+        "llama-cookbook",
+        llama_cookbook.TOOL,
+        llama_cookbook.STACK,
+        llama_cookbook.MARKS,
+        llama_cookbook.read_llama_cookbook,
+    ),
     Tool("unsloth", unsloth_cli.TOOL, unsloth_cli.STACK, frozenset(), unsloth_train.read_unsloth),
     Tool(
         "unsloth-cli",
@@ -154,6 +162,7 @@ _TOLD_BY_VALUES: dict[str, Callable[[Document], bool]] = {
     "ms-swift": ms_swift.is_ms_swift,
     "unsloth": unsloth_train.is_unsloth,
     "lmflow": lmflow.is_lmflow,
+    "llama-cookbook": llama_cookbook.is_llama_cookbook,
     "peft-sft": peft_sft.is_peft_sft,
     "transformers": hf_trainer.is_example,
 }

@@ -243,6 +243,8 @@ class Stack(EngineFacts):
     """Checkpointing wraps norms, attention and MLP of a layer one by one instead of the layer."""
     checkpoints_twice: bool
     """It wraps them, and the layer around them."""
+    checkpoints_itself: bool
+    """Inside of a checkpoint that is not reentrant a layer checkpoints itself, and runs twice again."""
     selective_keeps_attention: bool
     """A selective checkpoint keeps what the attention kernel returns."""
     checkpoints_units: bool

@@ -404,6 +404,8 @@ def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
     if not call.again or view.wraps_parts:
         return function(x)
     run_again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
+    if view.stack.checkpoints_itself:
+        function, run_again = partial(run_again, torch, function), checkpointed
     offloads, selective = (
         view.recipe.offloads_activations and not view.stack.offloads_saved,
         view.recipe.checkpoint_policy == "selective-op",

@@ -33,6 +33,7 @@ ARRIVED_AS_RECORDS = {
     "fsdp_qlora",
     "litgpt_config_hub",
     "litgpt_resource",
+    "llama_recipes",
     "llm_foundry_2",
     "soup_h100",
     "stas_h200_b200",

@@ -18,6 +18,7 @@ from typing import Any
 from planner.configs.launchers.fsdp_keys import found_file
 from planner.configs.launchers.handed_over import handed_over
 from planner.configs.launchers.launched_processes import (
+    LOADS_ON_HOST,
     is_on,
     of_axolotl,
     of_llama_factory,
@@ -33,7 +34,7 @@ from planner.configs.launchers.launcher_options import (
     TORCHRUN_SWITCHES,
     names_of,
 )
-from planner.configs.launchers.script_names import refuse_script, said_by_name, trains_always
+from planner.configs.launchers.script_names import MODULES_OF, refuse_script, said_by_name, trains_always
 from planner.configs.launchers.shell import commands_with_variables
 from planner.configs.tools.unsloth.unsloth_train import in_sections
 from planner.configs.yaml_or_json import read_document
@@ -44,19 +45,14 @@ _MOST_CHARACTERS = 65_536
 _DATA_SUFFIXES = (".yaml", ".yml", ".json")
 _PYTHON_SWITCHES = names_of("u m O OO B I E s S")
 _PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?")
-# Arguments of TrainingArguments, by which a plain ``python SCRIPT`` is told from other work of a script.
-_TRAINS = frozenset(
-    {
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "num_train_epochs",
-        "max_steps",
-        "learning_rate",
-    }
+# Arguments of TrainingArguments and llama-cookbook, by which ``python SCRIPT`` is told from other work.
+_TRAINS = names_of(
+    "per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps learning_rate "
+    "peft_method"
 )
 _OWN_COMMANDS = {"tune": "its file: plan check FILE"}
-# Modules that train by a file, whose keys say the tool.
-_MODULES = ("axolotl.cli.train", "llamafactory.launcher")
+# Modules that train.
+_MODULES = ("axolotl.cli.train", "llamafactory.launcher", *MODULES_OF)
 # First word of a command -> its launcher here, and second words that train.
 _PROGRAMS = {
     "accelerate": ("accelerate", ("launch",)),
@@ -189,6 +185,8 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
         options = {name: job.arguments.pop(name) for name in _OF_AXOLOTL if name in job.arguments}
         job.launch = of_axolotl(path, options, variables)
     say_visible(path, job.launch, variables)
+    if "enable_fsdp" in job.arguments:
+        job.arguments |= {name: True for name in LOADS_ON_HOST if is_on(variables, name)}
     if job.tool in (MS_SWIFT, MEGATRON):
         # A file's variables do not replace those that are set (swift/cli/main.py parse_yaml_args).
         own = job.arguments.get("ENV") or {}

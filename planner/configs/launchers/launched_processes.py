@@ -25,6 +25,10 @@ _OTHER_WAYS = {
 }
 _DECIDE = ("USE_V1", "USE_MCA", "FORCE_TORCHRUN", "NPROC_PER_NODE", "NNODES", VISIBLE, *_OTHER_WAYS)
 
+LOADS_ON_HOST = ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")
+"""Variables with which Transformers keeps a packed model in host RAM until FSDP divides it (4.57.1
+modeling_utils.py is_fsdp_enabled)."""
+
 
 def is_on(variables: Mapping[str, str], name: str) -> bool:
     """Whether LLaMA-Factory takes a variable as switched on (extras/misc.py is_env_enabled)."""

@@ -43,6 +43,8 @@ _ON_A_TRAINER = _names("finetune_trainer")
 # Scripts that only one tool has, and which train whatever their arguments are: Unsloth's, and those of
 # ms-swift before 3.0 (examples/pytorch/llm).
 _OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli", "llm_sft": "ms-swift", "llm_dpo": "ms-swift"}
+# Modules that one tool has, as ``python -m`` names them.
+MODULES_OF = dict.fromkeys(("llama_recipes.finetuning", "llama_cookbook.finetuning"), "llama-cookbook")
 # What a command sets in a recipe's ConfigContainer (NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training).
 _OVERRIDES = re.compile(r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|\w+_batch_size))=")
 
@@ -79,6 +81,8 @@ def said_by_name(script: str) -> tuple[str, str | None]:
         return task, "transformers"
     if stem in _OPEN_INSTRUCT and Path(script).parent.name == _ITS_FOLDER:
         return task, "open-instruct"
+    if script in MODULES_OF:
+        return task, MODULES_OF[script]
     return task, _OF_ONE_TOOL.get(stem) or ("trl" if stem in _TRL_SCRIPTS and task else None)
 
 

@@ -298,3 +298,17 @@ MCORE_ADAPTER_HARMLESS = _names(
 )
 """mcore_adapter 0.10.0 training_args.py: those of :data:`LLAMA_FACTORY_HARMLESS` beside.  Gradients are
 summed in fp32 under bf16, whatever ``accumulate_allreduce_grads_in_fp32`` says (``__post_init__``)."""
+
+LLAMA_COOKBOOK_HARMLESS = _names(
+    """
+    tokenizer_name low_cpu_fsdp gradient_clipping gradient_clipping_threshold max_eval_step val_batch_size
+    num_workers_dataloader lr weight_decay gamma seed dataset output_dir one_gpu save_model use_fast_kernels
+    dist_checkpoint_root_folder dist_checkpoint_folder save_optimizer use_wandb save_metrics freeze_layers
+    num_freeze_layers flop_counter_start profiler_dir checkpoint_type sharding_group_size replica_group_size
+    lora_alpha bias task_type adapter_len adapter_layers num_virtual_tokens file train_split test_split
+    data_path trust_remote_code pure_bf16 mixed_precision quant_type use_double_quant quant_storage
+    compute_dtype
+    """
+)
+"""meta-llama/llama-cookbook 0e003351 src/llama_cookbook/configs.  Layers are frozen in full fine-tuning under
+FSDP alone, and attention is torch's fused one with ``use_fast_kernels`` and without."""
