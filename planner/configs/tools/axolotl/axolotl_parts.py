@@ -9,7 +9,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_cross_entropy
 from planner.configs.shared.rollouts import read_rollout, remark_divided
-from planner.configs.tools.axolotl.axolotl_age import Age
+from planner.configs.tools.axolotl.axolotl_age import Age, is_fsdp2
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _PREFERENCES = ("dpo", "kto", "orpo", "simpo")
@@ -155,8 +155,8 @@ def refuse_tiles(keys: Keys, *, age: Age) -> None:
         UsageError: layers that FSDP2 divides.
         NotModelledError: any others.
     """
-    is_fsdp2 = keys.count("fsdp_version") == 2 and (keys.has("fsdp_config") or keys.has("fsdp"))
-    if keys.flag("tiled_mlp") and age.today and is_fsdp2:
+    divides = bool(keys.get("fsdp_config") or keys.get("fsdp"))
+    if keys.flag("tiled_mlp") and age.today and divides and is_fsdp2(keys):
         raise UsageError(
             f"{keys.where('tiled_mlp')}: under FSDP2 Axolotl frees a layer's weights before its attention "
             f"has gone back, and stops; leave it out [{REFUSED_BY_TOOL}]"

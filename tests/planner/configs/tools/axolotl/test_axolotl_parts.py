@@ -462,8 +462,12 @@ def test_norms_of_heads_in_one_kernel_with_positions(
 def test_tiles_stop_under_fsdp2(tmp_path: Path) -> None:
     """The weights of a layer are freed before its attention goes back; elsewhere tiles are not modelled."""
     tiled = BASE + "tiled_mlp: true\n"
-    with pytest.raises(UsageError, match="before its attention"):
-        read(tmp_path, tiled + "fsdp_version: 2\nfsdp_config: {offload_params: false}\n")
+    for second in (
+        "fsdp_version: 2\nfsdp_config: {offload_params: false}\n",
+        "fsdp_config: {fsdp_version: 2, offload_params: false}\n",
+    ):
+        with pytest.raises(UsageError, match="before its attention"):
+            read(tmp_path, tiled + second)
     for more in ("", "fsdp_config: {fsdp_offload_params: false}\n"):
         with pytest.raises(NotModelledError, match="tiled_mlp: a tiled"):
             read(tmp_path, tiled + more)
