@@ -223,6 +223,7 @@ def _read_experts(keys: Keys, reading: Reading) -> None:
 def _read_recomputation(keys: Keys, reading: Reading) -> None:
     """Whole layers where nothing more is said; attention's kernel alone keeps what FlashAttention keeps."""
     kind = keys.text("recompute_granularity")
+    keys.skip(("recompute_modules",))
     if kind == "full":
         how, count = keys.text("recompute_method"), keys.count("recompute_num_layers")
         if how is None and count is None:
@@ -231,7 +232,7 @@ def _read_recomputation(keys: Keys, reading: Reading) -> None:
         return
     if kind == "selective":
         refuse_parts(keys)
-    keys.skip(("recompute_method", "recompute_num_layers", "recompute_modules"))
+    keys.skip(("recompute_method", "recompute_num_layers"))
     reading.default("gradient_checkpointing", False, f"{_PLACE}: recompute_granularity")
 
 
