@@ -44,7 +44,9 @@ _ON_A_TRAINER = _names("finetune_trainer")
 # ms-swift before 3.0 (examples/pytorch/llm).
 _OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli", "llm_sft": "ms-swift", "llm_dpo": "ms-swift"}
 # What a command sets in a recipe's ConfigContainer (NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training).
-_OVERRIDES = re.compile(r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|\w+_batch_size))=")
+_OVERRIDES = re.compile(
+    r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|(?:micro|global)_batch_size))="
+)
 
 
 def trains_always(word: str) -> bool:
