@@ -93,6 +93,7 @@ def test_degrees_and_layers_that_run_again() -> None:
     assert (recipe.parallel.tensor, recipe.parallel.pipeline, recipe.parallel.chunks) == (2, 2, 2)
     assert recipe.gradient_checkpointing
     assert "nll_grad" in job.scenario.stack.loss_backward
+    assert "into 8 runs of equal length" in asked(START + "--pipeline_model_parallel_size 8").failure
 
 
 def test_pre_training_pads_to_eight() -> None:
