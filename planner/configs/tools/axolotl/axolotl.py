@@ -174,7 +174,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     refuse_tiles(keys, age=age)
     keys.refuse_switched_on(_UNMODELLED)
     read_images(keys, reading)
-    read_parallel(keys, reading, age=age)
+    read_parallel(keys, reading)
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
