@@ -305,6 +305,8 @@ def refuse_preferences(keys: Keys, *, age: Age) -> None:
         UsageError: a setting that Axolotl refuses, or one without which it stops.
     """
     kind = str(keys.get("rl") or "").lower()
+    if not age.old:
+        _refuse_packed_base(keys, kind)
     packs = "sample_packing" if keys.flag("sample_packing") else "eval_sample_packing"
     if kind and not age.of_2023 and keys.flag(packs) and (packs == "sample_packing" or kind == "kto"):
         raise UsageError(
@@ -319,6 +321,20 @@ def refuse_preferences(keys: Keys, *, age: Age) -> None:
         raise UsageError(
             f"{keys.where('rl')}: Axolotl has no default for simpo_gamma and stops at its first loss; "
             f"say simpo_gamma [{REFUSED_BY_TOOL}]"
+        )
+
+
+def _refuse_packed_base(keys: Keys, kind: str) -> None:
+    """Source: axolotl 0.12.0 and 0.19.0 utils/schemas/validation.py check_fsdp2_base_model_quant_rl.
+
+    Raises:
+        UsageError: preferences over a base in 4 or 8 bits, which the second FSDP divides.
+    """
+    bits = next((name for name in ("load_in_8bit", "load_in_4bit") if keys.flag(name)), "")
+    if bits and kind in ("dpo", "kto", "orpo", "ipo") and keys.get("fsdp_config") and is_fsdp2(keys):
+        raise UsageError(
+            f"{keys.where(bits)}: Axolotl refuses it under FSDP2 with rl: {kind}; leave it out, take "
+            f"DeepSpeed, or say fsdp_version: 1 [{REFUSED_BY_TOOL}]"
         )
 
 

@@ -471,3 +471,14 @@ def test_tiles_stop_under_fsdp2(tmp_path: Path) -> None:
     for more in ("", "fsdp_config: {fsdp_offload_params: false}\n"):
         with pytest.raises(NotModelledError, match="tiled_mlp: a tiled"):
             read(tmp_path, tiled + more)
+
+
+@pytest.mark.parametrize(
+    "bits", ["adapter: qlora\nload_in_4bit: true\n", "adapter: lora\nload_in_8bit: true\n"]
+)
+def test_preferences_over_a_packed_base_stop_under_fsdp2(tmp_path: Path, bits: str) -> None:
+    """Axolotl 0.19.0 utils/schemas/validation.py check_fsdp2_base_model_quant_rl."""
+    second = BASE + bits + "fsdp_config: {fsdp_version: 2, reshard_after_forward: true}\n"
+    assert read(tmp_path, second).request.get("sharding") == "fsdp"
+    with pytest.raises(UsageError, match="under FSDP2 with rl: dpo"):
+        read(tmp_path, second + "rl: dpo\n")
