@@ -204,7 +204,7 @@ TASK_RULES = (
         "reward-model-packed",
         "not-modelled",
         "A reward model that is packed as the policy is, as ms-swift and TRL 0.26 to 1.7 load it, is not "
-        "modelled: use a policy that is not packed, or TRL since 1.8",
+        "modelled: use a policy that is not packed, or TRL 1.16",
         lambda case: (
             case.recipe.rollout is not None
             and case.recipe.rollout.reward is not None
