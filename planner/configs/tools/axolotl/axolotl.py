@@ -197,7 +197,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_qat(keys, reading)
     read_stored_weights(keys)
     _read_sharding(keys, reading, beside, age=age)
-    read_loss(keys, reading)
+    read_loss(keys, reading, age=age)
     read_diffusion(keys, reading, age=age)
     read_adapter_kernels(keys, reading, age=age, asked=bool(beside.stack))
     read_kbit_tables(keys, reading, age=age)

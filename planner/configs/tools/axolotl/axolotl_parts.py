@@ -23,6 +23,8 @@ _LIGER = (
     "liger_cross_entropy",
     *(name for names in _KERNELS.values() for name in names),
 )
+_LOSSES = ("cut_cross_entropy", "chunked_cross_entropy", *_LIGER[:2])
+"""What takes the place of the model's loss."""
 _FLASH_PARTS = {
     "flash_attn_cross_entropy": "flash-attn's loss is not modelled",
     "flash_attn_fuse_qkv": "flash-attn's fused projections are not modelled",
@@ -338,12 +340,20 @@ def _refuse_packed_base(keys: Keys, kind: str) -> None:
         )
 
 
-def read_loss(keys: Keys, reading: Reading) -> None:
+def read_loss(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Enter the loss and Liger's kernels.
 
     Raises:
+        UsageError: two losses in the place of the model's (axolotl 0.19.0 utils/schemas/validation.py
+            check_cross_entropy_conflicts, since 2025).
         NotModelledError: a loss that no formula covers.
     """
+    losses = [name for name in _LOSSES if keys.get(name)]
+    if age.today and len(losses) > 1:
+        raise UsageError(
+            f"{keys.where(losses[0])}: Axolotl refuses it beside {losses[1]}; leave one out "
+            f"[{REFUSED_BY_TOOL}]"
+        )
     _read_flash_parts(keys, reading)
     liger = _liger_keys(keys, reading)
     if keys.flag("use_eaft"):

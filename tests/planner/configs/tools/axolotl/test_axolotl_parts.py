@@ -482,3 +482,11 @@ def test_preferences_over_a_packed_base_stop_under_fsdp2(tmp_path: Path, bits: s
     assert read(tmp_path, second).request.get("sharding") == "fsdp"
     with pytest.raises(UsageError, match="under FSDP2 with rl: dpo"):
         read(tmp_path, second + "rl: dpo\n")
+
+
+def test_one_loss_takes_the_place_of_the_models(tmp_path: Path) -> None:
+    """Axolotl 0.19.0 utils/schemas/validation.py check_cross_entropy_conflicts."""
+    cut = BASE + "cut_cross_entropy: true\nplugins: [axolotl.integrations.cut_cross_entropy.Plugin]\n"
+    assert "cut_cross_entropy=true" in read(tmp_path, cut).request.get("switches")
+    with pytest.raises(UsageError, match="beside liger_fused_linear_cross_entropy; leave one out"):
+        read(tmp_path, cut + "liger_fused_linear_cross_entropy: true\n")
