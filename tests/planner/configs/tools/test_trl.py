@@ -257,3 +257,14 @@ def test_every_micro_batch_may_reduce_gradients(tmp_path: Path) -> None:
     assert "fsdp_no_sync=neither" in (read_config_file(written(tmp_path, each)).request.get("switches") or ())
     older = read_config_file(written(tmp_path, each + "warmup_ratio: 0.1\n"))
     assert "fsdp_no_sync=neither" not in (older.request.get("switches") or ())
+
+
+def test_old_grpo_of_a_packed_policy_says_whose_script_packs(tmp_path: Path) -> None:
+    """TRL 0.16.1 to 0.25.1 scripts/grpo.py has no word of quantisation."""
+    text = (
+        TRL + "use_peft: true\nload_in_4bit: true\nnum_generations: 8\nmax_completion_length: 64\nbeta: 0\n"
+    )
+    assert "TRL's own script" in remarks(
+        read_config_file(written(tmp_path, text + "max_prompt_length: 64\n"))
+    )
+    assert "TRL's own script" not in remarks(read_config_file(written(tmp_path, text)))
