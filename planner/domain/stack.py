@@ -311,6 +311,8 @@ class Stack(EngineFacts):
     """Log-probabilities of the reference are computed once, before training."""
     reward_head: RewardHead
     """What scores in a reward model: a head in the place of the words', or one of values beside it."""
+    packs_reward_model: bool
+    """A reward model that scores completions is loaded with the quantisation of the policy."""
     feature_layers: int
     """Completions are scored by so many layers' outputs in the model without its adapters; 0: otherwise."""
     classifies: Classifies

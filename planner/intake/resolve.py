@@ -255,8 +255,9 @@ def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:
         pairs[name.strip()] = value.strip()
     if model.vision is None:
         pairs.pop("tower_units", None)
-    if not is_layer_of_another(pairs.get("fsdp_layer_class", ""), model):
-        pairs.pop("fsdp_layer_class", None)
+    classes = pairs.pop("fsdp_layer_class", "").split("+")
+    if other := next((name for name in classes if is_layer_of_another(name, model)), ""):
+        pairs["fsdp_layer_class"] = other
     if not pairs:
         return stack
     ledger.enter("switches", given.value, given.origin, given.note)

@@ -65,13 +65,15 @@ def is_layer_of_another(name: str, model: ModelSpec) -> bool:
     """Whether a class of layers is called after another architecture than this model's.
 
     Transformers calls layers after the ``model_type``, with a word for what they are behind it.  FSDP stops
-    where a model has no class of a name that it is to wrap.
+    where a model has no class of a name that it is to wrap.  Code of a checkpoint has names of its own, such
+    as ChatGLM's ``GLMBlock``.
     Source: transformers 5.23.0 models/*/modeling_*.py ``_no_split_modules``; accelerate 1.15.0
     utils/dataclasses.py set_auto_wrap_policy; peft 0.20.0 utils/other.py fsdp_auto_wrap_policy.
     """
     family = _folded(_WORD_FOR_LAYER.sub("", name))
     others = {_folded(each) for each in supported_architectures()}
-    return family in others - {_folded(model.architecture), _folded(model.decoder)}
+    own = {_folded(model.architecture), _folded(model.decoder)}
+    return not model.remote_code and family in others - own
 
 
 def _folded(name: str) -> str:

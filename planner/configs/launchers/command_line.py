@@ -175,12 +175,12 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
         refuse_unsure(path, variables)
     if job.tool == "llama-factory":
         job.launch = of_llama_factory(path, variables)
-        if is_on(variables, "USE_MCA"):
-            job.tool = "llama-factory-mca"
-        elif is_on(variables, "USE_V1"):
+        if is_on(variables, "USE_V1"):  # It goes first (cli.py of ff6d4d12e).
             job.tool = "llama-factory-v1"
             say_task_of_v1(path, job.words[1], job.arguments)
             job.script = "rm" if job.words[1] == "rm" else "train"
+        elif is_on(variables, "USE_MCA"):
+            job.tool = "llama-factory-mca"
     if job.tool == "axolotl":
         options = {name: job.arguments.pop(name) for name in _OF_AXOLOTL if name in job.arguments}
         job.launch = of_axolotl(path, options, variables)

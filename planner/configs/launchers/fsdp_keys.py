@@ -216,7 +216,7 @@ def _read_units(keys: Keys, prefix: _Prefixed, reading: Reading) -> None:
     if mixtures:
         reading.switch("fsdp_units", "feed_forward", keys.where(name))
     elif classes:
-        reading.switch("fsdp_layer_class", classes[0], keys.where(name))
+        reading.switch("fsdp_layer_class", "+".join(classes), keys.where(name))
         towers = any(_OF_TOWER.search(each) for each in classes)
         reading.switch("tower_units", "layers" if towers else "in_root", keys.where(name))
 

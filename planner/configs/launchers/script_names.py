@@ -46,7 +46,9 @@ _OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli", "llm_sft": "ms-swift", "llm_dpo": 
 # Modules that one tool has, as ``python -m`` names them.
 MODULES_OF = dict.fromkeys(("llama_recipes.finetuning", "llama_cookbook.finetuning"), "llama-cookbook")
 # What a command sets in a recipe's ConfigContainer (NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training).
-_OVERRIDES = re.compile(r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|\w+_batch_size))=")
+_OVERRIDES = re.compile(
+    r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|(?:micro|global)_batch_size))="
+)
 
 
 def trains_always(word: str) -> bool:

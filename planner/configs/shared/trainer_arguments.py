@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from planner.catalog.packages import parsed_version
+from planner.catalog.stacks import load_stack
 from planner.configs.launchers.accelerate import read_accelerate
 from planner.configs.launchers.deepspeed_json import read_deepspeed
 from planner.configs.launchers.fsdp_keys import (
@@ -55,6 +57,8 @@ _REMARKS = {
     "optim_target_modules": "all trained weights are counted as this optimizer's",
 }
 _FSDP_VERSION = 2
+_ASKS_TO_SYNC = (5, 5, 0)
+"""The first Transformers whose Trainer heeds ``sync_each_batch``, of those that were read."""
 
 
 def read_trainer(
@@ -92,9 +96,24 @@ def read_trainer(
         if keys.get(name) not in (None, False):
             reading.remark(keys.where(name), text)
     remark_on_tf32(keys, reading)
+    read_sync(keys, reading)
     read_batches(keys, reading)
     keys.skip(("torch_compile_backend", "torch_compile_mode"))
     keys.skip(TRAINER_HARMLESS)
+
+
+def read_sync(keys: Keys, reading: Reading) -> None:
+    """Enter that every micro-batch reduces its gradients.
+
+    Source: transformers 5.5 to 5.23 trainer.py _run_epoch; 5.0 does not ask for it.
+    """
+    settings = keys.get("accelerator_config")
+    details = settings.get("gradient_accumulation_kwargs") if isinstance(settings, dict) else None
+    if not isinstance(details, dict) or details.get("sync_each_batch") is not True:
+        return
+    version = dict(load_stack(str(reading.value("stack"))).versions).get("transformers", "")
+    if version and parsed_version("transformers", version) >= _ASKS_TO_SYNC:
+        reading.switch("fsdp_no_sync", "neither", keys.where("accelerator_config"))
 
 
 def remark_on_tf32(keys: Keys, reading: Reading) -> None:

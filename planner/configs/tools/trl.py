@@ -191,6 +191,10 @@ def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
             raise keys.not_modelled("use_liger_kernel", "Liger's loss of GRPO is not modelled")
         ages = "TRL 0.25 and 0.26 compute the loss by Liger, too, which needs less and is not counted"
         reading.remark(keys.where("use_liger_kernel"), ages)
+    for name in ("load_in_4bit", "load_in_8bit") if old else ():
+        if keys.flag(name):  # trl 0.16.1 to 0.25.1 scripts/grpo.py; open-r1 1416fa0 utils/model_utils.py
+            text = "counted as packed, as open-r1 loads it; TRL's own script up to 0.25 loads the model whole"
+            reading.remark(keys.where(name), text)
     # Only trainers of SFT read it, and no key of a file was refused up to TRL 0.17 (scripts/utils.py).
     keys.skip(("use_liger",))
     reading.said.pop("padding", None)

@@ -18,7 +18,7 @@ _BY_FLAG: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("batch_size", "bs", "mbs", "micro_batch_size", "train_batch_size"),
             *("per_device_batch_size", "per_device_train_batch_size"),
         ),
-        "--context-parallel": ("cp", "cp_size", "sp", "sp_size", "sequence_parallel"),
+        "--context-parallel": ("cp", "cp_size", "sp", "sp_size", "sequence_parallel_size"),
         "--data": ("dataset", "dataset_path"),
         "--expert-parallel": ("ep", "ep_size"),
         "--gpu": ("card", "device", "gpu_type"),

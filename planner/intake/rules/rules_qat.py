@@ -7,6 +7,7 @@ from planner.intake.rules.rule import Case, Rule
 
 _BLOCK = 32
 """Elements that share a scale in MXFP4."""
+_OF_AXOLOTL = ("mxfp4", "ternary")
 
 
 def _asked(case: Case) -> bool:
@@ -20,10 +21,11 @@ def _is_wide(case: Case) -> bool:
 
 def _unread(case: Case) -> str:
     """What about this job nobody read beside it; empty where nothing is."""
-    recipe, stack, in_blocks = case.recipe, case.stack, case.numerics.qat == "mxfp4"
+    recipe, stack, kind = case.recipe, case.stack, case.numerics.qat
+    in_blocks = kind == "mxfp4"
     reasons = (
         (stack.qat_weights == "unread" or stack.adapter_kernels == "compiled", f"stack '{stack.id}'"),
-        (in_blocks and stack.qat_weights != "int4", f"mxfp4 on stack '{stack.id}'"),
+        (kind in _OF_AXOLOTL and stack.qat_weights != "int4", f"{kind} on stack '{stack.id}'"),
         (in_blocks and case.numerics.qat_group != _BLOCK, f"mxfp4 without --qat-group {_BLOCK}"),
         (case.numerics.quantization != "none", f"a base in {case.numerics.quantization}"),
         (_is_wide(case), f"precision {case.numerics.precision} of weights in {case.numerics.load_dtype}"),
@@ -72,8 +74,9 @@ QAT_RULES = (
     Rule(
         "qat-group-alone",
         "refuse",
-        "--qat-group says in what groups --qat rounds weights, and --qat is not given",
-        lambda case: "qat_group" in case.given and "qat" not in case.given,
+        "--qat-group says in what groups --qat rounds weights, and --qat is not given, or ternary, which "
+        "rounds whole matrices",
+        lambda case: "qat_group" in case.given and case.numerics.qat in ("none", "ternary"),
     ),
     Rule(
         "qat-rounds-nothing",

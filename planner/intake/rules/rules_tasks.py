@@ -33,10 +33,6 @@ _READ: dict[str, frozenset[Task]] = {
 _SEPARATE_PASSES = ("rows",)
 _ONE_GROUP = ("shifted_rows", "fused_rows", "tiles")
 """Of TRL from 0.29 on: 0.29.0, 1.9.0 and 1.16.0 models/utils.py prepare_fsdp (``fully_shard(model)``)."""
-_SHARES_PACKING = ("divided", "in_place", "fused_rows")
-"""What stacks have, some of whose scripts hand ``quantization_config`` to both models: trl 0.29.0 and 1.0.0
-scripts/grpo.py; not those of 0.21.0, 1.14.0 and 1.16.0.
-"""
 
 
 def _loss_of_trainer(case: Case) -> str:
@@ -207,13 +203,13 @@ TASK_RULES = (
     Rule(
         "reward-model-packed",
         "not-modelled",
-        "TRL 0.29 to 1.13 packs a reward model as it packs the policy, which is not modelled; use "
-        "--versions trl==1.16.0, or a policy that is not packed",
+        "A reward model that is packed as the policy is, as ms-swift and TRL 0.26 to 1.7 load it, is not "
+        "modelled: use a policy that is not packed, or TRL 1.16",
         lambda case: (
             case.recipe.rollout is not None
             and case.recipe.rollout.reward is not None
             and case.numerics.quantization != "none"
-            and case.stack.completion_logps in _SHARES_PACKING
+            and case.stack.packs_reward_model
         ),
     ),
     Rule(

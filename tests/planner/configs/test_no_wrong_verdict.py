@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.errors import InputFileError, NotModelledError, UsageError
+from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -118,6 +118,14 @@ def test_overrides_of_a_recipe_of_megatron_bridge_are_no_job(tmp_path: Path) -> 
     text = "model: {seq_length: 2048}\ntrain: {train_iters: 600, micro_batch_size: 1}\nddp: {}\n"
     with pytest.raises(NotModelledError, match="train: recipes of Megatron-Bridge are Python"):
         read_config_file(written(tmp_path, text), None)
+
+
+def test_sizes_of_a_training_are_no_mark_of_megatron_bridge(tmp_path: Path) -> None:
+    """LitGPT's files have them, too (Lightning-AI/litgpt config_hub/finetune/llama-2-7b/lora.yaml)."""
+    text = "checkpoint_dir: a\nprecision: bf16-true\ntrain: {global_batch_size: 8, micro_batch_size: 2}\n"
+    with pytest.raises(PlannerError) as caught:
+        read_config_file(written(tmp_path, text), None)
+    assert "Megatron" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["model_name", "base_model", "model_id"])

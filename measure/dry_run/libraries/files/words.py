@@ -15,7 +15,7 @@ _OF_ENCODERS = {"cls_token": "<cls>", "sep_token": "<sep>", "mask_token": "<mask
 # Scripts whose words have no spaces between them: a sign is a token, or a whole row would be one.
 _WITHOUT_SPACES = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 # A token with a meaning of its own, such as <|im_end|>, is one, as it is in the tokenizer that is not there.
-_PIECES = r"<\|?\w+\|?>|\w+|[^\w\s]+"
+_PIECES = r"<[^\s<>]+>|\w+|[^\w\s]+"
 # The content of a message is a text, or a list of texts and images.
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} "

@@ -232,6 +232,17 @@ def read_optimizer(keys: Keys, reading: Reading, *, age: Age) -> None:
         reading.default("optimizer", "adamw_hf", f"{place}; 0.8.0 takes adamw_torch_fused, which needs less")
 
 
+def is_fsdp2(keys: Keys) -> bool:
+    """Whether the FSDP of a file is the second: by a key of its own, or by one of ``fsdp_config``.
+
+    Source: axolotl 0.19.0 utils/schemas/validation.py check_fsdp_version_in_fsdp_config.
+    """
+    settings = keys.get("fsdp_config")
+    inside = settings if isinstance(settings, dict) else {}
+    said = (keys.get("fsdp_version"), inside.get("version"), inside.get("fsdp_version"))
+    return str(next(filter(None, said), 1)) == "2"
+
+
 def _refuse_by_engine(keys: Keys) -> None:
     """What Axolotl stops at (0.19.0 utils/schemas/validation.py check_muon_deepspeed_fsdp, and since 0.9
     check_fsdp2_w_8bit_optimizer).
@@ -239,11 +250,7 @@ def _refuse_by_engine(keys: Keys) -> None:
     Raises:
         UsageError: Muon beside DeepSpeed or the first FSDP, AdamW of bitsandbytes beside the second.
     """
-    name = keys.get("optimizer")
-    settings, version = keys.get("fsdp_config"), keys.get("fsdp_version")
-    if version is None and isinstance(settings, dict):
-        version = settings.get("fsdp_version")
-    second = str(version) == "2"
+    name, settings, second = keys.get("optimizer"), keys.get("fsdp_config"), is_fsdp2(keys)
     beside, other = "", "adamw_torch_fused"
     if name == "muon" and keys.get("deepspeed"):
         beside = "DeepSpeed"

@@ -10,7 +10,7 @@ import math
 
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.tools.axolotl.axolotl_age import Age
+from planner.configs.shared.trainer_arguments import read_sync
 from planner.errors import show
 
 _REFUSED = {
@@ -52,26 +52,14 @@ def _needs_other_gpus(keys: Keys, reading: Reading) -> bool:
     return True
 
 
-def _read_sync(keys: Keys, reading: Reading) -> None:
-    """Enter that every micro-batch reduces its gradients.
-
-    Source: transformers 5.5 to 5.16 trainer.py _run_epoch; 5.0 does not ask for it.
-    """
-    settings = keys.get("accelerator_config")
-    details = settings.get("gradient_accumulation_kwargs") if isinstance(settings, dict) else None
-    if isinstance(details, dict) and details.get("sync_each_batch") is True:
-        reading.switch("fsdp_no_sync", "neither", keys.where("accelerator_config"))
-
-
-def read_parallel(keys: Keys, reading: Reading, *, age: Age) -> None:
+def read_parallel(keys: Keys, reading: Reading) -> None:
     """Enter over how many GPUs a sequence is divided; what that goes with is checked later.
 
     Raises:
         InputFileError: a degree that is no count.
         NotModelledError: the model is divided as well, or attention runs otherwise than by gathered heads.
     """
-    if age.today:
-        _read_sync(keys, reading)
+    read_sync(keys, reading)
     if _needs_other_gpus(keys, reading):
         return
     keys.refuse_above_one(_REFUSED)

@@ -9,7 +9,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_cross_entropy
 from planner.configs.shared.rollouts import read_rollout, remark_divided
-from planner.configs.tools.axolotl.axolotl_age import Age
+from planner.configs.tools.axolotl.axolotl_age import Age, is_fsdp2
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _PREFERENCES = ("dpo", "kto", "orpo", "simpo")
@@ -23,6 +23,8 @@ _LIGER = (
     "liger_cross_entropy",
     *(name for names in _KERNELS.values() for name in names),
 )
+_LOSSES = ("cut_cross_entropy", "chunked_cross_entropy", *_LIGER[:2])
+"""What takes the place of the model's loss."""
 _FLASH_PARTS = {
     "flash_attn_cross_entropy": "flash-attn's loss is not modelled",
     "flash_attn_fuse_qkv": "flash-attn's fused projections are not modelled",
@@ -155,8 +157,8 @@ def refuse_tiles(keys: Keys, *, age: Age) -> None:
         UsageError: layers that FSDP2 divides.
         NotModelledError: any others.
     """
-    is_fsdp2 = keys.count("fsdp_version") == 2 and (keys.has("fsdp_config") or keys.has("fsdp"))
-    if keys.flag("tiled_mlp") and age.today and is_fsdp2:
+    divides = bool(keys.get("fsdp_config") or keys.get("fsdp"))
+    if keys.flag("tiled_mlp") and age.today and divides and is_fsdp2(keys):
         raise UsageError(
             f"{keys.where('tiled_mlp')}: under FSDP2 Axolotl frees a layer's weights before its attention "
             f"has gone back, and stops; leave it out [{REFUSED_BY_TOOL}]"
@@ -305,6 +307,8 @@ def refuse_preferences(keys: Keys, *, age: Age) -> None:
         UsageError: a setting that Axolotl refuses, or one without which it stops.
     """
     kind = str(keys.get("rl") or "").lower()
+    if not age.old:
+        _refuse_packed_base(keys, kind)
     packs = "sample_packing" if keys.flag("sample_packing") else "eval_sample_packing"
     if kind and not age.of_2023 and keys.flag(packs) and (packs == "sample_packing" or kind == "kto"):
         raise UsageError(
@@ -322,12 +326,34 @@ def refuse_preferences(keys: Keys, *, age: Age) -> None:
         )
 
 
-def read_loss(keys: Keys, reading: Reading) -> None:
+def _refuse_packed_base(keys: Keys, kind: str) -> None:
+    """Source: axolotl 0.12.0 and 0.19.0 utils/schemas/validation.py check_fsdp2_base_model_quant_rl.
+
+    Raises:
+        UsageError: preferences over a base in 4 or 8 bits, which the second FSDP divides.
+    """
+    bits = next((name for name in ("load_in_8bit", "load_in_4bit") if keys.flag(name)), "")
+    if bits and kind in ("dpo", "kto", "orpo", "ipo") and keys.get("fsdp_config") and is_fsdp2(keys):
+        raise UsageError(
+            f"{keys.where(bits)}: Axolotl refuses it under FSDP2 with rl: {kind}; leave it out, take "
+            f"DeepSpeed, or say fsdp_version: 1 [{REFUSED_BY_TOOL}]"
+        )
+
+
+def read_loss(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Enter the loss and Liger's kernels.
 
     Raises:
+        UsageError: two losses in the place of the model's (axolotl 0.19.0 utils/schemas/validation.py
+            check_cross_entropy_conflicts, since 2025).
         NotModelledError: a loss that no formula covers.
     """
+    losses = [name for name in _LOSSES if keys.get(name)]
+    if age.today and len(losses) > 1:
+        raise UsageError(
+            f"{keys.where(losses[0])}: Axolotl refuses it beside {losses[1]}; leave one out "
+            f"[{REFUSED_BY_TOOL}]"
+        )
     _read_flash_parts(keys, reading)
     liger = _liger_keys(keys, reading)
     if keys.flag("use_eaft"):

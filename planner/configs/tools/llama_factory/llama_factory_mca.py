@@ -9,6 +9,8 @@ hparams/parser.py _configure_mca_training_args.
 
 from __future__ import annotations
 
+import math
+
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
@@ -77,6 +79,7 @@ _STAGES = ("pt", "sft")
 _SUPPORTED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 # Templates of mcore_adapter that have no width of heads (``kv_channels``).
 _BY_HIDDEN = ("llama", "mistral", "qwen2")
+_DIVIDE_LAYERS = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
 _MULTIPLE = {"sft": 64, "pt": 8}
 _OF_MEGATRON = frozenset(
     {*DEGREES, "use_distributed_optimizer", "bias_activation_fusion", "recompute_granularity"}
@@ -197,7 +200,12 @@ def _read_length(keys: Keys, reading: Reading, stage: str) -> None:
 
 
 def _read_groups(keys: Keys, reading: Reading) -> None:
-    """Experts beside divided matrices divide tokens, too (models/model_config.py ``__post_init__``)."""
+    """Experts beside divided matrices divide tokens, too, and a pipeline takes as many layers in each run
+    (models/model_config.py ``__post_init__``).
+    """
+    pieces = math.prod(keys.count(name) or 1 for name in _DIVIDE_LAYERS)
+    uneven = f"{keys.path}: mcore_adapter stops where layers do not divide into {pieces} runs of equal length"
+    reading.stops.append(Stop(lambda spec: spec.n_layers % pieces > 0, uneven))
     experts = (keys.count("expert_model_parallel_size") or 1) > 1
     read_degrees(keys, reading, divides_tokens=keys.flag("sequence_parallel") or experts)
 
@@ -223,6 +231,7 @@ def _read_experts(keys: Keys, reading: Reading) -> None:
 def _read_recomputation(keys: Keys, reading: Reading) -> None:
     """Whole layers where nothing more is said; attention's kernel alone keeps what FlashAttention keeps."""
     kind = keys.text("recompute_granularity")
+    keys.skip(("recompute_modules",))
     if kind == "full":
         how, count = keys.text("recompute_method"), keys.count("recompute_num_layers")
         if how is None and count is None:
@@ -231,7 +240,7 @@ def _read_recomputation(keys: Keys, reading: Reading) -> None:
         return
     if kind == "selective":
         refuse_parts(keys)
-    keys.skip(("recompute_method", "recompute_num_layers", "recompute_modules"))
+    keys.skip(("recompute_method", "recompute_num_layers"))
     reading.default("gradient_checkpointing", False, f"{_PLACE}: recompute_granularity")
 
 

@@ -439,6 +439,7 @@ def test_commands_of_llama_factory_v1_say_the_task() -> None:
     assert (job.tool, job.arguments["pref_loss"]) == ("llama-factory-v1", "sigmoid")
     assert read(f"USE_V1=1 lmf dpo {V1} pref_loss=simpo").arguments["pref_loss"] == "simpo"
     assert "pref_loss" not in read(f"USE_V1=1 lmf sft {V1}").arguments
+    assert read(f"USE_MCA=1 USE_V1=1 lmf sft {V1}").tool == "llama-factory-v1"
     with pytest.raises(NotModelledError, match="reward models"):
         read(f"USE_V1=1 lmf rm {V1}")
 

@@ -54,14 +54,18 @@ def test_strategies_that_no_formula_covers_are_refused(strategy: object) -> None
         (
             "JambaAttentionDecoderLayer,JambaMambaDecoderLayer",
             ("tower_units", "in_root"),
-            "JambaAttentionDecoderLayer",
+            "JambaAttentionDecoderLayer+JambaMambaDecoderLayer",
         ),
-        (["Qwen2VLDecoderLayer", "Qwen2VLVisionBlock"], ("tower_units", "layers"), "Qwen2VLDecoderLayer"),
+        (
+            ["Qwen2VLDecoderLayer", "Qwen2VLVisionBlock"],
+            ("tower_units", "layers"),
+            "Qwen2VLDecoderLayer+Qwen2VLVisionBlock",
+        ),
         ("MixtralSparseMoeBlock", ("fsdp_units", "feed_forward"), None),
     ],
 )
 def test_units_are_layers_or_mixtures(classes: object, switch: tuple[str, str], layers: str | None) -> None:
-    """Those of a tower are in the root unless one of them is named; the first class is that of layers."""
+    """Those of a tower are in the root unless one of them is named; the model is asked for each class."""
     found = read(transformer_layer_cls_to_wrap=classes, backward_prefetch="BACKWARD_PRE").switches
     said = {name: value for name, (value, _) in found.items()}
     assert said.pop("fsdp_layer_class", None) == layers

@@ -249,3 +249,22 @@ def test_the_routers_loss_needs_a_number_by_its_name(
     config = read_config_file(written(tmp_path, TRL.replace("Qwen/Qwen2.5-0.5B", model) + text))
     with pytest.raises(UsageError, match="router_aux_loss_coef: 0") if stops else nullcontext():
         with_flags(config, from_flags({"gpu": "a100-80-sxm"}))
+
+
+def test_every_micro_batch_may_reduce_gradients(tmp_path: Path) -> None:
+    """As in files of Axolotl: Transformers 4, which older files are for, does not ask for it."""
+    each = TRL + "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n"
+    assert "fsdp_no_sync=neither" in (read_config_file(written(tmp_path, each)).request.get("switches") or ())
+    older = read_config_file(written(tmp_path, each + "warmup_ratio: 0.1\n"))
+    assert "fsdp_no_sync=neither" not in (older.request.get("switches") or ())
+
+
+def test_old_grpo_of_a_packed_policy_says_whose_script_packs(tmp_path: Path) -> None:
+    """TRL 0.16.1 to 0.25.1 scripts/grpo.py has no word of quantisation."""
+    text = (
+        TRL + "use_peft: true\nload_in_4bit: true\nnum_generations: 8\nmax_completion_length: 64\nbeta: 0\n"
+    )
+    assert "TRL's own script" in remarks(
+        read_config_file(written(tmp_path, text + "max_prompt_length: 64\n"))
+    )
+    assert "TRL's own script" not in remarks(read_config_file(written(tmp_path, text)))

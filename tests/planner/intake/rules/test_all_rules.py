@@ -171,7 +171,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "drawn-layers": (DRAWN, {**DRAWN, "train_layers": "last:2;embed"}),
     "drawn-layers-elsewhere": ({**DRAWN, "optimizer": "paged_adamw_8bit"}, DRAWN),
     "fsdp-class-of-another": (
-        {**CLASS, "switches": ["fsdp_layer_class=MistralDecoderLayer"]},
+        {**CLASS, "switches": ["fsdp_layer_class=MixtralDecoderLayer+MistralDecoderLayer"]},
         {**CLASS, "switches": ["fsdp_layer_class=MixtralDecoderLayer"]},
     ),
     "fsdp-units-elsewhere": (

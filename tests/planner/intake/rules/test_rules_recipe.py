@@ -184,3 +184,11 @@ def test_unsloth_computes_over_a_packed_checkpoint_in_the_dtype_of_the_job(stack
             resolve(request)
     else:
         resolve(request)
+
+
+def test_ternary_weights_are_those_of_axolotl() -> None:
+    """onebitllms is no part of torchtune, and a matrix has one scale."""
+    job = {"model": "llama-3.2-1b", "method": "full", "qat": "ternary"}
+    assert not warned("qat-unread", **job, stack="axolotl")
+    assert "torchtune" in warned("qat-unread", **job, stack="torchtune")
+    assert warned("qat-group-alone", **job, stack="axolotl", qat_group=64)

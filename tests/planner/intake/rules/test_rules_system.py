@@ -105,3 +105,18 @@ def test_cudnn_plans_for_each_length(changed: dict[str, object], answers: bool) 
         "padding": "longest", "attention": "sdpa",
     }  # fmt: skip
     assert bool(warned("plan-for-each-shape", **{**asked, **changed})) == answers
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "is_other"),
+    [
+        ("mistral-7b", "MistralDecoderLayer", False),
+        ("mistral-7b", "LlamaDecoderLayer", True),
+        ("chatglm3-6b", "GLMBlock", False),
+        ("llava-1.5-7b", "LlamaDecoderLayer", False),
+    ],
+)
+def test_layers_are_called_after_the_architecture(model: str, name: str, is_other: bool) -> None:
+    """Those of a checkpoint's own code as they please."""
+    job = {"model": model, "sharding": "fsdp", "gpus": 2, "switches": [f"fsdp_layer_class={name}"]}
+    assert bool(warned("fsdp-class-of-another", **job)) == is_other

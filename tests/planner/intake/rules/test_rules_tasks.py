@@ -84,6 +84,24 @@ def test_preferences_have_no_fused_loss() -> None:
     assert not warned("preference-loss-kernel", **TRL, task="sft", loss="liger")
 
 
+@pytest.mark.parametrize(
+    ("stack", "version", "packs"),
+    [
+        ("trl@0.24", "trl==0.16.1", False),
+        ("trl@0.24", "trl==0.25.1", False),
+        ("trl@0.24", "trl==0.26.0", True),
+        ("trl", "trl==1.5.0", True),
+        ("trl", "trl==1.15.0", False),
+        ("swift", "ms-swift==4.6.0", True),
+        ("axolotl", "axolotl==0.19.0", False),
+    ],
+)
+def test_some_software_packs_a_reward_model(stack: str, version: str, packs: bool) -> None:
+    """As it packs the policy."""
+    job = {"task": "grpo", "seq": 512, "method": "qlora", "reward_model": "qwen2.5-0.5b"}
+    assert bool(warned("reward-model-packed", stack=stack, versions=(version,), **job)) == packs
+
+
 def test_labels_of_steps_are_of_padded_text() -> None:
     """In Transformers' modules, with a plain head."""
     job = {"task": "prm", "stack": "axolotl"}

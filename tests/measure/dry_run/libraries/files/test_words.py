@@ -24,6 +24,8 @@ import_or_skip("transformers")
         ("二 words 和 2 numbers", 5),
         ("GPU显存", 3),
         ("a <|im_end|>\n<s>.", 4),
+        ("<｜end▁of▁sentence｜> <|end-of-text|></think>", 3),
+        ("a<b and c>d", 7),
     ],
 )
 def test_a_sign_is_a_token_where_no_spaces_divide_words(text: str, n_tokens: int) -> None:

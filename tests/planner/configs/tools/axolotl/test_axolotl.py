@@ -147,8 +147,9 @@ def test_adamw_of_bitsandbytes_stops_under_the_second_fsdp(tmp_path: Path, name:
     """Axolotl 0.19.0 utils/schemas/validation.py check_fsdp2_w_8bit_optimizer."""
     text = BASE + f"optimizer: {name}\nfsdp_config: {{reshard_after_forward: true}}\n"
     assert read(tmp_path, text).request.get("optimizer") == "adamw_8bit"
-    with pytest.raises(UsageError, match=rf"{name} with FSDP2; .*refused-by-its-tool"):
-        read(tmp_path, text + "fsdp_version: 2\n")
+    for second in (text + "fsdp_version: 2\n", text.replace("{r", "{version: 2, r")):
+        with pytest.raises(UsageError, match=rf"{name} with FSDP2; .*refused-by-its-tool"):
+            read(tmp_path, second)
 
 
 def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:

@@ -462,8 +462,31 @@ def test_norms_of_heads_in_one_kernel_with_positions(
 def test_tiles_stop_under_fsdp2(tmp_path: Path) -> None:
     """The weights of a layer are freed before its attention goes back; elsewhere tiles are not modelled."""
     tiled = BASE + "tiled_mlp: true\n"
-    with pytest.raises(UsageError, match="before its attention"):
-        read(tmp_path, tiled + "fsdp_version: 2\nfsdp_config: {offload_params: false}\n")
+    for second in (
+        "fsdp_version: 2\nfsdp_config: {offload_params: false}\n",
+        "fsdp_config: {fsdp_version: 2, offload_params: false}\n",
+    ):
+        with pytest.raises(UsageError, match="before its attention"):
+            read(tmp_path, tiled + second)
     for more in ("", "fsdp_config: {fsdp_offload_params: false}\n"):
         with pytest.raises(NotModelledError, match="tiled_mlp: a tiled"):
             read(tmp_path, tiled + more)
+
+
+@pytest.mark.parametrize(
+    "bits", ["adapter: qlora\nload_in_4bit: true\n", "adapter: lora\nload_in_8bit: true\n"]
+)
+def test_preferences_over_a_packed_base_stop_under_fsdp2(tmp_path: Path, bits: str) -> None:
+    """Axolotl 0.19.0 utils/schemas/validation.py check_fsdp2_base_model_quant_rl."""
+    second = BASE + bits + "fsdp_config: {fsdp_version: 2, reshard_after_forward: true}\n"
+    assert read(tmp_path, second).request.get("sharding") == "fsdp"
+    with pytest.raises(UsageError, match="under FSDP2 with rl: dpo"):
+        read(tmp_path, second + "rl: dpo\n")
+
+
+def test_one_loss_takes_the_place_of_the_models(tmp_path: Path) -> None:
+    """Axolotl 0.19.0 utils/schemas/validation.py check_cross_entropy_conflicts."""
+    cut = BASE + "cut_cross_entropy: true\nplugins: [axolotl.integrations.cut_cross_entropy.Plugin]\n"
+    assert "cut_cross_entropy=true" in read(tmp_path, cut).request.get("switches")
+    with pytest.raises(UsageError, match="beside liger_fused_linear_cross_entropy; leave one out"):
+        read(tmp_path, cut + "liger_fused_linear_cross_entropy: true\n")

@@ -86,13 +86,14 @@ def test_degrees_and_layers_that_run_again() -> None:
     """``recompute_granularity full`` alone is every layer; the fused loss needs a divided vocabulary."""
     job = job_of(
         START + "--tensor_model_parallel_size 2 --sequence_parallel true --pipeline_model_parallel_size 2 "
-        "--virtual_pipeline_model_parallel_size 2 --recompute_granularity full "
+        "--virtual_pipeline_model_parallel_size 2 --recompute_granularity full --recompute_modules mlp "
         "--cross_entropy_loss_fusion true"
     )
     recipe = job.scenario.recipe
     assert (recipe.parallel.tensor, recipe.parallel.pipeline, recipe.parallel.chunks) == (2, 2, 2)
     assert recipe.gradient_checkpointing
     assert "nll_grad" in job.scenario.stack.loss_backward
+    assert "into 8 runs of equal length" in asked(START + "--pipeline_model_parallel_size 8").failure
 
 
 def test_pre_training_pads_to_eight() -> None:
