@@ -39,9 +39,9 @@ class Residual:
     """One held-out reading: ``log_ratio`` is ``log(measured / predicted)``,
     the prediction by a fit that never saw its group.
 
-    ``of``: what was read; ``scale``: of that prediction; ``below``: of readings below it, where that is another
-    one.  ``weight``: how much the reading counts beside others of its group; ``reach``: how far the order of
-    samples alone moves it, down and up, as logarithms: its interval is at least as wide.
+    ``of``: what was read; ``scale``: of that prediction; ``below``: of readings below it, where that is
+    another one.  ``weight``: how much the reading counts beside others of its group; ``reach``: how far the
+    order of samples alone moves it, down and up, as logarithms: its interval is at least as wide.
     """
 
     record_id: str
