@@ -111,7 +111,8 @@ def _gpu_terms(job: TimedJob, seconds: Mapping[str, Number]) -> list[TimeTerm]:
 def launch_seconds(job: TimedJob, n_operators: Number) -> Number:
     """Host time to issue operators; seconds.
 
-    Formula: operators x time per operator.  Source: the operators of :mod:`planner.program`,
+    Formula: operators x time per operator.  Source: the operators of :mod:`planner.program`, among which each
+    tensor that checkpointing without reentry hooks counts as two (:mod:`planner.program.checkpoint`);
     coefficient ``launch_s``.
     """
     return n_operators * job.coefficients.launch_s

@@ -165,9 +165,9 @@ class Coefficients:
         "s per operator",
         by(
             "table_fit",
-            "10-18 us to dispatch Transformers 5.23 and peft 0.21 modules with checkpointing, 6 without, "
-            "measured on an AMD EPYC without a GPU; cudaLaunchKernel and the allocator add 2-5 us; the "
-            "place inside 12-23 us was moved from 15 to 17.5 with the published tables in sight",
+            "5-7 us to dispatch Transformers 5.23 and peft 0.21 modules, 8-9 under autocast, measured on an "
+            "AMD EPYC without a GPU; cudaLaunchKernel and the allocator add 2-5 us; the place in 12-23 us "
+            "was moved from 15 to 17.5 with the published tables in sight",
         ),
     )
     int8_relative_speed: float = prior(

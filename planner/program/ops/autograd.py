@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from planner.program.ops.tensors import Backward, Node, Tape, Tensor, Unit, Unpack
+from planner.program.ops.tensors import Backward, Node, Tape, Tensor, Unit, Unpack, keep
 
 LEAF_ORDER = sys.maxsize
 """Leaves run as soon as their gradient is there."""
@@ -57,10 +57,18 @@ def save(tape: Tape, inputs: Sequence[Tensor], saved: Sequence[Tensor]) -> list[
 
 
 def save_for(tape: Tape, x: Tensor, other: Tensor, *more: Tensor) -> list[Tensor | Unpack]:
-    """Each of two factors where the other one needs a gradient."""
-    nothing = Tensor(None, Unit.ONE, 1, x.dtype)
-    kept = [each if beside.node is not None else nothing for each, beside in ((x, other), (other, x))]
-    return save(tape, [x, other, *more], kept)
+    """Each of two factors where the other one needs a gradient; what is not saved comes to no hook.
+
+    Source: torch 2.13 torch/csrc/autograd/saved_variable.cpp (SavedVariable of an undefined tensor).
+    """
+    if not _is_needed(tape, [x, other, *more]):
+        return []
+    pairs = ((x, other), (other, x))
+    return [tape.pack(each) if beside.node is not None else keep(_nothing(x)) for each, beside in pairs]
+
+
+def _nothing(like: Tensor) -> Tensor:
+    return Tensor(None, Unit.ONE, 1, like.dtype)
 
 
 def _is_needed(tape: Tape, inputs: Sequence[Tensor]) -> bool:

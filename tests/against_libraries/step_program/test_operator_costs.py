@@ -92,6 +92,39 @@ def test_a_layer_moves_and_issues_what_torch_does() -> None:
     assert found["bytes"] == pytest.approx(two["bytes"] - one["bytes"], rel=0.01)
 
 
+def test_checkpointing_hooks_what_torch_saves() -> None:
+    """The host spends two operators on each tensor that a layer saves, where Python's hooks see it."""
+    counts: list[int] = []
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        counts[-1] += 1
+        return saved
+
+    for n_layers in (1, 2):
+        counts.append(0)
+        config = transformers.LlamaConfig(
+            **CONFIG, num_hidden_layers=n_layers, attn_implementation="sdpa", use_cache=False
+        )
+        model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).train()
+        ids = torch.randint(0, 512, (BATCH, LENGTH))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            model(input_ids=ids, labels=ids)
+
+    def forward(**said: object) -> float:
+        asked = scenario({}, Setup(attention="sdpa", **said), model_from_config(config.to_dict(), "llama"))
+        parts = parts_of(job_of(asked, Coefficients()))
+        layer = next(each.template for each in parts if each.name == "layer")
+        return sum(
+            spent[Unit.ONE]
+            for (way, _, kind), spent in layer.work.items()
+            if (way, kind) == ("forward", "launches")
+        )
+
+    plain, hooked = forward(), forward(checkpointing=True, reentrant=False)
+    assert hooked - plain == 2 * (counts[1] - counts[0])
+    assert forward(checkpointing=True, reentrant=True) == plain
+
+
 def test_a_mixture_issues_what_torch_does() -> None:
     """Most operators that sort tokens by expert write some numbers for each token, and take the host as long
     as any other.
