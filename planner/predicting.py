@@ -210,8 +210,7 @@ def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibr
     }
     step = host = None
     if time is not None and (spread := calibration.spread_for(SpreadKey("time", lengths))):
-        slower, faster = (float(time_scale(time, doubt, faster=each)) for each in (False, True))
-        step = interval_around(spread, float(time.step_s), slower, faster)
+        step = interval_around(spread, float(time.step_s), float(time_scale(time, doubt)))
     if spread := calibration.spread_for(SpreadKey("host_memory")):
         host = interval_around(spread, host_bytes, float(widened(1.0, doubt.n_unseen)))
     return Uncertainty(

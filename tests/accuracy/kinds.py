@@ -103,5 +103,4 @@ def _held(
 
 def _widened(residual: Residual, scenario: Scenario, blind: Calibration, unseen: Calibration) -> Residual:
     more = unseen.doubt(scenario).n_unseen - blind.doubt(scenario).n_unseen
-    below = None if residual.below is None else float(widened(residual.below, more))
-    return replace(residual, scale=float(widened(residual.scale, more)), below=below)
+    return replace(residual, scale=float(widened(residual.scale, more)))

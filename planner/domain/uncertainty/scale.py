@@ -45,9 +45,6 @@ _FIXED_BYTES = 2.0 * GIB
 _TIME_DEVIATION = 0.10
 _MACHINE = FREEDOM["launch_s"].machine / _TIME_DEVIATION
 _UNSOURCED_RATES = FREEDOM["gpu_rate"].machine / _TIME_DEVIATION
-# Hosts that are faster than the usual one lie within half as much as slower ones: an operator takes 12 us on
-# the fastest, 17.5 on the usual and 35 on slow or shared ones (coefficient ``launch_s``, published tables).
-_FASTER_HOSTS = 0.5
 # What each thing that no record had may add: half of what a peak that is all transient scatters by.
 _UNSEEN = 0.5
 # Of a peak below this, the interval is taken in bytes: as a ratio to a few MiB,
@@ -145,23 +142,22 @@ def _uncounted(memory: MemoryPrediction, value: Number, outside: frozenset[str])
     return _positive((value - counted) / value)
 
 
-def machine_share(time: TimePrediction, *, faster: bool = False) -> Number:
+def machine_share(time: TimePrediction) -> Number:
     """Share of a step that the host, links or disks decide, 1 at most for issuing operators.
 
     Issue time counts where kernels hide it, too: on a slower host it is what a step waits for.
-    ``faster``: what counts for times below the prediction, half of the host's share.
     """
     issue: Number = sum((term.seconds for term in time.terms if term.name in ISSUE_TERMS), 0.0)
     exposed: Number = sum(
         (term.seconds - term.overlapped_s for term in time.terms if term.name in _LINK_TERMS), 0.0
     )
     within: Number = 1.0 - _positive(1.0 - issue / time.step_s)
-    return (within * _FASTER_HOSTS if faster else within) + exposed / time.step_s
+    return within + exposed / time.step_s
 
 
-def time_scale(time: TimePrediction, doubt: Doubt, *, faster: bool = False) -> Number:
+def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
     """Scale of a step time: sqrt(1 + (5 x :func:`machine_share`)^2), :func:`widened`: kernels and
-    machine err independently.  ``faster``: that of times below the prediction.
+    machine err independently.
 
     Five times as much where lengths vary and their mean is not given: tokens that are not there take no more
     time than memory.  Rates without a source may be off as far as virtual and shared cards differ, and so may
@@ -170,5 +166,5 @@ def time_scale(time: TimePrediction, doubt: Doubt, *, faster: bool = False) -> N
     """
     guessed = _UNTOLD_LENGTHS if doubt.lengths_unknown else 1.0
     rates = _UNSOURCED_RATES if doubt.rates_unsourced else 0.0
-    own = (1 + (_MACHINE * machine_share(time, faster=faster)) ** 2 + rates**2) ** 0.5
+    own = (1 + (_MACHINE * machine_share(time)) ** 2 + rates**2) ** 0.5
     return widened(own, doubt.n_unseen) * guessed

@@ -108,19 +108,6 @@ def median_width(held: Sequence[Held], scale: float) -> float:
     return float(np.median([each.half_width for each in held if each.residual.scale == scale]))
 
 
-def test_each_side_is_counted_in_its_own_scale() -> None:
-    """Readings below lie in half the scale: a score is in that of its side, and so is the coverage."""
-    low, high = (replace(residuals(1, 1)[0], log_ratio=each, scale=2.0, below=0.5) for each in (-1.0, 1.0))
-    assert (low.score, high.score) == (-2.0, 0.5)
-    one_scale = residuals(12, 40)
-    two = [
-        replace(each, log_ratio=each.log_ratio * (0.5 if each.log_ratio < 0 else 2.0), scale=2.0, below=0.5)
-        for each in one_scale
-    ]
-    inside = [[each.inside for each in held_out(group)] for group in (one_scale, two)]
-    assert inside[0] == inside[1]
-
-
 def test_an_interval_knows_nothing_of_its_own_group() -> None:
     """A document whose readings all lie far off is outside the intervals made from the others,
     however many rows it has.

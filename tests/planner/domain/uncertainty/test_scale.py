@@ -110,16 +110,6 @@ def test_issuing_counts_as_the_whole_step_at_most() -> None:
     assert machine_share(step(TimeTerm("launch", 3.0, "", 1.0))) == pytest.approx(1.0)
 
 
-def test_hosts_that_are_faster_lie_nearer() -> None:
-    """Half of the host's share counts below the prediction, all of that of links."""
-    launch, ring, kernels = (TimeTerm(name, 0.5, "") for name in ("launch", "collectives", "matmul"))
-    assert machine_share(step(launch, kernels), faster=True) == pytest.approx(0.125)
-    assert machine_share(step(ring, kernels), faster=True) == pytest.approx(0.25)
-    hosted = step(TimeTerm("launch", 1.0, ""))
-    assert time_scale(hosted, SURE, faster=True) == pytest.approx((1 + 1.25**2) ** 0.5)
-    assert time_scale(step(), SURE, faster=True) == time_scale(step(), SURE)
-
-
 def test_times_scatter_by_kernels_and_machine() -> None:
     """1 for kernels, 5 times the share of the machine, 3 for a card that nobody names; five times as much
     where lengths are unknown.
