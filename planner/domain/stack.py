@@ -9,9 +9,9 @@ from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import Quantization, Recipe
 from planner.domain.stack_defaults import StackDefaults
 from planner.domain.stack_values import (
-    CappedSdpa,
     AdamStates,
     AdapterKernels,
+    CappedSdpa,
     Classifies,
     CompletionLogps,
     DeviceMap,

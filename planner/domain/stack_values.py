@@ -9,8 +9,8 @@ KbitUpcast = Literal["none", "norms", "layers", "all", "trl"]
 a sharding divides.
 """
 CappedSdpa = Literal["refused", "asked", "default"]
-"""Whether Transformers runs Gemma 2 with torch's kernel, which knows no caps: not, where that is asked for, or
-unless another one is.
+"""Whether Transformers runs Gemma 2 with torch's kernel, which knows no caps: never, where that is asked for,
+or unless another one is.
 """
 DeviceMap = Literal["unread", "layer", "largest"]
 EmptiesBeforeBackward = Literal["never", "first", "every"]
