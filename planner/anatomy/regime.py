@@ -195,7 +195,7 @@ def kbit_upcast_of(recipe: Recipe, stack: Stack) -> KbitUpcast:
     peft_module_casting_to_bf16, and the same in 0.24.0 models/utils.py prepare_peft_model.
     """
     upcast, numerics = stack.kbit_upcast, recipe.numerics
-    if upcast == "trl":
+    if upcast == "recast":
         if numerics.quantization == "int8":
             return "all"
         upcast = "norms" if numerics.precision == "bf16-mixed" else "all"

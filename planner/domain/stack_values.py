@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-KbitUpcast = Literal["none", "norms", "layers", "all", "trl"]
-"""``trl``: TRL returns token table and head of a 4-bit base to 16 bits under bf16, and leaves a base out that
-a sharding divides.
+KbitUpcast = Literal["none", "norms", "layers", "all", "recast"]
+"""``recast``: TRL returns token table and head of a 4-bit base to 16 bits under bf16, and leaves out a base
+that a sharding divides.
 """
 CappedSdpa = Literal["refused", "asked", "default"]
 """Whether Transformers runs Gemma 2 with torch's kernel, which knows no caps: never, where that is asked for,
