@@ -11,6 +11,7 @@ from planner.domain.stack_defaults import StackDefaults
 from planner.domain.stack_values import (
     AdamStates,
     AdapterKernels,
+    CappedSdpa,
     Classifies,
     CompletionLogps,
     DeviceMap,
@@ -169,6 +170,7 @@ class Stack(EngineFacts):
     model_code: ModelCode
     """Whose modeling code runs: Transformers 4 (4.36 to 4.38) or 5, which decides what attention kernels an
     architecture has, its own, or Megatron-Core, which joins query, key and value, and gate and up."""
+    capped_sdpa: CappedSdpa
     gemma3_eager: bool
     """Attention of Gemma 3 is written out unless a job names a kernel."""
     soft_caps: SoftCaps
@@ -288,6 +290,8 @@ class Stack(EngineFacts):
     """The training loop refers to the loss, and so to its graph, until the next one is computed."""
     keeps_outputs: bool
     """The training loop refers to what the model returned, and its logits, until it returns again."""
+    step_in_function: bool
+    """The training step is a function: it lets go of what it refers to when it returns."""
 
     # Trainers of preferences, rewards and generated completions
     pair_logps: PairLogps

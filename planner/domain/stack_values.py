@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-KbitUpcast = Literal["none", "norms", "layers", "all"]
+KbitUpcast = Literal["none", "norms", "layers", "all", "recast"]
+"""``recast``: TRL returns token table and head of a 4-bit base to 16 bits under bf16, and leaves out a base
+that a sharding divides.
+"""
+CappedSdpa = Literal["refused", "asked", "default"]
+"""Whether Transformers runs Gemma 2 with torch's kernel, which knows no caps: never, where that is asked for,
+or unless another one is.
+"""
 DeviceMap = Literal["unread", "layer", "largest"]
 EmptiesBeforeBackward = Literal["never", "first", "every"]
 QuantizesExperts = Literal["never", "expanded", "held"]

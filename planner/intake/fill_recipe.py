@@ -423,7 +423,7 @@ def _resolve_attention(ledger: Ledger, setting: RecipeContext, numerics: Numeric
         lacks_flash2(gpu) or numerics.compute_dtype == "fp32" or widest_head(model) > 256
     ):
         default, origin, note = "sdpa", "assumed", f"{ATTENTION_FACTS[default].title} does not run here"
-    if code_lacks(model, stack, default) or prefers_eager(model, stack):
+    if code_lacks(model, stack, default) or prefers_eager(model, stack, default):
         note = f"what this stack runs {model.architecture} models with"
         default, origin = "eager", "assumed"
     return ledger.choose("attention", default, origin, note)

@@ -32,7 +32,7 @@ Source: torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp ``check_flash_att
 
 # Source: transformers 5.23.0 models/*/modeling_*.py,
 # `_supports_sdpa` and `_supports_flash_attn` absent or False.
-_NO_SDPA = frozenset({"bloom", "mpt", "gptj", "gemma2", "gpt_oss"})
+_NO_SDPA = frozenset({"bloom", "mpt", "gptj", "gpt_oss"})
 _NO_FLASH = frozenset({"bloom", "mpt", "llama4", "llama4_text"})
 # Models without ``_supports_flex_attn``, or a part of which has none.  Source: transformers 5.23.0 models.
 _NO_FLEX = frozenset(
@@ -203,6 +203,8 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
         return is_flash and has_sinks(model)
     if is_flash:
         return model.architecture in _NO_FLASH
+    if _caps_scores(model):
+        return stack.capped_sdpa == "refused"
     lacking = _NO_SDPA_BEFORE_2024_09 if stack.model_code == "transformers-4" else _NO_SDPA
     return not lacking.isdisjoint((model.architecture, model.decoder))
 
@@ -216,8 +218,15 @@ def refuses_flash(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
     return asked and stack.model_code.startswith("transformers") and model.architecture in _NO_FLASH
 
 
-def prefers_eager(model: ModelSpec, stack: Stack) -> bool:
-    """Whether the stack's loader writes attention out where no kernel is named."""
+def _caps_scores(model: ModelSpec) -> bool:
+    """Whether scores are capped in Transformers' own class, Gemma 2's."""
+    return "gemma2" in (model.architecture, model.decoder)
+
+
+def prefers_eager(model: ModelSpec, stack: Stack, default: Attention) -> bool:
+    """Whether the stack writes attention out where no kernel is named, though it has a ``default``."""
+    if _caps_scores(model):
+        return default == "sdpa" and stack.capped_sdpa == "asked"
     return stack.gemma3_eager and model.architecture in ("gemma3", "gemma3_text")
 
 

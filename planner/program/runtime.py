@@ -141,7 +141,7 @@ class Runtime:
         for each in made:
             stream.events += each.events(BACKWARD_OUT)
         self.end_of_backward(phases)
-        if self.job.stack.binds_loss:
+        if self.job.stack.binds_loss and not self.job.stack.step_in_function:
             self._bound = made
             return [*gradients_of(made)]
         for each in made:

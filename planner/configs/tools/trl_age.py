@@ -63,20 +63,13 @@ def read_age(keys: Keys, reading: Reading, asked: str = "", *, generates: bool =
 
 
 def read_old_preparation(keys: Keys, reading: Reading) -> None:
-    """What TRL up to 0.26 did to a 4-bit base under bf16: fp32 norms, a 16-bit token table and head,
-    storage in the named dtype.
+    """What TRL up to 0.26 did to a 4-bit base: storage in the named dtype.
 
-    Source: trl 0.9.6 to 0.24.0 ``peft_module_casting_to_bf16`` (unsharded bases only,
-    models/utils.py:538-565), and 0.15.2 to 0.26.2 trainer/utils.py ``get_quantization_config``:
-    bnb_4bit_quant_storage is torch_dtype.  That of alignment-handbook sets none.
+    Source: trl 0.15.2 to 0.26.2 trainer/utils.py ``get_quantization_config``: bnb_4bit_quant_storage is
+    torch_dtype.  That of alignment-handbook sets none.
     """
     if reading.value("quantization") not in ("nf4", "fp4"):
         return
-    place = keys.where("load_in_4bit")
-    if reading.sharding.gathers_weights:
-        reading.switch("kbit_upcast", "none", place)
-    elif reading.value("precision") == "bf16-mixed":
-        reading.switch("kbit_upcast", "norms", place)
     dtype = reading.said.get("load_dtype")
     if dtype is not None and dtype.value in DTYPES and not keys.has("dataset_mixer"):
         note = "trl 0.15.2 to 0.26.2 trainer/utils.py get_quantization_config"

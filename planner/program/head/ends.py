@@ -273,13 +273,21 @@ def returned(torch: Operators, ends: EndsView, outputs: list[Tensor]) -> None:
     if stage is not None and stage.in_turn and stage.rank:
         outputs.clear()
     elif view.stack.keeps_outputs and outputs:
-        torch.bound = [_bound(torch, view, outputs) for _ in range(len(outputs))]
+        hold(torch, view, [_bound(torch, view, outputs) for _ in range(len(outputs))])
     elif _keeps_logits(view) or (stage is not None and not (in_turn or _is_megatron(view))):
         # Until the next forward; here until the graph goes.
         torch.outputs = [each.alias() for each in outputs]
     elif widens(view):
         while outputs:
             torch.to(outputs.pop(), "fp32")
+
+
+def hold(torch: Operators, view: LayerView, kept: list[Tensor]) -> None:
+    """``kept`` by variables of the training loop: of its step alone, or until they are bound anew."""
+    if view.stack.step_in_function:
+        torch.outputs = kept
+    else:
+        torch.bound = kept
 
 
 def _is_megatron(view: LayerView) -> bool:
@@ -337,7 +345,7 @@ def _loop_loss(
     if not cuts:
         logits[0] = torch.to(logits[0], "fp32")
     if view.stack.keeps_outputs:
-        torch.bound = [each.alias() for each in logits]
+        hold(torch, view, [each.alias() for each in logits])
         torch.enter(FORWARD_LOSS)
     loss = loss_of_pieces(torch, view, logits, upcast=upcast) if cuts else split_loss(torch, view, logits[0])
     return loss, logits if _keeps_logits(view) and not view.stack.keeps_outputs else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from planner.domain.model import NormSpec
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, shape_of
-from planner.program.ops.tensors import Tensor, Unit, promoted
+from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
 _FUSED = ("cast", "narrowed", "returned", "autocast")
@@ -118,11 +118,11 @@ def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, we
 
 
 def _fused_rms_norm(torch: Operators, x: Tensor, weight: Tensor) -> Tensor:
-    """One kernel that saves its input; in backward it writes a new gradient.
+    """One kernel that saves its input, whose dtype it keeps; in backward it writes a new gradient.
 
-    Source: Liger-Kernel 0.5 ops/rms_norm.py.
+    Source: Liger-Kernel 0.1.0, 0.4.2 and 0.6.0 ops/rms_norm.py.
     """
-    out = torch.like(x, "rms_norm", promoted(x.dtype, weight.dtype))
+    out = torch.like(x, "rms_norm")
     trained = weight.node is not None
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:

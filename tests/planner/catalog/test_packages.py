@@ -134,7 +134,7 @@ def test_versions_turn_one_stack_into_another_and_say_which_facts_they_changed()
         True,
         "base",
     )
-    assert (stack.sdpa_mask, stack.fused_experts, stack.kbit_upcast) == ("stream", False, "all")
+    assert (stack.sdpa_mask, stack.fused_experts, stack.kbit_upcast) == ("stream", False, "recast")
     assert stack.unread == ()
     note = next(each.note for each in scenario.assumptions if each.name == "versions")
     changed = dict(each.split("=") for each in note.removeprefix("changes ").split(", "))

@@ -184,3 +184,26 @@ def test_several_gpus_share_a_model_as_their_stack_does() -> None:
     assert scenario_of(stack="torchtitan", method="full").recipe.sharding.name == "none"
     trainer = scenario_of(stack="hf-trainer@5", gpus=2)
     assert (trainer.recipe.sharding.name, assumption(trainer, "sharding").origin) == ("ddp", "assumed")
+
+
+@pytest.mark.parametrize(
+    ("version", "chosen", "takes"),
+    [
+        ("4.44.2", "sdpa", True),
+        ("4.46.3", "eager", True),
+        ("4.57.6", "sdpa", True),
+        ("5.20.1", "sdpa", True),
+        ("5.21.0", "eager", False),
+    ],
+)
+def test_torch_s_kernel_and_capped_scores(version: str, chosen: str, takes: bool) -> None:
+    """Transformers ran Gemma 2 with torch's kernel, without the cap, until 5.21: by default, but for 4.45 to
+    4.47.  So does a run that was measured with 5.0.0 (Anassbzdd/fitcheck).
+    """
+    said = {"model": "gemma-2-2b", "stack": "hf-trainer@4", "versions": f"transformers=={version}"}
+    assert scenario_of(**said).recipe.attention == chosen
+    if takes:
+        assert scenario_of(**said, attention="sdpa").recipe.attention == "sdpa"
+    else:
+        with pytest.raises(RefusedCombinationError, match="no such attention kernel"):
+            scenario_of(**said, attention="sdpa")

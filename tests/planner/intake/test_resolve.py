@@ -191,7 +191,7 @@ def test_a_switch_that_is_said_replaces_the_stacks_own() -> None:
         ("zero12_overlap", "must be written name=value"),
         ("zero12_overlap=maybe", "switch zero12_overlap must be true or false, but it is 'maybe'"),
         ("zero12_bucket_elements=-1", "must be from 0 to"),
-        ("kbit_upcast=some", "must be one of none, norms, layers, all"),
+        ("kbit_upcast=some", "must be one of none, norms, layers, all, recast"),
         ("loss_forward=compute+magic", "must be a list of"),
         ("zero12_overlap=true;zero12_overlap=false", "is given twice"),
         ("zero12_overlop=true", "unknown switch 'zero12_overlop'; nearest: zero12_overlap"),

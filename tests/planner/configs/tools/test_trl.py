@@ -88,12 +88,10 @@ def test_old_trl_turns_no_precision_on(tmp_path: Path) -> None:
 
 
 def test_old_trl_prepares_a_4_bit_base(tmp_path: Path) -> None:
-    """Norms in fp32 and bytes in the named dtype; under FSDP nothing is cast, so that shards stay alike."""
+    """Its bytes are stored in the named dtype; what else is done to it is of the stack."""
     text = TRL + "load_in_4bit: true\nbf16: true\nmax_seq_length: 512\ntorch_dtype: bfloat16\n"
     request = read_config_file(written(tmp_path, text)).request
-    assert (request.get("switches"), request.get("quant_storage")) == (("kbit_upcast=norms",), "bf16")
-    request = read_config_file(written(tmp_path, text + "fsdp: full_shard\n")).request
-    assert (request.get("switches"), request.get("sharding")) == (("kbit_upcast=none",), "fsdp")
+    assert (request.get("stack"), request.get("quant_storage")) == ("trl@0", "bf16")
 
 
 def test_a_launch_file_that_trl_knows_by_name(tmp_path: Path) -> None:

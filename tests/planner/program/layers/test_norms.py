@@ -72,6 +72,24 @@ def test_a_fused_norm_saves_the_input_it_was_given() -> None:
     assert ("rms_norm_backward", "TOKENS", WIDE) in run.made("backward")
 
 
+def test_a_fused_norm_keeps_the_dtype_of_its_input_over_fp32_weights() -> None:
+    """Those of k-bit preparation: linkedin/Liger-Kernel v0.1.0 to v0.6.0 ops/rms_norm.py makes Y as X is.
+
+    QLoRA of Llama 3.1 8B with Liger on an L4 takes 24.0 s a step (philschmid's guide of 2025); 33.7 were
+    counted where the norms widened what follows them.
+    """
+    view = view_of("lora", norm="fp32", fused_norm=True)
+    plain = view_of("lora", norm="fp32")
+
+    fused, written = (
+        Run(lambda torch, x, each=each: norm(torch, each, NormSpec("rms", 64), x), "bf16")
+        for each in (view, plain)
+    )
+
+    assert fused.made("forward") == [("rms_norm", "TOKENS", NARROW)]
+    assert written.made("forward")[-1] == ("mul", "TOKENS", WIDE)
+
+
 def test_a_norm_in_one_kernel_with_positions_saves_its_input_and_a_number_for_each_head() -> None:
     """Two heads of 32 features; rows that share their positions have two tables of them copied."""
     alone, spec = view_of("lora", norm="bf16"), NormSpec("rms", 32, rows_per_token=2, scaling="turned")
