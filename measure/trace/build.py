@@ -21,7 +21,7 @@ from measure.recipe.checkpointing import checkpoint_kwargs
 from measure.recipe.modules import config_fields, find_layer_list
 from measure.recipe.preference_steps import add_value_head
 from measure.recipe.trained import differentiate, freeze
-from measure.trace.cuda.quantized import CONSTANTS, dora_reads_stand_ins, quantize_on_meta
+from measure.trace.cuda.quantized import CONSTANTS, Params4bit, dora_reads_stand_ins, quantize_on_meta
 from measure.trace.record import Role, TracedBlock
 from measure.trace.tracer import Recorder
 from planner.catalog.architectures import reader_for
@@ -335,6 +335,7 @@ def _replace(tensor: torch.Tensor, places: list[_Place], recorder: Recorder) -> 
     if isinstance(tensor, nn.Parameter):
         kept: Any = nn.Parameter(fake, requires_grad=tensor.requires_grad)
         kept.stored_bytes = getattr(tensor, "stored_bytes", tensor.element_size())
+        kept.in_graph = isinstance(tensor, Params4bit)
         for module, name, _ in places:
             module._parameters[name] = kept
     else:

@@ -71,7 +71,7 @@ class ParameterNote:
     ``name``: in its module.  ``element_bytes``: of each element as modules see it; ``stored_bytes``: before
     an engine cast it.  ``group``: that of the optimizer, -1 where frozen.  ``unit``, ``stays_whole``: what
     FSDP gathers it with outside of layers, and whether that stays until its backward.  ``is_float``: whether
-    an engine can divide it.  ``n_names``: modules that have it.
+    an engine can divide it.  ``n_names``: modules that have it.  ``in_graph``: the graph has a view of it.
     """
 
     name: str
@@ -83,6 +83,7 @@ class ParameterNote:
     stored_bytes: int = 0
     is_float: bool = True
     n_names: int = 1
+    in_graph: bool = False
 
 
 @dataclass(slots=True)

@@ -63,12 +63,13 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
     if job.recipe.rollout is not None and job.recipe.rollout.scores_itself:
         # That of the reward model, frozen, which PEFT makes in fp32 (peft 0.12 peft_model.py load_adapter).
         add_adapters(stream, job, weights)
-    replace(stream, weights, engine_dtypes(job, weights))
     for other in (second_job(job), reward_job(job)):
         if other is not None:
             _load_beside(stream, other)
     if job.stack.runs_trainer and not casts_on_host(job):
         stream.empty_cache()
+    # When the Trainer makes the engine.
+    replace(stream, weights, engine_dtypes(job, weights))
     return weights
 
 

@@ -1,13 +1,17 @@
-"""Sharded jobs, program against trace: this script writes the traces to ``data/differential/sharded.csv``."""
+"""Sharded jobs: the step program against the dry run of ``programs/sharded_trainer.py``, where the engines'
+own code runs.  This script writes the dry runs to ``data/differential/sharded.csv``.
+"""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import io
+import json
 import statistics
+import subprocess
 import sys
-import warnings
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -42,6 +46,8 @@ COLUMNS = (
     "mechanism",
 )
 Row = dict[str, str]
+PROGRAM = Path(__file__).resolve().parent / "programs" / "sharded_trainer.py"
+CARD = "a100-80-sxm"
 # DeepSpeed fills its flat buffer on the GPU where there is room for both and on the host where there is not.
 LOADING = ("load", "adapters")
 
@@ -87,7 +93,7 @@ def path() -> Path:
 def scenario_of(row: Mapping[str, str]) -> Scenario:
     """The scenario of a job, with the Trainer's defaults."""
     flags: dict[str, object] = {name: row[name] for name in KEY if row[name]}
-    return resolve(from_flags({**flags, "gpu": "a100-80gb", "stack": "hf-trainer@5"}))
+    return resolve(from_flags({**flags, "gpu": CARD, "stack": "hf-trainer@5"}))
 
 
 def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
@@ -96,21 +102,20 @@ def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def traced(row: Mapping[str, str]) -> Row:
-    """The trace's half of a row."""
-    from measure.trace.traced_job import trace_events
-    from planner.allocator.documents.summary import summarize
-
-    summary = summarize(trace_events(scenario_of(row)))
-    phases = [f"{each.peaks.phase}={each.peaks.allocated_bytes}" for each in summary.phases]
-    highest = max(
-        (each for each in summary.phases if each.peaks.phase not in LOADING),
-        key=lambda each: each.peaks.allocated_bytes,
-    )
+    """The dry run's half of a row."""
+    job = json.dumps({name: row[name] for name in KEY})
+    launched = ["torchrun", "--nproc_per_node", row["gpus"], str(PROGRAM), job]
+    command = [sys.executable, "-m", "measure", "trace", "--gpu", f"{CARD}:{row['gpus']}", "--json"]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([*command, "--", *launched], cwd=folder, stdout=subprocess.PIPE, check=False)
+    document = json.loads(done.stdout)
+    phases = {each["phase"]: each["allocated_bytes"] for each in document["phases"]}
+    highest = max(set(phases) - set(LOADING), key=lambda name: phases[name])
     return {
-        "trace_bytes": str(highest.peaks.allocated_bytes),
-        "trace_phase": highest.peaks.phase,
-        "trace_reserved_bytes": str(summary.reserved_peak_bytes),
-        "trace_phases_bytes": ";".join(phases),
+        "trace_bytes": str(phases[highest]),
+        "trace_phase": highest,
+        "trace_reserved_bytes": str(document["reserved_peak_bytes"]),
+        "trace_phases_bytes": ";".join(f"{name}={size}" for name, size in phases.items()),
     }
 
 
@@ -138,7 +143,7 @@ class Apart:
 
 
 def compared(row: Row) -> Apart:
-    """The program as it is now beside the trace of ``row``."""
+    """The step program as it is now beside the dry run of ``row``."""
     job = job_of(scenario_of(row), Coefficients())
     trace_bytes = int(row["trace_bytes"])
     phases = dict(pair.split("=") for pair in row["trace_phases_bytes"].split(";"))
@@ -192,7 +197,6 @@ def main() -> None:
         "--compare-only", action="store_true", help="trace nothing; only say how far apart both are"
     )
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
     stored = {key_of(row): row for row in read()}
     rows: list[Row] = []
     apart: list[Apart] = []

@@ -106,13 +106,6 @@ def test_the_bytes_by_hand() -> None:
     assert all(abs(float(share)) < 1 for share in shares.groups())
 
 
-def test_nothing_is_shown_as_measured_that_was_not() -> None:
-    """The part about real runs reads records; it has no number of its own."""
-    (cell,) = [cell for cell in _cells(NOTEBOOKS[0], "code") if "own_runs" in cell.source]
-    numbers = {node.value for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Constant)}
-    assert {each for each in numbers if isinstance(each, int | float)} <= {1}
-
-
 @pytest.mark.figures
 def test_every_table_is_drawn() -> None:
     """Each table of the four documents becomes a picture of its memory, its time and its host RAM,

@@ -76,6 +76,8 @@ class TracedCoordinator:
         # Given back so far, and when the host asked for each parameter.
         self._n_late = 0
         self._asked: deque[int] = deque()
+        # What the graph keeps of what was taken away.
+        self._in_graph: list[TracedBlock | None] = []
 
     def new_pass(self, everything: Iterable[TracedUse], *, trains: bool = False) -> None:
         """``reset_step``, when the model's forward begins:
@@ -180,6 +182,13 @@ class TracedCoordinator:
                     self._release_one(live)
         self._asked.clear()
 
+    def end_of_graph(self) -> None:
+        """What the graph kept goes with it: ``free_param`` only lets go of ``param.data``
+        (partition_parameters.py), of which bitsandbytes' context has a view.
+        """
+        self._stream.free(*self._in_graph)
+        self._in_graph.clear()
+
     def release_all(self, everything: Iterable[TracedUse]) -> None:
         """``release_and_reset_all``, when the optimizer steps."""
         for live in everything:
@@ -263,7 +272,10 @@ class TracedCoordinator:
 
     def _release_one(self, live: TracedUse) -> None:
         if live.status == "here" and not live.active:
-            if live.block is not None:
+            in_graph = self._settings.makes_graph and self._stream.place.stage == "forward"
+            if in_graph and live.parameter.in_graph:
+                self._in_graph.append(live.block)
+            elif live.block is not None:
                 self._n_late += 1
                 self._stream.free_late(live.block, MOST_LAG)
             live.block, live.status = None, "away"

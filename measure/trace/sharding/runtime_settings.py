@@ -41,7 +41,8 @@ class ZeroSettings:
     ``zero3_counts_from_backward`` and ``zero3_keeps_recomputed``; ``for_model``: until all of the model is
     done.  ``checks_overflow``: gradients are in fp16, and looked through for overflow before each step.
     ``flattens_on_card``: trained weights become one buffer there, and not on the host.
-    ``begins_empty``: the Trainer empties the cache before the engine is made.
+    ``begins_empty``: the Trainer empties the cache before the engine is made.  ``makes_graph``: the forward
+    pass leaves a graph, as it does not where layers are checkpointed in the reentrant manner.
 
     ``rank`` is the process that is traced.
     """
@@ -62,6 +63,7 @@ class ZeroSettings:
     counts_early: bool
     keeps_recomputed: bool
     for_model: bool
+    makes_graph: bool
     checks_overflow: bool
     flattens_on_card: bool
     begins_empty: bool
@@ -206,6 +208,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         counts_early=stack.zero3_counts_from_backward,
         keeps_recomputed=stack.zero3_keeps_recomputed,
         for_model=recipe.checkpoint_reentrant and stack.recomputes_hooks,
+        makes_graph=not (recipe.gradient_checkpointing and recipe.checkpoint_reentrant),
         checks_overflow=recipe.numerics.precision == "fp16-mixed",
         flattens_on_card=stack.zero12_flattens_on_gpu,
         begins_empty=stack.runs_trainer,

@@ -32,6 +32,7 @@ class TracedParameter:
     stored_bytes: int = 0
     is_float: bool = True
     n_names: int = 1
+    in_graph: bool = False
 
     @property
     def elements(self) -> int:
@@ -64,4 +65,5 @@ def parameter_of(record: Record) -> TracedParameter | None:
         note.stored_bytes,
         note.is_float,
         note.n_names,
+        note.in_graph,
     )

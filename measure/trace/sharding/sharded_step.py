@@ -109,4 +109,5 @@ def note_parameters(
                 getattr(tensor, "stored_bytes", tensor.element_size()),
                 tensor.is_floating_point(),
                 n_names[tensor],
+                getattr(tensor, "in_graph", False),
             )

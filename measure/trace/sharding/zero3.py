@@ -154,16 +154,23 @@ class TracedZero3:
         self._stream.free(whole)
 
     def _divide(self) -> None:
-        """A model that the engine finds whole: each parameter is cast, then divided
-        (``_convert_to_zero_parameters``).
+        """A model that the engine finds whole: all parameters are cast
+        (``_cast_module_mixed_precision``), then divided (``_convert_to_zero_parameters``).
         """
-        for parameter, block, whole in self._undivided:
-            casts = parameter.stored_bytes != parameter.element_bytes
-            narrow = self._stream.take(parameter.n_bytes, _WHOLE) if casts else None
-            self._stream.free(whole if narrow else None)
+        cast = [
+            (parameter, block, self._cast(parameter, whole)) for parameter, block, whole in self._undivided
+        ]
+        for parameter, block, whole in cast:
             self._keep_part(parameter, block)
-            self._stream.free(narrow or whole)
+            self._stream.free(whole)
         self._undivided = []
+
+    def _cast(self, parameter: TracedParameter, whole: TracedBlock) -> TracedBlock:
+        if parameter.stored_bytes == parameter.element_bytes:
+            return whole
+        narrow = self._stream.take(parameter.n_bytes, _WHOLE)
+        self._stream.free(whole)
+        return narrow
 
     def _flatten_on_host(self, trained: list[TracedParameter]) -> None:
         """``_create_param_groups_fp16_flat_cpu_memory``:
@@ -240,6 +247,8 @@ class TracedZero3:
         self._reduce(boundary=boundary)
         self._coordinator.end_of_backward()
         self._stream.wait()
+        if not boundary:
+            self._coordinator.end_of_graph()
 
     def step(self, number: int) -> None:
         """``step``: everything is released, and the host reads the norm of all gradients (utils.py
@@ -266,6 +275,7 @@ class TracedZero3:
             for records in self._steps[number]:
                 stream.splice(records)
         self._coordinator.gather_now(live for live in self._live.values() if live.persists)
+        self._coordinator.end_of_graph()
 
     def _check_overflow(self) -> None:
         """``has_overflow``: ``isinf`` compares absolute values of all gradients,

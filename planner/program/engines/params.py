@@ -28,7 +28,8 @@ class Param:
     """One parameter.
 
     ``number``: place in the model.  ``element_bytes``: as modules compute with it.  ``decays``: in the first
-    group of the optimizer, which has weight decay.  ``place``: part of the model and module.
+    group of the optimizer, which has weight decay.  ``place``: part of the model and module.  ``in_graph``:
+    as in :class:`planner.program.ops.tensors.Parameter`.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Param:
     decays: bool
     place: tuple[str, str]
     term: TermName
+    in_graph: bool = False
 
     @property
     def n_bytes(self) -> int:
@@ -71,7 +73,14 @@ def params_of(job: Job, parts: Sequence[Part]) -> dict[str, list[Param]]:
             term: TermName = "adapters" if each.trained and job.recipe.adapter is not None else "weights"
             own.append(
                 Param(
-                    n_made, elements, ELEMENT_BYTES[each.dtype], each.trained, decays, (label, module), term
+                    n_made,
+                    elements,
+                    ELEMENT_BYTES[each.dtype],
+                    each.trained,
+                    decays,
+                    (label, module),
+                    term,
+                    each.in_graph,
                 )
             )
             n_made += 1

@@ -50,15 +50,26 @@ class Operators(Tape):
         self.flat = False
         self.caches = False
 
-    def parameter(self, unit: Unit, count: float, dtype: Dtype, *, trained: bool, owner: str = "") -> Tensor:
+    def parameter(
+        self,
+        unit: Unit,
+        count: float,
+        dtype: Dtype,
+        *,
+        trained: bool,
+        owner: str = "",
+        in_graph: bool = False,
+    ) -> Tensor:
         """A weight, whose memory is the model's; ``trained``: its gradient stays after the backward pass.
 
-        ``owner``: the module inside the running one that has it.
+        ``owner``: the module inside the running one that has it; ``in_graph``: as in :class:`Parameter`.
         """
         tensor = Tensor(None, unit, count, dtype)
         number, self.n_parameters = self.n_parameters, self.n_parameters + 1
         if number == len(self.parameters):
-            self.parameters.append(Parameter(unit, count, dtype, trained, self.module_number(owner)))
+            self.parameters.append(
+                Parameter(unit, count, dtype, trained, self.module_number(owner), in_graph)
+            )
         if trained:
             tensor.node = Node(self.module, LEAF_ORDER, None)
             tensor.node.parameter = number

@@ -242,13 +242,17 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A weight that the code asked for: ``count`` elements for each of ``unit``, of a numbered module."""
+    """A weight that the code asked for: ``count`` elements for each of ``unit``, of a numbered module.
+
+    ``in_graph``: the graph refers to a view of it, so that its memory stays where an engine takes it away.
+    """
 
     unit: Unit
     count: float
     dtype: Dtype
     trained: bool
     module: int
+    in_graph: bool = False
 
 
 ATTENTION = frozenset({"flash_attention", "efficient_attention"})

@@ -61,7 +61,10 @@ def base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor)
     if numerics.quantization in BITSANDBYTES or numerics.quant_storage is not None:
         stored = numerics.quant_storage or "int8"
         n_bytes = packed_bytes(numerics, elements(view, spec))
-        torch.parameter(Unit.ONE, n_bytes / ELEMENT_BYTES[stored], stored, trained=False)
+        # ``ctx.tensors`` has ``B``, a view (bitsandbytes 0.50.2 autograd/_functions.py MatMul4Bit).
+        in_graph = numerics.quantization in ("nf4", "fp4")
+        count = n_bytes / ELEMENT_BYTES[stored]
+        torch.parameter(Unit.ONE, count, stored, trained=False, in_graph=in_graph)
     return _PRODUCTS[numerics.quantization](torch, view, spec, x)
 
 

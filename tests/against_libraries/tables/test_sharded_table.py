@@ -1,11 +1,10 @@
-"""The table of sharded jobs: the program as it is now stays within the limit of the stored traces."""
+"""The table of sharded jobs: the program as it is now stays within the limit of the stored dry runs."""
 
 from __future__ import annotations
 
 import statistics
 
 import pytest
-from sharded_streams import lines
 from sharded_table import JOBS, Apart, compared, key_of, read
 
 WORST_PERCENT, MEDIAN_PERCENT, RESERVED_PERCENT = 5.0, 1.0, 4.0
@@ -41,12 +40,3 @@ def test_what_is_reserved_is_within_the_limit(apart: dict[tuple[str, ...], Apart
 def test_the_median_is_within_the_limit(apart: dict[tuple[str, ...], Apart]) -> None:
     """Half of the jobs are closer than one percent."""
     assert statistics.median(abs(each.allocated) for each in apart.values()) <= MEDIAN_PERCENT
-
-
-def test_rows_are_compared_request_by_request_where_words_choose_them() -> None:
-    """The script takes the rows that have all the words; without requests it says how far both are apart."""
-    said = list(lines(("ddp", "full"), (), 0))
-    assert len(said) == len(
-        [row for row in ROWS.values() if (row["sharding"], row["method"]) == ("ddp", "full")]
-    )
-    assert all("allocated" in line for line in said)

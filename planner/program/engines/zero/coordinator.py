@@ -99,6 +99,9 @@ class Coordinator:
         # Given back so far, as far as the host has waited, and when it asked for each parameter.
         self._n_late = self._n_back = 0
         self._asked: deque[int] = deque()
+        # Whether modules that run are in a graph, and what that keeps of what was taken away since.
+        self.makes_graph = False
+        self._in_graph: list[int | None] = []
 
     def new_pass(self, everything: Iterable[Live], *, trains: bool = False) -> None:
         """``reset_step``, when the model's forward begins:
@@ -247,6 +250,14 @@ class Coordinator:
                     self._release_one(live)
         self._asked.clear()
 
+    def end_of_graph(self) -> None:
+        """What the graph kept goes with it.
+
+        ``free_param`` only lets go of ``param.data`` (partition_parameters.py).
+        """
+        self._engine.free(*self._in_graph)
+        self._in_graph.clear()
+
     def release_all(self, everything: Iterable[Live]) -> None:
         """``release_and_reset_all``, when the optimizer steps."""
         for live in everything:
@@ -371,8 +382,11 @@ class Coordinator:
     def _release_one(self, live: Live) -> None:
         if live.status == "here" and not live.active:
             self.divide_inside(live)
-            self._n_late += 1
-            self._engine.free_late(live.slot, MOST_LAG)
+            if self.makes_graph and live.param.in_graph:
+                self._in_graph.append(live.slot)
+            else:
+                self._n_late += 1
+                self._engine.free_late(live.slot, MOST_LAG)
             live.slot, live.status = None, "away"
             self._available -= live.param.elements
 

@@ -81,16 +81,13 @@ class Zero12(DeepSpeed):
         """Parameters of which this rank updates some elements, and how many.
 
         The first or the last rank, whichever keeps more.  Under stage 2 a gradient that two of them share
-        counts whole for both.  Stage 1 keeps every gradient, so the one counts whose largest gradient is
-        larger: its norm is taken in fp64.  An optimizer on the host takes them: the last rank gets its own
-        where most is there.
+        counts whole for both.  Stage 1 keeps every gradient, and an optimizer on the host takes them, so the
+        one counts whose largest gradient is larger: its norm is taken in fp64.
         """
         last, first = (
             {each: n for group in self._groups for each, n in group.own(rank).items()} for rank in (-1, 0)
         )
-        if self.settings.offloads_optimizer:
-            return last
-        if self._is_first_stage:
+        if self._is_first_stage or self.settings.offloads_optimizer:
             return max(last, first, key=lambda own: max(own.values(), default=0))
         return max(last, first, key=lambda own: sum(each.elements for each in own))
 

@@ -154,7 +154,7 @@ class Zero3(DeepSpeed):
         the bucket and the buffer for gradients come and stay.
         """
         settings = self.settings
-        if self.job.stack.runs_trainer:
+        if self.job.stack.runs_trainer and not self._loads_whole:
             # transformers 4.57 and 5.19 trainer.py _inner_training_loop (``accelerator.free_memory``).
             self.stream.empty_cache()
         self._divide()
@@ -226,7 +226,10 @@ class Zero3(DeepSpeed):
 
     def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """A micro-step, at whose beginning prefetch starts anew."""
+        recipe = self.job.recipe
         self._now.coordinator.new_pass(self._now.live.values(), trains=True)
+        reentrant = recipe.gradient_checkpointing and recipe.checkpoint_reentrant
+        self._own.coordinator.makes_graph = not reentrant
         self._again.clear()
         return super().micro_step(parts, phases)
 
@@ -239,7 +242,11 @@ class Zero3(DeepSpeed):
         """
         if self._has_hooks:
             self._now.coordinator.new_pass(self._now.live.values())
-        return super().run_aside(parts, cached, waits=waits)
+        coordinator = self._now.coordinator
+        makes_graph, coordinator.makes_graph = coordinator.makes_graph, False
+        made = super().run_aside(parts, cached, waits=waits)
+        coordinator.makes_graph = makes_graph
+        return made
 
     def complete(self, prompts: Sequence[Part], token: Sequence[Part]) -> None:
         """All parameters are whole while completions are written, by a model without hooks.
@@ -321,6 +328,7 @@ class Zero3(DeepSpeed):
         """
         if self.job.recipe.has_own_loss:
             self.stream.wait()
+        self._own.coordinator.makes_graph = False
         self._own.coordinator.fetch(self._own.outer, forward=False, recomputes=False)
 
     def backward(self, part: Instance) -> None:
@@ -396,6 +404,8 @@ class Zero3(DeepSpeed):
         self._reduce()
         self._own.coordinator.end_of_backward()
         self.stream.wait()
+        if not self.boundary:
+            self._own.coordinator.end_of_graph()
 
     def step(self) -> None:
         """``step``: everything is released, and the host reads the norm of all gradients (utils.py
@@ -424,6 +434,8 @@ class Zero3(DeepSpeed):
                 # ``invalidate_secondary_tensor``: it has the weights of before.
                 self.free(live.second)
                 live.second = None
+        # The engine steps inside of backward (accelerate 1.15.0 utils/deepspeed.py), where the loss still is.
+        self._own.coordinator.end_of_graph()
 
     def _check_overflow(self) -> None:
         """``has_overflow``, in fp16 alone: ``isinf`` compares absolute values of all gradients,

@@ -105,6 +105,21 @@ def test_what_no_hook_has_released_goes_when_the_backward_ends() -> None:
     assert rank.statuses()["a"] == "away"
 
 
+@pytest.mark.parametrize("makes_graph", [True, False])
+def test_what_the_graph_has_a_view_of_stays_until_it_goes(makes_graph: bool) -> None:
+    """DeepSpeed lets go of a packed matrix behind its forward, and bitsandbytes' context has it still."""
+    rank = Rank(makes_graph=makes_graph)
+    (use,) = rank.uses["b"]
+    use.parameter = replace(use.parameter, in_graph=True)
+    rank.coordinator.new_pass(rank.all)
+    rank.coordinator.fetch("b", forward=True)
+    rank.coordinator.release("b", forward=True)
+    assert use.status == "away"
+    assert sum(not each.alloc for each in rank.stream.records) == (not makes_graph)
+    rank.coordinator.end_of_graph()
+    assert sum(not each.alloc for each in rank.stream.records) == 1
+
+
 def test_one_process_has_all_of_each_parameter() -> None:
     """Nothing is gathered, and after a step nothing is allocated for what is whole."""
     rank = Rank(world=1)

@@ -93,6 +93,22 @@ def test_first_pass_gathers_one_module_at_a_time() -> None:
     assert one_pass(Coordinator(engine), several, engine) == [[20], [-20], [16], [-16]]  # type: ignore[arg-type]
 
 
+def test_what_the_graph_has_a_view_of_stays_until_it_goes() -> None:
+    """A 4-bit matrix is gathered anew for backward, and bitsandbytes' context has that of the forward."""
+    engine, (module,) = Engine(), modules(10)
+    live = module.own[0]
+    live.param = replace(live.param, trained=False, in_graph=True)
+    coordinator = Coordinator(engine)  # type: ignore[arg-type]
+    coordinator.makes_graph = True
+    assert one_pass(coordinator, [module], engine) == [[20], []]
+    coordinator.makes_graph = False
+    coordinator.fetch(module, forward=False, recomputes=False)
+    coordinator.release(module, forward=False)
+    assert engine.new() == [20, -20]
+    coordinator.end_of_graph()
+    assert engine.new() == [-20]
+
+
 def test_later_passes_gather_ahead_until_the_bucket_is_full() -> None:
     """Fifteen elements at a time."""
     engine, several = Engine(), modules(10, 10, 10, 10)
