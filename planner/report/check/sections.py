@@ -201,7 +201,8 @@ def fix_lines(config: str, fix: Fix) -> tuple[str, ...]:
     """
     if not fix.edits:
         # Nobody looks for a card in a file.
-        return (f"{fix.lever.flags_text}{'' if 'gpu' in fix.lever.flags else '   (no key of these files)'}",)
+        no_key = "" if fix.lever.hardware_text else "   (no key of these files)"
+        return (f"{fix.lever.flags_text}{no_key}",)
     lines: list[str] = []
     for file, edits in groupby(fix.edits, key=lambda edit: edit.file):
         if str(file) != config:

@@ -72,13 +72,13 @@ def _meaning(lever: Lever) -> str:
 
 def _cost(lever: Lever) -> str:
     """In few words, because flags stand beside them: ``free``, ``step x 1.23``, ``67 GiB RAM``,
-    ``other cards``, ``training``, ``time`` where nobody knows how much.
+    ``other cards``, ``more nodes``, ``training``, ``time`` where nobody knows how much.
     """
     if lever.kind == "training":
         return "training"
     parts = [f"{lever.host_bytes / GIB:,.0f} GiB RAM"] if lever.host_bytes >= GIB else []
     if lever.kind == "money" and not parts:
-        parts.append("other cards" if "gpu" in lever.flags else "<1 GiB RAM")
+        parts.append(lever.hardware_text or "<1 GiB RAM")
     ratio, usd = lever.step_time_ratio, lever.usd_ratio
     if usd is not None and abs(usd - 1) >= _SAME:
         parts.append(f"USD x {usd:.2f}")
