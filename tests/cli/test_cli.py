@@ -190,7 +190,9 @@ def test_an_unknown_flag_names_near_ones(capsys: Captured) -> None:
 
 def test_an_unknown_command_is_refused(capsys: Captured) -> None:
     """A misspelt sub-command exits with 2 and one sentence."""
-    assert "modls" in refused(capsys, "modls")
+    message = refused(capsys, "modls")
+    assert "modls" in message
+    assert "plan --help lists the commands" in message
 
 
 def test_prediction_flags_before_a_sub_command_are_not_dropped(capsys: Captured) -> None:
