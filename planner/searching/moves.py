@@ -95,6 +95,7 @@ def moves(scenario: Scenario) -> tuple[Move, ...]:
         *_sharding(scenario),
         *_offload(scenario),
         *_method(scenario),
+        *_load_dtype(scenario),
         *_adapter(scenario),
         *_length(scenario),
     )
@@ -414,6 +415,16 @@ def _method(scenario: Scenario) -> Iterator[Move]:
         given = "quantization" in request_of(scenario).values
         flags: Flags = {"method": "qlora", "quantization": "nf4"} if given else {"method": "qlora"}
         yield Move("method", "training", "adapters over a 4-bit base", {**flags, **everything})
+
+
+def _load_dtype(scenario: Scenario) -> Iterator[Move]:
+    """A frozen base in 32 bits is cast for each product anyway; DeepSpeed casts all of it at once."""
+    numerics = scenario.recipe.numerics
+    narrow = numerics.compute_dtype
+    if scenario.recipe.adapter is None or numerics.load_dtype != "fp32" or narrow == "fp32":
+        return
+    if numerics.quantization == "none":
+        yield Move("load", "free", f"frozen weights loaded in {narrow}", {"load-dtype": narrow})
 
 
 def _adapter(scenario: Scenario) -> Iterator[Move]:

@@ -297,6 +297,17 @@ def test_a_full_node_is_offered_more_nodes() -> None:
     assert typed.verdict == found.verdict
 
 
+def test_a_frozen_base_in_32_bits_is_loaded_in_16_instead() -> None:
+    """TRL's script loads fp32 where nothing says otherwise; a full fine-tune trains what it loads."""
+    job = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "2048", "stack": "trl"}
+    found = by_flags(levers(scenario(job)))["--load-dtype bf16"]
+    assert found.fits
+    assert found.kind == "free"
+    assert found.saves_bytes > 10 * GIB
+    for other in ({**job, "load_dtype": "bf16"}, {**job, "method": "full"}, {**job, "method": "qlora"}):
+        assert "load" not in {move.topic for move in moves(scenario(other))}
+
+
 def test_a_node_with_free_slots_is_not_offered_more_nodes() -> None:
     """Cards come before nodes; one node of few cards never fills up."""
     assert not more_nodes(scenario({**FULL_ON_SMALL, "gpus": "4"}))
