@@ -13,6 +13,8 @@ from typing import SupportsFloat
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+NO_DECIMALS_GIB = 999.995
+"""From so many GiB on, decimals say nothing."""
 
 KILO = 1_000
 MEGA = 1_000 * KILO
@@ -56,8 +58,9 @@ def parse_size_bytes(text: str) -> int:
 
 
 def format_gib(n_bytes: float) -> str:
-    """``n_bytes`` as GiB with two decimals, for example ``14.06 GiB``."""
-    return f"{n_bytes / GIB:,.2f} GiB"
+    """``n_bytes`` as GiB with two decimals, such as ``14.06 GiB``; ``1,487 GiB`` where they say nothing."""
+    size = n_bytes / GIB
+    return f"{size:,.{0 if abs(size) >= NO_DECIMALS_GIB else 2}f} GiB"
 
 
 def format_bytes(n_bytes: float) -> str:

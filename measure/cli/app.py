@@ -57,14 +57,22 @@ def _root(
 app.command(
     "run", cls=CommandUnderHeadings, short_help="Run training steps of one job here and record what they need"
 )(with_scenario_options(run, RUN_OPTIONS))
-app.command("campaign", short_help="Run many cases from a file; goes on where it stopped")(
-    with_options(campaign, CAMPAIGN_OPTIONS)
+app.command(
+    "campaign", cls=CommandUnderHeadings, short_help="Run many cases from a file; goes on where it stopped"
+)(with_options(campaign, CAMPAIGN_OPTIONS))
+app.command("check", cls=CommandUnderHeadings, short_help="Whether records can be trusted, and why not")(
+    check
 )
-app.command("check", short_help="Whether records can be trusted, and why not")(check)
-app.command("env", short_help="What a measurement on this machine would be made on")(env)
-app.command("bundle", short_help="Wheels for a machine without a network")(bundle)
-app.command("describe", short_help="Parameters of a model that plan has no reader for")(describe)
-app.command("replay", short_help="Replay a recorded allocator history")(replay_history)
+app.command(
+    "env", cls=CommandUnderHeadings, short_help="What a measurement on this machine would be made on"
+)(env)
+app.command("bundle", cls=CommandUnderHeadings, short_help="Wheels for a machine without a network")(bundle)
+app.command(
+    "describe", cls=CommandUnderHeadings, short_help="Parameters of a model that plan has no reader for"
+)(describe)
+app.command("replay", cls=CommandUnderHeadings, short_help="Replay a recorded allocator history")(
+    replay_history
+)
 app.command("trace", cls=CommandUnderHeadings, short_help="Trace one step of the real modules; needs no GPU")(
     with_scenario_options(trace, TRACE_OPTIONS)
 )

@@ -16,7 +16,7 @@ Json = Annotated[bool, typer.Option("--json", help="Write JSON")]
 
 def check(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Record files (JSONL); patterns may be quoted")
+        list[str], typer.Argument(metavar="FILE", help="Record files (JSONL); patterns may be quoted")
     ],
     as_json: Json = False,
 ) -> int:

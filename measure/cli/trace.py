@@ -143,7 +143,7 @@ OPTIONS: OwnOptions = {
         Annotated[
             list[str] | None,
             typer.Argument(
-                metavar="[-- PROGRAM ARGUMENTS...]", help="A program to run as it is, such as python train.py"
+                metavar="-- PROGRAM ARGUMENTS", help="A program to run as it is, such as python train.py"
             ),
         ],
         None,

@@ -162,8 +162,14 @@ def resolve_gpu_id(name: str) -> str:
             f"gpu is one kind of card, but '{show(name)}' has a comma; plan search compares several: "
             "plan search --gpu 4090,l40s"
         )
-    hint = "plan gpus lists them; or give a card's memory alone: --gpu-memory 8GB"
+    hint = f"plan gpus lists them; or give a card's memory alone: --gpu-memory {_size_in(name) or '8GB'}"
     raise UnknownNameError("GPU", show(name), index.aliases, hint=hint)
+
+
+def _size_in(name: str) -> str:
+    """``24GB`` where that is all that a name says."""
+    found = re.fullmatch(r"\s*([1-9][0-9]{0,3})\s*G(i?)B?\s*", name, re.IGNORECASE)
+    return f"{found[1]}G{found[2]}B" if found else ""
 
 
 def gpu_entry(name: str) -> GpuEntry:

@@ -113,11 +113,11 @@ app.command("search", cls=CommandUnderHeadings, short_help="Find the best recipe
 )
 
 
-@app.command("models", short_help="List the models of the catalog")
+@app.command("models", cls=CommandUnderHeadings, short_help="List the models of the catalog")
 def models_command(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="A part of a name, such as llama", show_default=False),
+        typer.Argument(metavar="NAME", help="A part of a name, such as llama", show_default=False),
     ] = None,
     output_format: Format = None,
     as_json: Json = False,
@@ -128,11 +128,11 @@ def models_command(
     return list_models(name, chosen_format(output_format, as_json))
 
 
-@app.command("gpus", short_help="List the GPUs of the catalog")
+@app.command("gpus", cls=CommandUnderHeadings, short_help="List the GPUs of the catalog")
 def gpus_command(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="A part of a name, such as 4090", show_default=False),
+        typer.Argument(metavar="NAME", help="A part of a name, such as 4090", show_default=False),
     ] = None,
     output_format: Format = None,
     as_json: Json = False,
@@ -145,7 +145,7 @@ def gpus_command(
     return list_gpus(name, chosen_format(output_format, as_json))
 
 
-@app.command("stacks", short_help="List the software stacks with their defaults")
+@app.command("stacks", cls=CommandUnderHeadings, short_help="List the software stacks with their defaults")
 def stacks_command(output_format: Format = None, as_json: Json = False) -> Outcome:
     """List the software stacks with their defaults and switches."""
     from planner.cli.commands.stacks import list_stacks
@@ -153,7 +153,7 @@ def stacks_command(output_format: Format = None, as_json: Json = False) -> Outco
     return list_stacks(chosen_format(output_format, as_json))
 
 
-@app.command("rules", short_help="List combinations refused or warned about")
+@app.command("rules", cls=CommandUnderHeadings, short_help="List combinations refused or warned about")
 def rules_command(output_format: Format = None, as_json: Json = False) -> Outcome:
     """List the combinations of settings that are refused, and those that only warn."""
     from planner.cli.commands.rules import list_rules
@@ -171,16 +171,16 @@ def _validate(files: list[str], **given: Any) -> Outcome:
     return validate_files(files, ValidateOptions(output_format=output_format, **given))
 
 
-app.command("validate", short_help="Score predictions against measured records")(
+app.command("validate", cls=CommandUnderHeadings, short_help="Score predictions against measured records")(
     with_options(_validate, VALIDATE_OPTIONS)
 )
 
 
-@app.command("calibrate", short_help="Fit coefficients to measured records")
+@app.command("calibrate", cls=CommandUnderHeadings, short_help="Fit coefficients to measured records")
 def calibrate_command(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False),
+        typer.Argument(metavar="FILE", help="Record files (.csv, .jsonl) or patterns", show_default=False),
     ] = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="FOLDER", help="Where the calibration is written")
@@ -199,7 +199,7 @@ def calibrate_command(
     return calibrate_files(files or [], CalibrateOptions(name, out, template))
 
 
-@app.command("schema", short_help="Print the JSON Schema of a document")
+@app.command("schema", cls=CommandUnderHeadings, short_help="Print the JSON Schema of a document")
 def schema_command(
     document: Annotated[
         str,

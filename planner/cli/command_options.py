@@ -72,7 +72,7 @@ CHECK_OPTIONS: OwnOptions = {
         Annotated[
             list[str] | None,
             typer.Argument(
-                metavar="CONFIG...",
+                metavar="CONFIG",
                 help="Config files: TOML, YAML or JSON, or launch scripts (.sh) with one such command",
                 show_default=False,
             ),
@@ -218,7 +218,7 @@ VALIDATE_OPTIONS: OwnOptions = {
         Annotated[
             list[str],
             typer.Argument(
-                metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False
+                metavar="FILE", help="Record files (.csv, .jsonl) or patterns", show_default=False
             ),
         ],
         ...,

@@ -105,8 +105,9 @@ def _run(arguments: list[str]) -> int:
             _refuse_values_of_switches(arguments)
             command = getattr(getattr(error, "ctx", None), "command_path", None) or "plan"
             sentence, names = told_by_parser(error)
+            listed = "commands" if "no such command" in sentence else "flags"
             raise _CommandError(
-                f"{sentence}; {command} --help lists the flags", ExitCode.USAGE, names
+                f"{sentence}; {command} --help lists the {listed}", ExitCode.USAGE, names
             ) from None
         raise
     if isinstance(result, Outcome):

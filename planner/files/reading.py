@@ -136,7 +136,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 def _refuse_irregular(path: Path, found: os.stat_result) -> None:
     if stat.S_ISDIR(found.st_mode):
-        raise InputFileError(path, "a folder, not a regular file: name the files in it")
+        raise InputFileError(path, "a folder, not a regular file: name its files, such as FOLDER/*.yaml")
     if not stat.S_ISREG(found.st_mode):
         raise InputFileError(path, "not a regular file")
 

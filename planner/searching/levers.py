@@ -28,6 +28,7 @@ from planner.searching.moves import (
     larger_cards,
     less_offload,
     more_cards,
+    more_nodes,
     moves,
     one_process,
     other_stacks,
@@ -60,7 +61,7 @@ _BAD_ADVICE = frozenset(
     }
 )
 _USUAL = {"gradient_checkpointing": "checkpointing", "padding": "packing", "attention": "flash attention"}
-_OF_PLACE = ("gpu", "gpu-memory", "stack")
+_OF_PLACE = ("gpu", "gpu-memory", "nodes", "stack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,11 @@ class Lever:
         return " ".join(map(_flag_text, self.flags.items()))
 
     @property
+    def hardware_text(self) -> str:
+        """What other hardware it asks for, if any."""
+        return "other cards" if "gpu" in self.flags else "more nodes" if "nodes" in self.flags else ""
+
+    @property
     def nothing_more(self) -> str:
         """The words where no number says what it costs."""
         return "time" if self.kind == "time" and self.step_time_ratio is None else "free"
@@ -115,7 +121,7 @@ class Lever:
         ratio = self.step_time_ratio
         parts = [] if ratio is None or abs(ratio - 1) < _SHOWN_RATIO else [f"step x {ratio:.2f}"]
         parts += [f"{self.host_bytes / GIB:,.0f} GiB host RAM"] if self.host_bytes >= GIB else []
-        parts += ["other cards"] if "gpu" in self.flags else []
+        parts += [self.hardware_text] if self.hardware_text else []
         parts += ["changes the training"] if self.kind == "training" else []
         return ", ".join(parts) or self.nothing_more
 
@@ -261,6 +267,8 @@ def levers(
         found += [trial for trial in first.tries(more_cards(scenario)) if trial.lever.fits][:1]
         found += _downhill(first, first.tries(divided_sequences(scenario)))
         found += _together(first, [trial for trial in (*trials, *found) if trial.move.topic != "card"])
+        nodes = (_downhill(first, first.tries([move])) for move in more_nodes(scenario))
+        found += next(filter(None, nodes), [])
         trials += judge.again(found)
         if not any(trial.lever.fits for trial in trials):
             trials += [trial for trial in judge.tries(one_process(scenario)) if trial.lever.fits]
@@ -390,12 +398,25 @@ def _largest_first(trials: list[_Trial]) -> list[_Trial]:
 
 
 def _on_top(judge: _Judge, firsts: list[_Trial], kinds: tuple[LeverKind, ...]) -> list[_Trial]:
-    """Each saver, largest first, with every change of another topic on top of it.
+    """Each saver, largest first, with every change of another topic on top of it; other stacks last.
 
-    Ends where the best pair with the largest saver still needs ``_HOPELESS`` times what the card has.
+    Ends where the best pair with the largest saver still needs ``_HOPELESS`` times what the card has.  What
+    another stack lacks tells nothing of the job's own, nor the other way round.
     """
-    tried: list[_Trial] = []
+    own = [trial for trial in firsts if trial.move.stack is None]
+    others = [trial for trial in firsts if trial.move.stack is not None]
     seen: set[frozenset[tuple[str, str | bool | None]]] = set()
+    return [*_pairs(judge, own, kinds, seen), *_pairs(judge, others, kinds, seen)]
+
+
+def _pairs(
+    judge: _Judge,
+    firsts: list[_Trial],
+    kinds: tuple[LeverKind, ...],
+    seen: set[frozenset[tuple[str, str | bool | None]]],
+) -> list[_Trial]:
+    """Pairs whose flags are not yet ``seen``, until there is no hope."""
+    tried: list[_Trial] = []
     for first in _largest_first(firsts):
         topics = first.move.topic.split("+")
         others = [move for move in moves(first.after) if move.topic not in topics and move.kind in kinds]
@@ -464,7 +485,7 @@ def _rescue(lever: Lever) -> tuple[int, bool, bool, float]:
     """What is enough is not better where it saves more.
     A step of half the length is no better for being faster.
     """
-    other_cards = "gpu" in lever.flags
+    other_cards = bool(lever.hardware_text)
     compared = lever.fits and lever.kind in ("time", "money") and not other_cards
     slower = round(lever.step_time_ratio or 0.0, 2) if compared else 0.0
     return KINDS.index(lever.kind), not lever.fits, other_cards, slower

@@ -38,6 +38,8 @@ CHEAP = KINDS[:2]
 """What the first answer shows of a job that fits: nobody pays otherwise for room that is not needed."""
 MAX_LARGER_CARDS = 3
 MAX_GPUS_OF_A_NODE = 8
+_FACTORS = (2, 4, 8)
+_NODE_FACTORS = (*_FACTORS, 16)
 _SMALLEST_LENGTH_TOKENS = 2
 # At this length an 8B model with adapters, checkpoints and a fused loss needs 27 GiB of one GPU:
 # shorter sequences have cheaper ways out.
@@ -93,6 +95,7 @@ def moves(scenario: Scenario) -> tuple[Move, ...]:
         *_sharding(scenario),
         *_offload(scenario),
         *_method(scenario),
+        *_load_dtype(scenario),
         *_adapter(scenario),
         *_length(scenario),
     )
@@ -172,23 +175,48 @@ def more_cards(scenario: Scenario) -> tuple[Move, ...]:
 
     Accumulation falls with the number of cards where it can, so that the global batch stays.
     """
-    hardware, recipe = scenario.hardware, scenario.recipe
+    hardware = scenario.hardware
     if not hardware.gpu.is_cuda or "mig" in hardware.gpu.id or hardware.nodes > 1:
         return ()
-    counts = [
-        count for factor in (2, 4, 8) if (count := factor * hardware.gpus_per_node) <= MAX_GPUS_OF_A_NODE
-    ]
+    counts = (factor * hardware.gpus_per_node for factor in _FACTORS)
+    return tuple(
+        _divided(
+            scenario,
+            f"{count} of these cards, weights divided",
+            {"gpu": f"{hardware.gpu.id}:{count}"},
+            replace(hardware, gpus_per_node=count),
+        )
+        for count in counts
+        if count <= MAX_GPUS_OF_A_NODE
+    )
+
+
+def more_nodes(scenario: Scenario) -> tuple[Move, ...]:
+    """Twice to 16 times as many nodes, where no node takes more cards."""
+    hardware = scenario.hardware
+    if not hardware.gpu.is_cuda or 2 * hardware.gpus_per_node <= MAX_GPUS_OF_A_NODE:
+        return ()
+    return tuple(
+        _divided(
+            scenario,
+            f"{factor * hardware.nodes} such nodes, weights divided",
+            {"nodes": str(factor * hardware.nodes)},
+            replace(hardware, nodes=factor * hardware.nodes),
+        )
+        for factor in _NODE_FACTORS
+    )
+
+
+def _divided(scenario: Scenario, description: str, place: Flags, hardware: Hardware) -> Move:
+    """The weights divided over more of the same cards, by less accumulation where it can fall."""
+    recipe = scenario.recipe
+    factor, accum = hardware.world_size // scenario.hardware.world_size, int(recipe.batch.grad_accum)
     sharding = recipe.sharding if recipe.sharding.gathers_weights else FSDP
-    found = []
-    for count in counts:
-        factor, accum = count // hardware.gpus_per_node, int(recipe.batch.grad_accum)
-        flags: dict[str, str | bool | None] = {"gpu": f"{hardware.gpu.id}:{count}"}
-        flags |= {"sharding": sharding.name} if sharding != recipe.sharding else {}
-        flags |= {**_divisible(scenario, sharding), **_stepped(scenario, sharding)}
-        flags |= {"grad-accum": str(accum // factor)} if accum % factor == 0 else {}
-        more = replace(hardware, gpus_per_node=count)
-        found.append(Move("card", "money", f"{count} of these cards, weights divided", flags, more))
-    return tuple(found)
+    flags = dict(place)
+    flags |= {"sharding": sharding.name} if sharding != recipe.sharding else {}
+    flags |= {**_divisible(scenario, sharding), **_stepped(scenario, sharding)}
+    flags |= {"grad-accum": str(accum // factor)} if accum % factor == 0 else {}
+    return Move("card", "money", description, flags, hardware)
 
 
 def divided_sequences(scenario: Scenario) -> tuple[Move, ...]:
@@ -387,6 +415,16 @@ def _method(scenario: Scenario) -> Iterator[Move]:
         given = "quantization" in request_of(scenario).values
         flags: Flags = {"method": "qlora", "quantization": "nf4"} if given else {"method": "qlora"}
         yield Move("method", "training", "adapters over a 4-bit base", {**flags, **everything})
+
+
+def _load_dtype(scenario: Scenario) -> Iterator[Move]:
+    """A frozen base in 32 bits is cast for each product anyway; DeepSpeed casts all of it at once."""
+    numerics = scenario.recipe.numerics
+    narrow = numerics.compute_dtype
+    if scenario.recipe.adapter is None or numerics.load_dtype != "fp32" or narrow == "fp32":
+        return
+    if numerics.quantization == "none":
+        yield Move("load", "free", f"frozen weights loaded in {narrow}", {"load-dtype": narrow})
 
 
 def _adapter(scenario: Scenario) -> Iterator[Move]:

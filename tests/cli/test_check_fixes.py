@@ -298,6 +298,46 @@ def test_a_fitting_check_ends_with_the_line_for_a_launch_script(
     assert out.splitlines()[-1] == f"plan check {name} {' '.join(flags)} && {launch}"
 
 
+def test_adapters_over_weights_in_32_bits_are_told_the_one_key_that_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """TRL loads fp32 where the file says no dtype: the fix is that key, before offload and sharding."""
+    Path("trl.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-7B-Instruct\ndataset_name: x/y\nmax_length: 4096\nuse_peft: true\n"
+        "lora_target_modules: all-linear\nper_device_train_batch_size: 1\nbf16: true\n",
+        encoding="utf-8",
+    )
+    code, out, _ = run(capsys, "trl.yaml", "--gpu", "4090")
+    assert code == 3
+    first = out[out.index("What would make it fit") :].splitlines()
+    assert first[1].startswith("Frozen weights loaded in bf16: saves ")
+    assert "    dtype: bfloat16" in first[2:4]
+    assert run(capsys, "trl.yaml", "--gpu", "4090", "--write", "fits.yaml")[0] == 0
+    assert "dtype: bfloat16" in Path("fits.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("launcher", ["accelerate launch --num_processes 2", "torchrun --nproc_per_node 2"])
+def test_the_fixes_of_a_launch_line_are_options_that_do_what_they_say(
+    capsys: pytest.CaptureFixture[str], launcher: str
+) -> None:
+    """A command has no file of Accelerate: what stands there is pasted into the command, and then fits."""
+    job = (
+        "sft.py --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name x/y --max_length 2048 "
+        "--per_device_train_batch_size 2 --gradient_checkpointing --use_peft --lora_r 16 --bf16"
+    )
+    Path("run.sh").write_text(f"{launcher} {job}\n", encoding="utf-8")
+    code, out, _ = run(capsys, "run.sh", "--gpu", "4090:2")
+    assert code == 3
+    options = [line.strip() for line in out.splitlines() if line.startswith("    accelerate launch ")]
+    assert "accelerate launch --use_deepspeed --zero_stage 2" in options
+    assert any("--use_fsdp" in line for line in options)
+    for line in options:
+        Path("fixed.sh").write_text(f"{line} --num_processes 2 {job}\n", encoding="utf-8")
+        assert run(capsys, "fixed.sh", "--gpu", "4090:2")[0] == 0, line
+    # How to ask for more is one line that can be copied.
+    assert out.splitlines()[out.splitlines().index("More:") + 1].startswith("plan --stack trl ")
+
+
 def test_each_launch_file_is_an_answer_and_one_may_belong_to_one_config(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

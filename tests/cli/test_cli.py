@@ -190,7 +190,9 @@ def test_an_unknown_flag_names_near_ones(capsys: Captured) -> None:
 
 def test_an_unknown_command_is_refused(capsys: Captured) -> None:
     """A misspelt sub-command exits with 2 and one sentence."""
-    assert "modls" in refused(capsys, "modls")
+    message = refused(capsys, "modls")
+    assert "modls" in message
+    assert "plan --help lists the commands" in message
 
 
 def test_prediction_flags_before_a_sub_command_are_not_dropped(capsys: Captured) -> None:
@@ -469,11 +471,19 @@ def test_help_lists_every_flag_and_command(capsys: Captured) -> None:
     assert {"search", "models", "gpus", "stacks", "schema", "rules"} <= set(words)
 
 
-@pytest.mark.parametrize("command", ["search", "models", "gpus", "stacks", "schema", "rules"])
+COMMANDS = ["check", "search", "models", "gpus", "stacks", "rules", "validate", "calibrate", "schema"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(capsys: Captured, command: str) -> None:
-    """Each sub-command explains itself."""
+    """Each sub-command explains itself, without types of Python and without doubled brackets."""
     assert main([command, "--help"]) == 0
-    assert f"plan {command}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"plan {command}" in out
+    assert "<str>" not in out
+    assert "<list" not in out
+    assert "[[" not in out
+    assert "...]..." not in out
 
 
 def test_without_a_calibration_there_is_a_point_estimate(capsys: Captured) -> None:

@@ -70,7 +70,12 @@ def test_bytes_have_the_unit_that_keeps_them_readable(n_bytes: float, text: str)
 
 
 def test_gib_stay_gib() -> None:
-    """Columns are compared in one unit."""
+    """Columns are compared in one unit, and a thousand of them have no decimals."""
+    assert [format_gib(size * GIB) for size in (999.99, 999.999, 1889.6)] == [
+        "999.99 GiB",
+        "1,000 GiB",
+        "1,890 GiB",
+    ]
     assert [format_gib(size) for size in (0, MIB, 14.0625 * GIB)] == ["0.00 GiB", "0.00 GiB", "14.06 GiB"]
 
 

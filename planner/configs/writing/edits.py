@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
+from planner.configs.launchers.launch import LAUNCH_LINE
 from planner.errors import UsageError
 
 
@@ -21,6 +22,8 @@ class Removed(Enum):
 
 REMOVED: Final = Removed.REMOVED
 _LEFT_TO_TRAINER = "auto"
+# accelerate 1.15.0 commands/launch.py.
+_ENGINES = {"DEEPSPEED": "--use_deepspeed", "FSDP": "--use_fsdp"}
 # Place of a key below the top of its file -> its new value.
 Settings = Mapping[tuple[str, ...], Any]
 
@@ -42,6 +45,25 @@ class Edit:
     def removes(self) -> bool:
         """Whether it takes the key out."""
         return self.value is REMOVED
+
+    @property
+    def is_of_launch_line(self) -> bool:
+        """Whether the file stands for the options of a launcher."""
+        return self.file.name.endswith(LAUNCH_LINE)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The change as options of ``accelerate launch``, which are named as the keys of its file are."""
+        found = []
+        for key, value in _leaves(self.place[-1], self.value):
+            name = key.rpartition(".")[2]
+            if value is REMOVED:
+                found.append(f"without --{name}")
+            elif name == "distributed_type":
+                found.append(_ENGINES.get(value, f"--{value.lower()}"))
+            else:
+                found.append(f"--{name} {_plain(value)}")
+        return tuple(found)
 
     @property
     def lines(self) -> tuple[str, ...]:

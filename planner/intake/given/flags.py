@@ -5,6 +5,7 @@ for both command lines.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any
@@ -65,6 +66,8 @@ class _UnderHeadings:
         lists: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for each in self.get_params(ctx):  # type: ignore[attr-defined]
             if (shown := each.get_help_record(ctx)) is not None:
+                # typer 0.29 puts the type of an argument behind its name: "FILE... <list[str]>".
+                shown = (re.sub(r" <[^>]*>$", "", shown[0]), shown[1])
                 # --help itself is click's own option under typer 0.15, which knows no headings.
                 heading = getattr(each, "rich_help_panel", None) or f"{each.param_type_name.title()}s"
                 lists.setdefault(heading, []).append(shown)

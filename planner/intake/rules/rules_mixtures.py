@@ -140,9 +140,9 @@ MIXTURE_RULES = (
         # peft 0.20 and 0.21 tuners/lora/layer.py ParamWrapper raises.
         "dropout-on-experts",
         "refuse",
-        "PEFT stops at a dropout over experts that are one tensor, which these targets reach: use "
-        "--lora-dropout 0, or --lora-targets attention, or linear-modules where no dense layer has the names "
-        "of experts",
+        "PEFT takes no dropout over experts that are one tensor, which these targets reach: use "
+        "--lora-dropout 0 or --lora-targets attention; or linear-modules, where no dense layer has names of "
+        "experts",
         _drops_on_experts,
         lambda case: case.model.id,
     ),

@@ -380,7 +380,7 @@ RECIPE_RULES = (
     Rule(
         "sequence-above-model",
         "warn",
-        "The sequence is longer than the model was made for; it runs, at a quality nobody promises",
+        "The sequence is longer than the model was made for: it runs, but on positions never trained",
         lambda case: _too_long(case) and not _learned_positions(case),
         _length_text,
     ),

@@ -94,8 +94,8 @@ STORED_RULES = (
     Rule(
         "stored-computes-otherwise",
         "not-modelled",
-        "The checkpoint's bnb_4bit_compute_dtype decides in which dtype its matrices compute; another one "
-        "than the recipe's is not modelled: use that precision",
+        "The checkpoint's matrices compute in its own bnb_4bit_compute_dtype, and another one than the "
+        "recipe's is not modelled: use that precision, --stack unsloth, or the 16-bit model",
         _computes_otherwise,
         _compute_text,
     ),

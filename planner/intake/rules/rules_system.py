@@ -313,7 +313,7 @@ SYSTEM_RULES = (
     Rule(
         "offload-host-unknown",
         "warn",
-        "The limit lies in host RAM, too, whose size is not known: give --host-memory",
+        "Host RAM must suffice, too, and its size is not known: give --host-memory",
         lambda case: (
             (_needs_an_engine(case) or case.stack.host_experts != "none")
             and case.hardware.host.memory_bytes is None

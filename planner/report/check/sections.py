@@ -115,10 +115,11 @@ def _end(each: Checked, subject: Subject, allowed: Collection[ExitCode]) -> Iter
     """How to ask for more, then the line for a launch script,
     or else what to do and the verdict once more.
     """
-    if not each.launch_file:
-        yield Note(
-            f"More: {each.details or f'plan --config {each.config} --details, with the same flags'}", "dim"
-        )
+    if each.details:
+        yield Note("More:", "dim")
+        yield Commands((each.details,))
+    elif not each.launch_file:
+        yield Note(f"More: plan --config {each.config} --details, with the same flags", "dim")
     if each.written is not None:
         yield from _written(each)
     elif each.exit_code in (ExitCode.FITS, *allowed):
@@ -201,9 +202,14 @@ def fix_lines(config: str, fix: Fix) -> tuple[str, ...]:
     """
     if not fix.edits:
         # Nobody looks for a card in a file.
-        return (f"{fix.lever.flags_text}{'' if 'gpu' in fix.lever.flags else '   (no key of these files)'}",)
+        no_key = "" if fix.lever.hardware_text else "   (no key of these files)"
+        return (f"{fix.lever.flags_text}{no_key}",)
     lines: list[str] = []
-    for file, edits in groupby(fix.edits, key=lambda edit: edit.file):
+    for file, of_file in groupby(fix.edits, key=lambda edit: edit.file):
+        edits = tuple(of_file)
+        if edits[0].is_of_launch_line:
+            lines.append(" ".join(("accelerate launch", *(each for edit in edits for each in edit.options))))
+            continue
         if str(file) != config:
             lines.append(f"in {file}:")
         lines += [line for edit in edits for line in edit.lines]

@@ -13,7 +13,7 @@ from planner.report.render.layout import Block, Choices, Column, FlagChoice, Gri
 from planner.report.render.numbers import chance_text, gib
 from planner.searching.levers import Lever, StackNeed
 from planner.searching.unsaid import Unsaid
-from planner.units import GIB
+from planner.units import GIB, NO_DECIMALS_GIB
 
 # A ratio this close to 1 is not told apart from it.
 _SAME = 0.02
@@ -72,13 +72,13 @@ def _meaning(lever: Lever) -> str:
 
 def _cost(lever: Lever) -> str:
     """In few words, because flags stand beside them: ``free``, ``step x 1.23``, ``67 GiB RAM``,
-    ``other cards``, ``training``, ``time`` where nobody knows how much.
+    ``other cards``, ``more nodes``, ``training``, ``time`` where nobody knows how much.
     """
     if lever.kind == "training":
         return "training"
     parts = [f"{lever.host_bytes / GIB:,.0f} GiB RAM"] if lever.host_bytes >= GIB else []
     if lever.kind == "money" and not parts:
-        parts.append("other cards" if "gpu" in lever.flags else "<1 GiB RAM")
+        parts.append(lever.hardware_text or "<1 GiB RAM")
     ratio, usd = lever.step_time_ratio, lever.usd_ratio
     if usd is not None and abs(usd - 1) >= _SAME:
         parts.append(f"USD x {usd:.2f}")
@@ -111,10 +111,15 @@ def stack_section(subject: Subject) -> Section:
 
 def stacks_text(stacks: Sequence[StackNeed], *, with_lacks: bool) -> str:
     """What the common stacks need, and what people usually set that their bare defaults lack."""
-    needs = ", ".join(f"{each.stack} {each.need_bytes / GIB:,.1f}" for each in stacks)
+    needs = ", ".join(f"{each.stack} {_one_decimal(each.need_bytes)}" for each in stacks)
     lacks = "; ".join(f"{', '.join(each.lacks)} in {each.stack}" for each in stacks if each.lacks)
     off = f". Off by default there, though often used: {lacks}" if lacks and with_lacks else ""
     return f"Needs in GiB by software (--stack): {needs}{off}"
+
+
+def _one_decimal(n_bytes: int) -> str:
+    size = n_bytes / GIB
+    return f"{size:,.{0 if size >= NO_DECIMALS_GIB else 1}f}"
 
 
 def sensitivity_section(subject: Subject) -> Section:

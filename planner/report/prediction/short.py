@@ -168,10 +168,14 @@ def _stacks(subject: Subject, *, with_lacks: bool) -> Iterator[Note]:
 def _assumptions(subject: Subject, count: int, shown: set[str]) -> tuple[Block, ...]:
     """What moves the answer most of what was assumed, but for the flags that are ``shown`` already."""
     # Stacks have a line of their own.
+    # Of a job that does not fit, nobody asks what would need still more.
+    short = subject.prediction.verdict == "does_not_fit"
     moving = [
         each
         for each in subject.unsaid or ()
-        if each.flags not in shown and not (subject.stacks and each.flags.startswith("--stack "))
+        if each.flags not in shown
+        and not (subject.stacks and each.flags.startswith("--stack "))
+        and not (short and each.moves_bytes >= 0)
     ][:count]
     if not moving:
         return ()

@@ -214,27 +214,28 @@ def choices_text(choices: Choices, width: int) -> Text:
     for line in _with_facts(heading, choices.columns, widths, room, width):
         text.append(line, style="bold").append("\n")
     for row in choices.rows:
-        for line in _with_facts(_left(row, room, width, texts=choices.texts), row.facts, widths, room, width):
+        left, below = _left(row, room, width, texts=choices.texts)
+        for line in (*_with_facts(left, row.facts, widths, room, width), *below):
             text.append(line, style="green" if row.tone == "good" else "").append("\n")
     text.rstrip()
     return text
 
 
-def _left(row: FlagChoice, room: int, width: int, *, texts: bool) -> list[str]:
-    """Flags, with their meaning where both fit beside the facts; else the meaning above them,
-    or not at all.
+def _left(row: FlagChoice, room: int, width: int, *, texts: bool) -> tuple[list[str], list[str]]:
+    """Flags, with their meaning where both fit beside the facts; else the meaning goes below them,
+    or away.
     """
     flags, meaning = printable(row.flags), printable(row.text)
     indent = " " * _INDENT
     both = f"{indent}{flags}  {meaning}"
     if len(both) <= room:
-        return [both]
-    above = [f"{indent}{line}" for line in wrap(meaning, width - _INDENT)] if texts and meaning else []
+        return [both], []
+    deep = 2 * indent
+    below = [f"{deep}{line}" for line in wrap(meaning, width - len(deep))] if texts and meaning else []
     alone = f"{indent}{flags}"
-    return [
-        *above,
-        *([alone] if len(alone) <= room else [f"{indent}{line}" for line in wrap(flags, width - _INDENT)]),
-    ]
+    if len(alone) <= room:
+        return [alone], below
+    return [f"{indent}{line}" for line in wrap(flags, width - _INDENT)], below
 
 
 def _with_facts(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from planner.domain.recipes.recipe import Number
-from planner.units import GIB, MILLI_S, format_seconds
+from planner.units import GIB, MILLI_S, NO_DECIMALS_GIB, format_seconds
 
 _SMALLEST_SHOWN_GIB = 0.005
-_NO_DECIMALS_GIB = 999.995
 
 
 def gib(n_bytes: Number) -> str:
@@ -16,7 +15,7 @@ def gib(n_bytes: Number) -> str:
     ``1,487`` where decimals would say nothing.
     """
     size = float(n_bytes) / GIB
-    if size >= _NO_DECIMALS_GIB:
+    if size >= NO_DECIMALS_GIB:
         return f"{size:,.0f}"
     return "<0.01" if 0 < size < _SMALLEST_SHOWN_GIB else f"{size:.2f}"
 

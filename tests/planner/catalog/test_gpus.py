@@ -193,6 +193,9 @@ def test_an_unknown_card_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown GPU 'rtx4091'.*--gpu-memory 8GB") as caught:
         load_gpu("rtx4091")
     assert "rtx4090" in caught.value.nearest
+    for size, flag in (("24GB", "24GB"), ("24 gib", "24GiB"), ("80G", "80GB"), ("4091", "8GB")):
+        with pytest.raises(UnknownNameError, match=rf"--gpu-memory {flag}"):
+            load_gpu(size)
 
 
 @pytest.mark.parametrize(

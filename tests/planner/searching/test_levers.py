@@ -16,7 +16,7 @@ from planner.report.prediction.advice import lever_choices
 from planner.searching import levers as levers_module
 from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever, stack_needs
-from planner.searching.moves import CHEAP, KINDS, more_cards, moves
+from planner.searching.moves import CHEAP, KINDS, more_cards, more_nodes, moves
 from planner.searching.variants import refusals, with_flags
 from planner.units import GIB, MIB
 from tests.planner.searching.jobs import (
@@ -274,6 +274,49 @@ def test_three_changes_that_cost_time_come_before_two_that_cost_host_ram() -> No
     enough = [lever for lever in levers(scenario(job)) if lever.fits]
     assert enough[0].kind == "time"
     assert enough[0].description.count(" + ") == 2
+
+
+def test_a_stack_whose_code_stands_in_the_way_does_not_hide_what_this_one_can_do() -> None:
+    """LLaMA-Factory alone saves most of a mixture of experts, and with sharding on top nothing more: its
+    pairs end no search among those of the job's own stack.
+    """
+    job = {"model": "qwen3-30b-a3b", "method": "lora", "gpu": "4090:2", "seq": "4096"}
+    wanted = {"gradient-checkpointing": True, "sharding": "zero3", "offload": "optimizer+params"}
+    assert wanted in [lever.flags for lever in levers(scenario(job)) if lever.fits]
+
+
+def test_a_full_node_is_offered_more_nodes() -> None:
+    """A 70B full fine-tune has room on two nodes of eight cards; its checkpoints come with them."""
+    job = {"model": "70b", "method": "full", "gpu": "h100-sxm:8", "seq": "2048"}
+    found = next(lever for lever in levers(scenario(job)) if "nodes" in lever.flags)
+    assert found.fits
+    assert found.flags == {"nodes": "2", "sharding": "fsdp", "gradient-checkpointing": True}
+    assert found.hardware_text == "more nodes"
+    assert "more nodes" in found.cost_text
+    typed = estimate(resolve(from_flags({**job, **as_request(found)})))
+    assert typed.verdict == found.verdict
+
+
+def test_a_frozen_base_in_32_bits_is_loaded_in_16_instead() -> None:
+    """TRL's script loads fp32 where nothing says otherwise; a full fine-tune trains what it loads."""
+    job = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "2048", "stack": "trl"}
+    found = by_flags(levers(scenario(job)))["--load-dtype bf16"]
+    assert found.fits
+    assert found.kind == "free"
+    assert found.saves_bytes > 10 * GIB
+    for other in ({**job, "load_dtype": "bf16"}, {**job, "method": "full"}, {**job, "method": "qlora"}):
+        assert "load" not in {move.topic for move in moves(scenario(other))}
+
+
+def test_a_node_with_free_slots_is_not_offered_more_nodes() -> None:
+    """Cards come before nodes; one node of few cards never fills up."""
+    assert not more_nodes(scenario({**FULL_ON_SMALL, "gpus": "4"}))
+    assert [move.flags["nodes"] for move in more_nodes(scenario({**FULL_ON_SMALL, "gpus": "8"}))] == [
+        "2",
+        "4",
+        "8",
+        "16",
+    ]
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -68,6 +68,16 @@ def test_a_lever_that_is_shown_is_no_assumption_besides() -> None:
     assert text.count("--lora-rank 2") == 1
 
 
+def test_of_a_job_that_does_not_fit_nobody_asks_what_needs_still_more() -> None:
+    """Only assumptions that would bring it nearer are shown; of a job that fits, both directions."""
+    more = Unsaid("batch=1", "--batch 4", 3 * GIB, 1.0, "does_not_fit")
+    less = Unsaid("load_dtype=fp32", "--load-dtype bf16", -3 * GIB, 1.0, "does_not_fit")
+    text = draw_short(replace(subject(), prediction=short_of_memory(), unsaid=[more, less]))
+    assert "--load-dtype bf16" in text
+    assert "--batch 4" not in text
+    assert "--batch 4" in draw_short(replace(subject(), unsaid=[more, less]))
+
+
 @pytest.mark.parametrize(("phase", "named"), [("load", True), ("adapters", True), ("loss", False)])
 def test_a_peak_before_the_first_step_is_named(phase: Phase, named: bool) -> None:
     """No setting of the step moves it."""

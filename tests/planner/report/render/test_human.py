@@ -11,7 +11,7 @@ from rich.console import Console
 from planner.report.prediction.sections import build_sections
 from planner.report.prediction.short import MAX_LINES, short_text
 from planner.report.render import human
-from planner.report.render.layout import Column, Grid, Row, Section
+from planner.report.render.layout import Choices, Column, FlagChoice, Grid, Row, Section
 from tests.planner.report.prediction.made import draw, subject
 
 
@@ -140,3 +140,16 @@ def test_an_old_windows_console_gets_no_escape_codes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(human, "detect_legacy_windows", lambda: True)
     assert "\x1b[" in coloured
     assert "\x1b" not in short_text(subject(), human.make_console(Terminal()))
+
+
+def test_what_flags_mean_stands_beside_or_below_them_never_above() -> None:
+    """Flags lead their row, with the facts; a meaning without room is indented further, or left out."""
+    rows = (
+        FlagChoice("--batch 4", "instead of batch=1", ("+3 GiB",)),
+        FlagChoice("--no-gradient-checkpointing", "instead of gradient_checkpointing=true", ("+8 GiB",)),
+    )
+    for texts in (True, False):
+        lines = str(human.choices_text(Choices("", ("memory",), rows, texts=texts), 60)).splitlines()[1:]
+        assert lines[0].split() == ["--batch", "4", "instead", "of", "batch=1", "+3", "GiB"]
+        assert lines[1].split() == ["--no-gradient-checkpointing", "+8", "GiB"]
+        assert lines[2:] == (["    instead of gradient_checkpointing=true"] if texts else [])
