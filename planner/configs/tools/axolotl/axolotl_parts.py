@@ -155,7 +155,7 @@ def refuse_tiles(keys: Keys, *, age: Age) -> None:
         UsageError: layers that FSDP2 divides.
         NotModelledError: any others.
     """
-    is_fsdp2 = keys.count("fsdp_version") == 2 and (keys.has("fsdp_config") or keys.has("fsdp"))
+    is_fsdp2 = keys.count("fsdp_version") == 2 and bool(keys.get("fsdp_config") or keys.get("fsdp"))
     if keys.flag("tiled_mlp") and age.today and is_fsdp2:
         raise UsageError(
             f"{keys.where('tiled_mlp')}: under FSDP2 Axolotl frees a layer's weights before its attention "
