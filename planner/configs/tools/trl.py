@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from planner.configs.launchers.fsdp_keys import ACCELERATE_FILE, Beside, referred
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading
+from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import TRL_HARMLESS
 from planner.configs.shared.joined_samples import join_samples
@@ -191,6 +192,9 @@ def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
             raise keys.not_modelled("use_liger_kernel", "Liger's loss of GRPO is not modelled")
         ages = "TRL 0.25 and 0.26 compute the loss by Liger, too, which needs less and is not counted"
         reading.remark(keys.where("use_liger_kernel"), ages)
+    if old and first_held(keys, (UP_TO_0_17, *OLD[OLDEST])):
+        place = "trl 0.14.0 to 0.21.0 trainer/grpo_config.py: gradient_checkpointing is Transformers', off"
+        reading.default("gradient_checkpointing", False, place)
     # Only trainers of SFT read it, and no key of a file was refused up to TRL 0.17 (scripts/utils.py).
     keys.skip(("use_liger",))
     reading.said.pop("padding", None)
