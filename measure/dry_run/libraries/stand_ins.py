@@ -77,7 +77,8 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
             guesses.assume(TOKENIZER, f"one of {N_WORDS:,} words, each a token", str(name))
             side = kwargs.get("padding_side", "right")
             made = tokenizer_of_words(side, image_tokens(name), _n_tokens(str(name)))
-            made.model_max_length = kwargs.get("model_max_length", made.model_max_length)
+            if "model_max_length" in kwargs:
+                made.model_max_length = kwargs["model_max_length"]
             return made
 
         base.from_pretrained = classmethod(from_pretrained)

@@ -179,7 +179,7 @@ def _read_beside_adapters(
         pattern.match(inside) or text.lstrip("^").startswith("base_model")
         for pattern, text in zip(patterns, written, strict=True)
     )
-    engine = next((each for each in ("deepspeed", "fsdp", "fsdp_config") if keys.has(each)), None)
+    engine = next((each for each in ("deepspeed", "fsdp", "fsdp_config") if keys.get(each)), None)
     if found or engine:
         what = f"nothing is trained by {engine}" if engine else "which adapters it leaves"
         raise keys.not_modelled(name, f"beside adapters it freezes them as well; {what} is not modelled")
@@ -226,7 +226,7 @@ def read_lisa(keys: Keys, reading: Reading) -> None:
     count, interval = keys.count("lisa_n_layers"), keys.count("lisa_step_interval")
     if not count or not interval:
         return
-    engine = next((name for name in ("deepspeed", "fsdp", "fsdp_config") if keys.has(name)), None)
+    engine = next((name for name in ("deepspeed", "fsdp", "fsdp_config") if keys.get(name)), None)
     beside = next((name for name in ("adapter", "unfrozen_parameters") if keys.has(name)), engine)
     if keys.text("lisa_layers_attribute") not in (None, "model.layers"):
         raise keys.not_modelled("lisa_layers_attribute", "layers of another name than model.layers are not")

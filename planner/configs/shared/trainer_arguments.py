@@ -149,11 +149,13 @@ def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
     if beside.deepspeed is not None:
         keys.skip(("deepspeed",))
         finish_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
+    elif not keys.get("deepspeed"):
+        return  # Trainers ask whether it is true: an empty one says nothing.
     elif isinstance(keys.get("deepspeed"), dict):
         part = keys.part("deepspeed")
         if part is not None:
             read_deepspeed(part, reading)
-    elif keys.has("deepspeed"):
+    else:
         finish_deepspeed(Keys.of(referred(keys, "deepspeed", DEEPSPEED_FILE, reading)), reading)
 
 

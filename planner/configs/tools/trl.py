@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from planner.configs.launchers.fsdp_keys import ACCELERATE_FILE, Beside, referred
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading
+from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import TRL_HARMLESS
 from planner.configs.shared.joined_samples import join_samples
@@ -195,6 +196,9 @@ def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
         if keys.flag(name):  # trl 0.16.1 to 0.25.1 scripts/grpo.py; open-r1 1416fa0 utils/model_utils.py
             text = "counted as packed, as open-r1 loads it; TRL's own script up to 0.25 loads the model whole"
             reading.remark(keys.where(name), text)
+    if old and first_held(keys, (UP_TO_0_17, *OLD[OLDEST])):
+        place = "trl 0.14.0 to 0.21.0 trainer/grpo_config.py: gradient_checkpointing is Transformers', off"
+        reading.default("gradient_checkpointing", False, place)
     # Only trainers of SFT read it, and no key of a file was refused up to TRL 0.17 (scripts/utils.py).
     keys.skip(("use_liger",))
     reading.said.pop("padding", None)

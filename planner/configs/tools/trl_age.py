@@ -38,14 +38,21 @@ OLD = {
         *TRANSFORMERS_4,
     ),
 }
+_NEWEST = "trl"
 _TITLES = {OLDEST: "TRL 0.9 to 0.19", MIDDLE: "TRL 0.20 to 0.26"}
 
 
 def read_age(keys: Keys, reading: Reading, asked: str = "", *, generates: bool = False) -> str:
-    """The stack of an older TRL where a key tells it or it is ``asked`` for, else nothing.
+    """The stack of an older TRL where it is ``asked`` for or a key tells it, else nothing.
 
+    Keys of the middle ones are of the oldest, too: their stack is entered as another that the file fits.
     ``generates``: GRPO of the oldest is that of the next one.
     """
+    if asked in (_NEWEST, *OLD):
+        found = MIDDLE if generates and asked == OLDEST else asked
+        if found in OLD:
+            reading.take_stack(found, _TITLES[found], str(keys.path), "as asked")
+        return found if found in OLD else ""
     for stack, names in OLD.items():
         name = first_held(keys, names)
         if name is None and "torch_dtype" in names:
@@ -55,10 +62,9 @@ def read_age(keys: Keys, reading: Reading, asked: str = "", *, generates: bool =
             text = "a key that today's TRL and Transformers no longer have"
             found = MIDDLE if generates else stack
             reading.take_stack(found, _TITLES[found], keys.where(name), text)
+            if found == MIDDLE and not generates:
+                reading.fits = (OLDEST,)
             return found
-    if asked in OLD:
-        reading.take_stack(asked, _TITLES[asked], str(keys.path), "as asked")
-        return asked
     return ""
 
 

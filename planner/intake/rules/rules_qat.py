@@ -76,7 +76,9 @@ QAT_RULES = (
         "refuse",
         "--qat-group says in what groups --qat rounds weights, and --qat is not given, or ternary, which "
         "rounds whole matrices",
-        lambda case: "qat_group" in case.given and case.numerics.qat in ("none", "ternary"),
+        lambda case: (
+            "qat_group" in case.given and ("qat" not in case.given or case.numerics.qat == "ternary")
+        ),
     ),
     Rule(
         "qat-rounds-nothing",

@@ -121,3 +121,18 @@ def test_a_name_that_is_no_stack(name: str) -> None:
     """Paths, endless and empty names are unknown names, nothing more."""
     with pytest.raises(UnknownNameError, match="unknown stack"):
         load_stack(name)
+
+
+@pytest.mark.parametrize(
+    ("stack", "environment"), [("axolotl", "axolotl"), ("llama-factory", "llamafactory"), ("trl", "trl")]
+)
+def test_a_tool_of_today_runs_beside_the_packages_that_it_is_counted_with(
+    stack: str, environment: str
+) -> None:
+    """Its own bounds decided what its environment has: DeepSpeed 0.19.3 keeps frozen weights whole."""
+    pins = data_dir().parent / "tests/against_libraries/programs/environments" / f"{environment}.txt"
+    pinned = dict(re.findall(r"^([\w-]+)==(\d+\.\d+)", pins.read_text(encoding="utf-8"), re.MULTILINE))
+    versions = dict(load_stack(stack).versions)
+    both = {name: ".".join(version.split(".")[:2]) for name, version in versions.items() if name in pinned}
+    assert both == {name: pinned[name] for name in both}
+    assert "deepspeed" in both

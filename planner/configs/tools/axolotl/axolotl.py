@@ -432,11 +432,17 @@ def _unsaid_manner(keys: Keys, *, age: Age) -> tuple[bool, str]:
 
 
 def _read_sharding(keys: Keys, reading: Reading, beside: Beside, *, age: Age) -> None:
-    """FSDP by its own keys (version 1 unless given), DeepSpeed and Accelerate as for every Trainer."""
-    version, settings = keys.count("fsdp_version"), keys.part("fsdp_config")
-    if settings is None and not keys.has("fsdp"):
+    """FSDP by its own keys (version 1 unless given), DeepSpeed and Accelerate as for every Trainer.
+
+    Empty ones say nothing, and up to 0.11 neither does ``fsdp_config`` alone.
+    Source: axolotl 0.4.0 to 0.8.0 core/trainer_builder.py ``if self.cfg.fsdp``; 0.12.0 to 0.19.0
+    core/builders/base.py ``if self.cfg.fsdp_config or self.cfg.fsdp``.
+    """
+    version = keys.count("fsdp_version")
+    if not keys.get("fsdp") and (age.old or not keys.get("fsdp_config")):
         read_distribution(keys, reading, beside)
         return
+    settings = keys.part("fsdp_config")
     where = keys.where("fsdp_config" if settings else "fsdp")
     found = FsdpKeys(version or _FSDP_VERSION, where=where)
     for option in keys.names("fsdp"):

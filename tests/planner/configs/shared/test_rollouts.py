@@ -76,10 +76,12 @@ def test_a_file_of_an_older_trl(tmp_path: Path) -> None:
     assert scenario.stack.completion_logps == "divided"
     with pytest.raises(UsageError, match="compare-reference"):
         scenario_of(tmp_path, said)
-    # Up to TRL 0.17, where beta is 0.04.
-    rollout = scenario_of(tmp_path, said + "bf16: true\nvllm_device: auto\n").recipe.rollout
-    assert rollout is not None
-    assert rollout.has_reference
+    # Up to TRL 0.17, where beta is 0.04 and no layer is checkpointed.
+    recipe = scenario_of(tmp_path, said + "bf16: true\nvllm_device: auto\n").recipe
+    assert recipe.rollout is not None
+    assert recipe.rollout.has_reference
+    assert scenario.recipe.gradient_checkpointing
+    assert not recipe.gradient_checkpointing
 
 
 def test_a_file_of_axolotl(tmp_path: Path) -> None:

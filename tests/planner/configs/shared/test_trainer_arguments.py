@@ -35,6 +35,30 @@ def test_whether_ddp_looks_for_unused_parameters(text: str, expected: str, tmp_p
 
 
 TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: false\n"
+OF_0_8 = AXOLOTL + "local_rank:\n"
+SHARDED = "fsdp_config: {fsdp_state_dict_type: FULL_STATE_DICT}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sharding"),
+    [
+        (FACTORY + "deepspeed: ''\n", "ddp"),
+        (TRL + "deepspeed: {}\n", "ddp"),
+        (TRL + "fsdp: ''\n", "ddp"),
+        (AXOLOTL + "deepspeed: []\nfsdp: []\n", "ddp"),
+        (AXOLOTL + "fsdp_config: {}\n", "ddp"),
+        (AXOLOTL + "fsdp: []\n" + SHARDED, "fsdp1"),
+        (OF_0_8 + "fsdp: []\n", "ddp"),
+        (OF_0_8 + SHARDED, "ddp"),
+        (OF_0_8 + "fsdp: [full_shard]\n" + SHARDED, "fsdp1"),
+    ],
+)
+def test_an_empty_key_shards_nothing(text: str, sharding: str, tmp_path: Path) -> None:
+    """Trainers ask whether a key is true; up to Axolotl 0.11 ``fsdp_config`` alone is not asked."""
+    path = tmp_path / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    given = with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm:2"}))
+    assert resolve(given).recipe.sharding.name == sharding
 
 
 @pytest.mark.parametrize("name", ["activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
@@ -53,6 +54,17 @@ def test_keys_tell_the_age_of_trl(tmp_path: Path, key: str, stack: str) -> None:
     assert config.request.get("stack") == stack
     assert (f"the stack {stack};" in remarks(config)) == (stack != "trl")
     assert with_flags(config, from_flags({"stack": "unsloth"})).get("stack") == "unsloth"
+
+
+def test_keys_of_the_middle_age_fit_the_oldest_too(tmp_path: Path) -> None:
+    """Both had ``torch_dtype``; the version that a flag asks for is taken, with its defaults."""
+    path = written(tmp_path, TRL + "bf16: true\ntorch_dtype: bfloat16\n")
+    config = read_config_file(path)
+    assert (config.request.get("stack"), config.fits) == ("trl@0.24", ("trl@0",))
+    asked = read_config_file(path, None, Beside(stack="trl@0"))
+    assert (asked.request.get("stack"), asked.fits) == ("trl@0", ())
+    assert asked.tool == "TRL 0.9 to 0.19"
+    assert not read_config_file(written(tmp_path, TRL + "bf16: true\nmax_seq_length: 512\n")).fits
 
 
 @pytest.mark.parametrize(

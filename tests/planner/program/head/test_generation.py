@@ -280,7 +280,7 @@ def test_older_trainers_need_their_logits() -> None:
         (
             {"reward_model": "gpt2", "method": "qlora", "versions": ("trl==1.0.0",)},
             RefusedCombinationError,
-            "packs a reward model",
+            "packed as the policy is",
         ),
         ({"gpus": 2, "sharding": "fsdp2"}, RefusedCombinationError, "whole weights"),
         ({"gpus": 2, "sharding": "zero3", "method": "qlora"}, RefusedCombinationError, "without --quant"),
