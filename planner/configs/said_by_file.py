@@ -88,7 +88,8 @@ class Reading:
     ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
     that the dtype of the checkpoint decides the precision.  ``one_process``: place of a launch that starts
     one process without a rank, and how many GPUs it sees; 0 where that is not said.  ``stops``: models at
-    which there is no answer for this file.
+    which there is no answer for this file.  ``dtype_left_open``: place in a file of DeepSpeed where the dtype
+    of weights that ZeRO-3 divides is left to the trainer.
     """
 
     path: Path
@@ -113,6 +114,7 @@ class Reading:
     in_weights_dtype: str = ""
     one_process: tuple[str, int] = ("", 0)
     stops: list[Stop] = field(default_factory=list)
+    dtype_left_open: str = ""
     fits: tuple[str, ...] = ()
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:

@@ -28,6 +28,7 @@ SOURCES = tuple(sorted(path.stem for path in published_dir().glob("[a-z]*.csv"))
 ARRIVED_AS_RECORDS = {
     "can_i_finetune",
     "colossalai",
+    "fitcheck",
     "fms_accel_granite",
     "fms_accel_main",
     "fsdp_qlora",
@@ -35,6 +36,8 @@ ARRIVED_AS_RECORDS = {
     "litgpt_resource",
     "llama_recipes",
     "llm_foundry_2",
+    "peft_docs",
+    "philschmid_2025",
     "soup_h100",
     "stas_h200_b200",
     "swift_megatron",

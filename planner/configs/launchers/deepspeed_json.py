@@ -81,6 +81,9 @@ _ENGINE_UNMODELLED = {
     "bf16_optimizer_states": "16-bit optimizer states are not modelled",
 }
 
+# The stage that divides weights.
+_DIVIDES = 3
+
 
 def read_deepspeed(keys: Keys, reading: Reading) -> None:
     """Enter what a DeepSpeed configuration says.
@@ -106,8 +109,15 @@ def read_deepspeed(keys: Keys, reading: Reading) -> None:
     else:
         say_zero(zero, "stage", zero.get("stage"), reading)
         read_zero(zero, reading)
+        if zero.get("stage") == _DIVIDES and not any(_is_on(keys, name) for name in ("bf16", "fp16")):
+            reading.dtype_left_open = keys.where("bf16")
     _read_optimizer(keys, reading)
     keys.skip(_HARMLESS)
+
+
+def _is_on(keys: Keys, name: str) -> bool:
+    part = keys.part(name)
+    return part is not None and part.get("enabled") is True
 
 
 def _read_sums(keys: Keys, reading: Reading) -> None:

@@ -95,7 +95,7 @@ def engine_edits(files: Files, sharding: str | None, offload: str | None) -> tup
     # A launch file may choose the other engine, unless the config itself names DeepSpeed's.
     switches = sharding == "fsdp" and launch is not None and not files.config.table.get("deepspeed")
     if deepspeed is not None and not switches:
-        return _in_deepspeed(deepspeed, sharding, offload)
+        return _in_deepspeed(files, deepspeed, sharding, offload)
     if launch is not None:
         return _in_accelerate(_Place(launch), sharding, offload)
     own = _Place(files.config)
@@ -104,7 +104,7 @@ def engine_edits(files: Files, sharding: str | None, offload: str | None) -> tup
     if files.tool not in _TRAINERS:
         return None
     if sharding is not None and sharding_named(sharding).zero_stage:
-        return _new_deepspeed(own, sharding, offload)
+        return _new_deepspeed(files, sharding, offload)
     return _in_own_fsdp(files.tool, own, sharding, offload)
 
 
@@ -134,11 +134,14 @@ def deepspeed_place(files: Files) -> _Place | None:
     )
 
 
-def _in_deepspeed(place: _Place, sharding: str | None, offload: str | None) -> tuple[Edit, ...] | None:
+def _in_deepspeed(
+    files: Files, place: _Place, sharding: str | None, offload: str | None
+) -> tuple[Edit, ...] | None:
     if sharding is not None and not sharding.startswith("zero"):
         return None
     zero = _Place(place.document, (*place.prefix, "zero_optimization"))
     edits = [] if sharding is None else [zero.edit("stage", value=sharding_named(sharding).zero_stage)]
+    edits += [place.edit(name, value=value) for name, value in _said_dtype(files, sharding).items()]
     for name, device in _devices(offload):
         if device == "none":
             edits += [zero.edit(name, value=REMOVED)] if name in zero.table else []
@@ -147,25 +150,34 @@ def _in_deepspeed(place: _Place, sharding: str | None, offload: str | None) -> t
     return tuple(edits)
 
 
+def _said_dtype(files: Files, sharding: str | None) -> dict[str, object]:
+    """Axolotl divides weights before ``auto`` is filled in, and keeps them in fp32 then."""
+    if files.tool != "axolotl" or sharding != "zero3":
+        return {}
+    return {"fp16" if files.config.table.get("fp16") else "bf16": {"enabled": True}}
+
+
 def _devices(offload: str | None) -> tuple[tuple[str, str], ...]:
     if offload is None:
         return ()
     return tuple(zip(("offload_optimizer", "offload_param"), _DEVICES[offload], strict=True))
 
 
-def _new_deepspeed(own: _Place, sharding: str, offload: str | None) -> tuple[Edit, ...] | None:
+def _new_deepspeed(files: Files, sharding: str, offload: str | None) -> tuple[Edit, ...] | None:
     """A table in the config itself, which is taken like a file.
 
     Source: transformers 5.23.0 training_args.py:1463 (``deepspeed: dict | str``), which LLaMA-Factory and TRL
     hand on as it is; axolotl 0.19.0 utils/schemas/config.py:1051.
     """
+    own = _Place(files.config)
     if own.table.get("fsdp") or own.table.get("fsdp_config"):
         return None
     stage = sharding_named(sharding).zero_stage
     zero: dict[str, Any] = {"stage": stage}
     zero |= {name: {"device": device} for name, device in _devices(offload) if device != "none"}
     zero |= _NEW_STAGE_3 if stage == 3 else {"reduce_bucket_size": AUTO}
-    return (own.edit("deepspeed", value={**_NEW_DEEPSPEED, "zero_optimization": zero}),)
+    new = {**_NEW_DEEPSPEED, **_said_dtype(files, sharding), "zero_optimization": zero}
+    return (own.edit("deepspeed", value=new),)
 
 
 def _in_accelerate(launch: _Place, sharding: str | None, offload: str | None) -> tuple[Edit, ...] | None:

@@ -32,7 +32,7 @@ from planner.configs.tools.axolotl.axolotl_diffusion import read_diffusion
 from planner.configs.tools.axolotl.axolotl_ebft import read_features
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
 from planner.configs.tools.axolotl.axolotl_kernels import TERNARY
-from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
+from planner.configs.tools.axolotl.axolotl_parallel import read_parallel, refuse_fp32_shards
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
     knows_ends,
@@ -197,6 +197,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_qat(keys, reading)
     read_stored_weights(keys)
     _read_sharding(keys, reading, beside, age=age)
+    refuse_fp32_shards(reading, age)
     read_loss(keys, reading, age=age)
     read_diffusion(keys, reading, age=age)
     read_adapter_kernels(keys, reading, age=age, asked=bool(beside.stack))

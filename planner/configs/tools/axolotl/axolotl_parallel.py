@@ -11,7 +11,8 @@ import math
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import read_sync
-from planner.errors import show
+from planner.configs.tools.axolotl.axolotl_age import Age
+from planner.errors import NotModelledError, show
 
 _REFUSED = {
     "tensor_parallel_size": "a tensor-parallel degree",
@@ -77,3 +78,22 @@ def read_parallel(keys: Keys, reading: Reading) -> None:
     if way not in (None, _GATHERED_HEADS):
         raise keys.not_modelled("ring_attn_func", f"{show(way)} is not modelled; {_GATHERED_HEADS} is")
     keys.refuse_above_one({"heads_k_stride": "a stride over heads of keys"})
+
+
+def refuse_fp32_shards(reading: Reading, age: Age) -> None:
+    """Weights that are not packed are divided while the model loads, before a trainer fills in "auto", and
+    DeepSpeed takes that for off: they stay in fp32, beside gradients in 16 bits.
+
+    Source: axolotl 0.5.0 to 0.19.0 loaders/model.py _configure_zero3_memory_efficient_loading
+    (utils/models.py until 0.9), and the maintainer in pull request 1466; deepspeed 0.18.9
+    runtime/config_utils.py DeepSpeedConfigModel and zero/partition_parameters.py ``_set_dtype``.
+
+    Raises:
+        NotModelledError: this is so.
+    """
+    packed = reading.value("quantization") not in (None, "none")
+    if reading.dtype_left_open and not age.of_2023 and not packed:
+        raise NotModelledError(
+            f"{reading.dtype_left_open}: Axolotl divides the weights before it fills in auto, so they stay "
+            "in fp32, which is not modelled; say bf16: {enabled: true}, as zero3_bf16.json does"
+        )

@@ -318,13 +318,36 @@ def test_an_8_bit_optimizer_in_host_ram_is_refused_by_the_tool(tmp_path: Path, o
     with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
         read(tmp_path, text + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true}\n")
     zero = tmp_path / "zero.json"
-    table = '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}'
+    zero_3 = '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}'
+    table = '"bf16": {"enabled": true}, ' + zero_3
     zero.write_text('{"zero_force_ds_cpu_optimizer": false, ' + table + "}", encoding="utf-8")
     file = read(tmp_path, text + "deepspeed: zero.json\n")
     with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
         resolve(with_flags(file, from_flags({"gpu": "a100-80-sxm:8"})))
     zero.write_text("{" + table + "}", encoding="utf-8")
     assert read(tmp_path, text + "deepspeed: zero.json\n").request.get("optimizer") == "adamw_torch"
+
+
+@pytest.mark.parametrize("kind", ["", "adapter: lora\n"])
+def test_weights_that_zero3_divides_before_it_knows_their_dtype_are_refused(
+    tmp_path: Path, kind: str
+) -> None:
+    """A dry run of Axolotl 0.19 with its zero3.json (full, 24B, eight H100) has 5.5 GiB more for each card.
+    Packed weights are not divided while they load, and files of 2023 load whole models.
+    """
+    text = BASE + kind + "bf16: auto\ndeepspeed: zero.json\n"
+    zero = tmp_path / "zero.json"
+    stage_3 = '"zero_optimization": {"stage": 3}'
+    for said in ('"bf16": {"enabled": "auto"}, ', ""):
+        zero.write_text("{" + said + stage_3 + "}", encoding="utf-8")
+        with pytest.raises(NotModelledError, match=r"they stay in fp32.*say bf16: \{enabled: true\}"):
+            read(tmp_path, text)
+        packed = read(tmp_path, BASE + "adapter: qlora\nload_in_4bit: true\ndeepspeed: zero.json\n")
+        assert packed.request.get("sharding") == "zero3"
+    zero.write_text('{"bf16": {"enabled": true}, ' + stage_3 + "}", encoding="utf-8")
+    assert read(tmp_path, text).request.get("sharding") == "zero3"
+    zero.write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
+    assert read(tmp_path, text).request.get("sharding") == "zero2"
 
 
 @pytest.mark.parametrize(
