@@ -256,7 +256,7 @@ def test_help_names_the_options(capsys: Captured) -> None:
     """`plan validate --help` explains the files and each option."""
     assert main(["validate", "--help"]) == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in ("FILE...", "--rows", "--cv", "--format", "--json"))
+    assert all(word in out for word in ("{FILE}...", "--rows", "--cv", "--format", "--json"))
 
 
 def test_one_row_is_walked_through(capsys: Captured) -> None:

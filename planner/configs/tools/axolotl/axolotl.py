@@ -197,7 +197,6 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_qat(keys, reading)
     read_stored_weights(keys)
     _read_sharding(keys, reading, beside, age=age)
-    refuse_fp32_shards(reading, age)
     read_loss(keys, reading, age=age)
     read_diffusion(keys, reading, age=age)
     read_adapter_kernels(keys, reading, age=age, asked=bool(beside.stack))
@@ -442,6 +441,7 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside, *, age: Age) ->
     version = keys.count("fsdp_version")
     if not keys.get("fsdp") and (age.old or not keys.get("fsdp_config")):
         read_distribution(keys, reading, beside)
+        refuse_fp32_shards(reading, age)
         return
     settings = keys.part("fsdp_config")
     where = keys.where("fsdp_config" if settings else "fsdp")
