@@ -239,9 +239,14 @@ class Coordinator:
         return self._passed[live.uses[use]] - self._passed[self._step] >= self.settings.max_reuse
 
     def end_of_backward(self) -> None:
-        """``release_backward_leftovers``: modules whose input needed no gradient."""
+        """``release_backward_leftovers``: modules whose input needed no gradient, such as the token table.
+
+        Versions before it keep them until the next forward has run them, or the optimizer steps.
+        """
         if self.settings.counts_early:
             self._available = 0
+        if not self.settings.keeps_recomputed:
+            self._active.clear()
         while self._active:
             module, recomputed = self._active.popitem()
             for live in _in_order({*module.own, *recomputed}):

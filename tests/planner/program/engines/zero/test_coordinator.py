@@ -188,6 +188,7 @@ def test_what_is_released_after_a_backward_allows_more_prefetch_before_0_15_4(
     engine = Engine(replace(SETTINGS, max_live=10, prefetch=10, counts_early=early))
     first, second, last = modules(10, 10, 10)
     coordinator = Coordinator(engine)  # type: ignore[arg-type]
+    everything = [each for module in (first, second, last) for each in module.own]
     for _ in range(2):
         coordinator.new_pass([], trains=True)
         for module in (first, second):
@@ -195,7 +196,23 @@ def test_what_is_released_after_a_backward_allows_more_prefetch_before_0_15_4(
             coordinator.release(module, forward=True)
         coordinator.fetch(last, forward=False, recomputes=False)
         coordinator.end_of_backward()
-    coordinator.new_pass([each for module in (first, second, last) for each in module.own], trains=True)
+        coordinator.release_all(everything)
+    coordinator.new_pass(everything, trains=True)
     engine.new()
     coordinator.fetch(first, forward=True, recomputes=False)
     assert engine.new() == [20, *gathered]
+
+
+@pytest.mark.parametrize(("keeps", "given_back"), [(False, []), (True, [-20])])
+def test_before_0_19_3_the_end_of_a_backward_gives_nothing_back(keeps: bool, given_back: list[int]) -> None:
+    """A token table, whose input needs no gradient, stays until the next forward has run it."""
+    engine, (table,) = Engine(replace(SETTINGS, keeps_recomputed=keeps)), modules(10)
+    coordinator = Coordinator(engine)  # type: ignore[arg-type]
+    coordinator.new_pass(table.own, trains=True)
+    coordinator.fetch(table, forward=False, recomputes=False)
+    engine.new()
+    coordinator.end_of_backward()
+    assert engine.new() == given_back
+    coordinator.fetch(table, forward=True, recomputes=False)
+    coordinator.release(table, forward=True)
+    assert engine.new()[-1] == -20
