@@ -171,9 +171,14 @@ class TracedCoordinator:
         return wanted
 
     def end_of_backward(self) -> None:
-        """``release_backward_leftovers``: modules whose input needed no gradient."""
+        """``release_backward_leftovers``: modules whose input needed no gradient, such as the token table.
+
+        Versions before it keep them until the next forward has run them, or the optimizer steps.
+        """
         if self._settings.counts_early:
             self._available = 0
+        if not self._settings.keeps_recomputed:
+            self._active.clear()
         while self._active:
             module, recomputed = self._active.popitem()
             for live in sorted({*self._of(module), *recomputed}, key=lambda each: each.parameter.key):

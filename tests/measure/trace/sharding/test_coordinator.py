@@ -94,14 +94,21 @@ def test_what_comes_again_soon_is_kept(distance: int, status: str) -> None:
     assert rank.statuses()["a"] == status
 
 
-def test_what_no_hook_has_released_goes_when_the_backward_ends() -> None:
-    """A module whose input needs no gradient is not told that its backward is over."""
-    rank = Rank(prefetch_elements=0)
+@pytest.mark.parametrize(("keeps", "after"), [(True, "away"), (False, "here")])
+def test_what_no_hook_has_released_goes_when_the_backward_ends(keeps: bool, after: str) -> None:
+    """A module whose input needs no gradient is not told that its backward is over.
+
+    Before DeepSpeed 0.19.3 it stays until the next forward has run it.
+    """
+    rank = Rank(prefetch_elements=0, keeps_recomputed=keeps)
     rank.forward()
     rank.stream.place = Place("backward", 0)
     rank.coordinator.fetch("a", forward=False)
     assert rank.statuses()["a"] == "here"
     rank.coordinator.end_of_backward()
+    assert rank.statuses()["a"] == after
+    rank.coordinator.fetch("a", forward=True)
+    rank.coordinator.release("a", forward=True)
     assert rank.statuses()["a"] == "away"
 
 
