@@ -92,7 +92,8 @@ def refuse_fp32_shards(reading: Reading, age: Age) -> None:
         NotModelledError: this is so.
     """
     packed = reading.value("quantization") not in (None, "none")
-    if reading.dtype_left_open and not age.of_2023 and not packed:
+    is_fp32 = reading.value("precision") == "fp32"
+    if reading.dtype_left_open and not (age.of_2023 or packed or is_fp32):
         raise NotModelledError(
             f"{reading.dtype_left_open}: Axolotl divides the weights before it fills in auto, so they stay "
             "in fp32, which is not modelled; say bf16: {enabled: true}, as zero3_bf16.json does"

@@ -344,6 +344,7 @@ def test_weights_that_zero3_divides_before_it_knows_their_dtype_are_refused(
             read(tmp_path, text)
         packed = read(tmp_path, BASE + "adapter: qlora\nload_in_4bit: true\ndeepspeed: zero.json\n")
         assert packed.request.get("sharding") == "zero3"
+        assert read(tmp_path, text.replace("bf16: auto", "bf16: false")).request.get("precision") == "fp32"
     zero.write_text('{"bf16": {"enabled": true}, ' + stage_3 + "}", encoding="utf-8")
     assert read(tmp_path, text).request.get("sharding") == "zero3"
     zero.write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
