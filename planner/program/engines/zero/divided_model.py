@@ -13,7 +13,7 @@ from planner.program.request_stream import labelled
 from planner.program.runtime import Part
 
 # What PEFT calls a module inside of its own.  Source: peft 0.21 tuners/tuners_utils.py BaseTunerLayer.
-_WRAPPED = "base_layer"
+_WRAPPED, _READ = "base_layer", "lora_A"
 
 
 @dataclass(slots=True)
@@ -21,9 +21,10 @@ class DividedModel:
     """The parameters of a model, the modules that hold them, and who fetches them.
 
     ``around``: the model and the one inside of it, behind PEFT's two, which prefetch for those behind them.
-    ``modules`` and ``paths``: of each part by its name, in the order of its template.  ``read``: the head,
-    where a loss reads its weight.  ``wrappers``: PEFT's modules around others, seen by a pass without
-    adapters.
+    ``modules`` and ``paths``: of each part by its name, in the order of its template.  ``readers``: whose
+    forward reads the weight of a module inside without calling it: the model that of the head, for its loss,
+    and PEFT's modules the dtype of ``lora_A``.  ``head``: the head, where it is never called.  ``wrappers``:
+    PEFT's modules around others, seen by a pass without adapters.
     """
 
     coordinator: Coordinator
@@ -31,7 +32,8 @@ class DividedModel:
     modules: dict[str, list[Module]] = field(default_factory=dict)
     paths: dict[str, Sequence[tuple[str, ...]]] = field(default_factory=dict)
     around: tuple[Module, ...] = ()
-    read: Module | None = None
+    head: Module | None = None
+    readers: dict[Module, Module] = field(default_factory=dict)
     wrappers: dict[Module, Module] = field(default_factory=dict)
 
     @property
@@ -53,13 +55,17 @@ class DividedModel:
             for parameter, param in zip(template.parameters, params[label], strict=True):
                 modules[parameter.module].own.append(self.live[param])
             if label == HEAD and read:
-                self.read = modules[[".".join(each) for each in template.modules].index(read)]
+                self.head = modules[[".".join(each) for each in template.modules].index(read)]
+                self.readers[self.head] = self.outer
+            by_path = dict(zip(template.modules, modules, strict=True))
+            self.readers |= {by_path[path]: by_path[path[:-1]] for path in by_path if path[-1:] == (_READ,)}
 
     def without_adapters(self, parts: Sequence[Part]) -> DividedModel:
         """The same modules and their coordinator, as the passes of ``parts`` see them, whose adapters are
         switched off.
         """
-        made = DividedModel(self.coordinator, self.live, around=self.around, read=self.read)
+        made = DividedModel(self.coordinator, self.live, around=self.around, head=self.head)
+        made.readers = self.readers
         for label, template in _templates(parts):
             known = dict(zip(self.paths[label], self.modules[label], strict=True))
             modules = made.modules[label] = []

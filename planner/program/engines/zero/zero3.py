@@ -340,9 +340,9 @@ class Zero3(DeepSpeed):
     def at(self, part: Instance, mark: Mark, *, recomputes: bool) -> None:
         """A hook of a module."""
         module = self._now.modules[part.name][mark.number]
-        if module is self._now.read:
-            if mark.moment == "before_forward":
-                self._read_head(module)
+        if mark.moment == "before_forward" and module in self._now.readers:
+            self._read(module, self._now.readers[module])
+        if module is self._now.head:
             return
         if mark.number == 0 and not (part.name.startswith("layer") or module.own):
             return
@@ -369,15 +369,14 @@ class Zero3(DeepSpeed):
         asked_since = self._shares and job.recipe.rollout is None and module not in self._again
         return asked_since and not (is_inside and part.name.startswith("layer"))
 
-    def _read_head(self, head: Module) -> None:
-        """``_inject_parameters``: the weight is gathered where it is not whole, and becomes the model's.
+    def _read(self, module: Module, reader: Module) -> None:
+        """``_inject_parameters``: the weight is gathered where it is not whole, and becomes the reader's.
 
         Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py ZeROOrderedDict.
         """
-        outer = self._now.outer
-        if not outer.own:
-            outer.own += head.own
-        self._now.coordinator.gather_now(outer.own)
+        if not reader.own:
+            reader.own += module.own
+        self._now.coordinator.gather_now(module.own)
 
     def gradient(self, param: Param, slot: int) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``:
