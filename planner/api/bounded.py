@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.anatomy.adapted_matrices import is_adapted
 from planner.api.measure_process import run_measure
-from planner.catalog.described import Description, read_description
+from planner.catalog.described import Description
 from planner.catalog.hf_config import in_checkpoint_dtype, model_from_config
 from planner.catalog.unmodelled import Range, read_ranges, training_of
 from planner.domain.model import ModelSpec
@@ -82,7 +82,7 @@ def _none(unknown: UnknownArchitectureError, reason: str) -> NotModelledError:
 
 @lru_cache(maxsize=64)
 def _counted(config: str) -> Description:
-    return read_description(run_measure(("describe", "-"), given=config, timeout_s=_TIMEOUT_S))
+    return run_measure(Description, ("describe", "-"), given=config, timeout_s=_TIMEOUT_S)
 
 
 def _unbounded(scenario: Scenario, found: list[Description]) -> str | None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from planner.domain.model import BlockGroup, EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
-from planner.errors import PlannerError
 
 DESCRIPTION_SCHEMA_ID: Final = "measure/description@1"
 Family = Literal["dense", "mixture", "recurrent"]
@@ -51,22 +50,6 @@ _DOCUMENT: Final = TypeAdapter(Description)
 def description_json(description: Description) -> str:
     """``description`` as one line of JSON."""
     return _DOCUMENT.dump_json(description).decode() + "\n"
-
-
-def read_description(text: str) -> Description:
-    """What :func:`description_json` wrote.
-
-    Raises:
-        PlannerError: it is not that document.
-    """
-    try:
-        return _DOCUMENT.validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise PlannerError(
-            f"what measure describe wrote is not the document that plan reads: {place}: {first['msg']}"
-        ) from None
 
 
 def family_of(model: ModelSpec) -> Family:

@@ -4,24 +4,18 @@ in a process of its own.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pydantic import ValidationError
-
 from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import read_jsonl
+from planner.api.measure_process import need_measure, run_measure
 from planner.cli.under_limit import verdict_under
-from planner.errors import ExitCode, UsageError, how_to_install
+from planner.errors import ExitCode, PlannerError, UsageError
 from planner.report.check.checked import Checked
 from planner.report.check.traced import Traced
-
-_MODULE = "measure"
 
 
 def with_traces(checked: Sequence[Checked], flags: Mapping[str, object]) -> list[Checked]:
@@ -31,8 +25,7 @@ def with_traces(checked: Sequence[Checked], flags: Mapping[str, object]) -> list
         UsageError: no card is named, other flags than the card say what the job is,
         or the measure extra is missing.
     """
-    if find_spec(_MODULE) is None:
-        raise UsageError(f"the package 'measure' is not installed; {how_to_install('measure')}")
+    need_measure()
     given = {name: value for name, value in flags.items() if value is not None}
     card = given.pop("gpu", None)
     if card is None:
@@ -48,38 +41,16 @@ def with_traces(checked: Sequence[Checked], flags: Mapping[str, object]) -> list
 def _traced(config: str, card: str) -> Traced:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "events.jsonl"
-        command = [
-            sys.executable,
-            "-m",
-            _MODULE,
-            "trace",
-            "--json",
-            f"--check={config}",
-            f"--gpu={card}",
-            f"--events={path}",
-        ]
-        done = subprocess.run(
-            command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
-        )
-        if done.returncode not in (ExitCode.FITS, ExitCode.GPU_MEMORY_SHORT):
-            lines = done.stderr.strip().splitlines()
-            reason = lines[-1].removeprefix("measure: ") if lines else f"exit code {done.returncode}"
-            known = done.returncode in (ExitCode.USAGE, ExitCode.NOT_MODELLED)
-            return Traced(ExitCode(done.returncode) if known else ExitCode.INTERNAL_ERROR, reason)
+        words = ["trace", "--json", f"--check={config}", f"--gpu={card}", f"--events={path}"]
         try:
-            document = TraceDocument.model_validate_json(done.stdout)
-        except ValidationError as error:
-            return Traced(
-                ExitCode.INTERNAL_ERROR, f"what measure trace wrote is not read: {error.errors()[0]['msg']}"
-            )
-        return _answer(document, done.returncode, path)
+            return _answer(run_measure(TraceDocument, words), path)
+        except PlannerError as error:
+            return Traced(error.exit_code, str(error))
 
 
-def _answer(document: TraceDocument, code: int, events: Path) -> Traced:
+def _answer(document: TraceDocument, events: Path) -> Traced:
     limit = None if document.verdict is None else document.verdict.limit_bytes
-    verdict = ExitCode(code)
-    if verdict == ExitCode.FITS and limit is not None:
-        verdict = verdict_under(read_jsonl(events), limit)
+    verdict = ExitCode.FITS if limit is None else verdict_under(read_jsonl(events), limit)
     assumed = tuple(
         f"{each.get('name')} at {each.get('origin')}: {each.get('value')}" for each in document.assumptions
     )

@@ -4,21 +4,16 @@ replayed by ``measure replay`` in a process of its own.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from planner.allocator.documents.replay_document import ReplayDocument
+from planner.api.measure_process import need_measure, run_measure
 from planner.calibration.score.rows import RowScore
-from planner.errors import ExitCode, UsageError, how_to_install
+from planner.errors import PlannerError, UsageError
 from planner.records import RecordSet
 from planner.report.validation.recorded_history import HistoryScore, score_history
 
-_MODULE = "measure"
 # A real history of ten steps takes seconds; one that is made to be slow shall not hold up the others.
 LONGEST_REPLAY_S = 60
 
@@ -38,8 +33,7 @@ def score_histories(records: RecordSet, rows: tuple[RowScore, ...]) -> dict[str,
         raise UsageError(
             "no record of these files has an allocator history: measure with measure run --history on a GPU"
         )
-    if find_spec(_MODULE) is None:
-        raise UsageError(f"the package 'measure' is not installed; {how_to_install('measure')}")
+    need_measure()
     return {record_id: _score(records, row, name) for record_id, (row, name) in found.items()}
 
 
@@ -58,12 +52,13 @@ def _score(records: RecordSet, row: RowScore, name: str) -> HistoryScore | str:
         return f"skipped: no prediction to set it beside: {row.not_modelled}"
     if not path.is_file():
         return f"skipped: its history is not beside its record: {path} is missing"
-    document = _replayed(path)
-    return (
-        document
-        if isinstance(document, str)
-        else score_history(row.record.id, document, row.prediction.memory)
-    )
+    try:
+        document = run_measure(
+            ReplayDocument, ("replay", "--json", "--", str(path)), timeout_s=LONGEST_REPLAY_S
+        )
+    except PlannerError as error:
+        return f"skipped: {error}; without this limit: measure replay {path}"
+    return score_history(row.record.id, document, row.prediction.memory)
 
 
 def _lies_below(folder: Path, path: Path) -> bool:
@@ -75,35 +70,3 @@ def _lies_below(folder: Path, path: Path) -> bool:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError, ValueError):
         return False
-
-
-def _replayed(path: Path) -> ReplayDocument | str:
-    """What ``measure replay`` says about one file, or why it says nothing."""
-    command = [sys.executable, "-m", _MODULE, "replay", "--json", "--", str(path)]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-            timeout=LONGEST_REPLAY_S,
-        )
-    except subprocess.TimeoutExpired:
-        return (
-            f"skipped: its replay took more than {LONGEST_REPLAY_S} s; without this limit: measure "
-            f"replay {path}"
-        )
-    if done.returncode != ExitCode.FITS:
-        lines = done.stderr.strip().splitlines()
-        return "skipped: " + (
-            lines[-1].removeprefix("measure: ") if lines else f"measure replay ended with {done.returncode}"
-        )
-    try:
-        return ReplayDocument.model_validate_json(done.stdout)
-    except ValidationError as error:
-        return (
-            "skipped: what measure replay wrote is not the document that plan reads: "
-            f"{error.errors()[0]['msg']}"
-        )

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pydantic import ValidationError
-
 from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import AllocEvent, read_jsonl
 from planner.api.measure_process import run_measure
 from planner.cli.outcome import Outcome, drawn, json_text
 from planner.cli.under_limit import verdict_under
-from planner.errors import PlannerError, UnknownArchitectureError
+from planner.errors import UnknownArchitectureError
 from planner.report.prediction.subject import Subject, exit_code_of
 from planner.report.prediction.to_json import prediction_document
 from planner.report.trace.alone import alone_sections
@@ -43,20 +41,8 @@ def run_trace(flags: Mapping[str, object], *, config: str | None, force: bool) -
     words = ["trace", "--json", *trace_words(flags, config=config, force=force)]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "events.jsonl"
-        document = _document([*words, f"--events={path}"])
+        document = run_measure(TraceDocument, [*words, f"--events={path}"])
         return TraceAnswer(document, read_jsonl(path))
-
-
-def _document(words: list[str]) -> TraceDocument:
-    written = run_measure(words)
-    try:
-        return TraceDocument.model_validate_json(written)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise PlannerError(
-            f"what measure trace wrote is not the document that plan reads: {place}: {first['msg']}"
-        ) from None
 
 
 def answer_beside(subject: Subject, answer: TraceAnswer, output_format: str) -> Outcome:

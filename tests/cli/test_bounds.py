@@ -27,22 +27,22 @@ LLAMA = {
 Captured = pytest.CaptureFixture[str]
 
 
-def _description(family: Family = "dense", attention: tuple[str, ...] = ("eager", "sdpa")) -> str:
+def _described(family: Family = "dense", attention: tuple[str, ...] = ("eager", "sdpa")) -> Description:
     """What ``measure`` would say of a model with the matrices of Llama."""
     spec = model_from_config(LLAMA, "here")
     names = ("hidden_size", "vocab_size", "groups", "token_embedding", "head", "tied")
     same = {name: getattr(spec, name) for name in (*names, "max_position_tokens", "final_norms")}
-    return description_json(Description("foo", family=family, attention=attention, **same))
+    return Description("foo", family=family, attention=attention, **same)
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What ``measure`` is given; it answers with :func:`_description`."""
+    """What ``measure`` is given; it answers with :func:`_described`."""
     given: list[Any] = []
 
     def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
         given.append((command[3:], how["input"], how["timeout"]))
-        return subprocess.CompletedProcess(command, 0, _description(), "")
+        return subprocess.CompletedProcess(command, 0, description_json(_described()), "")
 
     monkeypatch.setattr(measure_process.subprocess, "run", run)
     monkeypatch.setattr(measure_process, "find_spec", lambda _: True)
@@ -95,7 +95,7 @@ def test_ends_of_few_architectures_decide_nothing(
 ) -> None:
     """A mixture never fits by bounds, and its lower end is what is certain."""
     del asked
-    monkeypatch.setattr(bounded, "run_measure", lambda *_, **__: _description("mixture"))
+    monkeypatch.setattr(bounded, "run_measure", lambda *_, **__: _described("mixture"))
     assert main(_job(config, "80GiB")) == 4
     assert "only what is certain decides" in " ".join(capsys.readouterr().out.split())
     assert main(_job(config, "80GiB", "--json")) == 4

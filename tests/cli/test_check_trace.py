@@ -14,7 +14,7 @@ import pytest
 from measure.trace.trace_json import to_json
 from planner.allocator.documents.summary import summarize, timeline_of
 from planner.allocator.events import AllocEvent, write_jsonl
-from planner.cli import check_trace
+from planner.api import measure_process
 from planner.cli.main import main
 from planner.units import GIB
 
@@ -50,7 +50,7 @@ def answering(
             command, 3 if full else 0, to_json(summary, timeline_of(events, summary), ()), ""
         )
 
-    monkeypatch.setattr(check_trace.subprocess, "run", run)
+    monkeypatch.setattr(measure_process.subprocess, "run", run)
     return commands
 
 

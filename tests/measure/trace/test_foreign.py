@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.extras import import_or_skip
 
@@ -18,7 +19,7 @@ from measure.cli.main import main
 from measure.trace import foreign
 from measure.trace.foreign import described_by_modules
 from planner.api import bounded
-from planner.catalog.described import Description, description_json, read_description
+from planner.catalog.described import Description, description_json
 from planner.catalog.hf_config import model_from_config
 from planner.cli.main import main as plan
 from planner.domain.model import ModelSpec
@@ -38,7 +39,7 @@ def test_what_a_model_is_told_by_its_layers() -> None:
     assert (mixture.model.groups[0].block.mlp.n_experts, mixture.model.groups[0].block.mlp.top_k) == (4, 2)
     states = {"model_type": "recurrent_gemma", **SIZES, **GROUPED, "num_hidden_layers": 3}
     assert _description(states).family == "recurrent"
-    assert read_description(description_json(mixture)) == mixture
+    assert TypeAdapter(Description).validate_json(description_json(mixture)) == mixture
 
 
 def _description(fields: dict[str, Any]) -> Description:
@@ -171,9 +172,9 @@ def test_hostile_numbers_are_refused_in_one_sentence(
 ) -> None:
     """``plan`` starts the count by itself: nothing of a file makes it long, large or a traceback."""
 
-    def in_process(_: object, *, given: str, timeout_s: float) -> str:
+    def in_process(*_: object, given: str, timeout_s: float) -> Description:
         del timeout_s
-        return description_json(_description(json.loads(given)))
+        return _description(json.loads(given))
 
     monkeypatch.setattr(bounded, "run_measure", in_process)
     job = ["--model", _written(tmp_path, {**TINY, **fields}), "--method", "full", "--gpu", "4090"]
