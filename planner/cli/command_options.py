@@ -45,7 +45,10 @@ _ANSWER_OPTIONS: OwnOptions = {
     ),
     "explain": (
         Annotated[
-            bool, typer.Option("--explain", help="Details, and how each number is made, with its source")
+            bool,
+            typer.Option(
+                "--explain", help="How each number is made, with its source; with --details of all phases"
+            ),
         ],
         False,
     ),

@@ -363,9 +363,13 @@ def _offload(scenario: Scenario) -> Iterator[Move]:
         return
     if recipe.gradient_checkpointing and offloads_activations(scenario.stack):
         yield Move("offload", "time", "saved block inputs in host RAM", {"offload": "activations"})
-    stage = recipe.sharding if recipe.sharding.divides_optimizer else ZERO2
-    whole = stage if recipe.uses_fsdp else ZERO3
-    options: list[tuple[Sharding, Offload, str]] = [(whole, "optimizer+params", "weights and optimizer")]
+    divided = recipe.sharding.divides_optimizer
+    stage = recipe.sharding if divided else ZERO2
+    wholes = (FSDP, ZERO3) if not divided and scenario.hardware.world_size > 1 else (ZERO3,)
+    options: list[tuple[Sharding, Offload, str]] = [
+        (whole, "optimizer+params", "weights and optimizer")
+        for whole in ((stage,) if recipe.uses_fsdp else wholes)
+    ]
     if not recipe.uses_fsdp:
         options.append((stage, "optimizer", "optimizer states"))
     for sharding, offload, moved in options:
@@ -376,6 +380,7 @@ def _offload(scenario: Scenario) -> Iterator[Move]:
             "offload": offload,
             **_mixed_precision(scenario, sharding),
             **_divisible(scenario, sharding),
+            **_stepped(scenario, sharding),
         }
         if recipe.optimizer in GPU_ONLY_OPTIMIZERS:
             flags["optimizer"] = "adamw_torch"

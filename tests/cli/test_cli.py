@@ -266,9 +266,15 @@ def test_explain_finds_the_docstring_of_every_formula(capsys: Captured) -> None:
 
 
 def test_explain_adds_the_formulas_to_the_report(capsys: Captured) -> None:
-    """The section with functions and sources appears with --explain only."""
+    """Functions and sources appear with --explain only, all coefficients with --details, too."""
     main([*JOB, "--explain"])
-    assert "\nFormulas\n" in capsys.readouterr().out
+    short = capsys.readouterr().out
+    assert "\nFormulas\n" in short
+    main([*JOB, "--explain", "--details"])
+    whole = capsys.readouterr().out
+    assert "\nCoefficients" in whole
+    assert "\nCoefficients" not in short
+    assert 3 * len(short.splitlines()) < len(whole.splitlines())
     main(JOB)
     assert "\nFormulas\n" not in capsys.readouterr().out
 

@@ -139,17 +139,18 @@ def _report(subject: Subject, options: PredictOptions) -> Outcome:
 
 
 def _text(subject: Subject, options: PredictOptions) -> str:
-    """The first answer, or with --details and --explain all of it."""
-    from planner.report.prediction.sections import build_sections
+    """The first answer, or how its numbers are made, or all of it."""
+    from planner.report.prediction.sections import build_sections, explained_sections
     from planner.report.prediction.short import short_sections, short_text
 
     whole = options.whole
+    long_sections = build_sections if options.details else explained_sections
     if options.output_format == "markdown":
         from planner.report.render.markdown import to_markdown
 
-        return to_markdown(build_sections(subject) if whole else short_sections(subject))
+        return to_markdown(long_sections(subject) if whole else short_sections(subject))
     if whole:
-        return human_text(build_sections(subject))
+        return human_text(long_sections(subject))
     from planner.report.render.human import make_console
 
     return short_text(subject, make_console(sys.stdout))

@@ -116,13 +116,13 @@ def _scores(scored: _Scored, options: ValidateOptions) -> Outcome:
 
 
 def _explain(records: RecordSet, model: Coefficients | Calibration, options: ValidateOptions) -> Outcome:
-    """One row: measured against predicted, then the whole ``plan --explain`` of its scenario."""
+    """One row: measured against predicted, then the ``plan --explain`` of its scenario."""
     from dataclasses import replace
 
     from planner.calibration.score.validate import validate
     from planner.domain.uncertainty.calibration import Calibration
     from planner.predicting import predict_with
-    from planner.report.prediction.sections import build_sections
+    from planner.report.prediction.sections import explained_sections
     from planner.report.prediction.subject import Subject
     from planner.report.validation.phase_errors import row_phases
     from planner.report.validation.row import row_sections
@@ -142,7 +142,7 @@ def _explain(records: RecordSet, model: Coefficients | Calibration, options: Val
         return Outcome(_text(sections, options), ExitCode.NOT_MODELLED)
     coefficients = model.coefficients_for(row.scenario) if isinstance(model, Calibration) else model
     subject = Subject(row.scenario, predict_with(row.scenario, model, explain=True), None, True, coefficients)
-    return Outcome(_text((*sections, *build_sections(subject)), options), ExitCode.FITS)
+    return Outcome(_text((*sections, *explained_sections(subject)), options), ExitCode.FITS)
 
 
 def _text(sections: Sequence[Section], options: ValidateOptions) -> str:

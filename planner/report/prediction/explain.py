@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from planner.domain.prediction import Prediction
 from planner.domain.term import HostTerm, Term, TimeTerm
+from planner.report.prediction.subject import terms_at_peak
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.render.numbers import duration, gib
 
@@ -68,13 +69,12 @@ def formula_text(reference: str) -> FormulaText:
     )
 
 
-def explanations(prediction: Prediction) -> tuple[Explanation, ...]:
-    """Every GPU term, host term and part of the step that is not zero, in the order of the prediction."""
-    gpu = (
-        _explain("GPU memory", term.label, term)
-        for term in prediction.memory.terms
-        if float(term.n_bytes) >= 1
-    )
+def explanations(prediction: Prediction, *, at_peak: bool = False) -> tuple[Explanation, ...]:
+    """Every GPU term, host term and part of the step that is not zero, in the order of the prediction;
+    ``at_peak``: of the GPU only what is alive at the peak, as its table lists it.
+    """
+    terms = terms_at_peak(prediction) if at_peak else prediction.memory.terms
+    gpu = (_explain("GPU memory", term.label, term) for term in terms if float(term.n_bytes) >= 1)
     host = (
         _explain("Host RAM", term.name, term) for term in prediction.host.terms if float(term.n_bytes) >= 1
     )
@@ -83,10 +83,10 @@ def explanations(prediction: Prediction) -> tuple[Explanation, ...]:
     return (*gpu, *host, *time)
 
 
-def formula_section(prediction: Prediction) -> Section:
+def formula_section(prediction: Prediction, *, at_peak: bool = False) -> Section:
     """The explanations as a section, one block for each formula with all terms that it computes."""
     groups: dict[tuple[str, str], list[Explanation]] = {}
-    for each in explanations(prediction):
+    for each in explanations(prediction, at_peak=at_peak):
         groups.setdefault((each.topic, each.formula), []).append(each)
     blocks: list[Block] = []
     for (topic, formula), group in groups.items():

@@ -44,7 +44,7 @@ from planner.report.render.numbers import (
 )
 from planner.units import MILLI_S, plain_number
 
-__all__ = ["VERDICTS", "build_sections"]
+__all__ = ["VERDICTS", "build_sections", "explained_sections"]
 
 
 def build_sections(subject: Subject) -> tuple[Section, ...]:
@@ -70,6 +70,26 @@ def build_sections(subject: Subject) -> tuple[Section, ...]:
         _assumptions(scenario.assumptions),
         *_formulas(subject),
         Section("", (verdict_note(subject),)),
+    )
+    return tuple(section for section in sections if section.blocks)
+
+
+def explained_sections(subject: Subject) -> tuple[Section, ...]:
+    """How the numbers of one answer are made: totals, terms at the peak, and the formula of each of these,
+    of host RAM and of the step's time.
+    """
+    from planner.report.prediction.explain import formula_section
+
+    prediction = subject.prediction
+    more = Note("--explain --details: other phases, and every coefficient and switch with its source", "dim")
+    sections = (
+        _verdict(subject),
+        Section("", tuple(Note(f"Warning: {text}", "warn") for text in doubts(subject))),
+        Section("", (Note(job_line(subject.scenario)),)),
+        levels_section(prediction, subject.scenario.hardware),
+        terms_section(prediction),
+        formula_section(prediction, at_peak=True),
+        Section("", (more, verdict_note(subject))),
     )
     return tuple(section for section in sections if section.blocks)
 

@@ -297,6 +297,19 @@ def test_a_full_node_is_offered_more_nodes() -> None:
     assert typed.verdict == found.verdict
 
 
+def test_a_job_far_above_a_node_is_offered_offload_under_both_engines() -> None:
+    """LoRA of a 405B on eight cards: FSDP with offload and checkpointing fits, takes no more host RAM than
+    ZeRO-3 does, and comes before it; no other software is needed.
+    """
+    job = {"model": "405b", "method": "lora", "gpu": "h100-sxm:8", "seq": "4096"}
+    enough = [lever for lever in levers(scenario(job)) if lever.fits]
+    assert [lever.flags.get("sharding") for lever in enough[:2]] == ["fsdp", "zero3"]
+    assert not any("stack" in lever.flags for lever in enough)
+    typed = estimate(resolve(from_flags({**job, **as_request(enough[0])})))
+    assert typed.verdict == "fits"
+    assert enough[0].host_bytes <= enough[1].host_bytes
+
+
 def test_a_frozen_base_in_32_bits_is_loaded_in_16_instead() -> None:
     """TRL's script loads fp32 where nothing says otherwise; a full fine-tune trains what it loads."""
     job = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "2048", "stack": "trl"}
