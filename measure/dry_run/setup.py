@@ -22,10 +22,12 @@ from measure.dry_run.libraries import (
     bitsandbytes_library,
     cuda_builds,
     cuda_kernels,
+    cuda_source,
     deepspeed_kernels,
     flash_attention,
     host_optimizers,
     inductor,
+    reference_kernels,
     refused,
     stand_ins,
     trainer_evaluation,
@@ -74,6 +76,8 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     processors.install(imports, guesses, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)
+    cuda_source.install(native, guesses)
+    reference_kernels.install(guesses)
     inductor.install(imports, native, guesses)
     trl_generation.install(imports, stages, guesses)
     trainer_evaluation.install(imports, stages, guesses)
