@@ -16,7 +16,7 @@ def test_code_in_place_of_kernels_is_listed() -> None:
         log.warning(
             "`scan` is falling back to its reference PyTorch implementation because `m` is not installed."
         )
-        log.warning("The fast path is not available because one of `(scan, conv)` is None..")
+        log.warning("The fast path is not available because one of `(scan, conv)` is None. Slower.")
         log.warning("Something else. And more.")
     finally:
         logging.getLogger("transformers").removeHandler(heard)
