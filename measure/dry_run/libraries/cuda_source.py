@@ -20,7 +20,7 @@ def install(native: Native, guesses: Guesses) -> None:
     def compile_kernel(_: str, kernel_name: str, *__: Any, **___: Any) -> _Kernel:
         return _Kernel(kernel_name, native, guesses)
 
-    torch.cuda._compile_kernel = compile_kernel  # type: ignore[assignment]  # noqa: SLF001 - it has no other name
+    setattr(torch.cuda, "_compile_kernel", compile_kernel)  # noqa: B010 - torch's types do not allow it
 
 
 class _Kernel:
