@@ -44,7 +44,7 @@ def install(guesses: Guesses) -> None:
         return group, prefix
 
     distributed_c10d._new_process_group_helper = made  # type: ignore[assignment]
-    setattr(distributed_c10d, "rendezvous", _first_rank)  # noqa: B010 - types of torch do not allow it
+    setattr(distributed_c10d, "rendezvous", _meet(guesses))  # noqa: B010 - types of torch do not allow it
     for module in (dist, distributed_c10d):
         module.is_nccl_available = lambda: True  # type: ignore[attr-defined]
     distributed_c10d._NCCL_AVAILABLE = True
@@ -99,7 +99,14 @@ def n_ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def _first_rank(_: str, rank: int = -1, world_size: int = -1, **__: Any) -> Iterator[tuple[Any, int, int]]:
-    """Where processes would meet: the others are taken to be there."""
-    size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
-    yield HashStore(), max(rank, 0), size
+def _meet(guesses: Guesses) -> Any:
+    """Where processes would meet: the others are taken to be there, and the report says so."""
+
+    def meet(_: str, rank: int = -1, world_size: int = -1, **__: Any) -> Iterator[tuple[Any, int, int]]:
+        size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+        rank = max(rank, 0)
+        if size > 1:
+            guesses.assume("other processes", f"like this one, rank {rank} of {size}", "torch.distributed")
+        yield HashStore(), rank, size
+
+    return meet

@@ -22,10 +22,12 @@ from measure.dry_run.libraries import (
     bitsandbytes_library,
     cuda_builds,
     cuda_kernels,
+    cuda_source,
     deepspeed_kernels,
     flash_attention,
     host_optimizers,
     inductor,
+    reference_kernels,
     refused,
     stand_ins,
     trainer_evaluation,
@@ -74,24 +76,28 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     processors.install(imports, guesses, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)
+    cuda_source.install(native, guesses)
+    reference_kernels.install(guesses)
     inductor.install(imports, native, guesses)
     trl_generation.install(imports, stages, guesses)
     trainer_evaluation.install(imports, stages, guesses)
     process_group.install(guesses)
     Launches(guesses, job.card.n_cards).install(imports)
     refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)
-    if find_spec("triton") is None:
-        guesses.assume(
-            "triton",
-            "not installed; a GPU installation has it, and libraries may run otherwise",
-            "this environment",
-        )
+    _list_triton(guesses)
     _see_other_threads(native)
     native.begin(cublas_workspace_bytes(".".join(map(str, job.card.compute_capability))))
     # Imported libraries hold some million objects, which every collection would look at.
     gc.freeze()
     close_in(Path(job.folder))
     return Pretended(stages, guesses, (library, imports))
+
+
+def _list_triton(guesses: Guesses) -> None:
+    """Where it is not installed, libraries may take another path than on a card."""
+    if find_spec("triton") is None:
+        lacking = "not installed; a GPU installation has it, and libraries may run otherwise"
+        guesses.assume("triton", lacking, "this environment")
 
 
 def _see_other_threads(native: Native) -> None:

@@ -17,6 +17,9 @@ from planner.errors import ExitCode, PlannerError, UsageError
 from planner.report.check.checked import Checked
 from planner.report.check.traced import Traced
 
+# ``--accelerate none``: no launch file was counted.
+_NO_FILE = "none"
+
 
 def with_traces(checked: Sequence[Checked], flags: Mapping[str, object]) -> list[Checked]:
     """``checked`` with the dry run of each file.
@@ -35,10 +38,15 @@ def with_traces(checked: Sequence[Checked], flags: Mapping[str, object]) -> list
         raise UsageError(
             f"--trace runs the file as it is, so --{flag} cannot be joined with it; write it into the file"
         )
-    return [replace(each, traced=_traced(each.config, str(card))) for each in checked]
+    return [replace(each, traced=_traced(each.config, each.launch_file, str(card))) for each in checked]
 
 
-def _traced(config: str, card: str) -> Traced:
+def _traced(config: str, launch_file: str, card: str) -> Traced:
+    """The dry run of ``config``; of a job whose launch file is counted it would be another job."""
+    if launch_file not in ("", _NO_FILE):
+        reason = f"--trace runs {config} without {launch_file}; --accelerate {_NO_FILE} counts none, and "
+        way_out = "measure trace --gpu CARD:N -- COMMAND runs the whole launch line"
+        return Traced(ExitCode.NOT_MODELLED, reason + way_out)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "events.jsonl"
         words = ["trace", "--json", f"--check={config}", f"--gpu={card}", f"--events={path}"]

@@ -103,3 +103,22 @@ def test_the_file_runs_as_it_is_on_a_named_card(
     """Other flags say nothing to the tool."""
     assert main(["check", "known.yaml", "--trace", *flags]) == 2
     assert says in capsys.readouterr().err
+
+
+LAUNCH = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n"
+
+
+def test_a_job_with_a_launch_file_is_not_run_without_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """The prediction counts eight ranks, and the tool would run the file alone as one."""
+    Path("sft.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: d\nmax_length: 512\n", encoding="utf-8"
+    )
+    Path("fsdp.yaml").write_text(LAUNCH, encoding="utf-8")
+    commands = answering(monkeypatch, GIB)
+    assert main(["check", "sft.yaml", "--gpu", "4090", "--trace"]) == 0
+    assert "without fsdp.yaml" in " ".join(capsys.readouterr().out.split())
+    assert not commands
+    assert main(["check", "sft.yaml", "--gpu", "4090", "--accelerate", "none", "--trace"]) == 0
+    assert len(commands) == 1

@@ -515,6 +515,23 @@ def test_a_launcher_that_hands_its_own_variables_on_keeps_them(folder: Path) -> 
     assert code == 0, err
 
 
+OF_SOURCE = """
+double = torch.cuda._compile_kernel("__global__ void twice(float* x) {}", "twice", compute_capability="90")
+double.set_shared_memory_config(65536)
+values = torch.zeros(4, device="cuda")
+double((1, 1, 1), (32, 1, 1), (values, 4))
+assert values.tolist() == [1.0] * 4
+"""
+
+
+def test_a_kernel_of_source_is_not_started(folder: Path) -> None:
+    """The report names it; what it is given has no values behind it."""
+    code, out, err = run("trace", "--gpu", "4090", "--json", "--", "python", program(before=OF_SOURCE))
+    assert code == 0, err
+    assumed = {each["name"]: each["origin"] for each in json.loads(out)["assumptions"]}
+    assert assumed["a kernel of CUDA's source"] == "twice"
+
+
 SHARDED = """
 import os, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -542,11 +559,11 @@ def test_the_first_of_four_ranks_holds_a_quarter(folder: Path) -> None:
         "trace", "--gpu", "h100-sxm:4", "--json", "--", "torchrun", "--nproc_per_node", "4", script
     )
     assert code == 0, err
+    document = json.loads(out)
     terms = {
-        each["name"]: each["bytes"]
-        for phase in json.loads(out)["phases"]
-        for each in phase["at_peak"]["terms"]
+        each["name"]: each["bytes"] for phase in document["phases"] for each in phase["at_peak"]["terms"]
     }
+    assert "like this one, rank 0 of 4" in {each["value"] for each in document["assumptions"]}
     assert terms["optimizer_states"] == 2 * (4 * 1024 * 1024 * 4 + 2 * 4096) // 4
     code, _, err = run("trace", "--gpu", "h100-sxm:2", "--", "torchrun", "--nproc_per_node", "4", script)
     assert code == 6

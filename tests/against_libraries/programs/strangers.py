@@ -1,0 +1,150 @@
+"""Training programs of other repositories, each as it is at one commit: writes ``strangers.csv`` beside it.
+
+``ENV/bin/python -m tests.against_libraries.programs.strangers FOLDER``: the folder has clones named as the
+repositories are.  Nothing of them is stored here.  Each runs in a copy of its commit, on data that is made
+there: random tokens, or rows of repeated words in the columns that the program reads.  A row runs where the
+version of Transformers that it asks for is installed, and a row that is there is not run again.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.against_libraries.programs.table import _versions as versions_here
+
+PATH = Path(__file__).resolve().parent / "strangers.csv"
+COLUMNS = ("repository", "commit", "folder", "card", "command", "versions", "seconds", "allocated_bytes",
+    "reserved_bytes", "largest_phase", "assumed", "says")  # fmt: skip
+N_ROWS, N_WORDS = 256, 1500
+
+
+@dataclass(frozen=True)
+class Program:
+    """``command`` in ``folder`` of a repository; ``makes`` lays its data into the copy.
+    ``options``: of ``measure trace``.  ``transformers``: how its version begins.
+    """
+
+    repository: str
+    commit: str
+    command: str
+    folder: str = "."
+    card: str = "a100-80-sxm"
+    makes: Callable[[Path], None] = lambda _: None
+    options: tuple[str, ...] = ()
+    transformers: str = "5."
+
+
+def _tokens(root: Path) -> None:
+    """The two files of GPT-2's tokens that nanoGPT maps (data/openwebtext/prepare.py)."""
+    draw = random.Random(0)
+    for name in ("train", "val"):
+        tokens = array("H", (draw.randrange(50257) for _ in range(100_000)))
+        (root / f"data/openwebtext/{name}.bin").write_bytes(tokens.tobytes())
+
+
+def _write(path: Path, row: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text((json.dumps(row) + "\n") * N_ROWS, encoding="utf-8")
+
+
+def _dialogue() -> list[dict[str, str]]:
+    words = " ".join(["word"] * (N_WORDS // 2))
+    return [{"role": role, "content": words} for role in ("user", "assistant")]
+
+
+def _minimind(root: Path) -> None:
+    """Its files by their names in ``dataset`` (dataset/lm_dataset.py)."""
+    folder = root / "dataset"
+    _write(folder / "pretrain_t2t_mini.jsonl", {"text": " ".join(["word"] * N_WORDS)})
+    _write(folder / "sft_t2t_mini.jsonl", {"conversations": _dialogue()})
+    _write(folder / "dpo.jsonl", {"chosen": _dialogue(), "rejected": _dialogue()})
+
+
+def _messages(root: Path) -> None:
+    _write(root / "rows.jsonl", {"messages": _dialogue()})
+
+
+NANOGPT = ("karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291")
+MINIMIND = ("jingyaogong/minimind", "d65ef2c00ebc6082f9df11541e1b191655eddb00")
+EXAMPLES = ("pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8")
+OPEN_R1 = ("huggingface/open-r1", "1416fa0cf21595d2083b399a2a0bbddd7f6e9563")
+FOUR, EIGHT = "h100-sxm:4", "h100-sxm:8"
+ON_FOUR, ON_EIGHT = "torchrun --nproc_per_node 4", "torchrun --standalone --nproc_per_node=8"
+PROGRAMS = (
+    Program(*NANOGPT, "python train.py --compile=False", makes=_tokens),
+    Program(*NANOGPT, "python train.py", makes=_tokens),
+    Program(*NANOGPT, f"{ON_EIGHT} train.py --compile=False", card=EIGHT, makes=_tokens),
+    Program(*MINIMIND, "python train_pretrain.py", "trainer", makes=_minimind),
+    Program(*MINIMIND, "python train_full_sft.py --from_weight none", "trainer", makes=_minimind),
+    Program(*MINIMIND, "python train_full_sft.py --from_weight none --use_moe 1", "trainer", makes=_minimind),
+    Program(*MINIMIND, "python train_dpo.py --from_weight none", "trainer", makes=_minimind),
+    Program(*EXAMPLES, f"{ON_FOUR} example.py", "distributed/FSDP2", FOUR),
+    Program(*EXAMPLES, f"{ON_FOUR} fsdp_tp_example.py", "distributed/tensor_parallelism", FOUR),
+    Program(
+        *OPEN_R1,
+        "accelerate launch --config_file recipes/accelerate_configs/zero3.yaml src/open_r1/sft.py --config "
+        "recipes/OpenR1-Distill-7B/sft/config_distill.yaml",
+        card=EIGHT, makes=_messages, options=("--data", "rows.jsonl"), transformers="4.57",
+    ),
+)  # fmt: skip
+
+
+def main(clones: Path) -> None:
+    """Run what has no row yet and what this environment is for, and write after each."""
+    rows = {}
+    if PATH.exists():
+        rows = {_key(row): row for row in csv.DictReader(PATH.open(encoding="utf-8"))}
+    for program in PROGRAMS:
+        said = {name: getattr(program, name) for name in COLUMNS[:5]}
+        if _key(said) in rows or not version("transformers").startswith(program.transformers):
+            continue
+        rows[_key(said)] = said | {"versions": versions_here()} | _ran(program, clones)
+        with PATH.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows.values())
+
+
+def _key(row: dict[str, str]) -> tuple[str, ...]:
+    return tuple(row[name] for name in COLUMNS[:5])
+
+
+def _ran(program: Program, clones: Path) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as copy:
+        archive = ("git", "-C", str(clones / program.repository.split("/")[1]), "archive", program.commit)
+        packed = subprocess.run(archive, stdout=subprocess.PIPE, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
+            files.extractall(copy, filter="data")
+        program.makes(Path(copy))
+        words = ("-m", "measure", "trace", "--gpu", program.card, "--json", *program.options, "--")
+        begun = time.monotonic()
+        command, folder = [sys.executable, *words, *program.command.split()], Path(copy, program.folder)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        seconds = round(time.monotonic() - begun)
+    if done.returncode not in (0, 3):
+        return {"seconds": seconds, "says": done.stderr.strip().splitlines()[-1][:300]}
+    document = json.loads(done.stdout)
+    return {
+        "seconds": seconds,
+        "allocated_bytes": document["allocated_peak_bytes"],
+        "reserved_bytes": document["reserved_peak_bytes"],
+        "largest_phase": document["peak"]["phase"],
+        "assumed": len(document["assumptions"]),
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())
