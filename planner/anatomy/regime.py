@@ -125,7 +125,7 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, co
         linear_out=linear_out,
         trained=trained,
         gradient=compute if engine == "deepspeed" and numerics.mixed else trained,
-        master=4 if engine in _KEEPS_MASTERS and trained < 4 else 0,
+        master=4 if engine in _KEEPS_MASTERS and (trained < 4 or _divides_fp32(recipe, stack)) else 0,
         state=4 if engine in _KEEPS_MASTERS else trained,
         adapter=trained if is_lora else 0,
         adapter_seen=(compute if gathers else trained) if is_lora else 0,
@@ -140,6 +140,17 @@ def _sees_adapter_shards(recipe: Recipe, stack: Stack) -> bool:
     _runtime_utils.py _pre_forward of the unit, which casts the input again.
     """
     return recipe.sharding.is_fsdp1 and stack.fsdp1_wraps_adapters
+
+
+def _divides_fp32(recipe: Recipe, stack: Stack) -> bool:
+    """Whether ZeRO-3 divides fp32 weights under an engine that casts to 16 bits: it copies them as masters
+    all the same, and what it casts are the empty stand-ins of divided weights.
+
+    Source: deepspeed 0.18.9 runtime/zero/partition_parameters.py ``_set_dtype`` and runtime/engine.py
+    _configure_distributed_model; measure trace of axolotl 0.19.0 with its zero3.json.
+    """
+    divided = stack.zero3_divides_fp32 and recipe.sharding.engine == "deepspeed"
+    return divided and recipe.numerics.mixed and recipe.numerics.quantization == "none"
 
 
 def _widens_copies(stack: Stack, engine: Engine) -> bool:
@@ -167,6 +178,8 @@ def _weight_bytes(recipe: Recipe, stack: Stack) -> tuple[int, int, int]:
     """Bytes per element of block matrices, of token table and head, and of norm weights."""
     numerics, engine = recipe.numerics, recipe.sharding.engine
     load, compute = DTYPE_BYTES[numerics.load_dtype], DTYPE_BYTES[numerics.compute_dtype]
+    if _divides_fp32(recipe, stack):
+        return WIDE_BYTES, WIDE_BYTES, WIDE_BYTES
     halves = numerics.quantization == "none" or stack.engine_halves_kbit
     if engine == "deepspeed" and numerics.mixed and halves:
         return compute, compute, compute

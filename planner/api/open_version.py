@@ -1,22 +1,30 @@
-"""Config files whose keys fit several versions of their tool: has each of them the same answer?"""
+"""Config files whose keys fit several versions of their tool, or that leave to the version whether something
+is on: has each of them the same answer?
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from planner.api.files import CheckOptions, answer_file
 from planner.configs.read import TOOLS
 from planner.errors import ExitCode, NotModelledError, PlannerError
 from planner.intake.given.config_file import ConfigFile, read_config_file
-from planner.intake.given.request import ScenarioRequest
+from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.request import Given, ScenarioRequest, merge
 from planner.intake.rules.all_rules import FORCE_HINT
 from planner.report.check.checked import Checked
 from planner.report.render.numbers import gib
 
 _DECIDE = ("stack", "versions")
 """Fields that say the version."""
+_MORE = "both were tried, and the one that needs more is shown"
 _SHORT = ("does_not_fit", "host_memory_short")
+
+
+_Pair = tuple[Checked, ConfigFile]
 
 
 def check_file(config: str, given: ScenarioRequest, options: CheckOptions) -> Checked:
@@ -41,33 +49,53 @@ def answer_of_versions(
 
     It is that of the likeliest version, unless another says the opposite: then it is uncertain, with the
     numbers of the one that needs the most.  What the likeliest refuses is refused; where it is an older one
-    that is not modelled, the newest is answered for, which a remark says.
+    that is not modelled, the newest is answered for, which a remark says.  Of what is on or off by version,
+    both are answered, and the one that needs more is the answer.
 
     Raises:
         PlannerError: no version has an answer; what the likeliest says.
     """
-    if any(map(given.is_given, _DECIDE)):
-        return answer_file(config, read, given, options), read, False
-    found, refusal = list[tuple[Checked, ConfigFile]](), None
-    for stack in ("", *read.fits):
+    found, refusal = list[list[_Pair]](), None
+    for stack in ("",) if any(map(given.is_given, _DECIDE)) else ("", *read.fits):
         try:
             each = _read_for(config, stack, options) if stack else read
-            found.append((answer_file(config, each, given, options), each))
+            both = [(answer_file(config, one, given, options), one) for one in _on_and_off(each, given)]
         except PlannerError as error:
             if not stack and (_is_newest(read) or not isinstance(error, NotModelledError)):
                 raise
-            refusal = refusal or error
+            refusal = refusal or (stack, error)
+        else:
+            found.append(sorted(both, key=lambda pair: -_needs(pair[0])))
     if not found and refusal is not None:
-        raise refusal
-    checked, chosen = found[0]
-    if chosen is not read and refusal is not None:
-        text = f"with --stack {read.request.get('stack')}: {str(refusal).removesuffix(FORCE_HINT)}"
+        raise refusal[1]
+    checked, chosen = found[0][0]
+    if refusal is not None and not refusal[0]:
+        text = f"with --stack {read.request.get('stack')}: {str(refusal[1]).removesuffix(FORCE_HINT)}"
         checked = replace(checked, remarks=(*checked.remarks, (config, text)))
-    verdicts = {_verdict(each) for each, _ in found}
+    if left := _left_to_the_version(read, given):
+        checked = _with_more(checked, chosen, left)
+    every = tuple(pair for pairs in found for pair in pairs)
+    verdicts = {_verdict(each) for each, _ in every}
     if "fits" not in verdicts or verdicts.isdisjoint(_SHORT):
         return checked, chosen, False
-    found.sort(key=lambda pair: -_needs(pair[0]))
-    return _uncertain(found[0][0], [each for each, _ in found]), found[0][1], True
+    return *_uncertain(every, left), True
+
+
+def _left_to_the_version(read: ConfigFile, given: ScenarioRequest) -> tuple[str, ...]:
+    """Switches that nothing says, and whose default changed."""
+    return tuple(
+        name
+        for name in read.needs
+        if REQUEST_FIELDS[name].kind == "flag" and not (given.is_given(name) or read.request.is_given(name))
+    )
+
+
+def _on_and_off(read: ConfigFile, given: ScenarioRequest) -> Iterator[ConfigFile]:
+    """``read`` with every value of what it leaves to the version; itself where it leaves nothing."""
+    names = _left_to_the_version(read, given)
+    for values in product((True, False), repeat=len(names)):
+        said = {name: Given(value, "tried here") for name, value in zip(names, values, strict=True)}
+        yield replace(read, request=merge(read.request, ScenarioRequest(said)))
 
 
 def _is_newest(read: ConfigFile) -> bool:
@@ -80,18 +108,39 @@ def _read_for(config: str, stack: str, options: CheckOptions) -> ConfigFile:
     return read_config_file(config, options.tool, replace(options.beside, stack=stack))
 
 
-def _uncertain(most: Checked, found: Sequence[Checked]) -> Checked:
-    """``most`` with a verdict that says that the version decides."""
+def _with_more(checked: Checked, chosen: ConfigFile, left: Sequence[str]) -> Checked:
+    """``checked`` with a remark on what is ``left`` to the version, and the flags that ask for the same."""
+    texts = (chosen.needs[name].removeprefix(f"{checked.config}: ") for name in left)
+    more = checked.details or f"plan --config {checked.config} --details, with the same flags"
+    flags = " ".join(_flag(chosen, name) for name in left)
+    return replace(
+        checked,
+        remarks=(*checked.remarks, *((checked.config, f"{text}; {_MORE}") for text in texts)),
+        details=more.replace(" --details", f" {flags} --details"),
+    )
+
+
+def _uncertain(every: Sequence[_Pair], names: Sequence[str]) -> _Pair:
+    """The one that needs the most, with a verdict that says that the version decides."""
+    every = sorted(every, key=lambda pair: -_needs(pair[0]))
+    most, read = every[0]
     if most.subject is None:
-        return most
+        return most, read
+    several = len({_stack(checked) for checked, _ in every}) > 1
     each = "; ".join(
-        f"--stack {_stack(checked)}: {_verdict(checked).replace('_', ' ')}, {gib(_needs(checked))} GiB"
-        for checked in found
+        f"{' '.join([f'--stack {_stack(checked)}'] * several + [_flag(one, name) for name in names])}: "
+        f"{_verdict(checked).replace('_', ' ')}, {gib(_needs(checked))} GiB"
+        for checked, one in every
     )
     text = f"its keys fit several versions, which differ: say which ({each})"
     prediction = replace(most.subject.prediction, verdict="uncertain", reason=text, fits_probability=None)
     subject = replace(most.subject, prediction=prediction)
-    return replace(most, subject=subject, remarks=((most.config, text), *most.remarks))
+    return replace(most, subject=subject, remarks=((most.config, text), *most.remarks)), read
+
+
+def _flag(read: ConfigFile, name: str) -> str:
+    flag = REQUEST_FIELDS[name].flag
+    return flag if read.request.get(name) else f"--no-{flag.removeprefix('--')}"
 
 
 def _stack(checked: Checked) -> str:

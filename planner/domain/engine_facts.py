@@ -60,6 +60,8 @@ class EngineFacts:
     """Whether that goes for the fp32 masters of stages 1 and 2 too."""
     zero3_casts_adapters: bool
     """Stage 3 casts adapters to 16 bits that PEFT made in fp32."""
+    zero3_divides_fp32: bool
+    """Stage 3 divides a base that is not packed in fp32, because nothing has told it of 16 bits by then."""
     zero3_keeps_recomputed: bool
     """Frozen parameters gathered for a recomputation stay whole until the backward of its first module."""
     recomputes_hooks: bool

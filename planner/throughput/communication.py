@@ -34,7 +34,8 @@ def stored_param_bytes(job: TimedJob) -> Number:
     Ignored: that a tower without images is not gathered, 1.2 % of a step at the most.
     """
     own, regime = job.own, job.regime
-    width = DTYPE_BYTES[job.recipe.numerics.compute_dtype] if regime.engine != "native" else regime.base
+    of_engine = {"native": regime.base, "deepspeed": regime.compute}
+    width = of_engine.get(regime.engine, DTYPE_BYTES[job.recipe.numerics.compute_dtype])
     narrow = _float8_params(job)
     plain = own.base_params - own.packed.elements - narrow
     moved = (

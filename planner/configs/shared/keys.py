@@ -27,6 +27,8 @@ _MATTERS = re.compile(
     "|ref_model|reference_model|spectrum|galore|trainable|unsloth|batch_size|seq_len|sequence_len|seq_length"
     "|sequence_length|max_length|packed|packing|train(?:ing)?_(?:mode|type)|tuner"
 )
+# Names that turn something off are no slips of those that turn it on.
+_NEGATED = re.compile(r"(?:^|_)(?:no|not|disable|skip|without)_")
 # Words of values that name a way of training, whatever their key is called.
 _WAYS = re.compile(r"(?:q?lora|dora|oft|[48]-?bit|int[48]|nf4|fp4|adapters?|freeze|frozen)", re.IGNORECASE)
 # What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``$name``, ``<name>``.
@@ -261,8 +263,13 @@ class Keys:
         self._read.update(names)
 
     def refuse_unknown(self) -> None:
-        """Refuse keys that nobody read and whose name or value says that they may change memory,
-        in the tables below as well.
+        """:meth:`refuse_unknown_here`, in the tables below as well."""
+        self.refuse_unknown_here()
+        for part in self._parts.values():
+            part.refuse_unknown()
+
+    def refuse_unknown_here(self) -> None:
+        """Refuse keys that nobody read and whose name or value says that they may change memory.
 
         The one rule about unknown keys: others are reported and ignored.  A key of this kind that changes
         nothing stands in ``harmless``, with the place in its tool's source.
@@ -278,13 +285,14 @@ class Keys:
                 )
             if (found := _MATTERS.search(name.lower())) is None or value is None:
                 continue
-            near = difflib.get_close_matches(name, self._read, n=1, cutoff=0.8)
+            known = [
+                each for each in self._read if bool(_NEGATED.search(each)) == bool(_NEGATED.search(name))
+            ]
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
             advice = f"; is {near[0]} meant?" if near else "; take it out if it changes nothing"
             raise self.not_modelled(
                 show(name), f"unknown key, whose name ('{found[0]}') says that it may change memory{advice}"
             )
-        for part in self._parts.values():
-            part.refuse_unknown()
 
     def refuse_foreign(self) -> None:
         """A table of which nobody read a key.

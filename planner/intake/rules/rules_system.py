@@ -78,6 +78,13 @@ def _is_too_wide(case: Case) -> bool:
     return widest_head(case.model) > FLASH_WIDEST and not case.stack.masks_wide_heads
 
 
+def _divides_unread_fp32(case: Case) -> bool:
+    recipe = case.recipe
+    compared = recipe.method == "full" and recipe.task in ("sft", "pretrain")
+    compared = compared and recipe.offload == "none" and recipe.attention in ("sdpa", "eager")
+    return case.stack.zero3_divides_fp32 and recipe.sharding.is_zero3 and not compared
+
+
 def _of_flash(name: Attention) -> tuple[Rule, ...]:
     """What a kernel that is called like FlashAttention 2 does not take."""
     title = ATTENTION_FACTS[name].title
@@ -150,6 +157,15 @@ SYSTEM_RULES = (
         "hsdp shards inside a node and replicates across nodes, so on one node it is fsdp; --replicas says "
         "another number of copies",
         lambda case: case.recipe.sharding.scope == "node" and case.recipe.copies(case.hardware) == 1,
+    ),
+    Rule(
+        # Its dry run was compared for full fine-tuning alone; FlashAttention reads the dtype of a divided
+        # weight (transformers 5.16 integrations/flash_attention.py get_target_dtype), and finds fp32.
+        "fp32-shards-unread",
+        "not-modelled",
+        "Weights that ZeRO-3 divides before it knows their dtype stay in fp32, which is modelled for full "
+        "fine-tuning without offload, by sdpa or eager: say bf16: {enabled: true} in the DeepSpeed file",
+        _divides_unread_fp32,
     ),
     Rule(
         "hpz-without-zero3",

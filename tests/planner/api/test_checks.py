@@ -85,7 +85,7 @@ def test_each_command_of_a_script_is_a_job(tmp_path: Path) -> None:
         f"{script}#1",
         ExitCode.FITS,
         f"{script}#2",
-        ExitCode.NOT_MODELLED,
+        ExitCode.USAGE,
     )
     for text in (line.format("full", "sft"), "echo a"):
         script.write_text(text, encoding="utf-8")

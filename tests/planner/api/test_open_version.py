@@ -56,3 +56,40 @@ def test_what_the_likeliest_refuses_is_refused(tmp_path: Path) -> None:
     """Another version that takes it is no way out: KTO needs a key since 0.9, and nothing says 0.8."""
     with pytest.raises(UsageError, match="remove_unused_columns"):
         answered(tmp_path, "Qwen/Qwen2.5-0.5B", "rl: kto\n", "a100-80-sxm")
+
+
+GRPO = (
+    "bf16: true\nuse_peft: false\ntorch_dtype: bfloat16\nreward_funcs: [a_script]\nnum_generations: 8\n"
+    "per_device_train_batch_size: 8\nmax_prompt_length: 512\nmax_completion_length: 512\n"
+    "gradient_checkpointing: true\n"
+)
+
+
+def grpo(folder: Path, model: str, gpu: str, **given: bool) -> planner.FileAnswer:
+    """The answer for a file that leaves ``beta`` to TRL: 0.04 up to 0.18, 0 since."""
+    path = folder / "grpo.yaml"
+    path.write_text(f"model_name_or_path: {model}\n{GRPO}", encoding="utf-8")
+    answer = planner.check(path, gpu=gpu, **given)
+    assert isinstance(answer, planner.FileAnswer)
+    return answer
+
+
+def test_a_switch_that_the_version_decides_is_tried_both_ways(tmp_path: Path) -> None:
+    """The one that needs more is shown: with a reference model."""
+    answer = grpo(tmp_path, "Qwen/Qwen2.5-0.5B", "a100-80-sxm")
+    assert answer.verdict == "fits"
+    assert any("beta is 0.04 up to TRL 0.18" in remark for remark in answer.remarks)
+    held, without = (
+        grpo(tmp_path, "Qwen/Qwen2.5-0.5B", "a100-80-sxm", compare_reference=on) for on in (True, False)
+    )
+    assert answer.peak.driver_bytes == held.peak.driver_bytes > without.peak.driver_bytes
+    assert not any("beta" in remark for remark in held.remarks)
+
+
+def test_a_switch_that_the_verdict_hangs_on_is_uncertain(tmp_path: Path) -> None:
+    """Both needs are named, with the flag of each."""
+    answer = grpo(tmp_path, "Qwen/Qwen2.5-1.5B", "l4")
+    assert grpo(tmp_path, "Qwen/Qwen2.5-1.5B", "l4", compare_reference=False).verdict == "fits"
+    assert grpo(tmp_path, "Qwen/Qwen2.5-1.5B", "l4", compare_reference=True).verdict == "does_not_fit"
+    assert answer.verdict == "uncertain"
+    assert any("--no-compare-reference: fits" in remark for remark in answer.remarks)

@@ -143,9 +143,9 @@ def test_scripts_of_ones_own_name_the_model_in_their_ways(tmp_path: Path, name: 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (LLAMA_FACTORY + "lora_rnak: 8\n", r"lora_rnak: unknown key.*is lora_rank meant\?"),
-        (LLAMA_FACTORY + "my_parallel: true\n", r"'parallel'.*take it out"),
         (AXOLOTL + "my_frozen_parts: [a]\n", "'frozen'"),
+        (TRL + "lora_dropuot: 0\n", r"lora_dropuot: unknown key.*is lora_dropout meant\?"),
+        (TRL + "my_parallel: true\n", r"'parallel'.*take it out"),
         (TRL + "expert_dropout: 0.1\n", "'expert'"),
         (TRAINER + "model_dtype: fp8\n", "'dtype'"),
     ],

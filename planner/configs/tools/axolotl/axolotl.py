@@ -32,7 +32,7 @@ from planner.configs.tools.axolotl.axolotl_diffusion import read_diffusion
 from planner.configs.tools.axolotl.axolotl_ebft import read_features
 from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
 from planner.configs.tools.axolotl.axolotl_kernels import TERNARY
-from planner.configs.tools.axolotl.axolotl_parallel import read_parallel, refuse_fp32_shards
+from planner.configs.tools.axolotl.axolotl_parallel import divide_fp32, read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
     knows_ends,
@@ -441,7 +441,7 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside, *, age: Age) ->
     version = keys.count("fsdp_version")
     if not keys.get("fsdp") and (age.old or not keys.get("fsdp_config")):
         read_distribution(keys, reading, beside)
-        refuse_fp32_shards(reading, age)
+        divide_fp32(reading, age)
         return
     settings = keys.part("fsdp_config")
     where = keys.where("fsdp_config" if settings else "fsdp")

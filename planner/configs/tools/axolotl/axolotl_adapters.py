@@ -172,7 +172,7 @@ def _read_four_bits_of_lora(keys: Keys, reading: Reading, *, age: Age) -> None:
     if age.today:
         raise UsageError(
             f"{where}: beside adapter: lora Axolotl since 0.13 quantises nothing, and stops with an error in "
-            f"its kernels; say adapter: qlora [{REFUSED_BY_TOOL}]"
+            f"its kernels; say adapter: qlora, or --stack axolotl@0.8 for 0.4 to 0.12 [{REFUSED_BY_TOOL}]"
         )
     reading.say("quantization", "fp4", where, "Axolotl leaves its kind to Transformers")
 

@@ -12,7 +12,7 @@ from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import read_sync
 from planner.configs.tools.axolotl.axolotl_age import Age
-from planner.errors import NotModelledError, show
+from planner.errors import show
 
 _REFUSED = {
     "tensor_parallel_size": "a tensor-parallel degree",
@@ -80,21 +80,20 @@ def read_parallel(keys: Keys, reading: Reading) -> None:
     keys.refuse_above_one({"heads_k_stride": "a stride over heads of keys"})
 
 
-def refuse_fp32_shards(reading: Reading, age: Age) -> None:
+def divide_fp32(reading: Reading, age: Age) -> None:
     """Weights that are not packed are divided while the model loads, before a trainer fills in "auto", and
     DeepSpeed takes that for off: they stay in fp32, beside gradients in 16 bits.
 
     Source: axolotl 0.5.0 to 0.19.0 loaders/model.py _configure_zero3_memory_efficient_loading
-    (utils/models.py until 0.9), and the maintainer in pull request 1466; deepspeed 0.18.9
-    runtime/config_utils.py DeepSpeedConfigModel and zero/partition_parameters.py ``_set_dtype``.
-
-    Raises:
-        NotModelledError: this is so.
+    (utils/models.py until 0.9), and the maintainer in pull request 1466.
     """
     packed = reading.value("quantization") not in (None, "none")
     is_fp32 = reading.value("precision") == "fp32"
-    if reading.dtype_left_open and not (age.of_2023 or packed or is_fp32):
-        raise NotModelledError(
-            f"{reading.dtype_left_open}: Axolotl divides the weights before it fills in auto, so they stay "
-            "in fp32, which is not modelled; say bf16: {enabled: true}, as zero3_bf16.json does"
-        )
+    if not reading.dtype_left_open or age.of_2023 or packed or is_fp32:
+        return
+    reading.switch("zero3_divides_fp32", True, reading.dtype_left_open)
+    text = (
+        "Axolotl divides the weights before it fills in auto, so they stay in fp32; "
+        "bf16: {enabled: true}, as zero3_bf16.json says, has them in 16 bits"
+    )
+    reading.remark(reading.dtype_left_open, text)

@@ -43,7 +43,7 @@ from planner.configs.tools.llama_factory.llama_factory_ppo import read_ppo
 from planner.configs.tools.llama_factory.llama_factory_refused import (
     refuse_engine,
     refuse_keys,
-    remark_on_unknown_keys,
+    stop_at_unknown_keys,
 )
 from planner.configs.tools.llama_factory.llama_factory_v1 import MARKS as V1
 from planner.configs.tools.llama_factory.llama_factory_vision import (
@@ -52,7 +52,7 @@ from planner.configs.tools.llama_factory.llama_factory_vision import (
     read_vision,
 )
 from planner.domain.recipes.recipe import LINEAR_CLASSES
-from planner.errors import UsageError, show
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 TOOL = "LLaMA-Factory 0.9.5"
 # Keys that no other tool has.
@@ -90,7 +90,10 @@ _BRIDGE = """
     use_megatron_bridge sequence_parallel context_parallel_size use_packed_sequences mixed_precision
     extra_config export_hf_on_finish
 """
+# Keys of 2023 and early 2024 (3198a7e5f, 5549f3593, 17024ebc1, f5ba2190f and 384f0e767 of its history).
+_BEFORE = "layernorm_dtype lora_bf16_mode ref_model_checkpoint resume_lora_training sft_packing"
 _UNMODELLED = {
+    **dict.fromkeys(_BEFORE.split(), "a key of LLaMA-Factory before 0.7, which is not modelled"),
     **dict.fromkeys(_BRIDGE.split(), "a key of Megatron Bridge, by which training is not modelled"),
     "use_mca": "USE_MCA=1 before the command decides: say --tool llama-factory-mca",
     "use_hyper_parallel": "HyperParallel is not modelled",
@@ -104,7 +107,6 @@ _HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
 # The collators of all stages but pt and ppo.
 _MULTIPLE = 8
 _STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto", "orpo")
-_SHOWN_STAGES = "pt, sft, rm, ppo, dpo and kto"
 # What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
 _OTHER_TASKS = ("do_eval", "export_dir", "infer_backend", "task")
 # A file with nothing else is one for a chat (examples/inference).
@@ -159,7 +161,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     drop_trainers_switch(keys, reading)
     _read_engine(keys, reading, beside, stage, old=old)
     keys.skip((*LLAMA_FACTORY_HARMLESS, *GONE))
-    remark_on_unknown_keys(keys, reading)
+    stop_at_unknown_keys(keys, reading)
 
 
 def _read_engine(keys: Keys, reading: Reading, beside: Beside, stage: str, *, old: bool) -> None:
@@ -236,7 +238,9 @@ def _refuse_other_kinds(keys: Keys) -> None:
 def _stage(keys: Keys) -> str:
     stage = keys.text("stage") or "sft"
     if stage not in _STAGES:
-        raise keys.not_modelled("stage", f"stage '{show(stage)}' is not modelled; {_SHOWN_STAGES} are")
+        # train/tuner.py run_exp: Unknown task; so in every version from 0.6 to ff6d4d12e of 2026-08.
+        text = f"LLaMA-Factory has no stage '{show(stage)}', and stops; it has {', '.join(_STAGES[:-1])}"
+        raise UsageError(f"{keys.where('stage')}: {text} [{REFUSED_BY_TOOL}]")
     return stage
 
 

@@ -16,7 +16,7 @@ from itertools import combinations, starmap
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.llama_factory.llama_factory_age import OLD_STACK, STACK_OF_0_9, is_of_0_7
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import REFUSED_BY_TOOL, NotModelledError, UsageError, show
 
 _ALL, _0_8, _0_9_1, _0_9_5 = (0, 7, 1), (0, 8, 3), (0, 9, 1), (0, 9, 5)
 _WITHOUT_REFERENCE = ("orpo", "simpo")
@@ -304,6 +304,15 @@ def refuse_keys(keys: Keys, reading: Reading, stage: str) -> None:
 def refuse_engine(keys: Keys, reading: Reading, stage: str) -> None:
     """Raises: UsageError where LLaMA-Factory stops at the keys beside this engine or this checkpoint."""
     _refuse(keys, reading, stage, _OF_ENGINES)
+
+
+def stop_at_unknown_keys(keys: Keys, reading: Reading) -> None:
+    """Raises: UsageError where a key that no version has may change memory, as its parser stops at it."""
+    try:
+        keys.refuse_unknown_here()
+    except NotModelledError as error:
+        raise UsageError(f"{error}; LLaMA-Factory stops at it [{REFUSED_BY_TOOL}]") from error
+    remark_on_unknown_keys(keys, reading)
 
 
 def remark_on_unknown_keys(keys: Keys, reading: Reading) -> None:

@@ -263,6 +263,16 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "optimizer": "badam"},
         {"method": "full", "optimizer": "badam", "train_layers": "first:1"},
     ),
+    "fp32-shards-unread": (
+        {"gpus": 2, "sharding": "zero3", "switches": ["zero3_divides_fp32=true"]},
+        {
+            "gpus": 2,
+            "sharding": "zero3",
+            "method": "full",
+            "attention": "sdpa",
+            "switches": ["zero3_divides_fp32=true"],
+        },
+    ),
     "hpz-without-zero3": (
         {"gpus": 2, "sharding": "fsdp", "hpz": 2},
         {"gpus": 2, "sharding": "zero3", "hpz": 2},

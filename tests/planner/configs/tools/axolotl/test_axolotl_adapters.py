@@ -47,7 +47,11 @@ def test_the_base_of_adapters(
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        (FOUR_BITS_OF_LORA, UsageError, "say adapter: qlora " + REFUSED_BY_TOOL.join("[]")),
+        (
+            FOUR_BITS_OF_LORA,
+            UsageError,
+            "or --stack axolotl@0.8 for 0.4 to 0.12 " + REFUSED_BY_TOOL.join("[]"),
+        ),
         (BASE + "adapter: qlora\n", UsageError, "load_in_4bit is not true"),
         (FOUR_BITS_OF_LORA + "wandb_run_id:\n", NotModelledError, "as Axolotl of 2023 reads it"),
         (BASE + "load_in_4bit: true\n", UsageError, "through adapters only"),

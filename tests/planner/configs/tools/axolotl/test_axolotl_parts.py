@@ -329,7 +329,7 @@ def test_an_8_bit_optimizer_in_host_ram_is_refused_by_the_tool(tmp_path: Path, o
 
 
 @pytest.mark.parametrize("kind", ["", "adapter: lora\n"])
-def test_weights_that_zero3_divides_before_it_knows_their_dtype_are_refused(
+def test_weights_that_zero3_divides_before_it_knows_their_dtype_stay_in_fp32(
     tmp_path: Path, kind: str
 ) -> None:
     """A dry run of Axolotl 0.19 with its zero3.json (full, 24B, eight H100) has 5.5 GiB more for each card.
@@ -340,13 +340,12 @@ def test_weights_that_zero3_divides_before_it_knows_their_dtype_are_refused(
     stage_3 = '"zero_optimization": {"stage": 3}'
     for said in ('"bf16": {"enabled": "auto"}, ', ""):
         zero.write_text("{" + said + stage_3 + "}", encoding="utf-8")
-        with pytest.raises(NotModelledError, match=r"they stay in fp32.*say bf16: \{enabled: true\}"):
-            read(tmp_path, text)
+        assert "zero3_divides_fp32=true" in read(tmp_path, text).request.get("switches")
         packed = read(tmp_path, BASE + "adapter: qlora\nload_in_4bit: true\ndeepspeed: zero.json\n")
         assert packed.request.get("sharding") == "zero3"
         assert read(tmp_path, text.replace("bf16: auto", "bf16: false")).request.get("precision") == "fp32"
     zero.write_text('{"bf16": {"enabled": true}, ' + stage_3 + "}", encoding="utf-8")
-    assert read(tmp_path, text).request.get("sharding") == "zero3"
+    assert "zero3_divides_fp32=true" not in (read(tmp_path, text).request.get("switches") or ())
     zero.write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
     assert read(tmp_path, text).request.get("sharding") == "zero2"
 

@@ -272,7 +272,7 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-HQQ"), "is quantised already (HQQ)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
         (BASE + "stage: dpo\nref_model: a/b\n", "ref_model: a reference that is another model"),
-        (BASE + "stage: grpo\n", "stage 'grpo' is not modelled"),
+        (BASE + "sft_packing: true\n", "sft_packing: a key of LLaMA-Factory before 0.7"),
         (
             BASE + "stage: ppo\noverwrite_cache: true\nreward_model_type: full\n",
             "reward_model_type: a reward model of type full",
@@ -290,7 +290,6 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
             "apollo_target: APOLLO over some",
         ),
         (BASE.replace("lora", "full") + "use_apollo: true\napollo_proj: svd\n", "apollo_proj: 'svd'"),
-        (BASE + "lora_layers: 8\n", "lora_layers: unknown key"),
     ],
 )
 def test_what_is_not_read_ends_without_a_verdict(tmp_path: Path, text: str, sentence: str) -> None:
@@ -298,6 +297,25 @@ def test_what_is_not_read_ends_without_a_verdict(tmp_path: Path, text: str, sent
     with pytest.raises(NotModelledError) as caught:
         with_flags(read(tmp_path, text), from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"}))
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("stage: grpo\n", "LLaMA-Factory has no stage 'grpo', and stops; it has pt, sft"),
+        ("lora_layers: 8\n", "lora_layers: unknown key"),
+        (
+            "enable_gradient_checkpointing: true\n",
+            "is gradient_checkpointing meant?; LLaMA-Factory stops at it",
+        ),
+    ],
+)
+def test_what_its_own_parser_refuses_is_said_to_be(tmp_path: Path, text: str, sentence: str) -> None:
+    """A key that turns something off is not proposed for one that turns it on."""
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, BASE + text)
+    assert sentence in str(caught.value)
+    assert str(caught.value).endswith("[refused-by-its-tool]")
 
 
 def test_a_task_beside_training_trains(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""Weights that ZeRO-3 divides while its file leaves their dtype to the trainer: Axolotl's zero3.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.errors import NotModelledError
+from planner.units import GIB
+
+
+def written(folder: Path, text: str) -> Path:
+    """A file of Axolotl with this text."""
+    path = folder / "train.yml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "batch", "gpus", "dry_run_gib"),
+    [("0.5B", 1024, 4, 2, 12.037), ("1.5B", 2048, 1, 4, 11.250), ("7B", 4096, 1, 4, 43.274)],
+)
+def test_fp32_parts_beside_16_bit_gradients_are_those_of_the_dry_run(
+    tmp_path: Path, model: str, length: int, batch: int, gpus: int, dry_run_gib: float
+) -> None:
+    """measure trace of Axolotl 0.19.0 with DeepSpeed 0.18.9; the 7B with Liger's kernels but its loss.
+    Adapters and FlashAttention were not read.
+    """
+    text = (
+        f"base_model: Qwen/Qwen2.5-{model}\nsequence_len: {length}\nmicro_batch_size: {batch}\n"
+        "gradient_accumulation_steps: 2\noptimizer: adamw_torch_fused\ngradient_checkpointing: true\n"
+        "gradient_checkpointing_kwargs: {use_reentrant: false}\n"
+        "bf16: auto\npad_to_sequence_len: true\ndeepspeed: deepspeed_configs/zero3.json\n"
+    )
+    liger = "plugins: [axolotl.integrations.liger.LigerPlugin]\n" + "".join(
+        f"liger_{name}: true\n" for name in ("rope", "rms_norm", "glu_activation")
+    )
+    sdpa = text + "attn_implementation: sdpa\n" + (liger if model == "7B" else "")
+    answer = planner.check(written(tmp_path, sdpa), gpu=f"h100-sxm:{gpus}")
+    assert isinstance(answer, planner.FileAnswer)
+    assert answer.peak.allocated_bytes / GIB == pytest.approx(dry_run_gib, rel=0.001)
+    for other in ("attn_implementation: flash_attention_2\n", "adapter: lora\nattn_implementation: sdpa\n"):
+        with pytest.raises(NotModelledError, match=r"stay in fp32.*say bf16: \{enabled: true\}"):
+            planner.check(written(tmp_path, text + other), gpu="h100-sxm:4")
