@@ -290,6 +290,8 @@ class Stack(EngineFacts):
     """The training loop refers to the loss, and so to its graph, until the next one is computed."""
     keeps_outputs: bool
     """The training loop refers to what the model returned, and its logits, until it returns again."""
+    widens_outputs: bool
+    """Under autocast accelerate casts to fp32 what model code of the package's own returns, too."""
     step_in_function: bool
     """The training step is a function: it lets go of what it refers to when it returns."""
 

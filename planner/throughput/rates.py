@@ -37,6 +37,8 @@ _REFERENCE_BEST_SHARE: dict[MatmulShapes, float] = {"any": 0.869, "square": 0.84
 # Part of its usual share of the peak that fused attention reaches, by compute capability: FlashAttention 1
 # and 2 where tensor cores reach their peak with asynchronous products only, and what MI300X have for it.
 _FLASH_SHARE = {"9.0": 0.6, "10.0": 0.6, "10.3": 0.6, "gfx942": 0.3}
+# An A100's tensor cores do this many times the work of 128 lanes in fp32: what the older products reach.
+_OLDER_PRODUCTS_OVER_FP32 = 8.0
 # Compute capabilities for which there is no FlashAttention 2; torch takes its memory-efficient kernel there.
 _WITHOUT_FLASH = ("7.0", "7.2", "7.5")
 
@@ -205,9 +207,15 @@ def _flash_share(gpu: GpuSpec, generation: int) -> float:
     Source: FlashAttention-2 (arXiv 2307.08691) section 4.1: forward and backward 0.3 of the peak on H100, 0.5
     on A100, 2k to 8k tokens; FlashAttention-3 (arXiv 2407.08608) section 1 says why.  The same is taken for
     Blackwell's data center cards.  MI300X: 223 to 232 of 1,307 TFLOP/s at 16,384 tokens
-    (ROCm/flash-attention#142), 0.17 where an A100 has 0.58.
+    (ROCm/flash-attention#142), 0.17 where an A100 has 0.58.  The tensor cores of an H20 do half of an A100's
+    work per clock, so that the older products reach their peak, too: a step with the second generation takes
+    1.1 times one with the third (modelscope/ms-swift examples/train/flash_attention_3).
     """
-    return 1.0 if generation >= 3 and gpu.is_cuda else _FLASH_SHARE.get(gpu.compute_capability, 1.0)
+    half, single = gpu.bf16_flop_per_s, gpu.fp32_flop_per_s
+    slow = bool(half and single and half / single <= _OLDER_PRODUCTS_OVER_FP32)
+    if gpu.is_cuda and (generation >= 3 or slow):
+        return 1.0
+    return _FLASH_SHARE.get(gpu.compute_capability, 1.0)
 
 
 def clock_share(hardware: Hardware) -> float:

@@ -28,10 +28,12 @@ SOURCES = tuple(sorted(path.stem for path in published_dir().glob("[a-z]*.csv"))
 ARRIVED_AS_RECORDS = {
     "can_i_finetune",
     "colossalai",
+    "firefly_v100",
     "fitcheck",
     "fms_accel_granite",
     "fms_accel_main",
     "fsdp_qlora",
+    "lambda_405b",
     "litgpt_config_hub",
     "litgpt_resource",
     "llama_recipes",
@@ -41,6 +43,7 @@ ARRIVED_AS_RECORDS = {
     "soup_h100",
     "stas_h200_b200",
     "swift_megatron",
+    "swift_train",
     "torchtitan_2025",
     "torchtitan_h100",
     "vectorlm",
@@ -77,7 +80,14 @@ RATES = {
 }
 # Groups of sources that share a repository, an author or a harness; every other source is its own.
 GROUPS = {
-    "swift": {"swift_bench", "swift_bench_v1", "swift_megatron", "swift_scripts", "swift_tuners"},
+    "swift": {
+        "swift_bench",
+        "swift_bench_v1",
+        "swift_megatron",
+        "swift_scripts",
+        "swift_train",
+        "swift_tuners",
+    },
     "pytorch": {
         "torchao_fp8",
         "torchao_optim",

@@ -28,6 +28,7 @@ from planner.domain.uncertainty.hierarchy import moved
 from planner.memory.host import predict_host
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
+from planner.throughput.rates import reached_share
 from planner.throughput.step_time import predict_time
 from planner.units import MIB
 
@@ -41,7 +42,7 @@ Bound = Literal["both", "at_least", "at_most"]
 # differ by 8-10 % in memory in document 001, and by 15 % in one of its cells; times follow clocks, hosts and
 # the lengths of samples.
 NOISE: Mapping[Quantity, float] = {"memory": 0.05, "throughput": 0.12, "host_memory": 0.15}
-# No training step sustains more of the dense peak than this:
+# No training step sustains more of the dense peak than this where the card's best product is an A100's share:
 # the configuration must be another than the record says.
 MAX_SHARE_OF_PEAK = 0.75
 # A reading whose configuration had to be inferred says less: weights by grade.
@@ -122,14 +123,21 @@ def _time_target(record: RunRecord, scenario: Scenario) -> Target | None:
 
 
 def is_impossible(target: Target) -> bool:
-    """Whether a time means more than :data:`MAX_SHARE_OF_PEAK` of the dense peak: kept and scored,
+    """Whether a time means more than :func:`most_of_peak` of the dense peak: kept and scored,
     but no lesson for the fit.
     """
     time = predict_time(target.scenario, Coefficients())
     value = predicted(target, Coefficients())
     if time is None or value is None or time.mfu is None:
         return False
-    return bool(time.mfu * value / target.measured > MAX_SHARE_OF_PEAK)
+    return bool(time.mfu * value / target.measured > most_of_peak(target))
+
+
+def most_of_peak(target: Target) -> float:
+    """The largest share of its card's dense peak that a step may have sustained; more where the card's best
+    product reaches more of the peak than an A100's.
+    """
+    return MAX_SHARE_OF_PEAK * max(1.0, reached_share(target.scenario.hardware.gpu))
 
 
 def _host_target(record: RunRecord, scenario: Scenario) -> Target | None:

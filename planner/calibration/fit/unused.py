@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from planner.calibration.fit.problem import Problem
 from planner.calibration.fit.screen import RULES, LeftOut, screen
-from planner.calibration.fit.targets import MAX_SHARE_OF_PEAK, Target, is_impossible, predicted
+from planner.calibration.fit.targets import Target, is_impossible, most_of_peak, predicted
 from planner.calibration.score.rows import lengths_untold, throughput_column
 from planner.domain.run_record import NOT_ITS_MEMORY, NOT_ITS_TIME, RunRecord
 from planner.domain.scenario import Scenario
@@ -46,7 +46,9 @@ def unused_readings(pairs: Iterable[tuple[RunRecord, Scenario]]) -> tuple[LeftOu
         if predicted(target, Coefficients()) is None:
             found.append(LeftOut(record.id, "not_timed", f"{column}: {RULES['not_timed']}"))
         elif is_impossible(target):
-            reason = f"{column} of {printed:g} is more than {MAX_SHARE_OF_PEAK:.0%} of the card's dense peak"
+            reason = (
+                f"{column} of {printed:g} is more than {most_of_peak(target):.0%} of the card's dense peak"
+            )
             found.append(LeftOut(record.id, "impossible_rate", f"{reason}; only its time is left out"))
     return tuple(found)
 

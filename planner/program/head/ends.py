@@ -297,7 +297,7 @@ def _is_megatron(view: LayerView) -> bool:
 
 def widens(view: LayerView) -> bool:
     """Whether accelerate's wrapper casts what the model returns to fp32."""
-    return view.dtypes.autocast and view.stack.model_code != "own"
+    return view.dtypes.autocast and (view.stack.model_code != "own" or view.stack.widens_outputs)
 
 
 def _bound(torch: Operators, view: LayerView, outputs: list[Tensor]) -> Tensor:

@@ -177,6 +177,13 @@ class TestWhatCardsReach:
         newer = replace(ada, stack=replace(ada.stack, flash_generation=3))
         assert job(ada).rates.attention_flop_per_s == job(newer).rates.attention_flop_per_s
 
+    def test_older_flash_kernels_reach_all_of_an_h20(self) -> None:
+        """Its tensor cores are slower than an A100's, so older instructions keep them busy."""
+        second = scenario(FULL, gpu="h20")
+        second = replace(second, stack=replace(second.stack, cudnn_attention=False))
+        third = replace(second, stack=replace(second.stack, flash_generation=3))
+        assert job(second).rates.attention_flop_per_s == job(third).rates.attention_flop_per_s
+
     def test_cudnn_on_a_hopper_is_as_fast_as_the_third_generation(self) -> None:
         """From torch 2.11 on, with a mask too; not on other cards, in fp32, or for FlashAttention's package.
 

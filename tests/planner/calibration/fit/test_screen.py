@@ -9,7 +9,7 @@ import pytest
 
 from planner.calibration.fit.calibrate import calibrate
 from planner.calibration.fit.screen import RULES, screen
-from planner.calibration.fit.targets import targets_of
+from planner.calibration.fit.targets import MAX_SHARE_OF_PEAK, Target, most_of_peak, targets_of
 from planner.calibration.fit.unused import doubtful, unused_readings
 from planner.domain.run_record import RunRecord
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -109,6 +109,17 @@ def test_only_what_is_wrong_is_doubtful() -> None:
         "data_on_card",
     }
     assert {each.rule for each in doubtful(named)} == wrong
+
+
+def test_a_card_that_reaches_more_of_its_peak_may_sustain_more() -> None:
+    """An H20's best product is 0.96 of its peak, an A100's 0.85: the bar for its times is as much higher."""
+    bars = {}
+    for gpu in ("a100-80-sxm", "h20"):
+        record = replace(GOOD, id="x", gpu=gpu)
+        scenario = screen([record]).used[0][1]
+        bars[gpu] = most_of_peak(Target(record, scenario, "throughput", 1.0))
+    assert bars["a100-80-sxm"] == pytest.approx(MAX_SHARE_OF_PEAK, rel=1e-3)
+    assert bars["h20"] == pytest.approx(MAX_SHARE_OF_PEAK * (141.86 / 148) / 0.848, rel=1e-3)
 
 
 def test_no_published_peak_is_below_its_weights() -> None:

@@ -102,3 +102,18 @@ def test_an_evaluation_makes_nothing_backward() -> None:
     for part in evaluation_of(job(method="lora", gradient_checkpointing=True)):
         assert part.template.gradient_slot is None
         assert not [event for event in part.template.stages["backward"] if event >= 0]
+
+
+def test_accelerate_widens_what_unsloth_of_2024_returns() -> None:
+    """The Trainer casts the logits to fp32 beside those that its kernel has saved; a loop without accelerate
+    does not.
+    """
+
+    def casts(**said: object) -> set[float]:
+        asked = job(method="qlora", stack="unsloth@2024-01", **said)
+        stream, values = step_of(asked), unit_values(asked)
+        made = {event for event in stream.events if event >= 0 and stream.place(event) == ("head", "", "to")}
+        return {float(stream.unit_bytes[slot] * values[stream.units[slot]]) for slot in made}
+
+    assert casts() == {4 * BATCH * SEQ * 128_256}
+    assert not casts(switches="widens_outputs=false")
