@@ -40,8 +40,10 @@ class Residual:
     the prediction by a fit that never saw its group.
 
     ``of``: what was read; ``scale``: of that prediction; ``below``: of readings that are less than predicted,
-    where it is another one; ``weight``: how much the reading counts beside others of its group; ``reach``:
-    how far the order of samples alone moves it, down and up, as logarithms: its interval is at least as wide.
+    where it is another one; ``weight``: how much the reading counts beside others of its group.
+
+    ``reach``: how far the order of samples alone moves it, down and up, as logarithms: its interval is at
+    least as wide.
     """
 
     record_id: str
