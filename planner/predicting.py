@@ -210,7 +210,8 @@ def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibr
     }
     step = host = None
     if time is not None and (spread := calibration.spread_for(SpreadKey("time", lengths))):
-        step = interval_around(spread, float(time.step_s), float(time_scale(time, doubt)))
+        scale, below = float(time_scale(time, doubt)), float(time_scale(time, doubt, below=True))
+        step = interval_around(spread, float(time.step_s), scale, below)
     if spread := calibration.spread_for(SpreadKey("host_memory")):
         host = interval_around(spread, host_bytes, float(widened(1.0, doubt.n_unseen)))
     return Uncertainty(

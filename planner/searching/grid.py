@@ -205,10 +205,10 @@ class Judge:
                 self.need, room / np.asarray(need_scale(memory, self.doubt))
             )
         if self.time is not None and time is not None:
-            scale = np.asarray(time_scale(time, self.doubt), dtype=np.float64)
-            low, high = log_range(self.time, 1.0)
+            ends = zip(log_range(self.time, 1.0), (True, False), strict=True)
             into.step_low_s[part], into.step_high_s[part] = (
-                time.step_s * _exp(end * scale) for end in (low, high)
+                time.step_s * _exp(end * np.asarray(time_scale(time, self.doubt, below=below)))
+                for end, below in ends
             )
 
     def _driver(self, spread: Spread, memory: MemoryPrediction) -> tuple[Floats, Floats]:

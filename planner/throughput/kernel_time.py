@@ -152,11 +152,10 @@ _ENGINE_COPY_BYTES = 12
 
 
 def optimizer_seconds(job: TimedJob) -> Number:
-    """Update of the trained parameters on the GPU, clipping, and accumulation of gradients between
-    micro-steps; seconds per step.
+    """Kernels of the update of the trained parameters on the GPU, clipping, and accumulation of gradients
+    between micro-steps; seconds per step.
 
-    Formula: bytes per parameter of the implementation x parameters (this rank's share under ZeRO and FSDP),
-    at least the time to issue the calls.
+    Formula: bytes per parameter of the implementation x parameters (this rank's share under ZeRO and FSDP).
     Source: torch ``optim/adam.py`` (_multi_tensor_adam operators counted), bitsandbytes
     ``optim/optimizer.py``, ``csrc/kernels.cu``.
     Ignored: paging of paged optimizers while everything fits.
@@ -172,14 +171,24 @@ def optimizer_seconds(job: TimedJob) -> Number:
     update = (
         share * (facts.moved_bytes * regime.state / 4 + engine) + share * _CLIP_ACCESSES * regime.gradient
     )
-    issue = job.trained_tensors * facts.operators * job.coefficients.launch_s
     products = (
         newton_schulz_flop(job.scenario.model, job.scenario.stack, recipe.adapter)
         / job.rates.matmul_flop_per_s
         if recipe.optimizer == "muon"
         else 0
     )
-    return maximum((update + accumulate) / job.rates.memory_bytes_per_s, issue) + products
+    return (update + accumulate) / job.rates.memory_bytes_per_s + products
+
+
+def update_launch_seconds(job: TimedJob) -> Number:
+    """Host time to issue the update, hidden as long as its kernels run; seconds per step.
+
+    Formula: trained tensors x operators for each x time per operator.
+    Source: as of :func:`optimizer_seconds`; coefficient ``launch_s``.
+    """
+    if job.recipe.offloads_optimizer:
+        return 0.0
+    return job.trained_tensors * OPTIMIZER_FACTS[job.recipe.optimizer].operators * job.coefficients.launch_s
 
 
 def walk_seconds(job: TimedJob) -> Number:

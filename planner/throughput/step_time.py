@@ -23,7 +23,7 @@ from planner.throughput.communication import (
 from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.flop import model_flop
 from planner.throughput.generation_time import generation_seconds
-from planner.throughput.kernel_time import optimizer_seconds, walk_seconds
+from planner.throughput.kernel_time import optimizer_seconds, update_launch_seconds, walk_seconds
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.parallel_time import parallel_seconds
 from planner.throughput.terms import kernel_seconds, pass_seconds
@@ -156,7 +156,9 @@ def both_busy_seconds(gpu_s: Number, host_s: Number, varying_s: Number, spread: 
 def _once_per_step_terms(job: TimedJob, gpu_s: Number) -> list[TimeTerm]:
     """Update, collectives and offload; what is prefetched hides behind kernels, each GPU second only once."""
     recipe, overlap = job.recipe, job.coefficients.comm_overlap
-    terms = _term("optimizer_step", optimizer_seconds(job), "kernel_time:optimizer_seconds")
+    update, issued = optimizer_seconds(job), update_launch_seconds(job)
+    terms = _term("optimizer_step", update, "kernel_time:optimizer_seconds")
+    terms += _term("update_launch", issued, "kernel_time:update_launch_seconds", minimum(issued, update))
     terms += _term(
         "update_collectives", update_collective_seconds(job), "communication:update_collective_seconds"
     )

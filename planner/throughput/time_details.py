@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.domain.prediction import TimePrediction
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.term import TimeTerm
 from planner.throughput.communication import (
     broadcasts,
@@ -98,6 +99,12 @@ def _optimizer(job: TimedJob, _: TimeTerm) -> str:
     return f"{job.recipe.optimizer}, {job.trained_params / GIGA:.3f} B trained parameters on {job.world} GPUs"
 
 
+def _update_launch(job: TimedJob, _: TimeTerm) -> str:
+    each = OPTIMIZER_FACTS[job.recipe.optimizer].operators
+    cost = job.coefficients.launch_s / MICRO_S
+    return f"{job.trained_tensors} trained tensors, {each:g} operators for each at {cost:.0f} us"
+
+
 def _collectives(job: TimedJob, _: TimeTerm) -> str:
     moved = gathered_bytes(job) + reduced_bytes(job) + second_copy_bytes(job)
     return f"{moved / GIGA:.2f} GB per GPU and step at {job.rates.collective_bytes_per_s / GIGA:.1f} GB/s"
@@ -161,6 +168,7 @@ _DETAILS: dict[str, Callable[[TimedJob, TimeTerm], str]] = {
     "sharding_hooks": _hooks,
     "module_walks": _walks,
     "optimizer_step": _optimizer,
+    "update_launch": _update_launch,
     "update_collectives": _update_collectives,
     "generation": _generation,
     "collectives": _collectives,

@@ -103,4 +103,5 @@ def _held(
 
 def _widened(residual: Residual, scenario: Scenario, blind: Calibration, unseen: Calibration) -> Residual:
     more = unseen.doubt(scenario).n_unseen - blind.doubt(scenario).n_unseen
-    return replace(residual, scale=float(widened(residual.scale, more)))
+    below = residual.scale if residual.below is None else residual.below
+    return replace(residual, scale=float(widened(residual.scale, more)), below=float(widened(below, more)))

@@ -118,7 +118,10 @@ def test_times_where_the_card_is_the_limit() -> None:
     for score in _scores():
         if score.throughput is None or score.prediction is None or score.prediction.time is None:
             continue
-        if machine_share(score.prediction.time) < 0.4:
+        time = score.prediction.time
+        update = sum(term.seconds for term in time.terms if term.name == "update_launch")
+        # The kernels of an update hide what the host takes for it.
+        if machine_share(time) - update / time.step_s < 0.4:
             compared.append(score.throughput.error)
     assert len(compared) >= 7
     assert max(map(abs, compared)) < 0.17

@@ -43,7 +43,7 @@ def judged(mine: Sequence[Residual], others: Sequence[Residual]) -> Iterator[Hel
     spreads = {each.key: each for each in make_spreads(others)}
     for each in mine:
         if spread := find_spread(spreads, each.key):
-            low, high = log_range(spread, each.scale)
+            low, high = log_range(spread, each.scale, each.below)
             low, high = min(low, each.reach[0]), max(high, each.reach[1])
             yield Held(each, low <= each.log_ratio <= high, float(np.exp(high) - np.exp(low)) / 2)
 

@@ -33,42 +33,46 @@ def residuals_of(fit: CrossFit, blind: Mapping[str, Calibration]) -> Iterator[Re
             target.quantity != "memory" or target.record.memory_kind is not None
         )
         if target.bound == "both" and known:
-            key, scale, reach, below = _judged(target, blind[target.group])
+            key, scales, reach, below = _judged(target, blind[target.group])
             yield Residual(
                 target.record.id,
                 target.group,
                 spread_of(target),
                 key,
                 -float(error) - below,
-                float(scale),
+                float(scales[0]),
                 target.weight,
                 reach,
+                float(scales[1]),
             )
 
 
 _NO_REACH = (0.0, 0.0)
 
 
-def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, Number, tuple[float, float], float]:
-    """The class of a reading, scale and reach of its prediction by a calibration that never saw its
-    group, and how far below that prediction its card shows.
+def _judged(
+    target: Target, judge: Calibration
+) -> tuple[SpreadKey, tuple[Number, Number], tuple[float, float], float]:
+    """The class of a reading, scales (above, below) and reach of its prediction by a calibration that never
+    saw its group, and how far below that prediction its card shows.
     """
     scenario, of = target.scenario, spread_of(target)
     coefficients, doubt = judge.coefficients_for(scenario), judge.doubt(scenario)
     if of == "host_memory":
-        return SpreadKey(of), widened(1.0, doubt.n_unseen), _NO_REACH, 0.0
+        return SpreadKey(of), (widened(1.0, doubt.n_unseen),) * 2, _NO_REACH, 0.0
     if of == "time":
         time = predict_time(scenario, coefficients)
         if time is None:
             raise ValueError(f"{target.record.id} has a reading of time and no prediction of it")
         key = SpreadKey(of, lengths_of(scenario))
-        return key, time_scale(time, doubt), _NO_REACH, 0.0
+        scales = (time_scale(time, doubt), time_scale(time, doubt, below=True))
+        return key, scales, _NO_REACH, 0.0
     memory = predict_replayed(job_of(scenario, coefficients), minimum_too=False)
     value = float(memory.uncapped_driver_bytes if of == "driver" else getattr(memory, f"{of}_peak_bytes"))
     down, up = _NO_REACH if of == "allocated" else map(float, order_reach_bytes(memory))
     reach = (math.log1p(-down / value), math.log1p(up / value))
     key, below = SpreadKey.memory(of, lengths_of(scenario)), _below(target, coefficients, memory)
-    return key, memory_scale(memory, of, doubt), reach, below
+    return key, (memory_scale(memory, of, doubt),) * 2, reach, below
 
 
 def _below(target: Target, coefficients: Coefficients, memory: MemoryPrediction) -> float:

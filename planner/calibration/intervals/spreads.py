@@ -39,9 +39,11 @@ class Residual:
     """One held-out reading: ``log_ratio`` is ``log(measured / predicted)``,
     the prediction by a fit that never saw its group.
 
-    ``of``: what was read; ``scale``: of that prediction; ``weight``: how much the reading counts beside
-    others of its group; ``reach``: how far the order of samples alone moves it, down and up, as logarithms:
-    its interval is at least as wide.
+    ``of``: what was read; ``scale``: of that prediction; ``below``: of readings that are less than predicted,
+    where it is another one; ``weight``: how much the reading counts beside others of its group.
+
+    ``reach``: how far the order of samples alone moves it, down and up, as logarithms: its interval is at
+    least as wide.
     """
 
     record_id: str
@@ -52,6 +54,12 @@ class Residual:
     scale: float = 1.0
     weight: float = 1.0
     reach: tuple[float, float] = (0.0, 0.0)
+    below: float | None = None
+
+    @property
+    def score(self) -> float:
+        """``log_ratio`` over the scale of its side."""
+        return self.log_ratio / (self.scale if self.below is None or self.log_ratio > 0 else self.below)
 
 
 def make_spreads(residuals: Iterable[Residual]) -> tuple[Spread, ...]:
@@ -92,7 +100,7 @@ def _n_groups(residuals: Iterable[Residual]) -> int:
 
 def _spread(key: SpreadKey, members: Mapping[SpreadKey, Sequence[Residual]]) -> Spread:
     counted, weights = leaning(key, members)
-    scores = np.array([[each.log_ratio / each.scale for each in counted]])
+    scores = np.array([[each.score for each in counted]])
     return Spread(
         key=key,
         probabilities=_PROBABILITIES,
@@ -109,7 +117,8 @@ def _stated(key: SpreadKey, members: Sequence[Residual]) -> tuple[Sequence[Resid
     deviation, one = NormalDist(0.0, _STATED_DEVIATION[key.of]), members[0]
     shares = [(place + 0.5) / _STATED_READINGS for place in range(_STATED_READINGS)]
     stated = [
-        replace(one, group="", log_ratio=deviation.inv_cdf(share), scale=1.0, weight=1.0) for share in shares
+        replace(one, group="", log_ratio=deviation.inv_cdf(share), scale=1.0, below=None, weight=1.0)
+        for share in shares
     ]
     return stated, np.full(_STATED_READINGS, _COARSER_COUNTS / _STATED_READINGS)
 

@@ -93,17 +93,22 @@ class Interval:
     high: float
 
 
-def log_range(spread: Spread, scale: float) -> tuple[float, float]:
+def log_range(spread: Spread, scale: float, below: float | None = None) -> tuple[float, float]:
     """The central :data:`NOMINAL_COVERAGE` of ``log(measured / predicted)``, not symmetric;
     the prediction itself is inside.
+
+    ``below``: the scale of what is less than predicted, where it is another one.
     """
-    low, high = scale * spread.quantile(TAIL), scale * spread.quantile(1 - TAIL)
+    down = scale if below is None else below
+    low, high = down * spread.quantile(TAIL), scale * spread.quantile(1 - TAIL)
     return max(min(low, 0.0), -WIDEST_LOG), min(max(high, 0.0), WIDEST_LOG)
 
 
-def interval_around(spread: Spread, value: float, scale: float) -> Interval:
-    """Where :data:`NOMINAL_COVERAGE` of measurements lie of what is predicted as ``value``, in its unit."""
-    low, high = log_range(spread, scale)
+def interval_around(spread: Spread, value: float, scale: float, below: float | None = None) -> Interval:
+    """Where :data:`NOMINAL_COVERAGE` of measurements lie of what is predicted as ``value``, in its unit;
+    scales as of :func:`log_range`.
+    """
+    low, high = log_range(spread, scale, below)
     return Interval(value * math.exp(low), value * math.exp(high))
 
 

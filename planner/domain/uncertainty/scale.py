@@ -18,7 +18,7 @@ from planner.units import GIB
 _PAGED_OUT = frozenset({"paged_optimizer_states"})
 # Issue time that kernels hide shows as soon as the host is slower than predicted, so all of it counts,
 # hidden or not.
-ISSUE_TERMS = frozenset({"launch", "sharding_hooks", "module_walks"})
+ISSUE_TERMS = frozenset({"launch", "sharding_hooks", "module_walks", "update_launch"})
 _LINK_TERMS = frozenset(
     {"collectives", "update_collectives", "parallel_collectives", "host_transfers", "cpu_adam", "nvme"}
 )
@@ -42,7 +42,7 @@ _FIXED_BYTES = 2.0 * GIB
 # One standard deviation of the logarithm of times whose scale is 1, by sources left out.  How far hosts lie
 # apart, and all rates of a card whose chip nobody names, are in parts of it, by ``FREEDOM`` of
 # :mod:`planner.domain.uncertainty.hierarchy`.
-_TIME_DEVIATION = 0.10
+_TIME_DEVIATION = 0.08
 _MACHINE = FREEDOM["launch_s"].machine / _TIME_DEVIATION
 _UNSOURCED_RATES = FREEDOM["gpu_rate"].machine / _TIME_DEVIATION
 # What each thing that no record had may add: half of what a peak that is all transient scatters by.
@@ -142,22 +142,30 @@ def _uncounted(memory: MemoryPrediction, value: Number, outside: frozenset[str])
     return _positive((value - counted) / value)
 
 
-def machine_share(time: TimePrediction) -> Number:
+def machine_share(time: TimePrediction, *, below: bool = False) -> Number:
     """Share of a step that the host, links or disks decide, 1 at most for issuing operators.
 
-    Issue time counts where kernels hide it, too: on a slower host it is what a step waits for.
+    Issue time counts where kernels hide it, too: on a slower host it is what a step waits for.  A faster one
+    saves only what shows (``below``).
     """
+    if below:
+        return _exposed(time, ISSUE_TERMS | _LINK_TERMS) / time.step_s
     issue: Number = sum((term.seconds for term in time.terms if term.name in ISSUE_TERMS), 0.0)
-    exposed: Number = sum(
-        (term.seconds - term.overlapped_s for term in time.terms if term.name in _LINK_TERMS), 0.0
-    )
     within: Number = 1.0 - _positive(1.0 - issue / time.step_s)
-    return within + exposed / time.step_s
+    return within + _exposed(time, _LINK_TERMS) / time.step_s
 
 
-def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
-    """Scale of a step time: sqrt(1 + (5 x :func:`machine_share`)^2), :func:`widened`: kernels and
-    machine err independently.
+def _exposed(time: TimePrediction, names: frozenset[str]) -> Number:
+    """Seconds of terms that nothing hides."""
+    seconds: Number = sum(
+        (term.seconds - term.overlapped_s for term in time.terms if term.name in names), 0.0
+    )
+    return seconds
+
+
+def time_scale(time: TimePrediction, doubt: Doubt, *, below: bool = False) -> Number:
+    """Scale of a step time: sqrt(1 + (6.25 x :func:`machine_share`)^2), :func:`widened`: kernels and
+    machine err independently.  ``below``: of times that are less than predicted.
 
     Five times as much where lengths vary and their mean is not given: tokens that are not there take no more
     time than memory.  Rates without a source may be off as far as virtual and shared cards differ, and so may
@@ -166,5 +174,5 @@ def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
     """
     guessed = _UNTOLD_LENGTHS if doubt.lengths_unknown else 1.0
     rates = _UNSOURCED_RATES if doubt.rates_unsourced else 0.0
-    own = (1 + (_MACHINE * machine_share(time)) ** 2 + rates**2) ** 0.5
+    own = (1 + (_MACHINE * machine_share(time, below=below)) ** 2 + rates**2) ** 0.5
     return widened(own, doubt.n_unseen) * guessed

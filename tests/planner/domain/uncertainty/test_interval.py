@@ -51,6 +51,7 @@ def test_a_score_that_several_measurements_have_counts_all_of_them() -> None:
 def test_nine_in_ten_measurements_lie_in_the_interval() -> None:
     """Half the scale halves the logarithms: from 1 / e of what was predicted to e squared of it."""
     assert log_range(SPREAD, 0.5) == pytest.approx((-1.0, 2.0))
+    assert log_range(SPREAD, 0.5, 0.25) == pytest.approx((-0.5, 2.0))
     found = interval_around(SPREAD, 10.0, 0.5)
     assert (found.low, found.high) == pytest.approx((10 / math.e, 10 * math.e**2))
     assert interval_around(SPREAD, 0.0, 0.5) == Interval(0.0, 0.0)

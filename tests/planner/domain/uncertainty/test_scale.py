@@ -110,14 +110,27 @@ def test_issuing_counts_as_the_whole_step_at_most() -> None:
     assert machine_share(step(TimeTerm("launch", 3.0, "", 1.0))) == pytest.approx(1.0)
 
 
+def test_a_faster_host_saves_only_what_shows() -> None:
+    """Of a second of issuing, a quarter shows in a step of two: an eighth of it may go, half may be added."""
+    hidden = step(TimeTerm("launch", 1.0, "", overlapped_s=0.75))
+    assert machine_share(hidden) == pytest.approx(0.5)
+    assert machine_share(hidden, below=True) == pytest.approx(0.125)
+    assert time_scale(hidden, SURE, below=True) == pytest.approx((1 + (6.25 * 0.125) ** 2) ** 0.5)
+
+
+def test_the_host_issues_the_update_too() -> None:
+    """What it takes for an update counts like that of the passes, hidden or not."""
+    assert machine_share(step(TimeTerm("update_launch", 1.0, "", overlapped_s=1.0))) == pytest.approx(0.5)
+
+
 def test_times_scatter_by_kernels_and_machine() -> None:
-    """1 for kernels, 5 times the share of the machine, 3 for a card that nobody names; five times as much
-    where lengths are unknown.
+    """1 for kernels, 6.25 times the share of the machine, 3.75 for a card that nobody names; five times as
+    much where lengths are unknown.
     """
     hosted = step(TimeTerm("launch", 1.0, ""))
     assert time_scale(step(), SURE) == pytest.approx(1.0)
-    assert time_scale(hosted, SURE) == pytest.approx((1 + 2.5**2) ** 0.5)
-    assert time_scale(step(), replace(SURE, rates_unsourced=True)) == pytest.approx(10**0.5)
+    assert time_scale(hosted, SURE) == pytest.approx((1 + 3.125**2) ** 0.5)
+    assert time_scale(step(), replace(SURE, rates_unsourced=True)) == pytest.approx((1 + 3.75**2) ** 0.5)
     assert time_scale(step(), replace(SURE, lengths_unknown=True)) == pytest.approx(5.0)
     assert time_scale(step(), replace(SURE, n_unseen=12)) == pytest.approx(2.0)
 
