@@ -28,7 +28,6 @@ from tests.against_libraries.programs.table import _versions as versions_here
 PATH = Path(__file__).resolve().parent / "strangers.csv"
 COLUMNS = ("repository", "commit", "folder", "card", "command", "versions", "seconds", "allocated_bytes",
     "reserved_bytes", "largest_phase", "assumed", "says")  # fmt: skip
-N_ROWS, N_WORDS = 256, 1500
 
 
 @dataclass(frozen=True)
@@ -55,51 +54,13 @@ def _tokens(root: Path) -> None:
         (root / f"data/openwebtext/{name}.bin").write_bytes(tokens.tobytes())
 
 
-def _write(path: Path, row: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text((json.dumps(row) + "\n") * N_ROWS, encoding="utf-8")
-
-
-def _dialogue() -> list[dict[str, str]]:
-    words = " ".join(["word"] * (N_WORDS // 2))
-    return [{"role": role, "content": words} for role in ("user", "assistant")]
-
-
-def _minimind(root: Path) -> None:
-    """Its files by their names in ``dataset`` (dataset/lm_dataset.py)."""
-    folder = root / "dataset"
-    _write(folder / "pretrain_t2t_mini.jsonl", {"text": " ".join(["word"] * N_WORDS)})
-    _write(folder / "sft_t2t_mini.jsonl", {"conversations": _dialogue()})
-    _write(folder / "dpo.jsonl", {"chosen": _dialogue(), "rejected": _dialogue()})
-
-
-def _messages(root: Path) -> None:
-    _write(root / "rows.jsonl", {"messages": _dialogue()})
-
-
 NANOGPT = ("karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291")
-MINIMIND = ("jingyaogong/minimind", "d65ef2c00ebc6082f9df11541e1b191655eddb00")
-EXAMPLES = ("pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8")
-OPEN_R1 = ("huggingface/open-r1", "1416fa0cf21595d2083b399a2a0bbddd7f6e9563")
-FOUR, EIGHT = "h100-sxm:4", "h100-sxm:8"
-ON_FOUR, ON_EIGHT = "torchrun --nproc_per_node 4", "torchrun --standalone --nproc_per_node=8"
+ON_EIGHT = "torchrun --standalone --nproc_per_node=8"
 PROGRAMS = (
     Program(*NANOGPT, "python train.py --compile=False", makes=_tokens),
     Program(*NANOGPT, "python train.py", makes=_tokens),
-    Program(*NANOGPT, f"{ON_EIGHT} train.py --compile=False", card=EIGHT, makes=_tokens),
-    Program(*MINIMIND, "python train_pretrain.py", "trainer", makes=_minimind),
-    Program(*MINIMIND, "python train_full_sft.py --from_weight none", "trainer", makes=_minimind),
-    Program(*MINIMIND, "python train_full_sft.py --from_weight none --use_moe 1", "trainer", makes=_minimind),
-    Program(*MINIMIND, "python train_dpo.py --from_weight none", "trainer", makes=_minimind),
-    Program(*EXAMPLES, f"{ON_FOUR} example.py", "distributed/FSDP2", FOUR),
-    Program(*EXAMPLES, f"{ON_FOUR} fsdp_tp_example.py", "distributed/tensor_parallelism", FOUR),
-    Program(
-        *OPEN_R1,
-        "accelerate launch --config_file recipes/accelerate_configs/zero3.yaml src/open_r1/sft.py --config "
-        "recipes/OpenR1-Distill-7B/sft/config_distill.yaml",
-        card=EIGHT, makes=_messages, options=("--data", "rows.jsonl"), transformers="4.57",
-    ),
-)  # fmt: skip
+    Program(*NANOGPT, f"{ON_EIGHT} train.py --compile=False", card="h100-sxm:8", makes=_tokens),
+)
 
 
 def main(clones: Path) -> None:

@@ -172,7 +172,7 @@ def test_an_offloaded_gradient_passes_through_the_stream_of_reductions() -> None
 
 def test_peft_reads_lora_a_before_the_matrix_beside_it_runs_again() -> None:
     """``lora_A`` is a parameter of PEFT's module from then on, so it is gathered ahead with the matrix
-    before, and Qwen2.5-72B's head of 1.2e9 elements alone: once, where a group is copied out of a flat buffer.
+    before, and Qwen2.5-72B's head of 1.2e9 elements alone: once, where a group comes in a flat buffer, too.
 
     A dry run of DeepSpeed 0.19.8 (r=8 on all matrices, without checkpointing) gathers it so, too.
     """
