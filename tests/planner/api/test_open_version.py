@@ -65,10 +65,11 @@ GRPO = (
 )
 
 
-def grpo(folder: Path, model: str, gpu: str, **given: bool) -> planner.FileAnswer:
+def grpo(folder: Path, model: str, gpu: str, tokens: int = 512, **given: bool) -> planner.FileAnswer:
     """The answer for a file that leaves ``beta`` to TRL: 0.04 up to 0.18, 0 since."""
     path = folder / "grpo.yaml"
-    path.write_text(f"model_name_or_path: {model}\n{GRPO}", encoding="utf-8")
+    text = GRPO.replace("completion_length: 512", f"completion_length: {tokens}")
+    path.write_text(f"model_name_or_path: {model}\n{text}", encoding="utf-8")
     answer = planner.check(path, gpu=gpu, **given)
     assert isinstance(answer, planner.FileAnswer)
     return answer
@@ -88,8 +89,9 @@ def test_a_switch_that_the_version_decides_is_tried_both_ways(tmp_path: Path) ->
 
 def test_a_switch_that_the_verdict_hangs_on_is_uncertain(tmp_path: Path) -> None:
     """Both needs are named, with the flag of each."""
-    answer = grpo(tmp_path, "Qwen/Qwen2.5-1.5B", "l4")
-    assert grpo(tmp_path, "Qwen/Qwen2.5-1.5B", "l4", compare_reference=False).verdict == "fits"
-    assert grpo(tmp_path, "Qwen/Qwen2.5-1.5B", "l4", compare_reference=True).verdict == "does_not_fit"
+    job = "Qwen/Qwen2.5-7B", "h100-sxm", 1024
+    answer = grpo(tmp_path, *job)
+    assert grpo(tmp_path, *job, compare_reference=False).verdict == "fits"
+    assert grpo(tmp_path, *job, compare_reference=True).verdict == "does_not_fit"
     assert answer.verdict == "uncertain"
     assert any("--no-compare-reference: fits" in remark for remark in answer.remarks)

@@ -13,12 +13,14 @@ def test_code_in_place_of_kernels_is_listed() -> None:
     heard = logging.getLogger("transformers").handlers[-1]
     try:
         log = logging.getLogger("transformers.models.mamba")
+        log.setLevel(logging.WARNING)
         log.warning(
             "`scan` is falling back to its reference PyTorch implementation because `m` is not installed."
         )
         log.warning("The fast path is not available because one of `(scan, conv)` is None. Slower.")
         log.warning("Something else. And more.")
     finally:
+        log.setLevel(logging.NOTSET)
         logging.getLogger("transformers").removeHandler(heard)
     assert [each.origin for each in guesses.listed()] == [
         "`scan` is falling back to its reference PyTorch implementation because `m` is not installed.",
