@@ -10,7 +10,9 @@ def test_code_in_place_of_kernels_is_listed() -> None:
     """In words of versions 4 and 5; other lines are none of its business."""
     guesses = Guesses()
     reference_kernels.install(guesses)
-    heard = logging.getLogger("transformers").handlers[-1]
+    heard, disabled = logging.getLogger("transformers").handlers[-1], logging.root.manager.disable
+    # A trace in this process may have switched off warnings.
+    logging.disable(logging.NOTSET)
     try:
         log = logging.getLogger("transformers.models.mamba")
         log.setLevel(logging.WARNING)
@@ -21,6 +23,7 @@ def test_code_in_place_of_kernels_is_listed() -> None:
         log.warning("Something else. And more.")
     finally:
         log.setLevel(logging.NOTSET)
+        logging.disable(disabled)
         logging.getLogger("transformers").removeHandler(heard)
     assert [each.origin for each in guesses.listed()] == [
         "`scan` is falling back to its reference PyTorch implementation because `m` is not installed.",
