@@ -226,7 +226,7 @@ class Node:
     parameter: int | None = None
 
 
-Moment = Literal["before_forward", "after_forward", "before_backward", "after_backward", "gradient"]
+Moment = Literal["before_forward", "read", "after_forward", "before_backward", "after_backward", "gradient"]
 
 
 class Mark(NamedTuple):

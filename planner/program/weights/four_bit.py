@@ -8,7 +8,9 @@ gemm_4bit).
 
 from __future__ import annotations
 
+from planner.anatomy.packing import packed_bytes
 from planner.domain.model import LinearSpec
+from planner.domain.recipes.recipe import BITSANDBYTES
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import costs_of, packed, rows_of
 from planner.program.ops.operators import Operators
@@ -29,6 +31,21 @@ def linear_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
         _bias = torch.parameter(Unit.ONE, spec.out_features, view.dtypes.base, trained=False)
         _bias = torch.to(_bias, compute)
     return torch.to(product_4bit(torch, view, spec, x), given)
+
+
+def packed_parameter(torch: Operators, view: LayerView, spec: LinearSpec, owner: str = "") -> None:
+    """A matrix as it is stored, where that is a parameter: of bitsandbytes, or where others say its dtype.
+
+    ``owner``: the module inside the running one that has it.
+    """
+    numerics = view.recipe.numerics
+    if numerics.quantization not in BITSANDBYTES and numerics.quant_storage is None:
+        return
+    stored = numerics.quant_storage or "int8"
+    count = packed_bytes(numerics, elements(view, spec)) / ELEMENT_BYTES[stored]
+    # ``ctx.tensors`` has ``B``, a view (bitsandbytes 0.50.2 autograd/_functions.py MatMul4Bit).
+    in_graph = numerics.quantization in ("nf4", "fp4")
+    torch.parameter(Unit.ONE, count, stored, trained=False, owner=owner, in_graph=in_graph)
 
 
 def product_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:

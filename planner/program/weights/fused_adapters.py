@@ -22,7 +22,7 @@ from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.ops.work import Multiplies, Product
 from planner.program.view import LayerView
-from planner.program.weights.four_bit import dequantized, expanded
+from planner.program.weights.four_bit import dequantized, expanded, packed_parameter
 from planner.program.weights.lora import dropped, factors
 
 _TOGETHER = ("q_proj", "k_proj", "v_proj")
@@ -61,7 +61,7 @@ def fused_linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor)
     """``x @ W``, to which ``(x @ A) @ B`` is added."""
     read = _dropped(torch, view, x)
     x = autocast(torch, view, x)
-    down, up = factors(torch, view, spec)
+    down, up = _parameters(torch, view, spec)
     out = _forward(torch, view, spec, x, (down, up))
     needs_x = x.node is not None
     trained = (down.count, up.count)
@@ -112,7 +112,7 @@ def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[Linear
     """
     read = _dropped(torch, view, x)
     x = autocast(torch, view, x)
-    adapters = [factors(torch, view, spec) for spec in specs]
+    adapters = [_parameters(torch, view, spec) for spec in specs]
     gate, up = (_forward(torch, view, specs[index], x, adapters[index]) for index in (0, 1))
     out = _forward(torch, view, specs[2], torch.like(gate, "swiglu", cost=(up,)), adapters[2])
 
@@ -215,5 +215,26 @@ def _backward_weight(torch: Operators, view: LayerView, spec: LinearSpec, dtype:
 
 
 def _plain_weight(torch: Operators, view: LayerView, spec: LinearSpec, _: Dtype) -> Tensor:
-    weight = torch.parameter(Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base, trained=False)
-    return weight_copy(torch, view, weight)
+    return weight_copy(torch, view, Tensor(None, Unit.ONE, _elements(spec), view.dtypes.base))
+
+
+def _parameters(torch: Operators, view: LayerView, spec: LinearSpec) -> tuple[Tensor, Tensor]:
+    """Both matrices of the adapter, behind what is stored of the matrix itself.
+
+    The function reads them, and does not call the module that has them.
+    Source: axolotl 0.19 kernels/lora.py get_lora_parameters.
+    """
+    owner = spec.name
+    if view.quantized(spec):
+        packed_parameter(torch, view, spec, owner)
+    else:
+        torch.parameter(Unit.ONE, _elements(spec), view.dtypes.base, trained=False, owner=owner)
+    if spec.bias:
+        torch.parameter(Unit.ONE, spec.bias_count, view.dtypes.base, trained=False, owner=owner)
+    adapter = factors(torch, view, spec, owner)
+    torch.mark("read", torch.module_number(owner))
+    return adapter
+
+
+def _elements(spec: LinearSpec) -> int:
+    return spec.in_features * spec.out_features

@@ -13,12 +13,15 @@ from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
 
-def factors(torch: Operators, view: LayerView, spec: LinearSpec) -> tuple[Tensor, Tensor]:
-    """The matrices ``A``, from the input to the rank, and ``B``, from the rank to the output."""
+def factors(torch: Operators, view: LayerView, spec: LinearSpec, owner: str = "") -> tuple[Tensor, Tensor]:
+    """The matrices ``A``, from the input to the rank, and ``B``, from the rank to the output.
 
-    def matrix(width: int, owner: str) -> Tensor:
+    ``owner``: the module inside the running one that has both; each is one of its own without a name.
+    """
+
+    def matrix(width: int, name: str) -> Tensor:
         count, dtype = spec.copies * width, view.dtypes.adapter
-        return torch.parameter(Unit.RANK, count, dtype, trained=True, owner=owner)
+        return torch.parameter(Unit.RANK, count, dtype, trained=True, owner=owner or name)
 
     return matrix(spec.in_features, "lora_A"), matrix(spec.out_features, "lora_B")
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from planner.anatomy.packing import packed_bytes
 from planner.domain.model import LinearSpec
-from planner.domain.recipes.recipe import BITSANDBYTES, Quantization
+from planner.domain.recipes.recipe import Quantization
 from planner.program.ops.casts import autocast, linear_function, rows_of, weight_copy
 from planner.program.ops.collectives import entering, leaving
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import ELEMENT_BYTES, Tensor, Unit
+from planner.program.ops.tensors import Tensor, Unit, replaced
 from planner.program.view import LayerView
 from planner.program.weights.aqlm import linear_aqlm
 from planner.program.weights.awq import linear_awq
 from planner.program.weights.fake_quantized import is_rounded, linear_rounded
 from planner.program.weights.float8 import in_float8, linear_float8
-from planner.program.weights.four_bit import elements, linear_4bit, product_4bit
+from planner.program.weights.four_bit import linear_4bit, packed_parameter, product_4bit
 from planner.program.weights.fused_adapters import fused_linear, is_fused
 from planner.program.weights.gptq import linear_gptq
 from planner.program.weights.int8 import linear_int8
@@ -32,7 +31,9 @@ __all__ = ["autocast", "base_product", "dropout", "linear", "product_4bit", "wei
 
 def linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """What one matrix of a layer returns for ``x``, its adapter included."""
-    with torch.inside(spec.name):
+    # A fused function reads the weights, and calls no module that holds them.
+    named = replaced(torch, module=spec.name) if is_fused(view, spec) else torch.inside(spec.name)
+    with named:
         return leaving(torch, view, spec, _own_part(torch, view, spec, entering(torch, view, spec, x)))
 
 
@@ -57,15 +58,8 @@ def base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor)
         return linear_rounded(torch, view, spec, x)
     if not view.quantized(spec):
         return (linear_float8 if in_float8(view.recipe.numerics, spec) else _plain)(torch, view, spec, x)
-    numerics = view.recipe.numerics
-    if numerics.quantization in BITSANDBYTES or numerics.quant_storage is not None:
-        stored = numerics.quant_storage or "int8"
-        n_bytes = packed_bytes(numerics, elements(view, spec))
-        # ``ctx.tensors`` has ``B``, a view (bitsandbytes 0.50.2 autograd/_functions.py MatMul4Bit).
-        in_graph = numerics.quantization in ("nf4", "fp4")
-        count = n_bytes / ELEMENT_BYTES[stored]
-        torch.parameter(Unit.ONE, count, stored, trained=False, in_graph=in_graph)
-    return _PRODUCTS[numerics.quantization](torch, view, spec, x)
+    packed_parameter(torch, view, spec)
+    return _PRODUCTS[view.recipe.numerics.quantization](torch, view, spec, x)
 
 
 _PRODUCTS: Mapping[Quantization, Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]] = {

@@ -22,9 +22,10 @@ class DividedModel:
 
     ``around``: the model and the one inside of it, behind PEFT's two, which prefetch for those behind them.
     ``modules`` and ``paths``: of each part by its name, in the order of its template.  ``readers``: whose
-    forward reads the weight of a module inside without calling it: the model that of the head, for its loss,
-    and PEFT's modules the dtype of ``lora_A``.  ``head``: the head, where it is never called.  ``wrappers``:
-    PEFT's modules around others, seen by a pass without adapters.
+    forward reads the weights of a module itself: of each the one around it, and of the head the model, for
+    its loss.  ``early``: modules whose weights are read before they are called, ``lora_A`` for its dtype.
+    ``head``: the head, where it is never called.  ``wrappers``: PEFT's modules around others, seen by a pass
+    without adapters.
     """
 
     coordinator: Coordinator
@@ -34,6 +35,7 @@ class DividedModel:
     around: tuple[Module, ...] = ()
     head: Module | None = None
     readers: dict[Module, Module] = field(default_factory=dict)
+    early: set[Module] = field(default_factory=set)
     wrappers: dict[Module, Module] = field(default_factory=dict)
 
     @property
@@ -54,18 +56,20 @@ class DividedModel:
             modules = self.modules[label] = [Module() for _ in template.modules]
             for parameter, param in zip(template.parameters, params[label], strict=True):
                 modules[parameter.module].own.append(self.live[param])
+            by_path = dict(zip(template.modules, modules, strict=True))
+            self.readers |= {by_path[path]: by_path[path[:-1]] for path in by_path if path}
+            self.early |= {by_path[path] for path in by_path if path[-1:] == (_READ,)}
             if label == HEAD and read:
                 self.head = modules[[".".join(each) for each in template.modules].index(read)]
                 self.readers[self.head] = self.outer
-            by_path = dict(zip(template.modules, modules, strict=True))
-            self.readers |= {by_path[path]: by_path[path[:-1]] for path in by_path if path[-1:] == (_READ,)}
+                self.early.add(self.head)
 
     def without_adapters(self, parts: Sequence[Part]) -> DividedModel:
         """The same modules and their coordinator, as the passes of ``parts`` see them, whose adapters are
         switched off.
         """
         made = DividedModel(self.coordinator, self.live, around=self.around, head=self.head)
-        made.readers = self.readers
+        made.readers, made.early = self.readers, self.early
         for label, template in _templates(parts):
             known = dict(zip(self.paths[label], self.modules[label], strict=True))
             modules = made.modules[label] = []

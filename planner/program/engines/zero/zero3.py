@@ -59,12 +59,15 @@ _GRADIENT_LAG = 3
 # Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
 _NORM_PART = 250_000_000
 
+# Modules that a layer hands its input by name.
+_BY_NAME = (("self_attn",), ("linear_attn",))
+
 
 class Zero3(DeepSpeed):
     """One rank; all have equal parts of every parameter."""
 
     learns_order = True
-    hears = ("before_forward", "after_forward", "before_backward", "after_backward", "gradient")
+    hears = ("before_forward", "read", "after_forward", "before_backward", "after_backward", "gradient")
 
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
@@ -340,9 +343,10 @@ class Zero3(DeepSpeed):
     def at(self, part: Instance, mark: Mark, *, recomputes: bool) -> None:
         """A hook of a module."""
         module = self._now.modules[part.name][mark.number]
-        if mark.moment == "before_forward" and module in self._now.readers:
+        is_early = mark.moment == "before_forward" and module in self._now.early
+        if is_early or mark.moment == "read":
             self._read(module, self._now.readers[module])
-        if module is self._now.head:
+        if module is self._now.head or mark.moment == "read":
             return
         if mark.number == 0 and not (part.name.startswith("layer") or module.own):
             return
@@ -358,13 +362,16 @@ class Zero3(DeepSpeed):
 
     def _misses(self, part: Instance, mark: Mark, module: Module) -> bool:
         """Whether the hook behind a backward is not called: a reference ran the module since its forward,
-        and no checkpoint has run it again.
+        and no checkpoint has run it again; or the module has its input by name, as attention in its layer.
 
-        So it is active until all of backward is over.
+        So it is active until all of backward is over, or until it has run forward again.
         Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _post_backward_module_hook
-        (``ds_grads_remaining = 0``).
+        (``ds_grads_remaining = 0``), which is applied to positional inputs; transformers 5.23
+        models/llama/modeling_llama.py (``self_attn(hidden_states=...)``).
         """
         job = self.job
+        if self._now.paths[part.name][mark.number][-1:] in _BY_NAME:
+            return True
         is_inside = mark.number == 0 and job.stack.recomputes_hooks and job.recipe.gradient_checkpointing
         asked_since = self._shares and job.recipe.rollout is None and module not in self._again
         return asked_since and not (is_inside and part.name.startswith("layer"))
@@ -374,8 +381,7 @@ class Zero3(DeepSpeed):
 
         Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py ZeROOrderedDict.
         """
-        if not reader.own:
-            reader.own += module.own
+        reader.own += [each for each in module.own if each not in reader.own]
         self._now.coordinator.gather_now(module.own)
 
     def gradient(self, param: Param, slot: int) -> None:
