@@ -8,6 +8,10 @@ from planner.domain.stack import Stack
 
 COMMON_STACKS = ("hf-trainer@5", "trl", "llama-factory", "axolotl", "unsloth")
 """Stacks that are tried where nobody gave one: those that most people train language models with."""
+LOADS_ON_HOST = "trl@0.24"
+"""One that keeps a packed base in host RAM until FSDP divides it, which newer software has whole on each GPU
+first (transformers 4.57 and 5.23 modeling_utils.py).
+"""
 # trl 1.16.0 trainer/sft_config.py:291; axolotl utils/schemas/config.py:623; LLaMA-Factory
 # hparams/model_args.py:133, use_unsloth_gc; unsloth's default; torchtune 0.6.1
 # recipes/full_finetune_distributed.py:65.

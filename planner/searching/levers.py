@@ -27,6 +27,7 @@ from planner.searching.moves import (
     divided_sequences,
     larger_cards,
     less_offload,
+    loaded_on_host,
     more_cards,
     more_nodes,
     moves,
@@ -256,10 +257,12 @@ def levers(
     judge.left = judge.left if alone else min(judge.left, n_affordable(scenario))
     verdict = judge.base.verdict
     less = less_offload(scenario) if verdict == "host_memory_short" else ()
-    options = (*moves(scenario), *other_stacks(scenario), *less)
+    short = verdict not in ("fits", "no_verdict")
+    on_host = loaded_on_host(scenario) if short else ()
+    options = (*on_host, *moves(scenario), *other_stacks(scenario), *less)
     singles = _roomiest(judge, judge.tries(options), scenario)
     trials = [trial for trial in singles if trial.lever.saves_of(verdict) >= _WORTH_BYTES]
-    if verdict not in ("fits", "no_verdict") and not alone:
+    if short and not alone:
         memory, first = judge.base.memory, _Judge(scenario, model, quick=True)
         first.left = min(first.left, n_affordable(scenario, quick=True))
         need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))

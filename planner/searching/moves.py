@@ -25,7 +25,13 @@ from planner.intake.supported import (
     misses_liger_loss,
     stops_at_liger_loss,
 )
-from planner.searching.common_stacks import COMMON_STACKS, offloads_activations, runs_sharding, stack_is_open
+from planner.searching.common_stacks import (
+    COMMON_STACKS,
+    LOADS_ON_HOST,
+    offloads_activations,
+    runs_sharding,
+    stack_is_open,
+)
 from planner.searching.variants import Flags, request_of
 from planner.units import GIB
 
@@ -121,6 +127,21 @@ def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
         )
         for name in names
     )
+
+
+def loaded_on_host(scenario: Scenario) -> Iterator[Move]:
+    """4-bit weights divided by FSDP, which newer software first has whole on each GPU."""
+    recipe = scenario.recipe
+    packs = recipe.numerics.quantization in ("nf4", "fp4") and recipe.offload == "none"
+    if scenario.hardware.world_size == 1 or not packs or not stack_is_open(scenario):
+        return
+    stack = load_stack(LOADS_ON_HOST)
+    divided = {**_divisible(scenario, FSDP), **_stepped(scenario, FSDP)}
+    flags: Flags = {"stack": stack.id, "sharding": FSDP.name, **divided, "gradient-checkpointing": True}
+    text = "4-bit weights divided over the GPUs, loaded by older software"
+    yield Move("stack", "time", text, flags, stack=stack)
+    text += ", and kept in host RAM"
+    yield Move("stack", "money", text, {**flags, "offload": "optimizer+params"}, stack=stack)
 
 
 def smaller_batches(scenario: Scenario) -> tuple[Move, ...]:

@@ -310,6 +310,15 @@ def test_a_job_far_above_a_node_is_offered_offload_under_both_engines() -> None:
     assert enough[0].host_bytes <= enough[1].host_bytes
 
 
+@pytest.mark.parametrize(("model", "gpu"), [("llama-3.1-70b", "4090:2"), ("405b", "h100-sxm:8")])
+def test_a_4bit_base_that_newer_software_loads_whole_is_divided_by_older(model: str, gpu: str) -> None:
+    """Transformers 5 has all of it on each GPU first; what is offered fits when it is typed."""
+    job = {"model": model, "method": "qlora", "gpu": gpu, "seq": "1024"}
+    (first, *_) = (lever for lever in levers(scenario(job)) if lever.fits)
+    assert (first.flags["stack"], first.flags["sharding"]) == ("trl@0.24", "fsdp")
+    assert estimate(resolve(from_flags({**job, **as_request(first)}))).verdict == "fits"
+
+
 def test_a_frozen_base_in_32_bits_is_loaded_in_16_instead() -> None:
     """TRL's script loads fp32 where nothing says otherwise; a full fine-tune trains what it loads."""
     job = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "2048", "stack": "trl"}
