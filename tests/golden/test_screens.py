@@ -61,6 +61,7 @@ LONG: dict[str, Mapping[str, object]] = {
         "stack": "trl",
         "padding": "longest",
         "lora_rank": 20_000,
+        "lora_dropout": 0,
         "checkpoint_every": 2,
         "gradient_checkpointing": False,
     },
