@@ -19,8 +19,8 @@ __all__ = ["TOOL", "read_deepspeed"]
 MARKS = frozenset(
     words(
         """
-        zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
-        wall_clock_breakdown prescale_gradients
+        zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print wall_clock_breakdown
+        prescale_gradients
         """
     )
 )
@@ -155,13 +155,11 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
         if part is None:
             continue
         part.skip(
-            (
-                "loss_scale",
-                "loss_scale_window",
-                "hysteresis",
-                "consecutive_hysteresis",
-                "min_loss_scale",
-                "initial_scale_power",
+            words(
+                """
+                loss_scale loss_scale_window hysteresis consecutive_hysteresis min_loss_scale
+                initial_scale_power
+                """
             )
         )
         part.skip(("auto_cast", "check_overflow", "immediate_grad_update"))

@@ -219,17 +219,7 @@ def _device(zero: Keys, reading: Reading, name: str, old: str = "") -> str:
     if part is None:
         return "none"
     device = part.text("device") or "none"
-    part.skip(
-        (
-            "nvme_path",
-            "buffer_count",
-            "buffer_size",
-            "max_in_cpu",
-            "fast_init",
-            "pipeline_read",
-            "pipeline_write",
-        )
-    )
+    part.skip(words("nvme_path buffer_count buffer_size max_in_cpu fast_init pipeline_read pipeline_write"))
     if part.flag("pin_memory") is not None and device != "none":
         reading.switch("pins_offload", part.flag("pin_memory"), part.where("pin_memory"))
     ratio = part.get("ratio")
