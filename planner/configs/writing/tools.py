@@ -173,7 +173,7 @@ def _trl_method(_: Table, value: Any) -> Settings | None:
             ("load_in_8bit",): REMOVED,
             ("use_bnb_nested_quant",): True,
         }
-    bits = {(name,): True if quantised.get(value) == name else REMOVED for name in quantised.values()}
+    bits: Settings = {(name,): quantised.get(value) == name or REMOVED for name in quantised.values()}
     return {("use_peft",): value != "full", **bits} if value in ("full", "lora", "int8") else None
 
 
