@@ -141,6 +141,11 @@ class CachingAllocator:
         """Give everything back to the card that is not in use (``emptyCache``)."""
         self._release_cached()
 
+    def free_blocks(self) -> list[Block]:
+        """All that is cached."""
+        pools = (*self._small.values(), *self._large.values())
+        return [block for pool in pools for block in pool.free_blocks()]
+
     def _return(self, block: Block) -> None:
         """Join a block with its free neighbours and put it into the free list (``free_block``)."""
         self.active_bytes -= block.size

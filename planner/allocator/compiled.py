@@ -151,8 +151,9 @@ def passing(events: array[int], n_slots: int) -> tuple[array[int], array[int], a
 
 
 class CompiledMemory:
-    """One card while a program runs; the same as ``Memory`` of :mod:`planner.allocator.slots`,
-    for packed programs.
+    """One card while a program runs; the same as ``Memory`` of :mod:`planner.allocator.slot_memory`,
+    for packed programs.  ``keeps_cache``: a request beyond the limit fails at once, and all is as it was
+    before.
 
     Raises:
         MemoryError: the host has no room for the list of blocks.

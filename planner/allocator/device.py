@@ -24,12 +24,6 @@ class Addresses:
         self._bottom = _TOP_ADDRESS
         self._left: list[tuple[int, int]] = []
 
-    def copy(self) -> Addresses:
-        """The same addresses are taken."""
-        made = Addresses()
-        made._bottom, made._left = self._bottom, self._left.copy()
-        return made
-
     def take(self, n_bytes: int) -> int:
         """Start of ``n_bytes`` for a segment."""
         for place in range(len(self._left) - 1, -1, -1) if n_bytes < _GRANULE_BYTES else ():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from planner.errors import NotModelledError, UnknownNameError, UsageError
 from planner.units import KIB, MIB, format_bytes
+from planner.words import words
 
 # c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc,
 # kRoundLarge.
@@ -128,18 +129,14 @@ def segment_bytes(size_bytes: int, settings: AllocatorSettings = DEFAULT_SETTING
 
 # Known to PyTorch, and without effect on which device memory is reserved.
 _IRRELEVANT = frozenset(
-    {
-        "release_lock_on_cudamalloc",
-        "throw_on_cudamalloc_oom",
-        "graph_capture_record_stream_reuse",
-        "pinned_use_cuda_host_register",
-        "pinned_use_background_threads",
-        "pinned_num_register_threads",
-        "pinned_reserve_segment_size_mb",
-        "pinned_max_round_threshold_mb",
-        "pinned_max_cached_size_mb",
-        "pinned_free_catch_all",
-    }
+    words(
+        """
+        release_lock_on_cudamalloc throw_on_cudamalloc_oom graph_capture_record_stream_reuse
+        pinned_use_cuda_host_register pinned_use_background_threads pinned_num_register_threads
+        pinned_reserve_segment_size_mb pinned_max_round_threshold_mb pinned_max_cached_size_mb
+        pinned_free_catch_all
+        """
+    )
 )
 _SIZES = {
     "max_split_size_mb": "max_split_bytes",

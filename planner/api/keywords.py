@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Generic, TypedDict, TypeVar
 
 from planner.errors import UnknownNameError, UsageError, show
 from planner.intake.given.fields import REQUEST_FIELDS
@@ -13,6 +13,9 @@ from planner.intake.given.request_field import RequestField
 
 Text = str | os.PathLike[str]
 Names = str | Sequence[str]
+Word = TypeVar("Word")
+Count = TypeVar("Count")
+Price = TypeVar("Price")
 Size = str | int
 """Text with a unit (``24GiB``, ``80GB``), or a whole number of bytes."""
 
@@ -80,70 +83,44 @@ class AlikeFlags(TypedDict, total=False):
     replicas: int | str
 
 
-class JobFlags(AlikeFlags, total=False):
+class _VariedFlags(AlikeFlags, Generic[Word, Count, Price], total=False):
+    method: Word
+    task: Word
+    quantization: Word
+    quant_storage: Word
+    gpu: Word
+    gpus: Count
+    nodes: Count
+    seq: Count
+    batch: Count
+    grad_accum: Count
+    padding: Word
+    lora_rank: Count
+    optimizer: Word
+    precision: Word
+    fp8: Word
+    qat: Word
+    qat_group: Count
+    load_dtype: Word
+    adapter_dtype: Word
+    sharding: Word
+    offload: Word
+    checkpoint_every: Count
+    checkpoint_policy: Word
+    attention: Word
+    loss: Word
+    stack: Word
+    price: Price
+
+
+class JobFlags(_VariedFlags[str, int | str, float | str], total=False):
     """What can be given about a job: of each thing one value."""
 
-    method: str
-    task: str
-    quantization: str
-    quant_storage: str
-    gpu: str
-    gpus: int | str
-    nodes: int | str
-    seq: int | str
-    batch: int | str
-    grad_accum: int | str
-    padding: str
-    lora_rank: int | str
-    optimizer: str
-    precision: str
-    fp8: str
-    qat: str
-    qat_group: int | str
-    load_dtype: str
-    adapter_dtype: str
-    sharding: str
-    offload: str
-    checkpoint_every: int | str
-    checkpoint_policy: str
-    attention: str
-    loss: str
-    stack: str
-    price: float | str
 
-
-class SearchFlags(AlikeFlags, total=False):
+class SearchFlags(_VariedFlags[Names, int | str | Sequence[int], float | str | Sequence[float]], total=False):
     """What can be given to a search: where the command line takes choices with commas,
     a list gives them as well.
     """
-
-    method: Names
-    task: Names
-    quantization: Names
-    quant_storage: Names
-    gpu: Names
-    gpus: int | str | Sequence[int]
-    nodes: int | str | Sequence[int]
-    seq: int | str | Sequence[int]
-    batch: int | str | Sequence[int]
-    grad_accum: int | str | Sequence[int]
-    padding: Names
-    lora_rank: int | str | Sequence[int]
-    optimizer: Names
-    precision: Names
-    fp8: Names
-    qat: Names
-    qat_group: int | str | Sequence[int]
-    load_dtype: Names
-    adapter_dtype: Names
-    sharding: Names
-    offload: Names
-    checkpoint_every: int | str | Sequence[int]
-    checkpoint_policy: Names
-    attention: Names
-    loss: Names
-    stack: Names
-    price: float | str | Sequence[float]
 
 
 class SearchKeywords(SearchFlags, total=False):

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Literal
 
 from planner.catalog.index import CatalogIndex, fold_name
+from planner.words import words
 
 QUANTISED = re.compile(
     r"(?:^|[-_.])(gptq|bnb[-_]?4bit|bnb[-_]nf4|bnb|bitsandbytes|awq|aqlm|hqq|eetq|exl[23]|gguf|ggml|imatrix"
@@ -80,49 +81,12 @@ _OTHER_VOCABULARY = frozenset({
     "units"),
     *("zh", "cn", "ja", "jp", "ko", "kor", "ar", "vi", "ru", "openbuddy", "ziya"),
 })  # fmt: skip
-_LANGUAGES = (
-    *(
-        "chinese",
-        "japan",
-        "korea",
-        "arabic",
-        "hindi",
-        "thai",
-        "vietnam",
-        "indonesia",
-        "russia",
-        "greek",
-        "hebrew",
-        "persian",
-    ),
-    *(
-        "turkish",
-        "polish",
-        "dutch",
-        "german",
-        "french",
-        "italian",
-        "spanish",
-        "portugu",
-        "swedish",
-        "finnish",
-        "norwegian",
-        "danish",
-    ),
-    *(
-        "czech",
-        "hungarian",
-        "romanian",
-        "bulgarian",
-        "ukrain",
-        "odia",
-        "tamil",
-        "telugu",
-        "bengali",
-        "malay",
-        "filipino",
-        "swahili",
-    ),
+_LANGUAGES = words(
+    """
+    chinese japan korea arabic hindi thai vietnam indonesia russia greek hebrew persian turkish polish dutch
+    german french italian spanish portugu swedish finnish norwegian danish czech hungarian romanian bulgarian
+    ukrain odia tamil telugu bengali malay filipino swahili
+    """
 )
 
 

@@ -15,6 +15,7 @@ from planner.intake.given.fields import split_count
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import require
 from planner.units import GIGA
+from planner.words import words
 
 UNLISTED_CARD = "unlisted"
 _UNNAMED_NETWORK = (
@@ -142,18 +143,12 @@ def _enter_catalog_memory(ledger: Ledger, gpu: GpuSpec) -> None:
 def _unlisted(name: str) -> GpuSpec:
     """A CUDA card of which only the memory will be known."""
     unknown: dict[str, Any] = dict.fromkeys(
-        (
-            "marketing_memory_bytes",
-            "visible_memory_bytes",
-            "memory_bandwidth_bytes_per_s",
-            "bf16_flop_per_s",
-            "fp16_flop_per_s",
-            "fp32_flop_per_s",
-            "int8_op_per_s",
-            "interconnect_bytes_per_s",
-            "pcie_generation",
-            "pcie_lanes",
-            "tdp_w",
+        words(
+            """
+            marketing_memory_bytes visible_memory_bytes memory_bandwidth_bytes_per_s bf16_flop_per_s
+            fp16_flop_per_s fp32_flop_per_s int8_op_per_s interconnect_bytes_per_s pcie_generation pcie_lanes
+            tdp_w
+            """
         )
     )
     return GpuSpec(

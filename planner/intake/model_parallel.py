@@ -34,32 +34,17 @@ from planner.intake.expert_parallel import of_experts, resolve_experts
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest
 from planner.intake.megatron import check_megatron, with_layers
+from planner.words import words
 
 FIELDS = ("tensor_parallel", "context_parallel", "pipeline_parallel")
 # Models whose plan divides query, key, value, gate and up by outputs,
 # and the two matrices behind them by inputs.
 _PLANNED = frozenset(
-    (
-        "apertus",
-        "arcee",
-        "cohere",
-        "cohere2",
-        "ernie4_5",
-        "exaone4",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "granite",
-        "internlm3",
-        "llama",
-        "ministral",
-        "ministral3",
-        "mistral",
-        "olmo",
-        "qwen2",
-        "qwen3",
-        "seed_oss",
-        "smollm3",
+    words(
+        """
+        apertus arcee cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text granite internlm3 llama
+        ministral ministral3 mistral olmo qwen2 qwen3 seed_oss smollm3
+        """
     )
 )
 _TITAN = frozenset({"llama", "qwen3"})

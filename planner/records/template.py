@@ -12,21 +12,15 @@ from planner.domain.run_record import RunRecord
 from planner.records.cells import format_cell
 from planner.records.parsing import COMMENT
 from planner.records.record_schema import REQUIRED_COLUMNS
+from planner.words import words
 
 # Beside the required columns: what a run is told apart by, and what was read.
 # Any other column of the schema may be added.
-_OTHER_COLUMNS = (
-    "seq_len",
-    "micro_batch",
-    "grad_accum",
-    "gpus_per_node",
-    "sharding",
-    "stack",
-    "lora_rank",
-    "gradient_checkpointing",
-    "peak_memory_mib",
-    "memory_kind",
-    "step_time_s",
+_OTHER_COLUMNS = words(
+    """
+    seq_len micro_batch grad_accum gpus_per_node sharding stack lora_rank gradient_checkpointing
+    peak_memory_mib memory_kind step_time_s
+    """
 )
 TEMPLATE_COLUMNS = (*REQUIRED_COLUMNS, *_OTHER_COLUMNS)
 _EXAMPLE = RunRecord(

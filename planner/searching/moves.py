@@ -34,6 +34,7 @@ from planner.searching.common_stacks import (
 )
 from planner.searching.variants import Flags, request_of
 from planner.units import GIB
+from planner.words import words
 
 LeverKind = Literal["free", "time", "money", "training"]
 """What a change costs: nothing (the training stays as it is, too), time, money or host RAM,
@@ -53,21 +54,11 @@ _LONG_TOKENS = 16_384
 # Cards of one size differ by a few per cent in what they make visible; that is not more memory.
 _LARGER = 1.1
 # Cards that are commonly bought or rented, of every size.
-_COMMON_CARDS = (
-    "rtx3060-12g",
-    "rtx4060ti-16g",
-    "rtx3090",
-    "rtx4090",
-    "rtx5090",
-    "rtx-a6000",
-    "rtx6000-ada",
-    "l40s",
-    "a100-40-sxm",
-    "a100-80-sxm",
-    "h100-sxm",
-    "rtxpro6000-bw",
-    "h200-sxm",
-    "b200",
+_COMMON_CARDS = words(
+    """
+    rtx3060-12g rtx4060ti-16g rtx3090 rtx4090 rtx5090 rtx-a6000 rtx6000-ada l40s a100-40-sxm a100-80-sxm
+    h100-sxm rtxpro6000-bw h200-sxm b200
+    """
 )
 
 

@@ -51,9 +51,9 @@ class ConfigFields:
             return default if value is None else 0
         return self._positive(name, value)
 
-    def layers(self, *names: str) -> int:
+    def layers(self, *names: str, default: int | None = None) -> int:
         """The number of layers, bounded because lists of that length are built from it."""
-        value = self.integer(*names)
+        value = self.integer(*names, default=default)
         if value > MAX_LAYERS:
             raise self.fail(f"field '{names[0]}' is {value}, above the limit of {MAX_LAYERS}")
         return value

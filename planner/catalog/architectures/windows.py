@@ -19,14 +19,26 @@ def layer_windows(
     without one ``default_types`` does (one per layer).
     """
     types = fields.texts("layer_types") if fields.has("layer_types") else tuple(default_types)
-    if len(types) != n_layers:
-        raise fields.fail(f"layer_types names {len(types)} layers, num_hidden_layers is {n_layers}")
-    unknown = sorted(set(types) - {FULL, SLIDING})
+    check_kinds(fields, types, n_layers, (FULL, SLIDING))
+    return [window if kind == SLIDING else None for kind in types]
+
+
+def check_kinds(
+    fields: ConfigFields, kinds: Sequence[str], n_layers: int, known: Sequence[str], name: str = "layer_types"
+) -> None:
+    """Refuse ``kinds`` of layers that are not one for each layer, or are none of those ``known``.
+
+    Raises:
+        InputFileError: too few or too many.
+        NotModelledError: another kind.
+    """
+    if len(kinds) != n_layers:
+        raise fields.fail(f"{name} names {len(kinds)} layers, num_hidden_layers is {n_layers}")
+    unknown = sorted(set(kinds) - set(known))
     if unknown:
         raise NotModelledError(
-            f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {FULL} and {SLIDING}"
+            f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {' and '.join(known)}"
         )
-    return [window if kind == SLIDING else None for kind in types]
 
 
 def alternating_types(n_layers: int, period: int) -> list[str]:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from planner.cli.outcome import Outcome, json_text
 from planner.errors import UnknownNameError
 
-DOCUMENTS = ("prediction", "bounds", "check", "error", "record", "search", "trace", "validate")
+# The class of a document, or the function that gives its schema, by module: each is imported when asked for.
+_SCHEMAS = {
+    "prediction": ("planner.report.prediction.document", "PredictionDocument"),
+    "bounds": ("planner.report.bounds.document", "BoundsDocument"),
+    "check": ("planner.report.check.document", "CheckDocument"),
+    "error": ("planner.report.error_document", "error_json_schema"),
+    "record": ("planner.records.record_schema", "record_json_schema"),
+    "search": ("planner.report.search.document", "SearchDocument"),
+    "trace": ("planner.allocator.documents.trace_document", "trace_json_schema"),
+    "validate": ("planner.report.validation.document", "ValidationDocument"),
+}
+DOCUMENTS = tuple(_SCHEMAS)
 
 
 def print_schema(document: str) -> Outcome:
@@ -14,36 +27,10 @@ def print_schema(document: str) -> Outcome:
     Raises:
         UnknownNameError: no such document.
     """
-    if document == "prediction":
-        from planner.report.prediction.document import prediction_json_schema
+    if document not in _SCHEMAS:
+        raise UnknownNameError("document", document[:60], DOCUMENTS, hint=f"allowed: {', '.join(DOCUMENTS)}")
+    from planner.documents import document_schema
 
-        return Outcome(json_text(prediction_json_schema()))
-    if document == "bounds":
-        from planner.report.bounds.document import bounds_json_schema
-
-        return Outcome(json_text(bounds_json_schema()))
-    if document == "check":
-        from planner.report.check.document import check_json_schema
-
-        return Outcome(json_text(check_json_schema()))
-    if document == "error":
-        from planner.report.error_document import error_json_schema
-
-        return Outcome(json_text(error_json_schema()))
-    if document == "record":
-        from planner.records.record_schema import record_json_schema
-
-        return Outcome(json_text(record_json_schema()))
-    if document == "search":
-        from planner.report.search.document import search_json_schema
-
-        return Outcome(json_text(search_json_schema()))
-    if document == "trace":
-        from planner.allocator.documents.trace_document import trace_json_schema
-
-        return Outcome(json_text(trace_json_schema()))
-    if document == "validate":
-        from planner.report.validation.document import validation_json_schema
-
-        return Outcome(json_text(validation_json_schema()))
-    raise UnknownNameError("document", document[:60], DOCUMENTS, hint=f"allowed: {', '.join(DOCUMENTS)}")
+    module, name = _SCHEMAS[document]
+    found = getattr(import_module(module), name)
+    return Outcome(json_text(document_schema(found) if isinstance(found, type) else found()))

@@ -13,6 +13,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import read_attention
 from planner.errors import UsageError, show
+from planner.words import words
 
 TOOL = "Accelerate 1.15.0"
 _FSDP_VERSION = 1
@@ -25,25 +26,13 @@ _DIVIDER = {"cp_size": "FSDP", "sp_size": "DEEPSPEED"}
 
 _HARMLESS = (
     VISIBLE,
-    "compute_environment",
-    "debug",
-    "downcast_bf16",
-    "enable_cpu_affinity",
-    "gpu_ids",
-    "machine_rank",
-    "main_process_ip",
-    "main_process_port",
-    "main_training_function",
-    "rdzv_backend",
-    "same_network",
-    "tpu_env",
-    "tpu_use_cluster",
-    "tpu_use_sudo",
-    "mpirun_config",
-    "megatron_lm_config",
-    "ipex_config",
-    "command_file",
-    "commands",
+    *words(
+        """
+        compute_environment debug downcast_bf16 enable_cpu_affinity gpu_ids machine_rank main_process_ip
+        main_process_port main_training_function rdzv_backend same_network tpu_env tpu_use_cluster
+        tpu_use_sudo mpirun_config megatron_lm_config ipex_config command_file commands
+        """
+    ),
 )
 _KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 

@@ -11,49 +11,29 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.errors import UsageError, show
+from planner.words import words
 
 __all__ = ["TOOL", "read_deepspeed"]
 
 # Keys that a trainer's file has not.
 MARKS = frozenset(
-    {
-        "zero_optimization",
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "steps_per_print",
-        "wall_clock_breakdown",
-        "prescale_gradients",
-    }
+    words(
+        """
+        zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print wall_clock_breakdown
+        prescale_gradients
+        """
+    )
 )
 # Neither memory nor time of a step: reports, schedules, how a checkpoint is written, checks.
-_HARMLESS = (
-    "steps_per_print",
-    "wall_clock_breakdown",
-    "gradient_clipping",
-    "scheduler",
-    "zero_allow_untested_optimizer",
-    "dump_state",
-    "checkpoint",
-    "comms_logger",
-    "comms_config",
-    "monitor_config",
-    "flops_profiler",
-    "tensorboard",
-    "wandb",
-    "csv_monitor",
-    "prescale_gradients",
-    "gradient_predivide_factor",
-    "disable_allgather",
-    "dataloader_drop_last",
-    "memory_breakdown",
-    # DeepSpeed's own checkpointing, which a model must call; those of Transformers do not.
-    "activation_checkpointing",
-    # How swapping to NVMe reads and writes (runtime/swap_tensor/aio_config.py).
-    "aio",
-    "gradient_allreduce_op",
-    "nebula",
-    "timers",
-    "use_node_local_storage",
+# Models must call activation_checkpointing, which those of Transformers do not; aio is how swapping to NVMe
+# reads and writes (runtime/swap_tensor/aio_config.py).
+_HARMLESS = words(
+    """
+    steps_per_print wall_clock_breakdown gradient_clipping scheduler zero_allow_untested_optimizer dump_state
+    checkpoint comms_logger comms_config monitor_config flops_profiler tensorboard wandb csv_monitor
+    prescale_gradients gradient_predivide_factor disable_allgather dataloader_drop_last memory_breakdown
+    activation_checkpointing aio gradient_allreduce_op nebula timers use_node_local_storage
+    """
 )
 _UNMODELLED = {
     "compression_training": "compression in training is not modelled",
@@ -175,13 +155,11 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
         if part is None:
             continue
         part.skip(
-            (
-                "loss_scale",
-                "loss_scale_window",
-                "hysteresis",
-                "consecutive_hysteresis",
-                "min_loss_scale",
-                "initial_scale_power",
+            words(
+                """
+                loss_scale loss_scale_window hysteresis consecutive_hysteresis min_loss_scale
+                initial_scale_power
+                """
             )
         )
         part.skip(("auto_cast", "check_overflow", "immediate_grad_update"))

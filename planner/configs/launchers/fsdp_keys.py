@@ -16,19 +16,14 @@ from planner.configs.shared.keys import Keys
 from planner.configs.shared.stock import stock_file
 from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import InputFileError, show
+from planner.words import words
 
 # How units are wrapped, order of prefetching, how checkpoints are written and loaded.
-_HARMLESS = (
-    "auto_wrap_policy",
-    "transformer_layer_cls_to_wrap",
-    "min_num_params",
-    "forward_prefetch",
-    "use_orig_params",
-    "sync_module_states",
-    "cpu_ram_efficient_loading",
-    "state_dict_type",
-    "final_state_dict_type",
-    "limit_all_gathers",
+_HARMLESS = words(
+    """
+    auto_wrap_policy transformer_layer_cls_to_wrap min_num_params forward_prefetch use_orig_params
+    sync_module_states cpu_ram_efficient_loading state_dict_type final_state_dict_type limit_all_gathers
+    """
 )
 _MIXTURE = re.compile(r"(?:MoE|MoeBlock|MoEBlock)$")
 _PART_OF_LAYER = re.compile(r"(?:MLP|Mlp|Experts?|Attention)$")

@@ -17,6 +17,7 @@ from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
 from planner.errors import InputFileError, show
 from planner.files.reading import read_text
 from planner.printing import printable
+from planner.words import words
 
 LAUNCH_LINE = " (launch line)"
 """What stands behind the name of a script where its launcher's options are read in place of a launch file."""
@@ -28,14 +29,7 @@ _DEEPSPEED = re.compile(r'"zero_optimization"\s*:')
 _SHARDS = ("deepspeed", "fsdp", "accelerate_config")
 # Folders of repositories that hold launch files: TRL's, alignment-handbook's, PEFT's,
 # LLaMA-Factory's, Axolotl's.
-_USUAL = (
-    "accelerate_configs",
-    "accelerate_config",
-    "accelerate",
-    "deepspeed_configs",
-    "deepspeed",
-    "ds_configs",
-)
+_USUAL = words("accelerate_configs accelerate_config accelerate deepspeed_configs deepspeed ds_configs")
 # How far up a repository is searched, how many files of a folder are looked at, and how large they may be.
 _MOST_FOLDERS_UP = 4
 _MOST_FILES = 200

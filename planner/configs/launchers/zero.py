@@ -11,33 +11,20 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.origin import tool_default
 from planner.units import TERA
+from planner.words import words
 
 TOOL = "DeepSpeed 0.19.8"
 AUTO = "auto"
 _MOST = TERA
-_ZERO_HARMLESS = (
-    "stage3_gather_16bit_weights_on_model_save",
-    "stage3_gather_fp16_weights_on_model_save",
-    "elastic_checkpoint",
-    "load_from_fp32_weights",
-    "ignore_unused_parameters",
-    "round_robin_gradients",
-    "allgather_partitions",
-    "legacy_stage1",
-    "log_trace_cache_warnings",
-    "enable_sanity_checks",
-    "compute_grad_norm",
-    "leaf_module",
-    "memory_efficient_linear",
-    "override_module_apply",
-    "parameter_alignment",
-    "pipeline_loading_checkpoint",
-    "save_muon_momentum_buffer_in_memory",
-    "stage3_allgather_sequential",
-    "stage3_module_granularity_threshold",
-    "stage3_use_all_reduce_for_fetch_params",
-    "use_multi_rank_bucket_allreduce",
-    "cpu_offload_use_pin_memory",
+_ZERO_HARMLESS = words(
+    """
+    stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save elastic_checkpoint
+    load_from_fp32_weights ignore_unused_parameters round_robin_gradients allgather_partitions legacy_stage1
+    log_trace_cache_warnings enable_sanity_checks compute_grad_norm leaf_module memory_efficient_linear
+    override_module_apply parameter_alignment pipeline_loading_checkpoint save_muon_momentum_buffer_in_memory
+    stage3_allgather_sequential stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params
+    use_multi_rank_bucket_allreduce cpu_offload_use_pin_memory
+    """
 )
 # DeepSpeed's own values (runtime/zero/config.py), which hold where a file leaves the key out.
 _BUCKET = 500_000_000
@@ -54,16 +41,12 @@ _BY_HIDDEN_SIZE = tuple(_STAGE_3)[:3]
 # by alias).
 _SHORT = {
     name: f"stage3_{name}"
-    for name in (
-        "prefetch_bucket_size",
-        "param_persistence_threshold",
-        "model_persistence_threshold",
-        "max_live_parameters",
-        "max_reuse_distance",
-        "gather_16bit_weights_on_model_save",
-        "module_granularity_threshold",
-        "use_all_reduce_for_fetch_params",
-        "allgather_sequential",
+    for name in words(
+        """
+        prefetch_bucket_size param_persistence_threshold model_persistence_threshold max_live_parameters
+        max_reuse_distance gather_16bit_weights_on_model_save module_granularity_threshold
+        use_all_reduce_for_fetch_params allgather_sequential
+        """
     )
 }
 _OFFLOADS = {
@@ -236,17 +219,7 @@ def _device(zero: Keys, reading: Reading, name: str, old: str = "") -> str:
     if part is None:
         return "none"
     device = part.text("device") or "none"
-    part.skip(
-        (
-            "nvme_path",
-            "buffer_count",
-            "buffer_size",
-            "max_in_cpu",
-            "fast_init",
-            "pipeline_read",
-            "pipeline_write",
-        )
-    )
+    part.skip(words("nvme_path buffer_count buffer_size max_in_cpu fast_init pipeline_read pipeline_write"))
     if part.flag("pin_memory") is not None and device != "none":
         reading.switch("pins_offload", part.flag("pin_memory"), part.where("pin_memory"))
     ratio = part.get("ratio")

@@ -4,9 +4,11 @@ so that an unknown key stands out.
 
 from __future__ import annotations
 
+from planner.words import words
+
 
 def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+    return frozenset(words(text))
 
 
 # transformers 5.23.0 training_args.py; the last lines are names of older versions.

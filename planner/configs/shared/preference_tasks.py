@@ -8,6 +8,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import Task
 from planner.errors import NotModelledError, show
+from planner.words import words
 
 # LLaMA-Factory 0.9.5 hparams/finetuning_args.py pref_loss;
 # losses that compare with a reference are DPO's in memory and time.
@@ -90,42 +91,22 @@ _TRL_KEYS: dict[str, Task] = {
 KTO has those of a reference, too.  CPO is SimPO's trainer, which differs in what it makes of the same
 log-probabilities (cpo_trainer.py cpo_loss).
 """
-_TRL_SHARED = (
-    "beta",
-    "max_prompt_length",
-    "generate_during_eval",
-    "label_smoothing",
-    "reference_free",
-    "disable_dropout",
+_TRL_SHARED = words(
+    """
+    beta max_prompt_length generate_during_eval label_smoothing reference_free disable_dropout
+    """
 )
 _WORD = re.compile(r"(?<![a-z])(online[-_]?dpo|sft|dpo|kto|orpo|simpo|reward)(?![a-z])")
 TRL_HARMLESS = (
     *_TRL_KEYS,
     *_TRL_SHARED,
-    *(
-        "loss_type",
-        "truncation_mode",
-        "max_completion_length",
-        "label_pad_token_id",
-        "padding_value",
-        "is_encoder_decoder",
-    ),
-    *(
-        "f_divergence_type",
-        "f_alpha_divergence_coef",
-        "loss_weights",
-        "ld_alpha",
-        "discopop_tau",
-        "dataset_num_proc",
-    ),
-    *(
-        "ref_model_mixup_alpha",
-        "ref_model_sync_steps",
-        "precompute_ref_batch_size",
-        "tools",
-        "model_adapter_name",
-        "base_model_attribute_name",
-        "max_target_length",
+    *words(
+        """
+        loss_type truncation_mode max_completion_length label_pad_token_id padding_value is_encoder_decoder
+        f_divergence_type f_alpha_divergence_coef loss_weights ld_alpha discopop_tau dataset_num_proc
+        ref_model_mixup_alpha ref_model_sync_steps precompute_ref_batch_size tools model_adapter_name
+        base_model_attribute_name max_target_length
+        """
     ),
 )
 """Keys of TRL's trainers of preferences that move neither bytes nor time."""

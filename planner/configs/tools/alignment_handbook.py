@@ -9,18 +9,13 @@ from __future__ import annotations
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
 from planner.configs.shared.keys import Keys
+from planner.words import words
 
 _MIXER = "dataset_mixer"
 _SCRIPTS = "alignment-handbook of 2023-11 to 2025-07, scripts/run_sft.py and run_cpt.py"
 # Fields of SFTConfig that trl 0.12.2 has not, the last one whose trainer takes ``packing`` from a script.
-_LATER = (
-    "max_length",
-    "padding_free",
-    "packing_strategy",
-    "completion_only_loss",
-    "assistant_only_loss",
-    "eos_token",
-    "pad_token",
+_LATER = words(
+    "max_length padding_free packing_strategy completion_only_loss assistant_only_loss eos_token pad_token"
 )
 
 

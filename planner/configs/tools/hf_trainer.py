@@ -19,6 +19,7 @@ from planner.configs.shared.trainer_arguments import (
     read_trainer,
 )
 from planner.configs.yaml_or_json import Document
+from planner.words import words
 
 TOOL = "Transformers 5.23.0"
 STACK = "hf-trainer@5"
@@ -45,24 +46,12 @@ _MODEL_NAMES = ("model_name_or_path", "model_name", "base_model", "model_path", 
 _ADAPTS = ("use_lora", "use_peft", "lora_enable")
 _QUANTIZES = ("use_qlora", "qlora", "q_lora", "load_in_4bit", "load_in_8bit")
 _ASKS_ATTENTION = ("flash_attn", "use_flash_attn", "use_flash_attention", "use_flash_attention_2")
-_HARMLESS = (
-    "lora_alpha",
-    "tokenizer_name",
-    "config_name",
-    "cache_dir",
-    "model_revision",
-    "use_fast_tokenizer",
-    "trust_remote_code",
-    "dataset_name",
-    "dataset_config_name",
-    "train_file",
-    "validation_file",
-    "max_train_samples",
-    "max_eval_samples",
-    "preprocessing_num_workers",
-    "overwrite_cache",
-    "validation_split_percentage",
-    "low_cpu_mem_usage",
+_HARMLESS = words(
+    """
+    lora_alpha tokenizer_name config_name cache_dir model_revision use_fast_tokenizer trust_remote_code
+    dataset_name dataset_config_name train_file validation_file max_train_samples max_eval_samples
+    preprocessing_num_workers overwrite_cache validation_split_percentage low_cpu_mem_usage
+    """
 )
 
 

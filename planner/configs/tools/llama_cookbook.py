@@ -20,21 +20,18 @@ from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import read_given_launch
 from planner.configs.yaml_or_json import Document
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.words import words
 
 TOOL = "llama-cookbook 0.0.5"
 STACK = "llama-cookbook"
 _OLD_TOOL, OLD_STACK = "llama-recipes 0.0.2", "llama-recipes"
 MARKS = frozenset(
-    {
-        "enable_fsdp",
-        "low_cpu_fsdp",
-        "peft_method",
-        "batch_size_training",
-        "dist_checkpoint_root_folder",
-        "dist_checkpoint_folder",
-        "use_fast_kernels",
-        "fsdp_config.pure_bf16",
-    }
+    words(
+        """
+        enable_fsdp low_cpu_fsdp peft_method batch_size_training dist_checkpoint_root_folder
+        dist_checkpoint_folder use_fast_kernels fsdp_config.pure_bf16
+        """
+    )
 )
 _PLACE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/configs"
 _SOURCE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/finetuning.py"

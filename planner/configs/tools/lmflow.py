@@ -25,6 +25,7 @@ from planner.configs.shared.trainer_arguments import (
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGETS_OF_PEFT
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.words import words
 
 TOOL = "LMFlow 1.1.0"
 STACK = "lmflow"
@@ -32,20 +33,13 @@ _OLD_TOOL = "LMFlow 1.0 on Transformers 4"
 _OLD_STACK = "lmflow@4"
 # Arguments that no other tool has.
 MARKS = frozenset(
-    {
-        "disable_group_texts",
-        "group_texts_batch_size",
-        "use_lisa",
-        "lisa_activated_layers",
-        "lisa_interval_steps",
-        "truncate_to_model_max_length",
-        "use_customized_optim",
-        "customized_optim",
-        "save_aggregated_lora",
-        "use_ram_optimized_load",
-        "quant_bit",
-        "do_rope_scaling",
-    }
+    words(
+        """
+        disable_group_texts group_texts_batch_size use_lisa lisa_activated_layers lisa_interval_steps
+        truncate_to_model_max_length use_customized_optim customized_optim save_aggregated_lora
+        use_ram_optimized_load quant_bit do_rope_scaling
+        """
+    )
 )
 _PLACE = "OptimalScale/LMFlow f3597dba src/lmflow/args.py"
 _SEEING = "models that see are not modelled in LMFlow; its examples/finetune.py is"

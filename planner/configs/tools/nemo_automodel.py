@@ -14,6 +14,7 @@ from planner.configs.shared.keys import Keys
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PATTERN
 from planner.errors import show
+from planner.words import words
 
 TOOL = "NeMo AutoModel 0.5.0"
 STACK = "automodel"
@@ -32,16 +33,7 @@ _PLAIN_NORMS = ("qwen3",)
 # The others it has no class for, and takes that of Transformers.
 _FAMILIES = (
     *_OWN,
-    "mistral",
-    "phi",
-    "olmo2",
-    "granite",
-    "glm",
-    "seed_oss",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "cohere2",
+    *words("mistral phi olmo2 granite glm seed_oss gemma gemma2 gemma3_text cohere2"),
 )
 _OPTIMIZERS = {
     "torch.optim.Adam": ("adamw_torch", "adamw_torch_fused"),
@@ -83,28 +75,12 @@ _UNMODELLED_FSDP = {
     "enable_compile": "compiled layers are not modelled here",
     "enable_fsdp2_prefetch": "layers that are gathered ahead are not modelled here",
 }
-_HARMLESS = (
-    "seed",
-    "dist_env",
-    "rng",
-    "clip_grad_norm",
-    "checkpoint",
-    "lr_scheduler",
-    "wandb",
-    "mlflow",
-    "comet",
-    "ci",
-    "nvtx",
-    "prewarm",
-    "skypilot",
-    "slurm",
-    "benchmark",
-    "tokenizer",
-    "processor",
-    "validation_dataset",
-    "validation_dataloader",
-    # Noise on embeddings, in place.
-    "neftune",
+# neftune: noise on embeddings, in place.
+_HARMLESS = words(
+    """
+    seed dist_env rng clip_grad_norm checkpoint lr_scheduler wandb mlflow comet ci nvtx prewarm skypilot slurm
+    benchmark tokenizer processor validation_dataset validation_dataloader neftune
+    """
 )
 
 

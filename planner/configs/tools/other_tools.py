@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.configs.yaml_or_json import Document
 from planner.errors import NotModelledError
+from planner.words import words
 
 # Program -> its own keys.  One is enough: none is a key of a tool that is read.
 _MARKS = {
@@ -12,15 +13,12 @@ _MARKS = {
     "a script of Transformers without a Trainer": frozenset({"no_keep_linebreaks", "num_warmup_steps"}),
     # OptimalScale/LMFlow f3597dba src/lmflow/args.py: DPO, RAFT and what they run behind each other.
     "LMFlow's aligners": frozenset(
-        {
-            "do_dpo_align",
-            "reference_model_name_or_path",
-            "reward_model_args_path",
-            "output_reward_path",
-            "num_raft_iteration",
-            "sampling_paired_method",
-            "accelerate_config_file",
-        }
+        words(
+            """
+            do_dpo_align reference_model_name_or_path reward_model_args_path output_reward_path
+            num_raft_iteration sampling_paired_method accelerate_config_file
+            """
+        )
     ),
     # hiyouga/LLaMA-Factory ff6d4d12e hparams/megatron_bridge_args.py (USE_MEGATRON_BRIDGE=1).
     "Megatron-Bridge under LLaMA-Factory": frozenset(
@@ -31,43 +29,20 @@ _MARKS = {
     # (examples/megatron; alibaba/ROLL mcore_adapter/src/mcore_adapter/training_args.py), and to Megatron
     # Bridge (ff6d4d12e of 2026-08 hparams/megatron_bridge_args.py).
     "Megatron": frozenset(
-        {
-            "tensor_model_parallel_size",
-            "pipeline_model_parallel_size",
-            "virtual_pipeline_model_parallel_size",
-            "expert_model_parallel_size",
-            "use_distributed_optimizer",
-            "recompute_granularity",
-            "recompute_method",
-            "recompute_num_layers",
-            "moe_grouped_gemm",
-            "moe_token_dispatcher_type",
-            "overlap_grad_reduce",
-            "overlap_param_gather",
-            "bias_activation_fusion",
-            "apply_rope_fusion",
-            "masked_softmax_fusion",
-            "cross_entropy_loss_fusion",
-            "account_for_embedding_in_pipeline_split",
-            "account_for_loss_in_pipeline_split",
-            "pipeline_model_parallel_layout",
-            "expert_tensor_parallel_size",
-            "recompute_modules",
-            "moe_layer_recompute",
-            "moe_expert_capacity_factor",
-            "moe_pad_expert_input_to_capacity",
-            "moe_token_drop_policy",
-            "moe_shared_expert_overlap",
-            "moe_enable_routing_replay",
-            "mtp_num_layers",
-            "calculate_per_token_loss",
-            "transformer_impl",
-            "cuda_graph_impl",
-            "distrib_optim_fully_reshardable",
-            "optimizer_cpu_offload",
-            "optimizer_offload_fraction",
-            "delay_grad_reduce",
-        }
+        words(
+            """
+            tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size
+            expert_model_parallel_size use_distributed_optimizer recompute_granularity recompute_method
+            recompute_num_layers moe_grouped_gemm moe_token_dispatcher_type overlap_grad_reduce
+            overlap_param_gather bias_activation_fusion apply_rope_fusion masked_softmax_fusion
+            cross_entropy_loss_fusion account_for_embedding_in_pipeline_split
+            account_for_loss_in_pipeline_split pipeline_model_parallel_layout expert_tensor_parallel_size
+            recompute_modules moe_layer_recompute moe_expert_capacity_factor moe_pad_expert_input_to_capacity
+            moe_token_drop_policy moe_shared_expert_overlap moe_enable_routing_replay mtp_num_layers
+            calculate_per_token_loss transformer_impl cuda_graph_impl distrib_optim_fully_reshardable
+            optimizer_cpu_offload optimizer_offload_fraction delay_grad_reduce
+            """
+        )
     ),
     # mosaicml/llm-foundry at 8c8dd48 llmfoundry/utils/config_utils.py TrainConfig.
     "LLM Foundry": frozenset({"device_train_microbatch_size", "icl_tasks"}),

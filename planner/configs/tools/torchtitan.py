@@ -18,6 +18,7 @@ from planner.configs.tools.torchtitan_float8 import read_float8
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.parallel import Schedule
 from planner.errors import show
+from planner.words import words
 
 TOOL = "torchtitan e347b1e"
 STACK = "torchtitan"
@@ -50,45 +51,24 @@ _DEGREES = {
 }
 _PIPELINE = "pipeline_parallel_degree"
 _SCHEDULES: dict[str, Schedule] = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved"}
-_PIPELINE_KEYS = (
-    _PIPELINE,
-    "pipeline_parallel_schedule",
-    "pipeline_parallel_schedule_csv",
-    "pipeline_parallel_microbatch_size",
-    "pipeline_parallel_layers_per_stage",
-    "pipeline_parallel_split_points",
-    "pipeline_parallel_first_stage_less_layers",
-    "pipeline_parallel_last_stage_less_layers",
-    "pipeline_parallel_expert_parallel_overlap",
-    "module_fqns_per_model_part",
+_PIPELINE_KEYS = words(
+    """
+    pipeline_parallel_degree pipeline_parallel_schedule pipeline_parallel_schedule_csv
+    pipeline_parallel_microbatch_size pipeline_parallel_layers_per_stage pipeline_parallel_split_points
+    pipeline_parallel_first_stage_less_layers pipeline_parallel_last_stage_less_layers
+    pipeline_parallel_expert_parallel_overlap module_fqns_per_model_part
+    """
 )
 _OPTIMIZERS = {"fused": "adamw_torch_fused", "foreach": "adamw_torch"}
 # Tables about reports, data, checkpoints and settings of what is switched on elsewhere.
-_HARMLESS = (
-    "profiling",
-    "metrics",
-    "lr_scheduler",
-    "checkpoint",
-    "comm",
-    "memory_estimation",
-    "validation",
-    "debug",
-    "quantize",
-    "mx",
+_HARMLESS = words(
+    "profiling metrics lr_scheduler checkpoint comm memory_estimation validation debug quantize mx"
 )
-_HARMLESS_TRAINING = (
-    "dataset",
-    "dataset_path",
-    "max_norm",
-    "steps",
-    "gc_freq",
-    "gc_debug",
-    "dataloader",
-    "warmup_steps",
-    "seed",
-    "deterministic",
-    "mixed_precision_reduce",
-    "data_parallel_type",
+_HARMLESS_TRAINING = words(
+    """
+    dataset dataset_path max_norm steps gc_freq gc_debug dataloader warmup_steps seed deterministic
+    mixed_precision_reduce data_parallel_type
+    """
 )
 _HARMLESS_PARALLELISM = (
     "context_parallel_load_balancer",

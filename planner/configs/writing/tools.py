@@ -51,10 +51,6 @@ def _words(name: str, words: Mapping[Any, Any]) -> Rule:
     return lambda _, value: {(name,): words[value]} if value in words else None
 
 
-def _loss(words: Mapping[str, Settings]) -> Rule:
-    return lambda _, value: words.get(value)
-
-
 def _dotted(*place: str) -> Rule:
     return lambda _, value: {place: value}
 
@@ -67,8 +63,9 @@ def _precision(table: Table, value: Any) -> Settings | None:
     return {(on,): True, **({(off,): False} if table.get(off) else {})}
 
 
-def _packing(name: str) -> Rule:
-    return lambda _, value: {(name,): True} if value == "packed" else None
+def _only(ours: str, *place: str, means: Any = True) -> Rule:
+    """A key for one value of ours alone."""
+    return lambda _, value: {place: means} if value == ours else None
 
 
 _TRAINER: Mapping[str, Rule] = {
@@ -79,7 +76,7 @@ _TRAINER: Mapping[str, Rule] = {
     "precision": _precision,
     "gradient_checkpointing": _key("gradient_checkpointing", "activation_checkpointing"),
     "checkpoint_reentrant": _dotted("gradient_checkpointing_kwargs", "use_reentrant"),
-    "loss": _loss({"liger": {("use_liger_kernel",): True}}),
+    "loss": _only("liger", "use_liger_kernel"),
     "epochs": _key("num_train_epochs"),
 }
 
@@ -125,8 +122,8 @@ _LLAMA_FACTORY: Mapping[str, Rule] = {
     "gradient_checkpointing": lambda _, value: {("disable_gradient_checkpointing",): not value},
     "checkpoint_reentrant": _key("use_reentrant_gc"),
     "attention": _words("flash_attn", {"eager": "disabled", "sdpa": "sdpa", "flash2": "fa2"}),
-    "loss": _loss({"liger": {("enable_liger_kernel",): True}}),
-    "padding": _packing("packing"),
+    "loss": _only("liger", "enable_liger_kernel"),
+    "padding": _only("packed", "packing"),
 }
 
 
@@ -147,10 +144,6 @@ def _v1_precision(table: Table, value: Any) -> Settings | None:
     return {("bf16",): value == "bf16-mixed"} if fsdp and value in ("bf16-mixed", "fp32") else None
 
 
-def _v1_padding(_: Table, value: Any) -> Settings | None:
-    return {("batching_strategy",): "normal"} if value == "longest" else None
-
-
 def _v1_length(table: Table, value: Any) -> Settings | None:
     """A pair is one row."""
     return {("cutoff_len",): 2 * value if is_pair_table(table) else value}
@@ -165,11 +158,8 @@ _LLAMA_FACTORY_V1: Mapping[str, Rule] = {
     "epochs": _key("num_train_epochs"),
     "precision": _v1_precision,
     "gradient_checkpointing": _key("enable_activation_checkpointing"),
-    "attention": _words(
-        "flash_attn",
-        _KERNELS,
-    ),
-    "padding": _v1_padding,
+    "attention": _words("flash_attn", _KERNELS),
+    "padding": _only("longest", "batching_strategy", means="normal"),
 }
 
 
@@ -183,22 +173,15 @@ def _trl_method(_: Table, value: Any) -> Settings | None:
             ("load_in_8bit",): REMOVED,
             ("use_bnb_nested_quant",): True,
         }
-    bits: Settings = {
-        (name,): True if quantised.get(value) == name else REMOVED for name in quantised.values()
-    }
+    bits: Settings = {(name,): quantised.get(value) == name or REMOVED for name in quantised.values()}
     return {("use_peft",): value != "full", **bits} if value in ("full", "lora", "int8") else None
 
 
 def _trl_dtype(table: Table, value: Any) -> Settings | None:
-    if value == "checkpoint":
-        return _key("dtype", "torch_dtype")(table, "auto")
-    return _key("dtype", "torch_dtype")(table, _LONG_DTYPES[value])
+    return _key("dtype", "torch_dtype")(table, "auto" if value == "checkpoint" else _LONG_DTYPES[value])
 
 
-def _activations(_: Table, value: Any) -> Settings | None:
-    return {("activation_offloading",): True} if value == "activations" else None
-
-
+_ACTIVATIONS = _only("activations", "activation_offloading")
 _TRL: Mapping[str, Rule] = {
     **_TRAINER,
     "seq": _key("max_length", "max_seq_length"),
@@ -209,15 +192,12 @@ _TRL: Mapping[str, Rule] = {
     "load_dtype": _trl_dtype,
     "lora_rank": _key("lora_r"),
     "modules_to_save": _key("lora_modules_to_save"),
-    "attention": _words(
-        "attn_implementation",
-        _KERNELS,
-    ),
+    "attention": _words("attn_implementation", _KERNELS),
     # use_liger_kernel leaves the loss as it is (trl 1.16.0 trainer/sft_trainer.py:1127-1140).  The default,
     # nll, is the same as chunked_nll, which earlier 1.x need (sft_config.py:112, 314-321).
-    "loss": _loss({"chunked": {("loss_type",): "chunked_nll"}}),
-    "offload": _activations,
-    "padding": _packing("packing"),
+    "loss": _only("chunked", "loss_type", means="chunked_nll"),
+    "offload": _ACTIVATIONS,
+    "padding": _only("packed", "packing"),
     "vllm_sleep": _key("vllm_enable_sleep_mode"),
 }
 
@@ -257,11 +237,7 @@ def _axolotl_loss(table: Table, value: Any) -> Settings | None:
 
 
 def _axolotl_precision(_: Table, value: Any) -> Settings | None:
-    return (
-        {("bf16",): True, **{(name,): REMOVED for name in ("bfloat16", "fp16")}}
-        if value == "bf16-mixed"
-        else None
-    )
+    return {("bf16",): True, ("bfloat16",): REMOVED, ("fp16",): REMOVED} if value == "bf16-mixed" else None
 
 
 _AXOLOTL: Mapping[str, Rule] = {
@@ -280,8 +256,8 @@ _AXOLOTL: Mapping[str, Rule] = {
     "modules_to_save": _key("lora_modules_to_save"),
     "attention": _axolotl_attention,
     "loss": _axolotl_loss,
-    "offload": _activations,
-    "padding": _packing("sample_packing"),
+    "offload": _ACTIVATIONS,
+    "padding": _only("packed", "sample_packing"),
 }
 
 
@@ -320,9 +296,9 @@ def _torchtune_optimizer(table: Table, value: Any) -> Settings | None:
     given = table.get("optimizer")
     drop = fused is None and isinstance(given, Mapping) and "fused" in given
     found: dict[tuple[str, ...], Any] = {("optimizer", "_component_"): name}
-    return (
-        found if fused is None and not drop else {**found, ("optimizer", "fused"): REMOVED if drop else fused}
-    )
+    if fused is not None or drop:
+        found["optimizer", "fused"] = REMOVED if drop else fused
+    return found
 
 
 _TORCHTUNE: Mapping[str, Rule] = {
@@ -333,8 +309,8 @@ _TORCHTUNE: Mapping[str, Rule] = {
     "lora_rank": _dotted("model", "lora_rank"),
     "optimizer": _torchtune_optimizer,
     "gradient_checkpointing": _key("enable_activation_checkpointing"),
-    "offload": lambda _, value: {("enable_activation_offloading",): True} if value == "activations" else None,
-    "padding": lambda _, value: {("dataset", "packed"): True} if value == "packed" else None,
+    "offload": _only("activations", "enable_activation_offloading"),
+    "padding": _only("packed", "dataset", "packed"),
 }
 
 
@@ -373,7 +349,7 @@ _MS_SWIFT: Mapping[str, Rule] = {
 _DEEPSPEED: Mapping[str, Rule] = {
     "batch": _key("train_micro_batch_size_per_gpu"),
     "grad_accum": _key("gradient_accumulation_steps"),
-    "precision": lambda _, value: {("bf16", "enabled"): True} if value == "bf16-mixed" else None,
+    "precision": _only("bf16-mixed", "bf16", "enabled"),
 }
 
 _UNSLOTH: Mapping[str, Rule] = {
@@ -385,10 +361,8 @@ _UNSLOTH: Mapping[str, Rule] = {
     "gradient_checkpointing": lambda _, value: {
         ("training", "gradient_checkpointing"): "unsloth" if value else "none"
     },
-    "offload": lambda _, value: (
-        {("training", "gradient_checkpointing"): "unsloth"} if value == "activations" else None
-    ),
-    "padding": lambda _, value: {("training", "packing"): True} if value == "packed" else None,
+    "offload": _only("activations", "training", "gradient_checkpointing", means="unsloth"),
+    "padding": _only("packed", "training", "packing"),
 }
 
 _LMFLOW: Mapping[str, Rule] = {

@@ -12,23 +12,17 @@ from planner.configs.writing.refusals import refusals
 from planner.configs.writing.sharding_keys import Files, deepspeed_place, engine_edits
 from planner.configs.writing.tools import RULES
 from planner.configs.yaml_or_json import Document
+from planner.words import words
 
 OWN_TOOL = "plan"
 # What a file of a trainer does not say: the machine is where it is started.
 _OF_MACHINE = frozenset(
-    {
-        "gpu",
-        "gpus",
-        "gpu_memory",
-        "nodes",
-        "host",
-        "host_memory",
-        "link",
-        "link_gb_per_s",
-        "pcie_lanes",
-        "pcie_generation",
-    }
-    | {"power_limit_w", "stack", "price"}
+    words(
+        """
+        gpu gpus gpu_memory nodes host host_memory link link_gb_per_s pcie_lanes pcie_generation power_limit_w
+        stack price
+        """
+    )
 )
 _IN_DEEPSPEED = {"batch": "train_micro_batch_size_per_gpu", "grad_accum": "gradient_accumulation_steps"}
 

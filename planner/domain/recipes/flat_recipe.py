@@ -8,39 +8,21 @@ from typing import Any
 
 from planner.domain.recipes.recipe import PAIR_TASKS, Recipe
 from planner.domain.recipes.sharding import sharding_named
+from planner.words import words
 
 _PARTS: Mapping[str, Mapping[str, str]] = {
     "": {
         name: name
-        for name in (
-            "method",
-            "task",
-            "train_layers",
-            "optimizer",
-            "sharding",
-            "offload",
-            "gradient_checkpointing",
-            "checkpoint_reentrant",
-            "checkpoint_every",
-            "checkpoint_policy",
-            "attention",
-            "loss",
-            "optimizer_in_backward",
-            "optimizer_rank",
+        for name in words(
+            """
+            method task train_layers optimizer sharding offload gradient_checkpointing checkpoint_reentrant
+            checkpoint_every checkpoint_policy attention loss optimizer_in_backward optimizer_rank
+            """
         )
     },
     "numerics": {
         name: name
-        for name in (
-            "load_dtype",
-            "precision",
-            "quantization",
-            "double_quant",
-            "quant_storage",
-            "fp8",
-            "qat",
-            "qat_group",
-        )
+        for name in words("load_dtype precision quantization double_quant quant_storage fp8 qat qat_group")
     },
     "batch": {
         name: name for name in ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample", "padding")

@@ -19,17 +19,11 @@ from planner.intake.linears import (
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.supported import lacks_model, minor_of_transformers_4
 from planner.units import format_gib
+from planner.words import words
 
 # Methods that name a quantisation, and which may be given beside them.
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", *sorted(PREPACKED)), "int8": ("int8",)}
-_LORA_FIELDS = (
-    "lora_rank",
-    "lora_targets",
-    "lora_dropout",
-    "adapter_dtype",
-    "dora",
-    "oft_block_size",
-)
+_LORA_FIELDS = words("lora_rank lora_targets lora_dropout adapter_dtype dora oft_block_size")
 _FOUR_BIT = ("nf4", "fp4")
 
 

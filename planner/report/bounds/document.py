@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from planner.catalog.unmodelled import Range
-from planner.documents import DocumentPart, at, document_schema, document_text
+from planner.documents import DocumentPart, at, document_text
 from planner.domain.prediction import Verdict
 from planner.domain.term import TermName
 from planner.report.bounds.bounded import Bounded
@@ -55,8 +55,3 @@ def bounds_json(bounded: Bounded) -> str:
     """The bounds as indented JSON, ending in a newline."""
     parts = {"version": __version__, "exit_code": bounded.exit_code, "bounds": bounded}
     return document_text(BoundsDocument.model_validate(parts))
-
-
-def bounds_json_schema() -> dict[str, Any]:
-    """JSON Schema of :class:`BoundsDocument`."""
-    return document_schema(BoundsDocument)

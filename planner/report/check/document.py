@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from planner.configs.writing.edits import REMOVED
-from planner.documents import DocumentPart, at, at_or_none, document_schema, document_text
+from planner.documents import DocumentPart, at, at_or_none, document_text
 from planner.domain.prediction import Verdict
 from planner.errors import ExitCode
 from planner.report.bounds.document import BoundsPart
@@ -194,8 +194,3 @@ def check_json(checked: Sequence[Checked], code: ExitCode | None = None) -> str:
     return document_text(
         CheckDocument.model_validate({"version": __version__, "exit_code": code, "results": checked})
     )
-
-
-def check_json_schema() -> dict[str, Any]:
-    """JSON Schema of :class:`CheckDocument`."""
-    return document_schema(CheckDocument)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from planner.documents import DocumentPart, at, document_schema
+from planner.documents import DocumentPart, at
 from planner.domain.prediction import Verdict
 from planner.domain.term import PHASES, Phase, TermKind, TermName
 from planner.domain.uncertainty.settled import SettledBy
@@ -377,8 +377,3 @@ class PredictionDocument(DocumentPart):
     explanations: list[ExplanationPart] | None = Field(description="null without --explain")
     coefficients: list[CoefficientPart] | None = Field(description="null without --explain")
     switches: list[SettingPart] | None = Field(description="the stack's; null without --explain")
-
-
-def prediction_json_schema() -> dict[str, Any]:
-    """JSON Schema of :class:`PredictionDocument`."""
-    return document_schema(PredictionDocument)

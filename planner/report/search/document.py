@@ -5,11 +5,11 @@ Bytes are integers, times are seconds, fractions run from 0 to 1.  ``null`` mean
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from planner.documents import DocumentPart, at, at_or_none, document_schema, document_text
+from planner.documents import DocumentPart, at, at_or_none, document_text
 from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
 from planner.report.prediction.document import (
@@ -107,11 +107,6 @@ class SearchDocument(DocumentPart):
         description="a better recipe under a stack that was not asked for, if there is one"
     )
     notes: list[str]
-
-
-def search_json_schema() -> dict[str, Any]:
-    """JSON Schema of :class:`SearchDocument`."""
-    return document_schema(SearchDocument)
 
 
 def search_json(answer: FoundRecipes) -> str:

@@ -17,20 +17,11 @@ from planner.searching.recipes.answer import FoundRecipes, OtherStack, Quantity,
 from planner.searching.recipes.attempt import Tried, state_of
 from planner.searching.recipes.solve import pace, size_of
 from planner.units import format_count, plain_number
+from planner.words import words
 
 _COMMAND_WIDTH = 78
 # Settings that change what is trained; what was taken for them without being given is printed.
-_UNSAID = (
-    "seq",
-    "lora_rank",
-    "lora_targets",
-    "precision",
-    "load_dtype",
-    "padding",
-    "tokens_per_sample",
-    "grad_accum",
-    "stack",
-)
+_UNSAID = words("seq lora_rank lora_targets precision load_dtype padding tokens_per_sample grad_accum stack")
 _HEADS: dict[str, tuple[str, Tone]] = {
     "fits": ("FITS", "good"),
     "does_not_fit": ("NOTHING FITS", "bad"),

@@ -12,7 +12,7 @@ from planner.calibration.fit.screen import LeftOut
 from planner.calibration.score.cross_validate import CrossValidation
 from planner.calibration.score.rows import OomResult, RowScore
 from planner.calibration.score.validate import Validation
-from planner.documents import DocumentPart, at, document_schema, document_text
+from planner.documents import DocumentPart, at, document_text
 from planner.domain.prediction import Verdict
 from planner.domain.run_record import Outcome
 from planner.domain.term import Phase
@@ -255,11 +255,6 @@ class ValidationDocument(DocumentPart):
     )
     prior: ScoresPart | None = Field(default=None, description="without any fit; null without --cv source")
     fit: FitPart | None = Field(default=None, description="null without --cv source")
-
-
-def validation_json_schema() -> dict[str, Any]:
-    """JSON Schema of :class:`ValidationDocument`."""
-    return document_schema(ValidationDocument)
 
 
 def validation_json(

@@ -10,6 +10,7 @@ from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.resolve import LookedUp
 from planner.searching.recipes.attempt import DEFAULT_CONFIDENCE, Model, Tried, attempt, state_of
 from planner.searching.recipes.space import Option, OptionGroup, Space, TypedFlags
+from planner.words import words
 
 # Estimates an option with sizes of its choosing; says whether any fits.
 Explorer = Callable[["Pool", Option, Model], bool]
@@ -17,17 +18,7 @@ Training = tuple[tuple[str, str], ...]
 """Settings that tell ways of training apart, with their values."""
 MAX_ESTIMATES = 20_000
 # What trains something else, so that recipes with and without it are not ranked against each other.
-_TRAININGS = (
-    "method",
-    "stack",
-    "quantization",
-    "precision",
-    "load_dtype",
-    "adapter_dtype",
-    "seq",
-    "padding",
-    "lora_rank",
-)
+_TRAININGS = words("method stack quantization precision load_dtype adapter_dtype seq padding lora_rank")
 
 
 @dataclass(slots=True)

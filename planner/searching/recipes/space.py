@@ -27,6 +27,7 @@ from planner.intake.resolve import LookedUp, complete
 from planner.intake.supported import cannot_step
 from planner.searching.common_stacks import COMMON_STACKS, runs_sharding
 from planner.searching.moves import moves
+from planner.words import words
 
 # Values of flags as they are typed; ``True`` and ``False`` for a switch and its opposite.
 TypedFlags = Mapping[str, str | bool]
@@ -45,23 +46,11 @@ _VARIED = frozenset(
 # What Option.spends counts.
 _SPENDING = frozenset({"gradient_checkpointing", "loss", "optimizer"})
 CHOICES_OF_PLACE = ("gpu", "price", "gpus", "nodes", "stack")
-_CHOICES_OF_RECIPE = (
-    "method",
-    "quantization",
-    "quant_storage",
-    "precision",
-    "load_dtype",
-    "adapter_dtype",
-    "seq",
-    "padding",
-    "lora_rank",
-    "optimizer",
-    "attention",
-    "loss",
-    "checkpoint_every",
-    "checkpoint_policy",
-    "sharding",
-    "offload",
+_CHOICES_OF_RECIPE = words(
+    """
+    method quantization quant_storage precision load_dtype adapter_dtype seq padding lora_rank optimizer
+    attention loss checkpoint_every checkpoint_policy sharding offload
+    """
 )
 CHOICES = (*CHOICES_OF_PLACE, *_CHOICES_OF_RECIPE, "batch", "grad_accum")
 """Flags that take several values with commas between them."""

@@ -1,13 +1,13 @@
-"""One card in lists of integers: its cache, its free blocks, and copies of it under another limit.
+"""One card without a compiled library: its cache, its free blocks, and what waits for other streams.
 
-What it serves event by event is compared with the allocator of objects in ``test_slots.py``.
+What it serves event by event is compared with the library in ``test_slots.py``.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from planner.allocator.slot_memory import GrowingMemory, Memory
+from planner.allocator.slot_memory import Memory
 from planner.units import MIB
 
 
@@ -28,26 +28,10 @@ def test_free_neighbours_are_one_block() -> None:
 
 
 def test_a_full_card_gives_its_cache_back_once() -> None:
-    """Unless it keeps it, to be tried under a higher limit: then all is as it was before."""
-    events, sizes = [0, ~0, 1], [30 * MIB, 40 * MIB]
+    """Then 40 MiB find room where 30 were cached."""
     card = Memory(50 * MIB, 2)
-    assert run(card, events, sizes) is None
+    assert run(card, [0, ~0, 1], [30 * MIB, 40 * MIB]) is None
     assert (card.n_retries, card.reserved, card.most_reserved) == (1, 40 * MIB, 40 * MIB)
-    keeping = Memory(50 * MIB, 2, keeps_cache=True)
-    assert run(keeping, events, sizes) == 2
-    assert (keeping.n_retries, keeping.reserved, keeping.free_blocks()) == (0, 30 * MIB, (1, 30 * MIB))
-
-
-def test_a_copy_goes_on_under_its_own_limit() -> None:
-    """What the copy does leaves the first card as it was."""
-    first = Memory(50 * MIB, 3, keeps_cache=True)
-    sizes = [30 * MIB, 40 * MIB, 2 * MIB]
-    run(first, [0], sizes)
-    larger = first.under(80 * MIB)
-    assert run(larger, [1, ~0, 2], sizes) is None
-    assert (larger.allocated, larger.reserved) == (42 * MIB, 70 * MIB)
-    assert (first.allocated, first.reserved, first.free_blocks()) == (30 * MIB, 30 * MIB, (0, 0))
-    assert run(first, [1], sizes) == 0
 
 
 def test_blocks_of_other_streams_wait_in_order() -> None:
@@ -74,7 +58,7 @@ def test_a_phase_begins_with_what_is_reserved() -> None:
 @pytest.mark.parametrize(("size", "mapped", "kept"), [(MIB, 4, 2), (30 * MIB, 100, 40)])
 def test_a_growing_segment_is_mapped_by_pages_and_unmapped_whole(size: int, mapped: int, kept: int) -> None:
     """Three blocks in pages of 2 or 20 MiB; an emptied cache gives back all without a block in use."""
-    memory = GrowingMemory(None, 3)
+    memory = Memory(None, 3, grows=True)
     run(memory, [0, 1, 2, ~1, ~2], [size] * 3)
     assert memory.reserved == mapped * MIB
     memory.release_cached()

@@ -29,7 +29,7 @@ def read_gemma3n_text(fields: ConfigFields) -> ModelSpec:
     Ignored: these keys and values, of one layer of each kind, while backward is in the last layers.
     """
     fields = ConfigFields({"vocab_size": _VOCABULARY, "hidden_size": 2048, **fields.data}, fields.where)
-    n_layers = fields.layers("num_hidden_layers") if fields.has("num_hidden_layers") else 35
+    n_layers = fields.layers("num_hidden_layers", default=35)
     window = fields.integer("sliding_window", default=512)
     windows = layer_windows(fields, n_layers, window, alternating_types(n_layers, _PERIOD))
     n_own = n_layers - fields.count("num_kv_shared_layers", default=15)

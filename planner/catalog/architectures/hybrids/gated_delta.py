@@ -29,10 +29,10 @@ from planner.catalog.architectures.parts import (
     with_scaling,
 )
 from planner.catalog.architectures.vision.qwen_vision import qwen3_tower
+from planner.catalog.architectures.windows import check_kinds
 from planner.domain.attention_shape import NO_ATTENTION, AttentionSpec
 from planner.domain.mixer_specs import GatedDeltaSpec
 from planner.domain.model import BlockSpec, LinearSpec, ModelSpec, NormSpec
-from planner.errors import NotModelledError
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 
@@ -43,13 +43,7 @@ def _layer_types(fields: ConfigFields, n_layers: int) -> tuple[str, ...]:
     types = fields.texts("layer_types") or tuple(
         _LINEAR if (index + 1) % period else _FULL for index in range(n_layers)
     )
-    if len(types) != n_layers:
-        raise fields.fail(f"layer_types names {len(types)} layers, num_hidden_layers is {n_layers}")
-    unknown = sorted(set(types) - {_LINEAR, _FULL})
-    if unknown:
-        raise NotModelledError(
-            f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {_LINEAR} and {_FULL}"
-        )
+    check_kinds(fields, types, n_layers, (_LINEAR, _FULL))
     return types
 
 

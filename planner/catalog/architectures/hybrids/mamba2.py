@@ -24,6 +24,7 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     with_scaling,
 )
+from planner.catalog.architectures.windows import check_kinds
 from planner.domain.attention_shape import NO_ATTENTION, AttentionSpec
 from planner.domain.mixer_specs import Mamba2Spec
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
@@ -107,14 +108,7 @@ def _kinds(fields: ConfigFields, name: str, n_layers: int, known: set[str]) -> l
     kinds = (
         [_LEGACY.get(kind, kind) for kind in fields.texts(name)] if fields.has(name) else [_MIXED] * n_layers
     )
-    if len(kinds) != n_layers:
-        raise fields.fail(f"{name} names {len(kinds)} layers, num_hidden_layers is {n_layers}")
-    others = sorted(set(kinds) - known)
-    if others:
-        raise NotModelledError(
-            f"{fields.where}: layers of type '{others[0][:40]}' are not modelled, only "
-            f"{', '.join(sorted(known))}"
-        )
+    check_kinds(fields, kinds, n_layers, sorted(known), name)
     return kinds
 
 

@@ -13,10 +13,10 @@ from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, head_norms
 from planner.catalog.architectures.mixtures.moe_family import experts_of
 from planner.catalog.architectures.parts import fused_experts, layers_in_order, rms, router, separate_qkv
+from planner.catalog.architectures.windows import check_kinds
 from planner.domain.attention_shape import NO_ATTENTION
 from planner.domain.mixer_specs import ShortConvSpec
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec
-from planner.errors import NotModelledError
 
 _CONV, _FULL = "conv", "full_attention"
 
@@ -100,13 +100,7 @@ def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
     types = fields.texts("layer_types") or tuple(
         _FULL if index in full else _CONV for index in range(n_layers)
     )
-    if len(types) != n_layers:
-        raise fields.fail(f"layer_types names {len(types)} layers, num_hidden_layers is {n_layers}")
-    unknown = sorted(set(types) - {_CONV, _FULL})
-    if unknown:
-        raise NotModelledError(
-            f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {_CONV} and {_FULL}"
-        )
+    check_kinds(fields, types, n_layers, (_CONV, _FULL))
     return types
 
 

@@ -24,7 +24,7 @@ def read_dbrx(fields: ConfigFields) -> ModelSpec:
         raise NotModelledError(f"{fields.where}: DBRX with dropout is not modelled: no release has it")
     hidden = fields.integer("d_model", "hidden_size", default=2048)
     heads = fields.integer("n_heads", "num_attention_heads", default=16)
-    given = fields.section("attn_config") if fields.has("attn_config") else ConfigFields({}, fields.where)
+    given = fields.optional_section("attn_config")
     kv_heads = given.integer("kv_n_heads", default=1)
     if heads % kv_heads:
         raise fields.fail(f"n_heads {heads} is not divisible by kv_n_heads {kv_heads}")
@@ -49,7 +49,7 @@ def read_dbrx(fields: ConfigFields) -> ModelSpec:
 
 
 def _experts(fields: ConfigFields, hidden: int) -> tuple[MlpSpec, tuple[LinearSpec, ...]]:
-    given = fields.section("ffn_config") if fields.has("ffn_config") else ConfigFields({}, fields.where)
+    given = fields.optional_section("ffn_config")
     width = given.integer("ffn_hidden_size", default=3584)
     n_experts, top_k = given.integer("moe_num_experts", default=4), given.integer("moe_top_k", default=1)
     if top_k > n_experts:

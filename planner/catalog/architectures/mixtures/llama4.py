@@ -13,10 +13,9 @@ from planner.catalog.architectures.dense.llama_family import attention_of, decod
 from planner.catalog.architectures.mixtures.moe_family import experts_of, shared_experts
 from planner.catalog.architectures.parts import fused_experts, layers_in_order, separate_qkv, with_scaling
 from planner.catalog.architectures.vision.llama4_vision import llama4_tower
-from planner.catalog.architectures.windows import FULL
+from planner.catalog.architectures.windows import FULL, check_kinds
 from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import BlockSpec, LinearSpec, ModelSpec, NormSpec
-from planner.errors import NotModelledError
 
 _CHUNKED = "chunked_attention"
 
@@ -105,13 +104,7 @@ def _kinds(fields: ConfigFields, n_layers: int, turned: list[bool]) -> list[str]
         if fields.has("layer_types")
         else [_CHUNKED if each else FULL for each in turned]
     )
-    if len(kinds) != n_layers:
-        raise fields.fail(f"layer_types names {len(kinds)} layers, num_hidden_layers is {n_layers}")
-    unknown = sorted(set(kinds) - {FULL, _CHUNKED})
-    if unknown:
-        raise NotModelledError(
-            f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {FULL} and {_CHUNKED}"
-        )
+    check_kinds(fields, kinds, n_layers, (FULL, _CHUNKED))
     return kinds
 
 

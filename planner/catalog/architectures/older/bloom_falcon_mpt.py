@@ -159,7 +159,7 @@ def read_mpt(fields: ConfigFields) -> ModelSpec:
 
 
 def _refuse_foreign_mpt(fields: ConfigFields) -> None:
-    attention = fields.section("attn_config") if fields.has("attn_config") else ConfigFields({}, fields.where)
+    attention = fields.optional_section("attn_config")
     foreign = {
         "no_bias false": not fields.flag("no_bias", True),
         "expansion_ratio other than 4": fields.integer("expansion_ratio", default=_MLP_RATIO) != _MLP_RATIO,

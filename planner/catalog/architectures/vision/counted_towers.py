@@ -114,7 +114,7 @@ def _gemma4_layers(vision: ConfigFields, width: int) -> BlockGroup:
     shapes = [(width, out), (width, keys), (width, keys), (out, width), (width, inner), (width, inner)]
     matrices = [("linear", *shape, False) for shape in [*shapes, (inner, width)]]
     block = counted_block(matrices, (rms(width, copies=4), rms(size, copies=2)))
-    return BlockGroup(vision.layers("num_hidden_layers") if vision.has("num_hidden_layers") else 16, block)
+    return BlockGroup(vision.layers("num_hidden_layers", default=16), block)
 
 
 def _gemma4_sound_entry(audio: ConfigFields) -> tuple[list[Matrix], int]:
@@ -133,7 +133,7 @@ def _gemma4_sound_layers(audio: ConfigFields) -> BlockGroup:
     matrices = [("linear", *shape, False) for shape in shapes] + [("relative_k_proj", *square, False)]
     kernel = audio.integer("conv_kernel_size", default=5) * width
     block = counted_block(matrices, (rms(width, copies=9),), size + kernel)
-    return BlockGroup(audio.layers("num_hidden_layers") if audio.has("num_hidden_layers") else 12, block)
+    return BlockGroup(audio.layers("num_hidden_layers", default=12), block)
 
 
 _MOBILENET = {"mobilenetv5_300m_enc": 294_126_912}
@@ -148,9 +148,7 @@ def read_gemma3n(fields: ConfigFields) -> ModelSpec:
         NotModelledError: a tower for images whose parameters nobody counted.
     """
     spec = replace(language_model(fields, tied_default=True), architecture="gemma3n", loads_whole=True)
-    empty = ConfigFields({}, fields.where)
-    vision = fields.section("vision_config") if fields.has("vision_config") else empty
-    audio = fields.section("audio_config") if fields.has("audio_config") else empty
+    vision, audio = fields.optional_section("vision_config"), fields.optional_section("audio_config")
     kind, hidden = vision.text("architecture", "mobilenetv5_300m_enc"), spec.hidden_size
     if kind not in _MOBILENET:
         raise NotModelledError(f"{fields.where}: nobody counted the tower '{kind[:40]}' of Gemma 3n")
@@ -188,7 +186,7 @@ def _gemma3n_sound_layers(audio: ConfigFields, width: int) -> BlockGroup:
     size = width // audio.integer("conf_num_attention_heads", default=8)
     kernel = audio.integer("conf_conv_kernel_size", default=5) * width
     block = counted_block([(*each, False) for each in shapes], (rms(width, copies=9),), size + kernel)
-    n_layers = audio.layers("conf_num_hidden_layers") if audio.has("conf_num_hidden_layers") else 12
+    n_layers = audio.layers("conf_num_hidden_layers", default=12)
     return BlockGroup(n_layers, block)
 
 
@@ -251,7 +249,7 @@ def read_mllama(fields: ConfigFields) -> ModelSpec:
     They are counted with the tower, so that freezing the tower also takes their adapters away.
     """
     text = fields.section("text_config")
-    n_layers = text.layers("num_hidden_layers") if text.has("num_hidden_layers") else 40
+    n_layers = text.layers("num_hidden_layers", default=40)
     crossed = text.integers("cross_attention_layers") if text.has("cross_attention_layers") else _CROSSED
     n_crossed = len({each for each in crossed if each < n_layers})
     known = {"model_type": "llama", "num_hidden_layers": n_layers - n_crossed}
@@ -338,7 +336,7 @@ def read_voxtral(fields: ConfigFields) -> ModelSpec:
     matrices = [(f"{name}_proj", width, width, name != "k") for name in ("k", "v", "q", "out")]
     matrices += [("fc1", width, inner, True), ("fc2", inner, width, True)]
     layer = counted_block(matrices, (layer_norm(width, copies=2),))
-    n_layers = audio.layers("num_hidden_layers") if audio.has("num_hidden_layers") else 32
+    n_layers = audio.layers("num_hidden_layers", default=32)
     hidden = spec.hidden_size
     projector = counted_block([("linear_1", inner, hidden, False), ("linear_2", hidden, hidden, False)])
     tower = counted_tower(width, entry, [BlockGroup(n_layers, layer)], [projector], listed=False)

@@ -71,7 +71,7 @@ def _tower(vision: ConfigFields) -> TowerSpec:
         width,
         rule,
         entry,
-        (BlockGroup(vision.layers("depth") if vision.has("depth") else 24, layer),),
+        (BlockGroup(vision.layers("depth", default=24), layer),),
         (BlockGroup(1, _merger(vision, rule.merge**2 * width, out, inner)),),
         1 / rule.merge**2,
         has_hook=False,

@@ -44,7 +44,7 @@ def llama4_tower(vision: ConfigFields, hidden: int) -> TowerSpec:
         width,
         _rule(side, patch, tokens=grid**2 // 4),
         entry,
-        (BlockGroup(_n_layers(vision), _layer(vision, width, heads)),),
+        (BlockGroup(vision.layers("num_hidden_layers", default=34), _layer(vision, width, heads)),),
         (BlockGroup(1, _projector(vision, hidden)),),
         grid**2 / 4 / (grid**2 + 1),
         stacked=(BlockGroup(1, _adapter(vision)),),
@@ -68,10 +68,6 @@ def _rule(side: int, patch: int, tokens: int) -> ImageRule:
     return ImageRule(
         "fitted", patch, side_pixels=side, tokens=tokens, extra_patches=1, canvases=canvases, pixel_bytes=2
     )
-
-
-def _n_layers(vision: ConfigFields) -> int:
-    return vision.layers("num_hidden_layers") if vision.has("num_hidden_layers") else 34
 
 
 def _layer(vision: ConfigFields, width: int, heads: int) -> BlockSpec:

@@ -36,7 +36,7 @@ def read_internvl(fields: ConfigFields) -> ModelSpec:
     numbers = vision.integer("num_channels", default=3) * patch**2
     conv = LinearSpec("projection", "embedding_projection", numbers, width, "embed", True, "parameter")
     entry = BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (), extra_params=(grid**2 + 2) * width)
-    n_layers = vision.layers("num_hidden_layers") if vision.has("num_hidden_layers") else 24
+    n_layers = vision.layers("num_hidden_layers", default=24)
     tokens = round((grid * share) ** 2)
     tower = TowerSpec(
         "internvl",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from planner.report.prediction.document import prediction_json_schema
+from planner.documents import document_schema
+from planner.report.prediction.document import PredictionDocument
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.to_json import to_json
 from tests.planner.report.prediction.made import (
@@ -15,7 +16,7 @@ from tests.planner.report.prediction.made import (
 
 def test_every_key_of_the_json_is_in_the_schema() -> None:
     """The published schema describes each object of a real document, key by key, and forbids others."""
-    schema = prediction_json_schema()
+    schema = document_schema(PredictionDocument)
 
     def check(value: object, node: dict[str, object], place: str) -> None:
         if "$ref" in node:
