@@ -72,10 +72,10 @@ def _meaning(lever: Lever) -> str:
 
 def _cost(lever: Lever) -> str:
     """In few words, because flags stand beside them: ``free``, ``step x 1.23``, ``67 GiB RAM``,
-    ``other cards``, ``more nodes``, ``training``, ``time`` where nobody knows how much.
+    ``other cards``, ``more nodes``, ``changes training``, ``time`` where nobody knows how much.
     """
     if lever.kind == "training":
-        return "training"
+        return "changes training"
     parts = [f"{lever.host_bytes / GIB:,.0f} GiB RAM"] if lever.host_bytes >= GIB else []
     if lever.kind == "money" and not parts:
         parts.append(lever.hardware_text or "<1 GiB RAM")
