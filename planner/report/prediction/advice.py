@@ -113,8 +113,8 @@ def stacks_text(stacks: Sequence[StackNeed], *, with_lacks: bool) -> str:
     """What the common stacks need, and what people usually set that their bare defaults lack."""
     needs = ", ".join(f"{each.stack} {_one_decimal(each.need_bytes)}" for each in stacks)
     lacks = "; ".join(f"{', '.join(each.lacks)} in {each.stack}" for each in stacks if each.lacks)
-    off = f". Off by default there, though often used: {lacks}" if lacks and with_lacks else ""
-    return f"Needs in GiB by software (--stack): {needs}{off}"
+    off = f". Often switched on, but off by default: {lacks}" if lacks and with_lacks else ""
+    return f"Needs in GiB by software (--stack), with its defaults: {needs}{off}"
 
 
 def _one_decimal(n_bytes: int) -> str:
