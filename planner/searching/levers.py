@@ -381,8 +381,7 @@ def _roomiest(judge: _Judge, singles: list[_Trial], scenario: Scenario) -> list[
 
 def _downhill(judge: _Judge, starts: list[_Trial], *, with_stacks: bool = False) -> list[_Trial]:
     """The first of ``starts`` that fits; else the best of them with whatever saves most on top of it, and so
-    on until it fits, by changes that are free or cost time; ``with_stacks`` by
-    another stack, too, where none of these is left.
+    on until it fits, by changes that are free or cost time, ``with_stacks`` by another stack at the end.
     """
     if fitting := [trial for trial in starts if trial.lever.fits]:
         return fitting[:1]
