@@ -36,9 +36,10 @@ def cards_of(given: dict[str, Any]) -> tuple[GpuSpec, int]:
     """
     left = sorted(name for name, value in given.items() if value is not None and name not in _TAKEN)
     if left:
+        way_out = "give a card by --gpu, and --fits SIZE" if left[0] == "gpu_memory" else "leave it out"
         raise UsageError(
-            f"--{left[0].replace('_', '-')} cannot be joined with a program, which says that itself; "
-            "leave it out"
+            f"--{left[0].replace('_', '-')} cannot be joined with a program, which describes the job itself; "
+            f"{way_out}"
         )
     name, count = split_count(given.get("gpu") or _ASSUMED_GPU)
     if given.get("gpu") is None:

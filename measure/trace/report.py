@@ -76,8 +76,8 @@ def verdict_sentence(verdict: ReplayResult) -> str:
             "a step after those that were traced may find no room"
         )
     return (
-        f"FITS in {size} (reserved peak {format_gib(verdict.peak_reserved_bytes)}), and the cache was "
-        "never given back"
+        f"FITS in {size}: reserved peak {format_gib(verdict.peak_reserved_bytes)}, without giving cached "
+        "blocks back"
     )
 
 

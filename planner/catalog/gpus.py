@@ -162,8 +162,10 @@ def resolve_gpu_id(name: str) -> str:
             f"gpu is one kind of card, but '{show(name)}' has a comma; plan search compares several: "
             "plan search --gpu 4090,l40s"
         )
-    hint = f"plan gpus lists them; or give a card's memory alone: --gpu-memory {_size_in(name) or '8GB'}"
-    raise UnknownNameError("GPU", show(name), index.aliases, hint=hint)
+    size = _size_in(name)
+    listed = f"plan gpus {size} lists the cards of that size" if size else "plan gpus lists them"
+    hint = f"{listed}; or give a card's memory alone: --gpu-memory {size or '8GB'}"
+    raise UnknownNameError("GPU", show(name), () if size else index.aliases, hint=hint)
 
 
 def _size_in(name: str) -> str:

@@ -37,7 +37,7 @@ def unknown_model(name: str, index: CatalogIndex, sizes: Iterable[str] = ()) -> 
     for each in _sorted(name, names, index):
         chosen.setdefault(names[each], each)
     way_out = "give a Hub id (owner/name) or the path of a config.json"
-    hint = f"or {way_out}" if chosen else f"no known name is near it: {way_out}"
+    hint = f"plan models lists them; or {way_out}" if chosen else f"no known name is near it: {way_out}"
     return UnknownNameError("model", name, chosen.values(), hint, ordered=True)
 
 

@@ -158,7 +158,7 @@ class Reading:
         self.said["stack"] = Said("stack", stack, origin, text)
         self.remark(
             origin,
-            f"{text}: the file is read for the stack {stack}; --stack says another",
+            f"{text}, so the file is read as one of {stack}; --stack NAME reads it as another",
         )
 
     def default(self, name: str, value: Any, place: str) -> None:
@@ -214,3 +214,5 @@ class Reading:
         keys.refuse_foreign()
         keys.refuse_unknown()
         self.ignored += [f"{keys.path}:{name}" for name in keys.left_over()]
+        for place, known in keys.slips():
+            self.remark(place, f"is {known} meant?")

@@ -55,7 +55,11 @@ def read_document(path: Path) -> Document:
     else:
         value, twice = yaml_value(path, text)
     if value is None:
-        raise InputFileError(path, "empty: it says nothing about a job")
+        raise InputFileError(
+            path,
+            "empty: fill in the keys of the job, or ask without a file: plan --model NAME --method NAME "
+            "--gpu NAME --seq N",
+        )
     if not isinstance(value, dict):
         raise InputFileError(path, f"must be a table of keys and values, but at its top is {_kind(value)}")
     for key in value:

@@ -268,7 +268,7 @@ def levers(
         need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
         found = [trial for trial in first.tries(larger_cards(scenario, need)) if trial.lever.fits]
         found += [trial for trial in first.tries(more_cards(scenario)) if trial.lever.fits][:1]
-        found += _downhill(first, first.tries(divided_sequences(scenario)))
+        found += _downhill(first, first.tries(divided_sequences(scenario)), with_stacks=True)
         found += _together(first, [trial for trial in (*trials, *found) if trial.move.topic != "card"])
         nodes = (_downhill(first, first.tries([move])) for move in more_nodes(scenario))
         found += next(filter(None, nodes), [])
@@ -379,9 +379,9 @@ def _roomiest(judge: _Judge, singles: list[_Trial], scenario: Scenario) -> list[
     return singles
 
 
-def _downhill(judge: _Judge, starts: list[_Trial]) -> list[_Trial]:
+def _downhill(judge: _Judge, starts: list[_Trial], *, with_stacks: bool = False) -> list[_Trial]:
     """The first of ``starts`` that fits; else the best of them with whatever saves most on top of it, and so
-    on until it fits, by changes that are free or cost time.
+    on until it fits, by changes that are free or cost time, ``with_stacks`` by another stack at the end.
     """
     if fitting := [trial for trial in starts if trial.lever.fits]:
         return fitting[:1]
@@ -390,10 +390,16 @@ def _downhill(judge: _Judge, starts: list[_Trial]) -> list[_Trial]:
         others = [
             move for move in moves(best.after) if move.kind in CHEAP and move.topic not in best.move.topic
         ]
-        tried = judge.tries(_joined(best.move, move) for move in others)
-        saved = best.lever.saves_bytes + _WORTH_BYTES
-        best = next((trial for trial in _largest_first(tried) if trial.lever.saves_bytes >= saved), None)
+        stacks = other_stacks(best.after) if with_stacks else ()
+        best = _better(judge, best, others) or _better(judge, best, stacks)
     return [] if best is None else [best]
+
+
+def _better(judge: _Judge, best: _Trial, others: Iterable[Move]) -> _Trial | None:
+    """``best`` with the largest saver of ``others`` on top of it, if one saves anything."""
+    tried = judge.tries(_joined(best.move, move) for move in others)
+    saved = best.lever.saves_bytes + _WORTH_BYTES
+    return next((trial for trial in _largest_first(tried) if trial.lever.saves_bytes >= saved), None)
 
 
 def _largest_first(trials: list[_Trial]) -> list[_Trial]:
@@ -440,7 +446,7 @@ def _joined(first: Move, second: Move) -> Move:
     kind = max(first.kind, second.kind, key=KINDS.index)
     flags = {**first.flags, **second.flags}
     topic, description = f"{first.topic}+{second.topic}", f"{first.description} + {second.description}"
-    return Move(topic, kind, description, flags, first.hardware, first.stack)
+    return Move(topic, kind, description, flags, first.hardware, second.stack or first.stack)
 
 
 def _step_ratio(before: Prediction, after: Prediction) -> float | None:

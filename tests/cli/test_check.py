@@ -147,12 +147,15 @@ def test_unknown_keys_and_values_not_taken_over_are_printed(
     """
     path = tmp_path / "train.yaml"
     path.write_text(
-        Path(QLORA).read_text(encoding="utf-8") + "colour: 8\nmoe_aux_loss_coef: 0.1\n", encoding="utf-8"
+        Path(QLORA).read_text(encoding="utf-8").replace("learning_rate", "lerning_rate")
+        + "colour: 8\nmoe_aux_loss_coef: 0.1\n",
+        encoding="utf-8",
     )
     _, out, _ = run(capsys, str(path), "--gpu", "a100-80-sxm")
     words = " ".join(out.split())
     assert "read as LLaMA-Factory 0.9.5" in words
-    assert "Unknown key, ignored: colour" in words
+    assert "Unknown keys, ignored: lerning_rate, colour" in words
+    assert "lerning_rate: is learning_rate meant?" in words
     assert "moe_aux_loss_coef: the routers' loss is not counted" in words
     assert "default of LLaMA-Factory 0.9.5: double_quant=true, quant_storage=bf16" in words
 

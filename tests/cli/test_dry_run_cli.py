@@ -727,6 +727,7 @@ def test_nothing_is_left_behind(folder: Path) -> None:
             2,
             "--model cannot be joined with a program",
         ),
+        (["--gpu-memory", "8GB", "--", "python", "train.py"], 2, "by --gpu, and --fits SIZE"),
         (["--gpu", "4090", "--", "python", "missing.py"], 2, "there is no script 'missing.py'"),
         (["--gpu", "4090", "--", "no-such-command"], 2, "there is no program 'no-such-command'"),
         (["--gpu", "4090", "--", "no-such-command"], 2, "install measure in the one that has it"),

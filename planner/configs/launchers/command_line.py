@@ -140,8 +140,8 @@ def started(path: Path, text: str, number: int | None = None) -> Started:
         )
         ways = (
             "accelerate launch, torchrun, deepspeed, python with arguments of Transformers, trl, swift, "
-            "llamafactory-cli, axolotl and unsloth are known; for another script say the job by flags: "
-            "plan --model"
+            "llamafactory-cli, axolotl and unsloth are known; of another script give the job by flags "
+            "(plan --model NAME ...), or run it without a GPU: measure trace --gpu NAME -- COMMAND"
         )
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
     words, variables = found[0 if number is None else number - 1]

@@ -31,6 +31,8 @@ _MATTERS = re.compile(
 _NEGATED = re.compile(r"(?:^|_)(?:no|not|disable|skip|without)_")
 # Words of values that name a way of training, whatever their key is called.
 _WAYS = re.compile(r"(?:q?lora|dora|oft|[48]-?bit|int[48]|nf4|fp4|adapters?|freeze|frozen)", re.IGNORECASE)
+# Names at least so alike may be slips of each other.
+_LIKE = 0.8
 # What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``$name``, ``<name>``.
 _PLACEHOLDER = re.compile(
     r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|\$[A-Za-z_0-9@*][A-Za-z0-9_]{0,80}|<[A-Z][A-Z0-9_]{0,80}>"
@@ -285,14 +287,23 @@ class Keys:
                 )
             if (found := _MATTERS.search(name.lower())) is None or value is None:
                 continue
-            known = [
-                each for each in self._read if bool(_NEGATED.search(each)) == bool(_NEGATED.search(name))
-            ]
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-            advice = f"; is {near[0]} meant?" if near else "; take it out if it changes nothing"
+            near = self._nearest(name)
+            advice = f"; is {near} meant?" if near else "; take it out if it changes nothing"
             raise self.not_modelled(
                 show(name), f"unknown key, whose name ('{found[0]}') says that it may change memory{advice}"
             )
+
+    def _nearest(self, name: str) -> str:
+        """The known key of which ``name`` may be a slip, "" where there is none."""
+        known = [each for each in self._read if bool(_NEGATED.search(each)) == bool(_NEGATED.search(name))]
+        return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_LIKE)), "")
+
+    def slips(self) -> tuple[tuple[str, str], ...]:
+        """Places of keys of this very table that nobody read, and of which known key each may be a slip."""
+        near = ((name, self._nearest(name)) for name in self.left_over_here())
+        return tuple(
+            (self.where(show(name)), known) for name, known in near if known not in ("", *self._table)
+        )
 
     def refuse_foreign(self) -> None:
         """A table of which nobody read a key.

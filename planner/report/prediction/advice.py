@@ -72,10 +72,10 @@ def _meaning(lever: Lever) -> str:
 
 def _cost(lever: Lever) -> str:
     """In few words, because flags stand beside them: ``free``, ``step x 1.23``, ``67 GiB RAM``,
-    ``other cards``, ``more nodes``, ``training``, ``time`` where nobody knows how much.
+    ``other cards``, ``more nodes``, ``changes training``, ``time`` where nobody knows how much.
     """
     if lever.kind == "training":
-        return "training"
+        return "changes training"
     parts = [f"{lever.host_bytes / GIB:,.0f} GiB RAM"] if lever.host_bytes >= GIB else []
     if lever.kind == "money" and not parts:
         parts.append(lever.hardware_text or "<1 GiB RAM")
@@ -113,8 +113,8 @@ def stacks_text(stacks: Sequence[StackNeed], *, with_lacks: bool) -> str:
     """What the common stacks need, and what people usually set that their bare defaults lack."""
     needs = ", ".join(f"{each.stack} {_one_decimal(each.need_bytes)}" for each in stacks)
     lacks = "; ".join(f"{', '.join(each.lacks)} in {each.stack}" for each in stacks if each.lacks)
-    off = f". Off by default there, though often used: {lacks}" if lacks and with_lacks else ""
-    return f"Needs in GiB by software (--stack): {needs}{off}"
+    off = f". Often switched on, but off by default: {lacks}" if lacks and with_lacks else ""
+    return f"Needs in GiB by software (--stack), with its defaults: {needs}{off}"
 
 
 def _one_decimal(n_bytes: int) -> str:

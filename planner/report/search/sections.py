@@ -290,7 +290,7 @@ def _levers(answer: FoundRecipes) -> Section:
     if not answer.levers:
         return Section(
             "What would make the nearest fit",
-            (Note("No change of it that is modelled, and no card of the catalog."),),
+            (Note("None of the changes that were tried, alone or together, and no card of the catalog."),),
         )
     return Section("What would make the nearest fit", (lever_choices("", answer.levers, answer.verdict),))
 

@@ -198,6 +198,13 @@ def test_an_unknown_card_names_the_nearest() -> None:
             load_gpu(size)
 
 
+def test_a_size_is_no_misspelt_card() -> None:
+    """No card is near to ``8gb``: the list of cards of that size is the way out."""
+    with pytest.raises(UnknownNameError, match=r"plan gpus 8GB lists") as caught:
+        load_gpu("8gb")
+    assert caught.value.nearest == ()
+
+
 @pytest.mark.parametrize(
     ("name", "near"), [("4065", "rtx4060"), ("rx 7900 xtc", "rx-7900-xtx"), ("4091 laptop", "rtx4090-laptop")]
 )

@@ -27,7 +27,7 @@ def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
 @pytest.mark.parametrize(
     ("text", "name", "sentence"),
     [
-        ("", "a.yaml", "empty"),
+        ("", "a.yaml", "empty: fill in the keys of the job, or ask without a file: plan --model"),
         ("# only a comment\n", "a.yaml", "empty"),
         ("", "a.json", "empty"),
         ("- a\n- b\n", "a.yaml", "at its top is a list"),

@@ -523,3 +523,13 @@ def test_a_sequence_that_is_too_long_is_divided_over_the_gpus(method: str, seq: 
     assert len(divided) == 1
     assert len(divided[0].flags.keys() - {"context-parallel", "padding", "sharding", "grad-accum"}) == more
     assert predict_with(scenario({**job, **as_request(divided[0])}), PRIORS).verdict == "fits"
+
+
+def test_software_that_divides_longer_sequences_is_found() -> None:
+    """A million tokens are too many for the assumed stack on eight GPUs, with whatever helps; another one has
+    room for them.  Where the stack was given, nobody is sent to another.
+    """
+    job: Flags = {"model": "llama-3.1-8b", "method": "lora", "gpu": "h100-sxm:8", "seq": "1m"}
+    (found,) = (lever for lever in levers(scenario(job)) if lever.fits)
+    assert {"stack", "context-parallel"} <= found.flags.keys()
+    assert not any(lever.fits for lever in levers(scenario({**job, "stack": "hf-trainer@5"})))

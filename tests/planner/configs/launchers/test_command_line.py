@@ -413,6 +413,7 @@ def test_processes_are_those_that_the_program_starts(text: str, launch: dict[str
         ("CUDA_VISIBLE_DEVICES=-1 axolotl train {ax}", "leaves no GPU"),
         ("axolotl train {ax} --launcher python --num-processes 2", "--num-processes is for accelerate"),
         ("lmf sft {v1}", "no command that starts a training"),
+        ("python train.py --bs 2", r"known; .*plan --model .*measure trace --gpu"),
         ("USE_V1=1 lmf sft {v1} pref_loss=simpo", "single answers"),
         ("swift sft --max_length 1024 $OPTS", "may hold several arguments"),
         ("swift sft --max_length 1024 ${{OPTS}}", "may hold several arguments"),

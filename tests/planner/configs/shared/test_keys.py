@@ -125,6 +125,15 @@ def test_an_unknown_key_stops_where_its_value_may_mean_memory(key: str, value: s
         keys.refuse_unknown()
 
 
+def test_a_slip_of_a_known_key_is_told_apart_from_an_unknown_one() -> None:
+    """Not where the key that it is like is there as well, nor where it turns off what that turns on."""
+    given = {"sequense_len": 1, "colour": 1, "no_warmup_ratio": 1, "warmup_steps_": 1, "warmup_steps": 1}
+    keys = Keys(Path("a.yaml"), given)
+    for name in ("sequence_len", "warmup_ratio", "warmup_steps"):
+        keys.get(name)
+    assert keys.slips() == (("a.yaml:sequense_len", "sequence_len"),)
+
+
 @pytest.mark.parametrize("value", ["{{ model }}", "a/${NAME}", "$1x $NAME", "<YOUR_MODEL>"])
 def test_a_placeholder_is_asked_to_be_filled_in(value: str) -> None:
     """Of templates and scripts, but in a key that changes nothing; a price of 5$ is none."""

@@ -160,7 +160,7 @@ def test_levers_say_what_they_save_and_cost() -> None:
         text = draw(Subject(scenario(), made, levers))
         assert re.search(r"--loss liger +one kernel +1\.50 GiB +free +fits", text)
         assert re.search(r"--offload optimizer .* 1\.50 GiB +67 GiB RAM, step x 1\.23 +fits", text)
-        assert re.search(r"--lora-rank 8 +half the rank +0\.10 GiB +training +does not fit", text)
+        assert re.search(r"--lora-rank 8 +half the rank +0\.10 GiB +changes training +does not fit", text)
     assert "save memory" not in draw(Subject(scenario(), prediction(), None))
 
 
