@@ -62,7 +62,7 @@ SHAPES: dict[str, Callable[..., Any]] = {
 }
 
 
-def give_shapes(library: torch.library.Library) -> None:
+def give_shapes(library: Any) -> None:
     """Put them in place for as long as ``library`` lasts."""
     for name, shape in SHAPES.items():
         library.impl(name, shape, "Meta", allow_override=True)
