@@ -18,6 +18,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from measure.trace.cuda.sdpa import PRODUCTS
 from measure.trace.cuda.softmax import READS_COPIES
 from measure.trace.host_records import HOST_STREAMS
 from measure.trace.record import OUTSIDE, HostKind, HostName, Place, Record, Role, Stage, Trace, TracedBlock
@@ -38,7 +39,6 @@ _ADDED_TO_ZEROS = {
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
     torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
 }
-_PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
 # Where the engine calls the ``backward`` of a function in Python, and where a backward pass begins.
 _PYTHON_BACKWARD = frozenset(
     getattr(BackwardCFunction, name).__code__
@@ -164,7 +164,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.prim.device.default:
             return func(*args, **(kwargs or {}))
         self._locate()
-        if self._product_workspace_bytes and func in _PRODUCTS:
+        if self._product_workspace_bytes and func in PRODUCTS:
             self._take_product_workspace()
         self._last_operator = str(func)
         workspace = self._workspaces.get(func)
