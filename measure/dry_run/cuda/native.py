@@ -56,14 +56,12 @@ class Native:
         self._library.dry_operator.restype = ctypes.c_char_p
         self._heard: tuple[Any, ...] = ()
 
-    def begin(
-        self, product_workspace_bytes: int, products: Iterable[Any], reads_copies: Iterable[Any]
-    ) -> None:
+    def begin(self, product_workspace_bytes: int, products: Iterable[Any], copying: Iterable[Any]) -> None:
         """Put card and host memory in place, and see every operator of this thread from now on.
 
-        ``products``: operators that cuBLAS computes; ``reads_copies``: those that read a copy of what has gaps.
+        ``products``: operators that cuBLAS computes; ``copying``: those that read a copy of what has gaps.
         """
-        names = (" ".join(each.name() for each in some).encode() for some in (products, reads_copies))
+        names = (" ".join(each.name() for each in some).encode() for some in (products, copying))
         self._library.dry_install()
         self._library.dry_begin(ctypes.c_int64(product_workspace_bytes), *names)
 
