@@ -97,7 +97,7 @@ def _run(what: tuple[str, ...] | ToolJob, origin: str, cards: tuple[GpuSpec, int
     checkpoints = _checkpoints(how.checkpoint or ())
     rows = "" if how.data is None else str(Path(how.data).resolve())
     job = ProgramJob(
-        str(compiled_library()), "", command, _facts_of(*cards), how.steps, how.timeout_s,
+        str(compiled_library()), "", command, facts_of(*cards), how.steps, how.timeout_s,
         how.allocator or "", how.trust_remote_code, stands_in=laid is not None or bool(rows), rows=rows,
         checkpoints=checkpoints,
     )  # fmt: skip
@@ -145,7 +145,7 @@ def _on_rows(job: ProgramJob, n_words: int | None) -> tuple[DryRun, tuple[Assume
             return ran, (Assumed("rows", value, "--lengths", note),) if used else ()
 
 
-def _facts_of(card: GpuSpec, n_cards: int) -> CardFacts:
+def facts_of(card: GpuSpec, n_cards: int) -> CardFacts:
     """What the program finds of a card."""
     from measure.dry_run.cuda.card import CardFacts
 

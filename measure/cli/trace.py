@@ -4,7 +4,7 @@ replayed through the allocator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
@@ -12,7 +12,9 @@ import typer
 
 from measure.cli.job_flags import need, quiet, scenario_of, size_bytes
 from measure.output import write_remark, write_result
-from measure.trace.report import to_text
+from measure.trace.assumed import Assumed
+from measure.trace.host_records import NO_HOST_MEMORY, HostMemory
+from measure.trace.report import other_cards, to_text
 from measure.trace.trace_json import to_json
 from planner.allocator.documents.summary import Summary, summarize, timeline_of, timeline_over
 from planner.allocator.events import AllocEvent, write_jsonl
@@ -20,7 +22,7 @@ from planner.allocator.settings import parse_settings
 from planner.catalog.hf_config import in_checkpoint_dtype, model_from_config
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.job_line import picture_title
-from planner.domain.scenario import Scenario
+from planner.domain.scenario import Assumption, Scenario
 from planner.errors import ExitCode, UnknownArchitectureError, UsageError
 from planner.files.writing import check_writable
 from planner.intake.given.flags import Config, Force, OwnOptions
@@ -196,15 +198,36 @@ def trace(**given: Any) -> int:
     from measure.trace.traced_job import TraceOptions, trace_step
 
     traced = trace_step(scenario, TraceOptions(answer.all_layers))
-    said = _allocator_of(answer, scenario)
-    summary = summarize(traced.events, limit_bytes, parse_settings(said))
-    _write_files(replace(answer, allocator=said), picture_title(scenario), traced.events, summary)
-    timeline = timeline_of(traced.events, summary)
-    host = traced.host
-    write_result(
-        to_json(summary, timeline, scenario.assumptions, host) if answer.as_json else to_text(summary, host)
-    )
-    return _exit_code(summary)
+    found = Recorded({0: traced.events}, scenario.assumptions, picture_title(scenario), traced.host)
+    return _say(replace(answer, allocator=_allocator_of(answer, scenario)), found, limit_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What was recorded of a step or a program, by card, and what was assumed.  ``title``: of a picture.
+    ``words``: what the report says behind it, of all that was assumed.
+    """
+
+    cards: Mapping[int, list[AllocEvent]]
+    assumed: tuple[Assumption | Assumed, ...]
+    title: str
+    host: HostMemory = NO_HOST_MEMORY
+    words: Callable[[tuple[Any, ...]], str] = lambda _: ""
+
+
+def _say(answer: TraceOutput, found: Recorded, limit_bytes: int | None) -> int:
+    """Replay each card, answer for the one that needs most, and write the files that were asked for."""
+    settings = parse_settings(answer.allocator or "")
+    summaries = {number: summarize(own, limit_bytes, settings) for number, own in found.cards.items()}
+    fullest = max(summaries, key=lambda number: _need_of(summaries[number]))
+    summary, events = summaries[fullest], found.cards[fullest]
+    assumed = (*other_cards(summaries, fullest), *found.assumed)
+    _write_files(answer, found.title, events, summary)
+    if answer.as_json:
+        write_result(to_json(summary, timeline_of(events, summary), assumed, found.host))
+    else:
+        write_result(to_text(summary, found.host) + found.words(assumed))
+    return int(ExitCode.GPU_MEMORY_SHORT if _is_full(summary) else ExitCode.FITS)
 
 
 def _allocator_of(answer: TraceOutput, scenario: Scenario) -> str:
@@ -247,27 +270,13 @@ def _trace_program(
     del given["force"]
     cards = cards_of(given)
     card = cards[0]
-    from measure.dry_run.program_report import other_cards
     from measure.dry_run.program_report import to_text as what_was_assumed
 
     ran = run(program or (), cards, answer)
+    title = f"{' '.join(program or ()) or answer.check}"[:80] + f", {card.id}"
+    found = Recorded(ran.cards, ran.assumed, title, words=lambda all_of: what_was_assumed(ran, all_of))
     answer = replace(answer, allocator=answer.allocator or ran.allocator)
-    settings = parse_settings(answer.allocator or "")
-    limit = limit_bytes or card.visible_memory_bytes
-    summaries = {number: summarize(own, limit, settings) for number, own in ran.cards.items()}
-    fullest = max(summaries, key=lambda number: _need_of(summaries[number]))
-    summary, events = summaries[fullest], ran.cards[fullest]
-    ran = replace(ran, assumed=(*other_cards(summaries, fullest), *ran.assumed))
-    _write_files(answer, f"{' '.join(program or ()) or answer.check}"[:80] + f", {card.id}", events, summary)
-    if answer.as_json:
-        write_result(to_json(summary, timeline_of(events, summary), ran.assumed))
-    else:
-        write_result(to_text(summary) + what_was_assumed(ran))
-    return _exit_code(summary)
-
-
-def _exit_code(summary: Summary) -> int:
-    return int(ExitCode.GPU_MEMORY_SHORT if _is_full(summary) else ExitCode.FITS)
+    return _say(answer, found, limit_bytes or card.visible_memory_bytes)
 
 
 def _is_full(summary: Summary) -> bool:

@@ -41,7 +41,8 @@ from measure.dry_run.libraries.importing import OnImport
 from measure.dry_run.messages import ProgramJob
 from measure.dry_run.sandbox import close_in
 from measure.dry_run.stages import Stages
-from measure.trace.cuda.sdpa import cublas_workspace_bytes
+from measure.trace.cuda.sdpa import PRODUCTS, cublas_workspace_bytes
+from measure.trace.cuda.softmax import READS_COPIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)
     _list_triton(guesses)
     _see_other_threads(native)
-    native.begin(cublas_workspace_bytes(".".join(map(str, job.card.compute_capability))))
+    workspace_bytes = cublas_workspace_bytes(".".join(map(str, job.card.compute_capability)))
+    native.begin(workspace_bytes, PRODUCTS, READS_COPIES)
     # Imported libraries hold some million objects, which every collection would look at.
     gc.freeze()
     close_in(Path(job.folder))

@@ -1,4 +1,4 @@
-"""What a recipe trains of a model where that is not everything."""
+"""What a recipe trains of a model where that is not everything, and which layers it computes again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from measure.recipe.checkpointing import checkpoint_kwargs
 from measure.recipe.modules import find_layer_list
 from planner.domain.scenario import Scenario
 from planner.domain.stack_values import ENTERS, FrozenLayers
@@ -76,6 +77,20 @@ def _ends(model: nn.Module) -> dict[int, End]:
     tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
     found.update({id(tensor): "embed" for table in tables for tensor in table.parameters()})
     return found
+
+
+def checkpoint_activations(model: Any, scenario: Scenario) -> None:
+    """As the Trainer does: the setting, and inputs that require a gradient where no embedding is trained."""
+    recipe = scenario.recipe
+    if not recipe.gradient_checkpointing:
+        return
+    # Only said where it is asked for: older versions of Transformers do not know it.
+    every = {"every_n_layers": recipe.checkpoint_every} if recipe.rebuilds_some else {}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_kwargs(recipe), **every)
+    if recipe.method == "lora":
+        model.enable_input_require_grads()
+    elif recipe.train_layers:
+        differentiate(model, find_layer_list(model, model.config), scenario.stack.frozen_layers)
 
 
 def differentiate(model: Any, layer_list: str, frozen: FrozenLayers) -> None:

@@ -17,10 +17,10 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from measure.recipe.adapters import DTYPES, adapted
-from measure.recipe.checkpointing import checkpoint_kwargs
+from measure.recipe.kbit import prepare_for_kbit
 from measure.recipe.modules import config_fields, find_layer_list
 from measure.recipe.preference_steps import add_value_head
-from measure.recipe.trained import differentiate, freeze
+from measure.recipe.trained import checkpoint_activations, freeze
 from measure.trace.cuda.quantized import CONSTANTS, Params4bit, dora_reads_stand_ins, quantize_on_meta
 from measure.trace.record import Role, TracedBlock
 from measure.trace.tracer import Recorder
@@ -195,70 +195,52 @@ def base_model(scenario: Scenario, config: Any) -> Any:
 
 
 def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
-    """PEFT's preparation of quantised bases, where the stack calls it.
-    A tensor that it widens was loaded narrower first.
+    """PEFT's preparation, before which a tensor that it widens was loaded narrower.
 
     Raises:
         NotModelledError: a preparation that is another library's own.
     """
-    import peft
-
-    upcast = scenario.stack.kbit_upcast
-    if upcast == "norms":
+    if scenario.stack.kbit_upcast == "norms":
         raise NotModelledError(
             f"the k-bit preparation of stack '{scenario.stack.id}' cannot be traced yet; use --stack "
             "hf-trainer@5"
         )
-    if upcast == "all":
-        dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
-        prepare: Any = peft.prepare_model_for_kbit_training
-        again = checkpoint_kwargs(scenario.recipe)
-        prepare(
-            model,
-            use_gradient_checkpointing=scenario.recipe.gradient_checkpointing,
-            gradient_checkpointing_kwargs=again,
-        )
-        for name, tensor in model.named_parameters():
-            if tensor.dtype != dtypes[name]:
-                tensor.first_dtype = dtypes[name]
+    dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
+    prepare_for_kbit(model, scenario)
+    for name, tensor in model.named_parameters():
+        if tensor.dtype != dtypes[name]:
+            tensor.first_dtype = dtypes[name]
 
 
-def spare_layers(model: Any, layer_list: str, every: int) -> None:
-    """Leave out all layers but 0, n, 2n, ..., as Transformers does (5.23 modeling_utils.py
-    _set_gradient_checkpointing).
+def refuse_older_layers(model: Any, layer_list: str) -> None:
+    """Layers that checkpoint themselves can do so one without the other; those of older code cannot, where
+    the model around them does it.
+
+    Source: transformers 5.23 modeling_utils.py _set_gradient_checkpointing.
 
     Raises:
-        NotModelledError: layers that do not checkpoint themselves, as those of older code,
-        where the model around them does.
+        NotModelledError: there are such layers.
     """
-    for index, layer in enumerate(model.get_submodule(layer_list)):
+    for layer in model.get_submodule(layer_list):
         if not isinstance(layer, GradientCheckpointingLayer):
             raise NotModelledError(
                 f"layers of class {type(layer).__name__} cannot be checkpointed one without the other; use "
                 "--checkpoint-every 1"
             )
-        layer.gradient_checkpointing = index % every == 0
 
 
 def _checkpointing(model: Any, scenario: Scenario, layer_list: str) -> None:
-    """As the Trainer does: the setting, and inputs that require a gradient where no embedding is trained."""
-    recipe, frozen = scenario.recipe, scenario.stack.frozen_layers
-    if not recipe.gradient_checkpointing:
-        return
+    """As the Trainer does, where the model can."""
+    if scenario.recipe.gradient_checkpointing and scenario.recipe.rebuilds_some:
+        refuse_older_layers(model, layer_list)
     try:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_kwargs(recipe))
+        checkpoint_activations(model, scenario)
     except ValueError as error:
         kind = model.config.model_type
         raise NotModelledError(
             f"architecture '{kind}' cannot be traced with gradient checkpointing ({error}); use "
             "--no-gradient-checkpointing"
         ) from None
-    if recipe.rebuilds_some:
-        spare_layers(model, layer_list, recipe.checkpoint_every)
-    if recipe.method == "lora":
-        model.enable_input_require_grads()
-    elif recipe.train_layers:
-        differentiate(model, layer_list, frozen)
 
 
 def materialize(model: nn.Module, recorder: Recorder, number: int = 0) -> None:

@@ -4,6 +4,9 @@ and unused memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from measure.trace.assumed import Assumed
 from measure.trace.host_records import HOST_STREAMS, NO_HOST_MEMORY, HostMemory
 from planner.allocator.documents.summary import PhaseSummary, Summary
 from planner.allocator.documents.timeline import Moment
@@ -56,6 +59,21 @@ def _host_lines(host: HostMemory) -> list[str]:
         f"per process {format_gib(host.per_process_bytes)} ({kinds}); {most}",
         f"per node ({processes}) {format_gib(host.per_node_bytes)}",
     ]
+
+
+def other_cards(summaries: Mapping[int, Summary], fullest: int) -> tuple[Assumed, ...]:
+    """What the cards take on which one process trains beside the one that the answer is about."""
+    return tuple(
+        Assumed(
+            f"cuda:{number}",
+            f"{format_bytes(each.allocated_peak_bytes)} allocated, "
+            f"{format_bytes(each.reserved_peak_bytes)} reserved at most",
+            "one process on several cards",
+            f"the answer is that of cuda:{fullest}",
+        )
+        for number, each in summaries.items()
+        if number != fullest
+    )
 
 
 def verdict_sentence(verdict: ReplayResult) -> str:

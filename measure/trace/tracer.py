@@ -18,6 +18,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from measure.trace.cuda.sdpa import PRODUCTS
 from measure.trace.cuda.softmax import READS_COPIES
 from measure.trace.host_records import HOST_STREAMS
 from measure.trace.record import OUTSIDE, HostKind, HostName, Place, Record, Role, Stage, Trace, TracedBlock
@@ -31,8 +32,13 @@ _ACCUMULATE_GRAD = 2**64 - 1
 _USES_OF_LAST, _STORAGE_USES_OF_LAST = 4, 2
 _Operator = Any
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
-_SCATTER, _SCATTER_IN_PLACE = torch.ops.aten.scatter_add.default, torch.ops.aten.scatter_add_.default
-_PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
+# What formulas of gradients add to fresh zeros: in place, unless a dispatch mode is on (gather_backward,
+# index_backward, value_selecting_reduction_backward of torch 2.13 torch/csrc/autograd/FunctionsManual.cpp).
+_ADDED_TO_ZEROS = {
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+}
 # Where the engine calls the ``backward`` of a function in Python, and where a backward pass begins.
 _PYTHON_BACKWARD = frozenset(
     getattr(BackwardCFunction, name).__code__
@@ -50,6 +56,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     (torch 2.13 CublasHandlePool.cpp, ``myPoolWindow``: each has a handle of cuBLAS).  ``keep_operators``
     keeps the operator stream as well, with shapes, for comparisons.
     """
+
+    device = "cpu"
+    """On which fake tensors stand for those of the card."""
 
     def __init__(
         self,
@@ -155,7 +164,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.prim.device.default:
             return func(*args, **(kwargs or {}))
         self._locate()
-        if self._product_workspace_bytes and func in _PRODUCTS:
+        if self._product_workspace_bytes and func in PRODUCTS:
             self._take_product_workspace()
         self._last_operator = str(func)
         workspace = self._workspaces.get(func)
@@ -167,10 +176,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         summed = self._summed_gradients(func, args, kwargs)
         if func is _ADD and summed and self._sums_in_place(summed[0]):
             func = _ADD_IN_PLACE
-        if func is _SCATTER and self._in_engine:
-            # gather_backward adds to fresh zeros,
-            # in place unless a dispatch mode is on (torch 2.13 FunctionsManual.cpp).
-            func = _SCATTER_IN_PLACE
+        if func in _ADDED_TO_ZEROS and self._in_engine:
+            func = _ADDED_TO_ZEROS[func]
         out = func(*args, **(kwargs or {}))
         if self._keep_operators:
             self.trace.operators.append(_describe(func, out))

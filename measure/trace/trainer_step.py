@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate.utils.operations import convert_outputs_to_fp32  # type: ignore[import-untyped]
@@ -19,11 +20,27 @@ from measure.recipe.losses import install_loss
 from measure.recipe.optimizers import make_optimizer
 from measure.recipe.preference_steps import Passes, Stage, disable_dropout, preference_loss
 from measure.recipe.weighted_loss import compared_loss, guessed_loss, weighted_loss
-from measure.trace.tracer import Recorder
+from measure.trace.record import Role
+from measure.trace.record import Stage as TracedStage
 from planner.domain.scenario import Scenario
 
 
-def run_step(model: Any, scenario: Scenario, recorder: Recorder, reference: Any = None) -> None:
+class Listener(AbstractContextManager[Any], Protocol):
+    """What is told where the step is, and knows the device on which the model is."""
+
+    device: str
+
+    def enter_stage(self, stage: TracedStage, micro_step: int = 0) -> None:
+        """A pass begins."""
+
+    def mark(self, tensor: torch.Tensor, role: Role) -> None:
+        """A tensor has this role."""
+
+    def close(self) -> None:
+        """The step ends."""
+
+
+def run_step(model: Any, scenario: Scenario, recorder: Listener, reference: Any = None) -> None:
     """Two micro-steps with an optimizer step between them; with gradient accumulation two before it and two
     behind it, of which the second ones find gradients.
 
@@ -33,11 +50,11 @@ def run_step(model: Any, scenario: Scenario, recorder: Recorder, reference: Any 
     recipe = scenario.recipe
     for each in (model, reference):
         if each is not None:
-            prepare(each, scenario)
+            prepare(each, scenario, recorder.device)
     optimizer = make_optimizer(model, recipe)
     # The Trainer scales the loss under fp16 autocast (accelerate 1.15 accelerator.py, ``native_amp``).
-    scaler = torch.amp.GradScaler("cpu") if recipe.numerics.precision == "fp16-mixed" else None
-    batch = Inputs(scenario, model.config.get_text_config().vocab_size, scaler)
+    scaler = torch.amp.GradScaler(recorder.device) if recipe.numerics.precision == "fp16-mixed" else None
+    batch = Inputs(scenario, model.config.get_text_config().vocab_size, scaler, recorder.device)
     losses = losses_of(model, reference, scenario, recorder)
     _mark_gradients(model, recorder)
     accumulated = min(int(recipe.batch.grad_accum), 2)
@@ -55,7 +72,11 @@ class Inputs:
     """What the data collator hands over, and what scales the loss."""
 
     def __init__(
-        self, scenario: Scenario, vocabulary: int, scaler: torch.amp.GradScaler | None = None
+        self,
+        scenario: Scenario,
+        vocabulary: int,
+        scaler: torch.amp.GradScaler | None = None,
+        device: str = "cpu",
     ) -> None:
         recipe, stack = scenario.recipe, scenario.stack
         rows, length = int(recipe.batch.rows), int(recipe.batch.seq_len)
@@ -63,19 +84,21 @@ class Inputs:
         self.sample_tokens = -(-length // 2) if stack.places_samples and stack.masks_samples(recipe) else None
         self.vocabulary = vocabulary
         self.labels = scenario.model.head.out_features if recipe.task == "classify" else 0
-        self.scaler = scaler
+        self.scaler, self.device = scaler, device
 
     def make(self) -> dict[str, torch.Tensor]:
         """One micro-batch."""
-        ids = torch.randint(0, self.vocabulary, self.shape)
-        labels = torch.randint(0, self.vocabulary, self.shape)
+        device = self.device
+        ids = torch.randint(0, self.vocabulary, self.shape, device=device)
+        labels = torch.randint(0, self.vocabulary, self.shape, device=device)
         if self.labels:
-            labels = torch.randint(0, self.labels, self.shape[:1])
+            labels = torch.randint(0, self.labels, self.shape[:1], device=device)
         if self.sample_tokens is None:
-            more = {"attention_mask": torch.ones(self.shape, dtype=torch.int64)}
+            more = {"attention_mask": torch.ones(self.shape, dtype=torch.int64, device=device)}
         else:
             # Samples of half a row, whose positions tell where each begins.
-            more = {"position_ids": torch.arange(self.shape[1]).expand(self.shape) % self.sample_tokens}
+            positions = torch.arange(self.shape[1], device=device).expand(self.shape)
+            more = {"position_ids": positions % self.sample_tokens}
         return {"input_ids": ids, **more, "labels": labels}
 
 
@@ -83,7 +106,7 @@ Losses = Callable[[dict[str, torch.Tensor], int], torch.Tensor]
 """The loss of one micro-batch, from what the data collator hands over and the number of the micro-step."""
 
 
-def prepare(model: Any, scenario: Scenario) -> None:
+def prepare(model: Any, scenario: Scenario, device: str = "cpu") -> None:
     """The forward that the trainer calls: with its loss, and under autocast where nobody else casts."""
     recipe = scenario.recipe
     if recipe.has_own_loss:
@@ -96,7 +119,7 @@ def prepare(model: Any, scenario: Scenario) -> None:
     else:
         install_loss(model, recipe)
     if recipe.numerics.mixed and not (recipe.uses_deepspeed or recipe.uses_fsdp):
-        _wrap_forward(model, DTYPES[recipe.numerics.compute_dtype])
+        _wrap_forward(model, DTYPES[recipe.numerics.compute_dtype], device)
     elif (
         recipe.has_own_loss
         and recipe.uses_fsdp
@@ -111,7 +134,7 @@ def _in_tiles(scenario: Scenario) -> bool:
     return scenario.recipe.loss == "chunked" and scenario.stack.loss_pieces == "tiles"
 
 
-def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder) -> Losses | None:
+def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Listener) -> Losses | None:
     """The loss of a training from preferences, or with a weight for each token;
     ``None`` where the model has the loss itself.
     """
@@ -155,7 +178,7 @@ class BackwardHooks:
 
 def micro_step(
     model: Any,
-    recorder: Recorder,
+    recorder: Listener,
     number: int,
     batch: Inputs,
     hooks: BackwardHooks | None = None,
@@ -164,7 +187,7 @@ def micro_step(
     """Forward, loss and backward of one micro-batch; ``losses``: instead of the model's own."""
     recorder.enter_stage("forward", number)
     inputs = batch.make()
-    count = torch.ones((), dtype=torch.int64)
+    count = torch.ones((), dtype=torch.int64, device=batch.device)
     loss = model(**inputs, num_items_in_batch=count).loss if losses is None else losses(inputs, number)
     if batch.scaler is not None:
         loss = batch.scaler.scale(loss)
@@ -196,7 +219,7 @@ def _optimizer_step(
     optimizer.zero_grad(set_to_none=True)
 
 
-def _mark_gradients(model: nn.Module, recorder: Recorder) -> None:
+def _mark_gradients(model: nn.Module, recorder: Listener) -> None:
     def mark(tensor: torch.Tensor) -> None:
         if tensor.grad is not None:
             recorder.mark(tensor.grad, "gradients")
@@ -207,17 +230,17 @@ def _mark_gradients(model: nn.Module, recorder: Recorder) -> None:
             hook(mark)
 
 
-def _mark_states(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+def _mark_states(optimizer: torch.optim.Optimizer, recorder: Listener) -> None:
     for state in optimizer.state.values():
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 recorder.mark(value, "optimizer_states")
 
 
-def _wrap_forward(model: Any, dtype: torch.dtype) -> None:
+def _wrap_forward(model: Any, dtype: torch.dtype, device: str) -> None:
     """Autocast around the forward pass and outputs in fp32,
     as accelerate's ``prepare_model`` does (accelerator.py).
     """
-    autocast = torch.autocast("cpu", dtype=dtype, cache_enabled=True)
+    autocast = torch.autocast(device, dtype=dtype, cache_enabled=True)
     inner = model.forward.__func__
     model.forward = MethodType(convert_outputs_to_fp32(autocast(inner)), model)

@@ -5,7 +5,7 @@ and what it says about values that nobody has.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -56,10 +56,14 @@ class Native:
         self._library.dry_operator.restype = ctypes.c_char_p
         self._heard: tuple[Any, ...] = ()
 
-    def begin(self, product_workspace_bytes: int) -> None:
-        """Put card and host memory in place, and see every operator of this thread from now on."""
+    def begin(self, product_workspace_bytes: int, products: Iterable[Any], copying: Iterable[Any]) -> None:
+        """Put card and host memory in place, and see every operator of this thread from now on.
+
+        ``products``: operators that cuBLAS computes; ``copying``: those that read a copy of what has gaps.
+        """
+        names = (" ".join(each.name() for each in some).encode() for some in (products, copying))
         self._library.dry_install()
-        self._library.dry_begin(ctypes.c_int64(product_workspace_bytes))
+        self._library.dry_begin(ctypes.c_int64(product_workspace_bytes), *names)
 
     def choose(self, share: int) -> None:
         """Where nobody knows which elements are special, one in ``share`` is from now on; none is for 0."""

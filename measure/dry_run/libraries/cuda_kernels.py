@@ -16,16 +16,14 @@ from torch.utils._pytree import tree_map
 from measure.dry_run.cuda.card import CardFacts
 from measure.dry_run.cuda.cuda_bindings import always
 from measure.dry_run.cuda.native import Native
-from measure.trace.cuda.grouped import grouped_product
 from measure.trace.cuda.sdpa import (
     KERNEL_WORKSPACES,
     attention_on,
-    efficient_gradients,
     efficient_takes,
     flash_takes,
     kernel_number,
 )
-from measure.trace.cuda.softplus import softplus_gradient
+from measure.trace.cuda.shapes import give_shapes
 from planner.intake.supported import FIRST_WITH_FLASH
 
 
@@ -40,9 +38,7 @@ def install(native: Native, facts: CardFacts) -> Any:
     # Programs ask beforehand which kernel it would be.
     library.impl("_fused_sdp_choice", partial(kernel_number, has_flash), "CUDA")
     _answer_for_kernels(has_flash)
-    library.impl("_grouped_mm", grouped_product, "Meta", allow_override=True)
-    library.impl("_efficient_attention_backward", efficient_gradients, "Meta", allow_override=True)
-    library.impl("softplus_backward", softplus_gradient, "Meta", allow_override=True)
+    give_shapes(library)
     for overload in ("", ".Tensor"):
         library.impl(f"_use_cudnn_ctc_loss{overload}", _of_cudnn, "CUDA")
         # Of AMD's cards.

@@ -80,10 +80,15 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return tree_map(lambda leaf: leaf.to(dtype) if _eligible(leaf) else leaf, value)
 
 
+def _all_cast(args: tuple[Any, ...], dtype: torch.dtype) -> list[Any]:
+    """The last one first, as GCC evaluates the arguments of a call, of which torch's wheels are made."""
+    return [_cast(each, dtype) for each in reversed(args)][::-1]
+
+
 def _in_fp32(operator: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_WITHOUT_AUTOCAST):
-            return operator(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
+            return operator(*_all_cast(args, torch.float32), **_cast(kwargs, torch.float32))
 
     return run
 
@@ -106,6 +111,6 @@ def _in_widest(operator: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_WITHOUT_AUTOCAST):
             wide = any(_eligible(each) and each.dtype == torch.float32 for each in args)
-            return operator(*_cast(args, torch.float32), **kwargs) if wide else operator(*args, **kwargs)
+            return operator(*_all_cast(args, torch.float32), **kwargs) if wide else operator(*args, **kwargs)
 
     return run

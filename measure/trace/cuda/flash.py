@@ -11,7 +11,7 @@ csrc/flash_attn/flash_api.cpp mha_bwd and mha_varlen_bwd.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -52,7 +52,8 @@ def _answer_mask(padded: bool, **options: Any) -> torch.Tensor | None:
     return mask[:, -int(options["kv_length"]) :] if padded else None
 
 
-def _not_packed(*_: object, **__: object) -> bool:
+def _not_packed(ask: Callable[..., Any], *given: Any, **named: Any) -> bool:
+    ask(*given, **named)  # what the question itself allocates is recorded
     return False
 
 
@@ -68,6 +69,7 @@ def flash_attention(*, padded: bool, real_tokens: int) -> Iterator[None]:
     def load(*_: object, **__: object) -> Any:
         return functions
 
+    ask = partial(_not_packed, flash._is_packed_sequence)
     masks = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
     with ExitStack() as stack:
         # What Transformers loads it keeps in its module;
@@ -78,7 +80,7 @@ def flash_attention(*, padded: bool, real_tokens: int) -> Iterator[None]:
         stack.enter_context(
             mock.patch.object(flash, "_get_unpad_data", partial(_answer_unpadding, real_tokens))
         )
-        stack.enter_context(mock.patch.object(flash, "_is_packed_sequence", _not_packed))
+        stack.enter_context(mock.patch.object(flash, "_is_packed_sequence", ask))
         stack.enter_context(
             mock.patch.dict(masks._global_mapping, {"flash_attention_2": partial(_answer_mask, padded)})
         )

@@ -16,16 +16,18 @@ from typing import Any
 from unittest import mock
 
 import torch
-import transformers
 from torch import nn
+from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
+from measure.recipe.adapters import DTYPES
+from measure.recipe.kbit import FOUR_BIT, quantization_config
 from measure.trace.cuda.outliers import OUTLIER_SHARE
-from planner.domain.recipes.recipe import Numerics, Recipe
+from planner.domain.recipes.recipe import Recipe
 from planner.errors import NotModelledError
 
 BLOCK_ELEMENTS = 64
 NESTED_BLOCKS = 256
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Names under which a stand-in keeps its quantisation constants.
 CONSTANTS = frozenset({"absmax", "nested_absmax", "offset", "code", "SCB"})
 
@@ -38,54 +40,20 @@ def quantize_on_meta(model: Any, recipe: Recipe, whole: Sequence[str] = ()) -> N
     Raises:
         NotModelledError: a quantisation that is not traced.
     """
-    numerics = recipe.numerics
-    if numerics.quantization in ("nf4", "fp4"):
-        _quantize_4bit(model, numerics, whole)
-    elif numerics.quantization == "int8":
-        _quantize_int8(model, numerics, whole)
-    else:
+    numerics, config = recipe.numerics, quantization_config(recipe, whole)
+    if config is None:
         raise NotModelledError(
             f"quantization '{numerics.quantization}' cannot be traced: gptqmodel chooses among its kernels "
             "when it loads, and each expands weights in its own way; use --method qlora, or ask for a "
             "prediction: plan --model ..."
         )
+    four_bit = numerics.quantization in FOUR_BIT
+    quantizer: Any = (Bnb4BitHfQuantizer if four_bit else Bnb8BitHfQuantizer)(config)
+    quantizer._process_model_before_weight_loading(model, device_map=None)
+    for module in _named(model, "Linear4bit" if four_bit else "Linear8bitLt"):
+        (_stand_in if four_bit else int8_stand_in)(module, DTYPES[numerics.load_dtype])
+    model.is_loaded_in_4bit, model.is_loaded_in_8bit = four_bit, not four_bit
     model.is_quantized = True
-
-
-def _left_out(whole: Sequence[str]) -> list[str] | None:
-    """``llm_int8_skip_modules``, which stands in for the head that is left out by default."""
-    return ["lm_head", *whole] if whole else None
-
-
-def _quantize_4bit(model: Any, numerics: Numerics, whole: Sequence[str]) -> None:
-    make_config: Any = transformers.BitsAndBytesConfig
-    config = make_config(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=numerics.quantization,
-        bnb_4bit_use_double_quant=numerics.double_quant,
-        bnb_4bit_compute_dtype=_DTYPES[numerics.compute_dtype],
-        bnb_4bit_quant_storage=_DTYPES[numerics.quant_storage] if numerics.quant_storage else torch.uint8,
-        llm_int8_skip_modules=_left_out(whole),
-    )
-    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
-
-    quantizer: Any = Bnb4BitHfQuantizer(config)
-    quantizer._process_model_before_weight_loading(model, device_map=None)
-    for module in _named(model, "Linear4bit"):
-        _stand_in(module, _DTYPES[numerics.load_dtype])
-    model.is_loaded_in_4bit = True
-
-
-def _quantize_int8(model: Any, numerics: Numerics, whole: Sequence[str]) -> None:
-    from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
-
-    make_config: Any = transformers.BitsAndBytesConfig
-    config = make_config(load_in_8bit=True, llm_int8_skip_modules=_left_out(whole))
-    quantizer: Any = Bnb8BitHfQuantizer(config)
-    quantizer._process_model_before_weight_loading(model, device_map=None)
-    for module in _named(model, "Linear8bitLt"):
-        int8_stand_in(module, _DTYPES[numerics.load_dtype])
-    model.is_loaded_in_8bit = True
 
 
 def is_packed(tensor: torch.Tensor) -> bool:
@@ -139,14 +107,20 @@ def _stand_in_class(real: type) -> type:
 
 
 def _forward_4bit(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
-    """``Linear4bit.forward`` of bitsandbytes 0.50 (nn/modules.py): cast, multiply, cast back."""
+    """``Linear4bit.forward`` of bitsandbytes 0.50 (nn/modules.py): cast, multiply, cast back; the bias takes
+    the dtype of the product for good.
+    """
     dtype = inputs.dtype
-    bias = layer.bias
     if layer.compute_dtype is not None:
         inputs = inputs.to(layer.compute_dtype)
-        bias = None if bias is None else bias.to(layer.compute_dtype)
-    out: torch.Tensor = _MatMul4Bit.apply(inputs, bias, layer)  # type: ignore[no-untyped-call]
+    _cast_bias(layer, inputs.dtype)
+    out: torch.Tensor = _MatMul4Bit.apply(inputs, layer.bias, layer)  # type: ignore[no-untyped-call]
     return out.to(dtype)
+
+
+def _cast_bias(layer: Any, dtype: torch.dtype) -> None:
+    if layer.bias is not None and layer.bias.dtype != dtype:
+        layer.bias.data = layer.bias.data.to(dtype)
 
 
 class _MatMul4Bit(torch.autograd.Function):
@@ -252,8 +226,7 @@ def int8_stand_in(layer: Any, loaded: torch.dtype) -> None:
 
 def _forward(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
     """``Linear8bitLt.forward``: the bias takes the dtype of the input, for good."""
-    if layer.bias is not None and layer.bias.dtype != inputs.dtype:
-        layer.bias.data = layer.bias.data.to(inputs.dtype)
+    _cast_bias(layer, inputs.dtype)
     out: torch.Tensor = MatMul8bit.apply(inputs, layer.bias, layer)  # type: ignore[no-untyped-call]
     return out
 
@@ -291,7 +264,8 @@ class MatMul8bit(torch.autograd.Function):
         ctx.layer, ctx.shape, ctx.dtype = layer, shape, rows.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.tensors = (outliers, rows) if ctx.needs_input_grad[0] else None
-        ctx.columns = quantized[2]
+        # MatmulLtState.idx, which the layer keeps until its next forward pass.
+        layer.columns = quantized[2]
         return out.reshape(*shape[:-1], layer.out_features) if len(shape) == 3 else out
 
     @staticmethod
@@ -321,7 +295,7 @@ def _quantize_rows(half: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
     outliers.any()
     outliers.any(dim=0)
     columns = half.new_zeros(math.ceil(half.shape[1] / OUTLIER_SHARE), dtype=torch.int64)
-    rows[:, columns] = 0
+    rows.index_fill_(1, columns, 0)
     return rows, scales, columns
 
 

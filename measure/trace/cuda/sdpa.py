@@ -278,6 +278,8 @@ def _softmax_workspace(grad_out: torch.Tensor, output: torch.Tensor, *_: Any, **
     return [output.numel() * output.element_size()]
 
 
+PRODUCTS = frozenset(getattr(_aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
+"""What cuBLAS computes, with a workspace that it keeps."""
 KERNEL_WORKSPACES: dict[Any, Callable[..., list[int]]] = {
     _aten.logsumexp.default: _logsumexp_workspace,
     _aten._softmax_backward_data.default: _softmax_workspace,

@@ -19,12 +19,11 @@ import torch
 from measure.recipe.optimizers import MIN_PAGED_ELEMENTS
 from measure.trace.cuda.autocast import cuda_autocast_lists
 from measure.trace.cuda.flash import flash_attention
-from measure.trace.cuda.grouped import grouped_product_in_every_dtype
 from measure.trace.cuda.quantized import dora_reads_stand_ins
 from measure.trace.cuda.recurrent import recurrent_kernels, recurrent_mask
 from measure.trace.cuda.sdpa import attention_on
+from measure.trace.cuda.shapes import layer_norm_on_cuda, shapes_of_kernels
 from measure.trace.cuda.softmax import softmax_on_cuda
-from measure.trace.cuda.softplus import softplus_laid_out
 from measure.trace.tracer import Recorder
 from planner.domain.hardware import USUAL_MULTIPROCESSORS
 
@@ -247,21 +246,13 @@ SHIMS: tuple[Shim, ...] = (
         lambda situation: recurrent_mask(padded=situation.padded),
     ),
     Shim(
-        "grouped_product",
+        "shapes",
         "fake",
-        "the shape function of grouped products takes bf16 only; CUDA and CPU multiply fp32 experts, one "
-        "after the other",
-        "torch/_meta_registrations.py _meta_grouped_mm_common; ATen/native/cuda/GroupedBlas.cpp "
-        "_grouped_mm_cuda",
-        lambda _: grouped_product_in_every_dtype(),
-    ),
-    Shim(
-        "softplus_gradient",
-        "fake",
-        "the shape function lays the gradient of softplus out as its input, kernels as the gradient that "
-        "comes in",
-        "torch/_decomp/decompositions.py softplus_backward; ATen/native/cuda/ActivationSoftplusKernel.cu",
-        lambda _: softplus_laid_out(),
+        "shape functions differ from kernels: of grouped products they take bf16 only, and the gradient of "
+        "softplus they lay out as its input, not as the gradient that comes in",
+        "torch/_meta_registrations.py _meta_grouped_mm_common; torch/_decomp/decompositions.py "
+        "softplus_backward",
+        lambda _: shapes_of_kernels(),
     ),
     Shim(
         "attention_kernel",
@@ -301,6 +292,13 @@ SHIMS: tuple[Shim, ...] = (
         "to fp32 first",
         "ATen/native/SoftMax.cpp softmax, log_softmax (half_to_float)",
         lambda _: softmax_on_cuda(),
+    ),
+    Shim(
+        "norm_statistics",
+        "cuda",
+        "CUDA keeps mean and deviation of 16-bit rows in fp32, the CPU in the dtype of the rows",
+        "ATen/native/cuda/layer_norm_kernel.cu layer_norm_cuda",
+        lambda _: layer_norm_on_cuda(),
     ),
     Shim(
         "autocast_lists",

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from transformers.integrations.liger import apply_liger_kernel
 
+from measure.recipe.trained import checkpoint_activations
 from measure.run.cases.lengths import MicroBatch
 from measure.run.pace import Pace
 from measure.worker.workloads.engine import Engine
 from measure.worker.workloads.engines import open_engine
 from measure.worker.workloads.feed import Collator, Feed
-from measure.worker.workloads.random_model import LIGER_LOSS_ONLY, build_model, checkpoint_activations
+from measure.worker.workloads.random_model import LIGER_LOSS_ONLY, build_model
 from measure.worker.workloads.task import Task
 
 

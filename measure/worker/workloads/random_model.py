@@ -12,16 +12,15 @@ import torch
 import transformers
 
 from measure.recipe.adapters import DTYPES, adapted
-from measure.recipe.checkpointing import checkpoint_kwargs
-from measure.recipe.modules import config_fields, find_layer_list
-from measure.recipe.trained import differentiate, freeze
+from measure.recipe.kbit import prepare_for_kbit, quantization_config
+from measure.recipe.modules import config_fields
+from measure.recipe.trained import freeze
 from measure.run.cases.case import RunCase
 from measure.worker.probes.phase_peaks import PhaseRecorder
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
 
-_FOUR_BIT = ("nf4", "fp4")
 _INITIAL_DEVIATION = 0.02
 _TILE_COLUMNS, _TILE_ROWS = 64, 32
 # What the scenario calls the Liger loss: the fused projection and loss,
@@ -49,7 +48,7 @@ def build_model(case: RunCase, scenario: Scenario, device: torch.device, phases:
         model = _random_model(case, scenario, device)
     model = freeze(model, scenario)
     if recipe.numerics.quantization != "none":
-        _prepare_for_kbit(model, scenario)
+        prepare_for_kbit(model, scenario)
     if recipe.adapter is not None:
         phases.enter("adapters")
         model = adapted(model, recipe.adapter, scenario.model)
@@ -160,49 +159,3 @@ def _keep_plain_layout(model: Any) -> None:
             continue
         if module.in_features % _TILE_COLUMNS or module.out_features % _TILE_ROWS:
             module.support_avx512bf16_for_cpu = False
-
-
-def quantization_config(recipe: Recipe) -> Any:
-    """The configuration of bitsandbytes, ``None`` where nothing is quantised."""
-    numerics = recipe.numerics
-    make: Any = transformers.BitsAndBytesConfig
-    if numerics.quantization == "int8":
-        return make(load_in_8bit=True)
-    if numerics.quantization not in _FOUR_BIT:
-        return None
-    return make(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=numerics.quantization,
-        bnb_4bit_use_double_quant=numerics.double_quant,
-        bnb_4bit_compute_dtype=DTYPES[numerics.compute_dtype],
-        bnb_4bit_quant_storage=DTYPES[numerics.quant_storage] if numerics.quant_storage else torch.uint8,
-    )
-
-
-def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
-    """PEFT's preparation of quantised bases, where the stack calls it."""
-    if scenario.stack.kbit_upcast != "all":
-        return
-    import peft
-
-    recipe = scenario.recipe
-    prepare: Any = peft.prepare_model_for_kbit_training
-    prepare(
-        model,
-        use_gradient_checkpointing=recipe.gradient_checkpointing,
-        gradient_checkpointing_kwargs=checkpoint_kwargs(recipe),
-    )
-
-
-def checkpoint_activations(model: Any, scenario: Scenario) -> None:
-    """As the Trainer does: the setting, and inputs that require a gradient where no embedding is trained."""
-    recipe = scenario.recipe
-    if not recipe.gradient_checkpointing:
-        return
-    # Only said where it is asked for: older versions of Transformers do not know it.
-    every = {"every_n_layers": recipe.checkpoint_every} if recipe.rebuilds_some else {}
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_kwargs(recipe), **every)
-    if recipe.method == "lora":
-        model.enable_input_require_grads()
-    elif recipe.train_layers:
-        differentiate(model, find_layer_list(model, model.config), scenario.stack.frozen_layers)

@@ -230,26 +230,31 @@ class Operators(Tape):
 
     def index(self, x: Tensor, count: float, unit: Unit | None = None) -> Tensor:
         """``x[rows]``, a copy, counted in ``unit`` if not as ``x``;
-        its gradient is added, row by row, to zeros in the shape of ``x``.
+        its gradient is added in place, row by row, to zeros in the shape of ``x``.
+
+        Source: torch 2.13 torch/csrc/autograd/FunctionsManual.cpp index_backward (``_index_put_impl_``).
         """
         whole = shape_of(x)
         rows = Tensor(None, x.unit if unit is None else unit, count, x.dtype)
         saved = save(self, [x], [row_numbers()])
 
         def backward(*_: object) -> list[Tensor | None]:
-            _zeros = self.new(whole.unit, whole.count, whole.dtype, "new_zeros")
-            return [self.new(whole.unit, whole.count, whole.dtype, "index_put", cost=[rows, rows])]
+            zeros = self.new(whole.unit, whole.count, whole.dtype, "new_zeros")
+            self.pay([rows, rows], [rows])
+            return [zeros]
 
         out = self.new(rows.unit, count, x.dtype, "index", cost=[rows])
         return record(self, out, [x], saved, backward)
 
-    def chosen(self, x: Tensor, count: float, *, ops: Sequence[str] = ("new_zeros", "scatter")) -> Tensor:
-        """The largest of each row, too few to count as memory; ``ops`` make the gradient, each a tensor."""
+    def chosen(self, x: Tensor, count: float) -> Tensor:
+        """The largest of each row, too few to count as memory; their gradients are written into zeros.
+
+        Source: torch 2.13 torch/csrc/autograd/FunctionsManual.cpp value_selecting_reduction_backward.
+        """
         whole = shape_of(x)
 
         def backward(*_: object) -> list[Tensor | None]:
-            made: list[Tensor | None] = [self.new(whole.unit, whole.count, whole.dtype, op) for op in ops]
-            return made[-1:]
+            return [self.new(whole.unit, whole.count, whole.dtype, "new_zeros")]
 
         return record(self, Tensor(None, x.unit, count, x.dtype), [x], [row_numbers()], backward)
 

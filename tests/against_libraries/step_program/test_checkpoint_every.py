@@ -16,12 +16,11 @@ from tests.extras import import_or_skip
 import_or_skip("torch")
 import_or_skip("peft")
 
-from measure.trace.build import make_config, spare_layers
+from measure.trace.build import make_config
 from measure.trace.traced_job import TraceOptions, trace_events, trace_records
 from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.errors import NotModelledError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
@@ -95,16 +94,3 @@ def test_a_period_stands_for_all_layers(tmp_path: Path) -> None:
     )
     assert short.allocated_peak_bytes == whole.allocated_peak_bytes
     assert short.reserved_peak_bytes == whole.reserved_peak_bytes
-
-
-def test_layers_that_cannot_choose_are_named() -> None:
-    """Layers of older code, which the model around them checkpoints, all or none,
-    end with exit code 6 and the way out.
-    """
-    import torch
-
-    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)])})
-    with pytest.raises(
-        NotModelledError, match=r"class Linear cannot be checkpointed .* use --checkpoint-every 1"
-    ):
-        spare_layers(model, "layers", 2)

@@ -21,7 +21,7 @@ from measure.trace.build import (
     make_config,
     materialize,
     prediction_answers,
-    spare_layers,
+    refuse_older_layers,
 )
 from measure.trace.tracer import Recorder
 from planner.errors import NotModelledError
@@ -103,18 +103,11 @@ class Layer(GradientCheckpointingLayer):
     """One that checkpoints itself."""
 
 
-@pytest.mark.parametrize(("every", "again"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (3, [0, 3]), (9, [0])])
-def test_every_nth_layer_runs_again(every: int, again: list[int]) -> None:
-    """The first one always does."""
-    model: Any = nn.Module()
-    model.layers = nn.ModuleList(Layer() for _ in range(4))
-    spare_layers(model, "layers", every)
-    assert [index for index, layer in enumerate(model.layers) if layer.gradient_checkpointing] == again
-
-
 def test_layers_that_do_not_checkpoint_themselves_are_refused() -> None:
     """In older code the model around them does it."""
     model: Any = nn.Module()
+    model.layers = nn.ModuleList([Layer()])
+    refuse_older_layers(model, "layers")
     model.layers = nn.ModuleList([nn.Linear(1, 1)])
     with pytest.raises(NotModelledError, match=r"class Linear .*--checkpoint-every 1"):
-        spare_layers(model, "layers", 2)
+        refuse_older_layers(model, "layers")

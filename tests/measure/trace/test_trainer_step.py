@@ -57,7 +57,7 @@ def test_a_micro_step_goes_forward_and_backward_with_its_hooks() -> None:
     weight, recorder = nn.Parameter(torch.ones(3)), Recorder()
     seen: list[tuple[str, object]] = []
     scaler = torch.amp.GradScaler("cpu", 8.0)
-    batch: Any = SimpleNamespace(make=lambda: {"x": torch.full((3,), 2.0)}, scaler=scaler)
+    batch: Any = SimpleNamespace(make=lambda: {"x": torch.full((3,), 2.0)}, scaler=scaler, device="cpu")
 
     def losses(inputs: dict[str, torch.Tensor], number: int) -> torch.Tensor:
         seen.append(("loss", number))

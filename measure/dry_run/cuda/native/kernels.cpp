@@ -15,6 +15,8 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
+#include <iterator>
+#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -561,7 +563,13 @@ void dry_listen(void (*guess)(const char*, const char*), void (*refusal)(const c
   dry::on_refusal = refusal;
 }
 void dry_see_thread() { c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, true); }
-void dry_begin(int64_t product_workspace_bytes) {
+void dry_begin(int64_t product_workspace_bytes, const char* products, const char* reads_copies) {
+  const auto names = [](const char* text) {
+    std::istringstream words(text);
+    return std::unordered_set<std::string>(std::istream_iterator<std::string>(words), {});
+  };
+  dry::products = names(products);
+  dry::reads_copies = names(reads_copies);
   dry::product_workspace = product_workspace_bytes;
   dry_see_thread();
 }

@@ -26,9 +26,8 @@ struct Operator {
   std::vector<bool> is_out, is_written;
 };
 
-const std::unordered_set<std::string> PRODUCTS{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
-// Kernels that read a copy of what has gaps between its elements (ATen/native/cuda/SoftMax.cu host_softmax, host_softmax_backward).
-const std::unordered_set<std::string> READS_COPIES{"aten::_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"};
+// Products of cuBLAS, and kernels that read a copy of what has gaps between its elements; Python says their names.
+std::unordered_set<std::string> products, reads_copies;
 const std::unordered_set<std::string> CHOOSING{"aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin",
                                                "aten::multinomial"};
 // These mark whole numbers in floating point: routers of experts count the marks, so that their values are kept as those of whole numbers.
@@ -63,8 +62,8 @@ Operator described(const OperatorHandle& handle) {
   found.is_view = any_alias && !writes;
   found.runs_on_host = handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) || found.name == "aten::copy_";
   found.marks = MARKS.count(found.name) > 0;
-  found.reads_copies = READS_COPIES.count(found.name) > 0;
-  found.is_product = PRODUCTS.count(found.name) > 0;
+  found.reads_copies = reads_copies.count(found.name) > 0;
+  found.is_product = products.count(found.name) > 0;
   return found;
 }
 

@@ -61,7 +61,7 @@ def _router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         else:
             scores = torch.softmax(torch.to(scores, "fp32"))
         _biased = torch.like(scores, "add")
-        return torch.chosen(scores, mlp.top_k, ops=("new_zeros",))
+        return torch.chosen(scores, mlp.top_k)
 
 
 def _experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn import functional
 
 from measure.trace.cuda.autocast import FP32_OPS, FP32_RESULT_OPS, LOW_PRECISION_OPS, WIDEST_OPS
-from measure.trace.cuda.grouped import grouped_product_in_every_dtype
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES
+from measure.trace.cuda.shapes import shapes_of_kernels
 from measure.trace.cuda.shims import SHIMS, Situation
 from measure.trace.tracer import Recorder
 
@@ -43,8 +43,8 @@ TESTED = {
     "paged_states",
     "no_overflow",
     "flash_attention",
-    "grouped_product",
-    "softplus_gradient",
+    "shapes",
+    "norm_statistics",
     "recurrent_mask",
     "recurrent_kernels",
 }
@@ -509,7 +509,7 @@ def test_grouped_products_of_every_dtype_have_the_shapes_of_the_cpu() -> None:
             torch._grouped_mm(rows, matrices, ends),
             torch._grouped_mm(rows.t(), torch.ones(6, 32, dtype=dtype), ends),
         ]
-        with grouped_product_in_every_dtype(), FakeTensorMode() as mode:
+        with shapes_of_kernels(), FakeTensorMode() as mode:
             fakes = [
                 mode.from_tensor(each) for each in (rows, matrices, ends, torch.ones(6, 32, dtype=dtype))
             ]
@@ -531,7 +531,24 @@ def test_a_gradient_of_softplus_has_the_layout_of_what_comes_in() -> None:
     real = strides()
     with FakeTensorMode():
         assert strides() != real
-    with shimmed("softplus_gradient"):
+    with shimmed("shapes"):
         assert strides() == real
     with FakeTensorMode():
         assert strides() != real
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_layer_norm_keeps_its_statistics_in_fp32(dtype: torch.dtype) -> None:
+    """Fake tensors of a CPU have them in the dtype of the rows."""
+
+    def dtypes() -> list[torch.dtype]:
+        rows = torch.ones(4, 8, dtype=dtype)
+        made = torch.ops.aten.native_layer_norm(rows, [8], torch.ones(8, dtype=dtype), None, 1e-5)
+        return [each.dtype for each in made]
+
+    with FakeTensorMode():
+        assert dtypes() == [dtype] * 3
+    with shimmed("norm_statistics"):
+        assert dtypes() == [dtype, torch.float32, torch.float32]
+    with FakeTensorMode():
+        assert dtypes() == [dtype] * 3

@@ -20,7 +20,6 @@ from measure.worker.workloads.random_model import (
     _random_model,
     _RandomWeight,
     model_config,
-    quantization_config,
 )
 
 CPU = torch.device("cpu")
@@ -38,22 +37,6 @@ def test_the_configuration_is_that_of_the_catalog_without_a_cache() -> None:
     config = model_config(job, job.scenario())
     assert (config.model_type, config.hidden_size) == ("qwen2", 896)
     assert (config._attn_implementation, config.use_cache) == ("eager", False)
-
-
-def test_bitsandbytes_is_told_what_the_recipe_says() -> None:
-    """QLoRA is nf4 with scales that are quantised again; plain bases are told nothing."""
-    import_or_skip("bitsandbytes")
-    assert quantization_config(case().scenario().recipe) is None
-    assert quantization_config(case(method="int8").scenario().recipe).load_in_8bit
-    four = quantization_config(case(method="qlora", quant_storage="bf16").scenario().recipe)
-    assert (four.load_in_4bit, four.bnb_4bit_quant_type, four.bnb_4bit_use_double_quant) == (
-        True,
-        "nf4",
-        True,
-    )
-    assert (four.bnb_4bit_compute_dtype, four.bnb_4bit_quant_storage) == (torch.bfloat16, torch.bfloat16)
-    plain = quantization_config(case(method="qlora").scenario().recipe)
-    assert plain.bnb_4bit_quant_storage == torch.uint8
 
 
 def test_random_weights_are_read_as_those_of_a_file() -> None:

@@ -1,0 +1,55 @@
+"""Bases in 8 and 4 bits: what Transformers is told when it loads them, and what PEFT does before adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from measure.recipe.adapters import DTYPES
+from measure.recipe.checkpointing import checkpoint_kwargs
+from planner.domain.recipes.recipe import Recipe
+from planner.domain.scenario import Scenario
+
+FOUR_BIT = ("nf4", "fp4")
+
+
+def quantization_config(recipe: Recipe, whole: Sequence[str] = ()) -> Any:
+    """The configuration of bitsandbytes, ``None`` where nothing is quantised by it.
+
+    ``whole``: paths of matrices that the checkpoint holds as they were.
+    """
+    import transformers
+
+    numerics = recipe.numerics
+    make: Any = transformers.BitsAndBytesConfig
+    # It stands in for the head, which is left out by default.
+    left_out = ["lm_head", *whole] if whole else None
+    if numerics.quantization == "int8":
+        return make(load_in_8bit=True, llm_int8_skip_modules=left_out)
+    if numerics.quantization not in FOUR_BIT:
+        return None
+    return make(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=numerics.quantization,
+        bnb_4bit_use_double_quant=numerics.double_quant,
+        bnb_4bit_compute_dtype=DTYPES[numerics.compute_dtype],
+        bnb_4bit_quant_storage=DTYPES[numerics.quant_storage] if numerics.quant_storage else torch.uint8,
+        llm_int8_skip_modules=left_out,
+    )
+
+
+def prepare_for_kbit(model: Any, scenario: Scenario) -> None:
+    """PEFT's preparation of quantised bases, where the stack calls it."""
+    if scenario.stack.kbit_upcast != "all":
+        return
+    import peft
+
+    recipe = scenario.recipe
+    prepare: Any = peft.prepare_model_for_kbit_training
+    prepare(
+        model,
+        use_gradient_checkpointing=recipe.gradient_checkpointing,
+        gradient_checkpointing_kwargs=checkpoint_kwargs(recipe),
+    )

@@ -1,0 +1,43 @@
+"""What Transformers is told of bases in 8 and 4 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.domain.recipes.recipe import Recipe
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from tests.extras import import_or_skip
+
+torch = import_or_skip("torch")
+import_or_skip("transformers")
+import_or_skip("bitsandbytes")
+
+from measure.recipe.kbit import quantization_config
+
+
+def recipe(**said: Any) -> Recipe:
+    """Of a small model on one card."""
+    return resolve(from_flags({"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "seq": 64, **said})).recipe
+
+
+def test_bitsandbytes_is_told_what_the_recipe_says() -> None:
+    """QLoRA is nf4 with scales that are quantised again; plain bases are told nothing."""
+    assert quantization_config(recipe(method="full")) is None
+    assert quantization_config(recipe(method="int8")).load_in_8bit
+    four = quantization_config(recipe(method="qlora", quant_storage="bf16"))
+    assert (four.load_in_4bit, four.bnb_4bit_quant_type, four.bnb_4bit_use_double_quant) == (
+        True,
+        "nf4",
+        True,
+    )
+    assert (four.bnb_4bit_compute_dtype, four.bnb_4bit_quant_storage) == (torch.bfloat16, torch.bfloat16)
+    plain = quantization_config(recipe(method="qlora"))
+    assert plain.bnb_4bit_quant_storage == torch.uint8
+
+
+def test_matrices_that_stay_whole_are_named_beside_the_head() -> None:
+    """Transformers leaves the head out by itself, unless it is told anything."""
+    assert quantization_config(recipe(method="qlora")).llm_int8_skip_modules is None
+    told = quantization_config(recipe(method="int8"), ["layers.0.mlp"])
+    assert told.llm_int8_skip_modules == ["lm_head", "layers.0.mlp"]
