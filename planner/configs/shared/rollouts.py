@@ -119,9 +119,9 @@ trainer/grpo_trainer.py ``_compute_loss``).
 def read_rollout(
     keys: Keys, reading: Reading, *, old: bool, prompt: str = "max_prompt_length", mode: str = ""
 ) -> None:
-    """Enter what a file or a section says about generation; ``old``: it has a key that TRL 0.27 or a later one
-    dropped; ``prompt``: the key to whose tokens prompts are cut; ``mode``: of vLLM, where the tool has one of
-    its own.
+    """Enter what a file or a section says about generation; ``old``: it has a key that TRL 0.27 or a later
+    one dropped; ``prompt``: the key to whose tokens prompts are cut; ``mode``: of vLLM, where the tool has
+    one of its own.
 
     Raises:
         NotModelledError: a way to generate, or a loss, that is not modelled.
