@@ -74,6 +74,8 @@ def command_files(
     remarks = []
     if not job.says_its_tool:
         remarks.append(f"{show(job.script)} is taken to hand its arguments to the tool that their names say")
+    if job.stock:
+        remarks.append(job.stock)
     if takes_defaults(script):
         remarks.append("variables and arguments are counted with the defaults that the script gives them")
     read = replace(

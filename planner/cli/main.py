@@ -95,6 +95,7 @@ def _run(arguments: list[str]) -> int:
     from planner.cli.outcome import Outcome
     from planner.intake.given.flags import command_of, told_by_parser
 
+    _refuse_lists_given_twice(arguments)
     try:
         result = command_of(app).main(arguments, prog_name="plan", standalone_mode=False)
     except typer.Abort:
@@ -136,6 +137,23 @@ def _refuse_values_of_switches(arguments: list[str]) -> None:
             raise UsageError(
                 f"{field.flag} takes no value, but '{show(value)}' follows it; its opposite is {opposite}"
             )
+
+
+def _refuse_lists_given_twice(arguments: list[str]) -> None:
+    """A list is given once: of two the parser keeps the last, and drops what the first one says in silence.
+
+    Raises:
+        UsageError: such a flag stands there again.
+    """
+    from planner.errors import UsageError
+    from planner.intake.given.fields import REQUEST_FIELDS
+
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    given = [word.partition("=")[0] for word in own if word.startswith("--")]
+    lists = [field.flag for field in REQUEST_FIELDS.values() if field.kind == "names"]
+    for flag in lists:
+        if given.count(flag) > 1:
+            raise UsageError(f"{flag} is given twice: write one, with ';' between its parts")
 
 
 def _tell(failure: _CommandError, *, as_json: bool) -> int:

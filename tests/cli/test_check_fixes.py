@@ -250,7 +250,9 @@ def test_nothing_is_overwritten_but_the_config_by_its_own_name(capsys: pytest.Ca
     assert "there.yaml is there already" in err
     assert Path("there.yaml").read_text(encoding="utf-8") == "mine"
     assert sorted(path.name for path in Path().iterdir()) == ["there.yaml", "train.yaml"]
-    assert run(capsys, "train.yaml", "--gpu", "3090", "--write", "train.yaml")[0] == 0
+    code, out, _ = run(capsys, "train.yaml", "--gpu", "3090", "--write", "train.yaml")
+    assert code == 0
+    assert "Overwritten: train.yaml" in out
 
 
 def test_what_cannot_be_mended_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:

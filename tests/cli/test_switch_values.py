@@ -39,3 +39,19 @@ def test_a_value_after_a_switch_is_named(capsys: pytest.CaptureFixture[str], val
     """The sentence names the switch and its opposite instead of a command that does not exist."""
     assert main([*JOB, "--double-quant", value]) == 2
     assert "--no-double-quant" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "again", [("--switches", "zero12_overlap=false"), ("--switches=zero12_overlap=false",)]
+)
+def test_a_list_given_twice_is_refused(capsys: pytest.CaptureFixture[str], again: tuple[str, ...]) -> None:
+    """The parser would keep the last one alone, and the switches of the first would be lost unseen."""
+    assert main([*JOB, "--switches", "zero_auto_buckets=true", *again]) == 2
+    assert "--switches is given twice" in capsys.readouterr().err
+
+
+def test_one_word_may_stand_behind_the_end_of_flags() -> None:
+    """Arguments of a program that is traced are its own."""
+    from planner.cli.main import _refuse_lists_given_twice
+
+    _refuse_lists_given_twice(["--switches", "a=b", "--", "python", "train.py", "--switches", "c=d"])

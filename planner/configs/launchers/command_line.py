@@ -8,14 +8,12 @@ ms-swift 4.6.0 swift/cli/main.py; llamafactory 0.9.5 launcher.py; axolotl 0.19.0
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.configs.launchers.fsdp_keys import found_file
 from planner.configs.launchers.handed_over import handed_over
 from planner.configs.launchers.launched_processes import (
     LOADS_ON_HOST,
@@ -34,6 +32,7 @@ from planner.configs.launchers.launcher_options import (
     TORCHRUN_SWITCHES,
     names_of,
 )
+from planner.configs.launchers.named_files import launch_table, named_file
 from planner.configs.launchers.script_names import MODULES_OF, refuse_script, said_by_name, trains_always
 from planner.configs.launchers.shell import commands_with_variables
 from planner.configs.tools.unsloth.unsloth_train import in_sections
@@ -89,7 +88,7 @@ class Started:
     as a configuration of Accelerate says it.
 
     ``words``: as they were written.  ``tool``: where the command itself says it.  ``task``: the one that the
-    script's name says.
+    script's name says.  ``stock``: whose launch file is counted in place of one that is not there.
     """
 
     words: list[str]
@@ -98,6 +97,7 @@ class Started:
     launch: dict[str, Any] = field(default_factory=dict)
     tool: str | None = None
     task: str = ""
+    stock: str = ""
 
     @property
     def says_its_tool(self) -> bool:
@@ -277,17 +277,20 @@ def _refuse_options_in(path: Path, words: Sequence[str]) -> None:
 def _accelerate(path: Path, words: list[str]) -> Started:
     options, rest = _options(path, words[2:], ACCELERATE_SWITCHES)
     job = Started(words, rest[0], _arguments(path, rest[1:]))
-    job.launch = _launch_table(path, options)
+    job.launch, job.stock = _launch_table(path, options)
     # A number in the script's own file is for another launcher, which this one does not ask.
     job.arguments.pop("num_processes", None)
     return job
 
 
-def _launch_table(path: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Options of ``accelerate launch`` over the file that they name, whose keys they win over."""
+def _launch_table(path: Path, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Options of ``accelerate launch`` over the file that they name, whose keys they win over; whose file it
+    is where it is not there.
+    """
     table: dict[str, Any] = {}
+    stock = ""
     if (file := options.pop("config_file", None)) is not None:
-        table = dict(read_document(_named(path, file)).table)
+        table, stock = launch_table(path, file)
     for name in ("m", "module", "no_python", "quiet", "q", "num_cpu_threads_per_process", "multi_gpu"):
         options.pop(name, None)
     kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM"}
@@ -307,7 +310,7 @@ def _launch_table(path: Path, options: dict[str, Any]) -> dict[str, Any]:
             table[part] = {**(table.get(part) or {}), name: value}
     alone = table.get("num_processes") == 1
     table["distributed_type"] = chosen or table.get("distributed_type") or ("NO" if alone else "MULTI_GPU")
-    return table
+    return table, stock
 
 
 def _torchrun(path: Path, words: list[str]) -> Started:
@@ -354,7 +357,7 @@ def _llama_factory(path: Path, words: list[str]) -> Started:
     rest = words[2:]
     if not rest or not rest[0].endswith((".yaml", ".yml")):
         return Started(words, words[1], _arguments(path, rest), {}, "llama-factory")
-    table = dict(read_document(_named(path, rest[0])).table)
+    table = dict(read_document(named_file(path, rest[0])).table)
     for word in rest[1:]:
         name, mark, value = word.partition("=")
         if not mark:
@@ -426,7 +429,7 @@ def _arguments(path: Path, words: Sequence[str]) -> dict[str, Any]:
     for name, values in _groups(path, words):
         if name in ("", "config"):
             for file in values:
-                base |= read_document(_named(path, file)).table
+                base |= read_document(named_file(path, file)).table
         elif not values and name.startswith(_FALSE) and name not in _KEPT_NO:
             found[name.removeprefix(_FALSE)] = False
         else:
@@ -476,23 +479,3 @@ def _scalar(value: Any) -> Any:
             return value
         return table if isinstance(table, dict) else value
     return value
-
-
-def _named(path: Path, file: Any) -> Path:
-    """A file of the command, from here, from the folder of the script ``path`` or from one above it;
-    a variable in its name is not expanded.
-
-    Raises:
-        UsageError: it has one.
-        InputFileError: the file is in none of these folders.
-    """
-    if "$" in str(file):
-        raise UsageError(f"{path}: the file '{show(str(file))}' has a variable in its name: write it out")
-    here = Path(str(file))
-    if os.path.exists(here):  # noqa: PTH110 - Path.exists fails at names that are too long
-        return here
-    if (found := found_file(here, path)) is not None:
-        return found
-    raise InputFileError(
-        path, f"no such file: {show(str(file))}; check the job from the folder in which it is launched"
-    )

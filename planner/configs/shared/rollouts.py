@@ -7,14 +7,22 @@ axolotl 0.19.0 utils/schemas/trl.py and core/trainers/grpo/__init__.py.
 
 from __future__ import annotations
 
-from planner.configs.said_by_file import Reading
+from planner.configs.said_by_file import Reading, Stop
+from planner.configs.shared.age import first_held
 from planner.configs.shared.keys import Keys
+from planner.domain.model import ModelSpec
 from planner.errors import REFUSED_BY_TOOL, UsageError
 from planner.words import words
 
 _CONFIG = "trl 1.16.0 trainer/grpo_config.py"
 UP_TO_0_17 = "vllm_device"
 """A key of GRPO from TRL 0.14 to 0.17; read as 0.15 and later, where a batch holds completions."""
+_SINCE_0_26 = (
+    *("num_generations_eval", "vllm_max_model_length", "vllm_importance_sampling_mode", "log_unique_prompts"),
+    *("use_bias_correction_kl", "multi_objective_aggregation", "off_policy_mask_threshold"),
+    "max_tool_calling_iterations",
+)
+"""Keys that no configuration of GRPO has before TRL 0.26 (trl 0.25.0 and 0.26.0 trainer/grpo_config.py)."""
 _PROMPTS = "prompts are not cut, so the longest one decides: say --seq, which holds prompt and completion"
 _UNMODELLED = {
     "use_liger_loss": "Liger's loss of GRPO is not modelled",
@@ -22,9 +30,6 @@ _UNMODELLED = {
     "use_transformers_paged": "generation in pages is not modelled",
     "use_transformers_continuous_batching": "generation in pages is not modelled",
     "cache_implementation": "a cache of another kind than the growing one is not modelled",
-    "disable_dropout": (
-        "GRPO without the dropout that the model has is not modelled; leave it out where there is none"
-    ),
     "cast_lm_head_to_fp32": "a head in fp32 is not modelled",
     "entropy_coef": "an entropy in the loss is not modelled",
     "use_adaptive_entropy": "an entropy in the loss is not modelled",
@@ -63,14 +68,16 @@ trainer/grpo_trainer.py ``_compute_loss``).
 def read_rollout(
     keys: Keys, reading: Reading, *, old: bool, prompt: str = "max_prompt_length", mode: str = ""
 ) -> None:
-    """Enter what a file or a section says about generation; ``old``: it is of a TRL below 0.27; ``prompt``:
-    the key to whose tokens prompts are cut; ``mode``: of vLLM, where the tool has one of its own.
+    """Enter what a file or a section says about generation; ``old``: it has a key that TRL 0.27 or a later
+    one dropped; ``prompt``: the key to whose tokens prompts are cut; ``mode``: of vLLM, where the tool has
+    one of its own.
 
     Raises:
         NotModelledError: a way to generate, or a loss, that is not modelled.
     """
     keys.refuse_switched_on(_UNMODELLED)
     _read_arguments(keys)
+    _read_dropout(keys, reading)
     reading.take(keys, _SHARED)
     _read_sequences(keys, reading)
     _read_reference(keys, reading, old=old)
@@ -93,6 +100,31 @@ def _read_arguments(keys: Keys) -> None:
     part.skip(("stop_token_ids",))
     if part.left_over_here():
         raise keys.not_modelled(name, "arguments of generation are not read from a file")
+
+
+def _read_dropout(keys: Keys, reading: Reading) -> None:
+    """``disable_dropout``: modules of dropout, those of adapters among them, hand on what they are given; of
+    a model that has some of its own that is not modelled.
+
+    Source: trl 0.17.0, 0.24.0 and 1.16.0 trainer/grpo_trainer.py, behind ``get_peft_model``;
+    trainer/utils.py disable_dropout_in_model sets their probability to zero.
+    """
+    name = "disable_dropout"
+    if not keys.flag(name):
+        return
+    where = keys.where(name)
+    if reading.value("method") == "lora":
+        reading.said.pop("lora_dropout", None)
+        reading.say("lora_dropout", 0.0, where, "switched off in the adapters, too")
+    sentence = f"{where}: GRPO without the dropout that this model has is not modelled: leave it out"
+    reading.stops.append(Stop(_drops_itself, sentence, by_tool=False))
+
+
+def _drops_itself(model: ModelSpec) -> bool:
+    """Whether a model has dropout of its own, be it over the residual width or in attention."""
+    blocks = [group.block for group in model.groups]
+    own = any(block.dropouts or block.attention.dropout for block in blocks)
+    return own or model.embedding_dropout
 
 
 def _read_sequences(keys: Keys, reading: Reading) -> None:
@@ -121,7 +153,7 @@ def _read_reference(keys: Keys, reading: Reading, *, old: bool) -> None:
     elif keys.has(UP_TO_0_17):
         # Its last version has it beside a beta of 0.04.
         reading.default("compare_reference", True, f"trl 0.17.0 trainer/grpo_config.py: beta, {UP_TO_0_17}")
-    elif old:
+    elif old and first_held(keys, _SINCE_0_26) is None:
         ages = "beta is 0.04 up to TRL 0.18 and 0 since"
         reading.needs["compare_reference"] = (
             f"{keys.path}: {ages}: say --compare-reference or --no-compare-reference"
@@ -131,9 +163,10 @@ def _read_reference(keys: Keys, reading: Reading, *, old: bool) -> None:
 
 
 def _read_completion(keys: Keys, reading: Reading, cut: str, *, old: bool) -> None:
-    """Lengths; up to TRL 0.27 prompts are cut to ``max_prompt_length``,
-    which is 512 where nothing is said.
+    """Lengths; up to TRL 0.25 prompts are cut to ``max_prompt_length``, which is 512 where nothing is said.
+    TRL 0.26 and 0.27 have the key, and cut nothing (grpo_trainer.py of 0.25.0 and of 0.26.0).
     """
+    cuts = old and first_held(keys, _SINCE_0_26) is None
     completion, prompt = keys.count("max_completion_length"), keys.count(cut)
     if completion is not None:
         reading.say("completion_length", completion, keys.where("max_completion_length"))
@@ -146,7 +179,7 @@ def _read_completion(keys: Keys, reading: Reading, cut: str, *, old: bool) -> No
         completion = 512
         reading.default("completion_length", completion, f"{_CONFIG}: max_completion_length")
     reading.said.pop("seq", None)
-    if prompt is None and (not old or keys.holds(cut)):
+    if prompt is None and (not cuts or keys.holds(cut)):
         reading.needs["seq"] = f"{keys.path}: {_PROMPTS}"
     elif prompt is None:
         reading.default("seq", completion + 512, "trl 0.24.0 trainer/grpo_config.py: max_prompt_length")
@@ -155,6 +188,8 @@ def _read_completion(keys: Keys, reading: Reading, cut: str, *, old: bool) -> No
         reading.say(
             "seq", completion + prompt, where, f"{prompt} of the prompt and {completion} of the completion"
         )
+        if old and not cuts:
+            reading.remark(where, "TRL 0.26 and 0.27 cut no prompt, so longer ones need more than is counted")
 
 
 def _read_generator(keys: Keys, reading: Reading, unsaid: str, *, old: bool) -> None:

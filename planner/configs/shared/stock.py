@@ -24,6 +24,19 @@ def stock_launch_file(name: str) -> tuple[Document, str] | None:
     return _document(Path(f"{name}.yaml"), _tables()["accelerate"].get(name))
 
 
+def stock_launch_file_at(path: Path) -> tuple[Document, str] | None:
+    """The same of a path in the repositories of TRL, alignment-handbook or open-r1, whose files of these
+    names say the same of the engine; those of FSDP differ.
+
+    Source: trl c04074e24 of 2023-09 to f2cd57710 of 2026-07 examples/accelerate_configs; alignment-handbook
+    925acdf and open-r1 1416fa0 recipes/accelerate_configs.
+    """
+    name = path.stem.removeprefix("deepspeed_")
+    name = "multi_gpu" if name == "ddp" else name
+    known = path.parent.name == "accelerate_configs" and name in ("zero1", "zero2", "zero3", "multi_gpu")
+    return stock_launch_file(name) if known else None
+
+
 def stock_engine(name: str) -> Document | None:
     """What the file of an engine says that ms-swift ships under this name, ``None`` for others."""
     found = _document(Path(f"{name}.json"), _tables()["ms-swift"].get(name))

@@ -102,6 +102,8 @@ def refuse_other_trainings(keys: Keys, *, but: tuple[str, ...] = ()) -> None:
     for name, why in _OTHER_TRAININGS.items():
         if keys.has(name) and name not in but:
             raise keys.not_modelled(name, why)
+    # A key of scripts of one's own, which no version of TRL has.
+    keys.refuse_switched_on({"use_unsloth": "Unsloth is not modelled here; --stack unsloth describes it"})
 
 
 def read_student(keys: Keys, reading: Reading, named: str) -> bool:

@@ -8,6 +8,7 @@ import os.path
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
+from pathlib import PurePath
 
 from planner.domain.recipes.job_line import short_job_line
 from planner.errors import ExitCode
@@ -136,7 +137,9 @@ def _written(each: Checked) -> Iterator[Block]:
     if written is None:
         return
     changes = ", ".join(fix.lever.description for fix in each.remedy) or "as it was"
-    yield Note(f"Written: {' and '.join(written.files)} ({changes}). Read again:", "strong")
+    over = PurePath(written.after.config) == PurePath(each.config)
+    done = "Overwritten" if over else "Written"
+    yield Note(f"{done}: {' and '.join(written.files)} ({changes}). Read again:", "strong")
     after = written.after
     if after.subject is None:
         yield Note(f"{_FAILURES[after.failure_code]}: {after.failure}", "bad")

@@ -23,6 +23,7 @@ from planner.configs.shared.trainer_arguments import (
     read_trainer,
 )
 from planner.configs.tools.llama_factory.llama_factory_age import (
+    BEFORE_0_7,
     GONE,
     STACK,
     old_length,
@@ -90,10 +91,8 @@ _BRIDGE = """
     use_megatron_bridge sequence_parallel context_parallel_size use_packed_sequences mixed_precision
     extra_config export_hf_on_finish
 """
-# Keys of 2023 and early 2024 (3198a7e5f, 5549f3593, 17024ebc1, f5ba2190f and 384f0e767 of its history).
-_BEFORE = "layernorm_dtype lora_bf16_mode ref_model_checkpoint resume_lora_training sft_packing"
 _UNMODELLED = {
-    **dict.fromkeys(_BEFORE.split(), "a key of LLaMA-Factory before 0.7, which is not modelled"),
+    **BEFORE_0_7,
     **dict.fromkeys(_BRIDGE.split(), "a key of Megatron Bridge, by which training is not modelled"),
     "use_mca": "USE_MCA=1 before the command decides: say --tool llama-factory-mca",
     "use_hyper_parallel": "HyperParallel is not modelled",

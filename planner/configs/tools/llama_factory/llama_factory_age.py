@@ -67,6 +67,20 @@ _NEW_TEMPLATES = """
     qwen3_5_nothink qwen3_6 qwen3_nothink qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink
     seed_coder seed_oss smollm smollm2 youtu youtu_vl
 """
+BEFORE_0_7 = dict.fromkeys(
+    (
+        *("layernorm_dtype", "lora_bf16_mode", "ref_model_checkpoint", "resume_lora_training", "sft_packing"),
+        *("max_source_length", "max_target_length", "dev_ratio", "prompt_template", "source_prefix"),
+        *("system_prompt", "dpo_ref_model", "dpo_ref_model_checkpoint", "reward_model_checkpoint"),
+        "hf_auth_token",
+    ),
+    "a key of LLaMA-Factory before 0.7, which is not modelled",
+)
+"""Keys of 2023 and early 2024: 3198a7e5f, 5549f3593, 17024ebc1, f5ba2190f and 384f0e767 of its history, and
+src/llmtuner/hparams of v0.0.9 to v0.3.3, which v0.7.0 no longer has.  Until v0.1.8 a sample was as long as
+both lengths together, and later keys say nothing of it.
+"""
+
 GONE = (
     "split",
     "reserved_label_len",

@@ -197,3 +197,28 @@ def test_ppo_of_llama_factory(tmp_path: Path) -> None:
     said = scenario_of(tmp_path, text + "max_new_tokens: 512\nppo_epochs: 2\n")
     assert said.recipe.rollout == replace(ppo, completion_tokens=512, iterations=2)
     assert said.recipe.batch.seq_len == 1536
+
+
+def test_dropout_that_is_switched_off(tmp_path: Path) -> None:
+    """Adapters drop nothing then; a model with dropout of its own is refused."""
+    text = TRL + "max_completion_length: 128\n"
+    assert scenario_of(tmp_path, text, seq=1024).recipe.adapter.dropout > 0
+    silent = text + "disable_dropout: true\n"
+    assert scenario_of(tmp_path, silent, seq=1024).recipe.adapter.dropout == 0
+    with pytest.raises(NotModelledError, match="dropout that this model has"):
+        scenario_of(tmp_path, silent, seq=1024, model="gpt2")
+    assert scenario_of(tmp_path, f"{text}disable_dropout: false\n", seq=1024, model="gpt2")
+
+
+def test_prompts_are_not_cut_since_0_26(tmp_path: Path) -> None:
+    """A key that came then says so: the length is asked for, and there is no reference.  The length of the
+    prompt is counted where it is said, with the remark that it cuts nothing.
+    """
+    newer = OLD + "max_completion_length: 100\nuse_bias_correction_kl: true\n"
+    with pytest.raises(UsageError, match="prompts are not cut"):
+        scenario_of(tmp_path, newer)
+    assert rollout_of(tmp_path, newer, seq=1024) == Rollout(completion_tokens=100, generations=16)
+    assert scenario_of(tmp_path, newer + "max_prompt_length: 300\n").recipe.batch.seq_len == 400
+    remarks = read_config_file(tmp_path / "train.yaml").remarks
+    assert any("cut no prompt" in each.text for each in remarks)
+    assert scenario_of(tmp_path, OLD + "beta: 0.0\n").recipe.batch.seq_len == 256 + 512

@@ -86,6 +86,13 @@ def test_old_trl_keeps_probabilities_of_all_logits(tmp_path: Path) -> None:
         read_config_file(written(tmp_path, TRL + "loss_type: dft\ntorch_dtype: bfloat16\n"))
 
 
+def test_unsloth_that_is_off_changes_nothing(tmp_path: Path) -> None:
+    """A key of scripts in TRL's manner; where it is on, other kernels train."""
+    assert read_config_file(written(tmp_path, TRL + "use_unsloth: false\n")).ignored == ()
+    with pytest.raises(NotModelledError, match="use_unsloth: Unsloth"):
+        read_config_file(written(tmp_path, TRL + "use_unsloth: true\n"))
+
+
 def test_old_trl_turns_no_precision_on(tmp_path: Path) -> None:
     """Before TRL 0.19 neither bf16 nor fp16 was on unless said, so the file is asked;
     later bf16 is the default.

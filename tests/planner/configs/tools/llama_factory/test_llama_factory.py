@@ -273,6 +273,7 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
         (BASE + "stage: dpo\nref_model: a/b\n", "ref_model: a reference that is another model"),
         (BASE + "sft_packing: true\n", "sft_packing: a key of LLaMA-Factory before 0.7"),
+        (BASE + "max_source_length: 1024\n", "max_source_length: a key of LLaMA-Factory before 0.7"),
         (
             BASE + "stage: ppo\noverwrite_cache: true\nreward_model_type: full\n",
             "reward_model_type: a reward model of type full",

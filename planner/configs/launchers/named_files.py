@@ -1,0 +1,51 @@
+"""Files that a command names: where they are looked for, and what is known of those that are not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from planner.configs.launchers.fsdp_keys import found_file
+from planner.configs.shared.stock import stock_launch_file_at
+from planner.configs.yaml_or_json import read_document
+from planner.errors import InputFileError, UsageError, show
+
+
+def named_file(path: Path, file: Any) -> Path:
+    """A file of the command, from here, from the folder of the script ``path`` or from one above it;
+    a variable in its name is not expanded.
+
+    Raises:
+        UsageError: it has one.
+        InputFileError: the file is in none of these folders.
+    """
+    found = _looked_for(path, file)
+    if found is None:
+        raise InputFileError(
+            path, f"no such file: {show(str(file))}; check the job from the folder in which it is launched"
+        )
+    return found
+
+
+def launch_table(path: Path, file: Any) -> tuple[dict[str, Any], str]:
+    """What a file of ``accelerate launch`` says; where it is not there and is one that people know by name,
+    with the sentence that tells whose it is.
+
+    Raises:
+        UsageError: a variable in its name.
+        InputFileError: the file is not there, or cannot be read.
+    """
+    stock = stock_launch_file_at(Path(str(file))) if _looked_for(path, file) is None else None
+    if stock is None:
+        return dict(read_document(named_file(path, file)).table), ""
+    return dict(stock[0].table), f"{show(str(file))} is not here: taken as {stock[1]}"
+
+
+def _looked_for(path: Path, file: Any) -> Path | None:
+    if "$" in str(file):
+        raise UsageError(f"{path}: the file '{show(str(file))}' has a variable in its name: write it out")
+    here = Path(str(file))
+    if os.path.exists(here):  # noqa: PTH110 - Path.exists fails at names that are too long
+        return here
+    return found_file(here, path)
