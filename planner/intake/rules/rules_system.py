@@ -83,14 +83,24 @@ def _divides_fp32(case: Case) -> bool:
 
 
 def _hands_fp32_to_flash(case: Case) -> bool:
-    fused = case.recipe.method != "full" and case.stack.adapter_kernels != "eager"
-    today = case.stack.model_code == "transformers-5" and not fused
+    today = case.stack.model_code == "transformers-5"
     return _divides_fp32(case) and today and case.recipe.attention == "flash2"
+
+
+def _is_plain_lora(case: Case) -> bool:
+    """Whether adapters are as in the dry runs that were compared; checkpoints that are not reentrant end with
+    an error there, for what they compute again is divided by then.
+    """
+    recipe, adapter = case.recipe, case.recipe.adapter
+    plain = adapter is not None and not (adapter.dora or adapter.modules_to_save or adapter.oft_block_size)
+    again = recipe.checkpoint_reentrant or not recipe.gradient_checkpointing
+    return plain and again and case.stack.adapter_kernels == "eager"
 
 
 def _divides_unread_fp32(case: Case) -> bool:
     recipe = case.recipe
-    compared = recipe.method == "full" and recipe.task in ("sft", "pretrain")
+    compared = recipe.method == "full" or _is_plain_lora(case)
+    compared = compared and recipe.task in ("sft", "pretrain")
     compared = compared and recipe.offload == "none" and recipe.attention in ("sdpa", "eager")
     return _divides_fp32(case) and not compared and not _hands_fp32_to_flash(case)
 
@@ -180,11 +190,12 @@ SYSTEM_RULES = (
         _hands_fp32_to_flash,
     ),
     Rule(
-        # Its dry run was compared for full fine-tuning alone.
+        # Its dry runs were compared for full fine-tuning and plain adapters.
         "fp32-shards-unread",
         "not-modelled",
         "Weights that ZeRO-3 divides before it knows their dtype stay in fp32, which is modelled for full "
-        "fine-tuning without offload, by sdpa or eager: say bf16: {enabled: true} in the DeepSpeed file",
+        "fine-tuning and LoRA without fused kernels and with reentrant checkpoints or none, without offload, "
+        "by sdpa or eager: say bf16: {enabled: true} in the DeepSpeed file",
         _divides_unread_fp32,
     ),
     Rule(

@@ -280,7 +280,13 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         },
     ),
     "fp32-shards-unread": (
-        {"gpus": 2, "sharding": "zero3", "switches": ["zero3_divides_fp32=true"]},
+        {
+            "gpus": 2,
+            "sharding": "zero3",
+            "attention": "sdpa",
+            "task": "dpo",
+            "switches": ["zero3_divides_fp32=true"],
+        },
         {
             "gpus": 2,
             "sharding": "zero3",
