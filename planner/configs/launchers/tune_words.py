@@ -20,6 +20,7 @@ TRAINS_NOTHING = frozenset(
     ("generate", "dev/generate_v2", "dev/generate_v2_distributed", "eleuther_eval", "quantize")
 )
 _SINGLE = "_single_device"
+_DEEPEST = 32
 _RECIPES = (
     *("full_finetune_single_device", "full_finetune_distributed"),
     *("lora_finetune_single_device", "lora_finetune_distributed"),
@@ -75,7 +76,7 @@ def overridden(path: Path, table: Mapping[str, Any], words: Sequence[str]) -> di
         if word.startswith("~"):
             _remove(path, made, name)
             continue
-        if not mark or "=" in value or not name:
+        if not mark or "=" in value or not name or name.count(".") > _DEEPEST:
             raise UsageError(
                 f"{path}: '{show(word)}' is no argument of a recipe: they are KEY=VALUE [{REFUSED_BY_TOOL}]"
             )

@@ -36,6 +36,7 @@ def test_words_change_keys_add_them_and_take_them_out() -> None:
     ("text", "kind", "sentence"),
     [
         (f"{ONE} a=b=c", UsageError, "no argument of a recipe: they are KEY=VALUE"),
+        (f"{ONE} {'a.' * 9_000}b=1", UsageError, "no argument of a recipe"),
         (f"{ONE} ~nothing", UsageError, "names no key of the file"),
         ("tune run lora_dpo_distributed a=b", UsageError, "asks for --config FILE"),
         (
