@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 _HEAD_MULTIPLE = 8
+_TAKES = (torch.float16, torch.bfloat16)
 # Of flash_attn_varlen_func in flash-attn 2.8, but for query, key and value.
 _PARAMETERS = (
     "cu_seqlens_q",
@@ -35,6 +36,9 @@ def _attend(
     inputs: tuple[torch.Tensor, ...], bounds: tuple[torch.Tensor | None, int], options: dict[str, Any]
 ) -> torch.Tensor:
     query, key, value = inputs
+    if query.dtype not in _TAKES:
+        # flash-attn 2.8 csrc/flash_attn/flash_api.cpp mha_fwd and mha_varlen_fwd.
+        raise RuntimeError(f"FlashAttention takes float16 and bfloat16 alone, and its query is {query.dtype}")
     edges, longest = bounds
     width = query.size(-1)
     missing = -width % _HEAD_MULTIPLE

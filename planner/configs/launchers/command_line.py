@@ -17,9 +17,11 @@ from typing import Any
 from planner.configs.launchers.handed_over import handed_over
 from planner.configs.launchers.launched_processes import (
     LOADS_ON_HOST,
+    ONE_PROCESS,
     is_on,
     of_axolotl,
     of_llama_factory,
+    of_torchrun,
     processes,
     refuse_unsure,
     say_task_of_v1,
@@ -35,6 +37,7 @@ from planner.configs.launchers.launcher_options import (
 from planner.configs.launchers.named_files import launch_table, named_file
 from planner.configs.launchers.script_names import MODULES_OF, refuse_script, said_by_name, trains_always
 from planner.configs.launchers.shell import commands_with_variables
+from planner.configs.launchers.tune_words import TRAINS_NOTHING, config_and_rest, overridden, refuse_recipe
 from planner.configs.tools.unsloth.unsloth_train import in_sections
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, NotModelledError, UsageError, show
@@ -49,7 +52,6 @@ _TRAINS = names_of(
     "per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps learning_rate "
     "peft_method"
 )
-_OWN_COMMANDS = {"tune": "its file: plan check FILE"}
 # Modules that train.
 _MODULES = ("axolotl.cli.train", "llamafactory.launcher", *MODULES_OF)
 # First word of a command -> its launcher here, and second words that train.
@@ -62,6 +64,7 @@ _PROGRAMS = {
     "lmf": ("llama-factory", ("train", "sft", "dpo", "rm")),
     "axolotl": ("axolotl", ("train",)),
     "unsloth": ("unsloth", ("train",)),
+    "tune": ("torchtune", ("run",)),
 }
 _SAYS_TOOL = frozenset(launcher for launcher, _ in _PROGRAMS.values()) - {"accelerate"}
 # Options of `axolotl train` that are no keys of its config (axolotl 0.19.0 cli/main.py, cli/args.py).
@@ -140,7 +143,7 @@ def started(path: Path, text: str, number: int | None = None) -> Started:
         )
         ways = (
             "accelerate launch, torchrun, deepspeed, python with arguments of Transformers, trl, swift, "
-            "llamafactory-cli, axolotl and unsloth are known; of another script give the job by flags "
+            "llamafactory-cli, axolotl, unsloth and tune are known; of another script give the job by flags "
             "(plan --model NAME ...), or run it without a GPU: measure trace --gpu NAME -- COMMAND"
         )
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
@@ -198,8 +201,6 @@ def _launcher(words: Sequence[str]) -> str:
     if not words:
         return ""
     name, second = Path(words[0]).name, words[1] if len(words) > 1 else ""
-    if name in _OWN_COMMANDS:
-        return "own"
     if name in _PROGRAMS and second in _PROGRAMS[name][1]:
         return _PROGRAMS[name][0]
     if name in _UNREAD_COMMANDS:
@@ -219,8 +220,8 @@ def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool
     if kind == "llama-factory" and words[1] != "train":
         # Words of v1/launcher.py, which the other launcher does not know.
         return is_on(variables, "USE_V1")
-    if kind == "own":
-        return "train" in words or "run" in words
+    if kind == "torchtune":
+        return TRAINS_NOTHING.isdisjoint(words)
     return bool(kind) and (
         kind != "python"
         or _option(words, "-m") in _MODULES
@@ -236,11 +237,6 @@ def _name(word: str) -> str:
 def _is_array(words: Sequence[str]) -> bool:
     """Whether a whole command is the words of an array that stayed as it is written."""
     return bool(words) and _SEVERAL.fullmatch(words[0]) is not None
-
-
-def _own_command(path: Path, words: list[str]) -> Started:
-    name = Path(words[0]).name
-    raise UsageError(f"{path}: {name} reads a file of its own, so check {_OWN_COMMANDS[name]}")
 
 
 def _unread_command(path: Path, words: list[str]) -> Started:
@@ -316,9 +312,16 @@ def _launch_table(path: Path, options: dict[str, Any]) -> tuple[dict[str, Any], 
 def _torchrun(path: Path, words: list[str]) -> Started:
     start = words.index("-m") + 2 if _PYTHON.fullmatch(Path(words[0]).name) else 1
     options, rest = _options(path, words[start:], TORCHRUN_SWITCHES)
-    per_node, nodes = options.get("nproc_per_node", "1"), str(options.get("nnodes", "1")).rpartition(":")[2]
-    launch = processes(per_node, nodes, ranks=True)
-    return Started(words, rest[0], _arguments(path, rest[1:]), launch)
+    return Started(words, rest[0], _arguments(path, rest[1:]), of_torchrun(options))
+
+
+def _tune(path: Path, words: list[str]) -> Started:
+    """Options of torchrun, a recipe, its file and what is said over that."""
+    options, rest = _options(path, words[2:], TORCHRUN_SWITCHES)
+    refuse_recipe(path, rest[0], launched=bool(options))
+    file, more = config_and_rest(path, rest[1:])
+    table = overridden(path, read_document(_named(path, file)).table, more)
+    return Started(words, rest[0], table, of_torchrun(options) if options else dict(ONE_PROCESS), "torchtune")
 
 
 def _deepspeed(path: Path, words: list[str]) -> Started:
@@ -337,7 +340,7 @@ def _deepspeed(path: Path, words: list[str]) -> Started:
 def _python(path: Path, words: list[str]) -> Started:
     """One process; the Trainer would use nn.DataParallel where it sees several GPUs."""
     _, rest = _options(path, words[1:], _PYTHON_SWITCHES)
-    return Started(words, rest[0], _arguments(path, rest[1:]), {"distributed_type": "NO", "num_processes": 1})
+    return Started(words, rest[0], _arguments(path, rest[1:]), dict(ONE_PROCESS))
 
 
 def _trl(path: Path, words: list[str]) -> Started:
@@ -389,8 +392,7 @@ def _unsloth(path: Path, words: list[str]) -> Started:
     """
     arguments = _arguments(path, ["--config" if word == "-c" else word for word in words[2:]])
     arguments.pop("dry_run", None)
-    launch = {"distributed_type": "NO", "num_processes": 1}
-    return Started(words, words[1], in_sections(arguments), launch, "unsloth")
+    return Started(words, words[1], in_sections(arguments), dict(ONE_PROCESS), "unsloth")
 
 
 def _swift(path: Path, words: list[str]) -> Started:
@@ -411,7 +413,7 @@ _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
     "llama-factory": _llama_factory,
     "axolotl": _axolotl,
     "unsloth": _unsloth,
-    "own": _own_command,
+    "torchtune": _tune,
     "unread": _unread_command,
 }
 

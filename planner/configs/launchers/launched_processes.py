@@ -134,6 +134,15 @@ def say_visible(path: Path, launch: MutableMapping[str, Any], variables: Mapping
             launch[VISIBLE] = ",".join(map(str, range(int(seen))))
 
 
+ONE_PROCESS = {"distributed_type": "NO", "num_processes": 1}
+
+
+def of_torchrun(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The launch that options of torchrun say."""
+    per_node, nodes = options.get("nproc_per_node", "1"), str(options.get("nnodes", "1")).rpartition(":")[2]
+    return processes(per_node, nodes, ranks=True)
+
+
 def processes(per_node: Any, nodes: Any, *, ranks: bool = False) -> dict[str, Any]:
     """A launch of so many processes on each node; where a number is not one, the GPUs of the job decide.
     ``ranks``: the launcher says them to a single process, too.

@@ -12,20 +12,21 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from planner.configs.launchers.accelerate import read_counts
 from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.launchers.launch import LAUNCH_LINE
+from planner.configs.launchers.tune_words import COMPONENT
 from planner.configs.said_by_file import Alone, Reading, Stop
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtune_age import LINEAR_LOSS, Age, read_age, read_length
 from planner.configs.tools.torchtune_models import BUILDERS, positions, tables
-from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
+from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document, read_document
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 from planner.files.reading import read_text
 
 TOOL = "torchtune 0.6.1"
 STACK = "torchtune"
 COMPILED_STACK = "torchtune-compile"
-COMPONENT = "_component_"
-"""Key of a nested table that its config parser instantiates (config/_instantiate.py)."""
 # Keys that no other tool has; its files are told by the one above all the same.
 MARKS = frozenset(
     {"enable_activation_offloading", "optimizer_in_bwd", "max_steps_per_epoch", "custom_sharded_layers"}
@@ -150,6 +151,9 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_optimizer(keys, reading)
     _read_checkpointing(keys, reading)
     _read_distribution(keys, reading, old=old)
+    if beside.accelerate is not None and beside.accelerate.name.endswith(LAUNCH_LINE):
+        line = Keys.of(read_document(beside.accelerate))
+        read_counts(line, reading, line.text("distributed_type") or "")
     keys.skip(_HARMLESS)
 
 
@@ -407,7 +411,7 @@ def _read_selection(keys: Keys, reading: Reading) -> None:
     Source: torchtune 0.6.1 recipes/full_finetune_distributed.py:566-580, training/activations.py.
     """
     mode, option = keys.text("ac_mode"), keys.get("ac_option")
-    if mode is None or reading.value("method") != "full" or _single_device_recipe(keys):
+    if mode is None or reading.value("method") != "full" or _single_device_recipe(keys, reading):
         return
     if reading.value("gradient_checkpointing") or mode not in ("full", "selective"):
         raise keys.not_modelled("ac_mode", f"{show(mode)} is not modelled; full and selective are, alone")
@@ -439,8 +443,10 @@ def _read_distribution(keys: Keys, reading: Reading, *, old: bool) -> None:
     found = next((name for name in _DISTRIBUTED if keys.has(name)), "fsdp" if table is not None else None)
     if found is not None:
         reading.say("sharding", kind, keys.where(found), "a key of the distributed recipes")
+    elif reading.script.endswith("_distributed"):
+        reading.say("sharding", kind, reading.script, "the recipe of the command")
     else:
-        recipe = _single_device_recipe(keys)
+        recipe = _single_device_recipe(keys, reading)
         reading.alone = Alone(recipe, sees=1) if recipe else None
         reading.several = (kind, f"{reading.tool} recipes/*_distributed.py: FSDP and no other")
     if {"tok_embeddings", "output"} <= set(keys.names("custom_sharded_layers")):
@@ -451,21 +457,24 @@ def _read_distribution(keys: Keys, reading: Reading, *, old: bool) -> None:
 def _read_old_distribution(keys: Keys, reading: Reading, kind: str) -> str:
     """FSDP1, or ``kind`` where a key of FSDP2's recipes of 2024-08 is there."""
     second = next((name for name in _SECOND_FSDP if keys.has(name)), None)
-    if second is not None or set(_recipes(keys)) == {"lora_finetune_distributed"}:
+    if second is not None or set(_recipes(keys, reading)) == {"lora_finetune_distributed"}:
         # These recipes delete the logits before backward.
-        reading.switch("keeps_outputs", False, keys.where(second) if second else f"{keys.path}: a comment")
+        place = keys.where(second) if second else reading.script or f"{keys.path}: a comment"
+        reading.switch("keeps_outputs", False, place)
     return "fsdp1" if second is None else kind
 
 
-def _single_device_recipe(keys: Keys) -> str:
-    """The recipe that comments of a file run it with, where none of them runs on several GPUs.
+def _single_device_recipe(keys: Keys, reading: Reading) -> str:
+    """The recipe that a command or comments of a file run it with, where none runs on several GPUs.
 
     ``tune run`` refuses several processes of such a recipe (torchtune 0.6.1 _cli/run.py).
     """
-    recipes = _recipes(keys)
+    recipes = _recipes(keys, reading)
     return next(iter(recipes), "") if all(name.endswith("single_device") for name in recipes) else ""
 
 
-def _recipes(keys: Keys) -> tuple[str, ...]:
-    """The recipes that comments of a file run it with."""
+def _recipes(keys: Keys, reading: Reading) -> tuple[str, ...]:
+    """The recipe of the command, else those that comments of a file run it with."""
+    if reading.script:
+        return (reading.script,)
     return tuple(dict.fromkeys(_RUN.findall(read_text(keys.path, MAX_DOCUMENT_BYTES))))

@@ -78,11 +78,31 @@ def _is_too_wide(case: Case) -> bool:
     return widest_head(case.model) > FLASH_WIDEST and not case.stack.masks_wide_heads
 
 
+def _divides_fp32(case: Case) -> bool:
+    return case.stack.zero3_divides_fp32 and case.recipe.sharding.is_zero3
+
+
+def _hands_fp32_to_flash(case: Case) -> bool:
+    today = case.stack.model_code == "transformers-5"
+    return _divides_fp32(case) and today and case.recipe.attention == "flash2"
+
+
+def _is_plain_lora(case: Case) -> bool:
+    """Whether adapters are as in the dry runs that were compared; checkpoints that are not reentrant end with
+    an error there, for what they compute again is divided by then.
+    """
+    recipe, adapter = case.recipe, case.recipe.adapter
+    plain = adapter is not None and not (adapter.dora or adapter.modules_to_save or adapter.oft_block_size)
+    again = recipe.checkpoint_reentrant or not recipe.gradient_checkpointing
+    return plain and again and case.stack.adapter_kernels == "eager"
+
+
 def _divides_unread_fp32(case: Case) -> bool:
     recipe = case.recipe
-    compared = recipe.method == "full" and recipe.task in ("sft", "pretrain")
+    compared = recipe.method == "full" or _is_plain_lora(case)
+    compared = compared and recipe.task in ("sft", "pretrain")
     compared = compared and recipe.offload == "none" and recipe.attention in ("sdpa", "eager")
-    return case.stack.zero3_divides_fp32 and recipe.sharding.is_zero3 and not compared
+    return _divides_fp32(case) and not compared and not _hands_fp32_to_flash(case)
 
 
 def _of_flash(name: Attention) -> tuple[Rule, ...]:
@@ -159,12 +179,23 @@ SYSTEM_RULES = (
         lambda case: case.recipe.sharding.scope == "node" and case.recipe.copies(case.hardware) == 1,
     ),
     Rule(
-        # Its dry run was compared for full fine-tuning alone; FlashAttention reads the dtype of a divided
-        # weight (transformers 5.16 integrations/flash_attention.py get_target_dtype), and finds fp32.
+        # transformers 5.16 integrations/flash_attention.py get_target_dtype takes the dtype of the gathered
+        # weight, which is fp32 in a dry run of axolotl 0.19.0 with its zero3.json, where no autocast is on;
+        # flash-attn 2.8.3 csrc/flash_attn/flash_api.cpp mha_fwd and mha_varlen_fwd check for 16 bits.
+        "fp32-shards-to-flash",
+        "refuse",
+        "Weights that ZeRO-3 divides before it knows their dtype stay in fp32, and FlashAttention stops at "
+        "queries in fp32: say bf16: {enabled: true} in the DeepSpeed file, or attn_implementation: sdpa "
+        f"[{REFUSED_BY_TOOL}]",
+        _hands_fp32_to_flash,
+    ),
+    Rule(
+        # Its dry runs were compared for full fine-tuning and plain adapters.
         "fp32-shards-unread",
         "not-modelled",
         "Weights that ZeRO-3 divides before it knows their dtype stay in fp32, which is modelled for full "
-        "fine-tuning without offload, by sdpa or eager: say bf16: {enabled: true} in the DeepSpeed file",
+        "fine-tuning and LoRA without fused kernels and with reentrant checkpoints or none, without offload, "
+        "by sdpa or eager: say bf16: {enabled: true} in the DeepSpeed file",
         _divides_unread_fp32,
     ),
     Rule(

@@ -112,7 +112,7 @@ def test_arguments_win_over_a_file_of_arguments(text: str) -> None:
         ("python prepare.py --split train", "no command that starts a training"),
         ("torchrun a.py; torchrun b.py", "2 commands that start a training: give one with --command"),
         ('C=(swift sft)\nif a; then C+=(--b c); fi\n"${C[@]}"', r"words of '\$\{C\[@\]\}' depend on more"),
-        ("tune run a --config b.yaml", "reads a file of its own, so check its file"),
+        ("tune run generate --config b.yaml", "no command that starts a training"),
         ("accelerate launch --num_processes 8", "no script stands behind"),
         ("torchrun t.py $ARGS --max_steps 5", r"'\$ARGS' may hold several arguments"),
         ("torchrun t.py lr=3 --max_steps 5", "'lr=3' is no argument"),

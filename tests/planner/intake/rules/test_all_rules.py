@@ -263,8 +263,30 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "optimizer": "badam"},
         {"method": "full", "optimizer": "badam", "train_layers": "first:1"},
     ),
+    "fp32-shards-to-flash": (
+        {
+            "gpus": 2,
+            "sharding": "zero3",
+            "method": "full",
+            "attention": "flash2",
+            "switches": ["zero3_divides_fp32=true"],
+        },
+        {
+            "gpus": 2,
+            "sharding": "zero3",
+            "method": "full",
+            "attention": "sdpa",
+            "switches": ["zero3_divides_fp32=true"],
+        },
+    ),
     "fp32-shards-unread": (
-        {"gpus": 2, "sharding": "zero3", "switches": ["zero3_divides_fp32=true"]},
+        {
+            "gpus": 2,
+            "sharding": "zero3",
+            "attention": "sdpa",
+            "task": "dpo",
+            "switches": ["zero3_divides_fp32=true"],
+        },
         {
             "gpus": 2,
             "sharding": "zero3",
