@@ -76,9 +76,10 @@ def _tables(torch: Operators, view: LayerView) -> tuple[Tensor, Tensor]:
     if spec.rotary_form == "repeated_pairs":
         cos = torch.new(Unit.LENGTH, width, _dtype(view), "repeat_interleave")
         return cos, torch.new(Unit.LENGTH, width, _dtype(view), "repeat_interleave")
-    crossed = spec.rotary_form == "crossed"
-    uncounted = Tensor(None, Unit.LENGTH, width / 2 if crossed else width, _dtype(view))
-    return torch.shared.get(COS, uncounted), torch.shared.get(SIN, uncounted)
+    is_half = spec.rotary_form in ("crossed", "crossed_views")
+    uncounted = Tensor(None, Unit.LENGTH, width / 2 if is_half else width, _dtype(view))
+    cos, sin = torch.shared.get(COS, uncounted), torch.shared.get(SIN, uncounted)
+    return torch.part(cos, uncounted.count), torch.part(sin, uncounted.count)
 
 
 def turned(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +90,7 @@ def turned(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tup
     given, tables = (query.dtype, key.dtype), _tables(torch, view)
     if spec.rotary_result == "fp32":
         query, key = torch.to(query, "fp32"), torch.to(key, "fp32")
-    if spec.rotary_form == "crossed":
+    if spec.rotary_form in ("crossed", "crossed_views"):
         turned_query, turned_key = _crossed(torch, query, key, tables)
     else:
         floated = spec.rotary_result == "floated"
