@@ -49,6 +49,8 @@ class AttentionSpec:
     that after a computation in ``fp32``, or one whose products alone are (``floated``: input and swapped
     input are cast, tables are fp32).
     """
+    tables_by_window: bool = False
+    """Layers with a window have cosines and sines of their own."""
     widened_tables: bool = False
     """Tables have the dtype of the stream, which autocast widens to fp32 before the first layer."""
     joined_rotary: bool = False

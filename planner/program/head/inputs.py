@@ -51,7 +51,10 @@ def make_turns(torch: Operators, views: Sequence[LayerView]) -> None:
 
 def _of_turns(view: LayerView, name: str) -> str:
     spec = view.block.attention
-    return f"{name} {spec.rotary_width or spec.head_dim} {spec.rotary_form}"
+    by_window = spec.tables_by_window and _has_window(view)
+    return (
+        f"{name} {spec.rotary_width or spec.head_dim} {spec.rotary_form}{' of windows' if by_window else ''}"
+    )
 
 
 def _has_window(view: LayerView) -> bool:
