@@ -258,9 +258,10 @@ def materialize(model: nn.Module, recorder: Recorder, number: int = 0) -> None:
             for tensor, places in base.items()
             if hasattr(tensor, "first_dtype")
         }
-        for tensor, places in base.items():
-            if tensor not in narrow:
-                _replace(tensor, places, recorder)
+        come = set(narrow)
+        for tensor in base:
+            if tensor not in come:
+                come |= _arrive(tensor, base, recorder)
         for tensor, block in narrow.items():
             _replace(tensor, base[tensor], recorder)
             recorder.give_back(block)
@@ -303,16 +304,29 @@ def _load_narrow(tensor: Any, places: list[_Place], recorder: Recorder) -> Trace
         return recorder.take(tensor.numel() * tensor.first_dtype.itemsize, "load", "weights")
 
 
+def _arrive(
+    tensor: torch.Tensor, owners: Mapping[torch.Tensor, list[_Place]], recorder: Recorder
+) -> set[torch.Tensor]:
+    """A tensor comes to the card, a quantised matrix with its constants; gives all that came."""
+    module, name, path = owners[tensor][0]
+    come: set[torch.Tensor] = set()
+    passing = []
+    for step in getattr(tensor, "arrival", (name,)):
+        if isinstance(step, str):
+            part = getattr(module, step)
+            _replace(part, owners[part], recorder)
+            come.add(part)
+        else:
+            with recorder.modules.at(path.rpartition(".")[0]):
+                passing.append(recorder.take(step, "load", "dequantization"))
+    for block in reversed(passing):
+        recorder.give_back(block)
+    return come
+
+
 def _replace(tensor: torch.Tensor, places: list[_Place], recorder: Recorder) -> None:
     with recorder.modules.at(places[0][2].rpartition(".")[0]):
-        # A quantised matrix is on the card in full before it is packed.
-        whole = [
-            recorder.take(n_bytes, "load", "dequantization")
-            for n_bytes in getattr(tensor, "loading_bytes", ())
-        ]
         fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        for block in whole:
-            recorder.give_back(block)
     recorder.mark(fake, _role(places[0][2]))
     if isinstance(tensor, nn.Parameter):
         kept: Any = nn.Parameter(fake, requires_grad=tensor.requires_grad)

@@ -8,7 +8,7 @@ from typing import Literal
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed", "unbound"]
-RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
+RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "crossed_views", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
 RotaryResult = Literal["wider", "input", "fp32", "floated"]
 Pieces = Literal["none", "window", "image"]
@@ -40,14 +40,17 @@ class AttentionSpec:
     """Features of each head that rotary positions turn; 0: all."""
     rotary_form: RotaryForm = "halves"
     """What the second product of ``x * cos + turned(x) * sin`` reads: swapped ``halves`` or ``pairs``;
-    ``repeated_pairs``: of tables that each layer repeats for both of a pair; ``crossed``: products of halves,
-    then joined; ``complex``: one product of complex numbers.
+    ``repeated_pairs``: of tables that each layer repeats for both of a pair; ``crossed``: products of halves
+    with tables of one, then joined (``crossed_views``: with the first half of whole tables); ``complex``: one
+    product of complex numbers.
     """
     rotary_result: RotaryResult = "wider"
     """Its dtype: that of the ``wider`` of input and tables, the ``input``'s by a cast (of fp32 tables), or
     that after a computation in ``fp32``, or one whose products alone are (``floated``: input and swapped
     input are cast, tables are fp32).
     """
+    tables_by_window: bool = False
+    """Layers with a window have cosines and sines of their own."""
     widened_tables: bool = False
     """Tables have the dtype of the stream, which autocast widens to fp32 before the first layer."""
     joined_rotary: bool = False

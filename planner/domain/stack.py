@@ -50,8 +50,8 @@ from planner.domain.stack_values import (
     Quantizer,
     QuantizesExperts,
     RewardHead,
+    RotaryInModel,
     RotaryModel,
-    RotaryProduct,
     RotaryRows,
     SdpaMask,
     SoftCaps,
@@ -350,9 +350,9 @@ class Stack(EngineFacts):
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
     rotary_positions: int
     """So many instead, where the stack's own builder of the model says them; else 0."""
-    rotary_product: tuple[RotaryProduct, ...]
-    """Architectures whose angles of positions come from a matrix product, once a pass and before the first
-    layer: ``all``, or ``none``."""
+    rotary_in_model: tuple[RotaryInModel, ...]
+    """Architectures whose cosines and sines are made once a pass, before any layer: ``all``, or ``none``.
+    Their angles come from a matrix product, or behind ``elementwise`` from one element by element."""
     joins_turned_heads: bool
     """Rotary code joins what is turned with what is not, which may be nothing: a copy, head by head."""
 

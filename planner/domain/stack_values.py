@@ -98,9 +98,10 @@ RotaryModel = Literal[
     "starcoder2",
     "olmo",
 ]
-RotaryProduct = Literal[
+RotaryInModel = Literal[
     "none",
     "all",
+    "elementwise",
     "cohere",
     "falcon",
     "glm",

@@ -184,27 +184,40 @@ def _place_by_name(weight: Weight, inside: Collection[str]) -> tuple[int, int, b
 def _pack(stream: RequestStream, job: Job, weight: Weight) -> None:
     """A matrix arrives whole, is packed, and goes; of a checkpoint that is packed already it arrives so.
 
-    int8 is made of an fp16 copy, whatever the dtype: it goes through the host.
-    Source: transformers 5.23 integrations/bitsandbytes.py Bnb8bitQuantize;
-    bitsandbytes 0.50 nn/modules.py Int8Params._quantize.
+    int8 is made of an fp16 copy, whatever the dtype: it goes through the host.  4-bit ones are made with fp32
+    scales, and those that are quantised too are copied less their mean.
+    Source: transformers 5.23 integrations/bitsandbytes.py Bnb4bitQuantize, Bnb8bitQuantize;
+    bitsandbytes 0.50 nn/modules.py Int8Params._quantize, functional.py quantize_4bit.
+    Ignored: bitsandbytes before 0.43 takes the mean off in place.
     """
-    numerics, elements = job.recipe.numerics, weight.count
-    whole: list[Dtype] = [] if numerics.arrives_packed else [numerics.load_dtype]
-    if whole and numerics.quantization == "int8":
-        whole.append("fp16")
-    arrived = [
-        stream.allocate(
-            Unit.ONE, elements * ELEMENT_BYTES[dtype], "dequantization", ("load", weight.name, "whole")
-        )
-        for dtype in whole
-    ]
-    weight.dtype = "int8"
-    packed = packed_bytes(numerics, elements)
-    weight.slot = stream.allocate(Unit.ONE, packed, "weights", ("load", weight.name, "packed"))
-    for slot in arrived:
-        stream.free(slot)
-    for n_bytes in constants(job, weight):
+    numerics = job.recipe.numerics
+    passing, kept = [], list(constants(job, weight))
+
+    def passes(n_bytes: float, name: str) -> None:
+        passing.append(stream.allocate(Unit.ONE, n_bytes, "dequantization", ("load", weight.name, name)))
+
+    def stays(n_bytes: float) -> None:
         stream.allocate(Unit.ONE, n_bytes, "quantization_constants", ("load", weight.name, "scales"))
+
+    four_bit = numerics.quantization in ("nf4", "fp4") and not numerics.arrives_packed
+    scale_bytes = weight.count / _SCALED * ELEMENT_BYTES["fp32"]
+    if not numerics.arrives_packed:
+        passes(weight.count * ELEMENT_BYTES[numerics.load_dtype], "whole")
+    if numerics.quantization == "int8":
+        passes(weight.count * ELEMENT_BYTES["fp16"], "whole")
+    if four_bit and numerics.double_quant:
+        passes(scale_bytes, "fp32 scales")
+    elif four_bit:
+        stays(kept.pop())
+    weight.dtype = "int8"
+    packed = packed_bytes(numerics, weight.count)
+    weight.slot = stream.allocate(Unit.ONE, packed, "weights", ("load", weight.name, "packed"))
+    if four_bit and numerics.double_quant:
+        passes(scale_bytes, "less their mean")
+    for n_bytes in kept:
+        stays(n_bytes)
+    for slot in reversed(passing):
+        stream.free(slot)
 
 
 def constants(job: Job, weight: Weight) -> Iterator[float]:

@@ -233,7 +233,8 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     grown = tuple(CACHE.items()) if role == "token" else ()
     names = {view: names_for(view).items() for view in ends.kinds}
     given = {
-        view: (*((name, shares[known]) for name, known in found), *grown) for view, found in names.items()
+        view: (*((name, shares[known]) for name, known in found if known in shares), *grown)
+        for view, found in names.items()
     }
     made: dict[tuple[int, _Call, Shape], Template] = {}
     for number, view in enumerate(layers):

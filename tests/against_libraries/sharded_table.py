@@ -77,6 +77,7 @@ qwen2.5-7b    lora  zero3  4  none              1  true   4  2048
 qwen2.5-7b    lora  fsdp   4  none              1  true   4  2048
 qwen2.5-7b    qlora zero2  2  none              1  true   4  1024
 qwen2.5-7b    qlora zero3  4  none              1  true   4  1024  bf16
+llama-3.1-8b  qlora zero3  4  none              1  true   2  2048  bf16
 qwen2.5-7b    qlora fsdp   4  none              1  true   4  1024  bf16
 qwen2.5-7b    qlora fsdp   4  none              1  true   4  1024
 qwen2.5-1.5b  qlora fsdp   2  optimizer+params  1  true   2  1024  bf16

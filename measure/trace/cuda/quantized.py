@@ -12,7 +12,7 @@ import importlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -58,7 +58,7 @@ def quantize_on_meta(model: Any, recipe: Recipe, whole: Sequence[str] = ()) -> N
 
 def is_packed(tensor: torch.Tensor) -> bool:
     """Whether a parameter holds the bytes of a k-bit matrix, whatever its dtype says."""
-    return hasattr(tensor, "loading_bytes")
+    return hasattr(tensor, "arrival")
 
 
 def _named(model: nn.Module, class_name: str) -> list[nn.Module]:
@@ -72,23 +72,30 @@ class Params4bit(nn.Parameter):
 
 
 def _stand_in(layer: Any, loaded: torch.dtype) -> None:
-    """Turn a real ``Linear4bit`` on meta into a stand-in that holds its packed bytes and constants."""
+    """Turn a real ``Linear4bit`` on meta into a stand-in that holds its packed bytes and constants.
+
+    ``arrival`` of the weight has in turn what comes to the card: names of what stays, and bytes of what goes
+    once all is there.  The matrix in full is quantised with its fp32 scales; those are quantised less their
+    mean (bitsandbytes 0.50 functional.py quantize_4bit).
+    """
     out_features, in_features = layer.out_features, layer.in_features
     old = layer.weight
     n_elements = out_features * in_features
+    n_blocks = math.ceil(n_elements / BLOCK_ELEMENTS)
     packed = n_elements // 2 // old.quant_storage.itemsize
     weight = Params4bit(torch.empty((packed, 1), dtype=old.quant_storage, device="meta"), requires_grad=False)
-    # PEFT copies these when it wraps the layer; the last one is what the loader holds while it quantises.
+    whole, scales = n_elements * loaded.itemsize, n_blocks * 4
+    nested = (whole, scales, "weight", scales, "offset", "nested_absmax", "absmax", "code")
+    # PEFT copies these when it wraps the layer.
     facts = {
         "compress_statistics": old.compress_statistics,
         "quant_type": old.quant_type,
-        "loading_bytes": (n_elements * loaded.itemsize,),
+        "arrival": nested if old.compress_statistics else (whole, "absmax", "weight", "code"),
     }
     for name, value in facts.items():
         setattr(weight, name, value)
     layer.weight = weight
     layer.expanded_dtype = loaded
-    n_blocks = math.ceil(n_elements / BLOCK_ELEMENTS)
     layer.nested = old.compress_statistics
     if layer.nested:
         layer.register_buffer("absmax", torch.empty(n_blocks, dtype=torch.uint8, device="meta"))
@@ -114,8 +121,8 @@ def _forward_4bit(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
     if layer.compute_dtype is not None:
         inputs = inputs.to(layer.compute_dtype)
     _cast_bias(layer, inputs.dtype)
-    out: torch.Tensor = _MatMul4Bit.apply(inputs, layer.bias, layer)  # type: ignore[no-untyped-call]
-    return out.to(dtype)
+    product: Any = _MatMul4Bit.apply
+    return cast("torch.Tensor", product(inputs, layer.bias, layer).to(dtype))
 
 
 def _cast_bias(layer: Any, dtype: torch.dtype) -> None:
@@ -218,7 +225,7 @@ def int8_stand_in(layer: Any, loaded: torch.dtype) -> None:
         torch.empty((layer.out_features, layer.in_features), dtype=torch.int8, device="meta"), False
     )
     # The tensor as loaded, and the fp16 copy that is quantised (nn/modules.py Int8Params._quantize).
-    weight.loading_bytes = (n_elements * loaded.itemsize, n_elements * 2)
+    weight.arrival = (n_elements * loaded.itemsize, n_elements * 2, "weight", "SCB")
     layer.weight = weight
     layer.register_buffer("SCB", torch.empty(layer.out_features, dtype=torch.float32, device="meta"))
     layer.__class__ = type("Linear8bitLt", (type(layer),), {"forward": _forward})

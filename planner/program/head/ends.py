@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
-from planner.program.head.inputs import make_masks
+from planner.program.head.inputs import make_masks, make_turns
 from planner.program.head.losses import (
     cuts_head,
     cuts_logits,
@@ -131,12 +131,14 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     make_masks(torch, ends.masked)
     if view.block.streams > 1:
         stream = split_streams(torch, view, model, stream)
-    _angles(torch, ends)
+    if model.embedding_dropout:
+        stream = dropout(torch, stream)
+    _turns(torch, ends)
     if view.recipe.offloads_activations and not view.stack.offloads_saved and torch.grad_enabled:
         # Inputs of layers on their way to the host and back, or buffers for them.
         n_staged = view.stack.offloaded_inputs_kept
         torch.outputs = [torch.like(stream, "staged", cost=None) for _ in range(n_staged)]
-    return dropout(torch, stream) if model.embedding_dropout else stream
+    return stream
 
 
 def _with_other_rows(torch: Operators, ends: EndsView, stream: Tensor) -> Tensor:
@@ -152,23 +154,21 @@ def _with_other_rows(torch: Operators, ends: EndsView, stream: Tensor) -> Tensor
     return with_layer_inputs(torch, view, model, stream, rows)
 
 
-def _angles(torch: Operators, ends: EndsView) -> None:
-    """The angles of rotary positions: too small to count, but the product that makes them is the first one.
+def _turns(torch: Operators, ends: EndsView) -> None:
+    """Cosines and sines of rotary positions, where the model makes them once for its layers.
 
     Source: transformers 4.43.4 models/llama/modeling_llama.py LlamaRotaryEmbedding.forward; 4.48.0 to 5.18.0
     models/qwen2/modeling_qwen2.py Qwen2RotaryEmbedding.forward.
     Ignored: that GPT-J, which has a buffer of sines, takes no product.
     """
-    view = ends.layer
     if all(each.block.attention.position != "rope" for each in ends.kinds):
         return
     # ZeRO-3 fetches what comes next at each module that is entered.
     with torch.inside("rotary_emb"):
         decoder = ends.model.decoder or ends.model.architecture
-        if not {"all", decoder}.isdisjoint(view.stack.rotary_product) and view.stack.model_code != "own":
-            spec = view.block.attention
-            width = spec.rotary_width or spec.head_dim
-            torch.new(Unit.LENGTH, width / 2, "fp32", "bmm", cost=None)
+        stack = ends.layer.stack
+        if not {"all", decoder}.isdisjoint(stack.rotary_in_model) and stack.model_code != "own":
+            make_turns(torch, ends.kinds)
 
 
 def token_rows(torch: Operators, ends: EndsView) -> Tensor:

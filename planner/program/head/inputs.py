@@ -1,15 +1,16 @@
-"""What is made once a pass and read by many layers: the attention masks.
+"""What is made once a pass and read by many layers: attention masks, and tables of rotary positions.
 
 Source: transformers 5.23 masking_utils.py create_causal_mask, create_sliding_window_causal_mask, sdpa_mask,
 eager_mask.
 Ignored: what older Transformers make of a mask on the way; alibi slopes, one number for each head and
-position; tables of rotary positions of one pass, below 0.1 % of what a step allocates.
+position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.program.layers.rotary import COS, SIN, turns
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
@@ -25,6 +26,7 @@ def names_for(view: LayerView) -> dict[str, str]:
     makes_own = view.block.attention.softcap and view.stack.soft_caps == "stream"
     needs_mask = (view.recipe.attention == "eager" and not makes_own) or has_mask(view)
     names = {MASK: f"{MASK} of windows" if _has_window(view) else MASK} if needs_mask else {}
+    names |= {name: _of_turns(view, name) for name in (COS, SIN) if view.block.attention.position == "rope"}
     return names | ({BIAS: BIAS} if view.block.attention.position_bias else {})
 
 
@@ -37,6 +39,22 @@ def make_masks(torch: Operators, views: Sequence[LayerView]) -> None:
         attention = view.block.attention
         if attention.position_bias and BIAS not in torch.shared:
             torch.shared[BIAS] = torch.new(Unit.LENGTH_PAIRS, attention.n_heads, "fp32", "mul")
+
+
+def make_turns(torch: Operators, views: Sequence[LayerView]) -> None:
+    """Make each table of cosines and sines."""
+    for view in views:
+        name = names_for(view).get(COS)
+        if name is not None and name not in torch.shared:
+            torch.shared[name], torch.shared[_of_turns(view, SIN)] = turns(torch, view)
+
+
+def _of_turns(view: LayerView, name: str) -> str:
+    spec = view.block.attention
+    by_window = spec.tables_by_window and _has_window(view)
+    return (
+        f"{name} {spec.rotary_width or spec.head_dim} {spec.rotary_form}{' of windows' if by_window else ''}"
+    )
 
 
 def _has_window(view: LayerView) -> bool:

@@ -11,6 +11,8 @@ from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 
+COS, SIN = "cos", "sin"
+
 
 def rotated(
     torch: Operators, view: LayerView, query: Tensor, key: Tensor
@@ -22,9 +24,9 @@ def rotated(
     by_heads = spec.joined_rotary
     query_parts, key_parts = _cut(torch, view, query), _cut(torch, view, key)
     if spec.rotary_join == "inline":
-        table = _table(torch, view)
-        query = torch.cat([_turned(torch, query_parts[0], table), query_parts[1]], by_heads=by_heads)
-        return query, torch.cat([_turned(torch, key_parts[0], table), key_parts[1]], by_heads=by_heads), []
+        tables = _tables(torch, view)
+        query = torch.cat([_turned(torch, query_parts[0], tables), query_parts[1]], by_heads=by_heads)
+        return query, torch.cat([_turned(torch, key_parts[0], tables), key_parts[1]], by_heads=by_heads), []
     turned_query, turned_key = turned(torch, view, query_parts[0], key_parts[0])
     joined_query = torch.cat([turned_query, query_parts[1]], by_heads=by_heads)
     if spec.rotary_join == "forward":
@@ -35,18 +37,49 @@ def rotated(
     return joined_query, torch.cat([turned_key, key_parts[1]], by_heads=by_heads), []
 
 
-def _table(torch: Operators, view: LayerView) -> Tensor:
-    """Cosines or sines, mostly in the embeddings' dtype: too small to count, or repeated in each layer."""
+def turns(torch: Operators, view: LayerView) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of all positions, in the stream's dtype; of the complex form one table of both.
+
+    Source: transformers 5.23 ``forward`` of LlamaRotaryEmbedding, GptOssRotaryEmbedding (angles of one half),
+    DeepseekV2RotaryEmbedding and Llama4TextRotaryEmbedding (``torch.polar``).
+    """
+    spec = view.block.attention
+    width = spec.rotary_width or spec.head_dim
+    op = "mul" if "elementwise" in view.stack.rotary_in_model else "bmm"
+    angles = torch.new(Unit.LENGTH, width / 2, "fp32", op, cost=None)
+    if spec.rotary_form == "complex":
+        _ones = torch.like(angles, "ones_like")
+        numbers = torch.new(Unit.LENGTH, width, "fp32", "polar", cost=[angles])
+        numbers = torch.same(numbers, "mul")
+        return numbers, numbers
+    if spec.rotary_form != "crossed":
+        halves = angles
+        angles = torch.new(Unit.LENGTH, width, "fp32", "cat", cost=[halves])
+    cos = torch.same(torch.like(angles, "cos"), "mul")
+    sin = torch.same(torch.like(angles, "sin"), "mul")
+    return torch.to(cos, _dtype(view)), torch.to(sin, _dtype(view))
+
+
+def _dtype(view: LayerView) -> Dtype:
+    """The dtype of tables: the stream's before the first layer, unless results are cast back."""
+    spec = view.block.attention
+    casts_back = spec.rotary_result in ("input", "floated")
+    return "fp32" if casts_back or (spec.widened_tables and view.dtypes.autocast) else view.embedded
+
+
+def _tables(torch: Operators, view: LayerView) -> tuple[Tensor, Tensor]:
+    """Cosines and sines as products read them: those of the model, or too small to count; some repeat them in
+    each layer.
+    """
     spec = view.block.attention
     width = spec.rotary_width or spec.head_dim
     if spec.rotary_form == "repeated_pairs":
-        repeated: Dtype = "fp32" if spec.rotary_result == "floated" else view.embedded
-        _sines = torch.new(Unit.LENGTH, width, repeated, "repeat_interleave")
-        return torch.new(Unit.LENGTH, width, repeated, "repeat_interleave")
-    # Code that casts results back leaves its tables in fp32.
-    wide = spec.rotary_result == "input" or (spec.widened_tables and view.dtypes.autocast)
-    dtype: Dtype = "fp32" if wide else view.embedded
-    return Tensor(None, Unit.LENGTH, width / 2 if spec.rotary_form == "crossed" else width, dtype)
+        cos = torch.new(Unit.LENGTH, width, _dtype(view), "repeat_interleave")
+        return cos, torch.new(Unit.LENGTH, width, _dtype(view), "repeat_interleave")
+    is_half = spec.rotary_form in ("crossed", "crossed_views")
+    uncounted = Tensor(None, Unit.LENGTH, width / 2 if is_half else width, _dtype(view))
+    cos, sin = torch.shared.get(COS, uncounted), torch.shared.get(SIN, uncounted)
+    return torch.part(cos, uncounted.count), torch.part(sin, uncounted.count)
 
 
 def turned(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,15 +87,15 @@ def turned(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tup
     spec = view.block.attention
     if spec.rotary_form == "complex":
         return _complex(torch, view, query, key)
-    given, table = (query.dtype, key.dtype), _table(torch, view)
+    given, tables = (query.dtype, key.dtype), _tables(torch, view)
     if spec.rotary_result == "fp32":
         query, key = torch.to(query, "fp32"), torch.to(key, "fp32")
-    if spec.rotary_form == "crossed":
-        turned_query, turned_key = _crossed(torch, query, key, table)
+    if spec.rotary_form in ("crossed", "crossed_views"):
+        turned_query, turned_key = _crossed(torch, query, key, tables)
     else:
         floated = spec.rotary_result == "floated"
-        turned_query = _turned(torch, query, table, floated=floated)
-        turned_key = _turned(torch, key, table, floated=floated)
+        turned_query = _turned(torch, query, tables, floated=floated)
+        turned_key = _turned(torch, key, tables, floated=floated)
     if spec.rotary_result == "wider":
         return turned_query, turned_key
     narrow = torch.to(turned_query, given[0])
@@ -71,32 +104,36 @@ def turned(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tup
 
 def turned_query(torch: Operators, view: LayerView, query: Tensor) -> Tensor:
     """The query alone, of a layer that takes keys from another."""
-    return _turned(torch, query, _table(torch, view))
+    return _turned(torch, query, _tables(torch, view))
 
 
-def _turned(torch: Operators, x: Tensor, table: Tensor, *, floated: bool = False) -> Tensor:
+def _turned(torch: Operators, x: Tensor, tables: tuple[Tensor, Tensor], *, floated: bool = False) -> Tensor:
     """``x * cos + rotate_half(x) * sin``; it makes no difference whether halves or pairs are swapped.
 
     ``floated``: both factors are cast to fp32 for their products.
     """
-    straight = torch.mul(torch.to(x, "fp32") if floated else x, table)
+    cos, sin = tables
+    straight = torch.mul(torch.to(x, "fp32") if floated else x, cos)
     first, second = torch.part(x, x.count / 2), torch.part(x, x.count / 2)
     half = torch.cat([torch.same(second, "neg"), first])
     del first, second
     if floated:
         half = torch.to(half, "fp32")
-    crossed = torch.mul(half, table)
+    crossed = torch.mul(half, sin)
     del half
     return torch.add(straight, crossed)
 
 
-def _crossed(torch: Operators, query: Tensor, key: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+def _crossed(
+    torch: Operators, query: Tensor, key: Tensor, tables: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
     """``cat([first * cos - second * sin, second * cos + first * sin])``."""
+    cos, sin = tables
     halves = [(torch.part(x, x.count / 2), torch.part(x, x.count / 2)) for x in (query, key)]
     made = []
     for first, second in halves:
-        one = torch.sub(torch.mul(first, table), torch.mul(second, table))
-        other = torch.add(torch.mul(second, table), torch.mul(first, table))
+        one = torch.sub(torch.mul(first, cos), torch.mul(second, sin))
+        other = torch.add(torch.mul(second, cos), torch.mul(first, sin))
         made.append(torch.cat([one, other], by_heads=True))
         del one, other
     return made[0], made[1]
@@ -105,7 +142,7 @@ def _crossed(torch: Operators, query: Tensor, key: Tensor, table: Tensor) -> tup
 def _complex(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """``view_as_real(view_as_complex(x.float()) * table).type_as(x)``."""
     width = view.block.attention.rotary_width or view.block.attention.head_dim
-    table = Tensor(None, Unit.LENGTH, width, "fp32")
+    table = torch.shared.get(COS) or Tensor(None, Unit.LENGTH, width, "fp32")
     wide_query, wide_key = torch.to(query, "fp32"), torch.to(key, "fp32")
     if view.block.attention.rotary_result == "fp32":
         # Both products are there before one is cast.

@@ -63,7 +63,8 @@ def save_for(tape: Tape, x: Tensor, other: Tensor, *more: Tensor) -> list[Tensor
     """
     if not _is_needed(tape, [x, other, *more]):
         return []
-    pairs = ((x, other), (other, x))
+    # By their names: ``mat2`` or ``other`` before ``self``.
+    pairs = ((other, x), (x, other))
     return [tape.pack(each) if beside.node is not None else keep(_nothing(x)) for each, beside in pairs]
 
 
@@ -131,7 +132,12 @@ def _run(tape: Tape, node: Node, buffers: dict[Node, Tensor]) -> list[Tensor | N
             result.is_view = True
         if result.dtype != dtype:
             result = results[index] = tape.like(result, "to", dtype)
-    node.saved = []
+    # The engine lets go of the gradient before the node does of what it saved, the first one first
+    # (engine.cpp call_function, then release_variables).  What was unpacked for it went the last one first,
+    # as variables of a C++ function do.
+    del gradient
+    node.saved.reverse()
+    node.saved.clear()
     return results
 
 

@@ -197,7 +197,7 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     def backward(*_: object) -> list[Tensor | None]:
         return _flash_gradients(torch, view, shapes, padded)
 
-    out = record(torch, out, [query, key, value], [query, key, value, out, statistics], backward)
+    out = record(torch, out, [query, key, value], [key, query, value, statistics, out], backward)
     if padded != spec.head_dim:
         out = torch.part(out, spec.n_heads * spec.head_dim)
         out.head_by_head = True

@@ -124,16 +124,11 @@ class _Requests:
 
 
 def ignored_sizes(scenario: Scenario) -> set[int]:
-    """Sizes of one number for each token or position and of rotary tables, which the program leaves out."""
+    """Sizes of one number for each token or position, which the program leaves out."""
     batch = scenario.recipe.batch
     tokens, length = int(batch.rows * batch.seq_len), int(batch.seq_len)
-    sizes = {
+    return {
         n_bytes * count for n_bytes in (1, 2, 4, 8) for count in (tokens, length, tokens + int(batch.rows))
-    }
-    # Angles of pairs in fp32, and tables in two or four bytes.
-    heads = [block.attention for block, _ in scenario.model.blocks()]
-    return sizes | {
-        n_bytes * length * (each.rotary_width or each.head_dim) for each in heads for n_bytes in (2, 4)
     }
 
 

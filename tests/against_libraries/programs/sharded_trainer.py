@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, Trai
 
 ROW: dict[str, str] = json.loads(sys.argv[1])
 MODELS = {f"qwen2.5-{size.lower()}": f"Qwen/Qwen2.5-{size}" for size in ("0.5B", "1.5B", "7B")}
+MODELS["llama-3.1-8b"] = "meta-llama/Llama-3.1-8B"
 AUTO = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 OFFLOADS = {"optimizer": "offload_optimizer", "params": "offload_param"}
 AGAIN = {"use_reentrant": False}

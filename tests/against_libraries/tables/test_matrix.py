@@ -17,9 +17,7 @@ from planner.catalog.models import load_model, model_ids
 from tests.extras import import_or_skip
 
 ONE_OF = 12
-# (mean, worst) in percent of the trace, by widths, with little room above what the sample shows.  Tables of
-# rotary positions, which the program leaves out, are a fifth of a percent of small models, and up to 3 where
-# a model has two kinds of layer.
+# (mean, worst) in percent of the trace, by widths, with little room above what the sample shows.
 LIMITS = {
     "allocated": {"real": (0.02, 0.1), "small": (0.25, 3.5)},
     "reserved": {"real": (0.03, 0.5), "small": (0.2, 1.0)},

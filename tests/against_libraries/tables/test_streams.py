@@ -34,6 +34,7 @@ CELLS = [
     Cell(0, "small", "qwen3-8b", "lora", True, "sdpa", 1, 512),
     Cell(0, "small", "gemma-7b", "qlora", True, "sdpa", 1, 512),
     Cell(0, "small", "gemma-2-9b", "lora", False, "eager", 1, 512),
+    Cell(0, "small", "gemma-3-1b", "full", True, "sdpa", 1, 512),
     Cell(0, "small", "phi-3-mini-4k", "full", True, "sdpa", 1, 512),
     Cell(0, "small", "phi-4", "qlora", False, "sdpa", 1, 512),
     Cell(0, "small", "gpt2-large", "lora", True, "eager", 1, 512),

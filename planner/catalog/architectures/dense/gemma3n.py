@@ -84,7 +84,7 @@ def _block(fields: ConfigFields, kind: tuple[int | None, int, bool, Keys], n_lay
     attention = attention_of(
         fields, window_tokens=window, kv_default=2, head_dim_default=256, heads_default=8
     )
-    attention = replace(attention, lends_keys=keys == "lent", widened_tables=True)
+    attention = replace(attention, lends_keys=keys == "lent", widened_tables=True, tables_by_window=True)
     linears = separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias)
     of_values = NormSpec(
         "rms", attention.head_dim, weight=False, on="heads", rows_per_token=attention.n_kv_heads

@@ -78,7 +78,10 @@ def read_gemma3_text(fields: ConfigFields) -> ModelSpec:
     n_layers = fields.layers("num_hidden_layers")
     attention = attention_of(fields, heads_default=8, kv_default=4, head_dim_default=256)
     attention = replace(
-        attention, softcap=_is_capped(fields, "attn_logit_softcapping", default=False), head_norms_last=True
+        attention,
+        softcap=_is_capped(fields, "attn_logit_softcapping", default=False),
+        head_norms_last=True,
+        tables_by_window=True,
     )
     block = _block(fields, attention, fields.text("hidden_activation", "gelu_pytorch_tanh"), n_hidden_norms=4)
     block = replace(block, norms=block.norms + head_norms(attention))

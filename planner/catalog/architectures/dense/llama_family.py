@@ -181,7 +181,9 @@ def read_olmo3(fields: ConfigFields) -> ModelSpec:
     """
     n_layers = fields.layers("num_hidden_layers")
     windows = layer_windows(fields, n_layers, window_field(fields, 4096), alternating_types(n_layers, 4))
-    return with_scaling(decoder(fields, with_windows(_olmo_block(fields), windows)), "wide")
+    block = _olmo_block(fields)
+    block = replace(block, attention=replace(block.attention, tables_by_window=True))
+    return with_scaling(decoder(fields, with_windows(block, windows)), "wide")
 
 
 def _olmo_block(fields: ConfigFields) -> BlockSpec:

@@ -78,7 +78,7 @@ def _latents(fields: ConfigFields) -> _Latents:
     q_rank = fields.optional_integer("q_lora_rank") if "q_lora_rank" in fields.data else 1536
     attention = AttentionSpec(heads, heads, nope_dim + rope_dim, value_dim, joined_rotary=True)
     # V2 turns complex numbers; V3 pairs, unless told to swap halves.
-    form: RotaryForm = "crossed" if fields.flag("rope_interleave", True) else "halves"
+    form: RotaryForm = "crossed_views" if fields.flag("rope_interleave", True) else "halves"
     if fields.text("model_type", "") == "deepseek_v2":
         form = "complex"
     attention = replace(attention, rotary_width=rope_dim, rotary_form=form, rotary_join="forward")

@@ -47,12 +47,16 @@ def test_a_4_bit_matrix_has_a_scale_for_each_64_elements() -> None:
     layer = down_projection("nf4")
     assert stored(layer) == {"weight": ELEMENTS // 2, "absmax": 4 * ELEMENTS // 64, "code": 64}
     assert is_packed(layer.weight)
-    assert layer.weight.loading_bytes == (2 * ELEMENTS,)
+    assert layer.weight.arrival == (2 * ELEMENTS, "absmax", "weight", "code")
 
 
 def test_scales_that_are_quantised_are_bytes_with_a_scale_for_each_256() -> None:
     """2752 blocks of 64 elements are 11 groups of scales."""
-    sizes = stored(down_projection("nf4", double_quant=True))
+    layer = down_projection("nf4", double_quant=True)
+    scales = 4 * ELEMENTS // 64
+    constants = ("offset", "nested_absmax", "absmax", "code")
+    assert layer.weight.arrival == (2 * ELEMENTS, scales, "weight", scales, *constants)
+    sizes = stored(layer)
     assert sizes["absmax"] == ELEMENTS // 64 == 2752
     assert (sizes["nested_absmax"], sizes["offset"]) == (4 * 11, 4)
 
@@ -67,7 +71,7 @@ def test_an_int8_matrix_has_a_scale_for_each_row() -> None:
     """It was loaded in 16-bit, and copied to fp16 before it was quantised."""
     layer = down_projection("int8")
     assert stored(layer) == {"weight": ELEMENTS, "SCB": 4 * ROWS}
-    assert layer.weight.loading_bytes == (2 * ELEMENTS, 2 * ELEMENTS)
+    assert layer.weight.arrival == (2 * ELEMENTS, 2 * ELEMENTS, "weight", "SCB")
 
 
 def test_a_matrix_is_expanded_into_the_dtype_that_was_quantised() -> None:

@@ -74,7 +74,7 @@ def test_a_view_is_not_added_to() -> None:
     assert ops_of(torch, "backward") == ["ones", "mul", "mul", "mm", "mm", "add"]
 
 
-def test_what_a_node_saved_goes_when_it_has_run() -> None:
+def test_the_gradient_goes_when_a_node_has_run_and_then_what_it_saved() -> None:
     """Outputs of two kernels in a row: the later one's goes before the earlier one's gradient is made."""
     torch = Operators()
     torch.enter("forward")
@@ -87,7 +87,7 @@ def test_what_a_node_saved_goes_when_it_has_run() -> None:
     torch.enter("backward")
     run_backward(torch, root, [Tensor(None, Unit.TOKENS, 64, "bf16")])
     # 0 and 1: outputs of tanh and exp; 2 and 3: gradients of exp's and tanh's inputs.
-    assert torch.stages["backward"][:4] == [2, ~1, 3, ~0]
+    assert torch.stages["backward"][:5] == [2, ~1, 3, ~2, ~0]
 
 
 def test_a_gradient_gets_shape_and_dtype_of_its_input() -> None:

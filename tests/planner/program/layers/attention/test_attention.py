@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from planner.domain.attention_shape import AttentionSpec
+from planner.domain.attention_shape import AttentionSpec, RotaryForm
 from planner.program.head.heads import by_heads, split
-from planner.program.layers.rotary import rotated
+from planner.program.layers.rotary import rotated, turns
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Dtype, Tensor
+from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Tensor
 from planner.program.recorded_part import Shape, Template, Terms, run
 from planner.program.view import LayerView
 
@@ -29,6 +29,7 @@ def view_of(spec: AttentionSpec, table: Dtype = "bf16") -> LayerView:
         "block": SimpleNamespace(attention=spec),
         "dtypes": SimpleNamespace(table=table),
         "embedded": table,
+        "stack": SimpleNamespace(rotary_in_model=("all", "elementwise")),
     }
     return SimpleNamespace(**fields)  # type: ignore[return-value]
 
@@ -96,6 +97,32 @@ def test_wide_tables_widen_what_they_turn_unless_it_is_cast_back() -> None:
         ("to", WHOLE),
         ("add", WHOLE),
     ]
+
+
+@pytest.mark.parametrize(
+    ("form", "made_of"),
+    [
+        ("halves", ["mul", "cat", "cos", "mul", "sin", "mul", "to", "to"]),
+        ("crossed", ["mul", "cos", "mul", "sin", "mul", "to", "to"]),
+        ("complex", ["mul", "ones_like", "polar", "mul"]),
+    ],
+)
+def test_tables_are_made_in_fp32_and_stay_in_the_stream_s_dtype(form: RotaryForm, made_of: list[str]) -> None:
+    """Heads of 8 features: angles of 4; cosines and sines of 8, or of 4 where both halves read the same."""
+
+    def part(torch: Operators, x: Tensor) -> Tensor:
+        torch.shared["cos"], torch.shared["sin"] = turns(torch, view_of(replace(SPEC, rotary_form=form)))
+        return x
+
+    template = run(part, Shape(16, "bf16", False), TERMS)
+    slots = [event for event in template.stages["forward"] if event >= 0]
+    assert [template.ops[slot][1] for slot in slots] == made_of
+    assert template.unit_bytes[slots[0]] == 4 * 4
+    width, n_bytes = {"halves": (8, 2), "crossed": (4, 2), "complex": (8, 4)}[form]
+    kept = {shape.count * ELEMENT_BYTES[shape.dtype] for _, shape in template.shares.values()}
+    assert kept == {width * n_bytes}
+    held = set(slots) - {~event for event in template.stages["forward"] if event < 0}
+    assert len(held) == (1 if form == "complex" else 2)
 
 
 def test_crossed_products_of_halves() -> None:
