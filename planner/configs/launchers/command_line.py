@@ -320,7 +320,7 @@ def _tune(path: Path, words: list[str]) -> Started:
     options, rest = _options(path, words[2:], TORCHRUN_SWITCHES)
     refuse_recipe(path, rest[0], launched=bool(options))
     file, more = config_and_rest(path, rest[1:])
-    table = overridden(path, read_document(_named(path, file)).table, more)
+    table = overridden(path, read_document(named_file(path, file)).table, more)
     return Started(words, rest[0], table, of_torchrun(options) if options else dict(ONE_PROCESS), "torchtune")
 
 
