@@ -30,6 +30,7 @@ from measure.dry_run.libraries import (
     reference_kernels,
     refused,
     stand_ins,
+    state_space_kernels,
     trainer_evaluation,
     triton_kernels,
     trl_generation,
@@ -78,6 +79,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)
     cuda_source.install(native, guesses)
+    state_space_kernels.install(native, guesses)
     reference_kernels.install(guesses)
     inductor.install(imports, native, guesses)
     trl_generation.install(imports, stages, guesses)

@@ -82,10 +82,14 @@ def _managed_memory(guesses: Guesses) -> Change:
 
 
 def _outliers(native: Native) -> Change:
-    """int8 layers look for columns with large values: the trace's share of them is found, in each layer."""
+    """int8 layers look for columns with large values: the trace's share of them is found, in each layer.
+    Up to 0.44 they count such values and read the number, which is a guess (functional.py ``double_quant``).
+    """
 
     def change(module: ModuleType) -> None:
-        quantize = module.int8_vectorwise_quant
+        quantize = getattr(module, "int8_vectorwise_quant", None)
+        if quantize is None:
+            return
 
         def with_outliers(*args: Any, **kwargs: Any) -> Any:
             native.choose(OUTLIER_SHARE)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.backends import cuda
 
 from planner.units import KIB, MIB
 
@@ -86,16 +87,31 @@ def choose_kernel(
 
     ``inputs`` are query, key and value; ``grouped``: fewer key heads are allowed (``enable_gqa``),
     else they must match.  Cards without flash have no memory-efficient kernel in bf16, either.
+    What the program switched off (``torch.nn.attention.sdpa_kernel``) is not taken.  cuDNN's, which takes
+    what flash takes, stands last unless a program leaves nothing else.
     """
     if flash_takes(inputs, mask, grouped=grouped, has_flash=has_flash):
         return "flash"
-    return "efficient" if efficient_takes(inputs, has_flash=has_flash) else "math"
+    if efficient_takes(inputs, has_flash=has_flash):
+        return "efficient"
+    if cuda.math_sdp_enabled():
+        return "math"
+    if cuda.cudnn_sdp_enabled() and _flash_could(inputs, mask, grouped=grouped, has_flash=has_flash):
+        return "flash"
+    message = "No available kernel. Aborting execution."
+    raise RuntimeError(message)
 
 
 def flash_takes(
     inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, grouped: bool, has_flash: bool
 ) -> bool:
     """``sdp::can_use_flash_attention``."""
+    return cuda.flash_sdp_enabled() and _flash_could(inputs, mask, grouped=grouped, has_flash=has_flash)
+
+
+def _flash_could(
+    inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, grouped: bool, has_flash: bool
+) -> bool:
     query, key, value = inputs
     width = query.size(-1)
     same_width = width == key.size(-1) == value.size(-1)
@@ -106,7 +122,7 @@ def flash_takes(
 def efficient_takes(inputs: tuple[torch.Tensor, ...], *, has_flash: bool) -> bool:
     """``sdp::can_use_mem_efficient_attention``: with any mask, and no groups."""
     query, _, value = inputs
-    if query.dtype == torch.bfloat16 and not has_flash:
+    if not cuda.mem_efficient_sdp_enabled() or (query.dtype == torch.bfloat16 and not has_flash):
         return False
     aligned = not any(each.size(-1) % _alignment(query.dtype) for each in (query, value))
     return aligned and _same_heads(inputs)

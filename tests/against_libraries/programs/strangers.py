@@ -11,7 +11,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import random
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -34,6 +36,7 @@ COLUMNS = ("repository", "commit", "folder", "card", "command", "versions", "sec
 class Program:
     """``command`` in ``folder`` of a repository; ``makes`` lays its data into the copy.
     ``options``: of ``measure trace``.  ``transformers``: how its version begins.
+    ``variables``: of its environment, as ``NAME=VALUE``.
     """
 
     repository: str
@@ -44,6 +47,7 @@ class Program:
     makes: Callable[[Path], None] = lambda _: None
     options: tuple[str, ...] = ()
     transformers: str = "5."
+    variables: tuple[str, ...] = ()
 
 
 def _tokens(root: Path) -> None:
@@ -72,7 +76,7 @@ def main(clones: Path) -> None:
         said = {name: getattr(program, name) for name in COLUMNS[:5]}
         if _key(said) in rows or not version("transformers").startswith(program.transformers):
             continue
-        rows[_key(said)] = said | {"versions": versions_here()} | _ran(program, clones)
+        rows[_key(said)] = said | {"versions": versions_here()} | ran(program, clones)
         with PATH.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
@@ -83,7 +87,8 @@ def _key(row: dict[str, str]) -> tuple[str, ...]:
     return tuple(row[name] for name in COLUMNS[:5])
 
 
-def _ran(program: Program, clones: Path) -> dict[str, object]:
+def ran(program: Program, clones: Path) -> dict[str, object]:
+    """Columns of its row, from ``seconds`` on."""
     with tempfile.TemporaryDirectory() as copy:
         archive = ("git", "-C", str(clones / program.repository.split("/")[1]), "archive", program.commit)
         packed = subprocess.run(archive, stdout=subprocess.PIPE, check=True).stdout
@@ -92,8 +97,9 @@ def _ran(program: Program, clones: Path) -> dict[str, object]:
         program.makes(Path(copy))
         words = ("-m", "measure", "trace", "--gpu", program.card, "--json", *program.options, "--")
         begun = time.monotonic()
-        command, folder = [sys.executable, *words, *program.command.split()], Path(copy, program.folder)
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        command, folder = [sys.executable, *words, *shlex.split(program.command)], Path(copy, program.folder)
+        variables = os.environ | dict(each.split("=", 1) for each in program.variables)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=variables)
         seconds = round(time.monotonic() - begun)
     if done.returncode not in (0, 3):
         return {"seconds": seconds, "says": done.stderr.strip().splitlines()[-1][:300]}
