@@ -116,6 +116,8 @@ class Stack(EngineFacts):
     """4-bit weights are expanded into one buffer that stays, and in backward beside it."""
     linear4bit_keeps_input: bool
     """4-bit linears save the input they computed with, although nothing needs it."""
+    linear4bit_copies_scales: bool
+    """The scales of a 4-bit weight that are quantised too are first copied, less their mean."""
     linear4bit_dtype: Linear4bitDtype
     """Dtype of 4-bit linears: the job's (``loaded``: whatever a packed checkpoint says), or fp16."""
     int8_keeps_outlier_weights: bool

@@ -185,10 +185,9 @@ def _pack(stream: RequestStream, job: Job, weight: Weight) -> None:
     """A matrix arrives whole, is packed, and goes; of a checkpoint that is packed already it arrives so.
 
     int8 is made of an fp16 copy, whatever the dtype: it goes through the host.  4-bit ones are made with fp32
-    scales, and those that are quantised too are copied less their mean.
+    scales, which pass where they are quantised, too.
     Source: transformers 5.23 integrations/bitsandbytes.py Bnb4bitQuantize, Bnb8bitQuantize;
     bitsandbytes 0.50 nn/modules.py Int8Params._quantize, functional.py quantize_4bit.
-    Ignored: bitsandbytes before 0.43 takes the mean off in place.
     """
     numerics = job.recipe.numerics
     passing, kept = [], list(constants(job, weight))
@@ -212,7 +211,7 @@ def _pack(stream: RequestStream, job: Job, weight: Weight) -> None:
     weight.dtype = "int8"
     packed = packed_bytes(numerics, weight.count)
     weight.slot = stream.allocate(Unit.ONE, packed, "weights", ("load", weight.name, "packed"))
-    if four_bit and numerics.double_quant:
+    if four_bit and numerics.double_quant and job.stack.linear4bit_copies_scales:
         passes(scale_bytes, "less their mean")
     for n_bytes in kept:
         stays(n_bytes)
