@@ -20,7 +20,7 @@ N_SOURCES = {"allocated": 3, "reserved": 1}
 
 def _errors() -> dict[str, dict[str, list[float]]]:
     """By meter and source, without signs."""
-    measured = {}
+    measured: dict[str, dict[str, str]] = {}
     for path in (ROOT / "data/published").glob("*.csv"):
         measured |= {row["id"]: row for row in csv.DictReader(path.open(encoding="utf-8"))}
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.backends import cuda
 
 from planner.units import KIB, MIB
 
@@ -24,6 +23,8 @@ _HALF = (torch.bfloat16, torch.float16)
 # aten/src/ATen/SDPBackend.h.
 _NUMBERS = {"math": 0, "flash": 1, "efficient": 2}
 _aten = torch.ops.aten
+# Without types: which kernels the program leaves on.
+_SWITCHES: Any = torch.backends.cuda
 
 
 def attention_on(*, has_flash: bool) -> Callable[..., torch.Tensor]:
@@ -94,9 +95,9 @@ def choose_kernel(
         return "flash"
     if efficient_takes(inputs, has_flash=has_flash):
         return "efficient"
-    if cuda.math_sdp_enabled():
+    if _SWITCHES.math_sdp_enabled():
         return "math"
-    if cuda.cudnn_sdp_enabled() and _flash_could(inputs, mask, grouped=grouped, has_flash=has_flash):
+    if _SWITCHES.cudnn_sdp_enabled() and _flash_could(inputs, mask, grouped=grouped, has_flash=has_flash):
         return "flash"
     message = "No available kernel. Aborting execution."
     raise RuntimeError(message)
@@ -106,7 +107,7 @@ def flash_takes(
     inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, grouped: bool, has_flash: bool
 ) -> bool:
     """``sdp::can_use_flash_attention``."""
-    return cuda.flash_sdp_enabled() and _flash_could(inputs, mask, grouped=grouped, has_flash=has_flash)
+    return _SWITCHES.flash_sdp_enabled() and _flash_could(inputs, mask, grouped=grouped, has_flash=has_flash)
 
 
 def _flash_could(
@@ -122,7 +123,7 @@ def _flash_could(
 def efficient_takes(inputs: tuple[torch.Tensor, ...], *, has_flash: bool) -> bool:
     """``sdp::can_use_mem_efficient_attention``: with any mask, and no groups."""
     query, _, value = inputs
-    if not cuda.mem_efficient_sdp_enabled() or (query.dtype == torch.bfloat16 and not has_flash):
+    if not _SWITCHES.mem_efficient_sdp_enabled() or (query.dtype == torch.bfloat16 and not has_flash):
         return False
     aligned = not any(each.size(-1) % _alignment(query.dtype) for each in (query, value))
     return aligned and _same_heads(inputs)
