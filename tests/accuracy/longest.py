@@ -85,7 +85,7 @@ class Case:
 class Answer:
     """What we say of one published length.
 
-    ``tokens``: the longest sequence with P(fits) of one half, to 64 tokens; 0 where none fits.
+    ``tokens``: the length with P(fits) of one half, to a hundredth; 0 where none fits.
     ``probability`` and ``verdict``: of the published length, ``None`` where there is none.
     ``reserved_tokens``: where all that the allocator reserves on an A100 without a limit would reach the
     memory by its name.
@@ -141,7 +141,7 @@ def answer(case: Case, calibration: Calibration) -> Answer:
     at = case.predict(case.published_tokens, calibration) if case.published_tokens else None
     return Answer(
         case=case,
-        tokens=_largest(partial(_fits, case, calibration)),
+        tokens=_even(partial(_fits, case, calibration)),
         probability=None if at is None else at.fits_probability,
         verdict=None if at is None else at.verdict,
         reserved_tokens=_largest(partial(_within_name, case, calibration)),
@@ -180,8 +180,19 @@ def _within_name(case: Case, calibration: Calibration, tokens: int) -> bool:
     return float(memory.reserved_peak_bytes) <= case.vram_gb * GIB
 
 
+def _even(fits: Callable[[int], bool]) -> int:
+    """The length above which as many hundredths still fit as below it do not, up to a fifth around an end.
+
+    Blocks round otherwise in longer sequences, so that some fit where shorter ones do not: a bisection ends
+    at any of several ends.
+    """
+    end = _largest(fits)
+    around = [round(end * thousandths / 1000) for thousandths in range(805, 1200, 10)]
+    return round(end * (0.8 + 0.4 * sum(map(fits, around)) / len(around))) if end else 0
+
+
 def _largest(holds: Callable[[int], bool]) -> int:
-    """The largest multiple of 64 tokens that ``holds``, where all smaller ones do; 0 where none does."""
+    """A multiple of 64 tokens that ``holds`` before one that does not; 0 where none does."""
     low, high = 0, _LONGEST_TOKENS // _STEP_TOKENS
     while high - low > 1:
         middle = (low + high) // 2
