@@ -16,7 +16,14 @@ from measure.trace.assumed import Assumed
 from measure.trace.host_records import NO_HOST_MEMORY, HostMemory
 from measure.trace.report import other_cards, to_text
 from measure.trace.trace_json import to_json
-from planner.allocator.documents.summary import Summary, summarize, timeline_of, timeline_over
+from planner.allocator.documents.summary import (
+    Room,
+    Summary,
+    room_on,
+    summarize,
+    timeline_of,
+    timeline_over,
+)
 from planner.allocator.events import AllocEvent, write_jsonl
 from planner.allocator.settings import parse_settings
 from planner.catalog.hf_config import in_checkpoint_dtype, model_from_config
@@ -215,10 +222,10 @@ class Recorded:
     words: Callable[[tuple[Any, ...]], str] = lambda _: ""
 
 
-def _say(answer: TraceOutput, found: Recorded, limit_bytes: int | None) -> int:
+def _say(answer: TraceOutput, found: Recorded, room: Room | int | None) -> int:
     """Replay each card, answer for the one that needs most, and write the files that were asked for."""
     settings = parse_settings(answer.allocator or "")
-    summaries = {number: summarize(own, limit_bytes, settings) for number, own in found.cards.items()}
+    summaries = {number: summarize(own, room, settings) for number, own in found.cards.items()}
     fullest = max(summaries, key=lambda number: _need_of(summaries[number]))
     summary, events = summaries[fullest], found.cards[fullest]
     assumed = (*other_cards(summaries, fullest), *found.assumed)
@@ -227,7 +234,7 @@ def _say(answer: TraceOutput, found: Recorded, limit_bytes: int | None) -> int:
         write_result(to_json(summary, timeline_of(events, summary), assumed, found.host))
     else:
         write_result(to_text(summary, found.host) + found.words(assumed))
-    return int(ExitCode.GPU_MEMORY_SHORT if _is_full(summary) else ExitCode.FITS)
+    return int(summary.exit_code)
 
 
 def _allocator_of(answer: TraceOutput, scenario: Scenario) -> str:
@@ -263,7 +270,7 @@ def _trace_program(
     program: list[str] | None, given: dict[str, Any], answer: TraceOutput, limit_bytes: int | None
 ) -> int:
     """The same of the user's own program.  Where no ``--fits`` is given,
-    the limit is what the card makes visible.
+    the limit is what the card leaves to the allocator.
     """
     from measure.cli.dry_run import cards_of, run
 
@@ -276,16 +283,13 @@ def _trace_program(
     title = f"{' '.join(program or ()) or answer.check}"[:80] + f", {card.id}"
     found = Recorded(ran.cards, ran.assumed, title, words=lambda all_of: what_was_assumed(ran, all_of))
     answer = replace(answer, allocator=answer.allocator or ran.allocator)
-    return _say(answer, found, limit_bytes or card.visible_memory_bytes)
+    return _say(answer, found, limit_bytes or room_on(card.visible_memory_bytes, cards[1]))
 
 
-def _is_full(summary: Summary) -> bool:
-    return summary.verdict is not None and summary.verdict.out_of_memory is not None
-
-
-def _need_of(summary: Summary) -> tuple[bool, int]:
+def _need_of(summary: Summary) -> tuple[bool, bool, int]:
     """What decides which of the cards of one process the answer is about."""
-    return _is_full(summary), summary.reserved_peak_bytes
+    code = summary.exit_code
+    return code == ExitCode.GPU_MEMORY_SHORT, code == ExitCode.UNCERTAIN, summary.reserved_peak_bytes
 
 
 def _described(fields: Mapping[str, Any], where: str) -> ModelSpec:

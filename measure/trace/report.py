@@ -23,7 +23,7 @@ def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
         ("Allocated", summary.allocated_peak_bytes, summary.peak),
         ("Reserved", summary.reserved_peak_bytes, summary.reserved_peak),
     )
-    lines = [verdict_sentence(summary.verdict)] if summary.verdict is not None else []
+    lines = [] if summary.verdict is None else [verdict_sentence(summary.verdict, summary.otherwise)]
     lines += [_expandable_sentence(summary.expandable)] if summary.expandable is not None else []
     lines += [
         *(
@@ -76,11 +76,22 @@ def other_cards(summaries: Mapping[int, Summary], fullest: int) -> tuple[Assumed
     )
 
 
-def verdict_sentence(verdict: ReplayResult) -> str:
-    """The verdict in one sentence."""
+def verdict_sentence(verdict: ReplayResult, otherwise: ReplayResult | None = None) -> str:
+    """The verdict in one sentence; ``otherwise``: a replay with less room that says otherwise."""
     size = format_gib(verdict.limit_bytes or 0)
     failed = verdict.out_of_memory
     releases = f"gave its cache back {verdict.n_retries} time{'s' if verdict.n_retries > 1 else ''}"
+    if otherwise is not None:
+        less = format_gib(otherwise.limit_bytes or 0)
+        if failed is None:
+            return (
+                f"UNCERTAIN: with {size} for torch's allocator it goes on, with {less} it does not; "
+                "what the CUDA context leaves lies between"
+            )
+        return (
+            f"UNCERTAIN: with {size} for torch's allocator it fails in {in_words(failed.phase)} at "
+            f"{failed.op}, with {less} it goes on; where free blocks lie decides"
+        )
     if failed is not None:
         return (
             f"DOES NOT FIT in {size}: out of memory in {in_words(failed.phase)} at {failed.op} "

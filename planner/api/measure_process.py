@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from planner.errors import ExitCode, NotModelledError, PlannerError, UsageError, how_to_install
 
 _MODULE = "measure"
-_ANSWERS = (ExitCode.FITS, ExitCode.GPU_MEMORY_SHORT)
+_ANSWERS = (ExitCode.FITS, ExitCode.GPU_MEMORY_SHORT, ExitCode.UNCERTAIN)
 _ERRORS: dict[int, type[PlannerError]] = {ExitCode.USAGE: UsageError, ExitCode.NOT_MODELLED: NotModelledError}
 Document = TypeVar("Document")
 

@@ -6,13 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from planner.allocator.documents.trace_document import TraceDocument
-from planner.allocator.events import read_jsonl
 from planner.api.measure_process import need_measure, run_measure
-from planner.cli.under_limit import verdict_under
 from planner.errors import ExitCode, PlannerError, UsageError
 from planner.report.check.checked import Checked
 from planner.report.check.traced import Traced
@@ -47,25 +43,21 @@ def _traced(config: str, launch_file: str, card: str) -> Traced:
         reason = f"--trace runs {config} without {launch_file}; --accelerate {_NO_FILE} counts none, and "
         way_out = "measure trace --gpu CARD:N -- COMMAND runs the whole launch line"
         return Traced(ExitCode.NOT_MODELLED, reason + way_out)
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "events.jsonl"
-        words = ["trace", "--json", f"--check={config}", f"--gpu={card}", f"--events={path}"]
-        try:
-            return _answer(run_measure(TraceDocument, words), path)
-        except PlannerError as error:
-            return Traced(error.exit_code, str(error))
+    try:
+        return _answer(run_measure(TraceDocument, ["trace", "--json", f"--check={config}", f"--gpu={card}"]))
+    except PlannerError as error:
+        return Traced(error.exit_code, str(error))
 
 
-def _answer(document: TraceDocument, events: Path) -> Traced:
-    limit = None if document.verdict is None else document.verdict.limit_bytes
-    verdict = ExitCode.FITS if limit is None else verdict_under(read_jsonl(events), limit)
+def _answer(document: TraceDocument) -> Traced:
+    verdict = document.verdict
     assumed = tuple(
         f"{each.get('name')} at {each.get('origin')}: {each.get('value')}" for each in document.assumptions
     )
     return Traced(
-        verdict,
+        ExitCode.FITS if verdict is None else verdict.exit_code,
         allocated_bytes=document.allocated_peak_bytes,
         reserved_bytes=document.reserved_peak_bytes,
-        limit_bytes=limit,
+        limit_bytes=None if verdict is None else verdict.limit_bytes,
         assumed=assumed,
     )

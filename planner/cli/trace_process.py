@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from planner.allocator.documents.summary import room_on, summarize
 from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import AllocEvent, read_jsonl
 from planner.api.measure_process import run_measure
 from planner.cli.outcome import Outcome, drawn, json_text
-from planner.cli.under_limit import verdict_under
 from planner.errors import UnknownArchitectureError
 from planner.report.prediction.subject import Subject, exit_code_of
 from planner.report.prediction.to_json import prediction_document
@@ -60,7 +60,7 @@ def answer_alone(
     unknown: UnknownArchitectureError, answer: TraceAnswer, limit_bytes: int, output_format: str
 ) -> Outcome:
     """What the modules of an architecture without a program allocate; the replay decides the exit code."""
-    code = verdict_under(answer.events, limit_bytes)
+    code = summarize(answer.events, room_on(limit_bytes)).exit_code
     if output_format == "json":
         return Outcome(json_text(answer.document.model_dump(by_alias=True)), code)
     return drawn(alone_sections(answer.document, unknown.model_type, limit_bytes, code), output_format, code)

@@ -9,27 +9,45 @@ from statistics import mean
 
 import pytest
 
+from planner.allocator.documents.summary import room_on
+from planner.catalog.gpus import load_gpu
 from planner.units import MIB
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "tests/against_libraries/programs/published.csv"
 # Mean errors that the dry run is to stay within, and how many sources say so at least.
+# Rows of data/published/left_out.toml that a program can run: nvidia-smi, less the 1,343 MiB that their page
+# reads with nothing but a context.
+OTHERS = {
+    "hf_perf_doc-003": ("hf_perf_doc", "reserved", 6775 - 1343),
+    "hf_perf_doc-005": ("hf_perf_doc", "reserved", 7275 - 1343),
+    "hf_perf_doc-007": ("hf_perf_doc", "reserved", 4847 - 1343),
+    "hf_perf_doc-009": ("hf_perf_doc", "reserved", 5363 - 1343),
+}
 AIMS = {"allocated": 0.015, "reserved": 0.04}
-N_SOURCES = {"allocated": 3, "reserved": 1}
+N_SOURCES = {"allocated": 3, "reserved": 3}
+
+
+def _room_bytes(card: str) -> int:
+    """More than this no program can have reserved there."""
+    visible_bytes = load_gpu(card.split(":", maxsplit=1)[0]).visible_memory_bytes
+    assert visible_bytes is not None
+    return room_on(visible_bytes).most_bytes
 
 
 def _errors() -> dict[str, dict[str, list[float]]]:
     """By meter and source, without signs."""
-    measured: dict[str, dict[str, str]] = {}
+    measured: dict[str, tuple[str, str, float]] = dict(OTHERS)
     for path in (ROOT / "data/published").glob("*.csv"):
-        measured |= {row["id"]: row for row in csv.DictReader(path.open(encoding="utf-8"))}
+        for row in csv.DictReader(path.open(encoding="utf-8")):
+            if row["peak_memory_mib"]:
+                measured[row["id"]] = (row["source"], row["memory_kind"], float(row["peak_memory_mib"]))
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in csv.DictReader(STORED.open(encoding="utf-8")):
         for each in row["rows"].split(";"):
-            kind = measured[each]["memory_kind"]
-            peak_bytes = float(measured[each]["peak_memory_mib"]) * MIB
-            error = abs(int(row[f"{kind}_bytes"]) / peak_bytes - 1)
-            found[kind][measured[each]["source"]].append(error)
+            source, kind, peak_mib = measured[each]
+            error = abs(min(int(row[f"{kind}_bytes"]), _room_bytes(row["card"])) / (peak_mib * MIB) - 1)
+            found[kind][source].append(error)
     return found
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from measure.trace.trace_json import to_json
-from planner.allocator.documents.summary import summarize, timeline_of
-from planner.allocator.events import AllocEvent, write_jsonl
+from planner.allocator.documents.summary import room_on, summarize, timeline_of
+from planner.allocator.events import AllocEvent
 from planner.api import measure_process
 from planner.cli.main import main
 from planner.units import GIB
@@ -37,17 +37,15 @@ def answering(
 ) -> list[list[str]]:
     """Let the dry run find this peak, or fail; returns the commands that are run."""
     events = [AllocEvent("alloc", 1, peak_bytes, 0, "load", "weights", "empty", "embed")]
-    summary = summarize(events, limit_bytes)
+    summary = summarize(events, room_on(limit_bytes))
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         commands.append(command)
         if error:
             return subprocess.CompletedProcess(command, 6, "", f"measure: {error}\n")
-        write_jsonl(Path(command[-1].removeprefix("--events=")), events)
-        full = summary.verdict is not None and summary.verdict.out_of_memory is not None
         return subprocess.CompletedProcess(
-            command, 3 if full else 0, to_json(summary, timeline_of(events, summary), ()), ""
+            command, summary.exit_code, to_json(summary, timeline_of(events, summary), ()), ""
         )
 
     monkeypatch.setattr(measure_process.subprocess, "run", run)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import PurePath
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
 
@@ -33,12 +33,17 @@ Content = Callable[[Any, str], dict[str, torch.Tensor]]
 
 
 def imports_flash_attention() -> bool:
-    """Whether the program will find a version that imports the package flash-attn where it is defined."""
+    """Whether the program will find a version that imports the package flash-attn where it is defined.
+
+    Before 4.43 each model imports it, if it is there, for itself: there it stays unknown.
+    """
     try:
-        major, minor = version("transformers").split(".")[:2]
+        found = distribution("transformers")
     except PackageNotFoundError:
         return False
-    return (int(major), int(minor)) < _CHANGED
+    major, minor = found.version.split(".")[:2]
+    one_place = Path(str(found.locate_file("transformers/modeling_flash_attention_utils.py")))
+    return (int(major), int(minor)) < _CHANGED and one_place.exists()
 
 
 def load_models(module: ModuleType, dtype_of: Callable[[str], torch.dtype], content: Content) -> None:
@@ -81,7 +86,8 @@ def load_models(module: ModuleType, dtype_of: Callable[[str], torch.dtype], cont
 
 def tied_names(model: Any) -> set[str]:
     """Names that a checkpoint leaves out, because they are another tensor's."""
-    return set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+    named = getattr(model, "_tied_weights_keys", None)
+    return set(named or ()) if model.config.tie_word_embeddings else set()
 
 
 def install_flash_attention(imports: OnImport, assume: Callable[[str], None]) -> None:

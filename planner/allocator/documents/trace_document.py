@@ -12,6 +12,7 @@ from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
 from planner.allocator.replay import Outcome
 from planner.documents import DocumentPart, at
 from planner.domain.term import Phase, TermName
+from planner.errors import ExitCode
 
 TRACE_SCHEMA_ID: Final = "measure/trace@1"
 
@@ -81,8 +82,8 @@ class TracedFailure(DocumentPart):
 
 
 class TracedVerdict(DocumentPart):
-    """The replay on a card of limited size; with expandable segments as well,
-    where it failed without them.
+    """The replay with the most room that the card may leave.  Where it failed, with expandable segments, too;
+    with less room, where that ends otherwise.
     """
 
     limit_bytes: Bytes = at("verdict", "limit_bytes")
@@ -92,7 +93,17 @@ class TracedVerdict(DocumentPart):
     with_expandable_segments: Outcome | None = Field(
         default=None, validation_alias=AliasChoices(AliasPath("expandable", "outcome"), "expandable")
     )
+    less_room_bytes: Bytes | None = Field(
+        default=None, validation_alias=AliasChoices(AliasPath("otherwise", "limit_bytes"), "otherwise")
+    )
     out_of_memory: TracedFailure | None = at("verdict", "out_of_memory")
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """As of a prediction."""
+        if self.less_room_bytes is not None:
+            return ExitCode.UNCERTAIN
+        return ExitCode.FITS if self.out_of_memory is None else ExitCode.GPU_MEMORY_SHORT
 
 
 class TracedHostTerm(DocumentPart):

@@ -11,7 +11,7 @@ from planner.errors import ExitCode
 class Traced:
     """``code``: what the dry run alone would end with, 0, 3 or 4, or why there is none in ``failure``.
 
-    ``assumed``: what had to be guessed, a line each.  ``limit_bytes``: what the card makes visible.
+    ``assumed``: what had to be guessed, a line each.  ``limit_bytes``: the most that torch may reserve.
     """
 
     code: ExitCode

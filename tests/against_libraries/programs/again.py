@@ -54,7 +54,7 @@ def _document(program: str) -> dict[str, Any]:
                     file.write(json.dumps(row) + "\n")
         command = [sys.executable, "-m", "measure", "trace", "--json", *own]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 3):
+    if done.returncode not in (0, 3, 4):
         sys.exit(done.stderr[-2000:])
     document: dict[str, Any] = json.loads(done.stdout)
     return document

@@ -17,6 +17,11 @@ triton 3.0.0, fms-hf-tuning 2.5.0, and of the repository plugins/framework and p
 The table names commit 8641822, but its readings have the fp32 norms of 6178c7c, eight days younger: with
 bf16 norms the row of Llama 2 7B is 3.2 % lower.  Each size of a micro-batch is a constant of the script.
 
+``fsdp_qlora``: transformers 4.37.2, peft 0.9.0, accelerate 0.27.2, bitsandbytes 0.43.0, fastcore 1.5.29, no
+triton, datasets.  Its rows of one long word are made of many short ones, which any tokenizer tells apart.
+
+``classifier.py`` beside this file: transformers 4.28.1 (its page is of 4.15), bitsandbytes 0.43.3.
+
 Old releases of bitsandbytes have no library for the CUDA that torch 2.13 is of: ``BNB_CUDA_VERSION``.
 """
 
@@ -25,6 +30,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import sys
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -40,6 +46,8 @@ NEEDS = {
     "DaoyuanLi2816/can-i-finetune-this": ("bitsandbytes", "0.49.2"),
     "foundation-model-stack/fms-acceleration": ("bitsandbytes", "0.43.3"),
     "Lightning-AI/litgpt": ("bitsandbytes", "0.41.1"),
+    "AnswerDotAI/fsdp_qlora": ("bitsandbytes", "0.43.0"),
+    "huggingface/transformers": ("transformers", "4.28.1"),
 }
 CUDA = ("BNB_CUDA_VERSION=121",)
 
@@ -162,6 +170,48 @@ def _of_litgpt(row: str, size: str, micro_batch: int, quantize: str = "") -> tup
     return program, f"litgpt_resource-{row}"
 
 
+def _short_words(root: Path) -> None:
+    path = root / "train.py"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('["output"*', '["w1 "*'), encoding="utf-8")
+
+
+def _of_fsdp_qlora(rows: str, batch: int, words: str, model: str = "Llama-2-7b-hf") -> tuple[Program, str]:
+    owner = {"Yi-34B": "01-ai"}.get(model, "meta-llama")
+    program = Program(
+        "AnswerDotAI/fsdp_qlora",
+        "50efa1efa0ed1451b466686bc89c07007637ae48",
+        f"python train.py --model_name {model} --reentrant_checkpointing True --dataset dummy "
+        f"--dataset_samples 64 --log_to stdout --batch_size {batch} {words}",
+        card="rtx3090:2",
+        makes=_short_words,
+        options=("--checkpoint", f"{model}={owner}/{model}"),
+        variables=CUDA,
+    )
+    return program, ";".join(f"fsdp_qlora-{each}" for each in rows.split())
+
+
+def _classifier_files(root: Path) -> None:
+    shutil.copy(PATH.with_name("classifier.py"), root)
+
+
+def _of_classifier(row: int, words: str) -> tuple[Program, str]:
+    program = Program(
+        "huggingface/transformers",
+        "",
+        f"python classifier.py {words}",
+        card="v100-16-sxm2",
+        makes=_classifier_files,
+        variables=CUDA,
+    )
+    return program, f"hf_perf_doc-{row:03}"
+
+
+OF_ONE = "per_device_train_batch_size=1 gradient_accumulation_steps=4 gradient_checkpointing=True"
+WHOLE = "--sharding_strategy ddp"
+ON_CARDS, ON_HOST = "--use_cpu_offload False", "--use_cpu_offload True"
+
+
 def _pair(first: int) -> str:
     return f"can_i_finetune-{first};can_i_finetune-{first + 1}"
 
@@ -195,6 +245,25 @@ PROGRAMS = (
     _of_litgpt("067", "13b", 1),
     _of_litgpt("068", "13b", 1, "bnb.nf4"),
     _of_litgpt("069", "13b", 1, "bnb.nf4-dq"),
+    _of_fsdp_qlora("204", 1, f"--context_length 512 --train_type qlora {ON_CARDS}"),
+    _of_fsdp_qlora("205", 1, f"--context_length 2048 --train_type qlora {ON_CARDS}"),
+    _of_fsdp_qlora("206", 1, f"--context_length 512 --train_type lora {ON_CARDS}"),
+    _of_fsdp_qlora("207", 1, f"--context_length 2048 --train_type lora {ON_CARDS}"),
+    _of_fsdp_qlora("208", 4, f"--context_length 2048 --train_type qlora {ON_CARDS}"),
+    _of_fsdp_qlora("209 221", 10, f"--context_length 2048 --train_type qlora {ON_CARDS}"),
+    _of_fsdp_qlora("210", 4, f"--context_length 2048 --train_type lora {ON_CARDS}"),
+    _of_fsdp_qlora("211 218", 6, f"--context_length 2048 --train_type lora {ON_CARDS}"),
+    _of_fsdp_qlora("212 220", 8, f"--context_length 2048 --train_type qlora {ON_CARDS} {WHOLE}"),
+    _of_fsdp_qlora("213 217", 4, f"--context_length 2048 --train_type lora {ON_CARDS} {WHOLE}"),
+    _of_fsdp_qlora("219", 10, f"--context_length 2048 --train_type lora {ON_HOST}"),
+    _of_fsdp_qlora("222", 12, f"--context_length 2048 --train_type qlora {ON_HOST}"),
+    _of_fsdp_qlora("214 223", 2, f"--context_length 2048 --train_type qlora {ON_CARDS}", "Yi-34B"),
+    _of_fsdp_qlora("215 224", 4, f"--context_length 2048 --train_type qlora {ON_HOST}", "Yi-34B"),
+    _of_fsdp_qlora("216 225", 2, f"--context_length 2048 --train_type qlora {ON_HOST}", "Llama-2-70b-hf"),
+    _of_classifier(3, OF_ONE),
+    _of_classifier(5, f"{OF_ONE} fp16=True"),
+    _of_classifier(7, f"{OF_ONE} fp16=True optim=adafactor"),
+    _of_classifier(9, f"{OF_ONE} fp16=True adam8bit"),
 )
 
 

@@ -128,7 +128,7 @@ def _row(corpus: Path, tool: str, name: str) -> dict[str, str]:
         "exit_code": str(done.returncode),
         "seconds": str(round(time.monotonic() - begun)),
     }
-    if done.returncode not in (0, 3):
+    if done.returncode not in (0, 3, 4):
         return row | {"says": done.stderr.strip().splitlines()[-1][:200]}
     document = json.loads(done.stdout)
     row |= {f"{each}_bytes": document[f"{each}_peak_bytes"] for each in ("allocated", "reserved")}

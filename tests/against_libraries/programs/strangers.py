@@ -34,7 +34,8 @@ COLUMNS = ("repository", "commit", "folder", "card", "command", "versions", "sec
 
 @dataclass(frozen=True)
 class Program:
-    """``command`` in ``folder`` of a repository; ``makes`` lays its data into the copy.
+    """``command`` in ``folder`` of a repository; ``makes`` lays its data into the copy, or without a commit
+    the program itself.
     ``options``: of ``measure trace``.  ``transformers``: how its version begins.
     ``variables``: of its environment, as ``NAME=VALUE``.
     """
@@ -90,10 +91,11 @@ def _key(row: dict[str, str]) -> tuple[str, ...]:
 def ran(program: Program, clones: Path) -> dict[str, object]:
     """Columns of its row, from ``seconds`` on."""
     with tempfile.TemporaryDirectory() as copy:
-        archive = ("git", "-C", str(clones / program.repository.split("/")[1]), "archive", program.commit)
-        packed = subprocess.run(archive, stdout=subprocess.PIPE, check=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
-            files.extractall(copy, filter="data")
+        if program.commit:
+            archive = ("git", "-C", str(clones / program.repository.split("/")[1]), "archive", program.commit)
+            packed = subprocess.run(archive, stdout=subprocess.PIPE, check=True).stdout
+            with tarfile.open(fileobj=io.BytesIO(packed)) as files:
+                files.extractall(copy, filter="data")
         program.makes(Path(copy))
         words = ("-m", "measure", "trace", "--gpu", program.card, "--json", *program.options, "--")
         begun = time.monotonic()
@@ -101,7 +103,7 @@ def ran(program: Program, clones: Path) -> dict[str, object]:
         variables = os.environ | dict(each.split("=", 1) for each in program.variables)
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=variables)
         seconds = round(time.monotonic() - begun)
-    if done.returncode not in (0, 3):
+    if done.returncode not in (0, 3, 4):
         return {"seconds": seconds, "says": done.stderr.strip().splitlines()[-1][:300]}
     document = json.loads(done.stdout)
     return {

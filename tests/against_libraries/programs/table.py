@@ -218,7 +218,7 @@ def _row(name: str, program: tuple[str, ...], traced: tuple[str, ...], scripts: 
         seconds = round(time.monotonic() - begun)
         beside = _trace(folder, *TRACED, *traced) if traced else None
     row: dict[str, object] = {"program": name, "versions": _versions(), "seconds": seconds}
-    if done.returncode not in (0, 3):
+    if done.returncode not in (0, 3, 4):
         return row | {"says": done.stderr.strip().splitlines()[-1][:200]}
     document = json.loads(done.stdout)
     row |= {
@@ -226,7 +226,7 @@ def _row(name: str, program: tuple[str, ...], traced: tuple[str, ...], scripts: 
         "reserved_bytes": document["reserved_peak_bytes"],
     }
     row |= {"largest_phase": document["peak"]["phase"], "assumed": len(document["assumptions"])}
-    if beside is not None and beside.returncode in (0, 3):
+    if beside is not None and beside.returncode in (0, 3, 4):
         row["trace_bytes"] = json.loads(beside.stdout)["allocated_peak_bytes"]
     return row
 

@@ -55,8 +55,16 @@ def main(folder: Path, model: str) -> None:
         made: Any = transformers.AutoModelForCausalLM.from_config(config).to(checkpoints.dtype_of(model))
     module: Any = sys.modules["transformers.modeling_utils"]
     module.safe_save_file = write_with_holes
+    # Up to 4.43 all tensors of a shape that have no memory are taken for one.
+    module.id_tensor_storage = _storage_of
     made.save_pretrained(folder, max_shard_size=_MOST_BYTES)
-    _write_words(folder, int(config.get_text_config().vocab_size))
+    # Transformers has it since 4.44.
+    of_text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    _write_words(folder, int(of_text.vocab_size))
+
+
+def _storage_of(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - two tensors are tied if it is the same
 
 
 def write_with_holes(tensors: Mapping[str, Any], path: Any, metadata: Any = None, **_: Any) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from measure.trace.report import to_text
 from measure.trace.trace_json import to_json
-from planner.allocator.documents.summary import summarize
+from planner.allocator.documents.summary import room_on, summarize, timeline_of
 from planner.allocator.documents.timeline import moments_at, phase_peak_events, sampled, spans_of
+from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.replay import replay
 from planner.allocator.settings import parse_settings
-from planner.units import KIB, MIB
+from planner.units import GIB, KIB, MIB
 from tests.planner.allocator.documents.made import EVENTS, alloc, free
 
 
@@ -113,3 +114,34 @@ def test_a_card_that_is_too_small_is_tried_with_expandable_segments(limit_bytes:
     assert roomy.expandable is None
     assert json.loads(to_json(roomy, [], ()))["verdict"]["with_expandable_segments"] is None
     assert summarize(events, limit_bytes, parse_settings("expandable_segments:True")).expandable is None
+
+
+@pytest.mark.parametrize(("visible_gib", "code"), [(11, 0), (10.5, 4), (10.2, 3)])
+def test_what_the_context_leaves_decides(visible_gib: float, code: int) -> None:
+    """A job of 10 GiB beside a context of 0.3 to 0.8 GiB."""
+    events = [alloc(1, 10 * GIB, "load", "weights")]
+    summary = summarize(events, room_on(int(visible_gib * GIB)))
+    assert summary.exit_code == code
+    assert to_text(summary).startswith(("FITS in", "", "", "DOES NOT FIT in", "UNCERTAIN: with")[code])
+    found = TraceDocument.model_validate_json(to_json(summary, timeline_of(events, summary), ())).verdict
+    assert found is not None
+    assert found.exit_code == code
+
+
+def test_a_job_that_goes_on_with_less_room_is_uncertain() -> None:
+    """Below 130 MiB the first block is given back before the third is asked for; above, the third lies in it
+    and keeps it, so 76 MiB more have no room below 136.
+    """
+    events = [
+        alloc(1, 60 * MIB, "load", "weights"),
+        free(1, 60 * MIB, "load"),
+        alloc(2, 70 * MIB, "load", "weights"),
+        alloc(3, 10 * MIB, "load", "weights"),
+        free(2, 70 * MIB, "load"),
+        alloc(4, 76 * MIB, "forward", "saved_activations"),
+    ]
+    codes = {size: summarize(events, size * MIB).exit_code for size in (84, 86, 129, 132, 136)}
+    assert codes == {84: 3, 86: 0, 129: 0, 132: 4, 136: 0}
+    assert to_text(summarize(events, 132 * MIB)).startswith(
+        "UNCERTAIN: with 0.13 GiB for torch's allocator it fails"
+    )
