@@ -283,7 +283,9 @@ def _trace_program(
     title = f"{' '.join(program or ()) or answer.check}"[:80] + f", {card.id}"
     found = Recorded(ran.cards, ran.assumed, title, words=lambda all_of: what_was_assumed(ran, all_of))
     answer = replace(answer, allocator=answer.allocator or ran.allocator)
-    return _say(answer, found, limit_bytes or room_on(card.visible_memory_bytes, cards[1]))
+    visible_bytes = card.visible_memory_bytes
+    room = None if visible_bytes is None else room_on(visible_bytes, cards[1])
+    return _say(answer, found, limit_bytes or room)
 
 
 def _need_of(summary: Summary) -> tuple[bool, bool, int]:

@@ -29,7 +29,7 @@ TIMELINE_MOMENTS = 200
 _CONTEXT_BYTES = (int(0.3 * GIB), int(0.8 * GIB))
 _MOST_NCCL_BYTES = int(0.6 * GIB)
 # Limits that are tried, evenly spaced, where a job fails above its allocated peak.
-_SMALLER = 16
+_SMALLER = 8
 
 
 @dataclass(frozen=True, slots=True)
