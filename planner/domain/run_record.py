@@ -64,8 +64,8 @@ class RunRecord:
       natural lengths; ``tokens_per_sample`` the mean number of real tokens.
     - ``peak_memory_mib`` is the maximum over ranks; ``censored``: above 93 % of the card,
       where the allocator makes do with less.
-    - ``peak_memory_percentile``: ``peak_memory_mib`` is this percentile over the steps; without it,
-      the most of them.
+    - ``peak_memory_percentile``: ``peak_memory_mib`` is this percentile over the steps, loading not among
+      them; without it, the most of the whole run.
     - ``memory_limit_mib``: what the job was allowed of the card, where that is less than all of it.
     - ``checkpoint_every``: every how many layers one is checkpointed, where not all are.
     - ``checkpoint_policy``: what a checkpointed layer keeps, where that is more than its input.

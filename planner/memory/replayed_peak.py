@@ -187,13 +187,12 @@ def _kind(job: Job, name: TermName, is_whole: bool) -> TermKind:
 
 
 def _phase_peaks(done: Replayed, outer: tuple[Term, ...], more: tuple[Term, ...]) -> Iterable[PhasePeak]:
-    """The three levels of each phase.  What one phase reserved stays reserved, so that level never falls."""
-    so_far: Number = 0
+    """The three levels of each phase.  What one phase reserved stays so until the cache is emptied."""
     for each in done.phases:
         uncounted = _in_phase(more, each.phase)
-        so_far = maximum(so_far, each.reserved_bytes + uncounted)
+        reserved = each.reserved_bytes + uncounted
         yield PhasePeak(
-            each.phase, each.allocated_bytes + uncounted, so_far, so_far + _in_phase(outer, each.phase)
+            each.phase, each.allocated_bytes + uncounted, reserved, reserved + _in_phase(outer, each.phase)
         )
 
 

@@ -163,7 +163,7 @@ def predicted(target: Target, coefficients: Coefficients) -> Number | None:
     if record.outcome == "oom":
         return memory.must_have_bytes
     count = scenario.hardware.world_size if record.memory_scope == "all_gpus" else 1
-    return count * level_bytes(memory, record.memory_kind or KIND_WHEN_BLANK, record.phase_reached)
+    return count * level_bytes(memory, record.memory_kind or KIND_WHEN_BLANK, record)
 
 
 def log_errors(target: Target, offsets: Mapping[str, Floats], count: int) -> Floats:

@@ -150,22 +150,27 @@ def compare_memory(record: RunRecord, memory: MemoryPrediction, world_size: int)
     if record.memory_scope == "all_gpus":
         count = world_size
         notes.append(f"of {world_size} GPUs")
-    predicted = float(count * level_bytes(memory, kind, record.phase_reached))
+    predicted = float(count * level_bytes(memory, kind, record))
     return Comparison(
         f"{kind}_bytes", round(record.peak_memory_mib * MIB), round(predicted), ", ".join(notes)
     )
 
 
-def level_bytes(memory: MemoryPrediction, kind: MemoryKind, reached: Phase | None) -> Number:
+def level_bytes(memory: MemoryPrediction, kind: MemoryKind, record: RunRecord) -> Number:
     """Peak of one GPU at one level, over the phases that the run went through.
 
     A run that only set up is compared with that phase itself;
-    one that ended before a whole step with the phases up to there.
+    one that ended before a whole step with the phases up to there; a reading over the steps with these.
     """
     peak: Number = getattr(memory, f"{kind}_peak_bytes")
-    if reached is None:
+    reached = record.phase_reached
+    seen: frozenset[Phase | None] = frozenset({reached})
+    if record.peak_memory_percentile is not None:
+        seen = frozenset(PHASES) - SETUP_PHASES
+    elif reached is None:
         return peak
-    seen = {reached} if reached in SETUP_PHASES else set(PHASES[: PHASES.index(reached) + 1])
+    elif reached not in SETUP_PHASES:
+        seen = frozenset(PHASES[: PHASES.index(reached) + 1])
     levels = [getattr(phase, f"{kind}_bytes") for phase in memory.phases if phase.phase in seen]
     # Peaks of phases are those of an unlimited card, the overall peak is what this card can show.
     return minimum(maximum(levels[0], *levels[1:]), peak)

@@ -107,8 +107,10 @@ def _of_read(torch: Operators, view: LayerView, specs: Sequence[LinearSpec], x: 
 def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[LinearSpec], x: Tensor) -> Tensor:
     """A gated feed-forward part as one function, of ``specs`` gate, up and down.
 
-    It saves its input and what the gate reads; backward writes the gradients of all three over them.
-    Source: unsloth 2026.10 kernels/fast_lora.py LoRA_MLP; axolotl 0.19 kernels/lora.py LoRA_MLP.
+    It saves its input and what the gate reads; backward writes the gradients of all three over them, but
+    that of the input to a tensor of its own since Axolotl 0.17.
+    Source: unsloth 2026.10 kernels/fast_lora.py LoRA_MLP; axolotl 0.16 and 79884679e (0.17.0) kernels/lora.py
+    LoRA_MLP, where ``out=X`` is gone.
     """
     read = _dropped(torch, view, x)
     x = autocast(torch, view, x)
@@ -122,6 +124,7 @@ def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[Linear
         with torch.counted_as("adapters"):
             of_factors = _of_factors(torch, specs, seen)
         torch.pay([_of_hidden, *gates], [*gates, _of_hidden])
+        of_x = torch.like(seen, "mm", cost=()) if view.stack.adapter_kernels == "fused_dropped" else seen
         for spec in specs[:2]:
             _weight = _backward_weight(torch, view, spec, seen.dtype)
             del _weight
@@ -130,8 +133,8 @@ def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[Linear
             if not read:
                 _add_to_gradient(torch, view, spec, seen, rows)
         if read:
-            return [kept[0], _of_read(torch, view, specs[:2], seen), *of_factors]
-        return [seen, *of_factors]
+            return [of_x, _of_read(torch, view, specs[:2], seen), *of_factors]
+        return [of_x, *of_factors]
 
     trained = [each for pair in adapters for each in pair]
     return record(torch, out, [x, *read, *trained], [x, *read, gate, up], backward)
