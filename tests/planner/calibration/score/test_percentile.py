@@ -110,3 +110,18 @@ def test_a_percentile_is_compared_with_the_batch_of_that_length() -> None:
     assert read.throughput == peak.throughput
     memory, *_ = targets_of(record, scenario)
     assert memory.scenario.recipe.batch == at_percentile(record, scenario).recipe.batch
+
+
+def test_a_reading_over_the_steps_leaves_loading_out() -> None:
+    """That of the whole run is larger where the model was widened while it was loaded: Axolotl's log."""
+    records = read_records([published_dir() / "axolotl_examples.csv"]).records
+    record = next(
+        each for each in records if each.peak_memory_percentile == 100 and each.model == "seed-oss-36b"
+    )
+    steps, whole = (
+        score_record(each, Coefficients()).memory
+        for each in (record, replace(record, peak_memory_percentile=None))
+    )
+    assert steps is not None
+    assert whole is not None
+    assert steps.predicted < 0.9 * whole.predicted

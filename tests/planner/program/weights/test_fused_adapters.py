@@ -122,3 +122,11 @@ def test_a_gated_part_keeps_what_gate_and_up_return() -> None:
     assert made[0] == ("mm", "TOKENS", OUT), "of what the gate made"
     assert [size for op, _, size in made if op == "addmm"] == [IN, OUT, IN, OUT, OUT, IN]
     assert [each for each in made if each[:2] == ("mm", "TOKENS")] == made[:1]
+
+
+@pytest.mark.parametrize(("kernels", "n"), [("fused", 0), ("fused_apart", 0), ("fused_dropped", 1)])
+def test_axolotls_makes_the_gradient_of_its_input_anew(kernels: str, n: int) -> None:
+    """Others write it over the input, as Axolotl did before its pull request 3800."""
+    run = Run(lambda torch, x: fused_feed_forward(torch, view(kernels), GATED, x), "bf16")
+    apart = 2 * (kernels == "fused_apart")
+    assert run.made("backward").count(("mm", "TOKENS", IN)) == n + apart
