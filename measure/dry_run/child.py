@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure.dry_run.cuda.native import Native
-from measure.dry_run.guesses import missing_behind
+from measure.dry_run.guesses import missing_behind, missing_module
 from measure.dry_run.invented_rows import Lacking, lacking_behind
 from measure.dry_run.messages import ANSWER_FILE, STACKS_FILE, Ending, ProgramEnd, ProgramJob, events_file
 
@@ -93,7 +93,7 @@ def _run(job: ProgramJob) -> _Ran:
             return _Ran("refused", f"operator {unknown[1]} has no stand-in for tensors of {unknown[2]}", 1)
         if inductor.fails(error):
             return _Ran("refused", f"torch.compile: {inductor.said(error)} {inductor.WITHOUT}", 1)
-        if (missing := missing_behind(error)) is not None:
+        if (missing := missing_behind(error) or missing_module(error)) is not None:
             return _Ran("refused", str(missing), 1)
         return _Ran("failed", _first_line(error), 1)
     return _Ran("ended")
