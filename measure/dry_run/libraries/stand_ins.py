@@ -42,6 +42,8 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
     )
     # The program may change its folder.
     rows = rows and str(Path(rows).resolve())
+    imports.add("tiktoken.load", _vocabularies(guesses, allowed=allowed))
+    imports.add("tiktoken.core", _encodings(guesses))
     imports.add("timm.models._builder", _image_weights(guesses))
     imports.add("datasets.load", _data_sets(guesses, rows))
     if rows:
@@ -82,6 +84,50 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
             return made
 
         base.from_pretrained = classmethod(from_pretrained)
+
+    return change
+
+
+class _Bytes(dict[bytes, int]):
+    """The shortest tokens of a vocabulary of tiktoken that is not here."""
+
+
+def _vocabularies(guesses: Guesses, *, allowed: bool) -> Change:
+    def change(module: ModuleType) -> None:
+        def or_bytes(load: Any) -> Any:
+            def ranks(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return load(*args, **kwargs)
+                except OSError as error:
+                    if not allowed:
+                        guesses.lack_data()
+                        raise _with_way_out(error, "a vocabulary of tiktoken") from error
+                    return _Bytes({bytes([each]): each for each in range(256)})
+
+            return ranks
+
+        for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+            setattr(module, name, or_bytes(getattr(module, name)))
+
+    return change
+
+
+def _encodings(guesses: Guesses) -> Change:
+    """Its other tokens, which no text has, end before the first one with a meaning of its own
+    (tiktoken 0.14 tiktoken_ext/openai_public.py).
+    """
+
+    def change(module: ModuleType) -> None:
+        make = module.Encoding.__init__
+
+        def init(self: Any, name: str, *, mergeable_ranks: Any, special_tokens: Any, **kwargs: Any) -> None:
+            if isinstance(mergeable_ranks, _Bytes):
+                guesses.assume(TOKENIZER, "each byte a token", name)
+                others = range(len(mergeable_ranks), min(special_tokens.values()))
+                mergeable_ranks = {**mergeable_ranks, **{b"\xff%d" % each: each for each in others}}
+            make(self, name, mergeable_ranks=mergeable_ranks, special_tokens=special_tokens, **kwargs)
+
+        module.Encoding.__init__ = init
 
     return change
 

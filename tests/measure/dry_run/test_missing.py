@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from measure.dry_run.guesses import missing_behind, missing_module
+from measure.dry_run.guesses import Guesses, missing_behind, missing_module
 from measure.dry_run.sandbox import _connected
 
 
@@ -67,18 +69,34 @@ def test_this_machine_is_no_network(address: object) -> None:
     _connected(address)
 
 
-def test_a_program_without_its_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is exit code 6 and not the program's own 1."""
+@pytest.mark.parametrize(
+    ("source", "evaluates", "n_done", "ending"),
+    [
+        ("import apex_of_nobody", True, 2, "refused"),
+        ("{}['labels']", True, 2, "steps"),
+        ("{}['labels']", True, 1, "failed"),
+        ("{}['labels']", False, 2, "failed"),
+    ],
+)
+def test_how_a_program_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, evaluates: bool, n_done: int, ending: str
+) -> None:
+    """Without its package it is refused, which is exit code 6.  An evaluation that fails behind all steps
+    leaves the answer of these, and is told.
+    """
     pytest.importorskip("torch")
     from measure.dry_run import child
 
     program = tmp_path / "train.py"
-    program.write_text("import apex_of_nobody\n", encoding="utf-8")
+    program.write_text(f"{source}\n", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", [])
-
-    class Job:
-        command, invented = ("python", str(program)), ()
-
-    ran = child._run(Job())  # type: ignore[arg-type]
-    assert (ran.ending, "apex_of_nobody" in ran.reason) == ("refused", True)
+    job: Any = SimpleNamespace(command=("python", str(program)), invented=(), n_steps=2)
+    stages, guesses = SimpleNamespace(evaluates=evaluates, steps_done=n_done), Guesses()
+    pretended: Any = SimpleNamespace(stages=stages, guesses=guesses)
+    ran = child._run(job, pretended)
+    assert ran.ending == ending
+    assert ("apex_of_nobody" in ran.reason) == (ending == "refused")
+    assert [each.value for each in guesses.listed()] == (
+        ["left out, as it fails: KeyError: 'labels'"] if ending == "steps" else []
+    )
