@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
@@ -77,15 +78,20 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
                 )
                 raise OSError(f"there is no tokenizer of {name} here")
             guesses.assume(TOKENIZER, f"one of {N_WORDS:,} words, each a token", str(name))
-            side = kwargs.get("padding_side", "right")
-            made = tokenizer_of_words(side, image_tokens(name), _n_tokens(str(name)))
-            if "model_max_length" in kwargs:
-                made.model_max_length = kwargs["model_max_length"]
-            return made
+            return _of_words(str(name), **kwargs)
 
         base.from_pretrained = classmethod(from_pretrained)
 
     return change
+
+
+def _of_words(name: str, padding_side: str = "right", model_max_length: int = 0, **_: Any) -> Any:
+    made = tokenizer_of_words(padding_side, image_tokens(name), _n_tokens(name))
+    if not _takes_types(name):
+        made.model_input_names = ["input_ids", "attention_mask"]
+    if model_max_length:
+        made.model_max_length = model_max_length
+    return made
 
 
 class _Bytes(dict[bytes, int]):
@@ -143,6 +149,16 @@ def _knows_words(found: Any, folder: Path) -> bool:
     if folder.is_dir():
         return bool(set(found.get_vocab()) - set(found.all_special_tokens))
     return len(found) >= _FEWEST_WORDS
+
+
+def _takes_types(name: str) -> bool:
+    """Whether a model takes types of tokens: BERT does, DistilBERT and decoders do not.  Of a folder nobody
+    says it.
+    """
+    fields = encoder_config(name)
+    if fields is None:
+        return Path(name).is_dir()
+    return hasattr(sys.modules["transformers"].AutoConfig.for_model(fields["model_type"]), "type_vocab_size")
 
 
 def _n_tokens(name: str) -> int:

@@ -17,6 +17,7 @@ from measure.dry_run.libraries.stand_ins import (
     _image_weights,
     _metrics,
     _n_tokens,
+    _takes_types,
     _tokenizers,
     _vocabularies,
     _with_any_split,
@@ -208,3 +209,18 @@ def test_a_vocabulary_of_tiktoken_that_is_not_here(*, allowed: bool) -> None:
     assert sorted(made.ranks.values()) == list(range(50256))
     assert made.ranks[b"a"] == ord("a")
     assert [each.value for each in guesses.listed()] == ["each byte a token"]
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        ("bert-base-uncased", True),
+        ("roberta-base", True),
+        ("distilbert-base-uncased", False),
+        ("Qwen/Qwen2.5-0.5B", False),
+    ],
+)
+def test_types_of_tokens_are_for_models_that_take_them(name: str, *, takes: bool) -> None:
+    """sentence-transformers hands the model all that the tokenizer returns."""
+    pytest.importorskip("transformers")
+    assert _takes_types(name) == takes
