@@ -53,11 +53,10 @@ def test_what_an_installed_package_lacks_is_an_error_of_the_program(source: str)
 
 def test_a_name_that_is_looked_up_is_the_network() -> None:
     """Behind the error of the library that asked, as requests raises it."""
-    try:
+    with pytest.raises(OSError, match="no network") as caught:
         _connected(("hub.example.org", 443, 0, 1, 0))
-    except OSError as error:
-        behind = RuntimeError("no more retries")
-        behind.__context__ = error
+    behind = RuntimeError("no more retries")
+    behind.__context__ = caught.value
     found = missing_behind(behind)
     assert isinstance(found, ConnectionRefusedError)
     assert "hub.example.org" in str(found)
