@@ -30,6 +30,11 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tests.against_libraries.programs import (
+    published_fitcheck,
+    published_litgpt,
+    published_rasbt,
+)
 from tests.against_libraries.programs.strangers import COLUMNS as OF_STRANGERS
 from tests.against_libraries.programs.strangers import Program, ran
 from tests.against_libraries.programs.table import _versions as versions_here
@@ -41,6 +46,8 @@ NEEDS = {
     "foundation-model-stack/fms-acceleration": ("bitsandbytes", "0.43.3"),
     "Lightning-AI/litgpt": ("bitsandbytes", "0.41.1"),
 }
+BESIDE = (published_fitcheck, published_litgpt, published_rasbt)
+BY_COMMIT = {commit: needed for each in BESIDE for commit, needed in each.NEEDS.items()}
 CUDA = ("BNB_CUDA_VERSION=121",)
 
 
@@ -195,6 +202,7 @@ PROGRAMS = (
     _of_litgpt("067", "13b", 1),
     _of_litgpt("068", "13b", 1, "bnb.nf4"),
     _of_litgpt("069", "13b", 1, "bnb.nf4-dq"),
+    *(program for each in BESIDE for program in each.PROGRAMS),
 )
 
 
@@ -203,7 +211,8 @@ def main(clones: Path) -> None:
     stored = list(csv.DictReader(PATH.open(encoding="utf-8"))) if PATH.exists() else []
     rows: dict[str, dict[str, object]] = {row["rows"]: dict(row) for row in stored}
     for program, measured in PROGRAMS:
-        if measured in rows or not _is_here(*NEEDS[program.repository]):
+        needed = BY_COMMIT.get(program.commit) or NEEDS[program.repository]
+        if measured in rows or not _is_here(*needed):
             continue
         said = {name: getattr(program, name) for name in COLUMNS[:5]}
         rows[measured] = said | {"versions": versions_here(), "rows": measured} | ran(program, clones)
