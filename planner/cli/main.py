@@ -182,7 +182,3 @@ def _unexpected(error: Exception) -> _CommandError:
         f"{_DEBUG_VARIABLE}=1 shows where",
         ExitCode.INTERNAL_ERROR,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,24 +15,16 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.launched_processes import LOADS_ON_HOST
 from planner.configs.said_by_file import Alone, Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
-from planner.configs.shared.harmless import LLAMA_COOKBOOK_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import read_given_launch
 from planner.configs.yaml_or_json import Document
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
-from planner.words import words
 
 TOOL = "llama-cookbook 0.0.5"
 STACK = "llama-cookbook"
 _OLD_TOOL, OLD_STACK = "llama-recipes 0.0.2", "llama-recipes"
-MARKS = frozenset(
-    words(
-        """
-        enable_fsdp low_cpu_fsdp peft_method batch_size_training dist_checkpoint_root_folder
-        dist_checkpoint_folder use_fast_kernels fsdp_config.pure_bf16
-        """
-    )
-)
+MARKS = frozenset(names_in("llama-cookbook.toml", "marks"))
 _PLACE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/configs"
 _SOURCE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/finetuning.py"
 # Folders of the script up to 6d449a85 (2024-03-13) and 4344a420 (2024-06-26), and since.  808a3f7a of
@@ -50,17 +42,8 @@ _SIZES = {
 }
 _DEFAULTS = {"batch": 4, "grad_accum": 1, "epochs": 3.0}
 _LENGTH = 4096
-_UNMODELLED = {
-    "micro_batch_size": "an argument of August 2023, when batches were other ones, is not modelled",
-    "from_peft_checkpoint": "adapters that are there already may have any rank: say the job by flags",
-    "freeze_LLM_only": "models that see are not modelled here",
-    "hsdp": "shards with copies, which no argument can turn on, are not modelled here",
-    "inference_mode": "adapters that are not trained are not modelled",
-}
-_REMARKS = {
-    "flop_counter": "the step that is counted is slower; memory and the time of others are answered",
-    "use_profiler": "steps that are recorded are slower; memory and the time of others are answered",
-}
+_UNMODELLED = texts_in("llama-cookbook.toml", "unmodelled")
+_REMARKS = texts_in("llama-cookbook.toml", "remarks")
 _ALONE = (
     "without --enable_fsdp each process trains a whole model on the first GPU: give one GPU and one process, "
     "or say --enable_fsdp"
@@ -101,7 +84,7 @@ def read_llama_cookbook(keys: Keys, reading: Reading, beside: Beside) -> None:
     for name, text in _REMARKS.items():
         if keys.flag(name):
             reading.remark(keys.where(name), text)
-    keys.skip((*LLAMA_COOKBOOK_HARMLESS, *LOADS_ON_HOST))
+    keys.skip((*names_in("llama-cookbook.toml", "harmless"), *LOADS_ON_HOST))
     keys.skip(each for each in keys.left_over_here() if _is_of_data(each))
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
-from planner.configs.shared.harmless import MS_SWIFT_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import DTYPES, read_attention
 from planner.configs.shared.trainer_arguments import read_precision, read_trainer
@@ -27,23 +27,9 @@ from planner.errors import REFUSED_BY_TOOL, UsageError, show
 TOOL = "ms-swift 4.6.0"
 STACK = "swift"
 _OLD_TOOL, _OLD_STACK = "ms-swift 3.12.6", "swift@3"
-# Keys that no other tool has.
-MARKS = frozenset(
-    {"tuner_type", "train_type", "model_author", "freeze_vit", "freeze_aligner", "freeze_llm", "quant_bits"}
-    | {"split_dataset_ratio", "tuner_backend", "target_regex", "custom_dataset_info", "ENV"}
-)
+MARKS = frozenset(names_in("ms-swift.toml", "marks"))
 _ADAPTERS = "this kind of tuner is not modelled; lora and full are"
-_UNMODELLED = {
-    **PARTS_BY_NAME,
-    "use_galore": "GaLore of ms-swift is not modelled",
-    "lisa_activated_layers": "LISA of ms-swift is not modelled",
-    "enable_channel_loss": "a loss for each channel is not modelled",
-    "use_swift_lora": "ms-swift's own LoRA is not modelled; PEFT's is",
-    "use_ray": "what Ray starts is not modelled",
-    "max_memory": "layers spread over GPUs in one process (max_memory) are not modelled",
-    "mrl_dims": "training embeddings is not modelled",
-    "eval_use_evalscope": "an evaluation that generates text is not modelled",
-}
+_UNMODELLED = {**PARTS_BY_NAME, **texts_in("ms-swift.toml", "unmodelled")}
 _PLUGINS = {"loss_type": "a loss of a plugin is not modelled"}
 # loss_scale/mapping.py and base.py: these weigh each token by 0 or 1, which the labels say.
 _BINARY = frozenset({"default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"})
@@ -98,7 +84,7 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
     _remark(keys, reading)
     # Of data they say whether anything is evaluated; the engine's table counts beside ``fsdp`` alone.
     keys.skip(("val_dataset", "cached_val_dataset", "bnb_4bit_compute_dtype", "fsdp_config"))
-    keys.skip(("tuner_type", *MS_SWIFT_HARMLESS))
+    keys.skip(("tuner_type", *names_in("ms-swift.toml", "harmless")))
 
 
 def _refuse_device_maps(keys: Keys, reading: Reading, *, ranks: bool) -> None:

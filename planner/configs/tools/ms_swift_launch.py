@@ -11,6 +11,7 @@ from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside, referred
 from planner.configs.said_by_file import Alone, Reading
+from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.stock import stock_engine
 from planner.configs.shared.trainer_arguments import (
@@ -33,17 +34,7 @@ _QWEN = re.compile(r"qwen(2|3)(?:[._]\d)?(?:-?vl|[._]\d)", re.IGNORECASE)
 _FILES = (".yaml", ".yml", ".json")
 _OWN_PRESET = "say the table or the path of a file"
 PART_BY_NAME = "training some parameters by their names is not modelled"
-PARTS_BY_NAME = dict.fromkeys(
-    (
-        "freeze_parameters",
-        "freeze_parameters_regex",
-        "freeze_parameters_ratio",
-        "trainable_parameters",
-        "trainable_parameters_regex",
-    ),
-    PART_BY_NAME,
-)
-"""Arguments of both trainers of ms-swift that are refused, with the reason."""
+PARTS_BY_NAME = texts_in("ms-swift.toml", "parts_by_name")
 
 
 def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:

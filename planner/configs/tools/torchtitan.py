@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtitan_debug import debug_shape
 from planner.configs.tools.torchtitan_experts import EXPERT_DEGREES, read_experts
@@ -51,25 +52,13 @@ _DEGREES = {
 }
 _PIPELINE = "pipeline_parallel_degree"
 _SCHEDULES: dict[str, Schedule] = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved"}
-_PIPELINE_KEYS = words(
-    """
-    pipeline_parallel_degree pipeline_parallel_schedule pipeline_parallel_schedule_csv
-    pipeline_parallel_microbatch_size pipeline_parallel_layers_per_stage pipeline_parallel_split_points
-    pipeline_parallel_first_stage_less_layers pipeline_parallel_last_stage_less_layers
-    pipeline_parallel_expert_parallel_overlap module_fqns_per_model_part
-    """
-)
+_PIPELINE_KEYS = names_in("torchtitan.toml", "pipeline")
 _OPTIMIZERS = {"fused": "adamw_torch_fused", "foreach": "adamw_torch"}
 # Tables about reports, data, checkpoints and settings of what is switched on elsewhere.
 _HARMLESS = words(
     "profiling metrics lr_scheduler checkpoint comm memory_estimation validation debug quantize mx"
 )
-_HARMLESS_TRAINING = words(
-    """
-    dataset dataset_path max_norm steps gc_freq gc_debug dataloader warmup_steps seed deterministic
-    mixed_precision_reduce data_parallel_type
-    """
-)
+_HARMLESS_TRAINING = names_in("torchtitan.toml", "harmless_of_training")
 _HARMLESS_PARALLELISM = (
     "context_parallel_load_balancer",
     "context_parallel_rotate_method",

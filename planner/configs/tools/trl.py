@@ -14,13 +14,17 @@ from planner.configs.launchers.fsdp_keys import ACCELERATE_FILE, Beside, referre
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
-from planner.configs.shared.harmless import TRL_HARMLESS
 from planner.configs.shared.joined_samples import join_samples
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.model_args import read_attention, read_dtype
-from planner.configs.shared.preference_tasks import TRL_HARMLESS as PREFERENCE_HARMLESS
-from planner.configs.shared.preference_tasks import read_chosen_likelihood, read_precomputed, trl_task
+from planner.configs.shared.preference_tasks import (
+    TRL_HARMLESS,
+    read_chosen_likelihood,
+    read_precomputed,
+    trl_task,
+)
 from planner.configs.shared.rollouts import UP_TO_0_17, read_rollout
 from planner.configs.shared.stock import stock_launch_file
 from planner.configs.shared.trainer_arguments import (
@@ -40,44 +44,9 @@ from planner.errors import UsageError, show
 
 TOOL = "TRL 1.16.0"
 STACK = "trl"
-# Keys that TrainingArguments and the other tools do not have.
-MARKS = frozenset(
-    {
-        "use_peft",
-        "dataset_text_field",
-        "dataset_name",
-        "dataset_mixer",
-        "lora_target_modules",
-        "completion_only_loss",
-        "assistant_only_loss",
-        "padding_free",
-        "packing_strategy",
-        "use_bnb_nested_quant",
-        "dataset_num_proc",
-    }
-)
-# Keys that only trainers have that generate: trl 1.16.0 trainer/grpo_config.py, rloo_config.py.
-_GENERATED = (
-    "num_generations",
-    "reward_funcs",
-    "reward_weights",
-    "steps_per_generation",
-    "vllm_mode",
-    "use_vllm",
-)
-# With these a file that names a model is in TRL's manner, unless another tool's own keys are there.
-HINTS = frozenset(
-    {
-        "max_length",
-        "max_seq_length",
-        "packing",
-        "lora_r",
-        "load_in_4bit",
-        "load_in_8bit",
-        "torch_dtype",
-        "dtype",
-    }
-)
+MARKS = frozenset(names_in("trl.toml", "marks"))
+_GENERATED = names_in("trl.toml", "generated")
+HINTS = frozenset(names_in("trl.toml", "hints"))
 
 # trl 0.12.2 commands/cli_utils.py TrlParser; an argument of scripts alone from 0.15.2 to 0.26.2.
 _REENTRANT = "gradient_checkpointing_use_reentrant"
@@ -125,7 +94,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         read_old_preparation(keys, reading)
     else:
         stop_at_router_loss(keys, reading)
-    keys.skip(TRL_HARMLESS)
+    keys.skip(names_in("trl.toml", "harmless"))
 
 
 def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
@@ -152,7 +121,7 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
         if keys.flag(name):
             reading.remark(keys.where(name), "logits of all tokens are counted, which is as much or more")
     reading.said.pop("padding", None)
-    keys.skip(PREFERENCE_HARMLESS)
+    keys.skip(TRL_HARMLESS)
 
 
 def _trains_on_generated(keys: Keys, reading: Reading, named: str) -> bool:

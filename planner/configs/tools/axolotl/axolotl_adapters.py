@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.configs.tools.axolotl.axolotl_attention import OLD_ATTENTION
@@ -23,15 +24,7 @@ _EMBEDDING_KERNEL = "lora_embedding_kernel"
 _KIND = "bnb_4bit_quant_type"
 # These say how 8-bit matrices multiply.
 _OF_EIGHT_BITS = ("llm_int8_has_fp16_weight", "llm_int8_threshold")
-_UNUSED_WITHOUT_ADAPTER = (
-    "peft_use_dora",
-    "peft_autocast_adapter_dtype",
-    "lora_target_modules",
-    "lora_target_linear",
-    "lora_target_parameters",
-    "lora_modules_to_save",
-    "bnb_config_kwargs",
-)
+_UNUSED_WITHOUT_ADAPTER = names_in("axolotl.toml", "unused_without_adapter")
 
 
 def read_method(keys: Keys, reading: Reading, *, age: Age) -> None:

@@ -12,7 +12,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.frozen_layers import read_freeze
-from planner.configs.shared.harmless import LLAMA_FACTORY_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.preference_tasks import OTHER_REFERENCES, llama_factory_task, read_likelihood
@@ -60,14 +60,7 @@ TOOL = "LLaMA-Factory 0.9.5"
 MARKS = frozenset(
     {"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"}
 )
-# New tokens set ``resize_vocab`` (model/patcher.py patch_tokenizer).
-_RESIZING = (
-    "resize_vocab",
-    "add_tokens",
-    "add_special_tokens",
-    "new_special_tokens_config",
-    "new_special_tokens",
-)
+_RESIZING = names_in("llama-factory.toml", "new_tokens")
 _METHODS = {"lora": "lora", "oft": "lora", "full": "full", "freeze": "full"}
 _TABLE = {
     "cutoff_len": "seq",
@@ -86,22 +79,7 @@ _ATTENTIONS = {
     "eager": "eager",
     "flash_attention_2": "flash2",
 }
-# Read with USE_MEGATRON_BRIDGE=1 alone (ff6d4d12e of 2026-08 hparams/megatron_bridge_args.py).
-_BRIDGE = """
-    use_megatron_bridge sequence_parallel context_parallel_size use_packed_sequences mixed_precision
-    extra_config export_hf_on_finish
-"""
-_UNMODELLED = {
-    **BEFORE_0_7,
-    **dict.fromkeys(_BRIDGE.split(), "a key of Megatron Bridge, by which training is not modelled"),
-    "use_mca": "USE_MCA=1 before the command decides: say --tool llama-factory-mca",
-    "use_hyper_parallel": "HyperParallel is not modelled",
-    "use_unsloth": (
-        "Unsloth inside LLaMA-Factory is not modelled; --stack unsloth describes Unsloth by itself"
-    ),
-    "shift_attn": "shifted sparse attention is not modelled",
-    "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
-}
+_UNMODELLED = {**BEFORE_0_7, **texts_in("llama-factory.toml", "unmodelled")}
 _HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
 # The collators of all stages but pt and ppo.
 _MULTIPLE = 8
@@ -159,7 +137,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _refuse_written_evaluation(keys, reading)
     drop_trainers_switch(keys, reading)
     _read_engine(keys, reading, beside, stage, old=old)
-    keys.skip((*LLAMA_FACTORY_HARMLESS, *GONE))
+    keys.skip((*names_in("llama-factory.toml", "harmless"), *GONE))
     stop_at_unknown_keys(keys, reading)
 
 

@@ -16,6 +16,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.checkpoints import remark_on_own_code
 from planner.configs.shared.frozen_layers import read_freeze
 from planner.configs.shared.joined_samples import join_samples
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import ATTENTIONS
 from planner.configs.shared.trainer_arguments import ends_by_steps
@@ -26,55 +27,14 @@ from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory v1 ff6d4d1"
 STACK = "llama-factory-v1"
-# Keys that no other tool has.
-MARKS = frozenset(
-    {
-        "dist_config",
-        "kernel_config",
-        "peft_config",
-        "quant_config",
-        "init_config",
-        "optim_config",
-        "lr_scheduler_config",
-        "model_class",
-        "sample_backend",
-        "train_dataset",
-        "batching_strategy",
-        "batching_workers",
-        "enable_activation_checkpointing",
-        "global_batch_size",
-    }
-)
+MARKS = frozenset(names_in("llama-factory-v1.toml", "marks"))
 _PLACE = "hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/config/training_args.py"
 _TABLE = {"model": "model", "micro_batch_size": "batch", "cutoff_len": "seq", "num_train_epochs": "epochs"}
 _DEFAULTS = {"batch": 1, "seq": 2048, "epochs": 3}
 _DEGREES = {
     "mp_replicate_size": "replicas of FSDP's shards, a degree",
 }
-_HARMLESS = (
-    "trust_remote_code",
-    "custom_chat_template",
-    "output_dir",
-    "learning_rate",
-    "max_grad_norm",
-    "batching_workers",
-    "dp_size",
-    "mp_shard_size",
-    "dist_timeout",
-    "lr_scheduler_config",
-    "seed",
-    "full_determinism",
-    "resume_from_checkpoint",
-    "save_steps",
-    "save_epochs",
-    "save_ckpt_as_hf",
-    "save_total_limit",
-    "logging_steps",
-    "train_dataset",
-    "eval_dataset",
-    "sample_backend",
-    "max_new_tokens",
-)
+_HARMLESS = names_in("llama-factory-v1.toml", "harmless")
 _QWEN_3 = re.compile(r"qwen3-\d")
 
 
