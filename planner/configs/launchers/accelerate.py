@@ -144,9 +144,6 @@ def _read_fp8(keys: Keys, reading: Reading) -> None:
 
     Source: accelerate 1.15 accelerator.py ``__init__``, utils/dataclasses.py AORecipeKwargs and
     set_mixed_precision, utils/modeling.py get_mixed_precision_context_manager.
-
-    Raises:
-        NotModelledError: another library computes.
     """
     part = keys.part("fp8_config") or Keys(keys.path, {}, "fp8_config.")
     backend = (part.text("backend") or "AO").upper()
@@ -191,9 +188,6 @@ def _read_kernel(part: Keys, name: str, reading: Reading) -> None:
 def _read_replicas(part: Keys, name: str, reading: Reading) -> None:
     """Copies of FSDP2's shards.  Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, whose mesh
     is ``fsdp_dim_names``.
-
-    Raises:
-        NotModelledError: copies of something else.
     """
     kind = reading.value("sharding")
     if kind != "fsdp":

@@ -176,10 +176,6 @@ def _read_units(keys: Keys, prefix: _Prefixed, reading: Reading) -> None:
 
     Source: accelerate 1.15.0 utils/dataclasses.py FullyShardedDataParallelPlugin (auto_wrap_policy); torch
     2.13 distributed/fsdp/wrap.py.
-
-    Raises:
-        NotModelledError: the whole model at once, other parts of a layer, parts beside layers,
-        or pieces by size.
     """
     policy = prefix("auto_wrap_policy")
     if str(keys.get(policy) or "").upper() in ("NO_WRAP", "SIZE_BASED_WRAP"):

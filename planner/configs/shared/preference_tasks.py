@@ -151,11 +151,7 @@ def axolotl_task(keys: Keys) -> Task | None:
 
 
 def _refuse_other_labels(keys: Keys) -> None:
-    """Two labels a token, right and wrong, are what is counted.
-
-    Raises:
-        NotModelledError: another number, or packed samples.
-    """
+    """Two labels a token, right and wrong, are what is counted."""
     if keys.count("num_labels") not in (None, 2):
         raise keys.not_modelled("num_labels", "other than two labels of a step are not modelled")
     if keys.flag("sample_packing"):

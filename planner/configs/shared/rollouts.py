@@ -56,11 +56,7 @@ def read_rollout(
 
 
 def _read_arguments(keys: Keys) -> None:
-    """``generation_kwargs``, of which tokens that end a completion move nothing: all are counted whole.
-
-    Raises:
-        NotModelledError: another one.
-    """
+    """``generation_kwargs``, of which tokens that end a completion move nothing: all are counted whole."""
     name = "generation_kwargs"
     part = keys.part(name) if keys.has(name) else None
     if part is None:
@@ -99,9 +95,6 @@ def _read_sequences(keys: Keys, reading: Reading) -> None:
     """``generation_batch_size``: how many micro-batches it makes depends on the GPUs.
 
     Source: trl 0.24.0 and 1.16.0 trainer/grpo_config.py ``__post_init__``.
-
-    Raises:
-        UsageError: beside the number of micro-batches.
     """
     name = "generation_batch_size"
     if (sequences := keys.count(name)) is None:
@@ -199,9 +192,6 @@ def _read_rewards(keys: Keys, reading: Reading) -> None:
     """A model that scores, by its key or among functions; a function is a name, or a path with dots.
 
     Axolotl takes what it cannot import for a model.
-
-    Raises:
-        NotModelledError: several models.
     """
     own = keys.text("reward_model_name_or_path")
     found = [("reward_model_name_or_path", own)] if own else []

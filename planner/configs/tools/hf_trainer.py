@@ -55,12 +55,7 @@ def is_example(document: Document) -> bool:
 
 
 def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what TrainingArguments and the usual arguments of a script say.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what TrainingArguments and the usual arguments of a script say."""
     if (old := first_held(keys, (*TRANSFORMERS_4, "torch_dtype"))) is not None:
         reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), "a key that Transformers 5 no longer has")
     reading.take(keys, _TABLE)

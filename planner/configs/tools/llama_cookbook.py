@@ -89,11 +89,7 @@ def read_llama_cookbook(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 
 def _open_tables(keys: Keys) -> None:
-    """Let ``--TABLE.KEY`` be asked for as ``KEY``.
-
-    Raises:
-        NotModelledError: a key of two tables that is set in one of them.
-    """
+    """Let ``--TABLE.KEY`` be asked for as ``KEY``."""
     dotted = [name for name in keys.left_over_here() if name.partition(".")[0] in _TABLES]
     for name in dotted:
         table, _, key = name.partition(".")
@@ -170,11 +166,7 @@ def _read_sizes(keys: Keys, reading: Reading) -> None:
 
 
 def _read_method(keys: Keys, reading: Reading, *, fsdp: bool) -> None:
-    """What is trained, and how the base is stored.
-
-    Raises:
-        NotModelledError: adapters other than LoRA, frozen layers, or a packed base without adapters.
-    """
+    """What is trained, and how the base is stored."""
     frozen = "frozen layers of full fine-tuning are not modelled here"
     if not keys.flag("use_peft"):
         if fsdp:
@@ -211,11 +203,7 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
 
 
 def _read_quantisation(keys: Keys, reading: Reading, *, fsdp: bool) -> None:
-    """``--quantization`` in 4 or 8 bits; alone it means 8.
-
-    Raises:
-        UsageError: a word that the script does not know, or 8 bits under FSDP.
-    """
+    """``--quantization`` in 4 or 8 bits; alone it means 8."""
     name = "quantization"
     packed = ("quant_type", "use_double_quant", "quant_storage", "compute_dtype")
     if not keys.is_on(name):
@@ -248,11 +236,7 @@ def _read_quantisation(keys: Keys, reading: Reading, *, fsdp: bool) -> None:
 
 
 def _read_fsdp(keys: Keys, reading: Reading, *, old: bool) -> None:
-    """FSDP1 with a unit for each layer, and for each matrix of an adapter.
-
-    Raises:
-        UsageError: a strategy, which arrives as text (torch 2.13 distributed/fsdp/_init_utils.py KeyError).
-    """
+    """FSDP1 with a unit for each layer, and for each matrix of an adapter."""
     reading.say("sharding", "fsdp1", keys.where("enable_fsdp"))
     if keys.has("sharding_strategy"):
         where = keys.where("sharding_strategy")
@@ -276,9 +260,6 @@ def _read_precision(keys: Keys, reading: Reading, *, fsdp: bool, old: bool) -> N
     """In what weights are loaded and products computed.
 
     FSDP's policy casts what it gathers; weights that are in its dtype already stay as they are.
-
-    Raises:
-        NotModelledError: ``use_fp16`` where it is not FSDP's policy, or autocast over adapters.
     """
     pure, half = bool(keys.flag("pure_bf16")), bool(keys.flag("use_fp16"))
     mixed = keys.flag("mixed_precision") is not False and not pure
@@ -306,9 +287,6 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     """AdamW of torch; ``anyprecision`` steps one tensor after the other, with states in 16 bits.
 
     Source: policies/anyprecision_optimizer.py.
-
-    Raises:
-        NotModelledError: states in 16 bits of weights in fp32.
     """
     name = keys.text("optimizer")
     if str(name).lower() in ("none", "adamw"):

@@ -42,12 +42,7 @@ def is_lmflow(document: Document) -> bool:
 
 
 def read_lmflow(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what arguments of LMFlow say.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what arguments of LMFlow say."""
     keys.refuse_switched_on(_UNMODELLED)
     if keys.text("arch_type") not in (None, "decoder_only"):
         raise keys.not_modelled("arch_type", "models other than decoder_only are not modelled")
@@ -98,11 +93,7 @@ def _read_length(keys: Keys, reading: Reading) -> None:
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:
-    """Adapters, over a base in 4 or 8 bits where ``use_qlora`` says so.
-
-    Raises:
-        NotModelledError: a base that LMFlow quantised before 83f7ad8e (2025-03-18).
-    """
+    """Adapters, over a base in 4 or 8 bits where ``use_qlora`` says so."""
     name = next((each for each in ("use_qlora", "use_lora", "use_dora") if keys.flag(each)), None)
     adapter = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
     if name is None:
@@ -150,11 +141,7 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
 
 
 def _read_lisa(keys: Keys, reading: Reading) -> None:
-    """LISA, as Axolotl has it (pipeline/utils/lisa_trainer.py).
-
-    Raises:
-        NotModelledError: beside adapters or an engine that divides, or with layers of another name.
-    """
+    """LISA, as Axolotl has it (pipeline/utils/lisa_trainer.py)."""
     count, interval = keys.count("lisa_activated_layers") or 2, keys.count("lisa_interval_steps") or 20
     attribute = keys.text("lisa_layers_attribute")
     if not keys.flag("use_lisa"):
@@ -173,11 +160,7 @@ def _read_lisa(keys: Keys, reading: Reading) -> None:
 
 
 def _read_optimizer(keys: Keys) -> None:
-    """Optimizers of LMFlow's own, whatever ``optim`` says.
-
-    Raises:
-        NotModelledError: one of them.
-    """
+    """Optimizers of LMFlow's own, whatever ``optim`` says."""
     if keys.flag("use_customized_optim"):
         name = show(keys.get("customized_optim") or "sign_sgd")
         raise keys.not_modelled(

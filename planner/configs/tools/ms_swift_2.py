@@ -65,12 +65,7 @@ def is_before_3(keys: Keys) -> bool:
 
 
 def read_ms_swift_2(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what arguments of ms-swift before 3.0 say.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what arguments of ms-swift before 3.0 say."""
     name = next((name for name in _MARKS if keys.has(name)), "model_type")
     if newer := next((each for each in ("model", "tuner_type", "train_type") if keys.has(each)), ""):
         raise keys.not_modelled(name, f"an argument of ms-swift before 3.0, beside {newer} of later ones")
@@ -107,11 +102,7 @@ def read_ms_swift_2(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 
 def _refuse(keys: Keys) -> None:
-    """Refuse what was not read of these versions.
-
-    Raises:
-        NotModelledError: names the key.
-    """
+    """Refuse what was not read of these versions."""
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
     variables = keys.get("ENV")
@@ -123,12 +114,7 @@ def _refuse(keys: Keys) -> None:
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:
-    """LoRA unless ``sft_type`` says else; bits without a method are those of bitsandbytes.
-
-    Raises:
-        UsageError: a quantised base that is trained itself.
-        NotModelledError: another tuner, other bits or another method.
-    """
+    """LoRA unless ``sft_type`` says else; bits without a method are those of bitsandbytes."""
     kind, bits, method = keys.text("sft_type"), keys.get("quantization_bit") or 0, keys.text("quant_method")
     if kind not in (None, "lora", "full"):
         raise keys.not_modelled("sft_type", f"'{show(kind)}': this tuner is not modelled; lora and full are")
@@ -188,10 +174,6 @@ def _read_dtype(keys: Keys, reading: Reading, *, quantised: bool) -> None:
     autocast follows them.  Full fine-tunes in fp16 keep weights in fp32.
 
     Source: swift/llm/utils/argument.py select_dtype and select_bnb.
-
-    Raises:
-        InputFileError: another dtype.
-        NotModelledError: 4-bit matrices that compute in another dtype.
     """
     said, computes = keys.text("dtype"), keys.text("bnb_4bit_comp_dtype")
     name = said if said not in (None, "AUTO") else "fp16" if quantised else "bf16"
@@ -211,10 +193,6 @@ def _read_adapters(keys: Keys, reading: Reading, *, newer: bool) -> None:
     the base, where that is one of floating numbers; fp16 ones are made fp32.
 
     Source: swift/llm/tuner.py prepare_model; peft 0.10 tuners/lora/layer.py update_layer.
-
-    Raises:
-        InputFileError: another dtype.
-        NotModelledError: targets, biases or dtypes that no formula covers.
     """
     reading.take(keys, {"lora_rank": "lora_rank", "lora_dropout": "lora_dropout"})
     if keys.flag("use_dora"):
@@ -349,11 +327,7 @@ def _read_steps(keys: Keys, reading: Reading) -> None:
 
 
 def _read_engine(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """DeepSpeed by the name of a file that ms-swift ships, or by a file.
-
-    Raises:
-        InputFileError: the file is not there.
-    """
+    """DeepSpeed by the name of a file that ms-swift ships, or by a file."""
     said = keys.get("deepspeed")
     shipped = stock_engine(f"{said}@2") if isinstance(said, str) else None
     if shipped is None or beside.deepspeed is not None:

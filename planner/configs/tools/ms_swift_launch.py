@@ -91,9 +91,6 @@ def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> Non
 def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int | None) -> bool:
     """The launch is read after the trainer's arguments; one without a kind of distribution starts one process
     without a rank (accelerate 1.15.0 commands/launch.py simple_launcher).
-
-    Raises:
-        NotModelledError: more visible GPUs than processes (swift/utils/env.py is_mp).
     """
     table = read_document(launch).table
     started, nodes = table.get("num_processes"), table.get("num_machines") or 1
@@ -138,11 +135,7 @@ def _say_processes(env: Keys, reading: Reading, counts: tuple[int, int], visible
 
 
 def _visible(env: Keys) -> int | None:
-    """How many GPUs the processes of a machine see; ``None`` where nothing says it.
-
-    Raises:
-        UsageError: none, one twice, or one with a negative number, behind which CUDA sees no further one.
-    """
+    """How many GPUs the processes of a machine see; ``None`` where nothing says it."""
     said = env.get(_VISIBLE)
     if said is None:
         return None

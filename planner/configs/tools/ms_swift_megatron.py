@@ -59,12 +59,7 @@ def is_ms_swift_megatron(document: Document) -> bool:
 
 
 def read_ms_swift_megatron(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what arguments of ``megatron`` say.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what arguments of ``megatron`` say."""
     _refuse(keys)
     _read_method(keys, reading)
     if keys.has("model"):
@@ -131,9 +126,6 @@ def _read_converted(keys: Keys, reading: Reading) -> None:
 
     Source: ms-swift v3.8.0 swift/megatron/argument/megatron_args.py: load, and other defaults than those of
     4.6.0.
-
-    Raises:
-        NotModelledError: experts one after the other, which were the default.
     """
     folder = keys.text("load")
     if folder is None:
@@ -201,12 +193,7 @@ def _read_sizes(keys: Keys, reading: Reading) -> None:
 
 
 def _read_recomputation(keys: Keys, reading: Reading) -> None:
-    """Whole layers that run again, all of them, or (``selective``) attention's kernel alone.
-
-    Raises:
-        UsageError: no number of layers, without which Megatron stops.
-        NotModelledError: some layers, several at a time, or other parts of layers.
-    """
+    """Whole layers that run again, all of them, or (``selective``) attention's kernel alone."""
     kind = keys.text("recompute_granularity") or "selective"
     keys.skip(("recompute_modules",))
     if kind == "full":
@@ -227,11 +214,7 @@ def _read_recomputation(keys: Keys, reading: Reading) -> None:
 
 
 def _read_update(keys: Keys, reading: Reading) -> None:
-    """The loss; dtypes of gradients, masters and moments; whether host RAM has what the optimizer keeps.
-
-    Raises:
-        NotModelledError: moments of two dtypes or other ones, or a part of them in host RAM.
-    """
+    """The loss; dtypes of gradients, masters and moments; whether host RAM has what the optimizer keeps."""
     if keys.flag("cross_entropy_loss_fusion") is False:
         reading.switch("loss_backward", "compute+float", keys.where("cross_entropy_loss_fusion"))
     gradients = keys.text("main_grads_dtype") or "fp32"

@@ -135,11 +135,6 @@ def _read_student(keys: Keys, reading: Reading) -> None:
     """A student and its teacher, another model that is loaded as the student is.
 
     Source: ms-swift 4.6.0 swift/arguments/rlhf_args.py _check_teacher; rlhf_trainers/gkd_trainer.py.
-
-    Raises:
-        UsageError: a key at which ms-swift stops.
-        NotModelledError: a teacher that is the student itself, is elsewhere or is asked otherwise, or
-            completions that the student writes.
     """
     if keys.flag("seq_kd"):
         raise UsageError(f"{keys.where('seq_kd')}: ms-swift stops at it: leave it out [{REFUSED_BY_TOOL}]")
@@ -168,10 +163,6 @@ def _refuse_other_references(keys: Keys, kind: str) -> None:
     """The reference of a full fine-tune is the model itself unless ``ref_model`` says another.
 
     Source: swift/arguments/rlhf_args.py __post_init__, pipelines/train/rlhf.py prepare_model.
-
-    Raises:
-        UsageError: a second model where the trainer takes none.
-        NotModelledError: another model, or adapters that are not trained.
     """
     if keys.has("ref_adapters"):
         raise keys.not_modelled("ref_adapters", OTHER_REFERENCE)
@@ -191,10 +182,6 @@ def _read_joined(keys: Keys, reading: Reading, kind: str) -> None:
     """Samples that are laid end to end; a pack holds whole pairs.
 
     Source: swift/dataset/packing.py create_packed_idx (both lengths of a pair together).
-
-    Raises:
-        UsageError: a trainer that does not take them.
-        NotModelledError: one that does.
     """
     name = next((each for each in ("packing", "padding_free") if keys.flag(each)), None)
     if name is None:

@@ -56,12 +56,7 @@ def is_nemo_automodel(document: Document) -> bool:
 
 
 def read_nemo_automodel(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a recipe of NeMo AutoModel says.
-
-    Raises:
-        InputFileError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a recipe of NeMo AutoModel says."""
     del beside
     _refuse_recipe(keys)
     keys.refuse_switched_on(_UNMODELLED)

@@ -50,12 +50,7 @@ LAUNCHED_WITH = Path("configs/ds_configs/stage3_no_offloading_accelerate.conf")
 
 
 def read_open_instruct(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a file of open-instruct says.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a file of open-instruct says."""
     for name, why in _OTHER_TRAININGS.items():
         if keys.has(name):
             raise keys.not_modelled(name, why)
@@ -98,9 +93,6 @@ def _read_method(keys: Keys, reading: Reading, *, plain_lora: bool) -> None:
 
     ``plain_lora``: adapters over 16 bits are trained without checkpoints, whatever a file says.  So up to
     2026-01-15 (3c1fe4171), b08997673 finetune.py:700-718, and e6c3044aa dpo_tune_cache.py still.
-
-    Raises:
-        UsageError: a 4-bit base without adapters.
     """
     lora, quantised, again = (
         keys.flag("use_lora"),
@@ -145,11 +137,7 @@ def _read_optimizer(keys: Keys, reading: Reading, *, quantised: bool) -> None:
 
 
 def _read_model(keys: Keys, reading: Reading, *, dpo: bool) -> None:
-    """The model, how it is loaded and its attention.
-
-    Raises:
-        NotModelledError: a configuration of another model.
-    """
+    """The model, how it is loaded and its attention."""
     read_checkpoint(keys, "model_name_or_path", reading)
     other = keys.text("config_name")
     if other not in (None, keys.get("model_name_or_path")):
@@ -177,9 +165,6 @@ def _read_model(keys: Keys, reading: Reading, *, dpo: bool) -> None:
 def _read_loss(keys: Keys, reading: Reading) -> None:
     """The model's own loss; a sum is computed a second time from the logits,
     beside it (b08997673 finetune.py:915-937).
-
-    Raises:
-        NotModelledError: such a sum.
     """
     kind = keys.text("reduce_loss")
     if kind not in (None, "mean"):

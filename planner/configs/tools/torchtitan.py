@@ -73,12 +73,7 @@ def is_torchtitan(document: Document) -> bool:
 
 
 def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a job file of torchtitan says.
-
-    Raises:
-        InputFileError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a job file of torchtitan says."""
     del beside
     tables = {name: keys.part(name) or Keys(keys.path, {}, f"{name}.") for name in _TABLES}
     training = tables["training"]
@@ -255,11 +250,7 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
 
 
 def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
-    """FSDP2 over all GPUs, or DDP; files of 2024 have the degrees in ``training`` and ``experimental``.
-
-    Raises:
-        NotModelledError: another parallelism.
-    """
+    """FSDP2 over all GPUs, or DDP; files of 2024 have the degrees in ``training`` and ``experimental``."""
     parallelism, training = tables["parallelism"], tables["training"]
     for each in (parallelism, training, tables["experimental"]):
         each.refuse_above_one(_DEGREES if each is parallelism else _DEGREES | EXPERT_DEGREES)
@@ -317,11 +308,7 @@ def _stays_whole(tables: dict[str, Keys], *, pipeline: bool) -> bool:
 
 
 def _read_pipeline(part: Keys, training: Keys, reading: Reading) -> None:
-    """Layers over groups of GPUs; the batch of a file is that of all micro-batches of a round.
-
-    Raises:
-        NotModelledError: a schedule, or stages, that are not written down.
-    """
+    """Layers over groups of GPUs; the batch of a file is that of all micro-batches of a round."""
     degree = part.count(_PIPELINE) or 1
     if degree > 1:
         reading.say("pipeline_parallel", degree, part.where(_PIPELINE))
@@ -369,11 +356,7 @@ def _read_schedule(part: Keys, reading: Reading) -> None:
 
 
 def _read_tensor_degree(part: Keys, reading: Reading) -> None:
-    """Matrices over several GPUs, with the stream over their tokens and a loss over divided logits.
-
-    Raises:
-        NotModelledError: whole logits on every GPU, or products that send while they run.
-    """
+    """Matrices over several GPUs, with the stream over their tokens and a loss over divided logits."""
     degree = part.count(_TENSOR) or 1
     if degree > 1:
         reading.say("tensor_parallel", degree, part.where(_TENSOR))

@@ -68,12 +68,7 @@ def is_torchtune(document: Document) -> bool:
 
 
 def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a configuration of torchtune says.
-
-    Raises:
-        InputFileError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a configuration of torchtune says."""
     if not keys.holds("optimizer"):
         raise keys.not_modelled(
             "optimizer", "there is none, so this file does not train; training is what is predicted"
@@ -114,11 +109,7 @@ def _component(part: Keys | None) -> str:
 
 
 def _read_model(keys: Keys, reading: Reading, age: Age) -> None:
-    """The builder's name says the model and the method.
-
-    Raises:
-        NotModelledError: a builder whose model is not known, or is built otherwise than Transformers' one.
-    """
+    """The builder's name says the model and the method."""
     part = keys.part("model")
     builder = _component(part)
     if part is None or not builder.startswith(_MODELS):
@@ -357,9 +348,6 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
 def _read_selection(keys: Keys, reading: Reading) -> None:
     """``ac_mode``, which the recipes for several GPUs without adapters read.
 
-    Raises:
-        NotModelledError: operators are chosen, or both switches are on, which recipes take differently.
-
     Source: torchtune 0.6.1 recipes/full_finetune_distributed.py:566-580, training/activations.py.
     """
     mode, option = keys.text("ac_mode"), keys.get("ac_option")
@@ -379,9 +367,6 @@ def _read_selection(keys: Keys, reading: Reading) -> None:
 def _read_distribution(keys: Keys, reading: Reading, *, old: bool) -> None:
     """FSDP2, or in ``old`` files FSDP1, where a key of the distributed recipes is there, or the job has
     several GPUs: torchtune has nothing else.
-
-    Raises:
-        NotModelledError: what lies on the host besides.
     """
     table = keys.part("fsdp")
     offload = keys.flag("fsdp_cpu_offload") or (table is not None and table.flag("cpu_offload"))

@@ -53,12 +53,7 @@ _REENTRANT = "gradient_checkpointing_use_reentrant"
 
 
 def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a file of TRL's SFT command says.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a file of TRL's SFT command says."""
     teaches = read_student(keys, reading, beside.task)
     refuse_other_trainings(keys, but=STUDENT if teaches else ())
     generates = _trains_on_generated(keys, reading, beside.task)
@@ -103,9 +98,6 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
     Recipes with a mixer are for TRL 0.9 to 0.12 (alignment-handbook setup.py), which took the log-softmax of
     all logits.  Those of DPO go with the function that made them in 0.12, which is installed for such files
     (trl 0.12.1 trainer/dpo_trainer.py concatenated_forward: means of logits are returned, not logits).
-
-    Raises:
-        NotModelledError: Liger's kernels where they bring a loss of their own.
     """
     for name in ("use_liger", "use_liger_kernel"):
         if keys.flag(name) and (old or reading.value("task") not in ("dpo", "kto")):
@@ -127,9 +119,6 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
 def _trains_on_generated(keys: Keys, reading: Reading, named: str) -> bool:
     """Whether a file trains on what the model generates, by keys that no other trainer has, or by the
     script's name, which says the task ``named``; then its task is entered.
-
-    Raises:
-        NotModelledError: the path says that it is another one's than GRPO's.
     """
     told = next((name for name in _GENERATED if keys.has(name)), None)
     if told is None and named == "grpo":
@@ -151,9 +140,6 @@ def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
 
     Up to TRL 0.24 ``use_liger_kernel`` is Transformers' alone, and the loss has a switch of its own
     (trl 0.17.0, 0.24.0 and 0.25.0 trainer/grpo_trainer.py).
-
-    Raises:
-        NotModelledError: Liger's loss is asked for, and what :func:`read_rollout` refuses.
     """
     if keys.flag("use_liger_kernel") and old and not keys.has(UP_TO_0_17):
         config = keys.part("liger_kernel_config")
@@ -364,9 +350,6 @@ def _keep_loss(keys: Keys, reading: Reading) -> None:
 
     Source: trl 1.16.0 trainer/sft_trainer.py:1127-1147, dpo_trainer.py:939-952, kto_trainer.py:950-963 and
     grpo_trainer.py:1051-1064 set ``fused_linear_cross_entropy`` to false, and fail where a file says true.
-
-    Raises:
-        UsageError: a file asks for Liger's loss all the same.
     """
     if not keys.flag("use_liger_kernel"):
         return

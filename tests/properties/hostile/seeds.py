@@ -43,7 +43,7 @@ MODELS = (
     "smollm3-3b",
     "olmo-2-7b",
 )  # fmt: skip
-_TOOLS = ("transformers.toml", "llama-factory.toml", "trl.toml", "lmflow.toml", "axolotl.toml")
+_KEY_FILES = ("transformers.toml", "llama-factory.toml", "trl.toml", "lmflow.toml", "axolotl.toml")
 CONFIG_KEYS = sorted(
     {
         word
@@ -64,12 +64,7 @@ CONFIG_KEYS = sorted(
         if isinstance(value, dict | tuple | frozenset)
         for word in value
         if isinstance(word, str)
-    }.union(
-        *(
-            names_in(tool, "harmless")
-            for tool in ("transformers", "llama-factory", "trl", "lmflow", "axolotl")
-        )
-    )
+    }.union(*(names_in(file, "harmless") for file in _KEY_FILES))
 )
 """Every word that the readers of other tools' files know as a key."""
 _WRITERS = {".json": to_json, ".toml": to_toml}

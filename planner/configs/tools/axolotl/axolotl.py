@@ -77,12 +77,7 @@ _MODEL_CONFIG_HARMLESS = frozenset(names_in("axolotl.toml", "harmless_of_model_c
 
 
 def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a file of Axolotl says.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a file of Axolotl says."""
     age = read_age(keys, reading, beside.stack)
     _read_task(keys, reading, age=age)
     refuse_preferences(keys, age=age)
@@ -141,10 +136,6 @@ def _read_task(keys: Keys, reading: Reading, *, age: Age) -> None:
 
     Axolotl's Mamba asks for mamba-ssm 1.2.0.post1 (pyproject.toml), whose utils/generation.py imports what
     Transformers 5 no longer has (GreedySearchDecoderOnlyOutput).
-
-    Raises:
-        NotModelledError: another kind of training, or none.
-        UsageError: Mamba, where it cannot be imported.
     """
     task = axolotl_task(keys)
     if task is not None:
@@ -231,9 +222,6 @@ def _read_old_packing(keys: Keys, reading: Reading) -> bool:
     Packs are of one length, whatever is said of padding.
 
     Source: axolotl 575a082aa (2023-11) utils/data.py:405-410.
-
-    Raises:
-        NotModelledError: a smaller length than that of samples.
     """
     packed, length = keys.count("max_packed_sequence_len"), keys.count("sequence_len")
     if packed is None:

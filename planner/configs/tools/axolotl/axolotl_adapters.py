@@ -76,10 +76,6 @@ def read_method(keys: Keys, reading: Reading, *, age: Age) -> None:
 def _read_four_bits(keys: Keys, reading: Reading, *, age: Age) -> None:
     """The base of ``adapter: qlora``: what Axolotl says to bitsandbytes, over which ``bnb_config_kwargs`` is
     written, for such a base alone.
-
-    Raises:
-        InputFileError: another kind of 4 bits than bitsandbytes knows.
-        NotModelledError: another setting of bitsandbytes.
     """
     place = "axolotl 0.19.0 loaders/model.py, _set_quantization_config"
     part = keys.part("bnb_config_kwargs") or Keys(keys.path, {})
@@ -106,10 +102,6 @@ def _read_experts(keys: Keys, reading: Reading) -> None:
 
     Source: axolotl 0.19.0 monkeypatch/moe_quant.py patch_moe_quantization_on_load, utils/schemas/config.py
     check_quantize_moe_experts.
-
-    Raises:
-        UsageError: a setting that Axolotl refuses beside it.
-        NotModelledError: matrices whose scales are not packed beside experts whose scales are.
     """
     name = "quantize_moe_experts"
     if not keys.flag(name):
@@ -153,10 +145,6 @@ def _read_four_bits_of_lora(keys: Keys, reading: Reading, *, age: Age) -> None:
     (2025-10), 0.19.0 loaders/model.py:801 and 1146, kernels/lora.py:646; transformers 4.51.3
     utils/quantization_config.py BitsAndBytesConfig; peft 0.21 utils/other.py prepare_model_for_kbit_training.
     Ignored: that the products of older versions are of fp32 copies, as nobody says their dtype.
-
-    Raises:
-        UsageError: the file is of a version that stops.
-        NotModelledError: it is of 2023, whose base is not prepared.
     """
     if age.of_2023:
         what = "beside adapter: lora, as Axolotl of 2023 reads it, is not modelled; adapter: qlora is"
@@ -222,12 +210,7 @@ def read_adapter_kernels(keys: Keys, reading: Reading, *, age: Age, asked: bool)
 def _refuse_separate_experts(
     keys: Keys, reading: Reading, said: Mapping[str, bool | None], *, age: Age, asked: bool
 ) -> None:
-    """Llama 4 whose experts are matrices of their own.
-
-    Raises:
-        UsageError: fused kernels of adapters, which its attention does not fit.
-        NotModelledError: adapters on them.
-    """
+    """Llama 4 whose experts are matrices of their own."""
     name, method = "llama4_linearized_experts", reading.value("method")
     if not keys.flag(name):
         return
@@ -251,9 +234,6 @@ def _refuse_other_heads(reading: Reading) -> None:
 
     Source: axolotl 0.19.0 monkeypatch/lora_kernels.py apply_lora_kernel_patches, loaders/adapter.py
     _get_peft_task_type.
-
-    Raises:
-        UsageError: the model has such a head.
     """
     if reading.value("task") in ("reward", "prm"):
         raise UsageError(

@@ -178,9 +178,6 @@ def is_fsdp2(keys: Keys) -> bool:
 def _refuse_by_engine(keys: Keys) -> None:
     """What Axolotl stops at (0.19.0 utils/schemas/validation.py check_muon_deepspeed_fsdp, and since 0.9
     check_fsdp2_w_8bit_optimizer).
-
-    Raises:
-        UsageError: Muon beside DeepSpeed or the first FSDP, AdamW of bitsandbytes beside the second.
     """
     name, settings, second = keys.get("optimizer"), keys.get("fsdp_config"), is_fsdp2(keys)
     beside, other = "", "adamw_torch_fused"

@@ -258,9 +258,6 @@ def _read_flash_parts(keys: Keys, reading: Reading) -> None:
 
     Source: axolotl fbe54be6b (2025-03) utils/models.py:515-545, 905-941, utils/config/__init__.py:178-185;
     so in 2024-08.
-
-    Raises:
-        NotModelledError: one of them is on for a model that may be a Llama.
     """
     other = "stablelm" in str(keys.get("base_model") or "").lower() and not is_llama(keys)
     if not other:
@@ -304,11 +301,7 @@ def refuse_preferences(keys: Keys, *, age: Age) -> None:
 
 
 def _refuse_packed_base(keys: Keys, kind: str) -> None:
-    """Source: axolotl 0.12.0 and 0.19.0 utils/schemas/validation.py check_fsdp2_base_model_quant_rl.
-
-    Raises:
-        UsageError: preferences over a base in 4 or 8 bits, which the second FSDP divides.
-    """
+    """Source: axolotl 0.12.0 and 0.19.0 utils/schemas/validation.py check_fsdp2_base_model_quant_rl."""
     bits = next((name for name in ("load_in_8bit", "load_in_4bit") if keys.flag(name)), "")
     if bits and kind in ("dpo", "kto", "orpo", "ipo") and keys.get("fsdp_config") and is_fsdp2(keys):
         raise UsageError(

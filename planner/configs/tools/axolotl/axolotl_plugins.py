@@ -43,11 +43,7 @@ def read_plugins(keys: Keys, reading: Reading, *, age: Age) -> None:
 
 
 def _name(keys: Keys, plugin: str) -> str:
-    """Folder of one of Axolotl's own.
-
-    Raises:
-        NotModelledError: one of others' making.
-    """
+    """Folder of one of Axolotl's own."""
     name = plugin.removeprefix(_OWN).partition(".")[0] if plugin.startswith(_OWN) else ""
     if not name:
         raise keys.not_modelled(

@@ -154,11 +154,7 @@ def _read_engine(keys: Keys, reading: Reading, beside: Beside, stage: str, *, ol
 
 
 def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
-    """``predict_with_generate`` takes no loss in evaluation (train/sft/trainer.py prediction_step).
-
-    Raises:
-        NotModelledError: the file turns evaluation on.
-    """
+    """``predict_with_generate`` takes no loss in evaluation (train/sft/trainer.py prediction_step)."""
     if keys.flag("predict_with_generate") and reading.value("eval_batch") is not None:
         raise keys.not_modelled("predict_with_generate", "an evaluation that generates text is not modelled")
 
@@ -196,12 +192,7 @@ def _read_padded_length(keys: Keys, reading: Reading, stage: str) -> None:
 
 
 def _refuse_other_kinds(keys: Keys) -> None:
-    """Files that LLaMA-Factory reads in another way: those of models that see, and of its v1 (by --tool).
-
-    Raises:
-        UsageError: a file of v1.
-        NotModelledError: names the key.
-    """
+    """Files that LLaMA-Factory reads in another way: those of models that see, and of its v1 (by --tool)."""
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
             raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
@@ -224,9 +215,6 @@ def _stage(keys: Keys) -> str:
 def _refuse_without_training(keys: Keys) -> None:
     """Training runs only where ``do_train`` is true (train/sft/workflow.py);
     a file of another task leaves it out.
-
-    Raises:
-        NotModelledError: the file evaluates, merges, answers or serves.
     """
     trains = keys.flag("do_train")
     other = [name for name in _OTHER_TASKS if not trains and keys.get(name) not in (None, False)]
@@ -242,9 +230,6 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
     """``flash_attn``; Gemma 2 and gpt-oss have kernels of LLaMA-Factory's own choice.
 
     Source: llamafactory 0.9.5 model/model_utils/attention.py:31-60.
-
-    Raises:
-        InputFileError: a kernel that it does not know.
     """
     said = keys.get("flash_attn")
     name, model = (
@@ -315,9 +300,6 @@ def _read_divergence(keys: Keys, reading: Reading) -> None:
 
     Source: llamafactory 0.9.5 train/sft/trainer.py compute_loss, train/trainer_utils.py create_ref_model,
     asft_loss_func.
-
-    Raises:
-        NotModelledError: another reference, or a combination that LLaMA-Factory does not train so.
     """
     keys.refuse_switched_on(OTHER_REFERENCES)
     if keys.flag("enable_liger_kernel"):
@@ -394,9 +376,6 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
 def _read_rotations(keys: Keys, reading: Reading) -> None:
     """OFT, which has the targets of LoRA (model/adapter.py _setup_lora_tuning);
     what else a file says of LoRA has no effect.
-
-    Raises:
-        NotModelledError: so many blocks in each matrix.
     """
     if keys.is_on("oft_rank"):
         raise keys.not_modelled(

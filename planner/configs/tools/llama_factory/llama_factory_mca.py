@@ -71,12 +71,7 @@ def is_mca(document: Document) -> bool:
 
 
 def read_mca(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a file says to mcore_adapter.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a file says to mcore_adapter."""
     stage = _refuse(keys)
     reading.stops.append(Stop(lambda spec: spec.architecture not in _SUPPORTED, _unsupported(keys)))
     if stage == "pt":
@@ -111,11 +106,7 @@ def _has_own_width(spec: ModelSpec) -> bool:
 
 
 def _refuse(keys: Keys) -> str:
-    """The stage.
-
-    Raises:
-        NotModelledError: something that no formula covers.
-    """
+    """The stage."""
     stage = keys.text("stage") or "sft"
     if stage not in _STAGES:
         raise keys.not_modelled("stage", f"{show(stage)} by mcore_adapter is not modelled; sft and pt are")
@@ -222,9 +213,6 @@ def _read_fused_loss(keys: Keys, reading: Reading) -> None:
     """Megatron's own where GPUs divide the vocabulary, else a kernel of quack.
 
     Source: mcore_adapter 0.10.0 models/model_factory.py compute_language_model_loss.
-
-    Raises:
-        NotModelledError: that kernel.
     """
     where = keys.where("cross_entropy_loss_fusion")
     if reading.value("tensor_parallel") is None:

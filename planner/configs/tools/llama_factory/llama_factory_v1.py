@@ -39,12 +39,7 @@ _QWEN_3 = re.compile(r"qwen3-\d")
 
 
 def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a file of LLaMA-Factory's v1 says.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a file of LLaMA-Factory's v1 says."""
     read_task(keys, reading, _DEFAULTS["seq"])
     keys.refuse_above_one(_DEGREES)
     if keys.text("model_class") not in (None, "llm"):
@@ -88,9 +83,6 @@ def _read_context(keys: Keys, reading: Reading) -> None:
 
     Source: core/base_trainer.py; plugins/model_plugins/parallelization/sequence_parallel.py
     sequence_parallel_loss.
-
-    Raises:
-        UsageError: another kernel or engine, which v1 refuses.
     """
     degree, mode = keys.count("cp_size") or 1, keys.text("cp_mode") or "ulysses"
     if degree == 1:
@@ -157,9 +149,6 @@ def _read_freeze(keys: Keys, reading: Reading, part: Keys) -> None:
     as ``freeze`` of 0.9.5 chooses them).
 
     Inputs of frozen layers require gradients under FSDP2 alone (distributed/fsdp2.py prepare_model).
-
-    Raises:
-        UsageError: without an engine, where layers in fp32 meet a stream in 16 bits, which torch refuses.
     """
     reading.say("method", "full", part.where("name"))
     read_freeze(part, reading, "name")
@@ -178,10 +167,6 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     """``optim_config``: Muon, for matrices; AdamW of separate operators for the rest.
 
     Source: plugins/trainer_plugins/optimizers/optimizer.py create_muon_optimizer.
-
-    Raises:
-        InputFileError: another one, which v1 does not have.
-        NotModelledError: another number of iterations, or no gradient ahead of the momentum.
     """
     part = keys.part("optim_config")
     if part is None:
@@ -201,9 +186,6 @@ def _read_batches(keys: Keys, reading: Reading) -> None:
     tokens.
 
     Source: src/llamafactory/v1/plugins/trainer_plugins/batching.py.
-
-    Raises:
-        InputFileError: no such strategy.
     """
     kind = keys.text("batching_strategy") or "normal"
     where = keys.where("batching_strategy")
@@ -224,11 +206,7 @@ def _read_batches(keys: Keys, reading: Reading) -> None:
 
 
 def _read_kernels(keys: Keys, reading: Reading) -> None:
-    """``auto`` is for Ascend's cards alone (kernels/interface.py ``_AUTO_KERNELS``).
-
-    Raises:
-        NotModelledError: other kernels, or Liger's on a model whose layers it was not read for.
-    """
+    """``auto`` is for Ascend's cards alone (kernels/interface.py ``_AUTO_KERNELS``)."""
     part = keys.part("kernel_config")
     if part is None:
         return
@@ -247,9 +225,6 @@ def _read_liger(keys: Keys, reading: Reading, part: Keys) -> None:
 
     Source: kernels/liger_kernel_ops.py, whose table has Qwen3 and its successors alone; liger-kernel 0.8.5
     transformers/monkey_patch.py apply_liger_kernel_to_qwen3 (``nn.functional.cross_entropy`` of all).
-
-    Raises:
-        NotModelledError: a choice of kernels, or a successor of Qwen3.
     """
     where, model = part.where("name"), str(keys.get("model") or "").lower()
     if "qwen3" not in model:
@@ -285,9 +260,6 @@ def _read_init(keys: Keys, reading: Reading) -> None:
 def _read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
     """``dist_config`` with ``bf16``: FSDP2, DeepSpeed, or none,
     where nothing casts (core/base_trainer.py ``_shard_model``).
-
-    Raises:
-        NotModelledError: another engine.
     """
     if beside.accelerate is not None:
         # The engine is that of the config, however many processes are launched.

@@ -133,9 +133,6 @@ def _spare_projector(keys: Keys, reading: Reading, frozen: list[FrozenPart]) -> 
 
     LLaMA-Factory looks for linear layers outside of projectors, and then takes each module whose name holds
     one of theirs (model/model_utils/misc.py find_all_linear_modules, visual.py patch_target_modules).
-
-    Raises:
-        NotModelledError: the names of the tower's layers, or others of the file's own, may be a projector's.
     """
     names = keys.names("lora_target")
     if "vision_tower" not in frozen or not all(name == "all" or name.endswith("_proj") for name in names):

@@ -78,11 +78,7 @@ def _stops(keys: Keys, name: str, why: str) -> UsageError:
 
 
 def _read_adapters(keys: Keys, reading: Reading) -> None:
-    """Adapters, which the script always trains.
-
-    Raises:
-        NotModelledError: trained biases, or adapters that start from the error of rounding.
-    """
+    """Adapters, which the script always trains."""
     if keys.get("bias") not in (None, "none"):
         raise keys.not_modelled("bias", f"trained biases ({show(keys.get('bias'))}) are not modelled")
     if keys.has("loftq_config"):
@@ -114,10 +110,6 @@ def _read_dtype(keys: Keys, reading: Reading) -> None:
     """``dtype`` is handed on as text.
 
     Source: unsloth 2026.10.9 models/loader.py:1369-1376, models/rl.py:2657.
-
-    Raises:
-        UsageError: a text other than those of 16 bits, or one that does not go with the precision, which the
-        script takes from the card.
     """
     dtype = keys.text("dtype")
     if dtype == "float16":

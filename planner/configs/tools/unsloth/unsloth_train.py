@@ -111,11 +111,7 @@ def _stop_at_unknown(part: Keys) -> None:
 
 
 def _read_method(training: Keys, lora: Keys, reading: Reading) -> bool:
-    """What is trained: adapters, unless ``training_type`` is ``full``, whose other keys then say nothing.
-
-    Raises:
-        NotModelledError: adapters that start from the error of rounding.
-    """
+    """What is trained: adapters, unless ``training_type`` is ``full``, whose other keys then say nothing."""
     kind = training.text("training_type")
     method = "lora" if kind is None else kind.strip().lower()
     if method not in ("lora", "full"):
