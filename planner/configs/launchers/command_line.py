@@ -169,11 +169,7 @@ def _every_command(path: Path, text: str) -> list[tuple[list[str], dict[str, str
 
 
 def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> None:
-    """What the environment says of a program's launch.
-
-    Raises:
-        UsageError: a variable that decides it has no certain value, or no GPU is visible.
-    """
+    """What the environment says of a program's launch."""
     if job.tool in ("llama-factory", "axolotl", MS_SWIFT, MEGATRON):
         refuse_unsure(path, variables)
     if job.tool == "llama-factory":
@@ -353,9 +349,6 @@ def _llama_factory(path: Path, words: list[str]) -> Started:
     """A file with arguments ``KEY=VALUE`` behind it, each read as YAML, or arguments alone.
 
     Source: llamafactory 0.9.5 hparams/parser.py read_args.
-
-    Raises:
-        UsageError: another word behind the file.
     """
     rest = words[2:]
     if not rest or not rest[0].endswith((".yaml", ".yml")):
@@ -373,9 +366,6 @@ def _axolotl(path: Path, words: list[str]) -> Started:
     """``axolotl train FILE``, whose other options are keys of the file.
 
     Source: axolotl 0.19.0 cli/config.py load_cfg.
-
-    Raises:
-        UsageError: options of the launcher, several configs in one, or keys of a table.
     """
     if refused := next((word for word in words if word == "--" or _name(word) in ("sweep", "cloud")), None):
         raise UsageError(f"{path}: '{show(refused)}' is not read: check the file, with --accelerate FILE")
@@ -422,9 +412,6 @@ def _arguments(path: Path, words: Sequence[str]) -> dict[str, Any]:
     """A script's arguments by name, over those of a file that is given with them.
 
     A switch is true, one that begins with ``no_`` false, and several values are a list (hf_argparser.py).
-
-    Raises:
-        UsageError: a word that is no argument.
     """
     base: dict[str, Any] = {}
     found: dict[str, Any] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.domain.origin import tool_default
 from planner.units import TERA
@@ -16,16 +17,7 @@ from planner.words import words
 TOOL = "DeepSpeed 0.19.8"
 AUTO = "auto"
 _MOST = TERA
-_ZERO_HARMLESS = words(
-    """
-    stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save elastic_checkpoint
-    load_from_fp32_weights ignore_unused_parameters round_robin_gradients allgather_partitions legacy_stage1
-    log_trace_cache_warnings enable_sanity_checks compute_grad_norm leaf_module memory_efficient_linear
-    override_module_apply parameter_alignment pipeline_loading_checkpoint save_muon_momentum_buffer_in_memory
-    stage3_allgather_sequential stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params
-    use_multi_rank_bucket_allreduce cpu_offload_use_pin_memory
-    """
-)
+_ZERO_HARMLESS = names_in("deepspeed.toml", "harmless_of_zero")
 # DeepSpeed's own values (runtime/zero/config.py), which hold where a file leaves the key out.
 _BUCKET = 500_000_000
 _STAGE_3 = {
@@ -58,12 +50,7 @@ _OFFLOADS = {
     ("none", "nvme"): "params-nvme",
     ("nvme", "nvme"): "optimizer+params-nvme",
 }
-_ZERO_UNMODELLED = {
-    "zero_quantized_weights": "quantised communication (ZeRO++) is not modelled",
-    "zero_quantized_gradients": "quantised communication (ZeRO++) is not modelled",
-    "zero_quantized_nontrainable_weights": "quantised communication (ZeRO++) is not modelled",
-    "zenflow": "ZenFlow is not modelled",
-}
+_ZERO_UNMODELLED = texts_in("deepspeed.toml", "unmodelled_of_zero")
 
 
 def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:

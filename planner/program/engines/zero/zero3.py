@@ -50,8 +50,6 @@ _NORM_ON_WAY = Purpose("norm in fp64", "optimizer_temporaries", REDUCE_STREAM)
 _HOST_COPY = Purpose("gradient partition in fp32", "gradient_buckets", REDUCE_STREAM)
 _OVERFLOW = Purpose("isinf, isnan(grad_partitions_flat_buffer)", "optimizer_temporaries", REDUCE_STREAM)
 _NORM = Purpose("norm in fp64", "optimizer_temporaries")
-_FLAT = Purpose("flatten(averaged_gradients)", "optimizer_temporaries")
-_WIDE = Purpose("flat gradients in fp32", "optimizer_temporaries")
 # The host waits for the oldest where more than ``max_param_reduce_events`` = 2 buckets are being reduced.
 # Each has a gradient or more, which that stream uses until then.
 # Source: stage3.py __add_grad_to_ipg_bucket (``record_stream``), __reduce_and_partition_ipg_grads.
@@ -427,10 +425,7 @@ class Zero3(DeepSpeed):
         if not settings.offloads_optimizer:
             for group in self._groups:
                 elements = self._elements(group)
-                flat = self.take(elements * settings.element_bytes, _FLAT) if len(group) > 1 else None
-                wide = self.take(elements * FP32, _WIDE) if settings.element_bytes < FP32 else flat
-                if wide is not flat:
-                    self.free(flat)
+                wide = self.wide_gradients(elements, several=len(group) > 1)
                 self.update(elements)
                 self.free(wide)
         self._own.coordinator.gather_now(live for live in self._own.live.values() if live.persists)
