@@ -70,7 +70,9 @@ def answer_request(
         from planner.api.open_length import is_only_cut, with_shorter
 
         if is_only_cut(seq, scenario):
-            prediction = with_shorter(prediction, _verdict_at(request, how, model_spec), seq)
+            ask, rollout = _verdict_at(request, how, model_spec), scenario.recipe.rollout
+            generated_tokens = rollout.completion_tokens if rollout else 0
+            prediction = with_shorter(prediction, ask, seq, generated_tokens)
     coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
     subject = Subject(scenario, prediction, explain=how.explain, coefficients=coefficients)
     if how.timeline and scenario.hardware.gpu.is_cuda:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.domain.prediction import Prediction, Verdict
-from planner.domain.recipes.recipe import GENERATING_TASKS
 from planner.domain.scenario import Scenario
 from planner.errors import LengthOpenError, PlannerError, UsageError
 from planner.intake.given.request import Given
@@ -21,36 +20,38 @@ _LONGEST_TOKENS = 1_048_576
 
 
 def is_only_cut(seq: Given, scenario: Scenario) -> bool:
-    """Whether samples are cut at ``seq``, and nobody said how long they are.
-
-    What a model generates is as long as it wants, so that it meets its end.
-    """
+    """Whether samples are cut at ``seq``, and nobody said how long they are."""
     batch, mean = scenario.recipe.batch, scenario.assumption("tokens_per_sample")
     unsaid = batch.lengths is None and (mean is None or mean.is_assumed)
-    return seq.cuts == batch.padding and unsaid and scenario.recipe.task not in GENERATING_TASKS
+    return seq.cuts == batch.padding and unsaid
 
 
-def with_shorter(prediction: Prediction, ask: Callable[[int], Verdict], seq: Given) -> Prediction:
+def with_shorter(
+    prediction: Prediction, ask: Callable[[int], Verdict], seq: Given, generated_tokens: int = 0
+) -> Prediction:
     """``prediction`` of samples as long as ``seq``, which do not fit: uncertain where shorter ones do.
 
-    ``ask``: the verdict on samples of so many tokens.
+    ``ask``: the verdict on samples of so many tokens.  ``generated_tokens``: those of a sample that a model
+    generates, as many as it wants: only the others may be fewer.
     """
-    length, longest = SHORTEST_TOKENS, 0
+    length, longest, verdict = generated_tokens + SHORTEST_TOKENS, 0, prediction.verdict
     while length < seq.value:
         try:
-            if ask(length) != "fits":
+            verdict = ask(length)
+            if verdict != "fits":
                 break
             longest = length
         except PlannerError:
             # Images of a sample may be longer, or GPUs not divide it.
             pass
-        length *= 2
-    if not longest:
+        length = 2 * length - generated_tokens
+    if not longest and verdict != "uncertain":
         return prediction
-    text = (
-        f"samples of up to {longest:,} tokens fit, those of {min(length, seq.value):,} may not, and "
-        f"{seq.origin} says only where they are cut"
+    above = f"those of {min(length, seq.value):,} may not"
+    found = (
+        f"samples of up to {longest:,} tokens fit, {above}" if longest else f"samples of {length:,} may fit"
     )
+    text = f"{found}, and {seq.origin} says only where they are cut"
     return replace(
         prediction,
         verdict="uncertain",

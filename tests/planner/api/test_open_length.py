@@ -168,8 +168,25 @@ def test_where_short_samples_fit_the_cut_decides_nothing() -> None:
     assert "a.yaml:cutoff_len" in text
     verdict, text = shortened({128: "fits", 256: "fits", 512: "fits"})
     assert "up to 512 tokens fit, those of 1,024 may not" in text
+    verdict, text = shortened({128: "uncertain"})
+    assert verdict == "uncertain"
+    assert "samples of 128 may fit" in text
     verdict, text = shortened({128: NotModelledError("uneven"), 256: "fits", 512: "does_not_fit"})
     assert "up to 256 tokens fit, those of 512 may not" in text
+
+
+def test_what_is_generated_is_as_long_as_it_may_be() -> None:
+    """Prompts may be shorter: the lengths that are tried are theirs."""
+    asked = list[int]()
+
+    def verdict(seq_tokens: int) -> Verdict:
+        asked.append(seq_tokens)
+        return "fits" if seq_tokens < 3000 else "does_not_fit"
+
+    before = made.subject(verdict="does_not_fit").prediction
+    found = with_shorter(before, verdict, Given(10240, "a.yaml:max_length", cuts="longest"), 2048)
+    assert asked == [2048 + 128, 2048 + 256, 2048 + 512, 2048 + 1024]
+    assert "up to 2,560 tokens fit, those of 3,072 may not" in found.reason
 
 
 def test_where_the_shortest_do_not_fit_nothing_changes() -> None:
@@ -206,7 +223,8 @@ def test_samples_end_to_end_that_fill_no_row_may_be_shorter() -> None:
     """Megatron of ms-swift lays the samples of a micro-batch end to end; a pack is full."""
     command = (
         "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-7B --train_type lora --max_length 65536 "
-        "--tensor_model_parallel_size 2 --sequence_parallel true --micro_batch_size 2 --global_batch_size 8 --dataset notes"
+        "--tensor_model_parallel_size 2 --sequence_parallel true --micro_batch_size 2 --global_batch_size 8 "
+        "--dataset notes"
     )
     given = from_flags({"gpu": "a100-40-sxm:8"})
     for text, verdict in ((command, "uncertain"), (f"{command} --packing true", "does_not_fit")):
