@@ -114,5 +114,5 @@ def _compared(left: str, sign: str, right: str) -> bool | None:
     if sign in ("=", "==", "!="):
         return (left == right) == (sign != "!=")
     if sign in _NUMBERS and left.isdecimal() and right.isdecimal():
-        return _NUMBERS[sign](int(left), int(right))
+        return bool(_NUMBERS[sign](int(left), int(right)))
     return None
