@@ -92,6 +92,7 @@ class Started:
 
     ``words``: as they were written.  ``tool``: where the command itself says it.  ``task``: the one that the
     script's name says.  ``stock``: whose launch file is counted in place of one that is not there.
+    ``no_launch``: why the one that it names cannot be read.
     """
 
     words: list[str]
@@ -101,6 +102,7 @@ class Started:
     tool: str | None = None
     task: str = ""
     stock: str = ""
+    no_launch: InputFileError | None = None
 
     @property
     def says_its_tool(self) -> bool:
@@ -269,7 +271,11 @@ def _refuse_options_in(path: Path, words: Sequence[str]) -> None:
 def _accelerate(path: Path, words: list[str]) -> Started:
     options, rest = _options(path, words[2:], ACCELERATE_SWITCHES)
     job = Started(words, rest[0], _arguments(path, rest[1:]))
-    job.launch, job.stock = _launch_table(path, options)
+    try:
+        job.launch, job.stock = _launch_table(path, options)
+    except InputFileError as error:
+        # Another file may be given in its place.
+        job.no_launch = error
     # A number in the script's own file is for another launcher, which this one does not ask.
     job.arguments.pop("num_processes", None)
     return job

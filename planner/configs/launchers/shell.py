@@ -32,7 +32,7 @@ HANDED_AND = r"\&\&"
 """A word between commands that a program is handed, where its own shell reads it."""
 _BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", ";;", "|&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
-_KEYWORDS = frozenset({"then", "do", "else", "{", "!"})
+_KEYWORDS = frozenset({"if", "elif", "then", "while", "until", "do", "else", "{", "!"})
 # Programs that start another one, with the words that they take before it.
 _WRAPPERS = {"nohup": 0, "time": 0, "exec": 0, "env": 0, "sudo": 0, "export": 0, "uv": 1, "poetry": 1}
 
@@ -60,7 +60,8 @@ def commands_with_variables(path: Path, text: str) -> Iterator[tuple[list[str], 
     environment = _Environment(frozenset(unsure))
     for command in found:
         environment.run(command)
-        yield _bare(command.words), {**environment.values(), **_assigned(command.words)}
+        words = _without_keywords(command.words)
+        yield _bare(words), {**environment.values(), **_assigned(words)}
 
 
 def unknown(name: str) -> str:

@@ -163,6 +163,7 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
             f"{keys.path}: max_length is not given, so the longest sample decides: say --seq"
         )
     if not packs:
+        reading.cut_samples = "packed"
         reading.remark(keys.where(name), "every sample is counted as so long; shorter ones need less")
     keys.skip(("max_length", "packing_length"))
 

@@ -186,6 +186,8 @@ def _read_joined(keys: Keys, reading: Reading, kind: str) -> None:
     name = next((each for each in ("packing", "padding_free") if keys.flag(each)), None)
     if name is None:
         return
+    if name == "padding_free":
+        reading.cut_samples = "packed"
     if kind == "gkd":
         reading.say("padding", "packed", keys.where(name), "sequences lie end to end")
         return

@@ -311,7 +311,8 @@ def _parsed(reading: Reading) -> Mapping[str, Given]:
         field_ = REQUEST_FIELDS[given.field]
         value = _beside(reading.path, given.value) if given.field == "model" else given.value
         try:
-            values[given.field] = Given(field_.parse(value), given.origin, given.note)
+            cuts = reading.cut_samples if given.field == "seq" else None
+            values[given.field] = Given(field_.parse(value), given.origin, given.note, cuts)
         except UsageError as error:
             raise InputFileError(given.origin, str(error)) from None
     return MappingProxyType(values)

@@ -393,12 +393,13 @@ def _read_rotations(keys: Keys, reading: Reading) -> None:
 
 
 def _read_numerics(keys: Keys, reading: Reading) -> None:
-    """Precision, and the base's quantisation."""
+    """Precision, and the base's quantisation.  ``pure_bf16``: no fp32 weights; with bf16, autocast too."""
     read_precision(keys, reading)
     if keys.flag("pure_bf16"):
         reading.switch("trainable_fp32", False, keys.where("pure_bf16"))
-        reading.said.pop("precision", None)
-        reading.say("precision", "bf16", keys.where("pure_bf16"))
+        if not keys.flag("bf16"):
+            reading.said.pop("precision", None)
+            reading.say("precision", "bf16", keys.where("pure_bf16"))
     if reading.value("precision") is None:
         need_precision(reading)
     bits = keys.count("quantization_bit")

@@ -160,6 +160,8 @@ def _read_length(keys: Keys, reading: Reading, stage: str) -> None:
         reading.default("seq", padded, "LLaMA-Factory ff6d4d12e hparams/data_args.py: cutoff_len")
     if not any(keys.flag(name) for name in ("packing", "neat_packing", "sequence_packing")):
         text = "every sample is counted as so long; shorter ones need less"
+        if (keys.count("expert_model_parallel_size") or 1) == 1:
+            reading.cut_samples = "packed"
         reading.remark(keys.where("cutoff_len"), text)
     keys.skip(("packing", "neat_packing", "sequence_packing"))
 

@@ -222,6 +222,12 @@ _OF_KEYS = (
         lambda file: file.on("train_on_prompt") and file.keys.get("template") in _ENDS_ONCE,
         since=_0_9_5,
     ),
+    _Check(
+        "val_size",
+        "does not go with eval_dataset",
+        lambda file: file.on("val_size", "eval_dataset"),
+        since=_0_8,
+    ),
     _Check("max_samples", "does not go with streaming", lambda file: file.on("streaming", "max_samples")),
     _Check(
         "infer_backend",

@@ -40,9 +40,10 @@ def words(text: str) -> list[list[str]]:
         ("uv run a b", [["a", "b"]]),
         # Words of an array are no command, wherever it stands; what is never closed stays.
         ("f() {\nX=(a b # c)\n'd )' $(e) \\\n--f 1)\n}\ng", [["f", "()", "{"], ["}"], ["g"]]),
-        ("if h; then X+=(a b); fi; g", [["if", "h"], ["then", "X+="], ["fi"], ["g"]]),
+        ("if h; then X+=(a b); fi; g", [["h"], ["fi"], ["g"]]),
         ("# X=(\ng", [["g"]]),
-        ("if h\nthen X=(a\nb", [["if", "h"], ["then", "X="], ["a"], ["b"]]),
+        ("if A=1 \\\n g h; then\n! i\nfi", [["g", "h"], ["i"], ["fi"]]),
+        ("if h\nthen X=(a\nb", [["h"], ["a"], ["b"]]),
     ],
 )
 def test_text_is_split_as_a_shell_splits_it(text: str, found: list[list[str]]) -> None:
