@@ -91,10 +91,10 @@ def _second_model_read(case: Case) -> bool:
 
 
 def _adapters_off_read(case: Case) -> bool:
-    """The model itself without its adapters: whole logits under FSDP2, TRL's tiles under ZeRO-3."""
+    """The model itself without its adapters: whole logits or DPO under FSDP2, TRL's tiles under ZeRO-3."""
     recipe, stack = case.recipe, case.stack
     if recipe.sharding.dtensors:
-        return recipe.loss == "hf"
+        return recipe.loss == "hf" or recipe.task == "dpo"
     whole = stack.zero_init and not recipe.offloads_params and recipe.numerics.quantization == "none"
     return recipe.sharding.is_zero3 and whole and _scores_tiles(case)
 
@@ -256,7 +256,7 @@ TASK_RULES = (
         "not-modelled",
         "How this engine divides the model that training compares with, its reference, was not read for this "
         "stack: use --sharding zero2, ddp or none. DPO and KTO are also modelled under zero3 with --stack "
-        "trl, and DPO of whole models under fsdp",
+        "trl, and DPO under fsdp",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),

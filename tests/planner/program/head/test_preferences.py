@@ -26,7 +26,7 @@ gathers each weight once.  The parts of the second model lie elsewhere then, and
 205 MB smaller.  ``plan`` has neither.
 """
 SWIFT = Path(__file__).parents[3] / "against_libraries/programs/swift.csv"
-DIVIDED = SWIFT.with_name("preferences_zero3.csv")
+DIVIDED = SWIFT.with_name("preferences_divided.csv")
 # ``examples/mistral/mistral-dpo-qlora.yml`` of Axolotl (2025-03).
 MISTRAL: dict[str, Any] = {
     "stack": "axolotl",
@@ -153,7 +153,7 @@ def test_peaks_are_those_of_swift_rlhf(row: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "row", list(csv.DictReader(DIVIDED.open(encoding="utf-8"))), ids=lambda row: row["job"]
 )
-def test_trls_references_are_divided_by_zero3(row: dict[str, str]) -> None:
+def test_trls_references_are_divided(row: dict[str, str]) -> None:
     """TRL 1.16.0 on four cards: allocated within 0.6 %, reserved within 4.5 % (see ``DIVIDED_RESERVED``).
 
     KTO asks the policy itself first, whose engine so records an order of modules without a backward pass.
