@@ -91,7 +91,7 @@ def say_offload(keys: Keys, devices: tuple[str, str], stage: int, reading: Readi
     for device in devices:
         if device not in ("none", "cpu", "nvme"):
             raise keys.wrong(name, "none, cpu or nvme", device)
-    if stage < 3 and devices[1] != "none":  # noqa: PLR2004 - the stage that divides parameters
+    if stage < 3 and devices[1] != "none":
         reading.remark(keys.where(name), f"parameters stay on the GPU, which ZeRO-{stage} does not offload")
         devices = (devices[0], "none")
     offload = _OFFLOADS.get(devices)
