@@ -230,7 +230,7 @@ class Zero3(DeepSpeed):
     def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """A micro-step, at whose beginning prefetch starts anew."""
         recipe = self.job.recipe
-        if not self._asks_itself:
+        if recipe.task != "kto" or not self.before:
             self._now.coordinator.new_pass(self._now.live.values(), trains=True)
         reentrant = recipe.gradient_checkpointing and recipe.checkpoint_reentrant
         self._own.coordinator.makes_graph = not reentrant
@@ -292,22 +292,15 @@ class Zero3(DeepSpeed):
         return [live] if at_once or self.job.recipe.adapter else [[each] for each in live]
 
     def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
-        """A pass of a second model with its own engine, or of the same one without its adapters;
-        or of the policy itself, whose own pass follows.
+        """A pass of a second model with its own engine, or of the same one without its adapters.
+
+        KTO's policy scores itself first (trl 1.16.0 trainer/kto_trainer.py _compute_loss).
         """
-        if not (self._asks_itself and parts is self.before[0]):
+        if self.job.recipe.task != "kto" or not any(parts is each for each in self.before):
             return self._run_with(self._reference or self._own, parts)
         made = self._run_with(self._own, parts)
         self._own.coordinator.new_pass(self._own.live.values(), trains=True)
         return made
-
-    @property
-    def _asks_itself(self) -> bool:
-        """Whether the policy scores other completions before it trains, for KTO's divergence.
-
-        Source: trl 1.16.0 trainer/kto_trainer.py _compute_loss (``_compute_kl_logps(model, batch)``).
-        """
-        return self.job.recipe.task == "kto" and bool(self.before)
 
     def run_scoring(self, parts: Sequence[Part]) -> list[Instance]:
         """A pass of a reward model with its own engine."""
