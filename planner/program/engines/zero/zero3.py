@@ -77,8 +77,7 @@ class Zero3(DeepSpeed):
         # That which scores, and that whose model runs.
         self._scoring = self._now = self._own
         self._shares = job.recipe.has_reference and job.recipe.adapter is not None
-        self._has_hooks = True
-        self._again: set[Module] = set()
+        self._has_hooks, self._again = True, set[Module]()
         self._trained_parts: list[int] = []
         self._groups: list[list[Param]] = []
         self._bucket: list[tuple[Param, int | None]] = []
@@ -292,8 +291,7 @@ class Zero3(DeepSpeed):
         return [live] if at_once or self.job.recipe.adapter else [[each] for each in live]
 
     def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
-        """A pass of a second model with its own engine, or of the same one without its adapters; KTO's
-        policy scores itself first (trl 1.16.0 trainer/kto_trainer.py _compute_loss)."""
+        """A pass of a second model, or of the same one without adapters; KTO's policy scores itself first."""
         if self.job.recipe.task != "kto" or not any(parts is each for each in self.before):
             return self._run_with(self._reference or self._own, parts)
         made = self._run_with(self._own, parts)
