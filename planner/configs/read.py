@@ -244,8 +244,10 @@ def recognise(document: Document) -> Tool:
         if is_for(document):
             return TOOLS[name]
     keys = document.table.keys()
+    # LLaMA-Factory's v1 calls its model ``model``; a ``train_dataset`` is also in files of others.
+    others = {"llama-factory-v1"} if "model_name_or_path" in keys else set()
     for group in (_TRAINING, _REST):
-        counts = {tool.name: len(tool.marks & keys) for tool in group}
+        counts = {tool.name: len(tool.marks & keys) for tool in group if tool.name not in others}
         best = max(counts.values())
         found = [name for name, count in counts.items() if count == best]
         if best and len(found) == 1:

@@ -219,7 +219,7 @@ def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
         keys.text("offload_param_device") or "none",
     )
     places = [name for name in ("offload_optimizer_device", "offload_param_device") if keys.has(name)]
-    say_offload(keys, (states, params), reading, places[0] if places else "zero_stage")
+    say_offload(keys, (states, params), stage, reading, places[0] if places else "zero_stage")
     if states != "none":
         swap_for_cpu_adam(reading, keys.where(places[0]))
     keys.skip(("offload_optimizer_nvme_path", "offload_param_nvme_path"))

@@ -65,8 +65,11 @@ def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
     reading.say("sharding", f"zero{stage}", keys.where(name))
 
 
-def say_offload(keys: Keys, devices: tuple[str, str], reading: Reading, name: str) -> None:
+def say_offload(keys: Keys, devices: tuple[str, str], stage: int, reading: Reading, name: str) -> None:
     """Enter where optimizer states and parameters lie.
+
+    Below stage 3 nothing reads where parameters do (DeepSpeed 0.14.0 and 0.19.8 runtime/engine.py
+    _configure_zero_optimizer).
 
     Raises:
         InputFileError: no such device.
@@ -75,6 +78,9 @@ def say_offload(keys: Keys, devices: tuple[str, str], reading: Reading, name: st
     for device in devices:
         if device not in ("none", "cpu", "nvme"):
             raise keys.wrong(name, "none, cpu or nvme", device)
+    if stage < 3 and devices[1] != "none":
+        reading.remark(keys.where(name), f"parameters stay on the GPU, which ZeRO-{stage} does not offload")
+        devices = (devices[0], "none")
     offload = _OFFLOADS.get(devices)
     if offload is None:
         raise keys.not_modelled(
@@ -105,7 +111,10 @@ def read_zero(zero: Keys, reading: Reading) -> None:
         for name in ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param")
         if zero.has(name)
     ]
-    say_offload(zero, (states, params), reading, places[0] if places else "stage")
+    stage = zero.get("stage")
+    say_offload(
+        zero, (states, params), 0 if stage is None else stage, reading, places[0] if places else "stage"
+    )
     read_zero_buckets(zero, reading)
     if zero.has("stage3_model_persistence_threshold"):
         reading.remark(

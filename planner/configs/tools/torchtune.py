@@ -40,6 +40,8 @@ _OPTIMIZERS = {
     "bitsandbytes.optim.PagedAdamW": "paged_adamw_32bit",
     "bitsandbytes.optim.AdamW8bit": "adamw_8bit",
     "torch.optim.SGD": "sgd",
+    "torchao.prototype.low_bit_optim.AdamW8bit": "adamw_torch_8bit",
+    "torchao.optim.AdamW8bit": "adamw_torch_8bit",
 }
 _ADAMW = "torch.optim.AdamW"
 _LOSS = "torchtune.modules.loss.CEWithChunkedOutputLoss"

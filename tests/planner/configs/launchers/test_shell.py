@@ -26,6 +26,8 @@ def words(text: str) -> list[list[str]]:
         ("a \\\n # --b 1 \\\n --c 2", [["a"], ["--c", "2"]]),
         ("X=1 Y='2 3' a b", [["a", "b"]]),
         ("nohup a b > log 2>&1 &", [["a", "b"]]),
+        ("srun -N 2 --mpi=pmix torchrun --nnodes 2 a.py", [["torchrun", "--nnodes", "2", "a.py"]]),
+        ("srun python a.py", [["srun", "python", "a.py"]]),
         # The number of a stream touches its redirection; a word before a blank is an argument.
         ("a --b 2 > log 2>&1", [["a", "--b", "2"]]),
         ("a --b 1 2>> log", [["a", "--b", "1"]]),
