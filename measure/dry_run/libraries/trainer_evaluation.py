@@ -129,7 +129,7 @@ class Evaluation:
         follows.
         """
         strategy = getattr(args, "eval_strategy", None) or getattr(args, "evaluation_strategy", "no")
-        if not self._has_rows:
+        if str(getattr(strategy, "value", strategy)) == "no" and not self._has_rows:
             return False
         if str(getattr(strategy, "value", strategy)) == "no" and not getattr(args, "do_eval", False):
             why = "not run, though there are rows for it: do_eval or eval_strategy would ask for it"
