@@ -39,12 +39,9 @@ WAYS = {"full": Setup(mixed=True), "lora": Setup(rank=4, mixed=True)}
 CASES = [
     ("llama", "full"),
     ("llama", "lora"),
-    ("qwen3", "full"),
-    ("gemma", "lora"),
     ("phi3", "lora"),
     ("gpt2", "lora"),
     ("gpt_neox", "lora"),
-    ("granite-3.1-2b", "full"),
 ]
 
 
