@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure.dry_run.cuda.native import Native
-from measure.dry_run.guesses import missing_behind
+from measure.dry_run.guesses import missing_behind, missing_module
 from measure.dry_run.invented_rows import Lacking, lacking_behind
 from measure.dry_run.messages import ANSWER_FILE, STACKS_FILE, Ending, ProgramEnd, ProgramJob, events_file
 
 if TYPE_CHECKING:
     from measure.dry_run.guesses import Guesses
+    from measure.dry_run.setup import Pretended
     from measure.dry_run.stages import Stages
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -43,7 +44,7 @@ def main(text: str) -> None:
     from measure.dry_run.setup import set_up
 
     pretended = set_up(native, job)
-    ran = _run(job)
+    ran = _run(job, pretended)
     inductor.note_graphs(pretended.guesses)
     faulthandler.cancel_dump_traceback_later()
     sys.stdout.flush()
@@ -72,9 +73,8 @@ class _Ran:
     lacking: Lacking = field(default_factory=Lacking)
 
 
-def _run(job: ProgramJob) -> _Ran:
+def _run(job: ProgramJob, pretended: Pretended) -> _Ran:
     """Run the program."""
-    from measure.dry_run.libraries import inductor
     from measure.dry_run.run_program import run_program
     from measure.dry_run.stages import StepsDone
 
@@ -89,14 +89,27 @@ def _run(job: ProgramJob) -> _Ran:
         if job.invented and (lacking := lacking_behind(error, job.invented)):
             return _Ran("failed", "", 1, lacking)
         traceback.print_exception(error.with_traceback(_from_program(error)))
-        if (unknown := _NO_KERNEL.search(str(error))) is not None:
-            return _Ran("refused", f"operator {unknown[1]} has no stand-in for tensors of {unknown[2]}", 1)
-        if inductor.fails(error):
-            return _Ran("refused", f"torch.compile: {inductor.said(error)} {inductor.WITHOUT}", 1)
-        if (missing := missing_behind(error)) is not None:
-            return _Ran("refused", str(missing), 1)
+        if reason := _why_refused(error):
+            return _Ran("refused", reason, 1)
+        if pretended.stages.evaluates and pretended.stages.steps_done >= job.n_steps:
+            # The evaluation behind them was asked for here, where the program's own may never come.
+            pretended.guesses.assume(
+                "evaluation", f"left out, as it fails: {_first_line(error)}", "the program"
+            )
+            return _Ran("steps")
         return _Ran("failed", _first_line(error), 1)
     return _Ran("ended")
+
+
+def _why_refused(error: BaseException) -> str:
+    """What an error says that is none of the program's own; empty for one that is."""
+    from measure.dry_run.libraries import inductor
+
+    if (unknown := _NO_KERNEL.search(str(error))) is not None:
+        return f"operator {unknown[1]} has no stand-in for tensors of {unknown[2]}"
+    if inductor.fails(error):
+        return f"torch.compile: {inductor.said(error)} {inductor.WITHOUT}"
+    return str(missing_behind(error) or missing_module(error) or "")
 
 
 def _first_line(error: BaseException) -> str:

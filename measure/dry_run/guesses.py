@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
@@ -44,6 +45,22 @@ def missing_behind(error: BaseException | None) -> BaseException | None:
     while error is not None and not isinstance(error, NotHereError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def missing_module(error: BaseException | None) -> str | None:
+    """What to do where an import ended the program because a package is not installed.  A name that a
+    package of another version lacks is an error of the program.
+    """
+    while error is not None and not isinstance(error, ModuleNotFoundError):
+        # Of what is only raised while an import failed, that was not the reason.
+        error = error.__cause__ or (error.__context__ if isinstance(error, ImportError) else None)
+    name = ((error and error.name) or "").partition(".")[0]
+    if not name or name in sys.modules or find_spec(name) is not None:
+        return None
+    return (
+        f"module '{name}' is neither in the program's folder nor installed: install the package that has it "
+        f"('{sys.executable} -m pip install {name}', if it has the same name)"
+    )
 
 
 class Guesses:

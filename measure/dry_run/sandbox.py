@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from measure.dry_run.guesses import not_here
 from planner.units import MIB
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
@@ -28,7 +30,7 @@ _CHANGES = frozenset(
     }
 )
 _ALWAYS = ("/dev/", "/proc/")
-_LOCAL = ("127.", "::1", "localhost")
+_LOCAL = ("127.", "::1", "localhost", socket.gethostname())
 _MOST_LINKS = 20_000
 _MOST_COPIED_BYTES = MIB
 
@@ -158,7 +160,8 @@ def close_in(folder: Path) -> None:
     walls = Walls(folder)
     checks: dict[str, Callable[[tuple[Any, ...]], None]] = {
         "open": walls.check_open,
-        "socket.connect": _connected,
+        "socket.connect": lambda args: _connected(args[1]),
+        "socket.getaddrinfo": _connected,
     }
     checks |= dict.fromkeys(_CHANGES, walls.check_change)
 
@@ -178,7 +181,12 @@ def _refused(path: Any) -> PermissionError:
     )
 
 
-def _connected(args: tuple[Any, ...]) -> None:
-    address = args[1]
-    if isinstance(address, tuple) and not str(address[0]).startswith(_LOCAL):
-        raise ConnectionRefusedError(f"a dry run has no network, but the program wants to reach {address[0]}")
+def _connected(address: Any) -> None:
+    """An address is reached, or its name looked up, for which others would be asked."""
+    host = address[0] if isinstance(address, tuple) else None
+    if host and not os.fsdecode(host).startswith(_LOCAL):
+        raise not_here(
+            ConnectionRefusedError,
+            f"a dry run has no network, but the program wants to reach {os.fsdecode(host)}: put what it asks "
+            "for where it looks first",
+        )

@@ -219,7 +219,8 @@ class Stages:
         # one step of the program all the same.
         if self.micro_steps > self._counted:
             self.steps_done, self._counted = self.steps_done + 1, self.micro_steps
-        if self.steps_done >= self.n_steps and not self.evaluates:
+        # An optimizer that steps in the backward pass has not seen all of it: the next forward pass ends it.
+        if self.steps_done >= self.n_steps and not self.evaluates and self.backwards == 0:
             raise StepsDone
 
     def _mark(self, tensor: torch.Tensor, role: Role) -> None:

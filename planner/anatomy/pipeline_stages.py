@@ -44,11 +44,7 @@ def stages_of(scenario: Scenario) -> tuple[Scenario, ...]:
 
 
 def _in_turn(scenario: Scenario) -> tuple[Scenario, ...]:
-    """The job of each GPU that has something of a model which one process spreads over several.
-
-    Raises:
-        NotModelledError: the GPUs are too small for the model, or the first one has room for all of it.
-    """
+    """The job of each GPU that has something of a model which one process spreads over several."""
     parallel, model = scenario.recipe.parallel, as_built(scenario.model, scenario.stack)
     shares = shares_of(scenario)
     if shares is None:

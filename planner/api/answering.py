@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.api.calibration_choice import calibration_for
 from planner.domain.model import ModelSpec
+from planner.domain.prediction import Verdict
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import ScenarioRequest, from_flags, require
+from planner.intake.given.request import Given, ScenarioRequest, from_flags, merge, require
 from planner.intake.given.request_field import PARTS
 from planner.intake.resolve import resolve
 from planner.predicting import predict_with
@@ -65,6 +66,13 @@ def answer_request(
     choice = calibration_for(scenario, how.calibration)
     scenario, model = choice.noted_on(scenario), choice.model
     prediction = predict_with(scenario, model, explain=how.explain, why=how.why)
+    if prediction.verdict == "does_not_fit" and (seq := request.values["seq"]).cuts:
+        from planner.api.open_length import is_only_cut, with_shorter
+
+        if is_only_cut(seq, scenario):
+            ask, rollout = _verdict_at(request, how, model_spec), scenario.recipe.rollout
+            generated_tokens = rollout.completion_tokens if rollout else 0
+            prediction = with_shorter(prediction, ask, seq, generated_tokens)
     coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
     subject = Subject(scenario, prediction, explain=how.explain, coefficients=coefficients)
     if how.timeline and scenario.hardware.gpu.is_cuda:
@@ -72,6 +80,17 @@ def answer_request(
 
         subject = replace(subject, timeline=timeline_of(scenario, coefficients, prediction.memory))
     return _advised(subject, model, brief=how.brief) if how.advise else subject
+
+
+def _verdict_at(request: ScenarioRequest, how: How, model_spec: ModelSpec | None) -> Callable[[int], Verdict]:
+    """The verdict on samples of so many tokens."""
+    how = How(how.calibration, how.force, advise=False, why=False)
+
+    def ask(seq_tokens: int) -> Verdict:
+        shorter = merge(request, ScenarioRequest({"seq": Given(seq_tokens, "tried here")}))
+        return answer_request(shorter, how, model_spec=model_spec).prediction.verdict
+
+    return ask
 
 
 def read_request(flags: Mapping[str, object], config: str | None) -> tuple[ScenarioRequest, tuple[str, ...]]:

@@ -236,11 +236,7 @@ def _is_of_adapter(name: str) -> bool:
 
 
 def _active_peft(model: Any) -> Any:
-    """The config of the adapter that is trained; ``None`` without PEFT.
-
-    Raises:
-        NotModelledError: several adapters.
-    """
+    """The config of the adapter that is trained; ``None`` without PEFT."""
     configs = getattr(model, "peft_config", None)
     if not isinstance(configs, Mapping) or not configs:
         return None

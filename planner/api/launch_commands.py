@@ -65,6 +65,8 @@ def command_files(
     path = Path(config)
     script = command or read_text(path)
     job = started(path, script, number)
+    if job.no_launch is not None and options.accelerate is None:
+        raise job.no_launch
     arguments, launch = job.texts
     texts, beside = {path.resolve(): arguments}, options.accelerate
     if beside is None:

@@ -1,17 +1,64 @@
-"""Config files that leave the length of samples to the data: with which lengths does the job fit?"""
+"""How long are samples?  Config files leave it to the data, or say only where longer ones are cut: with
+which lengths does the job fit?
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner.errors import LengthOpenError, UsageError
+from planner.domain.prediction import Prediction, Verdict
+from planner.domain.scenario import Scenario
+from planner.errors import LengthOpenError, PlannerError, UsageError
+from planner.intake.given.request import Given
 from planner.report.check.checked import Checked
 
 SHORTEST_TOKENS = 128
 """The first length that is tried; each further one is twice as long."""
 _LONGEST_TOKENS = 1_048_576
 """The last one for models without a longest of their own."""
+
+
+def is_only_cut(seq: Given, scenario: Scenario) -> bool:
+    """Whether samples are cut at ``seq``, and nobody said how long they are."""
+    batch, mean = scenario.recipe.batch, scenario.assumption("tokens_per_sample")
+    unsaid = batch.lengths is None and (mean is None or mean.is_assumed)
+    return seq.cuts == batch.padding and unsaid
+
+
+def with_shorter(
+    prediction: Prediction, ask: Callable[[int], Verdict], seq: Given, generated_tokens: int = 0
+) -> Prediction:
+    """``prediction`` of samples as long as ``seq``, which do not fit: uncertain where shorter ones do.
+
+    ``ask``: the verdict on samples of so many tokens.  ``generated_tokens``: those of a sample that a model
+    generates, as many as it wants: only the others may be fewer.
+    """
+    length, longest, verdict = generated_tokens + SHORTEST_TOKENS, 0, prediction.verdict
+    while length < seq.value:
+        try:
+            verdict = ask(length)
+            if verdict != "fits":
+                break
+            longest = length
+        except PlannerError:
+            # Images of a sample may be longer, or GPUs not divide it.
+            pass
+        length = 2 * length - generated_tokens
+    if not longest and verdict != "uncertain":
+        return prediction
+    above = f"those of {min(length, seq.value):,} may not"
+    found = (
+        f"samples of up to {longest:,} tokens fit, {above}" if longest else f"samples of {length:,} may fit"
+    )
+    text = f"{found}, and {seq.origin} says only where they are cut"
+    return replace(
+        prediction,
+        verdict="uncertain",
+        reason=f"{text}; with {seq.value:,} tokens: {prediction.reason}",
+        fits_probability=None,
+        warnings=(*prediction.warnings, f"{text}: --seq N, or --data FILE"),
+    )
 
 
 def answer_at_any_length(

@@ -99,11 +99,7 @@ def precheck_held(held: TrainerJob, flags: Mapping[str, object], how: How) -> An
 
 
 def _device(flags: Mapping[str, object]) -> Mapping[str, Given]:
-    """The card of this process, as torch names it, unless one was given.
-
-    Raises:
-        UsageError: none was given and none is visible.
-    """
+    """The card of this process, as torch names it, unless one was given."""
     if "gpu" in flags or "gpu_memory" in flags:
         return MappingProxyType({})
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
@@ -274,11 +270,7 @@ def _ask_in_keywords(held: TrainerJob, reading: Reading) -> None:
 
 
 def _with_counts(held: TrainerJob, subject: Subject) -> Subject:
-    """``subject`` with a warning where the model trains another number of parameters than was counted.
-
-    Raises:
-        NotModelledError: part of the model is frozen although it has no adapters.
-    """
+    """``subject`` with a warning where the model trains another number of parameters than was counted."""
     counted = trained_and_frozen(held)
     if counted is None:
         return subject

@@ -100,11 +100,7 @@ def _not_modelled(fields: ConfigFields, name: str) -> NotModelledError:
 
 
 def _group(fields: ConfigFields) -> int:
-    """Inputs of one scale, 0 for all of them.
-
-    Raises:
-        InputFileError: no such size.
-    """
+    """Inputs of one scale, 0 for all of them."""
     if fields.data.get("group_size") == -1:
         return 0
     group = fields.integer("group_size", default=_ASSUMED_GROUP)

@@ -121,10 +121,6 @@ def _run(arguments: list[str]) -> int:
 def _refuse_values_of_switches(arguments: list[str]) -> None:
     """A switch takes no value; ``--gradient-checkpointing selective`` is understood all the same,
     and not modelled.
-
-    Raises:
-        UsageError: a value after a switch.
-        NotModelledError: a value that asks for what no formula covers.
     """
     from planner.errors import UsageError, show
     from planner.intake.given.fields import REQUEST_FIELDS
@@ -140,11 +136,7 @@ def _refuse_values_of_switches(arguments: list[str]) -> None:
 
 
 def _refuse_lists_given_twice(arguments: list[str]) -> None:
-    """A list is given once: of two the parser keeps the last, and drops what the first one says in silence.
-
-    Raises:
-        UsageError: such a flag stands there again.
-    """
+    """A list is given once: of two the parser keeps the last, and drops the first one in silence."""
     from planner.errors import UsageError
     from planner.intake.given.fields import REQUEST_FIELDS
 
@@ -182,7 +174,3 @@ def _unexpected(error: Exception) -> _CommandError:
         f"{_DEBUG_VARIABLE}=1 shows where",
         ExitCode.INTERNAL_ERROR,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

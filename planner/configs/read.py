@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from planner.configs.launchers import accelerate, deepspeed_json
 from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
@@ -40,6 +41,7 @@ from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import InputFileError, NotModelledError, PlannerError, UnknownNameError
 
 Reader = Callable[[Keys, Reading, Beside], None]
+"""Enters what the keys of a file say; raises as :func:`read_config` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,25 @@ class Tool:
     launched: bool = False
 
 
+class _Module(Protocol):
+    """What a module that reads a tool's files says of the tool."""
+
+    TOOL: str
+    STACK: str
+    MARKS: frozenset[str]
+
+
+def _tool(name: str, module: _Module, read: Reader, *, launched: bool = False) -> Tool:
+    return Tool(name, module.TOOL, module.STACK, module.MARKS, read, launched)
+
+
 def _deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
     del beside
     deepspeed_json.read_deepspeed(keys, reading)
 
 
+_NO_MARKS = frozenset[str]()
+"""Of files that values tell."""
 _TRAINING = (
     Tool(
         "llama-factory",
@@ -72,73 +88,36 @@ _TRAINING = (
         llama_factory.MARKS,
         llama_factory.read_llama_factory,
     ),
-    Tool(
-        "llama-factory-v1",
-        llama_factory_v1.TOOL,
-        llama_factory_v1.STACK,
-        llama_factory_v1.MARKS,
-        llama_factory_v1.read_llama_factory_v1,
-    ),
+    _tool("llama-factory-v1", llama_factory_v1, llama_factory_v1.read_llama_factory_v1),
     Tool(
         "llama-factory-mca",
         llama_factory_mca.TOOL,
         llama_factory_mca.STACK,
-        frozenset(),
+        _NO_MARKS,
         llama_factory_mca.read_mca,
     ),
-    Tool("axolotl", axolotl.TOOL, axolotl.STACK, axolotl.MARKS, axolotl.read_axolotl),
-    Tool(
-        "open-instruct",
-        open_instruct.TOOL,
-        open_instruct.STACK,
-        open_instruct.MARKS,
-        open_instruct.read_open_instruct,
-    ),
-    Tool("torchtune", torchtune.TOOL, torchtune.STACK, torchtune.MARKS, torchtune.read_torchtune),
-    Tool("torchtitan", torchtitan.TOOL, torchtitan.STACK, torchtitan.MARKS, torchtitan.read_torchtitan),
-    Tool(
-        "nemo-automodel",
-        nemo_automodel.TOOL,
-        nemo_automodel.STACK,
-        nemo_automodel.MARKS,
-        nemo_automodel.read_nemo_automodel,
-    ),
-    Tool("ms-swift", ms_swift.TOOL, ms_swift.STACK, ms_swift.MARKS, ms_swift.read_ms_swift),
+    _tool("axolotl", axolotl, axolotl.read_axolotl),
+    _tool("open-instruct", open_instruct, open_instruct.read_open_instruct),
+    _tool("torchtune", torchtune, torchtune.read_torchtune),
+    _tool("torchtitan", torchtitan, torchtitan.read_torchtitan),
+    _tool("nemo-automodel", nemo_automodel, nemo_automodel.read_nemo_automodel),
+    _tool("ms-swift", ms_swift, ms_swift.read_ms_swift),
     Tool(
         "ms-swift-megatron",
         ms_swift_megatron.TOOL,
         ms_swift_megatron.STACK,
-        frozenset(),
+        _NO_MARKS,
         ms_swift_megatron.read_ms_swift_megatron,
     ),
-    Tool("lmflow", lmflow.TOOL, lmflow.STACK, lmflow.MARKS, lmflow.read_lmflow, launched=True),
-    Tool(
-        "llama-cookbook",
-        llama_cookbook.TOOL,
-        llama_cookbook.STACK,
-        llama_cookbook.MARKS,
-        llama_cookbook.read_llama_cookbook,
-    ),
-    Tool("unsloth", unsloth_cli.TOOL, unsloth_cli.STACK, frozenset(), unsloth_train.read_unsloth),
-    Tool(
-        "unsloth-cli",
-        unsloth_cli.TOOL,
-        unsloth_cli.STACK,
-        unsloth_cli.MARKS,
-        unsloth_cli.read_unsloth_cli,
-    ),
-    Tool("peft-sft", peft_sft.TOOL, peft_sft.STACK, peft_sft.MARKS, peft_sft.read_peft_sft, launched=True),
-    Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl, launched=True),
+    _tool("lmflow", lmflow, lmflow.read_lmflow, launched=True),
+    _tool("llama-cookbook", llama_cookbook, llama_cookbook.read_llama_cookbook),
+    Tool("unsloth", unsloth_cli.TOOL, unsloth_cli.STACK, _NO_MARKS, unsloth_train.read_unsloth),
+    _tool("unsloth-cli", unsloth_cli, unsloth_cli.read_unsloth_cli),
+    _tool("peft-sft", peft_sft, peft_sft.read_peft_sft, launched=True),
+    _tool("trl", trl, trl.read_trl, launched=True),
 )
 _REST = (
-    Tool(
-        "transformers",
-        hf_trainer.TOOL,
-        hf_trainer.STACK,
-        hf_trainer.MARKS,
-        hf_trainer.read_hf_trainer,
-        launched=True,
-    ),
+    _tool("transformers", hf_trainer, hf_trainer.read_hf_trainer, launched=True),
     Tool("deepspeed", deepspeed_json.TOOL, "", deepspeed_json.MARKS, _deepspeed),
     Tool(
         "accelerate",
@@ -265,8 +244,10 @@ def recognise(document: Document) -> Tool:
         if is_for(document):
             return TOOLS[name]
     keys = document.table.keys()
+    # LLaMA-Factory's v1 calls its model ``model``; a ``train_dataset`` is also in files of others.
+    others = {"llama-factory-v1"} if "model_name_or_path" in keys else set()
     for group in (_TRAINING, _REST):
-        counts = {tool.name: len(tool.marks & keys) for tool in group}
+        counts = {tool.name: len(tool.marks & keys) for tool in group if tool.name not in others}
         best = max(counts.values())
         found = [name for name, count in counts.items() if count == best]
         if best and len(found) == 1:

@@ -11,7 +11,7 @@ from typing import Any
 from planner.configs.shared.keys import Keys
 from planner.domain.model import ModelSpec
 from planner.domain.origin import tool_default
-from planner.domain.recipes.recipe import OFFLOADS
+from planner.domain.recipes.recipe import OFFLOADS, Padding
 from planner.domain.recipes.sharding import NONE, Sharding, sharding_named
 from planner.errors import NotModelledError, UsageError
 
@@ -89,7 +89,8 @@ class Reading:
     that the dtype of the checkpoint decides the precision.  ``one_process``: place of a launch that starts
     one process without a rank, and how many GPUs it sees; 0 where that is not said.  ``stops``: models at
     which there is no answer for this file.  ``dtype_left_open``: place in a file of DeepSpeed where the dtype
-    of weights that ZeRO-3 divides is left to the trainer.
+    of weights that ZeRO-3 divides is left to the trainer.  ``cut_samples``: the padding with which samples
+    are only cut at ``seq``; ``packed`` where they are counted as full rows and are none.
     """
 
     path: Path
@@ -116,6 +117,7 @@ class Reading:
     stops: list[Stop] = field(default_factory=list)
     dtype_left_open: str = ""
     fits: tuple[str, ...] = ()
+    cut_samples: Padding = "longest"
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.

@@ -378,9 +378,6 @@ def _resolve_adapter(
 def _resolve_train_layers(ledger: Ledger, model: ModelSpec) -> tuple[str, ...]:
     """What is trained where that is not everything; entered only where it was given,
     since a full fine-tune means all.
-
-    Raises:
-        UsageError: not one of the forms.
     """
     if not ledger.is_given("train_layers"):
         return ()
@@ -483,11 +480,7 @@ def _default_batch(task: Task) -> tuple[int, str, str]:
 
 
 def _resolve_mean(ledger: Ledger, batch: Batch) -> Number:
-    """Mean real tokens of a sample; by the data set, where it was read.
-
-    Raises:
-        UsageError: every sample is longer than the sequence length, and the stack leaves such samples out.
-    """
+    """Mean real tokens of a sample; by the data set, where it was read."""
     if batch.lengths is None:
         return ledger.choose("tokens_per_sample", batch.seq_len, "assumed", "every sample as long as seq")
     if not batch.lengths.kept(batch.seq_len):

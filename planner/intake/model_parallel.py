@@ -155,13 +155,7 @@ def default_sharding(
 
 
 def _resolve_pipeline(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:
-    """Schedule and micro-batches of a pipeline.
-
-    Raises:
-        UsageError: micro-batches that do not divide into rounds.
-        UnreadCombinationError: groups that are neither whole nodes nor equal parts of one, or micro-batches
-            that the schedule refuses.
-    """
+    """Schedule and micro-batches of a pipeline."""
     if parallel.pipeline == 1:
         return parallel
     ledger.choose("pipeline_schedule", parallel.schedule, "assumed")
@@ -217,11 +211,7 @@ def check_parallel(scenario: Scenario) -> None:
 
 
 def _refuse_short_round(parallel: Parallel) -> None:
-    """Source: torch 2.13 distributed/pipelining/schedules.py Schedule1F1B, which refuses them.
-
-    Raises:
-        UnreadCombinationError: fewer micro-batches than groups.
-    """
+    """Source: torch 2.13 distributed/pipelining/schedules.py Schedule1F1B, which refuses them."""
     if (
         parallel.pipeline > 1
         and parallel.schedule == "1f1b"

@@ -43,9 +43,6 @@ def fullest_job(
 def _refuse_untrained(jobs: list[Job]) -> None:
     """A gradient goes back to GPUs behind one that has something trained, or behind a table whose output is
     made to require one.
-
-    Raises:
-        NotModelledError: nothing is trained at all, or nothing on the first GPU, without such a table.
     """
     first = jobs[0]
     if not any(job.trained for job in jobs):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from planner.anatomy.quantized_matrices import is_quantizable
 from planner.arrays import is_zero, maximum, where
 from planner.domain.hardware import USUAL_MULTIPROCESSORS
@@ -97,47 +99,32 @@ def nccl_bytes(job: Job) -> Number:
 
 def driver_terms(job: Job) -> tuple[Term, ...]:
     """CUDA context, NCCL's buffers and paged optimizer states."""
-    context, nccl, paged = context_bytes(job), nccl_bytes(job), paged_bytes(job)
     whole = isinstance(job.optimizer_shards, int) and job.optimizer_shards == 1
     shards: TermKind = "replicated" if whole else "sharded"
     return (
+        *_term(job, context_bytes, "context", "CUDA context and kernels", _ALL),
+        *_term(job, nccl_bytes, "nccl", "NCCL buffers", _ALL),
+        *_term(job, standing_bytes, "vllm_engine", "vLLM beside the training", _AFTER_LOADING),
         *_term(
-            "context",
-            "CUDA context and kernels",
-            context,
-            _ALL,
-            f"{__name__}:context_bytes",
-            "replicated",
-        ),
-        *_term("nccl", "NCCL buffers", nccl, _ALL, f"{__name__}:nccl_bytes", "replicated"),
-        *_term(
-            "vllm_engine",
-            "vLLM beside the training",
-            standing_bytes(job),
-            _AFTER_LOADING,
-            "planner.program.head.vllm:standing_bytes",
-            "replicated",
-        ),
-        *_term(
-            "paged_optimizer_states",
-            "paged optimizer states",
-            paged,
-            _AFTER_STEP,
-            f"{__name__}:paged_bytes",
-            shards,
+            job, paged_bytes, "paged_optimizer_states", "paged optimizer states", _AFTER_STEP, kind=shards
         ),
     )
 
 
 def _term(
-    name: TermName, label: str, n_bytes: Number, phases: frozenset[Phase], formula: str, kind: TermKind
+    job: Job,
+    formula: Callable[[Job], Number],
+    name: TermName,
+    label: str,
+    phases: frozenset[Phase],
+    *,
+    kind: TermKind = "replicated",
 ) -> tuple[Term, ...]:
-    """The term, whose ``formula`` is ``module:function`` inside this package,
-    or nothing where a job does not have it.
-    """
+    """The term that ``formula`` counts, or nothing where a job does not have it."""
+    n_bytes = formula(job)
     if is_zero(n_bytes):
         return ()
-    return (Term(name, label, n_bytes, kind, phases, formula),)
+    return (Term(name, label, n_bytes, kind, phases, f"{formula.__module__}:{formula.__name__}"),)
 
 
 def paged_bytes(job: Job) -> Number:
@@ -162,14 +149,7 @@ def outlier_terms(job: Job) -> tuple[Term, ...]:
 
     Source: :func:`outlier_weight_bytes`.
     """
-    return _term(
-        "dequantization",
-        "outlier columns",
-        outlier_weight_bytes(job),
-        _STEPS,
-        f"{__name__}:outlier_weight_bytes",
-        "replicated",
-    )
+    return _term(job, outlier_weight_bytes, "dequantization", "outlier columns", _STEPS)
 
 
 def outlier_weight_bytes(job: Job) -> Number:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.intake.tasks import takes_rows
 from planner.program.job import Job, job_of
+from planner.program.parameters import JobByKey
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
 
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Mask = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class _Structure:
-    """Everything about a job that decides its operators; ``job`` is one that has them."""
-
-    key: tuple[object, ...]
-    job: Job = field(compare=False)
 
 
 def program_of(job: Job) -> RequestStream:
@@ -39,14 +32,14 @@ def program_of(job: Job) -> RequestStream:
         job.evaluates,
     ]
     return _program(
-        _Structure((job.model, job.stack, recipe.without_sizes, job.hardware.gpu, rank, gpus, *flags), job)
+        JobByKey((job.model, job.stack, recipe.without_sizes, job.hardware.gpu, rank, gpus, *flags), job)
     )
 
 
 # One of a large model takes some five megabytes.
 # A search over counts of GPUs meets the same ones at each count.
 @lru_cache(maxsize=64)
-def _program(structure: _Structure) -> RequestStream:
+def _program(structure: JobByKey) -> RequestStream:
     return step_of(structure.job)
 
 

@@ -104,23 +104,26 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
-class _Described:
-    """A job by all that its parameters depend on, without a rank: they are counted in it."""
+class JobByKey:
+    """A job by all that something depends on: jobs with equal keys are equal, as caches see them."""
 
     key: tuple[object, ...]
     job: Job = field(compare=False)
 
 
 def parameters_of(job: Job) -> tuple[Parameters, ...]:
-    """The parameters of a job, equal ones counted together; a model has many and few that differ."""
+    """The parameters of a job, equal ones counted together; a model has many and few that differ.
+
+    They do not depend on a rank: they are counted in it.
+    """
     recipe = job.recipe.without_sizes
     chosen = (recipe.method, recipe.numerics, recipe.adapter, recipe.train_layers, recipe.frozen)
     key = (job.model, job.stack, chosen, job.recipe.batch.images is None, job.regime)
-    return _parameters(_Described(key, job))
+    return _parameters(JobByKey(key, job))
 
 
 @lru_cache(maxsize=256)
-def _parameters(described: _Described) -> tuple[Parameters, ...]:
+def _parameters(described: JobByKey) -> tuple[Parameters, ...]:
     job, regime = described.job, described.job.regime
     base, adapters = model_weights(job), adapter_weights(job)
     known = {each.name for each in base}

@@ -89,7 +89,7 @@ class Template:
     those that others made, whose slots count from ``SHARED_SLOTS``.
 
     ``foreign``: where each stage frees what other parts made.  ``freed_shares``: slots of what is shared that
-    each stage frees.
+    each stage frees, and ``shared_at`` where.
 
     ``work``: what all operators cost together.  ``elsewhere``: slots in memory of a second CUDA stream.
 
@@ -115,18 +115,22 @@ class Template:
     crossing: tuple[str, ...] = ()
     foreign: dict[str, tuple[int, ...]] = field(init=False)
     freed_shares: dict[str, tuple[int, ...]] = field(init=False)
+    shared_at: dict[str, tuple[int, ...]] = field(init=False)
     columns: Columns = field(init=False)
 
     def __post_init__(self) -> None:
         own = {slot for slot, _ in self.shares.values()}
-        freed = {stage: [~event for event in events if event < 0] for stage, events in self.stages.items()}
-        shared = {
-            stage: tuple(slot for slot in slots if slot >= SHARED_SLOTS or slot in own)
-            for stage, slots in freed.items()
+        at = {
+            stage: tuple(
+                index for index, event in enumerate(events) if ~event >= SHARED_SLOTS or ~event in own
+            )
+            for stage, events in self.stages.items()
         }
+        shared = {stage: tuple(~self.stages[stage][index] for index in found) for stage, found in at.items()}
         foreign = {stage: _foreign(events) for stage, events in self.stages.items()}
         object.__setattr__(self, "foreign", foreign)
         object.__setattr__(self, "freed_shares", shared)
+        object.__setattr__(self, "shared_at", at)
         kinds = array("B", map(TERM_NUMBERS.__getitem__, self.terms))
         object.__setattr__(
             self, "columns", Columns(array("B", self.units), array("d", self.unit_bytes), kinds)

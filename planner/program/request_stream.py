@@ -237,12 +237,10 @@ class Instance:
                 gone.append(index)
             else:
                 moved[index] = ~port
-        early = [self.slot(slot) for where, slot in self.early if where == stage]
-        for event in {~slot for slot in early if slot is not None}:
-            index = -1
-            for _ in range(moved.count(event)):
-                index = moved.index(event, index + 1)
-                gone.append(index)
+        early = {self.slot(slot) for where, slot in self.early if where == stage} - {None}
+        if early:
+            places = {*self.template.foreign[stage], *self.template.shared_at[stage]}
+            gone += [index for index in places if ~moved[index] in early]
         for index in sorted(gone, reverse=True):
             del moved[index]
         return moved, sorted(gone)

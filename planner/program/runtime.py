@@ -284,6 +284,12 @@ class Runtime:
         for each in made:
             self.stream.events += each.events(BACKWARD_END)
 
+    def free(self, *slots: int | None) -> None:
+        """Free what there is of ``slots``."""
+        for slot in slots:
+            if slot is not None:
+                self.stream.events.append(~slot)
+
     def forward(self, part: Instance) -> None:
         """The forward pass of one part."""
         self.stream.events += part.events(FORWARD)

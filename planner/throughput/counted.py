@@ -32,6 +32,8 @@ from planner.throughput.tokens import MicroStep
 Place = Literal["model", "head", "tower"]
 Pass = Literal["training", "aside", "evaluation", "prompts", "token"]
 """``aside``: all that train nothing; ``prompts`` and one more ``token``: those that generate."""
+SCORES = (Unit.PAIRS, Unit.SINK_PAIRS)
+"""Units of scores of attention."""
 _TOWER_PARTS = ("vision layer", "projector")
 _TOWER_UNITS = (
     Unit.PATCHES,

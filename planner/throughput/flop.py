@@ -10,13 +10,12 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import Unit
 from planner.program.ops.work import Direction, FusedAttention, Product
-from planner.throughput.counted import Counted, Pass, by_structure, unit_values
+from planner.throughput.counted import SCORES, Counted, Pass, by_structure, unit_values
 from planner.throughput.kernel_time import FLOP_PER_MAC, mean_keys
 from planner.throughput.terms import passes_aside
 from planner.throughput.time_inputs import TimedJob
 from planner.throughput.tokens import MicroStep
 
-_SCORES = (Unit.PAIRS, Unit.SINK_PAIRS)
 _NEEDED: tuple[Direction, ...] = ("forward", "backward")
 
 
@@ -31,7 +30,7 @@ def products_flop(job: TimedJob, micro: MicroStep, passes: Pass, directions: tup
     def read(counted: Counted) -> dict[str, Number]:
         found: Number = 0.0
         for each in counted.costs:
-            if isinstance(each.kind, Product) and each.unit not in _SCORES and each.direction in directions:
+            if isinstance(each.kind, Product) and each.unit not in SCORES and each.direction in directions:
                 found = found + each.amount * values[each.unit]
         return {"macs": found}
 

@@ -114,8 +114,8 @@ def _of_all(
     cost = None
     if run_time_s is not None and run.usd_per_gpu_hour is not None:
         cost = run_time_s / HOUR_S * run.usd_per_gpu_hour * world
-    return TimePrediction(
-        terms=own.terms,
+    return replace(
+        own,
         step_s=step_s,
         samples_per_s=samples_per_s,
         tokens_per_s=own.tokens_per_s * slower,

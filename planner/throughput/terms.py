@@ -9,7 +9,7 @@ from typing import Any
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import Unit
 from planner.program.ops.work import FusedAttention, Kind, Product, ToHost, Unpacking
-from planner.throughput.counted import Cost, Counted, Pass, by_structure
+from planner.throughput.counted import SCORES, Cost, Counted, Pass, by_structure
 from planner.throughput.kernel_time import (
     attention_seconds,
     expansion_seconds,
@@ -17,8 +17,6 @@ from planner.throughput.kernel_time import (
     product_seconds,
 )
 from planner.throughput.time_inputs import TimedJob
-
-_SCORES = (Unit.PAIRS, Unit.SINK_PAIRS)
 
 
 def pass_seconds(job: TimedJob, passes: Pass) -> dict[str, Number]:
@@ -99,7 +97,7 @@ def term_of(cost: Cost) -> str | None:
         return cost.share
     if cost.place == "tower":
         return "vision_tower"
-    if isinstance(cost.kind, FusedAttention) or (cost.unit in _SCORES and cost.share == "elementwise"):
+    if isinstance(cost.kind, FusedAttention) or (cost.unit in SCORES and cost.share == "elementwise"):
         return "attention"
     if cost.share == "int8":
         return "matmul" if isinstance(cost.kind, Product) else None

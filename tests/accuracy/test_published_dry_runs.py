@@ -15,17 +15,19 @@ from planner.units import MIB
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "tests/against_libraries/programs/published.csv"
-# Mean errors that the dry run is to stay within, and how many sources say so at least.
-# Rows of data/published/left_out.toml that a program can run: nvidia-smi, less the 1,343 MiB that their page
-# reads with nothing but a context.
+# Readings that are no rows of data/published.  hf_perf_doc: nvidia-smi, less the 1,343 MiB that its page
+# reads with nothing but a context (left_out.toml).  fsdp_qlora: a remark below its second table.
 OTHERS = {
     "hf_perf_doc-003": ("hf_perf_doc", "reserved", 6775 - 1343),
     "hf_perf_doc-005": ("hf_perf_doc", "reserved", 7275 - 1343),
     "hf_perf_doc-007": ("hf_perf_doc", "reserved", 4847 - 1343),
     "hf_perf_doc-009": ("hf_perf_doc", "reserved", 5363 - 1343),
+    "fsdp_qlora-206-allocated": ("fsdp_qlora", "allocated", 8.28 * 1024),
+    "fsdp_qlora-207-allocated": ("fsdp_qlora", "allocated", 9.16 * 1024),
 }
+# Mean errors that the dry run is to stay within, and how many sources say so at least.
 AIMS = {"allocated": 0.015, "reserved": 0.04}
-N_SOURCES = {"allocated": 3, "reserved": 3}
+N_SOURCES = {"allocated": 6, "reserved": 5}
 
 
 def _room_bytes(card: str) -> int:

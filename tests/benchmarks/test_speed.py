@@ -39,7 +39,7 @@ from tests.extras import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTION = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
-PLAN = [sys.executable, "-m", "planner.cli.main", *PREDICTION]
+PLAN = [sys.executable, "-m", "planner", *PREDICTION]
 # What a command line with the same libraries costs before it does anything.
 IMPORTS = (
     "import numpy, typer; from pydantic import BaseModel; from rich.console import Console; from "

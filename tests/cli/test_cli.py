@@ -47,7 +47,7 @@ Captured = pytest.CaptureFixture[str]
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, outside the checkout's folder."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    command = [sys.executable, "-m", "planner.cli.main", *arguments]
+    command = [sys.executable, "-m", "planner", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables, check=False)
 
 
@@ -734,7 +734,7 @@ def test_the_process_exits_with_the_verdict_and_writes_nothing(tmp_path: Path) -
     """A real process: exit code, standard output alone,
     and not a single new file where it ran or in its home.
     """
-    command = [sys.executable, "-B", "-m", "planner.cli.main", *TOO_LARGE, "--json"]
+    command = [sys.executable, "-B", "-m", "planner", *TOO_LARGE, "--json"]
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -749,6 +749,13 @@ def test_the_process_exits_with_the_verdict_and_writes_nothing(tmp_path: Path) -
     assert done.stderr == ""
     assert json.loads(done.stdout)["verdict"] == "does_not_fit"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_package_runs_as_the_command_does() -> None:
+    """``python -m planner`` is ``plan``: its name, its answer and its exit code."""
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"plan {__version__}\n")
+    assert run("--no-such-flag").stderr.startswith("plan: no such option: --no-such-flag")
 
 
 def test_help_and_a_prediction_import_no_framework() -> None:
@@ -792,7 +799,7 @@ def test_a_terminal_without_unicode_gets_ascii() -> None:
 def test_a_closed_pipe_in_a_real_shell_is_quiet() -> None:
     """The interpreter adds no complaint of its own when it shuts down."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    script = f'"{sys.executable}" -m planner.cli.main schema | true'
+    script = f'"{sys.executable}" -m planner schema | true'
     done = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment, check=False
     )
@@ -809,7 +816,7 @@ def test_a_closed_pipe_in_a_real_shell_is_quiet() -> None:
 def test_a_shell_completes_commands_and_values(words: str, offered: set[str]) -> None:
     """What typer's script asks of the program: names of commands, choices and ids of the catalog."""
     variables = {"_PLAN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    command = [sys.executable, "-m", "planner.cli.main"]
+    command = [sys.executable, "-m", "planner"]
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == offered
 

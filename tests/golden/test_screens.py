@@ -136,7 +136,7 @@ def test_the_command_itself_on_a_terminal() -> None:
     and the exit code is the verdict's.
     """
     with Terminal(72, 24) as terminal:
-        command = [sys.executable, "-m", "planner.cli.main", *arguments(SCENARIOS["qlora-7b-rtx4090"])]
+        command = [sys.executable, "-m", "planner", *arguments(SCENARIOS["qlora-7b-rtx4090"])]
         clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         done = subprocess.run(
             command, stdout=terminal.device, env={**clean, "NO_COLOR": "1", "TERM": "xterm"}, check=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,8 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
     )
     # The program may change its folder.
     rows = rows and str(Path(rows).resolve())
+    imports.add("tiktoken.load", _vocabularies(guesses, allowed=allowed))
+    imports.add("tiktoken.core", _encodings(guesses))
     imports.add("timm.models._builder", _image_weights(guesses))
     imports.add("datasets.load", _data_sets(guesses, rows))
     if rows:
@@ -75,13 +78,62 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
                 )
                 raise OSError(f"there is no tokenizer of {name} here")
             guesses.assume(TOKENIZER, f"one of {N_WORDS:,} words, each a token", str(name))
-            side = kwargs.get("padding_side", "right")
-            made = tokenizer_of_words(side, image_tokens(name), _n_tokens(str(name)))
-            if "model_max_length" in kwargs:
-                made.model_max_length = kwargs["model_max_length"]
-            return made
+            return _of_words(str(name), **kwargs)
 
         base.from_pretrained = classmethod(from_pretrained)
+
+    return change
+
+
+def _of_words(name: str, padding_side: str = "right", model_max_length: int = 0, **_: Any) -> Any:
+    made = tokenizer_of_words(padding_side, image_tokens(name), _n_tokens(name))
+    if not _takes_types(name):
+        made.model_input_names = ["input_ids", "attention_mask"]
+    if model_max_length:
+        made.model_max_length = model_max_length
+    return made
+
+
+class _Bytes(dict[bytes, int]):
+    """The shortest tokens of a vocabulary of tiktoken that is not here."""
+
+
+def _vocabularies(guesses: Guesses, *, allowed: bool) -> Change:
+    def change(module: ModuleType) -> None:
+        def or_bytes(load: Any) -> Any:
+            def ranks(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return load(*args, **kwargs)
+                except OSError as error:
+                    if not allowed:
+                        guesses.lack_data()
+                        raise _with_way_out(error, "a vocabulary of tiktoken") from error
+                    return _Bytes({bytes([each]): each for each in range(256)})
+
+            return ranks
+
+        for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+            setattr(module, name, or_bytes(getattr(module, name)))
+
+    return change
+
+
+def _encodings(guesses: Guesses) -> Change:
+    """Its other tokens, which no text has, end before the first one with a meaning of its own
+    (tiktoken 0.14 tiktoken_ext/openai_public.py).
+    """
+
+    def change(module: ModuleType) -> None:
+        make = module.Encoding.__init__
+
+        def init(self: Any, name: str, *, mergeable_ranks: Any, special_tokens: Any, **kwargs: Any) -> None:
+            if isinstance(mergeable_ranks, _Bytes):
+                guesses.assume(TOKENIZER, "each byte a token", name)
+                others = range(len(mergeable_ranks), min(special_tokens.values()))
+                mergeable_ranks = {**mergeable_ranks, **{b"\xff%d" % each: each for each in others}}
+            make(self, name, mergeable_ranks=mergeable_ranks, special_tokens=special_tokens, **kwargs)
+
+        module.Encoding.__init__ = init
 
     return change
 
@@ -97,6 +149,16 @@ def _knows_words(found: Any, folder: Path) -> bool:
     if folder.is_dir():
         return bool(set(found.get_vocab()) - set(found.all_special_tokens))
     return len(found) >= _FEWEST_WORDS
+
+
+def _takes_types(name: str) -> bool:
+    """Whether a model takes types of tokens: BERT does, DistilBERT and decoders do not.  Of a folder nobody
+    says it.
+    """
+    fields = encoder_config(name)
+    if fields is None:
+        return Path(name).is_dir()
+    return hasattr(sys.modules["transformers"].AutoConfig.for_model(fields["model_type"]), "type_vocab_size")
 
 
 def _n_tokens(name: str) -> int:

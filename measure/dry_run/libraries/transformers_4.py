@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path, PurePath
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import PurePath
 from types import ModuleType
 from typing import Any
 
@@ -28,22 +28,23 @@ from measure.trace.cuda.flash_kernel import Varlen, flash_attn_func
 _WEIGHTS = "weights-without-content.bin"
 _ENDINGS = (".safetensors", ".bin", ".index.json")
 _CHANGED = (4, 54)
+# Before, each model imports the package itself (4.41 and 4.42 modeling_llama.py).
+_SHARED = (4, 43)
 
 Content = Callable[[Any, str], dict[str, torch.Tensor]]
 
 
 def imports_flash_attention() -> bool:
-    """Whether the program will find a version that imports the package flash-attn where it is defined.
+    """Whether the program will find a version that imports the package flash-attn where it is defined."""
+    return _release() < _CHANGED
 
-    Before 4.43 each model imports it, if it is there, for itself: there it stays unknown.
-    """
+
+def _release() -> tuple[int, int]:
     try:
-        found = distribution("transformers")
+        major, minor = version("transformers").split(".")[:2]
     except PackageNotFoundError:
-        return False
-    major, minor = found.version.split(".")[:2]
-    one_place = Path(str(found.locate_file("transformers/modeling_flash_attention_utils.py")))
-    return (int(major), int(minor)) < _CHANGED and one_place.exists()
+        return _CHANGED
+    return int(major), int(minor)
 
 
 def load_models(module: ModuleType, dtype_of: Callable[[str], torch.dtype], content: Content) -> None:
@@ -91,7 +92,12 @@ def tied_names(model: Any) -> set[str]:
 
 
 def install_flash_attention(imports: OnImport, assume: Callable[[str], None]) -> None:
-    """FlashAttention 2 where it is asked for by name; the package itself stays unknown to all others."""
+    """FlashAttention 2 where it is asked for by name; the package itself stays unknown to all others.
+
+    Versions whose models import it by themselves do not find it.
+    """
+    if _release() < _SHARED:
+        return
     imports.add("transformers.utils.import_utils", _say_available)
     imports.wrap("transformers.modeling_flash_attention_utils", _package)
     imports.add("transformers.modeling_utils", partial(_allow, assume))

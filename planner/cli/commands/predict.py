@@ -69,12 +69,7 @@ def predict(flags: Mapping[str, object], options: PredictOptions) -> Outcome:
 def _bounded(
     flags: Mapping[str, object], options: PredictOptions, unknown: UnknownArchitectureError
 ) -> Outcome:
-    """What is certain of its memory and a range for the rest, where its modules can be counted.
-
-    Raises:
-        UnknownArchitectureError: ``unknown`` itself, where torch or ``measure`` is not installed.
-        NotModelledError: nothing is known of such a job.
-    """
+    """What is certain of its memory and a range for the rest, where its modules can be counted."""
     from planner.api.bounded import answer_bounded
     from planner.cli.trace_process import trace_words
 
@@ -93,11 +88,7 @@ def _bounded(
 def _by_its_modules(
     flags: Mapping[str, object], options: PredictOptions, unknown: UnknownArchitectureError
 ) -> Outcome:
-    """The dry run alone, on the card that was named.
-
-    Raises:
-        NotModelledError: how much of the card CUDA makes visible is not known.
-    """
+    """The dry run alone, on the card that was named."""
     from planner.cli.trace_process import answer_alone, run_trace
 
     request, _ = read_request(flags, options.config)

@@ -10,10 +10,10 @@ from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, FsdpKeys
 from planner.configs.launchers.launch import LAUNCH_LINE, VISIBLE
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import read_attention
 from planner.errors import UsageError, show
-from planner.words import words
 
 TOOL = "Accelerate 1.15.0"
 _FSDP_VERSION = 1
@@ -24,25 +24,10 @@ _DEGREES = {"tp_size": "tensor_parallel", "cp_size": "context_parallel", "sp_siz
 # Source: accelerate 1.15 accelerator.py _prepare_cp and _prepare_deepspeed.
 _DIVIDER = {"cp_size": "FSDP", "sp_size": "DEEPSPEED"}
 
-_HARMLESS = (
-    VISIBLE,
-    *words(
-        """
-        compute_environment debug downcast_bf16 enable_cpu_affinity gpu_ids machine_rank main_process_ip
-        main_process_port main_training_function rdzv_backend same_network tpu_env tpu_use_cluster
-        tpu_use_sudo mpirun_config megatron_lm_config ipex_config command_file commands
-        """
-    ),
-)
+_HARMLESS = names_in("accelerate.toml", "harmless")
 _KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 
-_DEEPSPEED_HARMLESS = (
-    *("deepspeed_multinode_launcher", "deepspeed_hostfile", "zero3_init_flag", "zero3_save_16bit_model"),
-    *("gradient_clipping", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"),
-    "deepspeed_moe_layer_cls_names",
-    # Accelerate 1.15 hands it to nobody (utils/dataclasses.py DeepSpeedPlugin).
-    "seq_parallel_communication_data_type",
-)
+_DEEPSPEED_HARMLESS = names_in("accelerate.toml", "harmless_of_deepspeed")
 
 
 def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -159,9 +144,6 @@ def _read_fp8(keys: Keys, reading: Reading) -> None:
 
     Source: accelerate 1.15 accelerator.py ``__init__``, utils/dataclasses.py AORecipeKwargs and
     set_mixed_precision, utils/modeling.py get_mixed_precision_context_manager.
-
-    Raises:
-        NotModelledError: another library computes.
     """
     part = keys.part("fp8_config") or Keys(keys.path, {}, "fp8_config.")
     backend = (part.text("backend") or "AO").upper()
@@ -206,9 +188,6 @@ def _read_kernel(part: Keys, name: str, reading: Reading) -> None:
 def _read_replicas(part: Keys, name: str, reading: Reading) -> None:
     """Copies of FSDP2's shards.  Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, whose mesh
     is ``fsdp_dim_names``.
-
-    Raises:
-        NotModelledError: copies of something else.
     """
     kind = reading.value("sharding")
     if kind != "fsdp":
@@ -240,7 +219,7 @@ def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
         keys.text("offload_param_device") or "none",
     )
     places = [name for name in ("offload_optimizer_device", "offload_param_device") if keys.has(name)]
-    say_offload(keys, (states, params), reading, places[0] if places else "zero_stage")
+    say_offload(keys, (states, params), stage, reading, places[0] if places else "zero_stage")
     if states != "none":
         swap_for_cpu_adam(reading, keys.where(places[0]))
     keys.skip(("offload_optimizer_nvme_path", "offload_param_nvme_path"))

@@ -92,6 +92,7 @@ class Started:
 
     ``words``: as they were written.  ``tool``: where the command itself says it.  ``task``: the one that the
     script's name says.  ``stock``: whose launch file is counted in place of one that is not there.
+    ``no_launch``: why the one that it names cannot be read.
     """
 
     words: list[str]
@@ -101,6 +102,7 @@ class Started:
     tool: str | None = None
     task: str = ""
     stock: str = ""
+    no_launch: InputFileError | None = None
 
     @property
     def says_its_tool(self) -> bool:
@@ -169,11 +171,7 @@ def _every_command(path: Path, text: str) -> list[tuple[list[str], dict[str, str
 
 
 def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> None:
-    """What the environment says of a program's launch.
-
-    Raises:
-        UsageError: a variable that decides it has no certain value, or no GPU is visible.
-    """
+    """What the environment says of a program's launch."""
     if job.tool in ("llama-factory", "axolotl", MS_SWIFT, MEGATRON):
         refuse_unsure(path, variables)
     if job.tool == "llama-factory":
@@ -273,7 +271,11 @@ def _refuse_options_in(path: Path, words: Sequence[str]) -> None:
 def _accelerate(path: Path, words: list[str]) -> Started:
     options, rest = _options(path, words[2:], ACCELERATE_SWITCHES)
     job = Started(words, rest[0], _arguments(path, rest[1:]))
-    job.launch, job.stock = _launch_table(path, options)
+    try:
+        job.launch, job.stock = _launch_table(path, options)
+    except InputFileError as error:
+        # Another file may be given in its place.
+        job.no_launch = error
     # A number in the script's own file is for another launcher, which this one does not ask.
     job.arguments.pop("num_processes", None)
     return job
@@ -353,9 +355,6 @@ def _llama_factory(path: Path, words: list[str]) -> Started:
     """A file with arguments ``KEY=VALUE`` behind it, each read as YAML, or arguments alone.
 
     Source: llamafactory 0.9.5 hparams/parser.py read_args.
-
-    Raises:
-        UsageError: another word behind the file.
     """
     rest = words[2:]
     if not rest or not rest[0].endswith((".yaml", ".yml")):
@@ -373,9 +372,6 @@ def _axolotl(path: Path, words: list[str]) -> Started:
     """``axolotl train FILE``, whose other options are keys of the file.
 
     Source: axolotl 0.19.0 cli/config.py load_cfg.
-
-    Raises:
-        UsageError: options of the launcher, several configs in one, or keys of a table.
     """
     if refused := next((word for word in words if word == "--" or _name(word) in ("sweep", "cloud")), None):
         raise UsageError(f"{path}: '{show(refused)}' is not read: check the file, with --accelerate FILE")
@@ -422,9 +418,6 @@ def _arguments(path: Path, words: Sequence[str]) -> dict[str, Any]:
     """A script's arguments by name, over those of a file that is given with them.
 
     A switch is true, one that begins with ``no_`` false, and several values are a list (hf_argparser.py).
-
-    Raises:
-        UsageError: a word that is no argument.
     """
     base: dict[str, Any] = {}
     found: dict[str, Any] = {}

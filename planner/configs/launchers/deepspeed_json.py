@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.configs.launchers.zero import AUTO, TOOL, read_zero, say_zero
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.errors import UsageError, show
@@ -15,51 +16,11 @@ from planner.words import words
 
 __all__ = ["TOOL", "read_deepspeed"]
 
-# Keys that a trainer's file has not.
-MARKS = frozenset(
-    words(
-        """
-        zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print wall_clock_breakdown
-        prescale_gradients
-        """
-    )
-)
-# Neither memory nor time of a step: reports, schedules, how a checkpoint is written, checks.
-# Models must call activation_checkpointing, which those of Transformers do not; aio is how swapping to NVMe
-# reads and writes (runtime/swap_tensor/aio_config.py).
-_HARMLESS = words(
-    """
-    steps_per_print wall_clock_breakdown gradient_clipping scheduler zero_allow_untested_optimizer dump_state
-    checkpoint comms_logger comms_config monitor_config flops_profiler tensorboard wandb csv_monitor
-    prescale_gradients gradient_predivide_factor disable_allgather dataloader_drop_last memory_breakdown
-    activation_checkpointing aio gradient_allreduce_op nebula timers use_node_local_storage
-    """
-)
-_UNMODELLED = {
-    "compression_training": "compression in training is not modelled",
-    "quantize_training": "quantised training is not modelled",
-    "sparse_attention": "sparse attention is not modelled",
-    "amp": "Apex amp is not modelled",
-    "torch_autocast": "DeepSpeed's autocast is not modelled",
-    "data_types": "other dtypes of gradients or parameters are not modelled",
-    "elasticity": "a batch that changes with the number of GPUs is not modelled",
-    "autotuning": "a batch and a stage that DeepSpeed looks for itself are not modelled",
-    "data_efficiency": "sampling and dropping of tokens while training are not modelled",
-    "curriculum_learning": "lengths that grow while training are not modelled",
-    "progressive_layer_drop": "dropping layers while training is not modelled",
-    "hybrid_engine": "DeepSpeed's engine for generation is not modelled",
-    "eigenvalue": "eigenvalues while training are not modelled",
-    "sparse_gradients": "sparse gradients are not modelled",
-}
-_REMARKS = {
-    "compile": "compilation is not counted: memory and time are those without it",
-    "fp32_allreduce": "gradients are counted as reduced in their own dtype",
-}
-_ENGINE_UNMODELLED = {
-    "bf16_master_weights_and_grads": "16-bit masters are not modelled",
-    "fp16_master_weights_and_grads": "16-bit masters are not modelled",
-    "bf16_optimizer_states": "16-bit optimizer states are not modelled",
-}
+MARKS = frozenset(names_in("deepspeed.toml", "marks"))
+_HARMLESS = names_in("deepspeed.toml", "harmless")
+_UNMODELLED = texts_in("deepspeed.toml", "unmodelled")
+_REMARKS = texts_in("deepspeed.toml", "remarks")
+_ENGINE_UNMODELLED = texts_in("deepspeed.toml", "unmodelled_of_engine")
 
 # The stage that divides weights.
 _DIVIDES = 3

@@ -12,19 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.stock import stock_file
 from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import InputFileError, show
-from planner.words import words
 
-# How units are wrapped, order of prefetching, how checkpoints are written and loaded.
-_HARMLESS = words(
-    """
-    auto_wrap_policy transformer_layer_cls_to_wrap min_num_params forward_prefetch use_orig_params
-    sync_module_states cpu_ram_efficient_loading state_dict_type final_state_dict_type limit_all_gathers
-    """
-)
+_HARMLESS = names_in("fsdp.toml", "harmless")
 _MIXTURE = re.compile(r"(?:MoE|MoeBlock|MoEBlock)$")
 _PART_OF_LAYER = re.compile(r"(?:MLP|Mlp|Experts?|Attention)$")
 _OF_TOWER = re.compile(r"Vision|^(?:CLIP|Siglip|Pixtral)")
@@ -32,12 +26,7 @@ _SUFFIXES = (".json", ".yaml", ".yml", ".conf")
 DEEPSPEED_FILE = "say where it is: --deepspeed FILE"
 ACCELERATE_FILE = "say where it is: --accelerate FILE"
 _PINS = "cpu_offload_pin_memory"
-_UNMODELLED = {
-    "xla": "FSDP of XLA is not modelled",
-    "activation_checkpointing_offload": "checkpoints in host RAM under FSDP are not modelled",
-    "ignored_modules": "modules outside FSDP are not modelled",
-    "mixed_precision_policy": "dtypes of FSDP's own are not modelled",
-}
+_UNMODELLED = texts_in("fsdp.toml", "unmodelled")
 # Accelerate's numbers for FSDP1, in the order of its FSDP_SHARDING_STRATEGY.
 _STRATEGIES = {
     "1": "full_shard",
@@ -187,10 +176,6 @@ def _read_units(keys: Keys, prefix: _Prefixed, reading: Reading) -> None:
 
     Source: accelerate 1.15.0 utils/dataclasses.py FullyShardedDataParallelPlugin (auto_wrap_policy); torch
     2.13 distributed/fsdp/wrap.py.
-
-    Raises:
-        NotModelledError: the whole model at once, other parts of a layer, parts beside layers,
-        or pieces by size.
     """
     policy = prefix("auto_wrap_policy")
     if str(keys.get(policy) or "").upper() in ("NO_WRAP", "SIZE_BASED_WRAP"):

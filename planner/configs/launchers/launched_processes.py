@@ -103,11 +103,7 @@ def of_axolotl(path: Path, options: Mapping[str, Any], variables: Mapping[str, s
 
 
 def _visible(path: Path, variables: Mapping[str, str]) -> str | None:
-    """How many GPUs a command sees, or the variable that says it; ``None`` where nothing does.
-
-    Raises:
-        UsageError: it sees none.
-    """
+    """How many GPUs a command sees, or the variable that says it; ``None`` where nothing does."""
     said = variables.get(VISIBLE)
     if said is None or "$" in said:
         return said

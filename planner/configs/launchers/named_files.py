@@ -38,7 +38,12 @@ def launch_table(path: Path, file: Any) -> tuple[dict[str, Any], str]:
     """
     stock = stock_launch_file_at(Path(str(file))) if _looked_for(path, file) is None else None
     if stock is None:
-        return dict(read_document(named_file(path, file)).table), ""
+        try:
+            return dict(read_document(named_file(path, file)).table), ""
+        except InputFileError as error:
+            raise InputFileError(
+                error.path, f"{error.problem}; or say --accelerate FILE", error.line
+            ) from None
     return dict(stock[0].table), f"{show(str(file))} is not here: taken as {stock[1]}"
 
 

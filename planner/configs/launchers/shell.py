@@ -32,9 +32,12 @@ HANDED_AND = r"\&\&"
 """A word between commands that a program is handed, where its own shell reads it."""
 _BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", ";;", "|&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
-_KEYWORDS = frozenset({"then", "do", "else", "{", "!"})
+_KEYWORDS = frozenset({"if", "elif", "then", "while", "until", "do", "else", "{", "!"})
 # Programs that start another one, with the words that they take before it.
 _WRAPPERS = {"nohup": 0, "time": 0, "exec": 0, "env": 0, "sudo": 0, "export": 0, "uv": 1, "poetry": 1}
+
+# What starts processes of its own, once on each node behind ``srun`` with its options.
+_LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "tune"})
 
 
 def commands(path: Path, text: str) -> Iterator[list[str]]:
@@ -60,7 +63,8 @@ def commands_with_variables(path: Path, text: str) -> Iterator[tuple[list[str], 
     environment = _Environment(frozenset(unsure))
     for command in found:
         environment.run(command)
-        yield _bare(command.words), {**environment.values(), **_assigned(command.words)}
+        words = _without_keywords(command.words)
+        yield _bare(words), {**environment.values(), **_assigned(words)}
 
 
 def unknown(name: str) -> str:
@@ -246,5 +250,7 @@ def _bare(command: list[str]) -> list[str]:
     words = list(command)
     while words and (_ASSIGNMENT.match(words[0]) or words[0] in _WRAPPERS):
         del words[: 1 + _WRAPPERS.get(words[0], 0)]
+    if words[:1] == ["srun"]:
+        del words[: next((index for index, word in enumerate(words) if word in _LAUNCHERS), 0)]
     end = next((index for index, word in enumerate(words) if word and set(word) <= set("<>&")), len(words))
     return words[:end]

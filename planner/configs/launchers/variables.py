@@ -1,9 +1,10 @@
 """Variables that a shell text sets to a literal, put in where they are used.  Nothing is run.
 
 Only what cannot be otherwise is put in: a variable whose value is set on lines of its own, outside of
-conditions, loops and functions.  One that is also set inside of them stays as it is written.  Where the text
-gives a variable or an argument of its own a default (``${NAME:-value}``), it has that default, as if nothing
-outside sets it, and a loop over arguments does not run: :func:`takes_defaults`.
+conditions, loops and functions.  What one of these may change stays as it is written.  Where the text gives a
+variable or an argument of its own a default (``${NAME:-value}``), it has that default, as if nothing outside
+sets it; a loop over arguments does not run, and a condition asks what then is known
+(:mod:`planner.configs.launchers.conditions`): :func:`takes_defaults`.
 Source: POSIX.1-2017 chapter 2; arrays of bash 5.2; ``expr`` of whole numbers.
 """
 
@@ -13,6 +14,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from planner.configs.launchers.conditions import decided
+
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _SETS = rf"^[ \t]*(?:export[ \t]+|declare[ \t]+-a[ \t]+)?({_NAME})"
 _SET = re.compile(rf"{_SETS}=(\S*|\"[^\"]*\"|'[^']*')[ \t]*(?:#.*)?$", re.DOTALL)
@@ -21,6 +24,9 @@ _SET_ARRAY = re.compile(rf"{_SETS}(\+?)=\(([^()`;|&<>]*)\)[ \t]*(?:#.*)?$", re.D
 _GOES_ON = re.compile(rf"{_SETS}(?:=(?P<quote>[\"'])(?!.*(?P=quote))|\+?=\((?!.*\)))")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*")
 _SET_ANYWHERE = re.compile(rf"(?:^|[\s;&|(])(?:(?:for|select)[ \t]+)?({_NAME})(?:\+?=|[ \t]+in\b)")
+# What sets a variable in quotes, too.
+_DECLARES = re.compile(r"^[ \t]*(?:export|declare|typeset|local|readonly)\b")
+_QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"")
 # Arithmetic that sets a variable: ``((N*=2))``, ``((N++))``, ``let N=2``.
 _RECKONED = re.compile(r"\(\((.*?)\)\)|(?:^|[\s;&|])let[ \t]+(.*)")
 _SETS_IN_ARITHMETIC = re.compile(r"(?<![=!<>])=(?!=)|<<=|>>=|\+\+|--")
@@ -42,6 +48,7 @@ _USED = re.compile(
     rf"\"{_ALL}\"|{_ALL}|\$\{{(?P<name>{_NAME})\[@\]:?\+\"?\$\{{(?P=name)\[@\]\}}\"?\}}"
     rf"|\$(?:\{{({_NAME})\}}|({_NAME}))"
 )
+_UNSET = re.compile(rf"\$(?:\{{({_NAME}|\d+)\}}|({_NAME}|\d))")
 _DEFAULT = re.compile(rf"\$\{{({_NAME}|\d+)(:?)([-=])([^{{}}$]*)\}}")
 # The folder of the script itself, and a path as ``pwd`` prints it.
 _ITSELF = r"\"?(?:\$0|\$\{(?:0|BASH_SOURCE(?:\[0\])?(?::-\$0)?)\}|\$BASH_SOURCE)\"?"
@@ -57,6 +64,7 @@ _OPENS = re.compile(
     r"^[ \t]*(?:if|for|while|until|case|select)\b|^[ \t]*(?:function\b|[\w-]+[ \t]*\(\))|\{[ \t]*$"
 )
 _CLOSES = re.compile(r"^[ \t]*(?:fi|done|esac|\})(?=$|[\s;|&>])|;[ \t]*(?:fi|done|esac)[ \t]*(?:$|[;|&>#])")
+_ONCE = re.compile(r"^[ \t]*(?:if|case)\b")
 # A loop over the arguments of the script, of which there are none.
 _OVER_ARGUMENTS = re.compile(
     r"^[ \t]*while[ \t]+(?:getopts\b|(?:\[\[?|\(\(|test\b)[ \t]*\"?\$(?:#|\{#\})\"?[ \t]*"
@@ -110,8 +118,8 @@ def _without_arguments(text: str) -> str:
 class Known:
     """What is known at a line: the script's ``folder``; ``values`` of variables and ``arrays``, as a shell
     would read them again.  ``changed``: names that the text has set to something else.  ``unsure``: names
-    that are also set inside of a condition, a loop or a function.  ``elsewhere``: what came from another text
-    may have set any name.  ``shifted``: arguments have moved.
+    that are also set inside of a loop or a function.  ``elsewhere``: what came from another text may have set
+    any name.  ``shifted``: arguments have moved.
     """
 
     unsure: frozenset[str]
@@ -132,11 +140,17 @@ class Known:
             line = _PRINTED_FOLDER.sub(r"\1", _ITS_FOLDER.sub(self.folder, line))
         return _computed(_IN_ARITHMETIC.sub(self._reckoned, line))
 
-    def forget(self, line: str) -> None:
-        """Take away what a line may change."""
+    def tested(self, text: str) -> str:
+        """A condition with what is known put in, and nothing for what nothing sets."""
+        return _UNSET.sub(self._unset, self.fill(text, 0))
+
+    def forget(self, line: str, *, inside: bool) -> None:
+        """Take away what a line may change; ``inside``: a condition, loop or function."""
         for name in _set_by(line):
             self.values.pop(name, None)
             self.changed.add(name)
+            if inside:
+                self.arrays.pop(name, None)
         self.shifted = self.shifted or bool(_SHIFTS.search(line))
         if _FROM_ELSEWHERE.match(line):
             self.values.clear()
@@ -176,6 +190,14 @@ class Known:
             self.values[name] = default
         return default
 
+    def _unset(self, found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        own = name.isdecimal() and self.shifted
+        if self.elsewhere or own or name in self.changed or name in self.unsure or name in self.values:
+            return found[0]
+        self.took_default = True
+        return ""
+
     def _reckoned(self, found: re.Match[str]) -> str:
         """Arithmetic, where a name stands for its value and brackets come first."""
         text = _BARE_NAME.sub(lambda name: self.values.get(name[0]) or name[0], found[1] or found[2])
@@ -186,12 +208,16 @@ class Known:
 
 def _filled(text: str, folder: str) -> tuple[str, Known]:
     """The lines as :func:`with_values` has them, and what is known behind the last one."""
-    lines, known = list[str](), Known(_set_inside(text), folder if _PLAIN.fullmatch(folder) else "")
+    lines, known = list[str](), Known(_set_again(text), folder if _PLAIN.fullmatch(folder) else "")
     goes_on, pending, end = False, list[str](), ""
-    for line, depth in with_depth(text):
+    left = list(with_depth(text))
+    for number in range(len(left)):
+        if left[number][1] == 1 and not goes_on and (block := decided(left, number, known.tested)):
+            left[number : number + len(block)] = block
+        line, depth = left[number]
         filled = line if line.lstrip().startswith("#") else known.fill(line, depth)
         lines.append(filled)
-        known.forget(line)
+        known.forget(line, inside=depth > 0)
         if pending:
             pending.append(filled)
             if not re.search(rf"{re.escape(end)}[ \t]*$", filled):
@@ -229,14 +255,20 @@ def _total(text: str, otherwise: str) -> str:
     return str(total + sign * part)
 
 
-def _set_inside(text: str) -> frozenset[str]:
-    """Variables that a condition, a loop or a function sets."""
-    return frozenset(name for line, depth in with_depth(text) if depth for name in _set_by(line))
+def _set_again(text: str) -> frozenset[str]:
+    """Variables that a loop or a function sets, whose lines may run behind others."""
+    names, again = set[str](), list[bool]()
+    for line, depth in with_depth(text):
+        again = [*again[:depth], *[_ONCE.match(line) is None] * (depth - len(again))]
+        names.update(_set_by(line) if any(again) else ())
+    return frozenset(names)
 
 
 def _set_by(line: str) -> Iterator[str]:
-    """Variables that a line sets, by arithmetic and ``printf -v`` too."""
-    yield from _SET_ANYWHERE.findall(line)
+    """Variables that a line sets, by arithmetic and ``printf -v`` too; a comment sets none."""
+    if line.lstrip().startswith("#"):
+        return
+    yield from _SET_ANYWHERE.findall(line if _DECLARES.match(line) else _QUOTED.sub(" ", line))
     yield from _PRINTED.findall(line)
     for in_brackets, behind_let in _RECKONED.findall(line):
         text = in_brackets or behind_let

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.domain.origin import tool_default
 from planner.units import TERA
@@ -16,16 +17,7 @@ from planner.words import words
 TOOL = "DeepSpeed 0.19.8"
 AUTO = "auto"
 _MOST = TERA
-_ZERO_HARMLESS = words(
-    """
-    stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save elastic_checkpoint
-    load_from_fp32_weights ignore_unused_parameters round_robin_gradients allgather_partitions legacy_stage1
-    log_trace_cache_warnings enable_sanity_checks compute_grad_norm leaf_module memory_efficient_linear
-    override_module_apply parameter_alignment pipeline_loading_checkpoint save_muon_momentum_buffer_in_memory
-    stage3_allgather_sequential stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params
-    use_multi_rank_bucket_allreduce cpu_offload_use_pin_memory
-    """
-)
+_ZERO_HARMLESS = names_in("deepspeed.toml", "harmless_of_zero")
 # DeepSpeed's own values (runtime/zero/config.py), which hold where a file leaves the key out.
 _BUCKET = 500_000_000
 _STAGE_3 = {
@@ -58,12 +50,7 @@ _OFFLOADS = {
     ("none", "nvme"): "params-nvme",
     ("nvme", "nvme"): "optimizer+params-nvme",
 }
-_ZERO_UNMODELLED = {
-    "zero_quantized_weights": "quantised communication (ZeRO++) is not modelled",
-    "zero_quantized_gradients": "quantised communication (ZeRO++) is not modelled",
-    "zero_quantized_nontrainable_weights": "quantised communication (ZeRO++) is not modelled",
-    "zenflow": "ZenFlow is not modelled",
-}
+_ZERO_UNMODELLED = texts_in("deepspeed.toml", "unmodelled_of_zero")
 
 
 def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
@@ -78,8 +65,11 @@ def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
     reading.say("sharding", f"zero{stage}", keys.where(name))
 
 
-def say_offload(keys: Keys, devices: tuple[str, str], reading: Reading, name: str) -> None:
+def say_offload(keys: Keys, devices: tuple[str, str], stage: int, reading: Reading, name: str) -> None:
     """Enter where optimizer states and parameters lie.
+
+    Below stage 3 nothing reads where parameters do (DeepSpeed 0.14.0 and 0.19.8 runtime/engine.py
+    _configure_zero_optimizer).
 
     Raises:
         InputFileError: no such device.
@@ -88,6 +78,9 @@ def say_offload(keys: Keys, devices: tuple[str, str], reading: Reading, name: st
     for device in devices:
         if device not in ("none", "cpu", "nvme"):
             raise keys.wrong(name, "none, cpu or nvme", device)
+    if stage < 3 and devices[1] != "none":
+        reading.remark(keys.where(name), f"parameters stay on the GPU, which ZeRO-{stage} does not offload")
+        devices = (devices[0], "none")
     offload = _OFFLOADS.get(devices)
     if offload is None:
         raise keys.not_modelled(
@@ -118,7 +111,10 @@ def read_zero(zero: Keys, reading: Reading) -> None:
         for name in ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param")
         if zero.has(name)
     ]
-    say_offload(zero, (states, params), reading, places[0] if places else "stage")
+    stage = zero.get("stage")
+    say_offload(
+        zero, (states, params), 0 if stage is None else stage, reading, places[0] if places else "stage"
+    )
     read_zero_buckets(zero, reading)
     if zero.has("stage3_model_persistence_threshold"):
         reading.remark(

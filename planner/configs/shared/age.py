@@ -8,20 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.errors import show
-from planner.words import words
 
-# Fields of TrainingArguments that Transformers 4.57.1 has and 5.0.0 has not, and older ones (4.41.2).
-TRANSFORMERS_4 = words(
-    """
-    evaluation_strategy overwrite_output_dir half_precision_backend fp16_backend fp16_opt_level
-    fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap include_inputs_for_metrics
-    include_tokens_per_second jit_mode_eval past_index per_gpu_train_batch_size push_to_hub_model_id
-    push_to_hub_organization push_to_hub_token ray_scope save_safetensors dispatch_batches split_batches
-    use_ipex use_legacy_prediction_loop adafactor
-    """
-)
+TRANSFORMERS_4 = names_in("transformers.toml", "gone_with_5")
 
 Age = TypeVar("Age")
 

@@ -168,10 +168,6 @@ def _read_beside_adapters(
     The Trainer runs such a model, which Accelerate then leaves without DDP, as long as what the first layer
     reads requires a gradient (accelerate 1.15 accelerator.py prepare_model; transformers 5.16
     modeling_utils.py gradient_checkpointing_enable).  No parameter has a gradient or a state then.
-
-    Raises:
-        NotModelledError: a pattern that finds a parameter there, or an engine that is handed no parameter.
-        UsageError: a loss without a gradient.
     """
     name = "unfrozen_parameters"
     inside = "base_model.model."
@@ -256,9 +252,6 @@ def _layers(
 ) -> tuple[list[int], list[int]]:
     """Layers that are trained whole, and those of which only the feed-forward part is:
     the modules ``halves``.
-
-    Raises:
-        NotModelledError: other modules of a layer only.
     """
     whole, parts = list[int](), list[int]()
     for number in range(_MOST_LAYERS):

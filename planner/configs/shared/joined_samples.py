@@ -11,3 +11,4 @@ def join_samples(reading: Reading, where: str, attention: object) -> None:
         reading.remark(where, "counted as padded to the longest sample, which is more")
     else:
         reading.say("padding", "packed", where, "counted as full rows end to end, which is more")
+        reading.cut_samples = "packed"

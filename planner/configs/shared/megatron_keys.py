@@ -7,24 +7,11 @@ Source: megatron-core 0.16.1 model_parallel_config.py, transformer/transformer_c
 from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys
 
-DEGREES = {
-    "tensor_model_parallel_size": "tensor_parallel",
-    "pipeline_model_parallel_size": "pipeline_parallel",
-    "expert_model_parallel_size": "expert_parallel",
-}
-"""Megatron's name -> our field."""
-UNMODELLED = {
-    "mtp_num_layers": "prediction of several tokens is not modelled",
-    "fp16": "training in fp16 is not modelled under Megatron",
-    "pipeline_model_parallel_layout": "a layout of one's own is not modelled",
-    "account_for_embedding_in_pipeline_split": "a pipeline that counts the token table is not modelled",
-    "account_for_loss_in_pipeline_split": "a pipeline that counts the head is not modelled",
-    "moe_layer_recompute": "computing parts of layers again is not modelled; recompute_granularity full is",
-    "moe_pad_expert_input_to_capacity": "experts of a fixed capacity are not modelled",
-}
-"""What is refused where it is switched on."""
+DEGREES = texts_in("megatron.toml", "degrees")
+UNMODELLED = texts_in("megatron.toml", "unmodelled")
 WHOLE_OPTIMIZER = "an optimizer that each GPU has whole is not modelled under Megatron"
 SINGLE_OPERATORS = "an activation by single operators is not modelled"
 SINGLE_EXPERTS = "experts one after the other are not modelled"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import Task
 from planner.errors import NotModelledError, show
@@ -21,12 +22,7 @@ _LLAMA_FACTORY_LOSSES: dict[str, Task] = {
     "simpo": "simpo",
 }
 OTHER_REFERENCE = "a reference that is another model is not modelled"
-OTHER_REFERENCES = {
-    "ref_model": OTHER_REFERENCE,
-    "ref_model_adapters": OTHER_REFERENCE,
-    "ref_model_quantization_bit": OTHER_REFERENCE,
-}
-"""Keys of LLaMA-Factory for a reference that is not the model itself."""
+OTHER_REFERENCES = texts_in("llama-factory.toml", "other_references")
 # A smaller weight of a likelihood leaves it out.
 _LEAST_WEIGHT = 1e-6
 # axolotl 0.19.0 utils/schemas/enums.py RLType.
@@ -54,28 +50,9 @@ ASKED_BEFORE = (
 """Remark about a reference that is not part of a step."""
 UNPADDED = "preferences and generated completions that are padding-free are not modelled"
 LIGER = "Liger's losses of preferences are not modelled"
-_WEIGHTED = "weights of pairs are not modelled"
-_LIKELIHOOD = "a likelihood of the chosen sequence beside the loss of DPO is not modelled"
-_AXOLOTL_UNMODELLED = {
-    "rl_adapter_ref_model": OTHER_REFERENCE,
-    "dpo_padding_free": UNPADDED,
-    "dpo_use_liger_kernel": LIGER,
-    "dpo_use_weighting": _WEIGHTED,
-    "rpo_alpha": _LIKELIHOOD,
-}
+_AXOLOTL_UNMODELLED = texts_in("axolotl.toml", "unmodelled_of_preferences")
 _GENERATED = "preferences between completions that are generated in training are not modelled"
-_TRL_UNMODELLED = {
-    "padding_free": UNPADDED,
-    "use_liger_loss": LIGER,
-    "use_weighting": _WEIGHTED,
-    "rpo_alpha": _LIKELIHOOD,
-    "ref_model_init_kwargs": OTHER_REFERENCE,
-    "ref_adapter_name": OTHER_REFERENCE,
-    "force_use_ref_model": OTHER_REFERENCE,
-    "sync_ref_model": "a reference that follows the policy is not modelled",
-    # Of trainers that generate alone: trl 1.16.0 experimental/online_dpo/online_dpo_config.py.
-    "max_new_tokens": _GENERATED,
-}
+_TRL_UNMODELLED = texts_in("trl.toml", "unmodelled_of_preferences")
 _TRL_KEYS: dict[str, Task] = {
     "center_rewards_coefficient": "reward",
     "desirable_weight": "kto",
@@ -97,19 +74,7 @@ _TRL_SHARED = words(
     """
 )
 _WORD = re.compile(r"(?<![a-z])(online[-_]?dpo|sft|dpo|kto|orpo|simpo|reward)(?![a-z])")
-TRL_HARMLESS = (
-    *_TRL_KEYS,
-    *_TRL_SHARED,
-    *words(
-        """
-        loss_type truncation_mode max_completion_length label_pad_token_id padding_value is_encoder_decoder
-        f_divergence_type f_alpha_divergence_coef loss_weights ld_alpha discopop_tau dataset_num_proc
-        ref_model_mixup_alpha ref_model_sync_steps precompute_ref_batch_size tools model_adapter_name
-        base_model_attribute_name max_target_length
-        """
-    ),
-)
-"""Keys of TRL's trainers of preferences that move neither bytes nor time."""
+TRL_HARMLESS = (*_TRL_KEYS, *_TRL_SHARED, *names_in("trl.toml", "harmless_of_preferences"))
 
 
 def llama_factory_task(keys: Keys, stage: str) -> Task | None:
@@ -186,11 +151,7 @@ def axolotl_task(keys: Keys) -> Task | None:
 
 
 def _refuse_other_labels(keys: Keys) -> None:
-    """Two labels a token, right and wrong, are what is counted.
-
-    Raises:
-        NotModelledError: another number, or packed samples.
-    """
+    """Two labels a token, right and wrong, are what is counted."""
     if keys.count("num_labels") not in (None, 2):
         raise keys.not_modelled("num_labels", "other than two labels of a step are not modelled")
     if keys.flag("sample_packing"):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.age import first_held
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.domain.model import ModelSpec
 from planner.errors import REFUSED_BY_TOOL, UsageError
-from planner.words import words
 
 _CONFIG = "trl 1.16.0 trainer/grpo_config.py"
 UP_TO_0_17 = "vllm_device"
@@ -24,45 +24,13 @@ _SINCE_0_26 = (
 )
 """Keys that no configuration of GRPO has before TRL 0.26 (trl 0.25.0 and 0.26.0 trainer/grpo_config.py)."""
 _PROMPTS = "prompts are not cut, so the longest one decides: say --seq, which holds prompt and completion"
-_UNMODELLED = {
-    "use_liger_loss": "Liger's loss of GRPO is not modelled",
-    "sync_ref_model": "a reference that follows the policy is not modelled",
-    "use_transformers_paged": "generation in pages is not modelled",
-    "use_transformers_continuous_batching": "generation in pages is not modelled",
-    "cache_implementation": "a cache of another kind than the growing one is not modelled",
-    "cast_lm_head_to_fp32": "a head in fp32 is not modelled",
-    "entropy_coef": "an entropy in the loss is not modelled",
-    "use_adaptive_entropy": "an entropy in the loss is not modelled",
-}
+_UNMODELLED = texts_in("trl.toml", "unmodelled_of_rollouts")
 _SHARED = {
     "num_generations": "generations",
     "num_iterations": "iterations",
     "steps_per_generation": "generation_steps",
 }
-# Of rewards four, from code_eval_test_batch_size on: huggingface/open-r1 src/open_r1/configs.py
-# GRPOScriptArguments.
-HARMLESS = words(
-    """
-    reward_weights scale_rewards multi_objective_aggregation temperature top_p top_k min_p repetition_penalty
-    chat_template_kwargs shuffle_dataset epsilon epsilon_high delta loss_type importance_sampling_level
-    mask_truncated_completions top_entropy_quantile off_policy_mask_threshold use_bias_correction_kl
-    entropy_target entropy_coef_min entropy_coef_max entropy_coef_delta ref_model_mixup_alpha
-    ref_model_sync_steps num_generations_eval log_completions log_multimodal num_completions_to_print
-    log_unique_prompts log_completions_hub_repo wandb_log_unique_prompts vllm_server_base_url vllm_server_host
-    vllm_server_port vllm_server_timeout vllm_group_port vllm_structured_outputs_regex
-    vllm_guided_decoding_regex vllm_model_impl vllm_dtype vllm_max_model_len vllm_max_model_length
-    vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_cap
-    vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_enable_sleep_mode
-    vllm_tensor_parallel_size vllm_enable_prefix_caching ds3_gather_for_generation max_tool_calling_iterations
-    code_eval_test_batch_size parallel_code_exec_per_proc max_completion_len soft_punish_cache
-    sapo_temperature_neg sapo_temperature_pos transformers_continuous_batching_config vespo_k_neg vespo_k_pos
-    vespo_lambda_neg vespo_lambda_pos
-    """
-)
-"""Keys of GRPO that move neither bytes nor time, or next to none; those of a feature that is refused by its
-own switch stand here as well.  Constants of the losses sapo and vespo change no shape (trl f2cd577
-trainer/grpo_trainer.py ``_compute_loss``).
-"""
+HARMLESS = names_in("trl.toml", "harmless_of_rollouts")
 
 
 def read_rollout(
@@ -88,11 +56,7 @@ def read_rollout(
 
 
 def _read_arguments(keys: Keys) -> None:
-    """``generation_kwargs``, of which tokens that end a completion move nothing: all are counted whole.
-
-    Raises:
-        NotModelledError: another one.
-    """
+    """``generation_kwargs``, of which tokens that end a completion move nothing: all are counted whole."""
     name = "generation_kwargs"
     part = keys.part(name) if keys.has(name) else None
     if part is None:
@@ -131,9 +95,6 @@ def _read_sequences(keys: Keys, reading: Reading) -> None:
     """``generation_batch_size``: how many micro-batches it makes depends on the GPUs.
 
     Source: trl 0.24.0 and 1.16.0 trainer/grpo_config.py ``__post_init__``.
-
-    Raises:
-        UsageError: beside the number of micro-batches.
     """
     name = "generation_batch_size"
     if (sequences := keys.count(name)) is None:
@@ -231,9 +192,6 @@ def _read_rewards(keys: Keys, reading: Reading) -> None:
     """A model that scores, by its key or among functions; a function is a name, or a path with dots.
 
     Axolotl takes what it cannot import for a model.
-
-    Raises:
-        NotModelledError: several models.
     """
     own = keys.text("reward_model_name_or_path")
     found = [("reward_model_name_or_path", own)] if own else []

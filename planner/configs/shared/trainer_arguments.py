@@ -22,7 +22,7 @@ from planner.configs.launchers.fsdp_keys import (
 )
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import refuse_no_training
-from planner.configs.shared.harmless import TRAINER_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.yaml_or_json import Document, read_document
@@ -41,21 +41,8 @@ _EVALUATES = ("eval_strategy", "evaluation_strategy")
 OPTIMIZERS = {theirs: ours for ours, facts in OPTIMIZER_FACTS.items() for theirs in facts.trainer_names}
 OWN_OPTIMIZERS = tuple(name for name, facts in OPTIMIZER_FACTS.items() if not facts.trainer_names)
 """Those that a tool makes by a key of its own, whatever ``optim`` says."""
-_UNMODELLED = {
-    "parallelism_config": "tensor, context and sequence parallelism are not modelled",
-    "tp_size": "tensor parallelism is not modelled",
-    "use_mps_device": "Apple devices are not modelled",
-    "use_cpu": "take the key out and say --gpu cpu",
-    "no_cuda": "take the key out and say --gpu cpu",
-    "layer_offloading": "layers in host RAM are not modelled",
-    # The model then returns its logits and the Trainer takes a second softmax (transformers 5.23.0
-    # trainer.py:2155-2189).
-    "label_smoothing_factor": "the loss with smoothed labels is not modelled",
-}
-_REMARKS = {
-    "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
-    "optim_target_modules": "all trained weights are counted as this optimizer's",
-}
+_UNMODELLED = texts_in("transformers.toml", "unmodelled")
+_REMARKS = texts_in("transformers.toml", "remarks")
 _FSDP_VERSION = 2
 _ASKS_TO_SYNC = (5, 5, 0)
 """The first Transformers whose Trainer heeds ``sync_each_batch``, of those that were read."""
@@ -99,7 +86,7 @@ def read_trainer(
     read_sync(keys, reading)
     read_batches(keys, reading)
     keys.skip(("torch_compile_backend", "torch_compile_mode"))
-    keys.skip(TRAINER_HARMLESS)
+    keys.skip(names_in("transformers.toml", "harmless"))
 
 
 def read_sync(keys: Keys, reading: Reading) -> None:

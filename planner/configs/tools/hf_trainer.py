@@ -10,6 +10,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import read_attention, read_dtype
 from planner.configs.shared.trainer_arguments import (
@@ -19,7 +20,6 @@ from planner.configs.shared.trainer_arguments import (
     read_trainer,
 )
 from planner.configs.yaml_or_json import Document
-from planner.words import words
 
 TOOL = "Transformers 5.23.0"
 STACK = "hf-trainer@5"
@@ -46,13 +46,7 @@ _MODEL_NAMES = ("model_name_or_path", "model_name", "base_model", "model_path", 
 _ADAPTS = ("use_lora", "use_peft", "lora_enable")
 _QUANTIZES = ("use_qlora", "qlora", "q_lora", "load_in_4bit", "load_in_8bit")
 _ASKS_ATTENTION = ("flash_attn", "use_flash_attn", "use_flash_attention", "use_flash_attention_2")
-_HARMLESS = words(
-    """
-    lora_alpha tokenizer_name config_name cache_dir model_revision use_fast_tokenizer trust_remote_code
-    dataset_name dataset_config_name train_file validation_file max_train_samples max_eval_samples
-    preprocessing_num_workers overwrite_cache validation_split_percentage low_cpu_mem_usage
-    """
-)
+_HARMLESS = names_in("transformers.toml", "harmless_of_examples")
 
 
 def is_example(document: Document) -> bool:
@@ -61,12 +55,7 @@ def is_example(document: Document) -> bool:
 
 
 def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what TrainingArguments and the usual arguments of a script say.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what TrainingArguments and the usual arguments of a script say."""
     if (old := first_held(keys, (*TRANSFORMERS_4, "torch_dtype"))) is not None:
         reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), "a key that Transformers 5 no longer has")
     reading.take(keys, _TABLE)

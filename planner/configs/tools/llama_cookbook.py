@@ -15,24 +15,16 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.launched_processes import LOADS_ON_HOST
 from planner.configs.said_by_file import Alone, Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
-from planner.configs.shared.harmless import LLAMA_COOKBOOK_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import read_given_launch
 from planner.configs.yaml_or_json import Document
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
-from planner.words import words
 
 TOOL = "llama-cookbook 0.0.5"
 STACK = "llama-cookbook"
 _OLD_TOOL, OLD_STACK = "llama-recipes 0.0.2", "llama-recipes"
-MARKS = frozenset(
-    words(
-        """
-        enable_fsdp low_cpu_fsdp peft_method batch_size_training dist_checkpoint_root_folder
-        dist_checkpoint_folder use_fast_kernels fsdp_config.pure_bf16
-        """
-    )
-)
+MARKS = frozenset(names_in("llama-cookbook.toml", "marks"))
 _PLACE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/configs"
 _SOURCE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/finetuning.py"
 # Folders of the script up to 6d449a85 (2024-03-13) and 4344a420 (2024-06-26), and since.  808a3f7a of
@@ -50,17 +42,8 @@ _SIZES = {
 }
 _DEFAULTS = {"batch": 4, "grad_accum": 1, "epochs": 3.0}
 _LENGTH = 4096
-_UNMODELLED = {
-    "micro_batch_size": "an argument of August 2023, when batches were other ones, is not modelled",
-    "from_peft_checkpoint": "adapters that are there already may have any rank: say the job by flags",
-    "freeze_LLM_only": "models that see are not modelled here",
-    "hsdp": "shards with copies, which no argument can turn on, are not modelled here",
-    "inference_mode": "adapters that are not trained are not modelled",
-}
-_REMARKS = {
-    "flop_counter": "the step that is counted is slower; memory and the time of others are answered",
-    "use_profiler": "steps that are recorded are slower; memory and the time of others are answered",
-}
+_UNMODELLED = texts_in("llama-cookbook.toml", "unmodelled")
+_REMARKS = texts_in("llama-cookbook.toml", "remarks")
 _ALONE = (
     "without --enable_fsdp each process trains a whole model on the first GPU: give one GPU and one process, "
     "or say --enable_fsdp"
@@ -101,16 +84,12 @@ def read_llama_cookbook(keys: Keys, reading: Reading, beside: Beside) -> None:
     for name, text in _REMARKS.items():
         if keys.flag(name):
             reading.remark(keys.where(name), text)
-    keys.skip((*LLAMA_COOKBOOK_HARMLESS, *LOADS_ON_HOST))
+    keys.skip((*names_in("llama-cookbook.toml", "harmless"), *LOADS_ON_HOST))
     keys.skip(each for each in keys.left_over_here() if _is_of_data(each))
 
 
 def _open_tables(keys: Keys) -> None:
-    """Let ``--TABLE.KEY`` be asked for as ``KEY``.
-
-    Raises:
-        NotModelledError: a key of two tables that is set in one of them.
-    """
+    """Let ``--TABLE.KEY`` be asked for as ``KEY``."""
     dotted = [name for name in keys.left_over_here() if name.partition(".")[0] in _TABLES]
     for name in dotted:
         table, _, key = name.partition(".")
@@ -187,11 +166,7 @@ def _read_sizes(keys: Keys, reading: Reading) -> None:
 
 
 def _read_method(keys: Keys, reading: Reading, *, fsdp: bool) -> None:
-    """What is trained, and how the base is stored.
-
-    Raises:
-        NotModelledError: adapters other than LoRA, frozen layers, or a packed base without adapters.
-    """
+    """What is trained, and how the base is stored."""
     frozen = "frozen layers of full fine-tuning are not modelled here"
     if not keys.flag("use_peft"):
         if fsdp:
@@ -228,11 +203,7 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
 
 
 def _read_quantisation(keys: Keys, reading: Reading, *, fsdp: bool) -> None:
-    """``--quantization`` in 4 or 8 bits; alone it means 8.
-
-    Raises:
-        UsageError: a word that the script does not know, or 8 bits under FSDP.
-    """
+    """``--quantization`` in 4 or 8 bits; alone it means 8."""
     name = "quantization"
     packed = ("quant_type", "use_double_quant", "quant_storage", "compute_dtype")
     if not keys.is_on(name):
@@ -265,11 +236,7 @@ def _read_quantisation(keys: Keys, reading: Reading, *, fsdp: bool) -> None:
 
 
 def _read_fsdp(keys: Keys, reading: Reading, *, old: bool) -> None:
-    """FSDP1 with a unit for each layer, and for each matrix of an adapter.
-
-    Raises:
-        UsageError: a strategy, which arrives as text (torch 2.13 distributed/fsdp/_init_utils.py KeyError).
-    """
+    """FSDP1 with a unit for each layer, and for each matrix of an adapter."""
     reading.say("sharding", "fsdp1", keys.where("enable_fsdp"))
     if keys.has("sharding_strategy"):
         where = keys.where("sharding_strategy")
@@ -293,9 +260,6 @@ def _read_precision(keys: Keys, reading: Reading, *, fsdp: bool, old: bool) -> N
     """In what weights are loaded and products computed.
 
     FSDP's policy casts what it gathers; weights that are in its dtype already stay as they are.
-
-    Raises:
-        NotModelledError: ``use_fp16`` where it is not FSDP's policy, or autocast over adapters.
     """
     pure, half = bool(keys.flag("pure_bf16")), bool(keys.flag("use_fp16"))
     mixed = keys.flag("mixed_precision") is not False and not pure
@@ -323,9 +287,6 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     """AdamW of torch; ``anyprecision`` steps one tensor after the other, with states in 16 bits.
 
     Source: policies/anyprecision_optimizer.py.
-
-    Raises:
-        NotModelledError: states in 16 bits of weights in fp32.
     """
     name = keys.text("optimizer")
     if str(name).lower() in ("none", "adamw"):

@@ -13,7 +13,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.frozen_layers import say_lisa
-from planner.configs.shared.harmless import LMFLOW_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import read_dtype
 from planner.configs.shared.trainer_arguments import (
@@ -25,33 +25,14 @@ from planner.configs.shared.trainer_arguments import (
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGETS_OF_PEFT
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
-from planner.words import words
 
 TOOL = "LMFlow 1.1.0"
 STACK = "lmflow"
 _OLD_TOOL = "LMFlow 1.0 on Transformers 4"
 _OLD_STACK = "lmflow@4"
-# Arguments that no other tool has.
-MARKS = frozenset(
-    words(
-        """
-        disable_group_texts group_texts_batch_size use_lisa lisa_activated_layers lisa_interval_steps
-        truncate_to_model_max_length use_customized_optim customized_optim save_aggregated_lora
-        use_ram_optimized_load quant_bit do_rope_scaling
-        """
-    )
-)
+MARKS = frozenset(names_in("lmflow.toml", "marks"))
 _PLACE = "OptimalScale/LMFlow f3597dba src/lmflow/args.py"
-_SEEING = "models that see are not modelled in LMFlow; its examples/finetune.py is"
-_UNMODELLED = {
-    "config_overrides": "a model that is trained from scratch is not modelled",
-    "model_type": "a model that is trained from scratch is not modelled",
-    "do_rope_scaling": "positions of LMFlow's own are not modelled",
-    **dict.fromkeys(
-        ("image_encoder_name_or_path", "qformer_name_or_path", "llm_model_name_or_path", "image_folder"),
-        _SEEING,
-    ),
-}
+_UNMODELLED = texts_in("lmflow.toml", "unmodelled")
 
 
 def is_lmflow(document: Document) -> bool:
@@ -61,12 +42,7 @@ def is_lmflow(document: Document) -> bool:
 
 
 def read_lmflow(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what arguments of LMFlow say.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what arguments of LMFlow say."""
     keys.refuse_switched_on(_UNMODELLED)
     if keys.text("arch_type") not in (None, "decoder_only"):
         raise keys.not_modelled("arch_type", "models other than decoder_only are not modelled")
@@ -91,7 +67,7 @@ def read_lmflow(keys: Keys, reading: Reading, beside: Beside) -> None:
         need_precision(reading)
     read_distribution(keys, reading, beside)
     _read_lisa(keys, reading)
-    keys.skip(LMFLOW_HARMLESS)
+    keys.skip(names_in("lmflow.toml", "harmless"))
 
 
 def _read_length(keys: Keys, reading: Reading) -> None:
@@ -117,11 +93,7 @@ def _read_length(keys: Keys, reading: Reading) -> None:
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:
-    """Adapters, over a base in 4 or 8 bits where ``use_qlora`` says so.
-
-    Raises:
-        NotModelledError: a base that LMFlow quantised before 83f7ad8e (2025-03-18).
-    """
+    """Adapters, over a base in 4 or 8 bits where ``use_qlora`` says so."""
     name = next((each for each in ("use_qlora", "use_lora", "use_dora") if keys.flag(each)), None)
     adapter = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
     if name is None:
@@ -169,11 +141,7 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
 
 
 def _read_lisa(keys: Keys, reading: Reading) -> None:
-    """LISA, as Axolotl has it (pipeline/utils/lisa_trainer.py).
-
-    Raises:
-        NotModelledError: beside adapters or an engine that divides, or with layers of another name.
-    """
+    """LISA, as Axolotl has it (pipeline/utils/lisa_trainer.py)."""
     count, interval = keys.count("lisa_activated_layers") or 2, keys.count("lisa_interval_steps") or 20
     attribute = keys.text("lisa_layers_attribute")
     if not keys.flag("use_lisa"):
@@ -192,11 +160,7 @@ def _read_lisa(keys: Keys, reading: Reading) -> None:
 
 
 def _read_optimizer(keys: Keys) -> None:
-    """Optimizers of LMFlow's own, whatever ``optim`` says.
-
-    Raises:
-        NotModelledError: one of them.
-    """
+    """Optimizers of LMFlow's own, whatever ``optim`` says."""
     if keys.flag("use_customized_optim"):
         name = show(keys.get("customized_optim") or "sign_sgd")
         raise keys.not_modelled(

@@ -12,7 +12,7 @@ from functools import partial
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
-from planner.configs.shared.harmless import MS_SWIFT_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import DTYPES, read_attention
 from planner.configs.shared.trainer_arguments import read_precision, read_trainer
@@ -27,23 +27,9 @@ from planner.errors import REFUSED_BY_TOOL, UsageError, show
 TOOL = "ms-swift 4.6.0"
 STACK = "swift"
 _OLD_TOOL, _OLD_STACK = "ms-swift 3.12.6", "swift@3"
-# Keys that no other tool has.
-MARKS = frozenset(
-    {"tuner_type", "train_type", "model_author", "freeze_vit", "freeze_aligner", "freeze_llm", "quant_bits"}
-    | {"split_dataset_ratio", "tuner_backend", "target_regex", "custom_dataset_info", "ENV"}
-)
+MARKS = frozenset(names_in("ms-swift.toml", "marks"))
 _ADAPTERS = "this kind of tuner is not modelled; lora and full are"
-_UNMODELLED = {
-    **PARTS_BY_NAME,
-    "use_galore": "GaLore of ms-swift is not modelled",
-    "lisa_activated_layers": "LISA of ms-swift is not modelled",
-    "enable_channel_loss": "a loss for each channel is not modelled",
-    "use_swift_lora": "ms-swift's own LoRA is not modelled; PEFT's is",
-    "use_ray": "what Ray starts is not modelled",
-    "max_memory": "layers spread over GPUs in one process (max_memory) are not modelled",
-    "mrl_dims": "training embeddings is not modelled",
-    "eval_use_evalscope": "an evaluation that generates text is not modelled",
-}
+_UNMODELLED = {**PARTS_BY_NAME, **texts_in("ms-swift.toml", "unmodelled")}
 _PLUGINS = {"loss_type": "a loss of a plugin is not modelled"}
 # loss_scale/mapping.py and base.py: these weigh each token by 0 or 1, which the labels say.
 _BINARY = frozenset({"default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"})
@@ -63,12 +49,7 @@ def is_ms_swift(document: Document) -> bool:
 
 
 def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what arguments of ms-swift say.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what arguments of ms-swift say."""
     if is_before_3(keys):
         read_ms_swift_2(keys, reading, beside)
         return
@@ -98,15 +79,11 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
     _remark(keys, reading)
     # Of data they say whether anything is evaluated; the engine's table counts beside ``fsdp`` alone.
     keys.skip(("val_dataset", "cached_val_dataset", "bnb_4bit_compute_dtype", "fsdp_config"))
-    keys.skip(("tuner_type", *MS_SWIFT_HARMLESS))
+    keys.skip(("tuner_type", *names_in("ms-swift.toml", "harmless")))
 
 
 def _refuse_device_maps(keys: Keys, reading: Reading, *, ranks: bool) -> None:
-    """``auto`` is what one process has without the key, too (swift/model/utils.py get_default_device_map).
-
-    Raises:
-        NotModelledError: another map, or one beside several processes.
-    """
+    """``auto`` is what one process has without the key, too (swift/model/utils.py get_default_device_map)."""
     value = keys.text("device_map")
     if value not in (None, "auto"):
         raise keys.not_modelled("device_map", f"the map '{show(value)}' is not modelled; auto is")
@@ -125,10 +102,6 @@ def _read_kind(keys: Keys, reading: Reading, *, compares: bool) -> None:
     """A model that labels samples, where ``num_labels`` or ``task_type`` says so.
 
     Source: ms-swift 4.6.0 swift/model/model_meta.py get_model_info_and_template_meta, register.py get_model.
-
-    Raises:
-        UsageError: labels without their number, at which ms-swift stops.
-        NotModelledError: another kind of model.
     """
     kind = keys.text("task_type") or ("seq_cls" if keys.has("num_labels") else "causal_lm")
     if kind not in ("causal_lm", "seq_cls"):
@@ -145,11 +118,7 @@ def _read_kind(keys: Keys, reading: Reading, *, compares: bool) -> None:
 
 
 def _refuse_other_kinds(keys: Keys) -> None:
-    """Trainings of another kind than the likelihood of the next token.
-
-    Raises:
-        NotModelledError: names the key.
-    """
+    """Trainings of another kind than the likelihood of the next token."""
     if keys.text("tuner_backend") not in (None, "peft"):
         raise keys.not_modelled("tuner_backend", "Unsloth inside ms-swift is not modelled; peft is")
     optimizer = keys.text("optimizer")
@@ -167,9 +136,6 @@ def _read_weights_of_tokens(keys: Keys, reading: Reading, *, compares: bool) -> 
 
     Source: ms-swift 4.6.0 swift/trainers/seq2seq_trainer.py compute_loss, trainers/utils.py
     per_token_loss_func.
-
-    Raises:
-        NotModelledError: preferences that weigh each token.
     """
     binary = keys.flag("is_binary_loss_scale") is not False
     weighs = not (binary and _BINARY.issuperset(str(keys.get("loss_scale") or "default").split("+")))
@@ -224,12 +190,7 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
 
 
 def _read_quantisation(keys: Keys, reading: Reading) -> None:
-    """Bits count beside a method alone (base_args/quant_args.py get_quantization_config).
-
-    Raises:
-        InputFileError: other bits than bitsandbytes has.
-        NotModelledError: another method.
-    """
+    """Bits count beside a method alone (base_args/quant_args.py get_quantization_config)."""
     method, bits = keys.text("quant_method"), keys.get("quant_bits")
     kind, double = keys.text("bnb_4bit_quant_type") or "nf4", keys.flag("bnb_4bit_use_double_quant")
     storage = keys.text("bnb_4bit_quant_storage")
@@ -263,9 +224,6 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
 def _read_frozen(keys: Keys, reading: Reading) -> None:
     """Tower and projector get neither adapters nor gradients unless a key says so; of text models nothing
     counts.
-
-    Raises:
-        NotModelledError: adapters on a projector.
     """
     frozen, said = [], []
     for name, part in _FREEZES:
@@ -308,9 +266,6 @@ def _read_dtypes(keys: Keys, reading: Reading) -> None:
 def _refuse_two_halves(keys: Keys, reading: Reading, dtype: str | None) -> None:
     """The dtype of the weights, be it the checkpoint's, turns on the autocast that no key speaks of;
     Transformers stops at two.
-
-    Raises:
-        UsageError: the other autocast is asked for beside a dtype that the file says.
     """
     for own, other in (("bf16", "fp16"), ("fp16", "bf16")):
         if not keys.flag(other) or keys.flag(own) is not None:
@@ -333,9 +288,6 @@ def _refuse_stretched_context(keys: Keys) -> None:
     """A scaling that a word names has its factor from ``max_model_len``.
 
     Source: ms-swift 4.6.0 swift/arguments/base_args/model_args.py _init_rope_scaling.
-
-    Raises:
-        UsageError: the word without the length.
     """
     if keys.get("rope_scaling") in ("linear", "dynamic", "yarn") and not keys.has("max_model_len"):
         why = "ms-swift stops without max_model_len, or a factor in a JSON object"
@@ -343,11 +295,7 @@ def _refuse_stretched_context(keys: Keys) -> None:
 
 
 def _read_lengths(keys: Keys, reading: Reading) -> None:
-    """Length of a sample or of a pack; the whole context of the model where nothing is said.
-
-    Raises:
-        UsageError: packs without FlashAttention, which ms-swift refuses.
-    """
+    """Length of a sample or of a pack; the whole context of the model where nothing is said."""
     flash = str(keys.get("attn_impl") or "").startswith("flash")
     if keys.text("attn_impl") == "flash_attn":
         reading.say("attention", "flash2", keys.where("attn_impl"))
@@ -449,9 +397,6 @@ def _read_experts(keys: Keys, reading: Reading) -> None:
     """Transformers stops where grouped products are asked of a model that has no experts.
 
     Source: transformers 5.19 modeling_utils.py _grouped_mm_can_dispatch.
-
-    Raises:
-        NotModelledError: another way to compute experts.
     """
     if keys.text("experts_impl") == "grouped_mm":
         why = "ms-swift stops at it where the model has no experts: leave it out"

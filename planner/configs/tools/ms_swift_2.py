@@ -14,7 +14,7 @@ from planner.catalog.models import entry_named_in
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
-from planner.configs.shared.harmless import MS_SWIFT_2_HARMLESS, MS_SWIFT_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.stock import stock_engine
 from planner.configs.shared.trainer_arguments import (
@@ -32,39 +32,8 @@ TOOL, STACK = "ms-swift 2.0.0", "swift@1"
 _MARKS = ("sft_type", "model_id_or_path", "lora_target_modules", "quantization_bit", "use_flash_attn")
 # Arguments that ms-swift 3 no longer has.
 _PLACE = "ms-swift 2.0.0 swift/llm/utils/argument.py SftArguments"
-# Their names -> those of the Trainer, of PEFT and of later versions, which the values go to.
-_NAMES = {
-    "batch_size": "per_device_train_batch_size",
-    "eval_batch_size": "per_device_eval_batch_size",
-    "evaluation_strategy": "eval_strategy",
-    "deepspeed_config_path": "deepspeed",
-    "lora_dropout_p": "lora_dropout",
-    "lora_target_modules": "target_modules",
-    "lora_modules_to_save": "modules_to_save",
-}
-_UNMODELLED = {
-    **PARTS_BY_NAME,
-    "additional_trainable_parameters": "training some parameters by their names is not modelled",
-    "use_galore": "GaLore of ms-swift is not modelled",
-    "lisa_activated_layers": "LISA of ms-swift is not modelled",
-    "use_loss_scale": "losses that weigh each token are not modelled of ms-swift before 3.0",
-    "loss_scale_config_path": "losses that weigh each token are not modelled of ms-swift before 3.0",
-    "packing": "packed samples of ms-swift before 3.0 are not modelled",
-    "device_map_config_path": "a device map of one's own is not modelled",
-    "device_map_config": "a device map of one's own is not modelled",
-    "device_max_memory": "a device map of one's own is not modelled",
-    "target_regex": "an expression for the targets of adapters is not modelled of ms-swift before 3.0",
-    "lora_target_regex": "an expression for the targets of adapters is not modelled of ms-swift before 3.0",
-    "loss_name": "a loss of a plugin is not modelled",
-    "use_liger": "Liger of ms-swift before 3.0 is not modelled",
-    "label_smoothing": "the loss with smoothed labels is not modelled",
-    "fsdp": "FSDP by an argument of ms-swift before 3.0 is not modelled",
-    "dataset_sample": "an argument of ms-swift 1.0, which is not modelled",
-    "fsdp_num": "TorchAcc is not modelled",
-    "rlhf_type": "trainers of preferences of ms-swift before 3.0 were not read",
-    "ref_model_type": "trainers of preferences of ms-swift before 3.0 were not read",
-    "predict_with_generate": "an evaluation that generates text is not modelled",
-}
+_NAMES = texts_in("ms-swift.toml", "names_before_3")
+_UNMODELLED = {**PARTS_BY_NAME, **texts_in("ms-swift.toml", "unmodelled_before_3")}
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # swift/llm/utils/model.py LoRATM: attention's projections of query, key and value by architecture.
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -96,12 +65,7 @@ def is_before_3(keys: Keys) -> bool:
 
 
 def read_ms_swift_2(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what arguments of ms-swift before 3.0 say.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what arguments of ms-swift before 3.0 say."""
     name = next((name for name in _MARKS if keys.has(name)), "model_type")
     if newer := next((each for each in ("model", "tuner_type", "train_type") if keys.has(each)), ""):
         raise keys.not_modelled(name, f"an argument of ms-swift before 3.0, beside {newer} of later ones")
@@ -126,15 +90,19 @@ def read_ms_swift_2(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.default("sharding", "ddp", "ms-swift 2.0.0 swift/cli/main.py: torchrun without an engine")
     for applies, why in _NOT_READ:
         reading.stops.append(Stop(applies, f"{keys.path}: {why}", by_tool=False))
-    keys.skip(("sft_type", "model_type", "fsdp_config", *MS_SWIFT_HARMLESS, *MS_SWIFT_2_HARMLESS))
+    keys.skip(
+        (
+            "sft_type",
+            "model_type",
+            "fsdp_config",
+            *names_in("ms-swift.toml", "harmless"),
+            *names_in("ms-swift.toml", "harmless_before_3"),
+        )
+    )
 
 
 def _refuse(keys: Keys) -> None:
-    """Refuse what was not read of these versions.
-
-    Raises:
-        NotModelledError: names the key.
-    """
+    """Refuse what was not read of these versions."""
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
     variables = keys.get("ENV")
@@ -146,12 +114,7 @@ def _refuse(keys: Keys) -> None:
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:
-    """LoRA unless ``sft_type`` says else; bits without a method are those of bitsandbytes.
-
-    Raises:
-        UsageError: a quantised base that is trained itself.
-        NotModelledError: another tuner, other bits or another method.
-    """
+    """LoRA unless ``sft_type`` says else; bits without a method are those of bitsandbytes."""
     kind, bits, method = keys.text("sft_type"), keys.get("quantization_bit") or 0, keys.text("quant_method")
     if kind not in (None, "lora", "full"):
         raise keys.not_modelled("sft_type", f"'{show(kind)}': this tuner is not modelled; lora and full are")
@@ -211,10 +174,6 @@ def _read_dtype(keys: Keys, reading: Reading, *, quantised: bool) -> None:
     autocast follows them.  Full fine-tunes in fp16 keep weights in fp32.
 
     Source: swift/llm/utils/argument.py select_dtype and select_bnb.
-
-    Raises:
-        InputFileError: another dtype.
-        NotModelledError: 4-bit matrices that compute in another dtype.
     """
     said, computes = keys.text("dtype"), keys.text("bnb_4bit_comp_dtype")
     name = said if said not in (None, "AUTO") else "fp16" if quantised else "bf16"
@@ -234,10 +193,6 @@ def _read_adapters(keys: Keys, reading: Reading, *, newer: bool) -> None:
     the base, where that is one of floating numbers; fp16 ones are made fp32.
 
     Source: swift/llm/tuner.py prepare_model; peft 0.10 tuners/lora/layer.py update_layer.
-
-    Raises:
-        InputFileError: another dtype.
-        NotModelledError: targets, biases or dtypes that no formula covers.
     """
     reading.take(keys, {"lora_rank": "lora_rank", "lora_dropout": "lora_dropout"})
     if keys.flag("use_dora"):
@@ -372,11 +327,7 @@ def _read_steps(keys: Keys, reading: Reading) -> None:
 
 
 def _read_engine(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """DeepSpeed by the name of a file that ms-swift ships, or by a file.
-
-    Raises:
-        InputFileError: the file is not there.
-    """
+    """DeepSpeed by the name of a file that ms-swift ships, or by a file."""
     said = keys.get("deepspeed")
     shipped = stock_engine(f"{said}@2") if isinstance(said, str) else None
     if shipped is None or beside.deepspeed is not None:

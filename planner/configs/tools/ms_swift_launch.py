@@ -11,6 +11,7 @@ from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside, referred
 from planner.configs.said_by_file import Alone, Reading
+from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.stock import stock_engine
 from planner.configs.shared.trainer_arguments import (
@@ -33,17 +34,7 @@ _QWEN = re.compile(r"qwen(2|3)(?:[._]\d)?(?:-?vl|[._]\d)", re.IGNORECASE)
 _FILES = (".yaml", ".yml", ".json")
 _OWN_PRESET = "say the table or the path of a file"
 PART_BY_NAME = "training some parameters by their names is not modelled"
-PARTS_BY_NAME = dict.fromkeys(
-    (
-        "freeze_parameters",
-        "freeze_parameters_regex",
-        "freeze_parameters_ratio",
-        "trainable_parameters",
-        "trainable_parameters_regex",
-    ),
-    PART_BY_NAME,
-)
-"""Arguments of both trainers of ms-swift that are refused, with the reason."""
+PARTS_BY_NAME = texts_in("ms-swift.toml", "parts_by_name")
 
 
 def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
@@ -100,9 +91,6 @@ def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> Non
 def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int | None) -> bool:
     """The launch is read after the trainer's arguments; one without a kind of distribution starts one process
     without a rank (accelerate 1.15.0 commands/launch.py simple_launcher).
-
-    Raises:
-        NotModelledError: more visible GPUs than processes (swift/utils/env.py is_mp).
     """
     table = read_document(launch).table
     started, nodes = table.get("num_processes"), table.get("num_machines") or 1
@@ -147,11 +135,7 @@ def _say_processes(env: Keys, reading: Reading, counts: tuple[int, int], visible
 
 
 def _visible(env: Keys) -> int | None:
-    """How many GPUs the processes of a machine see; ``None`` where nothing says it.
-
-    Raises:
-        UsageError: none, one twice, or one with a negative number, behind which CUDA sees no further one.
-    """
+    """How many GPUs the processes of a machine see; ``None`` where nothing says it."""
     said = env.get(_VISIBLE)
     if said is None:
         return None

@@ -10,62 +10,29 @@ from planner.catalog.models import model_entry
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
-from planner.configs.shared.harmless import MEGATRON_HARMLESS, MS_SWIFT_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.megatron_keys import (
     DIVIDED_EXPERTS,
     OTHER_DISPATCHER,
     OTHER_OPTIMIZER,
     OTHER_PRECISION,
-    SINGLE_EXPERTS,
-    SINGLE_OPERATORS,
     UNMODELLED,
-    WHOLE_OPTIMIZER,
     read_degrees,
     refuse_divided_sequences,
     refuse_parts,
     say_whole_layers,
 )
 from planner.configs.tools.ms_swift import is_ms_swift
-from planner.configs.tools.ms_swift_launch import PART_BY_NAME, PARTS_BY_NAME, read_megatron_processes
+from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_megatron_processes
 from planner.configs.yaml_or_json import Document
 from planner.errors import REFUSED_BY_TOOL, UnknownNameError, UsageError, show
 
 TOOL = "ms-swift 4.6.0 with Megatron"
 STACK = "megatron"
 _PLACE = "ms-swift 4.6.0 swift/megatron/arguments/megatron_args.py"
-_PADDED = "samples that are padded are not modelled under Megatron; padding_free is"
-_UNMODELLED = {
-    **PARTS_BY_NAME,
-    **UNMODELLED,
-    "freeze_llm": PART_BY_NAME,
-    "use_megatron_fsdp": "Megatron's own FSDP is not modelled",
-    "fp8_format": "8-bit products of Transformer Engine are not modelled",
-    "fp4_format": "4-bit products of Transformer Engine are not modelled",
-    "fp8_param_gather": "weights in 8 bits are not modelled",
-    "megatron_extra_kwargs": "what Megatron is given beside ms-swift's own arguments is not read",
-    "tp_comm_overlap": "communication inside of products (tp_comm_overlap) is not modelled",
-    "moe_enable_deepep": "DeepEP is not modelled",
-    "enable_dft_loss": "a loss that weighs each token is not modelled under Megatron",
-    "enable_channel_loss": "a loss for each channel is not modelled",
-    "group_by_length": _PADDED,
-    "mlp_padding_free": _PADDED,
-    "use_ray": "what Ray starts is not modelled",
-    "ref_adapters": "a second adapter is not modelled",
-    "new_special_tokens": "words that are added to the vocabulary are not modelled under Megatron",
-    "optimizer_cuda_graph": "CUDA graphs are not modelled",
-    "te_rng_tracker": "CUDA graphs are not modelled",
-    "overlap_param_gather_with_optimizer_step": "it moves buffers, which is not modelled",
-    "sequence_packing_scheduler": "it divides sequences as they come, which is not modelled",
-}
-_SWITCHED_OFF = {
-    "use_distributed_optimizer": WHOLE_OPTIMIZER,
-    "padding_free": _PADDED,
-    "bf16": OTHER_PRECISION,
-    "bias_activation_fusion": SINGLE_OPERATORS,
-    "moe_grouped_gemm": SINGLE_EXPERTS,
-    "gradient_accumulation_fusion": "gradients that products do not add to the buffer are not modelled",
-}
+_UNMODELLED = {**PARTS_BY_NAME, **UNMODELLED, **texts_in("megatron.toml", "unmodelled_of_ms_swift")}
+_SWITCHED_OFF = texts_in("megatron.toml", "switched_off_of_ms_swift")
 _ONLY: dict[str, tuple[tuple[str, ...], str]] = {
     "task_type": (("causal_lm",), "labels, rankers and embeddings are not modelled under Megatron"),
     "tuner_type": (("full", "lora"), "this kind of tuner is not modelled; lora and full are"),
@@ -92,12 +59,7 @@ def is_ms_swift_megatron(document: Document) -> bool:
 
 
 def read_ms_swift_megatron(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what arguments of ``megatron`` say.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what arguments of ``megatron`` say."""
     _refuse(keys)
     _read_method(keys, reading)
     if keys.has("model"):
@@ -111,7 +73,7 @@ def read_ms_swift_megatron(keys: Keys, reading: Reading, beside: Beside) -> None
     _read_sizes(keys, reading)
     _read_recomputation(keys, reading)
     _read_update(keys, reading)
-    keys.skip((*MEGATRON_HARMLESS, *MS_SWIFT_HARMLESS))
+    keys.skip((*names_in("megatron.toml", "harmless"), *names_in("ms-swift.toml", "harmless")))
 
 
 def _refuse(keys: Keys) -> None:
@@ -164,9 +126,6 @@ def _read_converted(keys: Keys, reading: Reading) -> None:
 
     Source: ms-swift v3.8.0 swift/megatron/argument/megatron_args.py: load, and other defaults than those of
     4.6.0.
-
-    Raises:
-        NotModelledError: experts one after the other, which were the default.
     """
     folder = keys.text("load")
     if folder is None:
@@ -204,6 +163,7 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
             f"{keys.path}: max_length is not given, so the longest sample decides: say --seq"
         )
     if not packs:
+        reading.cut_samples = "packed"
         reading.remark(keys.where(name), "every sample is counted as so long; shorter ones need less")
     keys.skip(("max_length", "packing_length"))
 
@@ -234,12 +194,7 @@ def _read_sizes(keys: Keys, reading: Reading) -> None:
 
 
 def _read_recomputation(keys: Keys, reading: Reading) -> None:
-    """Whole layers that run again, all of them, or (``selective``) attention's kernel alone.
-
-    Raises:
-        UsageError: no number of layers, without which Megatron stops.
-        NotModelledError: some layers, several at a time, or other parts of layers.
-    """
+    """Whole layers that run again, all of them, or (``selective``) attention's kernel alone."""
     kind = keys.text("recompute_granularity") or "selective"
     keys.skip(("recompute_modules",))
     if kind == "full":
@@ -260,11 +215,7 @@ def _read_recomputation(keys: Keys, reading: Reading) -> None:
 
 
 def _read_update(keys: Keys, reading: Reading) -> None:
-    """The loss; dtypes of gradients, masters and moments; whether host RAM has what the optimizer keeps.
-
-    Raises:
-        NotModelledError: moments of two dtypes or other ones, or a part of them in host RAM.
-    """
+    """The loss; dtypes of gradients, masters and moments; whether host RAM has what the optimizer keeps."""
     if keys.flag("cross_entropy_loss_fusion") is False:
         reading.switch("loss_backward", "compute+float", keys.where("cross_entropy_loss_fusion"))
     gradients = keys.text("main_grads_dtype") or "fp32"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.preference_tasks import LIGER, OTHER_REFERENCE, UNPADDED, read_chosen_likelihood
 from planner.configs.shared.rollouts import read_rollout
@@ -39,64 +40,11 @@ _CPO_LOSSES = ("sigmoid", "hinge", "ipo", "simpo")
 _LOSSES = {"dpo": _DPO_LOSSES, "kto": ("kto",), "cpo": _CPO_LOSSES, "simpo": _CPO_LOSSES}
 # Keys that ``swift rlhf`` alone takes; the others end at an argument that they do not know.
 _OTHER_VERBS = ("sft", "pt")
-_MARKS = (
-    *("rlhf_type", "ref_model", "ref_adapters", "beta", "label_smoothing", "rpo_alpha", "ld_alpha"),
-    *("discopop_tau", "loss_weights", "cpo_alpha", "simpo_gamma", "desirable_weight", "undesirable_weight"),
-    *("center_rewards_coefficient", "sft_alpha", "lmbda", "gkd_logits_topk", "teacher_model"),
-    *("max_completion_length", "num_generations", "reward_funcs", "reward_model", "use_vllm", "vllm_mode"),
-)
-_HARMLESS = (
-    *("beta", "label_smoothing", "rpo_alpha", "ld_alpha", "discopop_tau", "loss_weights", "simpo_gamma"),
-    *("desirable_weight", "undesirable_weight", "center_rewards_coefficient", "ref_model_type"),
-    *("ref_model_revision", "max_completion_length", "response_length"),
-)
-_TURNS = "completions of several turns are not modelled"
-_TEACHER = "a teacher beside GRPO is not modelled"
-_UNMODELLED = {
-    "offload_model": "weights in host RAM while vLLM generates are not modelled",
-    "offload_optimizer": "optimizer states in host RAM while vLLM generates are not modelled",
-    "multi_turn_scheduler": _TURNS,
-    "use_gym_env": _TURNS,
-    "gym_env": _TURNS,
-    "dynamic_sample": "completions that are generated again are not modelled",
-    "async_generate": "generation beside the update is not modelled",
-    "teacher_model": _TEACHER,
-    "teacher_model_server": _TEACHER,
-    "advantage_reweight": _TEACHER,
-    "sdar_loss_coef": _TEACHER,
-    "chord_sft_dataset": "supervised samples beside GRPO are not modelled",
-    "reward_model": "a reward model beside GRPO of ms-swift is not modelled; functions are",
-}
-_STUDENT_UNMODELLED = {
-    "teacher_model_server": "a teacher elsewhere, whose largest logits are compared, is not modelled",
-    "teacher_adapters": "a teacher with adapters is not modelled",
-    "offload_teacher_model": "a teacher that waits in host RAM is not modelled",
-    "teacher_deepspeed": "a teacher that is divided otherwise than its student is not modelled",
-    "gkd_logits_topk": "the largest logits of a teacher alone are not modelled",
-    "sft_alpha": "a likelihood beside the distance from a teacher is not modelled",
-    "use_vllm": "vLLM beside a student is not modelled",
-}
-_GRPO_HARMLESS = (
-    *(
-        "advantage_estimator",
-        "kl_in_reward",
-        "overlong_filter",
-        "rollout_importance_sampling_mode",
-        "real_tau",
-    ),
-    *("rollout_importance_sampling_threshold", "log_rollout_offpolicy_metrics", "tau_pos", "tau_neg"),
-    *(
-        "fipo_decay_rate",
-        "fipo_clip_range",
-        "fipo_clip_high_only",
-        "fipo_safety_threshold",
-        "soft_max_length",
-    ),
-    *("soft_cache_length", "cosine_max_len", "max_resample_times", "vllm_server_group_port", "max_turns"),
-    *("vllm_server_pass_dataset", "vllm_limit_mm_per_prompt", "vllm_enforce_eager"),
-    *("vllm_enable_lora", "sleep_level", "log_entropy", "top_entropy_quantile", "teacher_deepspeed"),
-    "off_policy_sequence_mask_delta",
-)
+_MARKS = names_in("ms-swift.toml", "marks_of_rlhf")
+_HARMLESS = names_in("ms-swift.toml", "harmless_of_rlhf")
+_UNMODELLED = texts_in("ms-swift.toml", "unmodelled_of_rlhf")
+_STUDENT_UNMODELLED = texts_in("ms-swift.toml", "unmodelled_of_students")
+_GRPO_HARMLESS = names_in("ms-swift.toml", "harmless_of_grpo")
 _RLHF_ARGS = "ms-swift 4.6.0 swift/arguments/rlhf_args.py"
 _PAIRS = ("dpo", "kto", "orpo", "simpo", "cpo")
 _REFERS = ("dpo", "kto", "grpo")
@@ -187,11 +135,6 @@ def _read_student(keys: Keys, reading: Reading) -> None:
     """A student and its teacher, another model that is loaded as the student is.
 
     Source: ms-swift 4.6.0 swift/arguments/rlhf_args.py _check_teacher; rlhf_trainers/gkd_trainer.py.
-
-    Raises:
-        UsageError: a key at which ms-swift stops.
-        NotModelledError: a teacher that is the student itself, is elsewhere or is asked otherwise, or
-            completions that the student writes.
     """
     if keys.flag("seq_kd"):
         raise UsageError(f"{keys.where('seq_kd')}: ms-swift stops at it: leave it out [{REFUSED_BY_TOOL}]")
@@ -220,10 +163,6 @@ def _refuse_other_references(keys: Keys, kind: str) -> None:
     """The reference of a full fine-tune is the model itself unless ``ref_model`` says another.
 
     Source: swift/arguments/rlhf_args.py __post_init__, pipelines/train/rlhf.py prepare_model.
-
-    Raises:
-        UsageError: a second model where the trainer takes none.
-        NotModelledError: another model, or adapters that are not trained.
     """
     if keys.has("ref_adapters"):
         raise keys.not_modelled("ref_adapters", OTHER_REFERENCE)
@@ -243,14 +182,12 @@ def _read_joined(keys: Keys, reading: Reading, kind: str) -> None:
     """Samples that are laid end to end; a pack holds whole pairs.
 
     Source: swift/dataset/packing.py create_packed_idx (both lengths of a pair together).
-
-    Raises:
-        UsageError: a trainer that does not take them.
-        NotModelledError: one that does.
     """
     name = next((each for each in ("packing", "padding_free") if keys.flag(each)), None)
     if name is None:
         return
+    if name == "padding_free":
+        reading.cut_samples = "packed"
     if kind == "gkd":
         reading.say("padding", "packed", keys.where(name), "sequences lie end to end")
         return

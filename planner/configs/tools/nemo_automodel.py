@@ -10,6 +10,7 @@ from __future__ import annotations
 from planner.catalog.models import ModelEntry, entry_named_in
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PATTERN
@@ -41,47 +42,12 @@ _OPTIMIZERS = {
 }
 _LOSS = "MaskedCrossEntropy"
 _ATTENTION = {None: "sdpa", "sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash2"}
-_UNMODELLED = {
-    "autopipeline": "pipelines of AutoModel are not modelled",
-    "fp8": "training in fp8 is not modelled here",
-    "te_fp8": "training in fp8 is not modelled here",
-    "qat": "AutoModel's rounding while it trains is not modelled",
-    "parallelizer": "a parallelizer of its own is not modelled",
-    "freeze_config": "a model that sees, or with parts frozen, is not modelled here",
-    "longalign": "batches of LongAlign are not modelled",
-    "distributed_config": "a second table of how GPUs share the model is not modelled",
-    "quantization": "a packed base, which runs the classes of Transformers, is not modelled here",
-    "mtp": "heads that predict later tokens are not modelled",
-    "ema": "a mean of the weights is not modelled",
-}
-_DEGREES = {
-    "tp_size": "a tensor-parallel degree",
-    "cp_size": "a context-parallel degree",
-    "pp_size": "a pipeline-parallel degree",
-    "ep_size": "an expert-parallel degree",
-    "dp_replicate_size": "copies of FSDP2's shards, a degree",
-}
+_UNMODELLED = texts_in("nemo-automodel.toml", "unmodelled")
+_DEGREES = texts_in("nemo-automodel.toml", "degrees")
 _TRUST, _CHANGED = "trust_remote_code", "a configuration with changed values is not modelled"
-_UNMODELLED_MODEL = {
-    "backend": "layers of Transformer Engine and other backends are not modelled",
-    "text_config": _CHANGED,
-    "num_hidden_layers": _CHANGED,
-}
-_UNMODELLED_FSDP = {
-    "offload_policy": "weights on the host are not modelled here",
-    "mp_policy": "another precision than bf16 with sums in fp32 is not modelled here",
-    "tp_plan": "a plan of its own is not modelled",
-    "autocast_dtype": "autocast inside FSDP2 is not modelled",
-    "enable_compile": "compiled layers are not modelled here",
-    "enable_fsdp2_prefetch": "layers that are gathered ahead are not modelled here",
-}
-# neftune: noise on embeddings, in place.
-_HARMLESS = words(
-    """
-    seed dist_env rng clip_grad_norm checkpoint lr_scheduler wandb mlflow comet ci nvtx prewarm skypilot slurm
-    benchmark tokenizer processor validation_dataset validation_dataloader neftune
-    """
-)
+_UNMODELLED_MODEL = texts_in("nemo-automodel.toml", "unmodelled_of_model")
+_UNMODELLED_FSDP = texts_in("nemo-automodel.toml", "unmodelled_of_fsdp")
+_HARMLESS = names_in("nemo-automodel.toml", "harmless")
 
 
 def is_nemo_automodel(document: Document) -> bool:
@@ -90,12 +56,7 @@ def is_nemo_automodel(document: Document) -> bool:
 
 
 def read_nemo_automodel(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a recipe of NeMo AutoModel says.
-
-    Raises:
-        InputFileError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a recipe of NeMo AutoModel says."""
     del beside
     _refuse_recipe(keys)
     keys.refuse_switched_on(_UNMODELLED)

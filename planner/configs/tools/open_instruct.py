@@ -17,7 +17,7 @@ from planner.configs.launchers.launch import find_launch_files, take_launch_file
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
-from planner.configs.shared.harmless import OPEN_INSTRUCT_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.stock import stock_file
@@ -34,49 +34,9 @@ from planner.errors import UsageError, show
 
 TOOL = "open-instruct e6c3044"
 STACK = "open-instruct"
-# Keys that no other tool has.
-MARKS = frozenset(
-    {
-        "checkpointing_steps",
-        "dataset_mix_dir",
-        "dataset_mixer_list",
-        "dataset_mixer_list_splits",
-        "keep_last_n_checkpoints",
-        "hf_metadata_dataset",
-        "try_launch_beaker_eval_jobs",
-        "with_tracking",
-        "use_slow_tokenizer",
-        "add_bos",
-    }
-)
-# With one of the first two the versions since 2025-03-21 (4edd2935a) end at once: their
-# ``dataset_mixer_list`` has a default.  The others were dropped then, in 45fd51f99 (2025-01-28) and b09c1f22c
-# (2025-04-08), or with ``reduce_loss`` in bb98dbcac (2025-09-19) and with ``use_flash_attn`` in 9e8e2187c
-# (2026-03-30).
-OLD_KEYS = frozenset(
-    {
-        "dataset_mixer",
-        "dataset_name",
-        "train_file",
-        "overwrite_output_dir",
-        "run_name",
-        "reduce_loss",
-        "use_flash_attn",
-    }
-)
-_REWARD = "reward models are not modelled; supervised fine-tuning and DPO are"
-_ONLINE = "reinforcement learning (GRPO, PPO) is not modelled; supervised fine-tuning and DPO are"
-# Keys of its other scripts: reward_modeling.py, grpo_fast.py.
-_OTHER_TRAININGS = {
-    "total_episodes": _ONLINE,
-    "num_unique_prompts_rollout": _ONLINE,
-    "num_samples_per_prompt_rollout": _ONLINE,
-    "response_length": _ONLINE,
-    "vllm_num_engines": _ONLINE,
-    "reward_model_path": _ONLINE,
-    "max_prompt_token_length": _REWARD,
-    "dataset_mixer_eval_list": _REWARD,
-}
+MARKS = frozenset(names_in("open-instruct.toml", "marks"))
+OLD_KEYS = frozenset(names_in("open-instruct.toml", "old_keys"))
+_OTHER_TRAININGS = texts_in("open-instruct.toml", "other_trainings")
 _TABLE = {
     "max_seq_length": "seq",
     "per_device_train_batch_size": "batch",
@@ -84,21 +44,13 @@ _TABLE = {
     "num_train_epochs": "epochs",
 }
 _DEFAULTS = {"batch": 8, "grad_accum": 1, "epochs": 2}
-_UNMODELLED = {
-    "additional_model_arguments": "arguments that change the model's configuration are not modelled",
-    "cache_dataset_only": "this file prepares a data set and does not train; training is what is predicted",
-}
+_UNMODELLED = texts_in("open-instruct.toml", "unmodelled")
 # What its scripts hand to ``accelerate launch``, except for the one of QLoRA.
 LAUNCHED_WITH = Path("configs/ds_configs/stage3_no_offloading_accelerate.conf")
 
 
 def read_open_instruct(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a file of open-instruct says.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a file of open-instruct says."""
     for name, why in _OTHER_TRAININGS.items():
         if keys.has(name):
             raise keys.not_modelled(name, why)
@@ -117,7 +69,7 @@ def read_open_instruct(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_loss(keys, reading)
     _read_batches(keys, reading)
     _read_launch(keys, reading, beside)
-    keys.skip(OPEN_INSTRUCT_HARMLESS)
+    keys.skip(names_in("open-instruct.toml", "harmless"))
 
 
 def _read_sizes(keys: Keys, reading: Reading) -> None:
@@ -141,9 +93,6 @@ def _read_method(keys: Keys, reading: Reading, *, plain_lora: bool) -> None:
 
     ``plain_lora``: adapters over 16 bits are trained without checkpoints, whatever a file says.  So up to
     2026-01-15 (3c1fe4171), b08997673 finetune.py:700-718, and e6c3044aa dpo_tune_cache.py still.
-
-    Raises:
-        UsageError: a 4-bit base without adapters.
     """
     lora, quantised, again = (
         keys.flag("use_lora"),
@@ -188,11 +137,7 @@ def _read_optimizer(keys: Keys, reading: Reading, *, quantised: bool) -> None:
 
 
 def _read_model(keys: Keys, reading: Reading, *, dpo: bool) -> None:
-    """The model, how it is loaded and its attention.
-
-    Raises:
-        NotModelledError: a configuration of another model.
-    """
+    """The model, how it is loaded and its attention."""
     read_checkpoint(keys, "model_name_or_path", reading)
     other = keys.text("config_name")
     if other not in (None, keys.get("model_name_or_path")):
@@ -220,9 +165,6 @@ def _read_model(keys: Keys, reading: Reading, *, dpo: bool) -> None:
 def _read_loss(keys: Keys, reading: Reading) -> None:
     """The model's own loss; a sum is computed a second time from the logits,
     beside it (b08997673 finetune.py:915-937).
-
-    Raises:
-        NotModelledError: such a sum.
     """
     kind = keys.text("reduce_loss")
     if kind not in (None, "mean"):

@@ -14,6 +14,7 @@ from typing import Any
 from planner.configs.launchers.deepspeed_json import read_deepspeed
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.preference_tasks import ASKED_BEFORE
 from planner.errors import UsageError, show
@@ -22,23 +23,8 @@ STACK_OF_JANUARY = "open-instruct@2026-01"
 STACK_OF_2024 = "open-instruct@2024"
 OLD_TOOL = "open-instruct b089976 of 2024"
 _TOOL_OF_JANUARY = "open-instruct 90e9561 of January 2026"
-MARKS = (
-    "num_epochs",
-    "beta",
-    "loss_type",
-    "gamma_beta_ratio",
-    "concatenated_forward",
-    "dpo_use_paged_optimizer",
-    "cache_logprobs_only",
-)
-"""Keys that its SFT script does not have."""
-# Up to 2a8d6b889 (2026-01-16): as written then -> since.
-_OLD_MARKS = {
-    "dpo_loss_type": "loss_type",
-    "dpo_beta": "beta",
-    "dpo_gamma_beta_ratio": "gamma_beta_ratio",
-    "dpo_label_smoothing": "label_smoothing",
-}
+MARKS = names_in("open-instruct.toml", "marks_of_dpo")
+_OLD_MARKS = texts_in("open-instruct.toml", "old_marks_of_dpo")
 # The first was dropped in 5142c1968 (2026-01-31), the others in 9e8e2187c (2026-03-30) and 82b80530d.
 _JANUARY = ("gradient_checkpointing", "use_flash_attn", "attn_backend")
 _OLD = "a key of DPO before 2026-01-16"
@@ -51,43 +37,10 @@ _TASKS = {"dpo": "dpo", "dpo_norm": "dpo", "wpo": "dpo", "simpo": "simpo"}
 _PLACE = "allenai/open-instruct e6c3044aa open_instruct/dpo_utils.py DPOExperimentConfig"
 _OLD_PLACE = "allenai/open-instruct b08997673 open_instruct/dpo_tune.py FlatArguments"
 _JANUARY_PLACE = "allenai/open-instruct 90e956120 open_instruct/dpo_utils.py ExperimentConfig"
-_UNMODELLED = {
-    "cache_logprobs_only": (
-        "this file computes log-probabilities and does not train; training is what is predicted"
-    )
-}
-_DEGREES = {
-    "tensor_parallel_degree": "a tensor-parallel degree",
-    "context_parallel_degree": "a context-parallel degree",
-    "pipeline_parallel_degree": "a pipeline-parallel degree",
-    "cp_degree": "a context-parallel degree",
-}
+_UNMODELLED = texts_in("open-instruct.toml", "unmodelled_of_dpo")
+_DEGREES = texts_in("open-instruct.toml", "degrees_of_dpo")
 _OF_STAGE = ("offload_optimizer", "offload_param", "zero_hpz_partition_size")
-_HARMLESS = (
-    "beta",
-    "gamma_beta_ratio",
-    "label_smoothing",
-    "max_grad_norm",
-    "send_slack_alerts",
-    "wandb_project",
-    "wandb_group_name",
-    "oe_eval_gpu_multiplier",
-    "eval_workspace",
-    "eval_priority",
-    "mixer_list",
-    "mixer_list_splits",
-    "transform_fn",
-    "target_columns",
-    "cache_mode",
-    "local_cache_dir",
-    "skip_cache",
-    "config_hash",
-    "attn_implementation",
-    "activation_checkpointing_mode",
-    "activation_checkpointing_modules",
-    "compile_model",
-    "loss_implementation",
-)
+_HARMLESS = names_in("open-instruct.toml", "harmless_of_dpo")
 
 
 def is_dpo(keys: Keys, script: str) -> bool:

@@ -43,12 +43,7 @@ def is_peft_sft(document: Document) -> bool:
 
 
 def read_peft_sft(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a command line of the script says.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a command line of the script says."""
     if keys.flag("use_unsloth"):
         raise keys.not_modelled("use_unsloth", "Unsloth in this script is not modelled; --stack unsloth is")
     keys.rename(_NAMES)

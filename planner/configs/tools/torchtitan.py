@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtitan_debug import debug_shape
 from planner.configs.tools.torchtitan_experts import EXPERT_DEGREES, read_experts
@@ -51,25 +52,13 @@ _DEGREES = {
 }
 _PIPELINE = "pipeline_parallel_degree"
 _SCHEDULES: dict[str, Schedule] = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved"}
-_PIPELINE_KEYS = words(
-    """
-    pipeline_parallel_degree pipeline_parallel_schedule pipeline_parallel_schedule_csv
-    pipeline_parallel_microbatch_size pipeline_parallel_layers_per_stage pipeline_parallel_split_points
-    pipeline_parallel_first_stage_less_layers pipeline_parallel_last_stage_less_layers
-    pipeline_parallel_expert_parallel_overlap module_fqns_per_model_part
-    """
-)
+_PIPELINE_KEYS = names_in("torchtitan.toml", "pipeline")
 _OPTIMIZERS = {"fused": "adamw_torch_fused", "foreach": "adamw_torch"}
 # Tables about reports, data, checkpoints and settings of what is switched on elsewhere.
 _HARMLESS = words(
     "profiling metrics lr_scheduler checkpoint comm memory_estimation validation debug quantize mx"
 )
-_HARMLESS_TRAINING = words(
-    """
-    dataset dataset_path max_norm steps gc_freq gc_debug dataloader warmup_steps seed deterministic
-    mixed_precision_reduce data_parallel_type
-    """
-)
+_HARMLESS_TRAINING = names_in("torchtitan.toml", "harmless_of_training")
 _HARMLESS_PARALLELISM = (
     "context_parallel_load_balancer",
     "context_parallel_rotate_method",
@@ -84,12 +73,7 @@ def is_torchtitan(document: Document) -> bool:
 
 
 def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a job file of torchtitan says.
-
-    Raises:
-        InputFileError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a job file of torchtitan says."""
     del beside
     tables = {name: keys.part(name) or Keys(keys.path, {}, f"{name}.") for name in _TABLES}
     training = tables["training"]
@@ -266,11 +250,7 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
 
 
 def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
-    """FSDP2 over all GPUs, or DDP; files of 2024 have the degrees in ``training`` and ``experimental``.
-
-    Raises:
-        NotModelledError: another parallelism.
-    """
+    """FSDP2 over all GPUs, or DDP; files of 2024 have the degrees in ``training`` and ``experimental``."""
     parallelism, training = tables["parallelism"], tables["training"]
     for each in (parallelism, training, tables["experimental"]):
         each.refuse_above_one(_DEGREES if each is parallelism else _DEGREES | EXPERT_DEGREES)
@@ -328,11 +308,7 @@ def _stays_whole(tables: dict[str, Keys], *, pipeline: bool) -> bool:
 
 
 def _read_pipeline(part: Keys, training: Keys, reading: Reading) -> None:
-    """Layers over groups of GPUs; the batch of a file is that of all micro-batches of a round.
-
-    Raises:
-        NotModelledError: a schedule, or stages, that are not written down.
-    """
+    """Layers over groups of GPUs; the batch of a file is that of all micro-batches of a round."""
     degree = part.count(_PIPELINE) or 1
     if degree > 1:
         reading.say("pipeline_parallel", degree, part.where(_PIPELINE))
@@ -380,11 +356,7 @@ def _read_schedule(part: Keys, reading: Reading) -> None:
 
 
 def _read_tensor_degree(part: Keys, reading: Reading) -> None:
-    """Matrices over several GPUs, with the stream over their tokens and a loss over divided logits.
-
-    Raises:
-        NotModelledError: whole logits on every GPU, or products that send while they run.
-    """
+    """Matrices over several GPUs, with the stream over their tokens and a loss over divided logits."""
     degree = part.count(_TENSOR) or 1
     if degree > 1:
         reading.say("tensor_parallel", degree, part.where(_TENSOR))

@@ -17,6 +17,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.launch import LAUNCH_LINE
 from planner.configs.launchers.tune_words import COMPONENT
 from planner.configs.said_by_file import Alone, Reading, Stop
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtune_age import LINEAR_LOSS, Age, read_age, read_length
 from planner.configs.tools.torchtune_models import BUILDERS, positions, tables
@@ -39,6 +40,8 @@ _OPTIMIZERS = {
     "bitsandbytes.optim.PagedAdamW": "paged_adamw_32bit",
     "bitsandbytes.optim.AdamW8bit": "adamw_8bit",
     "torch.optim.SGD": "sgd",
+    "torchao.prototype.low_bit_optim.AdamW8bit": "adamw_torch_8bit",
+    "torchao.optim.AdamW8bit": "adamw_torch_8bit",
 }
 _ADAMW = "torch.optim.AdamW"
 _LOSS = "torchtune.modules.loss.CEWithChunkedOutputLoss"
@@ -46,23 +49,8 @@ _WHOLE_LOSS = "torch.nn.CrossEntropyLoss"
 _QUANTIZER = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
 _DPO = "torchtune.rlhf.loss.DPOLoss"
 _DTYPES = ("bf16", "fp32")
-_REINFORCED = "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning and DPO are"
-_UNMODELLED = {
-    "enable_fp8_training": "training in fp8 is not modelled",
-    "teacher_model": "distillation is not modelled",
-    "teacher_checkpointer": "distillation is not modelled",
-    "reward_checkpointer": _REINFORCED,
-    "reward_and_value_model": _REINFORCED,
-    "num_generations": _REINFORCED,
-    "grpo_samples": _REINFORCED,
-    "ref_checkpointer": "a second model to compare with is not modelled; DPO with adapters is",
-}
-_DEGREES = {
-    "tensor_parallel_dim": "a tensor-parallel degree",
-    "context_parallel_dim": "a context-parallel degree",
-    "expert_parallel_dim": "an expert-parallel degree",
-    "data_parallel_replicate_dim": "replicas of FSDP's shards, a degree",
-}
+_UNMODELLED = texts_in("torchtune.toml", "unmodelled")
+_DEGREES = texts_in("torchtune.toml", "degrees")
 _RUN = re.compile(r"^#.*\btune run\b.*?([a-z0-9_]+_(?:single_device|distributed)) --config", re.MULTILINE)
 # Keys of the distributed recipes alone.
 _DISTRIBUTED = (
@@ -73,41 +61,7 @@ _DISTRIBUTED = (
 )
 # Of 34162c9b2 (2024-08-14) recipes/full_finetune_distributed.py and dev/lora_finetune_fsdp2.py.
 _SECOND_FSDP = ("custom_sharded_layers", "fsdp_reshard_after_forward", "fsdp")
-_HARMLESS = (
-    "output_dir",
-    "checkpointer",
-    "resume_from_checkpoint",
-    "save_adapter_weights_only",
-    "seed",
-    "shuffle",
-    "lr_scheduler",
-    "max_steps_per_epoch",
-    "clip_grad_norm",
-    "metric_logger",
-    "log_every_n_steps",
-    "log_peak_memory_stats",
-    "log_level",
-    "profiler",
-    "low_cpu_ram",
-    "collate_fn",
-    "cudnn_deterministic_mode",
-    "tensor_parallel_plan",
-    "enable_async_checkpointing",
-    "run_val_every_n_steps",
-    "dataset_val",
-    "batch_size_val",
-    "loss_parallel",
-    "ac_mode",
-    "ac_option",
-    "keep_last_n_checkpoints",
-    "save_every_n_steps",
-    # Details of what is refused by its own switch.
-    "context_parallel_rotate_method",
-    "fp8_recipe_name",
-    # FSDP1's, which no recipe has since 0.3.
-    "memory_efficient_fsdp_wrap",
-    "fsdp_sharding_strategy",
-)
+_HARMLESS = names_in("torchtune.toml", "harmless")
 
 
 def is_torchtune(document: Document) -> bool:
@@ -116,12 +70,7 @@ def is_torchtune(document: Document) -> bool:
 
 
 def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a configuration of torchtune says.
-
-    Raises:
-        InputFileError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a configuration of torchtune says."""
     if not keys.holds("optimizer"):
         raise keys.not_modelled(
             "optimizer", "there is none, so this file does not train; training is what is predicted"
@@ -162,11 +111,7 @@ def _component(part: Keys | None) -> str:
 
 
 def _read_model(keys: Keys, reading: Reading, age: Age) -> None:
-    """The builder's name says the model and the method.
-
-    Raises:
-        NotModelledError: a builder whose model is not known, or is built otherwise than Transformers' one.
-    """
+    """The builder's name says the model and the method."""
     part = keys.part("model")
     builder = _component(part)
     if part is None or not builder.startswith(_MODELS):
@@ -405,9 +350,6 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
 def _read_selection(keys: Keys, reading: Reading) -> None:
     """``ac_mode``, which the recipes for several GPUs without adapters read.
 
-    Raises:
-        NotModelledError: operators are chosen, or both switches are on, which recipes take differently.
-
     Source: torchtune 0.6.1 recipes/full_finetune_distributed.py:566-580, training/activations.py.
     """
     mode, option = keys.text("ac_mode"), keys.get("ac_option")
@@ -427,9 +369,6 @@ def _read_selection(keys: Keys, reading: Reading) -> None:
 def _read_distribution(keys: Keys, reading: Reading, *, old: bool) -> None:
     """FSDP2, or in ``old`` files FSDP1, where a key of the distributed recipes is there, or the job has
     several GPUs: torchtune has nothing else.
-
-    Raises:
-        NotModelledError: what lies on the host besides.
     """
     table = keys.part("fsdp")
     offload = keys.flag("fsdp_cpu_offload") or (table is not None and table.flag("cpu_offload"))

@@ -8,39 +8,10 @@ from __future__ import annotations
 
 import re
 
+from planner.configs.shared.key_tables import texts_in
+
 _LLAMA, _QWEN, _GEMMA = "meta-llama/", "Qwen/", "google/"
-BUILDERS = {
-    "llama2_7b": f"{_LLAMA}Llama-2-7b-hf",
-    "llama2_13b": f"{_LLAMA}Llama-2-13b-hf",
-    "llama2_70b": f"{_LLAMA}Llama-2-70b-hf",
-    "code_llama2_7b": "codellama/CodeLlama-7b-hf",
-    "code_llama2_13b": "codellama/CodeLlama-13b-hf",
-    "llama3_8b": f"{_LLAMA}Meta-Llama-3-8B",
-    "llama3_70b": f"{_LLAMA}Meta-Llama-3-70B",
-    "llama3_1_8b": f"{_LLAMA}Llama-3.1-8B",
-    "llama3_1_70b": f"{_LLAMA}Llama-3.1-70B",
-    "llama3_1_405b": f"{_LLAMA}Llama-3.1-405B",
-    "llama3_2_1b": f"{_LLAMA}Llama-3.2-1B",
-    "llama3_2_3b": f"{_LLAMA}Llama-3.2-3B",
-    "llama3_3_70b": f"{_LLAMA}Llama-3.3-70B-Instruct",
-    "mistral_7b": "mistralai/Mistral-7B-v0.1",
-    # models/phi3/_component_builders.py has a matrix for each of q, k, v, gate and up, as these checkpoints.
-    "phi3_mini": "unsloth/Phi-3.5-mini-instruct",
-    "phi4_14b": "unsloth/phi-4",
-    **{f"gemma_{size}": f"{_GEMMA}gemma-{size}" for size in ("2b", "7b")},
-    **{f"gemma2_{size}": f"{_GEMMA}gemma-2-{size}" for size in ("2b", "9b", "27b")},
-    **{f"qwen2_{size}": f"{_QWEN}Qwen2-{size.replace('_', '.').upper()}" for size in ("0_5b", "1_5b", "7b")},
-    **{
-        f"qwen2_5_{size}{kind}": f"{_QWEN}Qwen2.5-{size.replace('_', '.').upper()}"
-        for size in ("0_5b", "1_5b", "3b", "7b", "14b", "32b", "72b")
-        for kind in ("", "_base", "_instruct")
-    },
-    **{
-        f"qwen3_{size}{kind}": f"{_QWEN}Qwen3-{size.replace('_', '.').upper()}"
-        for size in ("0_6b", "1_7b", "4b", "8b", "14b", "32b")
-        for kind in ("", "_base", "_instruct")
-    },
-}
+BUILDERS = texts_in("torchtune.toml", "builders")
 # Builders by their names -> positions in a table (max_seq_len), by the first that matches.
 _POSITIONS = (
     (r"llama3_[123]_|qwen2_5_(1_5|7|14|32|72)b_base", 131_072),

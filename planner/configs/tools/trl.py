@@ -14,13 +14,17 @@ from planner.configs.launchers.fsdp_keys import ACCELERATE_FILE, Beside, referre
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
-from planner.configs.shared.harmless import TRL_HARMLESS
 from planner.configs.shared.joined_samples import join_samples
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.model_args import read_attention, read_dtype
-from planner.configs.shared.preference_tasks import TRL_HARMLESS as PREFERENCE_HARMLESS
-from planner.configs.shared.preference_tasks import read_chosen_likelihood, read_precomputed, trl_task
+from planner.configs.shared.preference_tasks import (
+    TRL_HARMLESS,
+    read_chosen_likelihood,
+    read_precomputed,
+    trl_task,
+)
 from planner.configs.shared.rollouts import UP_TO_0_17, read_rollout
 from planner.configs.shared.stock import stock_launch_file
 from planner.configs.shared.trainer_arguments import (
@@ -40,56 +44,16 @@ from planner.errors import UsageError, show
 
 TOOL = "TRL 1.16.0"
 STACK = "trl"
-# Keys that TrainingArguments and the other tools do not have.
-MARKS = frozenset(
-    {
-        "use_peft",
-        "dataset_text_field",
-        "dataset_name",
-        "dataset_mixer",
-        "lora_target_modules",
-        "completion_only_loss",
-        "assistant_only_loss",
-        "padding_free",
-        "packing_strategy",
-        "use_bnb_nested_quant",
-        "dataset_num_proc",
-    }
-)
-# Keys that only trainers have that generate: trl 1.16.0 trainer/grpo_config.py, rloo_config.py.
-_GENERATED = (
-    "num_generations",
-    "reward_funcs",
-    "reward_weights",
-    "steps_per_generation",
-    "vllm_mode",
-    "use_vllm",
-)
-# With these a file that names a model is in TRL's manner, unless another tool's own keys are there.
-HINTS = frozenset(
-    {
-        "max_length",
-        "max_seq_length",
-        "packing",
-        "lora_r",
-        "load_in_4bit",
-        "load_in_8bit",
-        "torch_dtype",
-        "dtype",
-    }
-)
+MARKS = frozenset(names_in("trl.toml", "marks"))
+_GENERATED = names_in("trl.toml", "generated")
+HINTS = frozenset(names_in("trl.toml", "hints"))
 
 # trl 0.12.2 commands/cli_utils.py TrlParser; an argument of scripts alone from 0.15.2 to 0.26.2.
 _REENTRANT = "gradient_checkpointing_use_reentrant"
 
 
 def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a file of TRL's SFT command says.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a file of TRL's SFT command says."""
     teaches = read_student(keys, reading, beside.task)
     refuse_other_trainings(keys, but=STUDENT if teaches else ())
     generates = _trains_on_generated(keys, reading, beside.task)
@@ -125,7 +89,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         read_old_preparation(keys, reading)
     else:
         stop_at_router_loss(keys, reading)
-    keys.skip(TRL_HARMLESS)
+    keys.skip(names_in("trl.toml", "harmless"))
 
 
 def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
@@ -134,9 +98,6 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
     Recipes with a mixer are for TRL 0.9 to 0.12 (alignment-handbook setup.py), which took the log-softmax of
     all logits.  Those of DPO go with the function that made them in 0.12, which is installed for such files
     (trl 0.12.1 trainer/dpo_trainer.py concatenated_forward: means of logits are returned, not logits).
-
-    Raises:
-        NotModelledError: Liger's kernels where they bring a loss of their own.
     """
     for name in ("use_liger", "use_liger_kernel"):
         if keys.flag(name) and (old or reading.value("task") not in ("dpo", "kto")):
@@ -152,15 +113,12 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
         if keys.flag(name):
             reading.remark(keys.where(name), "logits of all tokens are counted, which is as much or more")
     reading.said.pop("padding", None)
-    keys.skip(PREFERENCE_HARMLESS)
+    keys.skip(TRL_HARMLESS)
 
 
 def _trains_on_generated(keys: Keys, reading: Reading, named: str) -> bool:
     """Whether a file trains on what the model generates, by keys that no other trainer has, or by the
     script's name, which says the task ``named``; then its task is entered.
-
-    Raises:
-        NotModelledError: the path says that it is another one's than GRPO's.
     """
     told = next((name for name in _GENERATED if keys.has(name)), None)
     if told is None and named == "grpo":
@@ -182,9 +140,6 @@ def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
 
     Up to TRL 0.24 ``use_liger_kernel`` is Transformers' alone, and the loss has a switch of its own
     (trl 0.17.0, 0.24.0 and 0.25.0 trainer/grpo_trainer.py).
-
-    Raises:
-        NotModelledError: Liger's loss is asked for, and what :func:`read_rollout` refuses.
     """
     if keys.flag("use_liger_kernel") and old and not keys.has(UP_TO_0_17):
         config = keys.part("liger_kernel_config")
@@ -395,9 +350,6 @@ def _keep_loss(keys: Keys, reading: Reading) -> None:
 
     Source: trl 1.16.0 trainer/sft_trainer.py:1127-1147, dpo_trainer.py:939-952, kto_trainer.py:950-963 and
     grpo_trainer.py:1051-1064 set ``fused_linear_cross_entropy`` to false, and fail where a file says true.
-
-    Raises:
-        UsageError: a file asks for Liger's loss all the same.
     """
     if not keys.flag("use_liger_kernel"):
         return

@@ -4,39 +4,16 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import DTYPES
-from planner.configs.shared.rollouts import UP_TO_0_17
 
 OLDEST = "trl@0"
-# Stack of an older TRL -> keys that tell it.  TRL 0.20 dropped max_seq_length, 0.16 use_liger and what
-# belongs to it; the mixers are alignment-handbook's of 2023 to 2025-03.  TRL 0.29 dropped torch_dtype,
-# Transformers 5 the others.  An update of GRPO in 0.16 and 0.17 makes the same tensors as in 0.24
-# (trainer/grpo_trainer.py _get_per_token_logps).  max_prompt_length is GRPO's up to 0.27.2 and DPO's up
-# to 0.28.0 (trainer/grpo_config.py and dpo_config.py of 0.28.0 and 0.29.0).
 MIDDLE = "trl@0.24"
+# Stack of an older TRL -> keys that tell it.
 OLD = {
-    OLDEST: (
-        "max_seq_length",
-        "evaluation_strategy",
-        "use_liger",
-        "num_of_sequences",
-        "chars_per_token",
-        "dataset_batch_size",
-        "use_flash_attention_2",
-        "dataset_mixer",
-        "dispatch_batches",
-        "split_batches",
-    ),
-    MIDDLE: (
-        UP_TO_0_17,
-        "max_prompt_length",
-        "torch_dtype",
-        "warmup_ratio",
-        "group_by_length",
-        "logging_dir",
-        *TRANSFORMERS_4,
-    ),
+    OLDEST: names_in("trl.toml", "keys_to_0_19"),
+    MIDDLE: (*names_in("trl.toml", "keys_to_0_28"), *TRANSFORMERS_4),
 }
 _NEWEST = "trl"
 _TITLES = {OLDEST: "TRL 0.9 to 0.19", MIDDLE: "TRL 0.20 to 0.26"}

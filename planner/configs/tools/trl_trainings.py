@@ -3,86 +3,13 @@
 from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys
 from planner.errors import REFUSED_BY_TOOL, UsageError
 
 ONLINE = "reinforcement learning other than GRPO (RLOO, PPO) is not modelled"
-_FILTERS = "this file filters a data set and does not train; training is what is predicted"
-_POLICY = "training by a reward model's scores is not modelled"
-_DISTILLS = "distillation from a teacher is not modelled"
-_ASYNC = "GRPO whose generation runs beside the update is not modelled"
-_VALUES = "A2PO is not modelled"
-_STEPS = "reward models of single steps are not modelled"
-_TPO = "TPO, which compares three completions, is not modelled"
-_BCO = "BCO is not modelled"
 
-# Whatever their values: trl 0.15.2 and 1.16.0 trainer/*_config.py, f2cd577 (2026-07-24)
-# experimental/*/*_config.py.  In this order, because online ones also have ``beta``, those that filter have
-# keys of online ones (open-r1 scripts/pass_rate_filtering), and so have those that distill.
-_OTHER_TRAININGS = {
-    "pass_rate_min": _FILTERS,
-    "pass_rate_max": _FILTERS,
-    "teacher_model_name_or_path": _DISTILLS,
-    "teacher_model_revision": _DISTILLS,
-    "teacher_model_init_kwargs": _DISTILLS,
-    "teacher_model_kind": _DISTILLS,
-    "teacher_model_server_url": _DISTILLS,
-    "teacher_tokenizer_name_or_path": _DISTILLS,
-    "teacher_prompt_template": _DISTILLS,
-    "teacher_sync_steps": _DISTILLS,
-    "teacher_update_rate": _DISTILLS,
-    "use_teacher_server": _DISTILLS,
-    "use_uld_loss": _DISTILLS,
-    "lmbda": _DISTILLS,
-    "seq_kd": _DISTILLS,
-    "kd_temperature": _DISTILLS,
-    "rkl_advantage": _DISTILLS,
-    "single_step_decomposition": _DISTILLS,
-    "distillation_alpha": _DISTILLS,
-    "distillation_mode": _DISTILLS,
-    "distillation_topk": _DISTILLS,
-    "distillation_weight": _DISTILLS,
-    "distillation_objective": _DISTILLS,
-    "generate_from_teacher": _DISTILLS,
-    "use_successful_as_teacher": _DISTILLS,
-    "loss_top_k": _DISTILLS,
-    "loss_add_tail": _DISTILLS,
-    "filter_empty": _DISTILLS,
-    "max_staleness": _ASYNC,
-    "max_inflight_tasks": _ASYNC,
-    "weight_sync_steps": _ASYNC,
-    "fork_threshold_tokens": _ASYNC,
-    "heartbeat_stale_after_s": _ASYNC,
-    "queue_maxsize": _ASYNC,
-    "replay_buffer_size": "GRPO with a buffer of older completions is not modelled",
-    "num_value_samples": _VALUES,
-    "filter_all_incorrect": _VALUES,
-    "rloo_k": ONLINE,
-    "normalize_advantages": ONLINE,
-    "reward_clip_range": ONLINE,
-    "num_ppo_epochs": ONLINE,
-    "cliprange": ONLINE,
-    "cliprange_value": ONLINE,
-    "sft_model_path": ONLINE,
-    "whiten_rewards": ONLINE,
-    "kl_coef": ONLINE,
-    "kl_estimator": ONLINE,
-    "vf_coef": ONLINE,
-    "total_episodes": ONLINE,
-    "response_length": ONLINE,
-    "num_sample_generations": ONLINE,
-    "num_mini_batches": ONLINE,
-    "missing_eos_penalty": _POLICY,
-    "mixture_coef": _POLICY,
-    "reward_model_path": _POLICY,
-    "step_separator": _STEPS,
-    "train_on_last_step_only": _STEPS,
-    "tpo_alpha": _TPO,
-    "tpo_l_gamma": _TPO,
-    "min_density_ratio": _BCO,
-    "max_density_ratio": _BCO,
-    "prompt_sample_size": _BCO,
-}
+_OTHER_TRAININGS = texts_in("trl.toml", "other_trainings")
 
 
 STUDENT = ("teacher_model_name_or_path", "lmbda", "seq_kd")

@@ -193,12 +193,7 @@ def _refuse_models(stops: tuple[Stop, ...], request: ScenarioRequest) -> None:
 
 
 def _in_weights_dtype(request: ScenarioRequest, place: str, tool: str) -> ScenarioRequest:
-    """``request`` with the dtype of the checkpoint as precision, where nothing says one.
-
-    Raises:
-        UsageError: 16-bit kernels for a base of another dtype than bf16 (llamafactory 0.9.5 extras/misc.py
-            infer_optim_dtype).
-    """
+    """``request`` with the dtype of the checkpoint as precision, where nothing says one."""
     if request.get("precision") is not None or request.get("model") is None:
         return request
     from planner.catalog.models import load_model
@@ -230,11 +225,7 @@ def overruled(config: ConfigFile, request: ScenarioRequest) -> tuple[Remark, ...
 
 
 def _with_micro_batches(config: ConfigFile, request: ScenarioRequest) -> ScenarioRequest:
-    """``request`` with the numbers of them that follow from the file and the GPUs.
-
-    Raises:
-        UsageError: the tool stops at so many GPUs.
-    """
+    """``request`` with the numbers of them that follow from the file and the GPUs."""
     if config.least_batch is not None:
         request = _with_least(request, *config.least_batch)
     return request if config.generated is None else _with_generated(request, *config.generated)
@@ -251,11 +242,7 @@ def _with_least(request: ScenarioRequest, samples: int, where: str) -> ScenarioR
 
 
 def _with_generated(request: ScenarioRequest, sequences: int, where: str) -> ScenarioRequest:
-    """``request`` with the micro-batches of a generation of so many sequences on all GPUs, unless said.
-
-    Raises:
-        UsageError: they are no whole number, at which the tool stops.
-    """
+    """``request`` with the micro-batches of a generation of so many sequences on all GPUs, unless said."""
     micro, gpus = request.get("batch"), _batches(request)
     if micro is None or request.get("generation_steps") is not None:
         return request
@@ -289,10 +276,6 @@ def _with_smaller_images(request: ScenarioRequest, pixels: int, multiple: int) -
 def _alone(alone: Alone, request: ScenarioRequest, *, divided: bool) -> ScenarioRequest:
     """``request`` on the GPUs that the process sees, whatever the machine has; ``divided``: a flag says how
     several share the model, so that another program runs.
-
-    Raises:
-        NotModelledError: a key that no formula covers on one GPU either, or on several.
-        UsageError: the tool refuses another number of them.
     """
     gpus = _gpus(request)
     if alone.unread and min(gpus, alone.sees or gpus) > 1 and not divided:
@@ -328,7 +311,8 @@ def _parsed(reading: Reading) -> Mapping[str, Given]:
         field_ = REQUEST_FIELDS[given.field]
         value = _beside(reading.path, given.value) if given.field == "model" else given.value
         try:
-            values[given.field] = Given(field_.parse(value), given.origin, given.note)
+            cuts = reading.cut_samples if given.field == "seq" else None
+            values[given.field] = Given(field_.parse(value), given.origin, given.note, cuts)
         except UsageError as error:
             raise InputFileError(given.origin, str(error)) from None
     return MappingProxyType(values)
@@ -355,9 +339,6 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
     GPUs that share a batch count as one.  As deepspeed 0.19.8 runtime/config.py:590-656 does it: what is left
     out is divided without a remainder, accumulation is 1 where neither is given, and the product must be the
     batch.
-
-    Raises:
-        UsageError: micro-batch x accumulation x GPUs is another number.
     """
     samples, where = total
     gpus = _batches(request)

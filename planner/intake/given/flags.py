@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any
 
 import typer
@@ -115,7 +115,19 @@ def command_of(app: typer.Typer) -> Any:
     """What runs the commands of ``app``; made once in a process that asks often,
     because it takes longer than many an answer.
     """
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        for option in each.params:
+            if not option.required and option.callback is None and not option.multiple and option.nargs == 1:
+                option.process_value = partial(_given_alone, option.process_value)
+    return command
+
+
+def _given_alone(converted: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    """``value`` converted, if one was given: typer 0.29 makes a pydantic adapter for a flag (_coercion.py
+    build_runtime_param) before it looks, which for a hundred flags takes longer than the answer's own replay.
+    """
+    return None if value is None else converted(context, value)
 
 
 def told_by_parser(error: Exception) -> tuple[str, tuple[str, ...]]:

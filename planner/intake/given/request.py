@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from planner.domain.recipes.recipe import Padding
 from planner.domain.recipes.sharding import sharding_named
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError, show
@@ -42,12 +43,14 @@ class Given:
     """A value that somebody gave, in the type of its field.
 
     ``origin`` is ``cli``, ``file:line``, ``file:key``, ``default of <tool>`` or ``record:<id>``;
-    ``note`` says how it was read.
+    ``note`` says how it was read.  ``cuts``: a length at which samples are cut, and shorter ones are not made
+    longer where they are padded so.
     """
 
     value: Any
     origin: str
     note: str = ""
+    cuts: Padding | None = None
 
 
 @dataclass(frozen=True, slots=True)

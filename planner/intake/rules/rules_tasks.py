@@ -86,17 +86,22 @@ def _second_model_read(case: Case) -> bool:
         return False
     if recipe.sharding.dtensors:
         return recipe.task == "dpo" and stack.pair_logps in _ONE_GROUP
-    pairs = recipe.loss == "hf" and (recipe.task == "dpo" or recipe.compares_logits)
-    return recipe.sharding.is_zero3 and stack.zero_init and pairs
+    read = recipe.task == "dpo" or (recipe.compares_logits and recipe.loss == "hf") or _scores_tiles(case)
+    return recipe.sharding.is_zero3 and stack.zero_init and read
 
 
 def _adapters_off_read(case: Case) -> bool:
-    """The model itself without its adapters: whole logits under FSDP2, TRL's tiles of DPO under ZeRO-3."""
+    """The model itself without its adapters: whole logits or DPO under FSDP2, TRL's tiles under ZeRO-3."""
     recipe, stack = case.recipe, case.stack
     if recipe.sharding.dtensors:
-        return recipe.loss == "hf"
+        return recipe.loss == "hf" or recipe.task == "dpo"
     whole = stack.zero_init and not recipe.offloads_params and recipe.numerics.quantization == "none"
-    return recipe.sharding.is_zero3 and whole and recipe.task == "dpo" and recipe.loss == "chunked"
+    return recipe.sharding.is_zero3 and whole and _scores_tiles(case)
+
+
+def _scores_tiles(case: Case) -> bool:
+    """TRL's fused head of DPO and KTO."""
+    return case.recipe.loss == "chunked" and case.recipe.task in ("dpo", "kto")
 
 
 def _joins_pairs(case: Case) -> bool:
@@ -250,8 +255,8 @@ TASK_RULES = (
         "reference-divided",
         "not-modelled",
         "How this engine divides the model that training compares with, its reference, was not read for this "
-        "stack: use --sharding zero2, ddp or none. DPO is also modelled under fsdp, and under zero3 with "
-        "--stack trl@0.24",
+        "stack: use --sharding zero2, ddp or none. DPO and KTO are also modelled under zero3 with --stack "
+        "trl, and DPO under fsdp",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),

@@ -36,6 +36,11 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tests.against_libraries.programs import (
+    published_fitcheck,
+    published_litgpt,
+    published_rasbt,
+)
 from tests.against_libraries.programs.strangers import COLUMNS as OF_STRANGERS
 from tests.against_libraries.programs.strangers import Program, ran
 from tests.against_libraries.programs.table import _versions as versions_here
@@ -49,6 +54,8 @@ NEEDS = {
     "AnswerDotAI/fsdp_qlora": ("bitsandbytes", "0.43.0"),
     "huggingface/transformers": ("transformers", "4.28.1"),
 }
+BESIDE = (published_fitcheck, published_litgpt, published_rasbt)
+BY_COMMIT = {commit: needed for each in BESIDE for commit, needed in each.NEEDS.items()}
 CUDA = ("BNB_CUDA_VERSION=121",)
 
 
@@ -247,8 +254,8 @@ PROGRAMS = (
     _of_litgpt("069", "13b", 1, "bnb.nf4-dq"),
     _of_fsdp_qlora("204", 1, f"--context_length 512 --train_type qlora {ON_CARDS}"),
     _of_fsdp_qlora("205", 1, f"--context_length 2048 --train_type qlora {ON_CARDS}"),
-    _of_fsdp_qlora("206", 1, f"--context_length 512 --train_type lora {ON_CARDS}"),
-    _of_fsdp_qlora("207", 1, f"--context_length 2048 --train_type lora {ON_CARDS}"),
+    _of_fsdp_qlora("206 206-allocated", 1, f"--context_length 512 --train_type lora {ON_CARDS}"),
+    _of_fsdp_qlora("207 207-allocated", 1, f"--context_length 2048 --train_type lora {ON_CARDS}"),
     _of_fsdp_qlora("208", 4, f"--context_length 2048 --train_type qlora {ON_CARDS}"),
     _of_fsdp_qlora("209 221", 10, f"--context_length 2048 --train_type qlora {ON_CARDS}"),
     _of_fsdp_qlora("210", 4, f"--context_length 2048 --train_type lora {ON_CARDS}"),
@@ -264,6 +271,7 @@ PROGRAMS = (
     _of_classifier(5, f"{OF_ONE} fp16=True"),
     _of_classifier(7, f"{OF_ONE} fp16=True optim=adafactor"),
     _of_classifier(9, f"{OF_ONE} fp16=True adam8bit"),
+    *(program for each in BESIDE for program in each.PROGRAMS),
 )
 
 
@@ -272,7 +280,8 @@ def main(clones: Path) -> None:
     stored = list(csv.DictReader(PATH.open(encoding="utf-8"))) if PATH.exists() else []
     rows: dict[str, dict[str, object]] = {row["rows"]: dict(row) for row in stored}
     for program, measured in PROGRAMS:
-        if measured in rows or not _is_here(*NEEDS[program.repository]):
+        needed = BY_COMMIT.get(program.commit) or NEEDS[program.repository]
+        if measured in rows or not _is_here(*needed):
             continue
         said = {name: getattr(program, name) for name in COLUMNS[:5]}
         rows[measured] = said | {"versions": versions_here(), "rows": measured} | ran(program, clones)

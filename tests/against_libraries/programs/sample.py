@@ -146,7 +146,7 @@ def _n_cards(path: Path) -> int:
 
 def _planned(tool: str, file: str, folder: Path, gpu: str) -> dict[str, str]:
     newest = ("--stack", tool) if find_spec("alignment") is None else ()
-    checked = _run("planner.cli.main", ("check", file, "--gpu", gpu, *newest, "--json"), folder)
+    checked = _run("planner", ("check", file, "--gpu", gpu, *newest, "--json"), folder)
     answer = json.loads(checked.stdout)["results"][0]["answer"] if checked.stdout else None
     if answer is None:
         return {}
@@ -157,7 +157,7 @@ def _planned(tool: str, file: str, folder: Path, gpu: str) -> dict[str, str]:
             place = flags.index(flag)
             del flags[place : place + 2]
     flags += ["--versions", _versions(flags[flags.index("--stack") + 1])]
-    done = _run("planner.cli.main", (*flags, "--gpu", gpu, "--json"), folder)
+    done = _run("planner", (*flags, "--gpu", gpu, "--json"), folder)
     memory = json.loads(done.stdout).get("memory")
     if memory is None:
         return {"says": f"plan: {done.stderr.strip()}"[:200]}

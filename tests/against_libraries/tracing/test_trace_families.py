@@ -30,6 +30,7 @@ WRITES_TO_SLICES = frozenset(
         "deepseek-v2-lite",
         "deepseek-v3",
         "glm-4.7-flash",
+        "minicpm3-4b",
         "qwen3.5-0.8b",
         "qwen3.5-35b-a3b",
         "qwen3-next-80b-a3b",

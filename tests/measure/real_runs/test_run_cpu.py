@@ -224,7 +224,7 @@ def test_the_command_records_what_validate_reads(config: str, tmp_path: Path) ->
     assert records.records[0].id == printed["id"]
     assert printed["raw"]["environment_key"]
     assert Store(out).read().records[0].host_memory_kind == "rss_peak"
-    validate = [sys.executable, "-m", "planner.cli.main", "validate", str(file)]
+    validate = [sys.executable, "-m", "planner", "validate", str(file)]
     checked = subprocess.run(validate, cwd=ROOT, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
     assert "Runs on a CPU, apart" in checked.stdout

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 import planner
-from planner.api.open_length import SHORTEST_TOKENS, answer_at_any_length
+from planner.api.checks import check_job, command_job
+from planner.api.files import CheckOptions
+from planner.api.open_length import SHORTEST_TOKENS, answer_at_any_length, with_shorter
 from planner.domain.prediction import Verdict
-from planner.errors import ExitCode, LengthOpenError, UsageError
+from planner.errors import ExitCode, LengthOpenError, NotModelledError, UsageError
+from planner.intake.given.request import Given, from_flags
 from planner.report.check.checked import Checked
 from tests.planner.report.prediction import made
 
@@ -35,6 +38,18 @@ gradient_accumulation_steps: 1
 device: cuda
 dtype: bf16
 enable_activation_checkpointing: True
+"""
+
+
+LLAMA_FACTORY = """
+model_name_or_path: Qwen/Qwen2.5-7B-Instruct
+stage: sft
+finetuning_type: lora
+dataset: notes
+template: qwen
+bf16: true
+cutoff_len: 8192
+per_device_train_batch_size: 8
 """
 
 
@@ -128,3 +143,91 @@ def test_a_recipe_that_pads_to_the_longest_sample(tmp_path: Path) -> None:
     assert planner.check(recipe, gpu="a100-80-sxm", seq=longest).verdict == "fits"
     assert planner.check(recipe, gpu="a100-80-sxm", seq=next_one).verdict != "fits"
     assert planner.check(recipe, gpu="t4").verdict == "does_not_fit"
+
+
+def shortened(ask: dict[int, Verdict | Exception]) -> tuple[str, str]:
+    """Verdict and warning on samples that are cut at 1,024 tokens, where shorter ones have these."""
+    before = made.subject(verdict="does_not_fit").prediction
+
+    def verdict(seq_tokens: int) -> Verdict:
+        found = ask[seq_tokens]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    found = with_shorter(before, verdict, Given(1024, "a.yaml:cutoff_len", cuts="longest"))
+    assert found.memory == before.memory
+    return found.verdict, " ".join(found.warnings[len(before.warnings) :])
+
+
+def test_where_short_samples_fit_the_cut_decides_nothing() -> None:
+    """The longest that fits is named, with the first that may not."""
+    verdict, text = shortened({128: "fits", 256: "fits", 512: "uncertain"})
+    assert verdict == "uncertain"
+    assert "up to 256 tokens fit, those of 512 may not" in text
+    assert "a.yaml:cutoff_len" in text
+    verdict, text = shortened({128: "fits", 256: "fits", 512: "fits"})
+    assert "up to 512 tokens fit, those of 1,024 may not" in text
+    verdict, text = shortened({128: "uncertain"})
+    assert verdict == "uncertain"
+    assert "samples of 128 may fit" in text
+    verdict, text = shortened({128: NotModelledError("uneven"), 256: "fits", 512: "does_not_fit"})
+    assert "up to 256 tokens fit, those of 512 may not" in text
+
+
+def test_what_is_generated_is_as_long_as_it_may_be() -> None:
+    """Prompts may be shorter: the lengths that are tried are theirs."""
+    asked = list[int]()
+
+    def verdict(seq_tokens: int) -> Verdict:
+        asked.append(seq_tokens)
+        return "fits" if seq_tokens < 3000 else "does_not_fit"
+
+    before = made.subject(verdict="does_not_fit").prediction
+    found = with_shorter(before, verdict, Given(10240, "a.yaml:max_length", cuts="longest"), 2048)
+    assert asked == [2048 + 128, 2048 + 256, 2048 + 512, 2048 + 1024]
+    assert "up to 2,560 tokens fit, those of 3,072 may not" in found.reason
+
+
+def test_where_the_shortest_do_not_fit_nothing_changes() -> None:
+    """Nor where none can be counted."""
+    assert shortened({128: "does_not_fit"}) == ("does_not_fit", "")
+    none = UsageError("images need more")
+    assert shortened({128: none, 256: none, 512: none}) == ("does_not_fit", "")
+
+
+def checked(path: Path, text: str, gpu: str = "3090", **flags: int) -> tuple[str, str]:
+    """Verdict and warnings of a file."""
+    path.write_text(text, encoding="utf-8")
+    found = planner.check(path, gpu=gpu, **flags)
+    return found.verdict, " ".join(getattr(found, "warnings", ()))
+
+
+def test_padded_samples_may_be_shorter_than_the_cut(tmp_path: Path) -> None:
+    """Packs, one length for all, and lengths that somebody gave are as long as they are; ``plan --config``
+    says the same.
+    """
+    path = tmp_path / "train.yaml"
+    verdict, text = checked(path, LLAMA_FACTORY)
+    assert verdict == "uncertain"
+    longest = int(text.split("up to ")[1].split()[0].replace(",", ""))
+    assert planner.estimate(config=path, gpu="3090").verdict == "uncertain"
+    assert checked(path, LLAMA_FACTORY, seq=longest)[0] == "fits"
+    assert checked(path, LLAMA_FACTORY, seq=8192)[0] == "does_not_fit"
+    assert checked(path, LLAMA_FACTORY, tokens_per_sample=8000)[0] == "does_not_fit"
+    assert checked(path, f"{LLAMA_FACTORY}packing: true\n")[0] == "does_not_fit"
+    assert checked(path, LLAMA_FACTORY, gpu="t4")[0] == "does_not_fit"
+
+
+def test_samples_end_to_end_that_fill_no_row_may_be_shorter() -> None:
+    """Megatron of ms-swift lays the samples of a micro-batch end to end; a pack is full."""
+    command = (
+        "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-7B --train_type lora --max_length 65536 "
+        "--tensor_model_parallel_size 2 --sequence_parallel true --micro_batch_size 2 --global_batch_size 8 "
+        "--dataset notes"
+    )
+    given = from_flags({"gpu": "a100-40-sxm:8"})
+    for text, verdict in ((command, "uncertain"), (f"{command} --packing true", "does_not_fit")):
+        found = check_job(command_job(text, CheckOptions()), given)
+        assert found.subject is not None, found.failure
+        assert found.subject.prediction.verdict == verdict

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.configs.read import TOOLS
+from planner.configs.read import TOOLS, recognise
+from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, UnknownNameError
 from planner.intake.given.config_file import read_config_file
 
@@ -47,3 +48,11 @@ def test_no_key_marks_files_of_two_tools() -> None:
     for index, name in enumerate(names):
         for other in names[index + 1 :]:
             assert not TOOLS[name].marks & TOOLS[other].marks, (name, other)
+
+
+def test_a_train_dataset_beside_a_named_model_is_not_of_llama_factorys_v1(tmp_path: Path) -> None:
+    """Its files name their model ``model``."""
+    keys = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "train_dataset": "x", "dtype": "bfloat16"}
+    file = tmp_path / "x.yaml"
+    file.write_text("\n".join(f"{name}: {value}" for name, value in keys.items()), encoding="utf-8")
+    assert recognise(read_document(file)).name == "trl"

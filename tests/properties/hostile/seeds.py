@@ -18,7 +18,8 @@ from planner.allocator.documents.history_file import pack_history
 from planner.catalog.location import data_dir
 from planner.catalog.models import model_entry
 from planner.configs.launchers import accelerate, zero
-from planner.configs.shared import harmless, trainer_arguments
+from planner.configs.shared import trainer_arguments
+from planner.configs.shared.key_tables import names_in
 from planner.configs.tools import hf_trainer, lmflow, trl
 from planner.configs.tools.axolotl import axolotl
 from planner.configs.tools.llama_factory import llama_factory, llama_factory_optimizers
@@ -42,13 +43,13 @@ MODELS = (
     "smollm3-3b",
     "olmo-2-7b",
 )  # fmt: skip
+_KEY_FILES = ("transformers.toml", "llama-factory.toml", "trl.toml", "lmflow.toml", "axolotl.toml")
 CONFIG_KEYS = sorted(
     {
         word
         for module in (
             accelerate,
             axolotl,
-            harmless,
             hf_trainer,
             llama_factory,
             llama_factory_optimizers,
@@ -63,7 +64,7 @@ CONFIG_KEYS = sorted(
         if isinstance(value, dict | tuple | frozenset)
         for word in value
         if isinstance(word, str)
-    }
+    }.union(*(names_in(file, "harmless") for file in _KEY_FILES))
 )
 """Every word that the readers of other tools' files know as a key."""
 _WRITERS = {".json": to_json, ".toml": to_toml}

@@ -10,7 +10,7 @@ from planner.configs.launchers.fsdp_keys import Beside, FsdpKeys, read_fsdp
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
 from planner.configs.shared.frozen_layers import read_lisa, read_unfrozen
-from planner.configs.shared.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.preference_tasks import (
     axolotl_task,
@@ -53,18 +53,7 @@ from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 TOOL = "Axolotl 0.19.0"
 STACK = "axolotl"
-MARKS = frozenset(
-    {
-        "base_model",
-        "sequence_len",
-        "micro_batch_size",
-        "adapter",
-        "sample_packing",
-        "datasets",
-        "lora_target_linear",
-        "num_epochs",
-    }
-)
+MARKS = frozenset(names_in("axolotl.toml", "marks"))
 _FSDP_VERSION = 1
 _TABLE = {
     "sequence_len": "seq",
@@ -73,101 +62,22 @@ _TABLE = {
     "eval_batch_size": "eval_batch",
     "num_epochs": "epochs",
 }
-_UNMODELLED = {
-    "peft_layers_to_transform": "adapters on some layers only are not modelled",
-    "peft_layer_replication": "replicated layers are not modelled",
-    "lora_rank_pattern": "ranks that differ by module are not modelled",
-    "spectrum_top_fraction": "what spectrum trains is not modelled",
-    "spectrum_model_name": "what spectrum trains is not modelled",
-    "unsloth_cross_entropy_loss": "Unsloth's kernels inside Axolotl are not modelled",
-    "unsloth_lora_mlp": "Unsloth's kernels inside Axolotl are not modelled",
-    "unsloth_lora_qkv": "Unsloth's kernels inside Axolotl are not modelled",
-    "unsloth_lora_o": "Unsloth's kernels inside Axolotl are not modelled",
-    "unsloth_rms_norm": "Unsloth's kernels inside Axolotl are not modelled",
-    "unsloth_rope": "Unsloth's kernels inside Axolotl are not modelled",
-    "dense_mixer": "DenseMixer is not modelled",
-    "kd_trainer": "distillation is not modelled",
-    "nemo_gym_enabled": "reinforcement learning is not modelled",
-    "quantization": "quantisation after training is not modelled",
-    "layer_offloading": "layers in host RAM are not modelled",
-    "ple_cpu_offload": "embeddings in host RAM are not modelled",
-    "selective_checkpointing": "selective checkpointing is not modelled",
-    "use_pose": "PoSE is not modelled",
-    "shrink_embeddings": "a smaller vocabulary is not modelled",
-    "deepcompile": "DeepCompile is not modelled",
-    "fp32_norms": "norms in fp32 are not modelled in this stack",
-    "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
-    "large_head_attention": "attention kernels of Axolotl's own are not modelled",
-    "flash_attn_d512": "attention kernels of Axolotl's own are not modelled",
-    "trainer_cls": "a trainer of one's own is not read",
-    "model_kwargs": "what is handed to the loader as it stands is not read",
-    "overrides_of_model_kwargs": "what is handed to the loader as it stands is not read",
-}
+_UNMODELLED = texts_in("axolotl.toml", "unmodelled")
 # Classes that Axolotl or a package brings along, in place of those of Transformers (2023-11
 # utils/models.py:294, 0.8.0:928).
 _MAMBA = "MambaLMHeadModel"
 _OWN_CLASSES = ("MixFormerSequentialForCausalLM", _MAMBA)
 # axolotl 0.19.0 utils/schemas/training.py: micro_batch_size.
 _MICRO_BATCH = 1
-_REMARKS = {
-    "torch_compile": "compilation is not counted: memory and time are those without it",
-    "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
-    "tokens": "the vocabulary is counted as published",
-    "resize_token_embeddings_to_32x": "the vocabulary is counted as published",
-    "batch_flattening": "counted as padded to the longest sample, which is more",
-    "gpu_memory_limit": "a limit of the loader's own is not counted: say --gpu-memory",
-    "max_memory": "a limit of the loader's own is not counted: say --gpu-memory",
-    "embeddings_skip_upcast": "where the token table and head stay in fp32, they are counted so",
-    "experts_implementation": "experts are counted as in Transformers",
-    "use_kernels": "kernels from the Hub are not counted",
-    "optim_target_modules": "all trained weights are counted as this optimizer's",
-    "ray_num_workers": "the number of GPUs is that of --gpu, not that of Ray's workers",
-    "lora_model_dir": "an adapter is trained as lora_r says, whatever it was made with",
-}
+_REMARKS = texts_in("axolotl.toml", "remarks")
 
 
-# No version of Axolotl reads these, and validation drops them (utils/schemas/config.py, pydantic's own
-# ``extra: ignore``); the loader says them itself (loaders/model.py, utils/config/__init__.py resolve_dtype).
-_DROPPED = (
-    "bnb_4bit_quant_type",
-    "bnb_4bit_compute_dtype",
-    "bnb_4bit_use_double_quant",
-    "bnb_4bit_quant_storage",
-    "quantization_config",
-    "torch_dtype",
-    "lora_bias",
-    "push_adapter_to_hub",
-    "use_peft",
-    "use_lora",
-    "use_qlora",
-)
-# Keys of a model's config.json that move no tensor of a step.
-_MODEL_CONFIG_HARMLESS = frozenset(
-    {
-        "output_router_logits",
-        "rope_scaling",
-        "rope_theta",
-        "rope_parameters",
-        "max_position_embeddings",
-        "original_max_position_embeddings",
-        "use_cache",
-        "attention_dropout",
-        "pad_token_id",
-        "bos_token_id",
-        "eos_token_id",
-        "initializer_range",
-        "router_aux_loss_coef",
-    }
-)
+_DROPPED = names_in("axolotl.toml", "dropped")
+_MODEL_CONFIG_HARMLESS = frozenset(names_in("axolotl.toml", "harmless_of_model_config"))
 
 
 def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a file of Axolotl says.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a file of Axolotl says."""
     age = read_age(keys, reading, beside.stack)
     _read_task(keys, reading, age=age)
     refuse_preferences(keys, age=age)
@@ -207,7 +117,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     remark_on_tf32(keys, reading)
     read_evaluation(keys, reading, age=age)
     read_generated(keys, reading, age=age)
-    keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
+    keys.skip((*names_in("axolotl.toml", "harmless"), *names_in("transformers.toml", "harmless")))
 
 
 def _remark(keys: Keys, reading: Reading) -> None:
@@ -226,10 +136,6 @@ def _read_task(keys: Keys, reading: Reading, *, age: Age) -> None:
 
     Axolotl's Mamba asks for mamba-ssm 1.2.0.post1 (pyproject.toml), whose utils/generation.py imports what
     Transformers 5 no longer has (GreedySearchDecoderOnlyOutput).
-
-    Raises:
-        NotModelledError: another kind of training, or none.
-        UsageError: Mamba, where it cannot be imported.
     """
     task = axolotl_task(keys)
     if task is not None:
@@ -316,9 +222,6 @@ def _read_old_packing(keys: Keys, reading: Reading) -> bool:
     Packs are of one length, whatever is said of padding.
 
     Source: axolotl 575a082aa (2023-11) utils/data.py:405-410.
-
-    Raises:
-        NotModelledError: a smaller length than that of samples.
     """
     packed, length = keys.count("max_packed_sequence_len"), keys.count("sequence_len")
     if packed is None:

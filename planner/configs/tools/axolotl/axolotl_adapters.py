@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.configs.tools.axolotl.axolotl_attention import OLD_ATTENTION
@@ -23,15 +24,7 @@ _EMBEDDING_KERNEL = "lora_embedding_kernel"
 _KIND = "bnb_4bit_quant_type"
 # These say how 8-bit matrices multiply.
 _OF_EIGHT_BITS = ("llm_int8_has_fp16_weight", "llm_int8_threshold")
-_UNUSED_WITHOUT_ADAPTER = (
-    "peft_use_dora",
-    "peft_autocast_adapter_dtype",
-    "lora_target_modules",
-    "lora_target_linear",
-    "lora_target_parameters",
-    "lora_modules_to_save",
-    "bnb_config_kwargs",
-)
+_UNUSED_WITHOUT_ADAPTER = names_in("axolotl.toml", "unused_without_adapter")
 
 
 def read_method(keys: Keys, reading: Reading, *, age: Age) -> None:
@@ -83,10 +76,6 @@ def read_method(keys: Keys, reading: Reading, *, age: Age) -> None:
 def _read_four_bits(keys: Keys, reading: Reading, *, age: Age) -> None:
     """The base of ``adapter: qlora``: what Axolotl says to bitsandbytes, over which ``bnb_config_kwargs`` is
     written, for such a base alone.
-
-    Raises:
-        InputFileError: another kind of 4 bits than bitsandbytes knows.
-        NotModelledError: another setting of bitsandbytes.
     """
     place = "axolotl 0.19.0 loaders/model.py, _set_quantization_config"
     part = keys.part("bnb_config_kwargs") or Keys(keys.path, {})
@@ -113,10 +102,6 @@ def _read_experts(keys: Keys, reading: Reading) -> None:
 
     Source: axolotl 0.19.0 monkeypatch/moe_quant.py patch_moe_quantization_on_load, utils/schemas/config.py
     check_quantize_moe_experts.
-
-    Raises:
-        UsageError: a setting that Axolotl refuses beside it.
-        NotModelledError: matrices whose scales are not packed beside experts whose scales are.
     """
     name = "quantize_moe_experts"
     if not keys.flag(name):
@@ -160,10 +145,6 @@ def _read_four_bits_of_lora(keys: Keys, reading: Reading, *, age: Age) -> None:
     (2025-10), 0.19.0 loaders/model.py:801 and 1146, kernels/lora.py:646; transformers 4.51.3
     utils/quantization_config.py BitsAndBytesConfig; peft 0.21 utils/other.py prepare_model_for_kbit_training.
     Ignored: that the products of older versions are of fp32 copies, as nobody says their dtype.
-
-    Raises:
-        UsageError: the file is of a version that stops.
-        NotModelledError: it is of 2023, whose base is not prepared.
     """
     if age.of_2023:
         what = "beside adapter: lora, as Axolotl of 2023 reads it, is not modelled; adapter: qlora is"
@@ -229,12 +210,7 @@ def read_adapter_kernels(keys: Keys, reading: Reading, *, age: Age, asked: bool)
 def _refuse_separate_experts(
     keys: Keys, reading: Reading, said: Mapping[str, bool | None], *, age: Age, asked: bool
 ) -> None:
-    """Llama 4 whose experts are matrices of their own.
-
-    Raises:
-        UsageError: fused kernels of adapters, which its attention does not fit.
-        NotModelledError: adapters on them.
-    """
+    """Llama 4 whose experts are matrices of their own."""
     name, method = "llama4_linearized_experts", reading.value("method")
     if not keys.flag(name):
         return
@@ -258,9 +234,6 @@ def _refuse_other_heads(reading: Reading) -> None:
 
     Source: axolotl 0.19.0 monkeypatch/lora_kernels.py apply_lora_kernel_patches, loaders/adapter.py
     _get_peft_task_type.
-
-    Raises:
-        UsageError: the model has such a head.
     """
     if reading.value("task") in ("reward", "prm"):
         raise UsageError(

@@ -6,6 +6,7 @@ from enum import IntEnum
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import pick_age
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import OPTIMIZERS, say_optimizer
 from planner.errors import REFUSED_BY_TOOL, UsageError
@@ -45,14 +46,7 @@ _STACKS = {
     Age.TO_0_13: ("axolotl@0.13", "Axolotl 0.9 to 0.13"),
 }
 _STACK_OF_TODAY = "axolotl"
-# These are of 2023 and were hardly in example files of 2024-08: Transformers 4.35 had no sdpa.
-_KEYS_OF_2023 = (
-    "wandb_run_id",
-    "is_llama_derived_model",
-    "is_mistral_derived_model",
-    "is_falcon_derived_model",
-    "is_qwen_derived_model",
-)
+_KEYS_OF_2023 = names_in("axolotl.toml", "keys_of_2023")
 # What 0.4.1 and later stop at, and what says the same there (0.4.0 utils/config.py:204; cc3cebfa7 of 2024-02
 # utils/config/models/input/v0_4_1; 0.19.0 utils/schemas/config.py and deprecated.py).
 _ENDED_IN_2024 = {
@@ -64,80 +58,18 @@ _KEYS_SINCE = ("wandb_name", "evals_per_epoch", "saves_per_epoch", "chat_templat
 # These are in 0.6.0 and not in 0.4.0.  Beside one ``wandb_run_id``, a key of 0.19.0 as well
 # (utils/schemas/integrations.py), tells no age.
 _KEYS_SINCE_0_5 = ("plugins", "eval_strategy")
-# Keys of 0.8 that later versions dropped, or that nearly all example files had up to 0.8.0 and none or few
-# since 0.9.2, mostly without a value, so that even an empty one tells the age.
-_OLD_KEYS = (
-    "local_rank",
-    "s2_attention",
-    "xformers_attention",
-    "lora_fan_in_fan_out",
-    "eval_table_max_new_tokens",
-    "relora_steps",
-    *_KEYS_OF_2023,
-    "flash_attn_fuse_qkv",
-)
+_OLD_KEYS = names_in("axolotl.toml", "keys_to_0_8")
 # Names that went: Transformers dropped the first in 4.50, Axolotl the second between 0.10 and 0.12, the third
 # with its first schema (2024-03).
 _OLD_VALUES = {"optimizer": "adamw_hf", "gradient_checkpointing": "unsloth", "bf16": "full"}
-# Keys of 0.9 to 0.13 (utils/schemas) that 0.8.1 does not have: beside one, an older key is a leftover.
-_KEYS_SINCE_0_9 = (
-    "activation_offloading",
-    "attn_implementation",
-    "chunked_cross_entropy",
-    "context_parallel_size",
-    "dp_replicate_size",
-    "dp_shard_size",
-    "eot_tokens",
-    "fsdp_version",
-    "lora_target_parameters",
-    "peft_autocast_adapter_dtype",
-    "qat",
-    "tiled_mlp",
-)
-# Those of 0.14 and later.
-_KEYS_SINCE_0_14 = (
-    "eaft_alpha",
-    "ebft",
-    "expert_backend",
-    "expert_parallel_size",
-    "experts_implementation",
-    "flash_attn_d512",
-    "fp32_norms",
-    "freeze_mm_modules",
-    "fused_attn_kernel",
-    "gemma4_hybrid_attn_impl",
-    "large_head_attention",
-    "layer_offloading",
-    "liger_rms_norm_gated",
-    "lora_embedding_kernel",
-    "moe_bnb_fast",
-    "nemo_gym_enabled",
-    "quantize_moe_experts",
-    "sage_attention",
-    "sdpa_varlen",
-    "selective_checkpointing",
-    "torch_empty_cache_steps",
-    "use_dsv4_kernels",
-    "use_eaft",
-    "use_glm_dsa_kernels",
-    "use_mora",
-    "use_onebitllms",
-    "use_scattermoe",
-    "use_sonicmoe",
-)
+_KEYS_SINCE_0_9 = names_in("axolotl.toml", "keys_since_0_9")
+_KEYS_SINCE_0_14 = names_in("axolotl.toml", "keys_since_0_14")
 # Names that ``attn_implementation`` has taken since 0.17 (utils/schemas/enums.py); before it took those of
 # kernels on the Hub, beside the flags below.
 _NAMED_SINCE_0_17 = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "xformers")
 # Keys that 0.12 and 0.14 dropped from the schema.
 _KEYS_TO_0_13 = ("relora_anneal_steps", "relora_warmup_steps", "safe_serialization")
-# Flags of kernels, which examples had up to 0.16 and which later versions still take.
-_FLAGS_TO_0_16 = (
-    "eager_attention",
-    "flash_attention",
-    "flex_attention",
-    "sdp_attention",
-    "xformers_attention",
-)
+_FLAGS_TO_0_16 = names_in("axolotl.toml", "flags_to_0_16")
 # Names beside the Trainer's (axolotl 0.19.0 utils/schemas/enums.py CustomSupportedOptimizers, core/builders/
 # base.py _configure_optimizer).  Those with ``ao`` are older ones of the Trainer's (0.8.0
 # core/trainers/base.py), in 4 bits with a scale for 128 elements in place of 256.
@@ -246,9 +178,6 @@ def is_fsdp2(keys: Keys) -> bool:
 def _refuse_by_engine(keys: Keys) -> None:
     """What Axolotl stops at (0.19.0 utils/schemas/validation.py check_muon_deepspeed_fsdp, and since 0.9
     check_fsdp2_w_8bit_optimizer).
-
-    Raises:
-        UsageError: Muon beside DeepSpeed or the first FSDP, AdamW of bitsandbytes beside the second.
     """
     name, settings, second = keys.get("optimizer"), keys.get("fsdp_config"), is_fsdp2(keys)
     beside, other = "", "adamw_torch_fused"

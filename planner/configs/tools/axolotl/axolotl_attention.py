@@ -27,9 +27,6 @@ def _read_hybrid_attention(keys: Keys, reading: Reading) -> None:
 
     Source: axolotl 0.19.0 loaders/patch_manager.py _apply_gemma_hybrid_attention,
     monkeypatch/gemma4_hybrid_mask.py, utils/schemas/config.py.
-
-    Raises:
-        UsageError: another kernel for the rest.
     """
     name = "gemma4_hybrid_attn_impl"
     if not keys.flag(name):
@@ -48,9 +45,6 @@ def _read_scaled_softmax(keys: Keys, reading: Reading) -> None:
 
     Source: axolotl 067b021c8 monkeypatch/scaled_softmax_attn.py, utils/schemas/validation.py
     check_scaling_softmax_requires_flex.
-
-    Raises:
-        UsageError: another kernel.
     """
     name = "scaling_softmax"
     if keys.flag(name) and reading.value("attention") != "flex":
@@ -83,10 +77,6 @@ def _read_kernel(keys: Keys, reading: Reading, *, age: Age) -> None:
 
     Where both are given the new one counts: axolotl d1de6f5f3 (0.12) and 5eb265513 (2026-02) loaders/model.py
     _set_attention_config; both are refused since e4032fc90 (2026-05, 0.17).
-
-    Raises:
-        UsageError: Axolotl's code for xFormers and Llama, which stops.
-        NotModelledError: a kernel that no formula covers.
     """
     on = [name for name in OLD_ATTENTION if keys.flag(name)]
     if keys.get("attn_implementation") == "xformers":
@@ -126,11 +116,7 @@ def _read_kernel(keys: Keys, reading: Reading, *, age: Age) -> None:
 
 
 def _refuse_xformers(keys: Keys, name: str) -> None:
-    """Source: axolotl 0.13.2 and 0.19.0 loaders/patch_manager.py _patch_llama_derived_model.
-
-    Raises:
-        UsageError: Axolotl's code for xFormers and Llama, which stops.
-    """
+    """Source: axolotl 0.13.2 and 0.19.0 loaders/patch_manager.py _patch_llama_derived_model."""
     if is_llama(keys) and not keys.flag("sample_packing"):
         raise UsageError(
             f"{keys.where(name)}: Axolotl's own code for xFormers and a Llama without sample_packing reads "
@@ -164,9 +150,6 @@ def _read_flash_optimum(keys: Keys, reading: Reading) -> None:
 
     Source: optimum 1.13.2 and 1.23.3 bettertransformer/models/attention.py gpt2_wrapped_scaled_dot_product;
     axolotl 0.8.0 utils/models.py.
-
-    Raises:
-        NotModelledError: a family other than GPT-NeoX.
     """
     if not keys.flag("flash_optimum"):
         return

@@ -47,11 +47,7 @@ def read_kernels(keys: Keys, reading: Reading) -> None:
 
 
 def _backend(keys: Keys) -> str:
-    """``scattermoe``, ``sonicmoe`` or neither.
-
-    Raises:
-        UsageError: both, or an ``expert_backend`` beside the other's switch.
-    """
+    """``scattermoe``, ``sonicmoe`` or neither."""
     on = [name for name, switch in _SWITCHES.items() if keys.flag(switch)]
     said = keys.text("expert_backend")
     if said is not None and said.lower() not in (*_SWITCHES, *_NO_KERNELS):

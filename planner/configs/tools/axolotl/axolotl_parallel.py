@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 
 from planner.configs.said_by_file import Alone, Reading
+from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import read_sync
 from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.errors import show
 
-_REFUSED = {
-    "tensor_parallel_size": "a tensor-parallel degree",
-    "dp_replicate_size": "a degree of replicas",
-    "expert_parallel_size": "an expert-parallel degree",
-}
+_REFUSED = texts_in("axolotl.toml", "unmodelled_parallel")
 _DIVIDED = ("tensor_parallel_size", "context_parallel_size", "dp_shard_size")
 # The second name is the older one, which counts where the first is not given.
 _CONTEXT = ("context_parallel_size", "sequence_parallel_degree")

@@ -6,6 +6,7 @@ import re
 
 from planner.catalog.models import entry_named_in
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_cross_entropy
 from planner.configs.shared.rollouts import read_rollout, remark_divided
@@ -54,33 +55,9 @@ _NEMOTRON_H = re.compile(r"nemotron-h-|nemotron-nano-\d+b-v2|nemotron-3-")
 # Architectures jamba, qwen2_moe and nemotron_h.
 _STORED_IN_FP32 = re.compile(rf"jamba|qwen1\.5-moe|qwen2-57b-a14b|{_NEMOTRON_H.pattern}")
 
-# axolotl 067b021c8 (2026-07-24) utils/schemas/trl.py: what Axolotl's own trainer of GRPO adds to TRL's, and
-# the details of it.
-_AHEAD = "generation ahead of the update is not modelled"
-_OWN_ROLLOUTS = {
-    # core/trainers/grpo/async_trainer.py _generate_only takes 7 values of trl 1.9.0, which returns 8.
-    "async_prefetch": f"{_AHEAD}, and Axolotl 0.19.0 stops at it where one process trains",
-    "use_data_producer": "a producer of data of Axolotl's own is not modelled",
-    "streaming_partial_batch": _AHEAD,
-    "rollout_func": "a function that generates, of one's own, is not read",
-    "replay_buffer_size": "GRPO with a buffer of older completions is not modelled",
-    "vllm_lora_sync": "adapters that vLLM loads beside the base are not modelled",
-}
-_OWN_ROLLOUTS_HARMLESS = (
-    "prefetch_depth",
-    "vllm_sync_interval",
-    "streaming_min_groups",
-    "reward_num_workers",
-    "replay_recompute_logps",
-    "reroll_start_fraction",
-    "reroll_max_groups",
-    "skip_zero_advantage_batches",
-)
-_ENGINE_HARMLESS = (
-    *("dtype", "enable_prefix_caching", "host", "port", "enforce_eager"),
-    *("data_parallel_size", "device", "enable_reasoning", "reasoning_parser", "serve_module"),
-    "worker_extension_cls",
-)
+_OWN_ROLLOUTS = texts_in("axolotl.toml", "rollouts_of_its_own")
+_OWN_ROLLOUTS_HARMLESS = names_in("axolotl.toml", "harmless_of_its_rollouts")
+_ENGINE_HARMLESS = names_in("axolotl.toml", "harmless_of_engine")
 
 
 def read_numerics(keys: Keys, reading: Reading, *, age: Age) -> None:
@@ -281,9 +258,6 @@ def _read_flash_parts(keys: Keys, reading: Reading) -> None:
 
     Source: axolotl fbe54be6b (2025-03) utils/models.py:515-545, 905-941, utils/config/__init__.py:178-185;
     so in 2024-08.
-
-    Raises:
-        NotModelledError: one of them is on for a model that may be a Llama.
     """
     other = "stablelm" in str(keys.get("base_model") or "").lower() and not is_llama(keys)
     if not other:
@@ -327,11 +301,7 @@ def refuse_preferences(keys: Keys, *, age: Age) -> None:
 
 
 def _refuse_packed_base(keys: Keys, kind: str) -> None:
-    """Source: axolotl 0.12.0 and 0.19.0 utils/schemas/validation.py check_fsdp2_base_model_quant_rl.
-
-    Raises:
-        UsageError: preferences over a base in 4 or 8 bits, which the second FSDP divides.
-    """
+    """Source: axolotl 0.12.0 and 0.19.0 utils/schemas/validation.py check_fsdp2_base_model_quant_rl."""
     bits = next((name for name in ("load_in_8bit", "load_in_4bit") if keys.flag(name)), "")
     if bits and kind in ("dpo", "kto", "orpo", "ipo") and keys.get("fsdp_config") and is_fsdp2(keys):
         raise UsageError(

@@ -19,11 +19,7 @@ _NVFP4 = (
 
 
 def _read_ternary(keys: Keys, reading: Reading) -> None:
-    """Weights of three values, by onebitllms (utils/schemas/validation.py check_onebitllms_lora).
-
-    Raises:
-        UsageError: beside adapters, which Axolotl refuses.
-    """
+    """Weights of three values, by onebitllms (utils/schemas/validation.py check_onebitllms_lora)."""
     if keys.get("adapter"):
         raise UsageError(f"{keys.where(TERNARY)}: Axolotl refuses it beside adapters [{REFUSED_BY_TOOL}]")
     reading.say("qat", "ternary", keys.where(TERNARY))

@@ -12,7 +12,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.frozen_layers import read_freeze
-from planner.configs.shared.harmless import LLAMA_FACTORY_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.preference_tasks import OTHER_REFERENCES, llama_factory_task, read_likelihood
@@ -60,14 +60,7 @@ TOOL = "LLaMA-Factory 0.9.5"
 MARKS = frozenset(
     {"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"}
 )
-# New tokens set ``resize_vocab`` (model/patcher.py patch_tokenizer).
-_RESIZING = (
-    "resize_vocab",
-    "add_tokens",
-    "add_special_tokens",
-    "new_special_tokens_config",
-    "new_special_tokens",
-)
+_RESIZING = names_in("llama-factory.toml", "new_tokens")
 _METHODS = {"lora": "lora", "oft": "lora", "full": "full", "freeze": "full"}
 _TABLE = {
     "cutoff_len": "seq",
@@ -86,22 +79,7 @@ _ATTENTIONS = {
     "eager": "eager",
     "flash_attention_2": "flash2",
 }
-# Read with USE_MEGATRON_BRIDGE=1 alone (ff6d4d12e of 2026-08 hparams/megatron_bridge_args.py).
-_BRIDGE = """
-    use_megatron_bridge sequence_parallel context_parallel_size use_packed_sequences mixed_precision
-    extra_config export_hf_on_finish
-"""
-_UNMODELLED = {
-    **BEFORE_0_7,
-    **dict.fromkeys(_BRIDGE.split(), "a key of Megatron Bridge, by which training is not modelled"),
-    "use_mca": "USE_MCA=1 before the command decides: say --tool llama-factory-mca",
-    "use_hyper_parallel": "HyperParallel is not modelled",
-    "use_unsloth": (
-        "Unsloth inside LLaMA-Factory is not modelled; --stack unsloth describes Unsloth by itself"
-    ),
-    "shift_attn": "shifted sparse attention is not modelled",
-    "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
-}
+_UNMODELLED = {**BEFORE_0_7, **texts_in("llama-factory.toml", "unmodelled")}
 _HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
 # The collators of all stages but pt and ppo.
 _MULTIPLE = 8
@@ -159,7 +137,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _refuse_written_evaluation(keys, reading)
     drop_trainers_switch(keys, reading)
     _read_engine(keys, reading, beside, stage, old=old)
-    keys.skip((*LLAMA_FACTORY_HARMLESS, *GONE))
+    keys.skip((*names_in("llama-factory.toml", "harmless"), *GONE))
     stop_at_unknown_keys(keys, reading)
 
 
@@ -176,11 +154,7 @@ def _read_engine(keys: Keys, reading: Reading, beside: Beside, stage: str, *, ol
 
 
 def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
-    """``predict_with_generate`` takes no loss in evaluation (train/sft/trainer.py prediction_step).
-
-    Raises:
-        NotModelledError: the file turns evaluation on.
-    """
+    """``predict_with_generate`` takes no loss in evaluation (train/sft/trainer.py prediction_step)."""
     if keys.flag("predict_with_generate") and reading.value("eval_batch") is not None:
         raise keys.not_modelled("predict_with_generate", "an evaluation that generates text is not modelled")
 
@@ -218,12 +192,7 @@ def _read_padded_length(keys: Keys, reading: Reading, stage: str) -> None:
 
 
 def _refuse_other_kinds(keys: Keys) -> None:
-    """Files that LLaMA-Factory reads in another way: those of models that see, and of its v1 (by --tool).
-
-    Raises:
-        UsageError: a file of v1.
-        NotModelledError: names the key.
-    """
+    """Files that LLaMA-Factory reads in another way: those of models that see, and of its v1 (by --tool)."""
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
             raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
@@ -246,9 +215,6 @@ def _stage(keys: Keys) -> str:
 def _refuse_without_training(keys: Keys) -> None:
     """Training runs only where ``do_train`` is true (train/sft/workflow.py);
     a file of another task leaves it out.
-
-    Raises:
-        NotModelledError: the file evaluates, merges, answers or serves.
     """
     trains = keys.flag("do_train")
     other = [name for name in _OTHER_TASKS if not trains and keys.get(name) not in (None, False)]
@@ -264,9 +230,6 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
     """``flash_attn``; Gemma 2 and gpt-oss have kernels of LLaMA-Factory's own choice.
 
     Source: llamafactory 0.9.5 model/model_utils/attention.py:31-60.
-
-    Raises:
-        InputFileError: a kernel that it does not know.
     """
     said = keys.get("flash_attn")
     name, model = (
@@ -337,9 +300,6 @@ def _read_divergence(keys: Keys, reading: Reading) -> None:
 
     Source: llamafactory 0.9.5 train/sft/trainer.py compute_loss, train/trainer_utils.py create_ref_model,
     asft_loss_func.
-
-    Raises:
-        NotModelledError: another reference, or a combination that LLaMA-Factory does not train so.
     """
     keys.refuse_switched_on(OTHER_REFERENCES)
     if keys.flag("enable_liger_kernel"):
@@ -416,9 +376,6 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
 def _read_rotations(keys: Keys, reading: Reading) -> None:
     """OFT, which has the targets of LoRA (model/adapter.py _setup_lora_tuning);
     what else a file says of LoRA has no effect.
-
-    Raises:
-        NotModelledError: so many blocks in each matrix.
     """
     if keys.is_on("oft_rank"):
         raise keys.not_modelled(
@@ -436,12 +393,13 @@ def _read_rotations(keys: Keys, reading: Reading) -> None:
 
 
 def _read_numerics(keys: Keys, reading: Reading) -> None:
-    """Precision, and the base's quantisation."""
+    """Precision, and the base's quantisation.  ``pure_bf16``: no fp32 weights; with bf16, autocast too."""
     read_precision(keys, reading)
     if keys.flag("pure_bf16"):
         reading.switch("trainable_fp32", False, keys.where("pure_bf16"))
-        reading.said.pop("precision", None)
-        reading.say("precision", "bf16", keys.where("pure_bf16"))
+        if not keys.flag("bf16"):
+            reading.said.pop("precision", None)
+            reading.say("precision", "bf16", keys.where("pure_bf16"))
     if reading.value("precision") is None:
         need_precision(reading)
     bits = keys.count("quantization_bit")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.errors import show
 
@@ -18,24 +19,7 @@ OLD_STACK = "llama-factory@0.8"
 STACK_OF_0_9 = "llama-factory@0.9"
 _OLD_TOOL = "LLaMA-Factory 0.7 to 0.9.2"
 _TOOL_OF_0_9 = "LLaMA-Factory 0.9.2 and 0.9.3"
-# Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3),
-# with the name that Transformers has dropped by 4.55.
-_OLD_KEYS = (
-    "evaluation_strategy",
-    "new_special_tokens",
-    "split",
-    "reserved_label_len",
-    "visual_inputs",
-    "image_resolution",
-    "video_resolution",
-    "image_dir",
-    "train_mm_proj_only",
-    "dpo_ftx",
-    "kto_ftx",
-    "dpo_beta",
-    "dpo_loss",
-    "orpo_beta",
-)
+_OLD_KEYS = names_in("llama-factory.toml", "keys_to_0_8")
 # hparams/finetuning_args.py of 0.7.1, gone by 0.8.0; the last two are of 0.7.0.
 _OWN_KEYS_OF_0_7 = (
     *("dpo_ftx", "kto_ftx", "dpo_beta", "dpo_loss", "orpo_beta"),
@@ -43,51 +27,13 @@ _OWN_KEYS_OF_0_7 = (
 )
 # A name of the Trainer's, which its later versions take as well, but their files do not say.
 _KEYS_OF_0_7 = ("evaluation_strategy", *_OWN_KEYS_OF_0_7)
-# Keys that 0.9.1 does not know and 0.9.2 does, and with which 0.9.1 stops.
-_KEYS_OF_0_9_2 = (
-    "trust_remote_code",
-    "freeze_multi_modal_projector",
-    "freeze_language_model",
-    "image_max_pixels",
-    "image_min_pixels",
-    "use_reentrant_gc",
-    "use_apollo",
-    "use_swanlab",
-    "disable_shuffling",
-    "ray_num_workers",
-)
+_KEYS_OF_0_9_2 = names_in("llama-factory.toml", "keys_of_0_9_2")
 # src/train_bash.py of its repository: up to 0.7, whose successor is src/train.py.
 _SCRIPT_OF_0_7 = "train_bash.py"
-# Templates of 0.9.5 and 0.9.3 that 0.9.2 does not have (data/template.py of each).
-_NEW_TEMPLATES = """
-    aeva bailing_v2 cpm4 deepseekr1 dots_ocr ernie ernie_nothink ernie_vl falcon_h1 gemma2 gemma3
-    gemma3n gemma4 gemma4n glm4_5v glm4_7 glm4_moe glm4v glm_ocr glmz1 gpt_oss granite3_vision
-    granite4 hunyuan hunyuan_small hy3 intern_s1 intern_vl keye_vl kimi_vl lfm2 lfm2_vl llama4 mimo
-    mimo_v2 mimo_vl minicpm_v_4_6 minimax1 minimax2 ministral3 phi4_mini qwen2_omni qwen3 qwen3_5
-    qwen3_5_nothink qwen3_6 qwen3_nothink qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink
-    seed_coder seed_oss smollm smollm2 youtu youtu_vl
-"""
-BEFORE_0_7 = dict.fromkeys(
-    (
-        *("layernorm_dtype", "lora_bf16_mode", "ref_model_checkpoint", "resume_lora_training", "sft_packing"),
-        *("max_source_length", "max_target_length", "dev_ratio", "prompt_template", "source_prefix"),
-        *("system_prompt", "dpo_ref_model", "dpo_ref_model_checkpoint", "reward_model_checkpoint"),
-        "hf_auth_token",
-    ),
-    "a key of LLaMA-Factory before 0.7, which is not modelled",
-)
-"""Keys of 2023 and early 2024: 3198a7e5f, 5549f3593, 17024ebc1, f5ba2190f and 384f0e767 of its history, and
-src/llmtuner/hparams of v0.0.9 to v0.3.3, which v0.7.0 no longer has.  Until v0.1.8 a sample was as long as
-both lengths together, and later keys say nothing of it.
-"""
+_NEW_TEMPLATES = names_in("llama-factory.toml", "templates_since_0_9")
+BEFORE_0_7 = texts_in("llama-factory.toml", "unmodelled_before_0_7")
 
-GONE = (
-    "split",
-    "reserved_label_len",
-    "image_dir",
-    "image_resolution",
-    "video_resolution",
-)
+GONE = names_in("llama-factory.toml", "gone")
 
 
 def read_age(keys: Keys, reading: Reading, asked: str) -> bool:
@@ -111,7 +57,7 @@ def _old_place(keys: Keys, reading: Reading) -> str:
         return f"{keys.path}: {show(reading.script)}"
     if (name := first_held(keys, _OLD_KEYS)) is not None:
         return keys.where(name)
-    if (keys.text("template") or "") in _NEW_TEMPLATES.split():
+    if (keys.text("template") or "") in _NEW_TEMPLATES:
         return ""
     # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
     if keys.get("quantization_method") == "bitsandbytes":

@@ -29,6 +29,11 @@ def read_weights_dtype(keys: Keys, reading: Reading, stage: str) -> None:
     if keys.has("tokenized_path"):
         text = "counted as training, which follows where the data have to be prepared first"
         reading.remark(keys.where("tokenized_path"), text)
+    if reading.sharding.engine == "deepspeed":
+        reading.needs["precision"] = (
+            f"{keys.path}: neither bf16 nor fp16 is true, and in which dtype DeepSpeed then computes is not "
+            "modelled: say bf16: true, or --precision bf16-mixed"
+        )
     kind = keys.text("finetuning_type") or "lora"
     sees = (keys.text("template") or "") in VISION_TEMPLATES
     if reading.sharding.engine != "native" or sees or stage not in _STAGES:

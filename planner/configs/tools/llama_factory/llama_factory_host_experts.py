@@ -8,6 +8,7 @@ wrap_moe_layers_with_kt_wrapper.
 from __future__ import annotations
 
 from planner.configs.said_by_file import Reading, Stop
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.domain.model import ModelSpec
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
@@ -19,18 +20,8 @@ _OLD = ("kt_optimize_rule", "cpu_infer", "chunk_size", "kt_maxlen", "kt_use_cuda
 _SPREAD = "accelerate-kt 1.14.0 utils/dataclasses.py KTransformersPlugin: several processes need FSDP2"
 _OTHER = "experts in '{}' are not modelled; bf16 and int8 are"
 _FORMATS = {"amxbf16": "bf16", "int8": "int8", "amxint8": "int8"}
-# Threads; files that go when they are read; room that is reserved and never written.
-_HARMLESS = """
-    kt_num_threads kt_weight_lifecycle kt_model_max_length kt_max_cache_depth kt_share_cache_pool
-    kt_force_fused_expert_lora
-"""
-_NOT_BESIDE = {
-    "gradient_checkpointing": "is left to disable_gradient_checkpointing",
-    "gradient_checkpointing_kwargs": "is KTransformers' own",
-    "use_unsloth_gc": "wraps layers in another way",
-    "predict_with_generate": "is not for these experts",
-    "compute_accuracy": "is not for these experts",
-}
+_HARMLESS = names_in("llama-factory.toml", "harmless_of_host_experts")
+_NOT_BESIDE = texts_in("llama-factory.toml", "not_beside_host_experts")
 
 
 def read_host_experts(keys: Keys, reading: Reading, *, old: bool) -> None:
@@ -80,7 +71,7 @@ def _read_settings(keys: Keys, reading: Reading) -> None:
     if settings is None:
         reading.switch("host_experts", "bf16", keys.where(_SWITCH))
         return
-    settings.skip(_HARMLESS.split())
+    settings.skip(_HARMLESS)
     settings.refuse_switched_on({"kt_num_gpu_experts": "experts on the card beside those are not modelled"})
     if settings.flag("kt_share_backward_bb") is False:
         why = "a second copy of all experts for the backward pass is not modelled; true is the default"

@@ -14,7 +14,7 @@ import math
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
-from planner.configs.shared.harmless import LLAMA_FACTORY_HARMLESS, MCORE_ADAPTER_HARMLESS
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.megatron_keys import (
     DEGREES,
@@ -42,38 +42,14 @@ from planner.errors import show
 TOOL = "LLaMA-Factory with mcore_adapter 0.10.0"
 STACK = "llama-factory-mca"
 _PLACE = "mcore_adapter 0.10.0 training_args.py"
-_WORKFLOW = "LLaMA-Factory ff6d4d12e train/mca/workflow.py"
-_OFFLOAD = "states in host RAM are not modelled under mcore_adapter: leave it out"
-_UNMODELLED = {
-    **UNMODELLED,
-    "fp8": "8-bit products of Transformer Engine are not modelled",
-    "fp8_recipe": "8-bit products of Transformer Engine are not modelled",
-    "fp8_param": "weights in 8 bits are not modelled",
-    "cuda_graph_impl": "CUDA graphs are not modelled",
-    "moe_enable_routing_replay": "recorded choices of experts are not modelled",
-    "additional_configs": "what Megatron is given beside mcore_adapter's own arguments is not read",
-    "optimizer_cpu_offload": _OFFLOAD,
-    "use_liger_kernel": "Liger's kernels are not modelled under Megatron; enable_liger_kernel has no effect",
-    "quantization_bit": "mcore_adapter has no quantised bases: leave it out",
-    "resize_vocab": "words that are added to the vocabulary are not modelled under Megatron",
-    "new_special_tokens": "words that are added to the vocabulary are not modelled under Megatron",
-    "add_tokens": "words that are added to the vocabulary are not modelled under Megatron",
-    "add_special_tokens": "words that are added to the vocabulary are not modelled under Megatron",
-}
+_UNMODELLED = {**UNMODELLED, **texts_in("megatron.toml", "unmodelled_of_mcore_adapter")}
 # Switches that are off where a file says nothing, without which nothing was read.
 _SWITCHED_ON = {
     "bf16": OTHER_PRECISION,
     "use_distributed_optimizer": WHOLE_OPTIMIZER,
     "bias_activation_fusion": SINGLE_OPERATORS,
 }
-# What LLaMA-Factory's loader and the Trainer's loop read, of which neither runs.
-_UNUSED = """
-    additional_target adapter_name_or_path deepspeed disable_gradient_checkpointing double_quantization
-    enable_liger_kernel flash_attn freeze_extra_modules freeze_trainable_layers freeze_trainable_modules
-    gradient_checkpointing gradient_checkpointing_kwargs lora_alpha lora_dropout lora_rank lora_target
-    optim optim_args pure_bf16 quantization_method quantization_type rope_scaling upcast_layernorm use_dora
-    use_reentrant_gc use_rslora use_unsloth_gc
-"""
+_UNUSED = names_in("megatron.toml", "unused_of_mcore_adapter")
 _STAGES = ("pt", "sft")
 # MCA_SUPPORTED_MODELS of extras/constants.py, of the architectures that are modelled under Megatron.
 _SUPPORTED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
@@ -84,11 +60,7 @@ _MULTIPLE = {"sft": 64, "pt": 8}
 _OF_MEGATRON = frozenset(
     {*DEGREES, "use_distributed_optimizer", "bias_activation_fusion", "recompute_granularity"}
 )
-OF_BRIDGE = frozenset(
-    {"mixed_precision", "use_packed_sequences", "extra_config", "export_hf_on_finish"}
-    | {"masked_softmax_fusion", "megatron_pretrained_checkpoint", "use_megatron_bridge"}
-)
-"""Keys of LLaMA-Factory's other way to Megatron (hparams/megatron_bridge_args.py), which this one lacks."""
+OF_BRIDGE = frozenset(names_in("megatron.toml", "bridge"))
 
 
 def is_mca(document: Document) -> bool:
@@ -99,12 +71,7 @@ def is_mca(document: Document) -> bool:
 
 
 def read_mca(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a file says to mcore_adapter.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a file says to mcore_adapter."""
     stage = _refuse(keys)
     reading.stops.append(Stop(lambda spec: spec.architecture not in _SUPPORTED, _unsupported(keys)))
     if stage == "pt":
@@ -123,7 +90,9 @@ def read_mca(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_given_launch(reading, beside)
     wide = f"{keys.path}: mcore_adapter takes heads of another width for this model"
     reading.stops.append(Stop(_has_own_width, wide))
-    keys.skip((*MCORE_ADAPTER_HARMLESS, *LLAMA_FACTORY_HARMLESS))
+    keys.skip(
+        (*names_in("megatron.toml", "harmless_of_mcore_adapter"), *names_in("llama-factory.toml", "harmless"))
+    )
     remark_on_unknown_keys(keys, reading)
 
 
@@ -137,11 +106,7 @@ def _has_own_width(spec: ModelSpec) -> bool:
 
 
 def _refuse(keys: Keys) -> str:
-    """The stage.
-
-    Raises:
-        NotModelledError: something that no formula covers.
-    """
+    """The stage."""
     stage = keys.text("stage") or "sft"
     if stage not in _STAGES:
         raise keys.not_modelled("stage", f"{show(stage)} by mcore_adapter is not modelled; sft and pt are")
@@ -166,7 +131,7 @@ def _read_trainer(keys: Keys, reading: Reading) -> None:
     read_trainer(keys, reading, evaluates_behind=True)
     for name in ("optimizer", "gradient_checkpointing", "checkpoint_reentrant"):
         reading.said.pop(name, None)
-    for name in _UNUSED.split():
+    for name in _UNUSED:
         if keys.is_on(name):
             reading.remark(
                 keys.where(name), "has no effect: mcore_adapter has a loader and a loop of its own"
@@ -195,6 +160,8 @@ def _read_length(keys: Keys, reading: Reading, stage: str) -> None:
         reading.default("seq", padded, "LLaMA-Factory ff6d4d12e hparams/data_args.py: cutoff_len")
     if not any(keys.flag(name) for name in ("packing", "neat_packing", "sequence_packing")):
         text = "every sample is counted as so long; shorter ones need less"
+        if (keys.count("expert_model_parallel_size") or 1) == 1:
+            reading.cut_samples = "packed"
         reading.remark(keys.where("cutoff_len"), text)
     keys.skip(("packing", "neat_packing", "sequence_packing"))
 
@@ -248,9 +215,6 @@ def _read_fused_loss(keys: Keys, reading: Reading) -> None:
     """Megatron's own where GPUs divide the vocabulary, else a kernel of quack.
 
     Source: mcore_adapter 0.10.0 models/model_factory.py compute_language_model_loss.
-
-    Raises:
-        NotModelledError: that kernel.
     """
     where = keys.where("cross_entropy_loss_fusion")
     if reading.value("tensor_parallel") is None:

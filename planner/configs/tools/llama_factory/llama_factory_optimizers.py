@@ -41,12 +41,7 @@ def read_own_optimizer(keys: Keys, reading: Reading) -> None:
 
 
 def _read_apollo(keys: Keys, reading: Reading) -> None:
-    """APOLLO over all linear layers, by random matrices (_create_apollo_optimizer).
-
-    Raises:
-        NotModelledError: some layers only, projections by a decomposition,
-        other sides or scales than modelled.
-    """
+    """APOLLO over all linear layers, by random matrices (_create_apollo_optimizer)."""
     if keys.names("apollo_target") not in ((), ("all",)):
         raise keys.not_modelled("apollo_target", "APOLLO over some matrices only is not modelled; all is")
     for name, default in (("apollo_proj", "random"), ("apollo_proj_type", "std")):
@@ -68,9 +63,6 @@ def _check_base(keys: Keys, reading: Reading, name: str, bases: tuple[str, ...])
 
     Where nothing is said it is the Trainer's, which is fused with torch 2.8 and later (transformers 5.6.0
     training_args.py ``default_optim``); older files ran where it was not.
-
-    Raises:
-        UsageError: another base, or several micro-steps (_create_galore_optimizer, _create_apollo_optimizer).
     """
     base = keys.get("optim") or (
         "adamw_torch_fused" if reading.value("stack") == "llama-factory" else "adamw_torch"
@@ -95,9 +87,6 @@ def _read_badam(keys: Keys, reading: Reading) -> None:
     Weights stay in 16 bits (model/adapter.py init_adapter),
     and nothing casts unless the file says bf16 or fp16 (model/patcher.py
     patch_config: the dtype of the checkpoint).
-
-    Raises:
-        NotModelledError: a part of every matrix, one fixed layer, or DeepSpeed.
     """
     for name, (modelled, why) in _BADAM_OTHERS.items():
         if keys.get(name) not in (None, modelled):

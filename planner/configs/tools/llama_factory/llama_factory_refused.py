@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations, starmap
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.llama_factory.llama_factory_age import OLD_STACK, STACK_OF_0_9, is_of_0_7
 from planner.errors import REFUSED_BY_TOOL, NotModelledError, UsageError, show
@@ -22,11 +23,7 @@ _ALL, _0_8, _0_9_1, _0_9_5 = (0, 7, 1), (0, 8, 3), (0, 9, 1), (0, 9, 5)
 _WITHOUT_REFERENCE = ("orpo", "simpo")
 _MUST_BE_NUMBERS = ("loraplus_lr_ratio",)
 
-# data/template.py of 0.9.5: templates with ``efficient_eos``.
-_ENDS_ONCE = """
-    aeva bailing bailing_v2 breeze chatglm3 dots_ocr falcon fewshot gemma2 glm4 glm4_5v glm4_7 glm4_moe
-    glm4v glm_ocr glmz1 gpt_oss index solar yi_vl
-"""
+_ENDS_ONCE = names_in("llama-factory.toml", "templates_that_end_once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +219,14 @@ _OF_KEYS = (
     _Check(
         "train_on_prompt",
         "does not go with this template",
-        lambda file: file.on("train_on_prompt") and file.keys.get("template") in _ENDS_ONCE.split(),
+        lambda file: file.on("train_on_prompt") and file.keys.get("template") in _ENDS_ONCE,
         since=_0_9_5,
+    ),
+    _Check(
+        "val_size",
+        "does not go with eval_dataset",
+        lambda file: file.on("val_size", "eval_dataset"),
+        since=_0_8,
     ),
     _Check("max_samples", "does not go with streaming", lambda file: file.on("streaming", "max_samples")),
     _Check(

@@ -16,6 +16,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.checkpoints import remark_on_own_code
 from planner.configs.shared.frozen_layers import read_freeze
 from planner.configs.shared.joined_samples import join_samples
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import ATTENTIONS
 from planner.configs.shared.trainer_arguments import ends_by_steps
@@ -26,65 +27,19 @@ from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory v1 ff6d4d1"
 STACK = "llama-factory-v1"
-# Keys that no other tool has.
-MARKS = frozenset(
-    {
-        "dist_config",
-        "kernel_config",
-        "peft_config",
-        "quant_config",
-        "init_config",
-        "optim_config",
-        "lr_scheduler_config",
-        "model_class",
-        "sample_backend",
-        "train_dataset",
-        "batching_strategy",
-        "batching_workers",
-        "enable_activation_checkpointing",
-        "global_batch_size",
-    }
-)
+MARKS = frozenset(names_in("llama-factory-v1.toml", "marks"))
 _PLACE = "hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/config/training_args.py"
 _TABLE = {"model": "model", "micro_batch_size": "batch", "cutoff_len": "seq", "num_train_epochs": "epochs"}
 _DEFAULTS = {"batch": 1, "seq": 2048, "epochs": 3}
 _DEGREES = {
     "mp_replicate_size": "replicas of FSDP's shards, a degree",
 }
-_HARMLESS = (
-    "trust_remote_code",
-    "custom_chat_template",
-    "output_dir",
-    "learning_rate",
-    "max_grad_norm",
-    "batching_workers",
-    "dp_size",
-    "mp_shard_size",
-    "dist_timeout",
-    "lr_scheduler_config",
-    "seed",
-    "full_determinism",
-    "resume_from_checkpoint",
-    "save_steps",
-    "save_epochs",
-    "save_ckpt_as_hf",
-    "save_total_limit",
-    "logging_steps",
-    "train_dataset",
-    "eval_dataset",
-    "sample_backend",
-    "max_new_tokens",
-)
+_HARMLESS = names_in("llama-factory-v1.toml", "harmless")
 _QWEN_3 = re.compile(r"qwen3-\d")
 
 
 def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a file of LLaMA-Factory's v1 says.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter what a file of LLaMA-Factory's v1 says."""
     read_task(keys, reading, _DEFAULTS["seq"])
     keys.refuse_above_one(_DEGREES)
     if keys.text("model_class") not in (None, "llm"):
@@ -128,9 +83,6 @@ def _read_context(keys: Keys, reading: Reading) -> None:
 
     Source: core/base_trainer.py; plugins/model_plugins/parallelization/sequence_parallel.py
     sequence_parallel_loss.
-
-    Raises:
-        UsageError: another kernel or engine, which v1 refuses.
     """
     degree, mode = keys.count("cp_size") or 1, keys.text("cp_mode") or "ulysses"
     if degree == 1:
@@ -197,9 +149,6 @@ def _read_freeze(keys: Keys, reading: Reading, part: Keys) -> None:
     as ``freeze`` of 0.9.5 chooses them).
 
     Inputs of frozen layers require gradients under FSDP2 alone (distributed/fsdp2.py prepare_model).
-
-    Raises:
-        UsageError: without an engine, where layers in fp32 meet a stream in 16 bits, which torch refuses.
     """
     reading.say("method", "full", part.where("name"))
     read_freeze(part, reading, "name")
@@ -218,10 +167,6 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     """``optim_config``: Muon, for matrices; AdamW of separate operators for the rest.
 
     Source: plugins/trainer_plugins/optimizers/optimizer.py create_muon_optimizer.
-
-    Raises:
-        InputFileError: another one, which v1 does not have.
-        NotModelledError: another number of iterations, or no gradient ahead of the momentum.
     """
     part = keys.part("optim_config")
     if part is None:
@@ -241,9 +186,6 @@ def _read_batches(keys: Keys, reading: Reading) -> None:
     tokens.
 
     Source: src/llamafactory/v1/plugins/trainer_plugins/batching.py.
-
-    Raises:
-        InputFileError: no such strategy.
     """
     kind = keys.text("batching_strategy") or "normal"
     where = keys.where("batching_strategy")
@@ -264,11 +206,7 @@ def _read_batches(keys: Keys, reading: Reading) -> None:
 
 
 def _read_kernels(keys: Keys, reading: Reading) -> None:
-    """``auto`` is for Ascend's cards alone (kernels/interface.py ``_AUTO_KERNELS``).
-
-    Raises:
-        NotModelledError: other kernels, or Liger's on a model whose layers it was not read for.
-    """
+    """``auto`` is for Ascend's cards alone (kernels/interface.py ``_AUTO_KERNELS``)."""
     part = keys.part("kernel_config")
     if part is None:
         return
@@ -287,9 +225,6 @@ def _read_liger(keys: Keys, reading: Reading, part: Keys) -> None:
 
     Source: kernels/liger_kernel_ops.py, whose table has Qwen3 and its successors alone; liger-kernel 0.8.5
     transformers/monkey_patch.py apply_liger_kernel_to_qwen3 (``nn.functional.cross_entropy`` of all).
-
-    Raises:
-        NotModelledError: a choice of kernels, or a successor of Qwen3.
     """
     where, model = part.where("name"), str(keys.get("model") or "").lower()
     if "qwen3" not in model:
@@ -325,9 +260,6 @@ def _read_init(keys: Keys, reading: Reading) -> None:
 def _read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
     """``dist_config`` with ``bf16``: FSDP2, DeepSpeed, or none,
     where nothing casts (core/base_trainer.py ``_shard_model``).
-
-    Raises:
-        NotModelledError: another engine.
     """
     if beside.accelerate is not None:
         # The engine is that of the config, however many processes are launched.

@@ -66,10 +66,6 @@ def _refuse_copied(keys: Keys, loss: str) -> None:
 
     Source: trainers/dpo_trainer.py _init_ref_model; torch 2.13 distributed/fsdp/_fully_shard/_fully_shard.py
     _unimplemented_deepcopy.
-
-    Raises:
-        UsageError: FSDP2 refuses that.
-        NotModelledError: DeepSpeed's engine is copied.
     """
     dist, peft = keys.get("dist_config"), keys.get("peft_config")
     if (
@@ -127,9 +123,6 @@ def _read_held_dtype(part: Keys, reading: Reading, keys: Keys) -> None:
     """The dtype that holds 4-bit values and that their products compute in.
 
     What FSDP2 makes of it: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs.
-
-    Raises:
-        NotModelledError: neither of 16 bits.
     """
     where, said = part.where("compute_dtype"), part.text("compute_dtype") or "float16"
     if said not in ("float16", "bfloat16"):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.domain.vision import FrozenPart
 
@@ -31,15 +32,7 @@ READ_TEMPLATES = _TEXT_TOO | _LLAVA_NEXT | _OF_ONE_TOWER
 """Templates of models whose towers are modelled.  InternVL's is not among them: LLaMA-Factory calls the image
 processor itself, so that a file of the checkpoint, which nobody read, says whether it cuts.
 """
-_VISION_TEMPLATES = """
-    dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl
-    keye_vl kimi_vl lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen
-    llava_next_video llava_next_video_mistral llava_next_video_yi llava_next_yi mimo_vl minicpm_o minicpm_v
-    minicpm_v_4_6 ministral3 mistral_small mllama paligemma paligemma_chat pixtral qwen2_audio qwen2_omni
-    qwen2_vl qwen3_5 qwen3_5_nothink qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink
-    video_llava yi_vl youtu_vl
-"""
-VISION_TEMPLATES = frozenset(_VISION_TEMPLATES.split())
+VISION_TEMPLATES = frozenset(names_in("llama-factory.toml", "templates_that_see"))
 """Templates with a plugin for images or sound: llamafactory 0.9.5 data/template.py,
 ``mm_plugin=get_mm_plugin``.
 """
@@ -140,9 +133,6 @@ def _spare_projector(keys: Keys, reading: Reading, frozen: list[FrozenPart]) -> 
 
     LLaMA-Factory looks for linear layers outside of projectors, and then takes each module whose name holds
     one of theirs (model/model_utils/misc.py find_all_linear_modules, visual.py patch_target_modules).
-
-    Raises:
-        NotModelledError: the names of the tower's layers, or others of the file's own, may be a projector's.
     """
     names = keys.names("lora_target")
     if "vision_tower" not in frozen or not all(name == "all" or name.endswith("_proj") for name in names):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import (
     OPTIMIZERS,
@@ -33,13 +34,7 @@ _TABLE = {
 }
 _DEFAULTS = {"seq": 2048, "batch": 2, "grad_accum": 4, "lora_rank": 16, "optimizer": "adamw_8bit"}
 _MODEL = "unsloth/llama-3-8b"
-# Evaluation has no data there: ``eval_dataset`` is not given.
-_HARMLESS = (
-    *("dataset", "lora_alpha", "random_state", "use_rslora", "warmup_steps", "learning_rate", "weight_decay"),
-    *("lr_scheduler_type", "seed", "report_to", "logging_steps", "output_dir", "save_model", "save_method"),
-    *("save_gguf", "save_path", "quantization", "push_model", "push_gguf", "hub_path", "hub_token"),
-    *("raw_text_file", "chunk_size", "stride", "per_device_eval_batch_size"),
-)
+_HARMLESS = names_in("unsloth.toml", "harmless_of_cli")
 OFFLOADS_FROM = 512
 """Tokens of ``max_seq_length`` below which Unsloth moves no inputs of layers to the host (models/_utils.py
 apply_unsloth_gradient_checkpointing)."""
@@ -83,11 +78,7 @@ def _stops(keys: Keys, name: str, why: str) -> UsageError:
 
 
 def _read_adapters(keys: Keys, reading: Reading) -> None:
-    """Adapters, which the script always trains.
-
-    Raises:
-        NotModelledError: trained biases, or adapters that start from the error of rounding.
-    """
+    """Adapters, which the script always trains."""
     if keys.get("bias") not in (None, "none"):
         raise keys.not_modelled("bias", f"trained biases ({show(keys.get('bias'))}) are not modelled")
     if keys.has("loftq_config"):
@@ -119,10 +110,6 @@ def _read_dtype(keys: Keys, reading: Reading) -> None:
     """``dtype`` is handed on as text.
 
     Source: unsloth 2026.10.9 models/loader.py:1369-1376, models/rl.py:2657.
-
-    Raises:
-        UsageError: a text other than those of 16 bits, or one that does not go with the precision, which the
-        script takes from the card.
     """
     dtype = keys.text("dtype")
     if dtype == "float16":

@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import ends_by_steps, read_given_launch
 from planner.configs.tools.unsloth.unsloth_cli import (
@@ -20,6 +21,7 @@ from planner.configs.tools.unsloth.unsloth_cli import (
 )
 from planner.configs.yaml_or_json import Document
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.words import words
 
 _PLACE = "unsloth 2026.10.9 unsloth_cli/config.py"
 _SECTIONS = ("data", "training", "lora", "logging")
@@ -32,20 +34,7 @@ _OF_TRAINING = {
 _OF_LORA = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
 _DEFAULTS = {"seq": 2048, "batch": 2, "grad_accum": 4, "epochs": 3, "optimizer": "adamw_8bit"}
 _HARMLESS = {
-    "data": ("dataset", "local_dataset", "format_type"),
-    "training": (
-        *("output_dir", "learning_rate", "warmup_steps", "save_steps", "weight_decay", "random_seed"),
-        "train_on_completions",
-    ),
-    # Those of models that see, which are refused.
-    "lora": (
-        *("lora_alpha", "use_rslora", "vision_all_linear", "finetune_vision_layers"),
-        *("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules"),
-    ),
-    "logging": (
-        *("enable_wandb", "wandb_project", "wandb_token", "enable_tensorboard", "tensorboard_dir"),
-        "hf_token",
-    ),
+    section: words(names) for section, names in texts_in("unsloth.toml", "harmless_of_sections").items()
 }
 _CHECKPOINTING = {
     "unsloth": ("", "unsloth"),
@@ -122,11 +111,7 @@ def _stop_at_unknown(part: Keys) -> None:
 
 
 def _read_method(training: Keys, lora: Keys, reading: Reading) -> bool:
-    """What is trained: adapters, unless ``training_type`` is ``full``, whose other keys then say nothing.
-
-    Raises:
-        NotModelledError: adapters that start from the error of rounding.
-    """
+    """What is trained: adapters, unless ``training_type`` is ``full``, whose other keys then say nothing."""
     kind = training.text("training_type")
     method = "lora" if kind is None else kind.strip().lower()
     if method not in ("lora", "full"):

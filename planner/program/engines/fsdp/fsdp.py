@@ -308,9 +308,3 @@ class Fsdp(Runtime):
     def take(self, n_bytes: float, term: TermName, op: str, stream: int = 0) -> int:
         """Allocate."""
         return self.stream.allocate(Unit.ONE, n_bytes, term, ("fsdp", "", op), stream)
-
-    def free(self, *slots: int | None) -> None:
-        """Free what there is of ``slots``."""
-        for slot in slots:
-            if slot is not None:
-                self.stream.events.append(~slot)

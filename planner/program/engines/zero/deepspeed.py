@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from planner.domain.term import TermName
 from planner.program.engines.params import Param, params_of
-from planner.program.engines.zero.deepspeed_settings import settings_of
+from planner.program.engines.zero.deepspeed_settings import FP32, settings_of
 from planner.program.job import Job
-from planner.program.load import take_workspaces
+from planner.program.load import load_whole, take_workspaces
 from planner.program.ops.tensors import Mark, Unit
 from planner.program.parameters import Weight
 from planner.program.recorded_part import BACKWARD, FORWARD
@@ -34,6 +34,10 @@ class Purpose:
     name: str
     term: TermName
     stream: int = MAIN_STREAM
+
+
+_FLAT = Purpose("flatten(averaged_gradients)", "optimizer_temporaries")
+_WIDE = Purpose("flat gradients in fp32", "optimizer_temporaries")
 
 
 class DeepSpeed(Runtime):
@@ -106,8 +110,8 @@ class DeepSpeed(Runtime):
         self._has_states = True
 
     def load_weights(self) -> None:
-        """The parameters come to the card."""
-        raise NotImplementedError
+        """The 16-bit module is on the card whole (engine.py ``_configure_distributed_model``)."""
+        self.weights = load_whole(self.stream, self.job)
 
     def set_up(self) -> None:
         """Everything is loaded."""
@@ -133,12 +137,6 @@ class DeepSpeed(Runtime):
         stream = what.stream if self.settings.overlaps else MAIN_STREAM
         return self.stream.allocate(Unit.ONE, n_bytes, what.term, (*place, what.name), stream)
 
-    def free(self, *slots: int | None) -> None:
-        """Free what was taken, or a gradient."""
-        for slot in slots:
-            if slot is not None:
-                self.stream.events.append(~slot)
-
     def free_late(self, slot: int | None, lag: int) -> None:
         """Free what another stream still uses, as :meth:`RequestStream.free_late` says."""
         if slot is not None and self.settings.overlaps:
@@ -153,6 +151,15 @@ class DeepSpeed(Runtime):
     def brief(self, n_bytes: int, what: Purpose) -> None:
         """Allocate and free at once: a temporary of one call."""
         self.free(self.take(n_bytes, what))
+
+    def wide_gradients(self, elements: int, *, several: bool) -> int | None:
+        """Gradients of a group in fp32: ``several`` are flattened first."""
+        flat = self.take(elements * self.settings.element_bytes, _FLAT) if several else None
+        if self.settings.element_bytes >= FP32:
+            return flat
+        wide = self.take(elements * FP32, _WIDE)
+        self.free(flat)
+        return wide
 
     def update(self, elements: int) -> None:
         """The optimizer's step over one flat fp32 tensor on the card, the first of which makes its states."""

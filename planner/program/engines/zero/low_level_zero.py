@@ -2,7 +2,8 @@
 
 Source: colossalai 0.4.0 and 0.5.0 zero/low_level/low_level_optim.py and bookkeeping/bucket_store.py; each
 method names its counterpart.  Nothing is flattened and no buffer is made beforehand: each parameter is
-divided by itself, and gradients go to the host only as fp32 copies, when the step begins.
+divided by itself, and gradients go to the host only as fp32 copies, when the step begins.  The module comes
+to the card whole (``LowLevelZeroModel``).
 Ignored: host memory; padding; buffers in which updated weights are gathered, which are of a bucket's size.
 """
 
@@ -13,7 +14,6 @@ from planner.program.engines.params import Param
 from planner.program.engines.zero.deepspeed import FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, Purpose
 from planner.program.engines.zero.deepspeed_settings import FP32
 from planner.program.job import Job
-from planner.program.load import load_whole
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Pass
 
@@ -38,10 +38,6 @@ class LowLevelZero(DeepSpeed):
         self._accumulates = False
         summed_on = REDUCE_STREAM if self.settings.overlaps else MAIN_STREAM
         self._received = Purpose("received_grad", "gradients", summed_on)
-
-    def load_weights(self) -> None:
-        """The plugin casts the module and moves it to the card whole (``LowLevelZeroModel``)."""
-        self.weights = load_whole(self.stream, self.job)
 
     def set_up(self) -> None:
         """``_create_master_param_current_rank``: an fp32 copy of the own part of each parameter."""

@@ -16,7 +16,6 @@ from planner.program.engines.params import Param
 from planner.program.engines.zero.deepspeed import DeepSpeed, Purpose
 from planner.program.engines.zero.deepspeed_settings import FP32
 from planner.program.job import Job
-from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype
 from planner.program.parameters import Weight
 from planner.program.request_stream import RequestStream
@@ -37,10 +36,6 @@ class Zero0(DeepSpeed):
         self._kept: dict[Param, int] = {}
         self._stepped: list[Weight] = []
         self._has_masters = self.settings.element_bytes < FP32
-
-    def load_weights(self) -> None:
-        """The 16-bit module is on the card whole (engine.py ``_configure_distributed_model``)."""
-        self.weights = load_whole(self.stream, self.job)
 
     def set_up(self) -> None:
         """``__init__`` and ``initialize_optimizer_states``: masters, then a step over gradients of zeros."""

@@ -13,7 +13,6 @@ from planner.program.engines.zero.deepspeed import FP64, REDUCE_STREAM, DeepSpee
 from planner.program.engines.zero.deepspeed_settings import FP32
 from planner.program.engines.zero.partition import FlatGroup, merged, sent_together
 from planner.program.job import Job
-from planner.program.load import load_whole
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Pass
 
@@ -29,8 +28,6 @@ _PART = Purpose("grads_in_partition", "gradients", REDUCE_STREAM)
 _NORM_ON_WAY = Purpose("norm in fp64", "optimizer_temporaries", REDUCE_STREAM)
 _HOST_COPY = Purpose("gradient in fp32 for the host", "gradient_buckets", REDUCE_STREAM)
 _NORM = Purpose("norm in fp64", "optimizer_temporaries")
-_FLAT = Purpose("flatten(averaged_gradients)", "optimizer_temporaries")
-_WIDE = Purpose("flat gradients in fp32", "optimizer_temporaries")
 _UPLOAD = Purpose("updated weights in fp32", "optimizer_temporaries")
 
 
@@ -51,10 +48,6 @@ class Zero12(DeepSpeed):
         self._left_over: list[int] = []
         self._partition: int | None = None
         self._accumulated: int | None = None
-
-    def load_weights(self) -> None:
-        """The 16-bit module is on the card whole (engine.py ``_configure_distributed_model``)."""
-        self.weights = load_whole(self.stream, self.job)
 
     def set_up(self) -> None:
         """``__init__``: parameters become views of a flat buffer for each group,
@@ -159,10 +152,7 @@ class Zero12(DeepSpeed):
             self.brief(elements * FP64, _NORM)
         for group in self._groups:
             several = sum(each in self._own for each in group.params) > 1
-            flat = self.take(group.part * settings.element_bytes, _FLAT) if several else None
-            wide = self.take(group.part * FP32, _WIDE) if settings.element_bytes < FP32 else flat
-            if wide is not flat:
-                self.free(flat)
+            wide = self.wide_gradients(group.part, several=several)
             self._let_go(group)
             self.update(group.part)
             self.free(wide)

@@ -50,8 +50,6 @@ _NORM_ON_WAY = Purpose("norm in fp64", "optimizer_temporaries", REDUCE_STREAM)
 _HOST_COPY = Purpose("gradient partition in fp32", "gradient_buckets", REDUCE_STREAM)
 _OVERFLOW = Purpose("isinf, isnan(grad_partitions_flat_buffer)", "optimizer_temporaries", REDUCE_STREAM)
 _NORM = Purpose("norm in fp64", "optimizer_temporaries")
-_FLAT = Purpose("flatten(averaged_gradients)", "optimizer_temporaries")
-_WIDE = Purpose("flat gradients in fp32", "optimizer_temporaries")
 # The host waits for the oldest where more than ``max_param_reduce_events`` = 2 buckets are being reduced.
 # Each has a gradient or more, which that stream uses until then.
 # Source: stage3.py __add_grad_to_ipg_bucket (``record_stream``), __reduce_and_partition_ipg_grads.
@@ -74,12 +72,10 @@ class Zero3(DeepSpeed):
         around = tuple(Module() for _ in range(2 if job.recipe.adapter is None else 4))
         self._own = DividedModel(Coordinator(self), around=around)
         self._reference: DividedModel | None = None
-        self._scoring = self._own
+        # That which scores, and that whose model runs.
+        self._scoring = self._now = self._own
         self._shares = job.recipe.has_reference and job.recipe.adapter is not None
-        self._has_hooks = True
-        self._again: set[Module] = set()
-        # The one whose model runs.
-        self._now = self._own
+        self._has_hooks, self._again = True, set[Module]()
         self._trained_parts: list[int] = []
         self._groups: list[list[Param]] = []
         self._bucket: list[tuple[Param, int | None]] = []
@@ -230,9 +226,11 @@ class Zero3(DeepSpeed):
     def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """A micro-step, at whose beginning prefetch starts anew."""
         recipe = self.job.recipe
-        self._now.coordinator.new_pass(self._now.live.values(), trains=True)
-        reentrant = recipe.gradient_checkpointing and recipe.checkpoint_reentrant
-        self._own.coordinator.makes_graph = not reentrant
+        if recipe.task != "kto" or not self.before:
+            self._now.coordinator.new_pass(self._now.live.values(), trains=True)
+        self._own.coordinator.makes_graph = not (
+            recipe.gradient_checkpointing and recipe.checkpoint_reentrant
+        )
         self._again.clear()
         return super().micro_step(parts, phases)
 
@@ -243,9 +241,9 @@ class Zero3(DeepSpeed):
 
         Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _start_of_forward_hook.
         """
-        if self._has_hooks:
-            self._now.coordinator.new_pass(self._now.live.values())
         coordinator = self._now.coordinator
+        if self._has_hooks:
+            coordinator.new_pass(self._now.live.values())
         makes_graph, coordinator.makes_graph = coordinator.makes_graph, False
         made = super().run_aside(parts, cached, waits=waits)
         coordinator.makes_graph = makes_graph
@@ -291,8 +289,12 @@ class Zero3(DeepSpeed):
         return [live] if at_once or self.job.recipe.adapter else [[each] for each in live]
 
     def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
-        """A pass of a second model with its own engine, or of the same one without its adapters."""
-        return self._run_with(self._reference or self._own, parts)
+        """A pass of a second model, or of the same one without adapters; KTO's policy scores itself first."""
+        if self.job.recipe.task != "kto" or not any(parts is each for each in self.before):
+            return self._run_with(self._reference or self._own, parts)
+        made = self._run_with(self._own, parts)
+        self._own.coordinator.new_pass(self._own.live.values(), trains=True)
+        return made
 
     def run_scoring(self, parts: Sequence[Part]) -> list[Instance]:
         """A pass of a reward model with its own engine."""
@@ -427,10 +429,7 @@ class Zero3(DeepSpeed):
         if not settings.offloads_optimizer:
             for group in self._groups:
                 elements = self._elements(group)
-                flat = self.take(elements * settings.element_bytes, _FLAT) if len(group) > 1 else None
-                wide = self.take(elements * FP32, _WIDE) if settings.element_bytes < FP32 else flat
-                if wide is not flat:
-                    self.free(flat)
+                wide = self.wide_gradients(elements, several=len(group) > 1)
                 self.update(elements)
                 self.free(wide)
         self._own.coordinator.gather_now(live for live in self._own.live.values() if live.persists)

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries import transformers_4
 from measure.dry_run.libraries.flash_attention import install
 from measure.dry_run.libraries.importing import Change
 
@@ -25,6 +26,10 @@ class Imports:
     def add(self, name: str, change: Change) -> None:
         """Keep the change."""
         self.changes[name] = change
+
+    def wrap(self, name: str, _: object) -> None:
+        """Keep that its code runs inside of something."""
+        self.changes[name] = lambda _: None
 
 
 @pytest.fixture
@@ -70,3 +75,14 @@ def test_kernels_of_the_hub_are_torchs_copy(changes: dict[str, Change], name: st
     changes["kernels"](module)
     assert callable(module.get_kernel(name).flash_attn_func)
     assert module.get_kernel("someone/else").of == "someone/else"
+
+
+@pytest.mark.parametrize(("release", "changed"), [("4.42.4", False), ("4.43.0", True)])
+def test_models_that_import_the_package_themselves_do_not_find_it(
+    monkeypatch: pytest.MonkeyPatch, release: str, changed: bool
+) -> None:
+    """Told that it is there, Llama of Transformers 4.41 stopped at its own import."""
+    monkeypatch.setattr(transformers_4, "version", lambda _: release)
+    imports = Imports()
+    install(cast("Any", imports), Guesses())
+    assert bool(imports.changes) is changed

@@ -13,10 +13,13 @@ import pytest
 from measure.dry_run.guesses import Guesses, missing_behind
 from measure.dry_run.libraries.stand_ins import (
     _data_sets,
+    _encodings,
     _image_weights,
     _metrics,
     _n_tokens,
+    _takes_types,
     _tokenizers,
+    _vocabularies,
     _with_any_split,
 )
 
@@ -177,3 +180,47 @@ def test_timm_keeps_what_it_begins_with_where_no_weights_are_here() -> None:
     _image_weights(guesses)(module)
     module.load_pretrained(object())
     assert [each.name for each in guesses.listed()] == ["weights of a checkpoint"]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_vocabulary_of_tiktoken_that_is_not_here(*, allowed: bool) -> None:
+    """Bytes stand in, in a vocabulary of the same size, or the way out is told."""
+
+    class Encoding:
+        def __init__(self, _: str, **kwargs: Any) -> None:
+            self.ranks = kwargs["mergeable_ranks"]
+
+    def load_tiktoken_bpe(path: str) -> Any:
+        raise ConnectionRefusedError(path)
+
+    module: Any = ModuleType("tiktoken")
+    module.Encoding, module.load_tiktoken_bpe = Encoding, load_tiktoken_bpe
+    module.data_gym_to_mergeable_bpe_ranks = load_tiktoken_bpe
+    guesses = Guesses()
+    _vocabularies(guesses, allowed=allowed)(module)
+    _encodings(guesses)(module)
+    if not allowed:
+        with pytest.raises(OSError, match="a vocabulary of tiktoken cannot be loaded here"):
+            module.load_tiktoken_bpe("r50k_base.tiktoken")
+        assert guesses.lacks_data
+        return
+    ranks = module.data_gym_to_mergeable_bpe_ranks("vocab.bpe")
+    made = module.Encoding("gpt2", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256})
+    assert sorted(made.ranks.values()) == list(range(50256))
+    assert made.ranks[b"a"] == ord("a")
+    assert [each.value for each in guesses.listed()] == ["each byte a token"]
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        ("bert-base-uncased", True),
+        ("roberta-base", True),
+        ("distilbert-base-uncased", False),
+        ("Qwen/Qwen2.5-0.5B", False),
+    ],
+)
+def test_types_of_tokens_are_for_models_that_take_them(name: str, *, takes: bool) -> None:
+    """sentence-transformers hands the model all that the tokenizer returns."""
+    pytest.importorskip("transformers")
+    assert _takes_types(name) == takes

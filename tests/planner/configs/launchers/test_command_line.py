@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -255,14 +256,21 @@ def test_the_script_that_runs_is_a_sign_of_age() -> None:
 
 
 def test_a_launch_file_may_lie_beside_its_script(tmp_path: Path) -> None:
-    """It is looked for here, then beside the script; else the answer says where to ask."""
+    """It is looked for here, then beside the script; else the answer says where to ask, and another one may
+    be given in its place.
+    """
     (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 4\n", encoding="utf-8")
     line = "accelerate launch --config_file {} train.py --max_steps 1"
     assert started(tmp_path / "run.sh", line.format("fsdp.yaml")).launch["num_processes"] == 4
-    with pytest.raises(InputFileError, match=r"no such file: other\.yaml; check the job from the folder"):
-        started(tmp_path / "run.sh", line.format("other.yaml"))
-    with pytest.raises(InputFileError, match="no such file: 999"):
-        started(tmp_path / "run.sh", line.format("9" * 400))
+    command = "accelerate launch --config_file {} train.py --model_name_or_path gpt2 --max_length 64 --bf16"
+    given = from_flags({"gpu": "a100-80-sxm:4", "method": "full"})
+    for name, shown in (("other.yaml", r"other\.yaml; check the job from"), ("9" * 400, "999")):
+        missing = check_job(command_job(command.format(name), CheckOptions()), given)
+        assert re.search(f"no such file: {shown}.*say --accelerate FILE", missing.failure)
+        options = CheckOptions(accelerate=str(tmp_path / "fsdp.yaml"))
+        found = check_job(command_job(command.format(name), options), given)
+        assert found.subject is not None, found.failure
+        assert found.subject.scenario.recipe.sharding.engine == "fsdp"
 
 
 def test_a_default_that_a_script_gives_is_told() -> None:

@@ -26,6 +26,8 @@ def words(text: str) -> list[list[str]]:
         ("a \\\n # --b 1 \\\n --c 2", [["a"], ["--c", "2"]]),
         ("X=1 Y='2 3' a b", [["a", "b"]]),
         ("nohup a b > log 2>&1 &", [["a", "b"]]),
+        ("srun -N 2 --mpi=pmix torchrun --nnodes 2 a.py", [["torchrun", "--nnodes", "2", "a.py"]]),
+        ("srun python a.py", [["srun", "python", "a.py"]]),
         # The number of a stream touches its redirection; a word before a blank is an argument.
         ("a --b 2 > log 2>&1", [["a", "--b", "2"]]),
         ("a --b 1 2>> log", [["a", "--b", "1"]]),
@@ -40,9 +42,10 @@ def words(text: str) -> list[list[str]]:
         ("uv run a b", [["a", "b"]]),
         # Words of an array are no command, wherever it stands; what is never closed stays.
         ("f() {\nX=(a b # c)\n'd )' $(e) \\\n--f 1)\n}\ng", [["f", "()", "{"], ["}"], ["g"]]),
-        ("if h; then X+=(a b); fi; g", [["if", "h"], ["then", "X+="], ["fi"], ["g"]]),
+        ("if h; then X+=(a b); fi; g", [["h"], ["fi"], ["g"]]),
         ("# X=(\ng", [["g"]]),
-        ("if h\nthen X=(a\nb", [["if", "h"], ["then", "X="], ["a"], ["b"]]),
+        ("if A=1 \\\n g h; then\n! i\nfi", [["g", "h"], ["i"], ["fi"]]),
+        ("if h\nthen X=(a\nb", [["h"], ["a"], ["b"]]),
     ],
 )
 def test_text_is_split_as_a_shell_splits_it(text: str, found: list[list[str]]) -> None:

@@ -47,7 +47,7 @@ def test_a_literal_is_put_in(text: str, last: str) -> None:
         "N='a;b'\na $N",
         "N='a $(b)'\na $N",
         "if [ $1 ]; then\nN=8\nfi\na $N",
-        "N=8\nif [ $1 ]; then\nN=4\nfi\na $N",
+        "N=8\nif b; then\nN=4\nfi\na $N",
         "for N in 1 2; do\nb\ndone\na $N",
         "N=1\nfor i in 1 2; do\na $N",
         "f() {\nN=8\n}\na $N",

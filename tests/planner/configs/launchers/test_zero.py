@@ -52,15 +52,18 @@ def test_state_lies_where_its_tables_say(states: str | None, params: str | None,
     assert said.value("offload") == offload
     assert read(stage=2, cpu_offload=True).value("offload") == "optimizer"
     assert read(stage=3, offload_param={}).value("offload") is None
+    below = read(stage=2, offload_param={"device": "cpu"})
+    assert below.value("offload") is None
+    assert "which ZeRO-2 does not offload" in str(below.remarks)
 
 
 def test_pairs_of_devices_that_are_not_read_are_refused() -> None:
     """Also a part of the optimizer, and a device of nobody."""
     keys, reading = Keys(FILE, {}), Reading(FILE, "DeepSpeed")
     with pytest.raises(NotModelledError, match="states on cpu with parameters on nvme"):
-        say_offload(keys, ("cpu", "nvme"), reading, "x")
+        say_offload(keys, ("cpu", "nvme"), 3, reading, "x")
     with pytest.raises(InputFileError, match="'x' must be none, cpu or nvme"):
-        say_offload(keys, ("gpu", "none"), reading, "x")
+        say_offload(keys, ("gpu", "none"), 3, reading, "x")
     with pytest.raises(NotModelledError, match="offloading a part of the optimizer"):
         read(stage=3, offload_optimizer={"device": "cpu", "ratio": 0.5})
 

@@ -327,6 +327,7 @@ def test_optimizers_by_their_class(tmp_path: Path) -> None:
         ("torch.optim.AdamW", True, "adamw_torch_fused"),
         ("torch.optim.AdamW", False, "adamw_torch"),
         ("bitsandbytes.optim.PagedAdamW8bit", None, "paged_adamw_8bit"),
+        ("torchao.prototype.low_bit_optim.AdamW8bit", None, "adamw_torch_8bit"),
     ):
         table = {"_component_": kind} if fused is None else {"_component_": kind, "fused": fused}
         assert read(tmp_path, BASE | {"optimizer": table}).value("optimizer") == ours

@@ -616,8 +616,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "reward", "stack": "trl"},
     ),
     "reference-divided": (
-        {"task": "kto", "sharding": "zero3", "gpus": 2},
-        {"task": "orpo", "sharding": "zero3", "gpus": 2},
+        {"task": "kto", "sharding": "fsdp1", "gpus": 2},
+        {"task": "orpo", "sharding": "fsdp1", "gpus": 2},
     ),
     "reference-of-its-own-units": (
         {"task": "dpo", "stack": "torchtune", "method": "full", "gpus": 2},

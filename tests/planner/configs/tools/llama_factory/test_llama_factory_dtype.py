@@ -38,6 +38,8 @@ def numerics_of(folder: Path, text: str, **flags: str) -> Any:
         (FP16, "fp16", "fp16"),
         (LORA.replace("lora", "full"), "fp32", "bf16"),
         (LORA + "bf16: true\n", "bf16-mixed", "bf16"),
+        (LORA.replace("lora", "full") + "pure_bf16: true\n", "bf16", "bf16"),
+        (LORA.replace("lora", "full") + "pure_bf16: true\nbf16: true\n", "bf16-mixed", "bf16"),
     ],
 )
 def test_the_checkpoint_or_fp32_decides(tmp_path: Path, text: str, precision: str, load_dtype: str) -> None:
@@ -66,3 +68,12 @@ def test_what_nobody_compared_is_asked_for(tmp_path: Path, text: str) -> None:
     (tmp_path / "ds.json").write_text(ZERO2, encoding="utf-8")
     with pytest.raises(UsageError, match=r"say .*--precision"):
         numerics_of(tmp_path, text)
+
+
+def test_with_deepspeed_the_way_out_is_autocast(tmp_path: Path) -> None:
+    """Its masters refuse weights in 16 bits without it."""
+    (tmp_path / "ds.json").write_text(ZERO2, encoding="utf-8")
+    with pytest.raises(UsageError, match="--precision bf16-mixed"):
+        numerics_of(tmp_path, LORA + "deepspeed: ds.json\n")
+    found = numerics_of(tmp_path, LORA + "deepspeed: ds.json\n", precision="bf16-mixed")
+    assert found.precision == "bf16-mixed"

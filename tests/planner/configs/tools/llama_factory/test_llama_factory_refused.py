@@ -49,6 +49,7 @@ def read(folder: Path, text: str) -> ConfigFile:
         (FULL + "use_rslora: true\n", FULL + "use_rslora: false\n"),
         (FULL + "use_llama_pro: true\n", FULL),
         (FULL + "loraplus_lr_ratio: 16.0\n", LORA + "loraplus_lr_ratio: 16.0\n"),
+        (LORA + "val_size: 0.1\neval_dataset: a\n", LORA + "val_size: 0.0\neval_dataset: a\n"),
         (LORA + "streaming: true\n", LORA + "streaming: true\nmax_steps: 5\n"),
         (LORA + "mask_history: true\ntrain_on_prompt: true\n", LORA + "train_on_prompt: true\n"),
         (

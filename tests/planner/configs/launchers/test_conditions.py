@@ -1,0 +1,99 @@
+"""Conditions that the literals of a launch script decide."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.configs.launchers.conditions import holds
+from planner.configs.launchers.variables import takes_defaults, with_values
+
+
+@pytest.mark.parametrize(
+    ("condition", "outcome"),
+    [
+        ('[ "4" -gt 1 ]', True),
+        ("[ 1 -gt 1 ]", False),
+        ("[[ lora == lora ]]", True),
+        ("[[ full != lora ]]", True),
+        ("[ full = lora ]", False),
+        ('[ -n "" ]', False),
+        ('[[ -z "" ]]', True),
+        ('[ ! "" ]', True),
+        ("[ 1 -eq 1 ] && [ 2 -lt 1 ]", False),
+        ("[ 1 -eq 2 ] || [ 2 -ge 2 ]", True),
+        ('[[ "" == a || b == b && -n c ]]', True),
+        ("[[ a == b || a == a ]] && [ ! 1 -le 2 ]", False),
+    ],
+)
+def test_literals_decide(condition: str, outcome: bool) -> None:
+    """Words, whole numbers, and what joins them."""
+    assert holds(condition) is outcome
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *(
+            "[ -f a ]",
+            "[ -d a ] || [ 1 -eq 1 ]",
+            "command -v a",
+            "[[ a == a* ]]",
+            '[ "$N" -gt 1 ]',
+            "[ a -gt 1 ]",
+        ),
+        *(
+            '[[ "$(b)" == c ]]',
+            "(( 4 > 1 ))",
+            "[ 1 -eq 1 ] | b",
+            "[ 1 -eq 1 ] &&",
+            '[ -n "a ]',
+            "[[ a =~ b ]]",
+        ),
+    ],
+)
+def test_what_they_do_not_decide_is_left_open(condition: str) -> None:
+    """Files, other commands, patterns and what nobody knows."""
+    assert holds(condition) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("N=4\nif [ $N -gt 1 ]; then\nM=2\nelse\nM=1\nfi\na $M", "a 2"),
+        ("N=1\nif [ $N -gt 1 ]; then\nM=2\nelif [ $N -eq 1 ]; then\nM=3\nelse\nM=1\nfi\na $M", "a 3"),
+        ('E=""\nif [ -n "${M:-}" ]; then\nE="$E --m $M"\nfi\na 8 $E', "a 8 "),
+        ('E=""\nif [ -n "$M" ]; then\nE="--m $M"\nfi\na 8 $E', "a 8 "),
+        ("A=(--b)\nK=lora\nif [[ $K == lora ]]; then\nA+=(--r 8)\nfi\na ${A[@]}", "a --b --r 8"),
+        ("K=x\nif [ $K = x ]; then\nif [ $K = y ]; then\nN=1\nelse\nN=2\nfi\nfi\na $N", "a 2"),
+        ("# N=2 bash run.sh\nN=${N:-4}\na $N", "a 4"),
+        (': "${N:=4}"\necho "with N=$N"\na $N', "a 4"),
+        ("N=8\na $N\nif b; then\nN=4\nfi", "fi"),
+    ],
+)
+def test_the_branch_that_runs_is_read(text: str, last: str) -> None:
+    """As if it stood there alone; what nothing sets is empty in a condition."""
+    found = with_values(text).splitlines()
+    assert found[-1] == last
+    assert "a $N" not in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "N=8\nif [ -f b ]; then\nN=4\nfi\na $N",
+        "A=(8)\nif [ -f b ]; then\nA+=(4)\nfi\na ${A[@]}",
+        'if [ -z "$N" ]; then\nb\nexit 1\nfi\na $N',
+        'N=8\nfor i in 1 2; do\nif [ "1" = "1" ]; then\nN=4\nfi\ndone\na $N',
+        'source more.sh\nN=8\nif [ -n "$M" ]; then\nN=4\nfi\na $N',
+        'export "N=4"\na $N',
+    ],
+)
+def test_what_stays_open_is_not_put_in(text: str) -> None:
+    """A file that may be there, a branch that ends the script, a loop, and variables of another text."""
+    assert with_values(text).splitlines()[-1] == text.splitlines()[-1]
+
+
+def test_a_variable_that_nobody_sets_is_told() -> None:
+    """It may be set outside."""
+    assert takes_defaults('if [ -n "$M" ]; then\nb\nfi\na')
+    assert not takes_defaults('M=1\nif [ -n "$M" ]; then\nb\nfi\na')
