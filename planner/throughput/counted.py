@@ -19,7 +19,6 @@ from planner.domain.recipes.rollout import Rollout
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.program.head.losses import EIGHTHS
 from planner.program.head.roles import Role
 from planner.program.job import Job, generation_job, job_of
 from planner.program.ops.sizes import batch_units
@@ -119,8 +118,9 @@ def unit_values(scenario: Scenario, micro: MicroStep) -> dict[Unit, Number]:
     """
     tokens, length = micro.computed, micro.length
     pairs = tokens * length * (1 + micro.spread**2)
-    return batch_units(scenario, tokens, length, pairs) | {
-        Unit.PIECE_TOKENS: tokens / EIGHTHS,
+    units = batch_units(scenario, tokens, length, pairs)
+    return units | {
+        Unit.PIECE_TOKENS: tokens / units[Unit.PIECES],
         Unit.COMPLETION_TOKENS: tokens * scored_share(scenario.recipe),
         # What was cached is counted as a whole, where the passes that generate are.
         Unit.CACHED_TOKENS: 0,

@@ -34,7 +34,8 @@ def product_seconds(job: TimedJob, kind: Product, macs: Number, values: Mapping[
     """Products of matrices that run alike; seconds.
 
     Formula: the larger of ``FLOP / rate x (1 + tile_rows / rows)`` and the time to read the weights once.
-    The bracket is tile and wave quantisation: a product of ``rows`` tokens occupies whole tiles.  What
+    The bracket is tile and wave quantisation: a product of ``rows`` tokens occupies whole tiles, and pieces
+    of a loss are cut so that they do.  What
     products write follows the arithmetic of each tile and is counted with them.  Twice as long where rows of
     the result do not begin at multiples of 16 bytes.  Products of LLM.int8 have their own speed, which holds
     all that is done beside them; those in fp32 run without tensor cores; those in fp8 reach as much of their
@@ -55,10 +56,9 @@ def product_seconds(job: TimedJob, kind: Product, macs: Number, values: Mapping[
     if kind.rows is None:
         return seconds
     rows = values[kind.rows[0]] * kind.rows[1]
+    lost = 0.0 if kind.rows[0] is Unit.PIECE_TOKENS else job.coefficients.tile_rows / rows
     reads = macs / rows * ELEMENT_BYTES[kind.dtype] / rates.memory_bytes_per_s
-    return maximum(seconds * (1 + job.coefficients.tile_rows / rows), reads) * (
-        1.0 if kind.aligned else _UNALIGNED
-    )
+    return maximum(seconds * (1 + lost), reads) * (1.0 if kind.aligned else _UNALIGNED)
 
 
 def attention_seconds(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from planner.arrays import ceil_div, ceil_pow2, maximum, minimum, where
+from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Number
+from planner.domain.scenario import Scenario
 from planner.program.head.distilled import PIECE_TOKENS
 from planner.program.head.losses import EIGHTHS, TILE_COLUMNS, cuts_logits
 from planner.program.head.tiles import TILE_TOKENS
@@ -25,11 +27,7 @@ HEAD_PIECE_TOKENS = 128
 
 
 def piece_tokens(job: Job) -> Number:
-    """Tokens of one piece; all where there are no pieces.
-
-    Liger: the next power of two of tokens / ceil(vocabulary / hidden).  Source: Liger-Kernel 0.5
-    ops/fused_linear_cross_entropy.py.
-    """
+    """Tokens of one piece; all where there are no pieces."""
     if job.recipe.rollout is not None:
         return minimum(job.recipe.batch.rows * completion_tokens(job), TILE_TOKENS)
     if job.recipe.task == "gkd":
@@ -38,10 +36,25 @@ def piece_tokens(job: Job) -> Number:
         return minimum(job.recipe.batch.rows * job.recipe.batch.seq_len, TILE_TOKENS)
     tokens, model, loss = job.recipe.batch.rows * job.recipe.batch.seq_len, job.model, job.recipe.loss
     if loss == "liger":
-        return minimum(ceil_pow2(ceil_div(tokens, ceil_div(model.vocab_size, model.hidden_size))), tokens)
+        return _liger_piece_tokens(model, tokens)
     if loss == "chunked" and job.stack.loss_pieces == "budget":
         return fused_logits(job)[0] if job.recipe.adapter else _in_planned_bytes(job, tokens)
     return ceil_div(tokens, EIGHTHS) if loss == "chunked" or cuts_logits(job.stack) else tokens
+
+
+def n_pieces(scenario: Scenario, tokens: Number) -> Number:
+    """Pieces in which Liger computes the loss of ``tokens``; elsewhere those of torchtune."""
+    if scenario.recipe.loss != "liger":
+        return EIGHTHS
+    return ceil_div(tokens, _liger_piece_tokens(scenario.model, tokens))
+
+
+def _liger_piece_tokens(model: ModelSpec, tokens: Number) -> Number:
+    """The next power of two of tokens / ceil(vocabulary / hidden).
+
+    Source: Liger-Kernel 0.5 ops/fused_linear_cross_entropy.py.
+    """
+    return minimum(ceil_pow2(ceil_div(tokens, ceil_div(model.vocab_size, model.hidden_size))), tokens)
 
 
 def completion_tokens(job: Job) -> Number:

@@ -17,7 +17,7 @@ from planner.program.checkpoint import checkpointed
 from planner.program.ops.autograd import record
 from planner.program.ops.collectives import splits_tokens
 from planner.program.ops.operators import Costs, Operators, shape_of
-from planner.program.ops.tensors import Tensor, Unit
+from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.recorded_part import FORWARD_OUT
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, weight_copy
@@ -33,6 +33,8 @@ TILE_COLUMNS = 16_384
 Source: unsloth_zoo 2026.10.9 fused_losses/fused_linear.py (``_SPLIT_COLS``, ``_tiled_forward``).
 """
 _TILE_SUMS = 8
+_PIECE_OPERATORS = 5
+"""Of a piece of Liger's loss: two products, its kernel, and copies of the losses and the gradient."""
 
 
 def full_loss(
@@ -295,17 +297,46 @@ def _liger(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, 
     of_hidden = torch.like(hidden, "zeros_like", cost=None)
     of_weight = _zeros_like(torch, weight)
     compute = view.dtypes.compute
-    pay_pieces(torch, view, spec, hidden, weight)
+    pay_pieces(torch, view, spec, hidden, weight, rows=(Unit.PIECE_TOKENS, 1.0))
     wide = view.stack.liger_sums_wide
     if hidden.dtype == weight.dtype == compute:
         _buffer = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "empty", cost=None)
     else:
         _product = _cast_pieces(torch, view, spec, weight)
         wide = "never" if wide == "16-bit" else wide
-    if of_weight is not None and compute != "fp32" and wide != "never":
+    sums_wide = compute != "fp32" and wide != "never"
+    if of_weight is not None and sums_wide:
         _half = torch.like(of_weight, "mm", compute, cost=None)
         _wide = torch.like(of_weight, "to", "fp32", cost=None)
+    _pay_each_piece(torch, view, weight, of_weight, sums_wide=sums_wide)
     return _made_before(torch, [hidden, weight], [of_hidden, of_weight])
+
+
+def _pay_each_piece(
+    torch: Operators, view: LayerView, weight: Tensor, of_weight: Tensor | None, *, sums_wide: bool
+) -> None:
+    """What each piece of Liger's loss does with the whole weight: its copies, and the sum of its gradients.
+
+    Autocast keeps no copy of a frozen weight, nor of one that is transposed.
+    Source: liger-kernel 0.6.4 ops/fused_linear_cross_entropy.py (``amp_custom_fwd`` casts no operands); torch
+    2.13 aten/src/ATen/autocast_mode.cpp cached_cast.
+    """
+    compute = view.dtypes.compute
+
+    def each(dtype: Dtype) -> Tensor:
+        return Tensor(None, Unit.PIECES, weight.count, dtype)
+
+    n_copies = 0
+    if view.dtypes.autocast and weight.dtype != compute:
+        n_copies = 2 if weight.node is None else 1
+    torch.move([each(weight.dtype), each(compute)] * n_copies, "weight_casts")
+    n_sums = 0
+    if of_weight is not None:
+        total = each(of_weight.dtype)
+        added = [each(compute), each("fp32"), each("fp32"), total, total] if sums_wide else [total]
+        torch.move(added, "elementwise")
+        n_sums = 3 if sums_wide else 1
+    torch.spend("launches", Unit.PIECES, _PIECE_OPERATORS + n_copies + n_sums)
 
 
 def _cut(torch: Operators, spec: LinearSpec, weight: Tensor, hidden: Tensor) -> Tensor:
@@ -342,36 +373,50 @@ def _cast_pieces(torch: Operators, view: LayerView, spec: LinearSpec, weight: Te
     """Where autocast casts the operands: logits of their own, and the weight's copy for each of two products.
 
     Its cache does not know the weight in the first one, which is transposed: from the second piece on a copy
-    of it is made beside the cached one of a trained weight.  Ignored: the time of the copies of these pieces.
+    of it is made beside the cached one of a trained weight.
     """
     compute = view.dtypes.compute
     product: Tensor | None = None
-    for cost in ([weight], None):
+    for _ in range(2):
         product = None
-        with torch.counted_as("weight_casts"):
-            _transposed = torch.new(weight.unit, weight.count, compute, "to", "autocast_copies", cost=cost)
+        _transposed = _copy_of(torch, weight, compute)
         _logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "mm", cost=None)
         del _transposed
-        _copy = weight_copy(torch, view, weight)
+        frozen = weight.node is None
+        _copy = _copy_of(torch, weight, compute) if frozen else weight_copy(torch, view, weight)
         product = torch.new(Unit.PIECE_TOKENS, spec.in_features, compute, "mm", cost=None)
         # Autocast keeps that of a trained weight.
         del _copy
     return product
 
 
-def pay_pieces(torch: Operators, view: LayerView, spec: LinearSpec, hidden: Tensor, weight: Tensor) -> None:
+def _copy_of(torch: Operators, weight: Tensor, dtype: Dtype) -> Tensor:
+    """One of many copies, which are paid for together."""
+    return torch.new(weight.unit, weight.count, dtype, "to", "autocast_copies", cost=None)
+
+
+def pay_pieces(
+    torch: Operators,
+    view: LayerView,
+    spec: LinearSpec,
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    rows: tuple[Unit, float] | None = None,
+) -> None:
     """All pieces: logits are written, read, overwritten by their gradient and read by one or two products.
 
-    Ignored: what is read once for each piece, the weight and its gradient.
+    ``rows``: those of one piece; without them, products are taken to be large, and what is read once for each
+    piece, the weight and its gradient, is ignored.
     """
     compute = view.dtypes.compute
-    rows = Tensor(None, hidden.unit, hidden.count, compute)
+    inputs = Tensor(None, hidden.unit, hidden.count, compute)
     logits = Tensor(None, hidden.unit, spec.out_features, compute)
-    costs = Costs(rows, weight, (hidden.unit, spec.out_features))
+    costs = Costs(inputs, weight, (hidden.unit, spec.out_features), rows=rows)
     torch.pay(costs.forward, [logits])
     torch.pay([logits])
     torch.pay([], [logits])
-    torch.pay(replace(costs.of_x, reads=[logits]), [rows])
+    torch.pay(replace(costs.of_x, reads=[logits]), [inputs])
     if weight.node is not None:
         torch.pay(replace(costs.of_weight, reads=[logits]))
 

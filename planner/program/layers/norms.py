@@ -100,6 +100,9 @@ def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, we
     parameters = [weight] if spec.weight else []
     if spec.bias:
         parameters.append(torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base))
+    if view.dtypes.autocast and given.dtype == "fp32":
+        # Small tensors, which take the host as long as large ones.
+        torch.spend("launches", Unit.ONE, sum(each.dtype != "fp32" for each in parameters))
     of_parameters = [each.dtype for each in parameters if each.node is not None]
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:

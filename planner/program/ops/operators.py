@@ -392,18 +392,27 @@ class Costs:
     """What a product with a stored matrix costs, forward and in either gradient: all three multiply as often.
 
     Reading takes time beside a matrix of a few ranks alone; others are read while the product runs.
-    ``copies``: matrices that lie in one tensor, among which the rows are divided.
+    ``copies``: matrices that lie in one tensor, among which the rows are divided.  ``rows``: those of one of
+    the products that the rows are divided among.
     """
 
-    def __init__(self, x: Tensor, weight: Tensor, out: tuple[Unit, float], copies: float = 1) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out: tuple[Unit, float],
+        copies: float = 1,
+        *,
+        rows: tuple[Unit, float] | None = None,
+    ) -> None:
         x, weight, result = shape_of(x), shape_of(weight), Tensor(None, *out, x.dtype)
         ranked = [unit for unit in (out[0], x.unit, weight.unit) if unit in (Unit.RANK, Unit.RANK_TOKENS)]
-        rows = (x.count * out[1] * copies / weight.count) ** 0.5
-        aligned = x.dtype == "fp32" or is_aligned(out[1] / rows * ELEMENT_BYTES[x.dtype])
-        kind = Product(x.dtype) if ranked else Product(x.dtype, (x.unit, rows / copies), aligned)
+        n_rows = (x.count * out[1] * copies / weight.count) ** 0.5
+        aligned = x.dtype == "fp32" or is_aligned(out[1] / n_rows * ELEMENT_BYTES[x.dtype])
+        kind = Product(x.dtype) if ranked else Product(x.dtype, rows or (x.unit, n_rows / copies), aligned)
 
         def reading(*operands: Tensor) -> Multiplies:
-            unit, macs = (*ranked, x.unit)[0], rows * weight.count / copies
+            unit, macs = (*ranked, x.unit)[0], n_rows * weight.count / copies
             return Multiplies(kind, unit, macs, operands if ranked else ())
 
         self.forward, self.of_x = reading(x, weight), reading(result, weight)

@@ -12,6 +12,7 @@ from planner.program.head.loss_pieces import (
     HEAD_PIECE_TOKENS,
     completion_tokens,
     fused_logits,
+    n_pieces,
     piece_tokens,
 )
 from planner.program.job import Job
@@ -66,6 +67,7 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
         Unit.SINK_PAIRS: pairs + tokens,
         Unit.LENGTH_PAIRS: length * length,
         Unit.HEAD_PIECES: ceil_div(length, HEAD_PIECE_TOKENS),
+        Unit.PIECES: n_pieces(scenario, tokens),
         Unit.ROWS: rows,
         Unit.PATCHES: patches,
         Unit.IMAGE_PATCHES: images.tile_patches if images else 0,

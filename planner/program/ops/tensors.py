@@ -113,6 +113,8 @@ class Unit(IntEnum):
     PIECE_LOGITS = 55
     """Logits that a fused head and loss hold at a time."""
     EVAL_PIECE_LOGITS = 56
+    PIECES = 57
+    """Pieces of a loss that is computed in pieces."""
 
 
 EVALUATED = {
@@ -351,16 +353,17 @@ class Tape:
             self.spend("waits", Unit.ONE, self.manner.calls)
         share = self.manner.share
         if not isinstance(cost, Multiplies):
-            self._move((*cost, *writes), share)
+            self.move((*cost, *writes), share)
             return
         if isinstance(cost.kind, FusedAttention):
             share, writes = "attention", ()
         elif cost.kind.rows and share == "elementwise":
             share = "matmul"
         self.spend(cost.kind, cost.unit, cost.macs, share)
-        self._move((*cost.reads, *writes), share)
+        self.move((*cost.reads, *writes), share)
 
-    def _move(self, tensors: Sequence[Tensor], share: Share) -> None:
+    def move(self, tensors: Sequence[Tensor], share: Share) -> None:
+        """Count the bytes of ``tensors`` once, as read or written."""
         counts = self._counts("bytes", share) if tensors else {}
         for each in tensors:
             counts[each.unit] = counts.get(each.unit, 0.0) + each.count * ELEMENT_BYTES[each.dtype]

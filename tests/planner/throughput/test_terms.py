@@ -13,6 +13,7 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Batch, Numerics
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.program.ops.tensors import Unit
 from planner.throughput.flop import model_flop
 from planner.throughput.terms import pass_seconds, tower_seconds
 from planner.throughput.time_inputs import TimedJob
@@ -217,3 +218,30 @@ def test_a_tower_that_is_trained_takes_longer(model: str) -> None:
 def test_no_image_no_time(model: str) -> None:
     """Text alone leaves the tower where it is."""
     assert tower_seconds(seeing_job(model, images_per_sample=0)) == 0
+
+
+def test_liger_casts_a_frozen_head_twice_for_each_piece(llama: ModelSpec) -> None:
+    """4,096 tokens in pieces of 512, as 32,000 words are eight times 4,096 features; a head and loss apart
+    cast the head once.
+    """
+    wide = Numerics("fp32", "bf16-mixed")
+    apart, fused = (
+        job(scenario(llama, recipe("lora", numerics=wide, loss=loss))) for loss in ("hf", "liger")
+    )
+    more = pass_seconds(fused, "training")["weight_casts"] - pass_seconds(apart, "training")["weight_casts"]
+    copies, n_bytes = 2 * 8 - 1, HEAD_WEIGHTS * (4 + 2)
+    assert more == pytest.approx(copies * n_bytes / fused.rates.memory_bytes_per_s)
+
+
+def test_liger_reads_the_head_for_each_piece(llama: ModelSpec) -> None:
+    """512 tokens in pieces of 64, too few to hide the reading of the head behind their arithmetic."""
+    few = recipe("lora", loss="liger", batch=Batch(1, 1, 512, "packed", 512))
+    held = job(scenario(llama, few))
+    assert held.values[Unit.PIECES] == 8
+    apart = job(scenario(llama, replace(few, loss="hf")))
+    more = pass_seconds(held, "training")["matmul"] - pass_seconds(apart, "training")["matmul"]
+    once = 2 * 512 * HEAD_WEIGHTS / held.rates.matmul_flop_per_s
+    read = 8 * 2 * HEAD_WEIGHTS / held.rates.memory_bytes_per_s
+    assert read > once
+    logits = 512 * 32_000 * 2 / held.rates.memory_bytes_per_s
+    assert more == pytest.approx(2 * (read - once * (1 + PRIORS.tile_rows / 512)) + logits)
