@@ -15,6 +15,10 @@ from planner.report.check.checked import Checked
 
 SHORTEST_TOKENS = 128
 """The first length that is tried; each further one is twice as long."""
+_SHORTEST_CUT_TOKENS = 1024
+"""Where samples are only cut, some are as long as this in nearly every data set: the longest of Alpaca, whose
+samples are short, has 1,304 tokens (data/published/litgpt_resource.md).
+"""
 _LONGEST_TOKENS = 1_048_576
 """The last one for models without a longest of their own."""
 
@@ -31,10 +35,13 @@ def with_shorter(
 ) -> Prediction:
     """``prediction`` of samples as long as ``seq``, which do not fit: uncertain where shorter ones do.
 
+    Where nothing is generated, they are as long as some are in nearly every data set.
+
     ``ask``: the verdict on samples of so many tokens.  ``generated_tokens``: those of a sample that a model
     generates, as many as it wants: only the others may be fewer.
     """
-    length, longest, verdict = generated_tokens + SHORTEST_TOKENS, 0, prediction.verdict
+    length = generated_tokens + SHORTEST_TOKENS if generated_tokens else _SHORTEST_CUT_TOKENS
+    longest, verdict = 0, prediction.verdict
     while length < seq.value:
         try:
             verdict = ask(length)
@@ -47,16 +54,18 @@ def with_shorter(
         length = 2 * length - generated_tokens
     if not longest and verdict != "uncertain":
         return prediction
-    above = f"those of {min(length, seq.value):,} may not"
-    found = (
-        f"samples of up to {longest:,} tokens fit, {above}" if longest else f"samples of {length:,} may fit"
-    )
-    text = f"{found}, and {seq.origin} says only where they are cut"
+    if longest:
+        fitting = f"samples of up to {longest:,} tokens fit"
+        above = f"those of {min(length, seq.value):,} may not"
+    else:
+        fitting, above = f"samples of {length:,} tokens may fit", "longer ones may not"
+    text = f"{fitting}, {above}, and {seq.origin} says only where they are cut"
     return replace(
         prediction,
         verdict="uncertain",
         reason=f"{text}; with {seq.value:,} tokens: {prediction.reason}",
         fits_probability=None,
+        if_shorter=fitting,
         warnings=(*prediction.warnings, f"{text}: --seq N, or --data FILE"),
     )
 

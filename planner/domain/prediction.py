@@ -158,7 +158,7 @@ class Prediction:
 
     ``calibration`` is the name of the fitted coefficients or ``"uncalibrated"``; without one there is no
     interval and ``fits_probability`` is ``None``.  ``time`` is ``None`` where something is not known that
-    decides it; ``untimed`` says what.
+    decides it; ``untimed`` says what.  ``if_shorter``: which samples would fit, where these do not.
     """
 
     memory: MemoryPrediction
@@ -171,3 +171,4 @@ class Prediction:
     warnings: tuple[str, ...] = ()
     uncertainty: Uncertainty | None = None
     untimed: str = ""
+    if_shorter: str = ""

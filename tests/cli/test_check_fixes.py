@@ -186,7 +186,8 @@ def test_json_keeps_its_own_layout(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_fix_is_printed_in_the_files_own_keys(capsys: pytest.CaptureFixture[str]) -> None:
     """Lines to paste, then the command that writes them, and the verdict once more as the last line."""
-    Path("train.yaml").write_text(LLAMA_FACTORY.replace("batch_size: 8", "batch_size: 6"), encoding="utf-8")
+    text = LLAMA_FACTORY.replace("batch_size: 8", "batch_size: 6") + "packing: true\n"
+    Path("train.yaml").write_text(text, encoding="utf-8")
     code, out, _ = run(capsys, "train.yaml", "--gpu", "3090")
     lines = out.splitlines()
     assert code == 3
@@ -388,7 +389,7 @@ def test_what_is_assumed_is_said_with_the_way_out(capsys: pytest.CaptureFixture[
 def test_allowed_verdicts_pass_and_unknown_words_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """``--allow`` changes the exit code alone: a job that does not fit never passes."""
     Path("mca.yaml").write_text(LLAMA_FACTORY + "use_mca: true\n", encoding="utf-8")
-    Path("train.yaml").write_text(LLAMA_FACTORY, encoding="utf-8")
+    Path("train.yaml").write_text(f"{LLAMA_FACTORY}packing: true\n", encoding="utf-8")
     assert run(capsys, "mca.yaml", "--gpu", "b200")[0] == 6
     assert run(capsys, "mca.yaml", "--gpu", "b200", "--allow", "not-modelled")[0] == 0
     assert run(capsys, "mca.yaml", "--gpu", "b200", "--allow", "uncertain")[0] == 6
@@ -404,7 +405,7 @@ def test_a_table_of_many_stays_within_80_columns(capsys: pytest.CaptureFixture[s
     deep.mkdir(parents=True)
     names = [f"experiment-{number}-with-a-long-name.yaml" for number in range(3)]
     for name in names:
-        (deep / name).write_text(LLAMA_FACTORY, encoding="utf-8")
+        (deep / name).write_text(f"{LLAMA_FACTORY}packing: true\n", encoding="utf-8")
     code, out, _ = run(capsys, *[str((deep / name).relative_to(folder)) for name in names], "--gpu", "3090")
     lines = out.splitlines()
     assert code == 3

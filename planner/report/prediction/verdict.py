@@ -50,6 +50,8 @@ def verdict_note(subject: Subject) -> Note:
 
 
 def _chance(prediction: Prediction) -> str:
+    if prediction.if_shorter:
+        return prediction.if_shorter
     if prediction.fits_probability is not None:
         return f"chance to fit {chance_text(prediction.fits_probability)}"
     return "chance to fit unknown" if prediction.uncertainty else "not calibrated, no interval"

@@ -146,7 +146,7 @@ def test_a_recipe_that_pads_to_the_longest_sample(tmp_path: Path) -> None:
 
 
 def shortened(ask: dict[int, Verdict | Exception]) -> tuple[str, str]:
-    """Verdict and warning on samples that are cut at 1,024 tokens, where shorter ones have these."""
+    """Verdict and warning on samples that are cut at 8,192 tokens, where shorter ones have these."""
     before = made.subject(verdict="does_not_fit").prediction
 
     def verdict(seq_tokens: int) -> Verdict:
@@ -155,24 +155,24 @@ def shortened(ask: dict[int, Verdict | Exception]) -> tuple[str, str]:
             raise found
         return found
 
-    found = with_shorter(before, verdict, Given(1024, "a.yaml:cutoff_len", cuts="longest"))
+    found = with_shorter(before, verdict, Given(8192, "a.yaml:cutoff_len", cuts="longest"))
     assert found.memory == before.memory
     return found.verdict, " ".join(found.warnings[len(before.warnings) :])
 
 
 def test_where_short_samples_fit_the_cut_decides_nothing() -> None:
     """The longest that fits is named, with the first that may not."""
-    verdict, text = shortened({128: "fits", 256: "fits", 512: "uncertain"})
+    verdict, text = shortened({1024: "fits", 2048: "fits", 4096: "uncertain"})
     assert verdict == "uncertain"
-    assert "up to 256 tokens fit, those of 512 may not" in text
+    assert "up to 2,048 tokens fit, those of 4,096 may not" in text
     assert "a.yaml:cutoff_len" in text
-    verdict, text = shortened({128: "fits", 256: "fits", 512: "fits"})
-    assert "up to 512 tokens fit, those of 1,024 may not" in text
-    verdict, text = shortened({128: "uncertain"})
+    verdict, text = shortened({1024: "fits", 2048: "fits", 4096: "fits"})
+    assert "up to 4,096 tokens fit, those of 8,192 may not" in text
+    verdict, text = shortened({1024: "uncertain"})
     assert verdict == "uncertain"
-    assert "samples of 128 may fit" in text
-    verdict, text = shortened({128: NotModelledError("uneven"), 256: "fits", 512: "does_not_fit"})
-    assert "up to 256 tokens fit, those of 512 may not" in text
+    assert "samples of 1,024 tokens may fit" in text
+    verdict, text = shortened({1024: NotModelledError("uneven"), 2048: "fits", 4096: "does_not_fit"})
+    assert "up to 2,048 tokens fit, those of 4,096 may not" in text
 
 
 def test_what_is_generated_is_as_long_as_it_may_be() -> None:
@@ -191,12 +191,12 @@ def test_what_is_generated_is_as_long_as_it_may_be() -> None:
 
 def test_where_the_shortest_do_not_fit_nothing_changes() -> None:
     """Nor where none can be counted."""
-    assert shortened({128: "does_not_fit"}) == ("does_not_fit", "")
+    assert shortened({1024: "does_not_fit"}) == ("does_not_fit", "")
     none = UsageError("images need more")
-    assert shortened({128: none, 256: none, 512: none}) == ("does_not_fit", "")
+    assert shortened({1024: none, 2048: none, 4096: none}) == ("does_not_fit", "")
 
 
-def checked(path: Path, text: str, gpu: str = "3090", **flags: int) -> tuple[str, str]:
+def checked(path: Path, text: str, gpu: str = "a100-40-sxm", **flags: int) -> tuple[str, str]:
     """Verdict and warnings of a file."""
     path.write_text(text, encoding="utf-8")
     found = planner.check(path, gpu=gpu, **flags)
@@ -211,7 +211,7 @@ def test_padded_samples_may_be_shorter_than_the_cut(tmp_path: Path) -> None:
     verdict, text = checked(path, LLAMA_FACTORY)
     assert verdict == "uncertain"
     longest = int(text.split("up to ")[1].split()[0].replace(",", ""))
-    assert planner.estimate(config=path, gpu="3090").verdict == "uncertain"
+    assert planner.estimate(config=path, gpu="a100-40-sxm").verdict == "uncertain"
     assert checked(path, LLAMA_FACTORY, seq=longest)[0] == "fits"
     assert checked(path, LLAMA_FACTORY, seq=8192)[0] == "does_not_fit"
     assert checked(path, LLAMA_FACTORY, tokens_per_sample=8000)[0] == "does_not_fit"
