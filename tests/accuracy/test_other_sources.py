@@ -24,8 +24,10 @@ from tests.accuracy.published import published_dir
 
 TRANSCRIPTION = Path(__file__).parents[2].parent / "shared" / "records" / "published_extra.csv"
 SOURCES = tuple(sorted(path.stem for path in published_dir().glob("[a-z]*.csv")))
-# Rows that somebody else had brought into columns; their pages say what was decided.
+# Rows that came in columns, or were read from their tables later; their pages say what was decided.
 ARRIVED_AS_RECORDS = {
+    "axolotl_examples",
+    "axolotl_lora_kernels",
     "can_i_finetune",
     "colossalai",
     "firefly_v100",
@@ -38,6 +40,7 @@ ARRIVED_AS_RECORDS = {
     "litgpt_resource",
     "llama_recipes",
     "llm_foundry_2",
+    "neutrality_lora",
     "peft_docs",
     "philschmid_2025",
     "soup_h100",
@@ -46,6 +49,7 @@ ARRIVED_AS_RECORDS = {
     "swift_train",
     "torchtitan_2025",
     "torchtitan_h100",
+    "universal_trainer",
     "vectorlm",
 }
 TRANSCRIBED = tuple(source for source in SOURCES if source not in ARRIVED_AS_RECORDS)
@@ -80,6 +84,7 @@ RATES = {
 }
 # Groups of sources that share a repository, an author or a harness; every other source is its own.
 GROUPS = {
+    "axolotl": {"axolotl_examples", "axolotl_lora_kernels"},
     "swift": {
         "swift_bench",
         "swift_bench_v1",
@@ -165,7 +170,12 @@ def test_every_row_is_a_record_or_is_listed_with_a_reason() -> None:
     without overlap and without inventions.
     """
     recorded = [key_of(record) for source in TRANSCRIBED for record in record_rows(source)]
-    listed = [(entry["source"], number) for entry in left_out()["left_out"] for number in entry["rows"]]
+    listed = [
+        (entry["source"], number)
+        for entry in left_out()["left_out"]
+        if entry["source"] not in ARRIVED_AS_RECORDS
+        for number in entry["rows"]
+    ]
     assert Counter(recorded + listed) == Counter(transcription().keys())
 
 
@@ -174,7 +184,7 @@ def test_repeats_and_only_repeats_are_left_out_as_such() -> None:
     listed = {
         (e["source"], number)
         for e in left_out()["left_out"]
-        if e["reason"] == "repeat"
+        if e["reason"] == "repeat" and e["source"] not in ARRIVED_AS_RECORDS
         for number in e["rows"]
     }
     assert listed == {key for key, row in transcription().items() if "REPEAT" in row["notes"]}
