@@ -25,7 +25,8 @@ from planner.units import GIB
 TIMELINE_MOMENTS = 200
 
 # Least and most that the CUDA context and its kernels take of what a card makes visible, and buffers of NCCL.
-# Source: planner/memory/outside.py, for cards of 40 to 132 multiprocessors.
+# Source: planner/memory/outside.py, for cards of 40 to 132 multiprocessors; 150 to 600 MiB of NCCL, as of the
+# coefficient ``nccl_bytes``.
 _CONTEXT_BYTES = (int(0.3 * GIB), int(0.8 * GIB))
 _MOST_NCCL_BYTES = int(0.6 * GIB)
 # Limits that are tried, evenly spaced, where a job fails above its allocated peak.
@@ -130,6 +131,8 @@ def _otherwise(
     where it fails with more.
     """
     if verdict.out_of_memory is None:
+        if room.least_bytes == room.most_bytes:
+            return None
         tight = replay(events, verdict.settings, room.least_bytes)
         return tight if tight.out_of_memory is not None else None
     above = room.most_bytes - unlimited.peak_allocated_bytes
