@@ -273,6 +273,8 @@ class Stack(EngineFacts):
     """
     liger_loss: bool
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
+    liger_models: tuple[str, ...]
+    """Types of models whose loss that switch replaces; it changes nothing of others.  ``any``: of all."""
     liger_by_class: bool
     """That loss is put into classes before a model is loaded: of models that see, into some alone."""
     cut_cross_entropy: bool

@@ -58,6 +58,7 @@ from planner.intake.supported import (
     lacks_bf16,
     lacks_flash2,
     prefers_eager,
+    takes_liger_loss,
     widest_head,
 )
 from planner.intake.tasks import keeps_dropout, takes_tiles
@@ -433,7 +434,11 @@ def _resolve_loss(ledger: Ledger, setting: RecipeContext, task: Task) -> Loss:
     if task == "classify" or degrees(ledger.request).pipeline > 1:
         return ledger.choose("loss", "hf", "assumed", "as no other of labels or a pipeline was read")
     if task in LANGUAGE_TASKS:
-        return ledger.choose("loss", setting.defaults.loss, setting.origin)
+        loss: Loss = ledger.choose("loss", setting.defaults.loss, setting.origin)
+        if loss == "liger" and not takes_liger_loss(setting.model, setting.stack):
+            ledger.reword("loss", "hf", f"Liger passes over {setting.model.architecture} models here")
+            return "hf"
+        return loss
     in_pieces = takes_tiles(task, setting.stack)
     return ledger.choose(
         "loss", "chunked" if in_pieces else "hf", setting.origin, f"that of its trainer for {task}"

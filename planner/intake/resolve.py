@@ -38,7 +38,7 @@ from planner.intake.linears import (
 from planner.intake.model_parallel import check_parallel, degrees
 from planner.intake.own_losses import with_own_loss
 from planner.intake.rules.all_rules import Case, check
-from planner.intake.supported import is_layer_of_another
+from planner.intake.supported import is_layer_of_another, takes_liger_loss
 from planner.intake.tasks import labels_of, stack_for, trained_model, with_trained_head
 from planner.intake.versions import enter_own_versions, resolve_versions
 
@@ -238,7 +238,9 @@ def _needs_parallel_stack(request: ScenarioRequest, parallel: Parallel, hardware
 
 
 def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:
-    """``stack`` with the switches that the job gives otherwise; a tower's only where the model has one."""
+    """``stack`` with the switches that the job gives otherwise; a tower's only where the model has one,
+    and Liger's only where it has functions for the model.
+    """
     given = ledger.request.values.get("switches")
     if given is None:
         return stack
@@ -255,6 +257,10 @@ def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:
         pairs[name.strip()] = value.strip()
     if model.vision is None:
         pairs.pop("tower_units", None)
+    if ledger.request.get("loss") == "liger" and not takes_liger_loss(model, stack):
+        # A file that switches Liger on says its norms and feed-forward parts, too.
+        pairs.pop("fused_norm", None)
+        pairs.pop("fused_mlp", None)
     classes = pairs.pop("fsdp_layer_class", "").split("+")
     if other := next((name for name in classes if is_layer_of_another(name, model)), ""):
         pairs["fsdp_layer_class"] = other

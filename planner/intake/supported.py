@@ -104,16 +104,19 @@ _LIGER_SEES = frozenset({
 })  # fmt: skip
 
 
-def misses_liger_loss(model: ModelSpec, stack: Stack) -> bool:
-    """Whether Axolotl's switch for Liger's fused loss changes nothing: it loads the class that sees, and
-    replaces what another class, for text alone, computes.
+def takes_liger_loss(model: ModelSpec, stack: Stack) -> bool:
+    """Whether the switch for Liger's fused loss changes anything of this model.
 
-    Source: axolotl 0.19.0 integrations/liger/plugin.py pre_model_load (Mistral 3 and Gemma 4 Unified are
-    passed over, qwen3_5 and qwen3_5_moe have functions of their own, others get patch_lce_forward for
-    ``...ForCausalLM``); so its dry runs of Qwen3.5.
+    Transformers and LLaMA-Factory pass over types without a function of Liger's (liger-kernel 0.8.5
+    transformers/monkey_patch.py _apply_liger_kernel_to_instance; llamafactory 0.9.5
+    model/model_utils/liger_kernel.py).  Axolotl loads the class that sees, and replaces what another class,
+    for text alone, computes; so its dry runs of Qwen3.5.  Source: axolotl 0.19.0 integrations/liger/plugin.py
+    pre_model_load: Mistral 3 and Gemma 4 Unified are passed over, qwen3_5 and qwen3_5_moe have functions of
+    their own.  Others get patch_lce_forward for ``...ForCausalLM``.
     """
-    sees = model.vision is not None and model.architecture not in _LIGER_SEES
-    return sees and stack.liger_by_class and not stack.cut_cross_entropy
+    if stack.liger_by_class and not stack.cut_cross_entropy:
+        return model.vision is None or model.architecture in _LIGER_SEES
+    return "any" in stack.liger_models or model.architecture in stack.liger_models
 
 
 def stops_at_liger_loss(model: ModelSpec, stack: Stack) -> bool:

@@ -22,8 +22,8 @@ from planner.intake.supported import (
     code_lacks,
     has_sinks,
     lacks_flash2,
-    misses_liger_loss,
     stops_at_liger_loss,
+    takes_liger_loss,
 )
 from planner.searching.common_stacks import (
     COMMON_STACKS,
@@ -290,7 +290,7 @@ def _loss(scenario: Scenario) -> Iterator[Move]:
     if scenario.stack.defaults.loss == "chunked":
         yield Move("loss", "free", "head and loss in pieces", {"loss": "chunked"})
     model, stack = scenario.model, scenario.stack
-    useless = model.remote_code or misses_liger_loss(model, stack) or stops_at_liger_loss(model, stack)
+    useless = model.remote_code or not takes_liger_loss(model, stack) or stops_at_liger_loss(model, stack)
     if stack.offers_liger_loss and not useless:
         yield Move("loss", "free", "Liger's fused head and loss", {"loss": "liger"})
 

@@ -19,7 +19,6 @@ def say_liger(reading: Reading, origin: str, config: Keys | None = None, *, loss
     swiglu and fused_linear_cross_entropy are on by default; ops/rms_norm.py:674 and ops/swiglu.py:272 save
     their inputs only.  transformers 5.23.0 integrations/liger.py hands ``liger_kernel_config`` on as these
     arguments.
-    Ignored: families that Liger does not know keep their own kernels, with a warning.
     """
     kernels = (
         {}

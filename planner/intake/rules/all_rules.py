@@ -9,6 +9,7 @@ from planner.intake.rules.rule import Case, Level, Rule
 from planner.intake.rules.rules_adapters import ADAPTER_RULES
 from planner.intake.rules.rules_float8 import FLOAT8_RULES
 from planner.intake.rules.rules_fsdp import FSDP_RULES
+from planner.intake.rules.rules_liger import LIGER_RULES
 from planner.intake.rules.rules_mixers import MIXER_RULES
 from planner.intake.rules.rules_mixtures import MIXTURE_RULES
 from planner.intake.rules.rules_optimizer import OPTIMIZER_RULES
@@ -40,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     *VERSION_RULES,
     *SYSTEM_RULES,
     *FSDP_RULES,
+    *LIGER_RULES,
 )
 
 

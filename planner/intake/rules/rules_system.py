@@ -14,9 +14,7 @@ from planner.intake.supported import (
     has_sinks,
     lacks_bf16,
     lacks_flash2,
-    misses_liger_loss,
     refuses_flash,
-    stops_at_liger_loss,
     widest_head,
 )
 from planner.units import MIB, format_gib
@@ -422,30 +420,6 @@ SYSTEM_RULES = (
         "The model's code comes with the checkpoint and picks its own attention kernel, which may not be "
         "the one given",
         lambda case: case.model.remote_code and "attention" in case.given,
-    ),
-    Rule(
-        "liger-not-in-stack",
-        "warn",
-        "This stack has no switch for the Liger loss, or the model's own code does not go through it",
-        lambda case: (
-            case.recipe.loss == "liger" and (not case.stack.offers_liger_loss or case.model.remote_code)
-        ),
-        lambda case: f"{case.stack.id}, {case.model.architecture}",
-    ),
-    Rule(
-        "liger-loss-unused",
-        "refuse",
-        "Axolotl's switch for Liger's fused loss changes nothing of this model, whose class that sees makes "
-        "all logits: leave it out, take the plugin of cut cross entropy, or say --loss hf",
-        lambda case: case.recipe.loss == "liger" and misses_liger_loss(case.model, case.stack),
-        lambda case: case.model.id,
-    ),
-    Rule(
-        "liger-loss-refused",
-        "refuse",
-        f"Liger stops at its fused loss for Granite: leave it out, or say --loss hf [{REFUSED_BY_TOOL}]",
-        lambda case: case.recipe.loss == "liger" and stops_at_liger_loss(case.model, case.stack),
-        lambda case: case.model.id,
     ),
     Rule(
         "not-a-cuda-device",

@@ -443,10 +443,6 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "int8", "gpus": 2, "sharding": "fsdp"},
         {"method": "int8", "gpus": 2, "sharding": "fsdp", "stack": "axolotl"},
     ),
-    "liger-loss-unused": (
-        {"model": "qwen3.5-9b", "method": "lora", "stack": "axolotl", "loss": "liger"},
-        {"model": "qwen3-8b", "method": "lora", "stack": "axolotl", "loss": "liger"},
-    ),
     "liger-loss-refused": (
         {"model": "granite-3.1-2b", "method": "lora", "stack": "axolotl", "loss": "liger"},
         {"model": "granite-3.1-2b", "method": "lora", "stack": "axolotl"},
@@ -597,6 +593,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "gpt-oss-20b", "attention": "eager"},
     ),
     "attention-of-remote-code": ({"model": "qwen-7b", "attention": "sdpa"}, {"model": "qwen-7b"}),
+    "liger-lacks-model": (
+        {"model": "bloom-1b1", "method": "lora", "loss": "liger"},
+        {"model": "bloom-1b1", "method": "lora", "loss": "hf"},
+    ),
     "liger-not-in-stack": (
         {"loss": "liger", "stack": "torchtune"},
         {"loss": "liger", "stack": "llama-factory"},

@@ -1,0 +1,37 @@
+"""Rules about Liger's fused head and loss."""
+
+from __future__ import annotations
+
+from planner.errors import REFUSED_BY_TOOL
+from planner.intake.rules.rule import Case, Rule
+from planner.intake.supported import stops_at_liger_loss
+
+
+def _is_passed_over(case: Case) -> bool:
+    """Whether the loss was given and did not come to be."""
+    return "loss" in case.given and case.given["loss"].value != case.recipe.loss
+
+
+LIGER_RULES = (
+    Rule(
+        "liger-not-in-stack",
+        "warn",
+        "This stack has no switch for the Liger loss",
+        lambda case: case.recipe.loss == "liger" and not case.stack.offers_liger_loss,
+        lambda case: case.stack.id,
+    ),
+    Rule(
+        "liger-lacks-model",
+        "warn",
+        "Liger's switch changes nothing of this model here, and all logits are made",
+        _is_passed_over,
+        lambda case: f"{case.model.architecture}, {case.stack.id}",
+    ),
+    Rule(
+        "liger-loss-refused",
+        "refuse",
+        f"Liger stops at its fused loss for Granite: leave it out, or say --loss hf [{REFUSED_BY_TOOL}]",
+        lambda case: case.recipe.loss == "liger" and stops_at_liger_loss(case.model, case.stack),
+        lambda case: case.model.id,
+    ),
+)
