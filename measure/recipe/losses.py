@@ -46,7 +46,9 @@ def install_loss(model: Any, recipe: Recipe) -> None:
         raise NotModelledError(f"loss '{recipe.loss}' with {what} cannot be traced; use --loss hf")
     compute = _liger if recipe.loss == "liger" else _chunked
 
-    def loss_function(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+    def loss_function(
+        logits: torch.Tensor, labels: torch.Tensor, _vocab: int = 0, **options: Any
+    ) -> torch.Tensor:
         rows = logits.reshape(-1, logits.shape[-1])
         targets = nn.functional.pad(labels, (0, 1), value=_IGNORED)[..., 1:].reshape(-1)
         count = options.get("num_items_in_batch")

@@ -27,6 +27,7 @@ from measure.recipe.fused_head import fused_log_softmax
 from measure.recipe.joined_pairs import joined_loss
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.stack_values import PairLogps
+from planner.errors import NotModelledError
 
 _ENTROPY_ROWS = 128
 _WHOLE = ("whole", "whole_twice", "whole_with_loss")
@@ -110,8 +111,15 @@ def add_value_head(model: Any, width: int) -> None:
     model.forward = MethodType(forward, model)
 
 
+Loss = Callable[[Passes, Inputs], torch.Tensor]
+
+
 def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """The loss of one micro-batch: its rows are the chosen sequences, then the rejected ones."""
+    """The loss of one micro-batch: its rows are the chosen sequences, then the rejected ones.
+
+    Raises:
+        NotModelledError: software whose way to log-probabilities is not here.
+    """
     task, in_tiles = passes.recipe.task, passes.recipe.loss == "chunked"
     if task == "reward" and hasattr(passes.model, "v_head"):
         # The last underscore is a variable: it refers to the loss of words until this function returns.
@@ -122,14 +130,23 @@ def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
         rewards = passes.model(**_without_labels(inputs), use_cache=False).logits.squeeze(-1)
         return -nn.functional.logsigmoid(torch.sub(*rewards.chunk(2))).mean()
     if task == "kto":
-        return (_kto_tiles if in_tiles else _KTO_LOSSES[passes.kernel])(passes, inputs)
+        return (_kto_tiles if in_tiles else _known_loss(_KTO_LOSSES, passes))(passes, inputs)
     if passes.kernel == "joined":
         return joined_loss(passes.model, inputs, passes.as_before if passes.recipe.has_reference else None)
     if passes.kernel in _LET_GO:
         return _let_go(passes, inputs)
     if task in ("orpo", "simpo"):
         return _odds(passes, inputs)
-    return _LOSSES[passes.kernel](passes, inputs)
+    return _known_loss(_LOSSES, passes)(passes, inputs)
+
+
+def _known_loss(losses: dict[str, Loss], passes: Passes) -> Loss:
+    if passes.kernel not in losses:
+        raise NotModelledError(
+            f"task '{passes.recipe.task}' of this software cannot be traced: its way to log-probabilities is "
+            "not here; run its program: measure trace --gpu CARD -- COMMAND"
+        )
+    return losses[passes.kernel]
 
 
 def _odds(passes: Passes, inputs: Inputs) -> torch.Tensor:
@@ -440,7 +457,7 @@ def _without_labels(inputs: Inputs) -> Inputs:
     return {name: each for name, each in inputs.items() if name != "labels"}
 
 
-_KTO_LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
+_KTO_LOSSES: dict[str, Loss] = {
     "shifted_rows": _kto_shifted_rows,
     "rows": _kto_rows,
     "rows_and_hidden": _kto_rows,
@@ -448,7 +465,7 @@ _KTO_LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "whole_twice": _kto_twice,
     "whole_with_loss": _kto_whole,
 }
-_LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
+_LOSSES: dict[str, Loss] = {
     "tiles": _tiles,
     "shifted_rows": _shifted_rows,
     "rows": _rows,

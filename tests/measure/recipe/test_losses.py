@@ -59,6 +59,14 @@ def test_a_loss_in_pieces_is_the_same_loss(counted: bool) -> None:
     torch.testing.assert_close(pieces.lm_head.weight.grad, whole.lm_head.weight.grad)
 
 
+def test_mixtures_hand_the_number_of_words_over_by_position() -> None:
+    """Transformers 5.23 models/qwen2_moe and others; the loss does not need it."""
+    model = model_with("chunked", CONFIG)
+    logits, labels = torch.ones(1, 4, HIDDEN), torch.tensor([[1, 2, 3, 4]])
+    found = model.loss_function(logits, labels, VOCABULARY, num_items_in_batch=torch.tensor(3))
+    torch.testing.assert_close(found, model.loss_function(logits, labels, num_items_in_batch=torch.tensor(3)))
+
+
 def test_the_rows_of_a_piece_are_those_of_ligers_example() -> None:
     """16,384 rows, 32,000 words and width 4096 make pieces of 2048 rows,
     as the comment in Liger's source says.

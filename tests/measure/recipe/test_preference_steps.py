@@ -22,6 +22,7 @@ from measure.recipe.preference_steps import (
     preference_loss,
     selective_log_softmax,
 )
+from planner.errors import NotModelledError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,6 +167,13 @@ def test_a_value_head_scores_the_last_token_that_is_no_padding() -> None:
     passes = Passes(model, None, recipe, "rows", likelihood=False, enter=lambda _stage: None)
     # Values 4 and 2.
     assert preference_loss(passes, rows).item() == pytest.approx(math.log(1 + math.exp(-2)))
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto"])
+def test_another_way_to_log_probabilities_is_refused(task: str) -> None:
+    """ms-swift's is not here, and no other stands in."""
+    with pytest.raises(NotModelledError, match=f"task '{task}' of this software cannot be traced"):
+        loss(task, "rows_let_go")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
