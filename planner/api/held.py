@@ -165,8 +165,6 @@ def refuse_uneven(peft: Any) -> None:
     kind = str(getattr(peft.peft_type, "value", peft.peft_type)).upper()
     if kind != "LORA":
         raise NotModelledError(f"peft_config: '{show(kind)}' is not modelled; LORA is")
-    if getattr(peft, "use_dora", False):
-        raise NotModelledError("peft_config.use_dora: DoRA is not modelled")
     for name in _UNEVEN:
         if getattr(peft, name, None):
             raise NotModelledError(f"peft_config.{name}: adapters on part of the matrices are not modelled")
@@ -216,9 +214,9 @@ def parameter_count(parameter: Any) -> int:
 
 
 def loaded_version(package: str) -> str | None:
-    """Version of a package that is imported already."""
-    version = getattr(sys.modules.get(package), "__version__", None)
-    return version if isinstance(version, str) else None
+    """Version of a package that is imported already, without the build that it names behind ``+``."""
+    version = getattr(sys.modules.get(package.replace("-", "_")), "__version__", None)
+    return str(version).partition("+")[0] if isinstance(version, str) else None
 
 
 def _of_config(held: TrainerJob, name: str) -> Any:

@@ -27,6 +27,8 @@ from planner.api.held import (
     trained_and_frozen,
 )
 from planner.api.keywords import JobFlags, job_flags
+from planner.catalog.packages import is_known
+from planner.catalog.stacks import load_stack, nearest_version
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import TOOLS
 from planner.configs.said_by_file import Reading
@@ -119,7 +121,8 @@ def _read(held: TrainerJob, given: ScenarioRequest) -> Reading:
         )
     tool = TOOLS[kind]
     reading = Reading(Path(held.place), tool.title)
-    _say_stack(reading, tool.stack)
+    if not given.is_given("stack"):
+        _say_stack(reading, tool.stack)
     _say_model(held, reading)
     _say_world(held, reading)
     keys = Keys(reading.path, _arguments(held, given))
@@ -150,13 +153,22 @@ def _arguments(held: TrainerJob, given: ScenarioRequest) -> dict[str, Any]:
 
 
 def _say_stack(reading: Reading, stack: str) -> None:
-    """The stack that is imported: Unsloth over TRL, and the version of Transformers under a plain Trainer."""
+    """The software that is imported: Unsloth over TRL, the stack of the nearest version, and in it every
+    package at the version that is here.
+    """
+    package = "trl" if stack == "trl" else "transformers"
     if "unsloth" in sys.modules:
-        reading.say("stack", "unsloth", "sys.modules", "unsloth is imported")
-        return
-    version = loaded_version("transformers") or ""
-    old = stack.startswith("hf-trainer") and version.startswith("4.")
-    reading.say("stack", "hf-trainer@4" if old else stack, "sys.modules", f"transformers {version}".strip())
+        stack = package = "unsloth"
+    version = loaded_version(package)
+    stack = nearest_version(stack, package, version) if version else stack
+    reading.say("stack", stack, "sys.modules", f"{package} {version or ''}".strip())
+    others = tuple(
+        f"{name}=={here}"
+        for name, usual in load_stack(stack).versions
+        if (here := loaded_version(name)) not in (None, usual) and is_known(name, str(here))
+    )
+    if others:
+        reading.say("versions", others, "sys.modules")
 
 
 def _say_model(held: TrainerJob, reading: Reading) -> None:
@@ -197,6 +209,8 @@ def _say_adapters(peft: Any, reading: Reading) -> None:
         else tuple(dict.fromkeys(sorted(map(_matrix, targets))))
     )
     reading.say("lora_targets", names, f"{place}.target_modules")
+    if getattr(peft, "use_dora", False):
+        reading.say("dora", True, f"{place}.use_dora")
     if peft.modules_to_save:
         reading.say("modules_to_save", tuple(peft.modules_to_save), f"{place}.modules_to_save")
 

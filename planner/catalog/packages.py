@@ -101,6 +101,15 @@ def unread_note(package: str, version: str) -> str:
     return f"{package} {version}: {known} were read, {last} stands in"
 
 
+def is_known(package: str, version: str) -> bool:
+    """Whether facts of this version are known, be it by the nearest older one."""
+    try:
+        facts_of(package, version)
+    except (UsageError, NotModelledError):
+        return False
+    return True
+
+
 def last_read(package: str) -> str:
     """The newest version of ``package`` that was read."""
     return _file(package).read[-1][1]

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
-from planner.catalog.packages import TABLES, Setting, facts_of, package_path, unread_note
+from planner.catalog.packages import TABLES, Setting, facts_of, package_path, parsed_version, unread_note
 from planner.domain.stack import Stack
 from planner.domain.stack_defaults import StackDefaults
 from planner.domain.uncertainty.settled import SettledBy
@@ -91,6 +91,17 @@ def other_versions(stack_id: str) -> tuple[str, ...]:
     files = sorted((data_dir() / "stacks").glob(f"{name}-*.toml"))
     found = (re.fullmatch(rf"{re.escape(name)}-([0-9.]+)", path.stem) for path in files)
     return tuple(each for match in found if match and (each := f"{name}@{match[1]}") != stack_id)
+
+
+def nearest_version(stack_id: str, package: str, version: str) -> str:
+    """Of a stack and its :func:`other_versions` the one whose ``package`` is nearest to ``version``."""
+    asked = parsed_version(package, version)
+
+    def distance(each: str) -> tuple[int, int]:
+        usual = parsed_version(package, dict(load_stack(each).versions)[package])
+        return abs(usual[0] - asked[0]), abs(usual[1] - asked[1])
+
+    return min((stack_id, *other_versions(stack_id)), key=distance)
 
 
 @lru_cache(maxsize=64)

@@ -151,7 +151,6 @@ def test_what_is_missing_is_asked_for(args: Any, said: dict[str, Any], words: tu
         (RewardConfig(bf16=True), None, "RewardConfig"),
         (TrainingArguments(bf16=True, n_gpu=2), None, "DataParallel"),
         (TrainingArguments(bf16=True), Lora(peft_type="PREFIX_TUNING"), "PREFIX_TUNING"),
-        (TrainingArguments(bf16=True), Lora(use_dora=True), "DoRA"),
         (TrainingArguments(bf16=True), Lora(rank_pattern={"q_proj": 64}), "rank_pattern"),
         (TrainingArguments(bf16=True), Lora(target_modules=r".*\.0\.self_attn\.q_proj"), "some places"),
         (TrainingArguments(bf16=True, optim="galore_adamw"), None, "galore_adamw"),
@@ -162,6 +161,39 @@ def test_what_is_not_modelled_gets_no_number(args: Any, peft: Any, word: str) ->
     """Other trainers, other adapters and several GPUs in one process end without a verdict."""
     with pytest.raises(planner.NotModelledError, match=word):
         planner.precheck(args, model_config=LLAMA, peft_config=peft, gpu="4090", seq=64)
+
+
+@pytest.mark.parametrize(
+    ("args", "loaded", "stack", "versions"),
+    [
+        (SFTConfig(bf16=True), {"trl": "0.22.1"}, "trl@0.24", "trl==0.22.1"),
+        (SFTConfig(bf16=True), {"trl": "0.17.0"}, "trl@0", "trl==0.17.0"),
+        (
+            TrainingArguments(bf16=True),
+            {"transformers": "4.57.1", "peft": "0.17.1"},
+            "hf-trainer@4",
+            "peft==0.17.1;transformers==4.57.1",
+        ),
+        (TrainingArguments(bf16=True), {"transformers": "5.23.0+local"}, "hf-trainer@5", None),
+    ],
+)
+def test_the_software_is_that_which_is_imported(
+    args: Any, loaded: dict[str, str], stack: str, versions: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stack of the nearest version, with the versions that are here."""
+    modules = {name: types.SimpleNamespace(__version__=version) for name, version in loaded.items()}
+    monkeypatch.setattr("planner.api.held.sys", types.SimpleNamespace(modules=modules))
+    said = origin_of(planner.precheck(args, model_config=LLAMA, gpu="4090", seq=64))
+    assert (said["stack"], said.get("versions")) == (stack, versions)
+    mine = origin_of(planner.precheck(args, model_config=LLAMA, gpu="4090", seq=64, stack="axolotl"))
+    assert (mine["stack"], mine.get("versions")) == ("axolotl", None)
+
+
+def test_dora_is_read() -> None:
+    """A setting of PEFT's LoRA that changes what is trained and kept."""
+    args, dora = TrainingArguments(bf16=True), Lora(use_dora=True)
+    said = origin_of(planner.precheck(args, model_config=LLAMA, peft_config=dora, gpu="4090", seq=64))
+    assert said["dora"] == "true"
 
 
 def test_other_quantisations_are_read_from_the_config_or_not_modelled() -> None:
