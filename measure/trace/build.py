@@ -195,16 +195,7 @@ def base_model(scenario: Scenario, config: Any) -> Any:
 
 
 def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
-    """PEFT's preparation, before which a tensor that it widens was loaded narrower.
-
-    Raises:
-        NotModelledError: a preparation that is another library's own.
-    """
-    if scenario.stack.kbit_upcast == "norms":
-        raise NotModelledError(
-            f"the k-bit preparation of stack '{scenario.stack.id}' cannot be traced yet; use --stack "
-            "hf-trainer@5"
-        )
+    """PEFT's preparation, before which a tensor that it widens was loaded narrower."""
     dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
     prepare_for_kbit(model, scenario)
     for name, tensor in model.named_parameters():

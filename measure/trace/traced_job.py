@@ -254,6 +254,11 @@ def _untraced_stacks(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str
     """What a stack does that is not traced: whether it does so here, what it is, the way out."""
     untraced = (
         (stack.fused_norm or stack.fused_mlp, "the fused kernels"),
+        (recipe.adapter is not None and stack.adapter_kernels != "eager", "the adapter kernels"),
+        (
+            stack.widens_copies and recipe.adapter is not None and bool(recipe.adapter.modules_to_save),
+            "the dtype of modules_to_save",
+        ),
         (stack.linearized_experts or stack.host_experts != "none", "the experts"),
         (recipe.gradient_checkpointing and stack.checkpoints_parts, "the checkpointing"),
         (stack.prepares_unquantized, "the preparation of unquantised bases"),

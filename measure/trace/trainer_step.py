@@ -153,7 +153,7 @@ def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Listener
     if _in_tiles(scenario) and not recipe.has_own_loss:
         return lambda inputs, _: -model(**inputs).log_probs.sum()
     if not recipe.has_own_loss:
-        return None
+        return _keeping(model) if scenario.stack.keeps_outputs else None
 
     def losses(inputs: dict[str, torch.Tensor], number: int) -> torch.Tensor:
         def enter(stage: Stage) -> None:
@@ -162,6 +162,18 @@ def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Listener
         stack = scenario.stack
         passes = Passes(model, reference, recipe, stack.pair_logps, stack.chosen_likelihood, enter)
         return preference_loss(passes, inputs)
+
+    return losses
+
+
+def _keeping(model: Any) -> Losses:
+    """The loss of a loop whose variable refers to what the model returned until it returns again."""
+    kept: list[Any] = []
+
+    def losses(inputs: dict[str, torch.Tensor], _number: int) -> torch.Tensor:
+        kept[:] = [model(**inputs)]
+        loss: torch.Tensor = kept[0].loss
+        return loss
 
     return losses
 

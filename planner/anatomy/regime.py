@@ -13,7 +13,6 @@ from planner.domain.recipes.recipe import DTYPE_BYTES, STAYS_16_BIT, Recipe
 from planner.domain.recipes.sharding import Engine
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
-from planner.domain.stack_values import KbitUpcast
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,29 +190,13 @@ def _weight_bytes(recipe: Recipe, stack: Stack) -> tuple[int, int, int]:
         return trained, ends, ends
     if numerics.quantization == "none" and stack.prepares_unquantized:
         return 4, 4, 4
-    upcast = kbit_upcast_of(recipe, stack)
+    upcast = stack.kbit_upcast_over(recipe)
     if numerics.quantization in STAYS_16_BIT | {"none"} or upcast == "none":
         return load, load, load
     # PEFT's preparation also turns what quantisers leave inside blocks to fp32: biases, routers,
     # fused experts.
     outside = 4 if upcast == "all" else load
     return (4 if upcast == "layers" else outside), outside, (load if upcast == "layers" else 4)
-
-
-def kbit_upcast_of(recipe: Recipe, stack: Stack) -> KbitUpcast:
-    """What preparation turns to fp32 over this recipe's base.
-
-    Source: axolotl 0.19.0 loaders/model.py _prepare_model_for_quantization, which leaves it out under ZeRO-3
-    and FSDP; trl 0.9.6, 0.12.1, 0.19.1 trainer/sft_trainer.py is_sharded_qlora, trainer/utils.py
-    peft_module_casting_to_bf16, and the same in 0.24.0 models/utils.py prepare_peft_model.
-    """
-    upcast, numerics = stack.kbit_upcast, recipe.numerics
-    if upcast == "recast":
-        if numerics.quantization == "int8":
-            return "all"
-        upcast = "norms" if numerics.precision == "bf16-mixed" else "all"
-        return "none" if recipe.sharding.gathers_weights else upcast
-    return "none" if upcast == "layers" and recipe.sharding.gathers_weights else upcast
 
 
 def _trained_bytes(recipe: Recipe, base: int, *, casts: bool) -> int:

@@ -411,6 +411,21 @@ class Stack(EngineFacts):
         """Whether masked tokens are guessed from those before and behind, under a mask in every batch."""
         return self.loss_weights == "masked_tokens"
 
+    def kbit_upcast_over(self, recipe: Recipe) -> KbitUpcast:
+        """What preparation turns to fp32 over this recipe's base.
+
+        Source: axolotl 0.19.0 loaders/model.py _prepare_model_for_quantization, which leaves it out under
+        ZeRO-3 and FSDP; trl 0.9.6, 0.12.1, 0.19.1 trainer/sft_trainer.py is_sharded_qlora, trainer/utils.py
+        peft_module_casting_to_bf16, and the same in 0.24.0 models/utils.py prepare_peft_model.
+        """
+        upcast, numerics = self.kbit_upcast, recipe.numerics
+        if upcast == "recast":
+            if numerics.quantization == "int8":
+                return "all"
+            upcast = "norms" if numerics.precision == "bf16-mixed" else "all"
+            return "none" if recipe.sharding.gathers_weights else upcast
+        return "none" if upcast == "layers" and recipe.sharding.gathers_weights else upcast
+
     def masks_samples(self, recipe: Recipe) -> bool:
         """Whether packed samples get a mask that keeps them apart.
 

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Iterator
 
 from planner.anatomy.adapted_matrices import is_adapted
 from planner.anatomy.packing import constants_bytes, packed_bytes
-from planner.anatomy.regime import kbit_upcast_of
 from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT
 from planner.domain.term import TermName
 from planner.program.job import Job, reward_job, second_job
@@ -235,7 +234,7 @@ def prepared_dtype(job: Job, weight: Weight) -> Dtype:
         return weight.dtype
     if numerics.quantization == "none":
         return "fp32" if stack.prepares_unquantized else weight.dtype
-    upcast = kbit_upcast_of(job.recipe, stack)
+    upcast = stack.kbit_upcast_over(job.recipe)
     widens = upcast == "all" or (upcast == "norms" and weight.kind == "norm")
     inside = upcast == "layers" and weight.kind != "norm" and not weight.outside
     return "fp32" if widens or inside else weight.dtype

@@ -100,6 +100,11 @@ def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
         ),
         ({"method": "full", "offload": "activations"}, "offload 'activations' .* use --offload optimizer"),
         ({"method": "lora", "stack": "unsloth", "offload": "none"}, "the fused kernels of stack 'unsloth"),
+        ({"method": "lora", "stack": "axolotl"}, "the adapter kernels of stack 'axolotl'"),
+        (
+            {"method": "lora", "stack": "llama-factory", "modules_to_save": "lm_head"},
+            "the dtype of modules_to_save of stack 'llama-factory'",
+        ),
     ],
 )
 def test_what_is_not_traced_is_refused_with_a_way_out(flags: dict[str, str], words: str) -> None:

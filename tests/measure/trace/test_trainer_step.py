@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,25 @@ def test_packed_samples_that_are_told_apart_have_positions(mask: PackedMask, sha
     assert "attention_mask" not in made
     assert tuple(made["position_ids"].shape) == shape == tuple(made["input_ids"].shape)
     assert made["position_ids"][0, :LENGTH].tolist() == [0, 1, 2, 3, 0, 1, 2]
+
+
+def test_a_loop_keeps_what_the_model_returned_until_it_returns_again() -> None:
+    """Its logits are alive in the next forward pass; a trainer that lets them go has no such function."""
+    case, alive = job(), []
+    returned: list[Any] = []
+
+    def model(**_: Any) -> Any:
+        alive.append([each() is not None for each in returned])
+        out = SimpleNamespace(loss=torch.zeros(()), logits=torch.zeros(1))
+        returned.append(weakref.ref(out.logits))
+        return out
+
+    assert losses_of(model, None, case, Recorder()) is None
+    losses = losses_of(model, None, replace(case, stack=replace(case.stack, keeps_outputs=True)), Recorder())
+    assert losses is not None
+    for number in range(3):
+        losses({}, number)
+    assert alive == [[], [True], [False, True]]
 
 
 def test_a_micro_step_goes_forward_and_backward_with_its_hooks() -> None:

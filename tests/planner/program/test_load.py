@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from planner.anatomy.regime import kbit_upcast_of
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -133,7 +132,7 @@ def test_what_trl_turns_to_fp32(method: str, flags: dict[str, Any], upcast: str)
     in fp32 they and their states would need 27 GiB.
     """
     subject = job("llama-2-7b", method, stack="trl@0", **{"precision": "bf16-mixed", **flags})
-    assert kbit_upcast_of(subject.recipe, subject.stack) == upcast
+    assert subject.stack.kbit_upcast_over(subject.recipe) == upcast
 
 
 @pytest.mark.parametrize(
