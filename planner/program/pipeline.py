@@ -21,15 +21,7 @@ from itertools import pairwise
 from planner.domain.recipes.parallel import HEAD, TABLE, Stage
 from planner.domain.term import Phase
 from planner.program.ops.tensors import ELEMENT_BYTES
-from planner.program.recorded_part import (
-    BACKWARD_END,
-    BACKWARD_OUT,
-    FORWARD_END,
-    FORWARD_LOSS,
-    FORWARD_NEXT,
-    FORWARD_OUT,
-    Shape,
-)
+from planner.program.recorded_part import Shape
 from planner.program.request_stream import Instance, RequestStream, instances
 from planner.program.runtime import Part, Pass, Runtime, gradients_of
 from planner.program.schedule import actions_of, shortened
@@ -181,7 +173,7 @@ def _let_go(state: _Round, key: tuple[int, int]) -> array[int]:
 def _output(made: list[Instance]) -> array[int]:
     """What frees the output of a pass: what was sent, or the logits that the loss was made of."""
     if made[-1].name == _HEAD:
-        return made[-1].events(BACKWARD_END)
+        return made[-1].events("backward_end")
     slot = made[-1].template.out_slot
     lies_at = None if slot is None else made[-1].slot(slot)
     return array("q", () if lies_at is None else (~lies_at,))
@@ -205,16 +197,16 @@ def _forward(
     runtime.forward(body[0])
     for before, each in pairwise(body):
         runtime.forward(each)
-        stream.events += before.events(FORWARD_NEXT)
-    stream.events += body[-1].events(FORWARD_NEXT)
+        stream.events += before.events("forward_next")
+    stream.events += body[-1].events("forward_next")
     if body is made:
         runtime.end_of_forward()
     else:
         stream.enter(phases[1])
         runtime.forward(made[-1])
     for each in made:
-        stream.events += each.events(FORWARD_END)
-    stream.events += made[-1].events(FORWARD_OUT) + made[-1].events(FORWARD_LOSS)
+        stream.events += each.events("forward_end")
+    stream.events += made[-1].events("forward_out") + made[-1].events("forward_loss")
     return made
 
 
@@ -230,7 +222,7 @@ def _backward(runtime: Runtime, made: list[Instance], phases: tuple[Phase, Phase
     for each in reversed(body):
         runtime.backward(each)
     for each in made:
-        stream.events += each.events(BACKWARD_OUT)
+        stream.events += each.events("backward_out")
     runtime.end_of_backward(Pass(*phases, is_last=False))
     for each in body:
-        stream.events += each.events(BACKWARD_END)
+        stream.events += each.events("backward_end")

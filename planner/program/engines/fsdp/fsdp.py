@@ -29,9 +29,8 @@ from planner.program.engines.groups import (
     load_shards,
 )
 from planner.program.job import Job
-from planner.program.ops.tensors import Moment, Unit
+from planner.program.ops.tensors import Moment, PartStage, Unit
 from planner.program.parameters import Weight
-from planner.program.recorded_part import BACKWARD, FORWARD
 from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.update.optimizer import optimizer_step
@@ -119,7 +118,7 @@ class Fsdp(Runtime):
 
     def forward(self, part: Instance) -> None:
         """The forward pass of one part, with the hooks of its groups."""
-        stream, events = self.stream, part.events(FORWARD)
+        stream, events = self.stream, part.events("forward")
         if part.name == EMBEDDINGS:
             before, inside, after = around(stream, events, self.job.model.token_embedding.name)
             stream.events += before
@@ -142,12 +141,12 @@ class Fsdp(Runtime):
                 stream.events += after
         else:
             self._before_forward(part.name)
-            self._run(part, FORWARD)
+            self._run(part, "forward")
             self._after_forward(part.name)
 
     def backward(self, part: Instance) -> None:
         """The backward pass of one part, with the hooks of its groups."""
-        stream, events = self.stream, part.events(BACKWARD)
+        stream, events = self.stream, part.events("backward")
         if part.name == HEAD:
             self._backward_of_head(part, events)
         elif part.name == EMBEDDINGS:
@@ -157,11 +156,11 @@ class Fsdp(Runtime):
             self._collect(part)
         else:
             self._before_backward(part.name)
-            self._run(part, BACKWARD)
+            self._run(part, "backward")
             self._collect(part)
             self._after_backward(part.name)
 
-    def _run(self, part: Instance, stage: str) -> None:
+    def _run(self, part: Instance, stage: PartStage) -> None:
         """A layer, with the hooks of the unit inside of it where there is one."""
         if not self.units.inside:
             self.stream.events += part.events(stage)
@@ -169,7 +168,7 @@ class Fsdp(Runtime):
         for events, moment in pieces(part, stage, self.units.path):
             self.stream.events += events
             if moment is not None:
-                self._at(part, moment, recomputes=stage == BACKWARD)
+                self._at(part, moment, recomputes=stage == "backward")
 
     def _at(self, part: Instance, moment: Moment, *, recomputes: bool) -> None:
         """The unit inside of a layer is entered or left.

@@ -18,7 +18,7 @@ from planner.domain.stack import Stack
 from planner.domain.vision import TowerSpec
 from planner.program.engines.groups import Gradient, Sizes, part_of
 from planner.program.job import Job
-from planner.program.ops.tensors import Mark, Moment
+from planner.program.ops.tensors import Mark, Moment, PartStage
 from planner.program.parameters import Weight
 from planner.program.request_stream import Instance
 
@@ -99,7 +99,7 @@ class Units:
         return layer if weight.adapter and self._adapters_apart else ""
 
 
-def pieces(part: Instance, stage: str, path: Path) -> Iterator[tuple[array[int], Moment | None]]:
+def pieces(part: Instance, stage: PartStage, path: Path) -> Iterator[tuple[array[int], Moment | None]]:
     """The events of a stage in pieces,
     with what happens behind each to the module ``path``, which is a unit: it is entered or left.
     """
