@@ -21,7 +21,6 @@ from itertools import pairwise
 from planner.domain.recipes.parallel import HEAD, TABLE, Stage
 from planner.domain.term import Phase
 from planner.program.ops.tensors import ELEMENT_BYTES
-from planner.program.recorded_part import Shape
 from planner.program.request_stream import Instance, RequestStream, instances
 from planner.program.runtime import Part, Pass, Runtime, gradients_of
 from planner.program.schedule import actions_of, shortened
@@ -114,13 +113,9 @@ def _make_buffers(stream: RequestStream, stage: Stage, chunks: list[_Chunk]) -> 
 
 
 def _make_buffer(stream: RequestStream, chunks: list[_Chunk]) -> int:
-    shape, place = _stream_of(chunks), ("pipeline", "", "receive buffer")
+    shape = next(part.template.out for chunk in chunks for part in chunk.parts if part.name == "layer")
+    place = "pipeline", "", "receive buffer"
     return stream.allocate(shape.unit, shape.count * ELEMENT_BYTES[shape.dtype], "saved_activations", place)
-
-
-def _stream_of(chunks: list[_Chunk]) -> Shape:
-    """What layers hand on."""
-    return next(part.template.out for chunk in chunks for part in chunk.parts if part.name == "layer")
 
 
 def _round(

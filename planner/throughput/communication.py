@@ -268,12 +268,8 @@ def collective_seconds(job: TimedJob) -> Number:
     return (
         moved * _seconds_per_byte(job)
         + replica_bytes(job) / _replica_bytes_per_s(job)
-        + second_copy_bytes(job) / _second_bytes_per_s(job)
+        + second_copy_bytes(job) / _group_bytes_per_s(job, job.recipe.parallel.hpz)
     )
-
-
-def _second_bytes_per_s(job: TimedJob) -> Number:
-    return _group_bytes_per_s(job, job.recipe.parallel.hpz)
 
 
 def _shard_bytes_per_s(job: TimedJob) -> Number:
