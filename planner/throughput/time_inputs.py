@@ -66,8 +66,7 @@ class TimedJob:
     @property
     def world(self) -> Number:
         """GPUs in the job."""
-        hardware = self.scenario.hardware
-        return hardware.gpus_per_node * hardware.nodes
+        return self.scenario.hardware.world_size
 
     @property
     def passes(self) -> float:

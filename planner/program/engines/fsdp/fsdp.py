@@ -51,6 +51,9 @@ class Fsdp(Runtime):
         self.order: list[str] = []
         self.reduces = True
         self._shards: list[Weight] = []
+        # Units inside of layers whose backward runs, and those in which it is over.
+        self._inner_now: set[str] = set()
+        self._inner_over: set[str] = set()
         model = job.model
         # PEFT's wrapper hides the last norm, so the head is gathered by itself.
         self._head_alone = job.recipe.adapter is not None and not model.tied
@@ -176,17 +179,17 @@ class Fsdp(Runtime):
         Run again by a checkpoint, it is gathered and given back like in forward,
         unless its backward has begun.
         """
-        name, backward = part.name + INNER, self.units.backward
-        if name in backward.over:
+        name = part.name + INNER
+        if name in self._inner_over:
             return
         if moment == "before_backward":
-            backward.now.add(name)
+            self._inner_now.add(name)
             self._before_backward(name)
         elif moment == "after_backward":
-            backward.over.add(name)
+            self._inner_over.add(name)
             self._collect_inside(part)
             self._after_backward(name)
-        elif name not in backward.now:
+        elif name not in self._inner_now:
             if moment == "before_forward":
                 self._before_forward(name)
             else:
@@ -229,7 +232,8 @@ class Fsdp(Runtime):
             if group.whole or group.gradients:
                 self._after_backward(name)
         self.order.clear()
-        self.units.backward.clear()
+        self._inner_now.clear()
+        self._inner_over.clear()
 
     def optimizer_step(self, gradients: list[int]) -> None:
         """Update the shards and drop their gradients."""
@@ -246,7 +250,7 @@ class Fsdp(Runtime):
         found: Iterable[Gradient] = self.sizes.gradients_of(part)
         if self.units.inside and part.name.startswith("layer "):
             inner, found = gradients_inside(self.sizes, part, self.units.path)
-            if inner and part.name + INNER not in self.units.backward.over:
+            if inner and part.name + INNER not in self._inner_over:
                 self.groups[part.name + INNER].gradients += inner
         for each in found:
             name = self._group_of(part.name, each.module)

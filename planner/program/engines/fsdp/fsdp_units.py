@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from planner.domain.stack import Stack
 from planner.domain.vision import TowerSpec
@@ -28,19 +27,6 @@ INNER = " inner"
 """What the name of a unit inside of a layer ends with."""
 Path = tuple[str, ...]
 _PASSES = ("before_forward", "after_forward", "before_backward", "after_backward")
-
-
-@dataclass(slots=True)
-class Backward:
-    """The units inside of layers whose backward runs, and those in which it is over."""
-
-    now: set[str] = field(default_factory=set)
-    over: set[str] = field(default_factory=set)
-
-    def clear(self) -> None:
-        """The backward pass has ended."""
-        self.now.clear()
-        self.over.clear()
 
 
 def wraps_tower(vision: TowerSpec, stack: Stack) -> bool:
@@ -69,7 +55,6 @@ class Units:
         experts = job.model.expert_parts > 1
         self.path = _EXPERTS if experts else _PART if job.stack.fsdp_units == "feed_forward" else ()
         self._nested = experts
-        self.backward = Backward()
         self._tower_in_root = job.model.vision is not None and not wraps_tower(job.model.vision, job.stack)
         first = not job.recipe.sharding.dtensors
         self._adapters_apart = first and job.stack.fsdp1_wraps_adapters
