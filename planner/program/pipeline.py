@@ -145,8 +145,7 @@ def _round(
             made = state.held.pop(key)
             came = [] if runtime.receives_ahead or last else [_make_buffer(runtime.stream, chunks)]
             _backward(runtime, made, phases)
-            for slot in (*came, *([state.arrived.pop(key)] if key in state.arrived else [])):
-                runtime.stream.free(slot)
+            runtime.stream.free(*came, state.arrived.pop(key, None))
             state.gradients += gradients_of(made)
             runtime.stream.events += state.sent_back
             state.sent_back = _gradient_of_input(made)

@@ -85,9 +85,11 @@ class RequestStream:
         self.events.extend(slots)
         return [*slots]
 
-    def free(self, slot: int) -> None:
-        """Free an allocation."""
-        self.events.append(~slot)
+    def free(self, *slots: int | None) -> None:
+        """Free what there is of ``slots``."""
+        for slot in slots:
+            if slot is not None:
+                self.events.append(~slot)
 
     def free_late(self, slot: int, lag: int) -> None:
         """Free what another CUDA stream still uses (``record_stream``): its memory cannot be used again

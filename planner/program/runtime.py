@@ -274,9 +274,7 @@ class Runtime:
 
     def free(self, *slots: int | None) -> None:
         """Free what there is of ``slots``."""
-        for slot in slots:
-            if slot is not None:
-                self.stream.events.append(~slot)
+        self.stream.free(*slots)
 
     def forward(self, part: Instance) -> None:
         """The forward pass of one part."""
@@ -305,8 +303,7 @@ class Runtime:
                 if not (each.trained or each.outside):
                     make_states(self.stream, self.job, each)
         self.states += optimizer_step(self.stream, self.job, weights, first=not self.states)
-        for slot in gradients:
-            self.stream.free(slot)
+        self.free(*gradients)
 
 
 def gradients_of(made: Iterable[Instance]) -> Iterable[int]:

@@ -88,7 +88,7 @@ def _hooks(job: TimedJob, _: TimeTerm) -> str:
 
 
 def _optimizer(job: TimedJob, _: TimeTerm) -> str:
-    return f"{job.recipe.optimizer}, {job.trained_params / GIGA:.3f} B trained parameters on {job.world} GPUs"
+    return f"{job.recipe.optimizer}, {job.own.trained / GIGA:.3f} B trained parameters on {job.world} GPUs"
 
 
 def _update_launch(job: TimedJob, _: TimeTerm) -> str:
@@ -159,7 +159,7 @@ _DETAILS: dict[str, Callable[[TimedJob, TimeTerm], str]] = {
     "collectives": _collectives,
     "host_transfers": _transfers,
     "cpu_adam": lambda job, _: (
-        f"{job.trained_params / job.scenario.hardware.nodes / GIGA:.2f} B parameters per node"
+        f"{job.own.trained / job.scenario.hardware.nodes / GIGA:.2f} B parameters per node"
     ),
     "nvme": lambda job, _: f"at {job.coefficients.nvme_bytes_per_s / GIGA:.1f} GB/s per node",
 }

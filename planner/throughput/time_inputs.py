@@ -41,11 +41,6 @@ class TimedJob:
         return self.own.regime
 
     @property
-    def trained_params(self) -> Number:
-        """Parameters that the optimizer updates: all of them, or adapters and modules to save."""
-        return self.own.trained
-
-    @property
     def trained_tensors(self) -> int:
         """Tensors that the optimizer updates."""
         return sum(kind.count for kind in self.own.trained_parameters)

@@ -123,9 +123,7 @@ class Megatron(Runtime):
         for events, mark in part.between_marks("backward", ("gradient",)):
             self.stream.events += events
             if mark is not None and mark.slot is not None:
-                slot = part.slot(mark.slot)
-                if slot is not None:
-                    self.stream.free(slot)
+                self.free(part.slot(mark.slot))
 
     def optimizer_step(self, gradients: list[int]) -> None:
         """States in the first step; where gradients are summed in bf16, a copy of this GPU's part in fp32,
@@ -149,5 +147,4 @@ class Megatron(Runtime):
             for each in trained:
                 for width in self._state_bytes[0]:
                     self.states.append(self._take(width * self._own(each), "optimizer_states", "state"))
-        for slot in copies:
-            stream.free(slot)
+        self.free(*copies)
