@@ -9,7 +9,7 @@ Ignored: a vocabulary that does not divide evenly, of which the first GPUs have 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -44,13 +44,9 @@ def divided_model(model: ModelSpec, parts: int) -> ModelSpec:
     if model.parts == parts:
         return model
     table = replace(model.token_embedding, rows=-(-model.token_embedding.rows // parts))
-    return replace(
-        model,
-        groups=tuple(replace(group, block=_divided_block(group.block, parts)) for group in model.groups),
-        token_embedding=table,
-        head=_divided(model.head, "outputs", parts),
-        parts=parts,
-    )
+    head = _divided(model.head, "outputs", parts)
+    model = replace(model, token_embedding=table, head=head, parts=parts)
+    return model.with_blocks(lambda block: _divided_block(block, parts))
 
 
 @lru_cache(maxsize=64)
@@ -58,16 +54,13 @@ def with_own_experts(model: ModelSpec, parts: int) -> ModelSpec:
     """The model with the experts that one of ``parts`` GPUs has; routers choose among all of them."""
     if model.expert_parts == parts:
         return model
-    groups = tuple(replace(each, block=_with_own_experts(each.block, parts)) for each in model.groups)
-    return replace(model, groups=groups, expert_parts=parts)
 
+    def own(linears: tuple[LinearSpec, ...]) -> Iterable[LinearSpec]:
+        return (
+            replace(each, copies=each.copies // parts) if each.group == "expert" else each for each in linears
+        )
 
-def _with_own_experts(block: BlockSpec, parts: int) -> BlockSpec:
-    linears = tuple(
-        replace(each, copies=each.copies // parts) if each.group == "expert" else each
-        for each in block.linears
-    )
-    return replace(block, linears=linears)
+    return replace(model, expert_parts=parts).with_linears(own)
 
 
 def _divided_block(block: BlockSpec, parts: int) -> BlockSpec:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.domain.model import BlockGroup, InputTensor, LinearSpec, ModelSpec
+from planner.domain.model import BlockSpec, InputTensor, LinearSpec, ModelSpec
 
 _NAMES: Mapping[InputTensor, str] = {
     "attn_in": "linear_qkv",
@@ -26,12 +26,12 @@ _PLACES: Mapping[str, str] = {"expert": EXPERTS, "shared_expert": "shared_expert
 
 def joined_model(model: ModelSpec) -> ModelSpec:
     """The model with one matrix in the place of those that read the same; once is enough."""
-    return replace(model, groups=tuple(_joined_group(group) for group in model.groups))
+    return model.with_blocks(_joined)
 
 
-def _joined_group(group: BlockGroup) -> BlockGroup:
+def _joined(block: BlockSpec) -> BlockSpec:
     found: dict[tuple[str, InputTensor], LinearSpec] = {}
-    for each in group.block.linears:
+    for each in block.linears:
         if each.group == "router":
             found[each.name, each.reads] = replace(each, kind="linear", legacy_names=(), adaptable=False)
             continue
@@ -41,5 +41,5 @@ def _joined_group(group: BlockGroup) -> BlockGroup:
             found[key] = replace(each, name=name, kind="linear", legacy_names=())
         else:
             found[key] = replace(whole, out_features=whole.out_features + each.out_features)
-    attention = replace(group.block.attention, fused_qkv=True)
-    return replace(group, block=replace(group.block, linears=tuple(found.values()), attention=attention))
+    attention = replace(block.attention, fused_qkv=True)
+    return replace(block, linears=tuple(found.values()), attention=attention)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
 from planner.anatomy.joined_matrices import joined_model
-from planner.domain.model import BlockGroup, LinearSpec, ModelSpec
+from planner.domain.model import BlockSpec, LinearSpec, ModelSpec
 from planner.domain.stack import Stack
 from planner.domain.stack_values import PassedOver
 
@@ -56,51 +57,43 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
     if stack.model_code == "megatron-core":
         return joined_model(model)
     if stack.mixture_code == "torchtitan-2025":
-        model = replace(model, groups=tuple(_with_gates_apart(group) for group in model.groups))
+        model = model.with_blocks(_with_gates_apart)
     if model.architecture in _FUSED_HEAD_NORMS[stack.fused_head_norms]:
-        model = replace(model, groups=tuple(_with_turned_norms(group) for group in model.groups))
+        model = model.with_blocks(_with_turned_norms)
     if stack.joins_turned_heads:
-        model = replace(model, groups=tuple(_with_joined_heads(group) for group in model.groups))
+        model = model.with_blocks(_with_joined_heads)
     if model.tied and not stack.ties_tables:
         model = replace(model, tied=False)
     if stack.quantizer == "lightning":
         model = replace(model, head=replace(model.head, packed_as_head=True))
     if model.architecture == stack.whole_out_proj:
         head = model.head if model.tied else replace(model.head, packed_as_head=True)
-        model = replace(model, head=head, groups=tuple(_with_whole_out_proj(group) for group in model.groups))
+        model = replace(model, head=head).with_linears(_with_whole_out_proj)
     return model
 
 
-def _with_gates_apart(group: BlockGroup) -> BlockGroup:
+def _with_gates_apart(block: BlockSpec) -> BlockSpec:
     def apart(spec: LinearSpec) -> tuple[LinearSpec, ...]:
-        if (spec.group, spec.reads) != ("expert", "mlp_in") or spec.out_features != 2 * group.block.mlp.width:
+        if (spec.group, spec.reads) != ("expert", "mlp_in") or spec.out_features != 2 * block.mlp.width:
             return (spec,)
-        half = replace(spec, out_features=group.block.mlp.width, legacy_names=())
+        half = replace(spec, out_features=block.mlp.width, legacy_names=())
         return replace(half, name="w1"), replace(half, name="w3")
 
-    linears = tuple(part for spec in group.block.linears for part in apart(spec))
-    return replace(group, block=replace(group.block, linears=linears))
+    return replace(block, linears=tuple(part for spec in block.linears for part in apart(spec)))
 
 
-def _with_turned_norms(group: BlockGroup) -> BlockGroup:
-    norms = tuple(
-        replace(each, scaling="turned") if each.on == "heads" else each for each in group.block.norms
-    )
-    return replace(group, block=replace(group.block, norms=norms))
+def _with_turned_norms(block: BlockSpec) -> BlockSpec:
+    norms = (replace(each, scaling="turned") if each.on == "heads" else each for each in block.norms)
+    return replace(block, norms=tuple(norms))
 
 
-def _with_joined_heads(group: BlockGroup) -> BlockGroup:
-    attention = group.block.attention
-    if attention.position != "rope":
-        return group
-    return replace(group, block=replace(group.block, attention=replace(attention, joined_rotary=True)))
+def _with_joined_heads(block: BlockSpec) -> BlockSpec:
+    joins = block.attention.position == "rope"
+    return replace(block, attention=replace(block.attention, joined_rotary=True)) if joins else block
 
 
-def _with_whole_out_proj(group: BlockGroup) -> BlockGroup:
-    linears = (
-        replace(each, left_whole=each.left_whole or each.reads == "mixer_out") for each in group.block.linears
-    )
-    return replace(group, block=replace(group.block, linears=tuple(linears)))
+def _with_whole_out_proj(linears: tuple[LinearSpec, ...]) -> Iterable[LinearSpec]:
+    return (replace(each, left_whole=each.left_whole or each.reads == "mixer_out") for each in linears)
 
 
 @lru_cache(maxsize=256)

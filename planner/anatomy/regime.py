@@ -28,7 +28,9 @@ class Regime:
     ``master``: separate fp32 masters (0: none); ``state``: each element of an unquantised optimizer state.
     ``adapter``: adapters as they are kept; ``adapter_seen``: as their layers see them, which FSDP gathers in
     the compute dtype (torch 2.13 distributed/fsdp MixedPrecisionPolicy ``param_dtype``, set by accelerate
-    1.15); ``sees_adapter_shards``: PEFT reads their dtype from shards, and casts their input to it.
+    1.15); ``sees_adapter_shards``: PEFT reads their dtype from shards in fp32, and casts their input to it,
+    because FSDP1 gathers each behind that, as a unit (peft 0.21 tuners/lora/layer.py Linear.forward,
+    ``_cast_input_dtype``; torch 2.13 distributed/fsdp _runtime_utils.py _pre_forward, which casts it again).
     """
 
     engine: Engine
@@ -128,17 +130,16 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, co
         state=4 if engine in _KEEPS_MASTERS else trained,
         adapter=trained if is_lora else 0,
         adapter_seen=(compute if gathers else trained) if is_lora else 0,
-        sees_adapter_shards=is_lora and gathers and _sees_adapter_shards(recipe, stack),
+        sees_adapter_shards=is_lora and gathers and recipe.sharding.is_fsdp1 and stack.fsdp1_wraps_adapters,
     )
 
 
-def _sees_adapter_shards(recipe: Recipe, stack: Stack) -> bool:
-    """Whether PEFT sees an adapter's shard, in fp32, because FSDP1 gathers it behind that, as a unit.
+def _widens_copies(stack: Stack, engine: Engine) -> bool:
+    """Whether trained copies of modules become as wide as adapters.
 
-    Source: peft 0.21 tuners/lora/layer.py Linear.forward (``_cast_input_dtype``); torch 2.13 distributed/fsdp
-    _runtime_utils.py _pre_forward of the unit, which casts the input again.
+    DeepSpeed's engine casts them back, and under ZeRO-3 they are left as they are.
     """
-    return recipe.sharding.is_fsdp1 and stack.fsdp1_wraps_adapters
+    return stack.widens_copies and stack.trainable_fp32 and engine != "deepspeed"
 
 
 def _divides_fp32(recipe: Recipe, stack: Stack) -> bool:
@@ -150,14 +151,6 @@ def _divides_fp32(recipe: Recipe, stack: Stack) -> bool:
     """
     divided = stack.zero3_divides_fp32 and recipe.sharding.engine == "deepspeed"
     return divided and recipe.numerics.mixed and recipe.numerics.quantization == "none"
-
-
-def _widens_copies(stack: Stack, engine: Engine) -> bool:
-    """Whether trained copies of modules become as wide as adapters.
-
-    DeepSpeed's engine casts them back, and under ZeRO-3 they are left as they are.
-    """
-    return stack.widens_copies and stack.trainable_fp32 and engine != "deepspeed"
 
 
 def _linear_out(recipe: Recipe, stack: Stack, norm_out: int) -> int:

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from planner.domain.stack_values import (
-    DdpFindsUnused,
-    Fsdp2Units,
-    FsdpNoSync,
-    FsdpUnits,
-    PinsMasters,
-    TowerUnits,
-    Zero1Update,
-    Zero12Engine,
-    Zero12Upload,
-    ZeroSums,
-)
+from planner.domain.stack_values import Fsdp2Units, Zero12Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +32,22 @@ class EngineFacts:
     """``contiguous_gradients``: stages 1 and 2 have gradient buckets; else ``zero12_scatters`` is void."""
     zero12_scatters: bool
     """``reduce_scatter``: stages 1 and 2 copy the parts of several GPUs together before they are sent."""
-    zero_sums_fp32: ZeroSums
-    """Where ZeRO casts gradients of 16 bits to fp32 for their sums."""
+    zero_sums_fp32: Literal["never", "divided_sequences", "always"]
+    """Where ZeRO casts gradients of 16 bits to fp32 for their sums: where it divides sequences
+    (``seq_parallel_communication_data_type``), or everywhere (``communication_data_type``)."""
     zero12_early_buckets: bool
     """These buckets are made before the backward of the loss begins, so that they lie beside its logits."""
     zero12_flattens_on_gpu: bool
     """Trained weights of stages 1 and 2 become one flat buffer on the GPU where it has room, not the host."""
-    zero12_engine: Zero12Engine
+    zero12_engine: Literal["deepspeed", "low_level"]
     """Whose code divides states and gradients in stages 1 and 2: DeepSpeed's, or that of Colossal-AI."""
-    zero1_update: Zero1Update
+    zero1_update: Literal["gathered", "broadcast", "broadcast_in_node"]
     """How stage 1 spreads updated weights: parts are gathered; or owners broadcast, to all or to a node."""
     zero12_upload: Zero12Upload
     """Updated weights return cast on the host, as fp32 on the GPU, or by a 16-bit host buffer."""
     pins_offload: bool
     """What DeepSpeed offloads is in pinned host memory (``pin_memory``)."""
-    pins_masters: PinsMasters
+    pins_masters: Literal["never", "as_set", "always"]
     """Whether that goes for the fp32 masters of stages 1 and 2 too."""
     zero3_casts_adapters: bool
     """Stage 3 casts adapters to 16 bits that PEFT made in fp32."""
@@ -74,14 +65,14 @@ class EngineFacts:
     """Parameters are copied to get hooks; what is released after a backward allows as much more prefetch."""
 
     # DDP and FSDP
-    ddp_finds_unused: DdpFindsUnused
+    ddp_finds_unused: Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]
     """Whether DDP looks for parameters that a step did not use.  ``unless_checkpointed``: where there are
     adapters or no checkpointing (the Trainer); ``full_unless_checkpointed``: never with adapters."""
-    fsdp_units: FsdpUnits
+    fsdp_units: Literal["layer", "feed_forward"]
     """What is gathered at a time: a layer, or its feed-forward part, beside which the root has the rest."""
     fsdp_layer_class: str
     """The class of layers that FSDP is to wrap, where a file names one of another architecture."""
-    tower_units: TowerUnits
+    tower_units: Literal["as_listed", "layers", "in_root"]
     """Layers of a vision tower are units of FSDP, or the root's: by Transformers' list, or as a file says."""
     has_fsdp1: bool
     """Its own code, or what it runs through, has the first FSDP, too."""
@@ -98,7 +89,7 @@ class EngineFacts:
     the last layer does.  ``..._returned``: all is divided before a loop takes the loss of logits."""
     fsdp2_parts_tied: bool
     """FSDP2 gathers and reduces a head beside the token table that it is; the optimizer has one of them."""
-    fsdp_no_sync: FsdpNoSync
+    fsdp_no_sync: Literal["neither", "fsdp1", "both"]
     """Which FSDP reduces gradients in the last micro-step only: they stay whole until then."""
     fsdp2_widens: bool
     """FSDP2 divides trained 16-bit weights as fp32 in mixed precision."""

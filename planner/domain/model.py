@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -416,6 +416,24 @@ class ModelSpec:
         head = self.head.bias_count + (0 if self.tied else self.head.weight_count)
         seeing = self.vision.param_count if self.vision else 0
         return blocks + outside + self.token_embedding.param_count + head + seeing
+
+    def with_blocks(self, change: Callable[[BlockSpec], BlockSpec]) -> ModelSpec:
+        """The same model with other layers."""
+        groups = tuple(replace(group, block=change(group.block)) for group in self.groups)
+        return replace(self, groups=groups)
+
+    def with_linears(self, change: Callable[[tuple[LinearSpec, ...]], Iterable[LinearSpec]]) -> ModelSpec:
+        """The same model with other matrices in its layers."""
+        return self.with_blocks(lambda block: replace(block, linears=tuple(change(block.linears))))
+
+    @property
+    def without_dropout(self) -> ModelSpec:
+        """The same model that drops nothing."""
+
+        def kept(block: BlockSpec) -> BlockSpec:
+            return replace(block, dropouts=0, attention=replace(block.attention, dropout=False))
+
+        return replace(self, embedding_dropout=False).with_blocks(kept)
 
     def blocks(self) -> Iterator[tuple[BlockSpec, int]]:
         """Every kind of block with how many of it there are: the layers, then those of a vision tower."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from planner.domain.engine_facts import EngineFacts
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
@@ -11,52 +12,23 @@ from planner.domain.stack_defaults import StackDefaults
 from planner.domain.stack_values import (
     AdamStates,
     AdapterKernels,
-    CappedSdpa,
-    Classifies,
-    CompletionLogps,
-    DeviceMap,
     Distillation,
     DoraBranch,
-    EmptiesBeforeBackward,
-    ExpandableSegments,
     ExpertTargets,
-    Fp8Linears,
     FrozenLayers,
-    FsdpLoads,
-    FusedHeadNorms,
     GatedDelta,
-    HostExperts,
     KbitUpcast,
-    KvHeadCopies,
-    LigerSumsWide,
-    Linear4bitDtype,
-    LoaderPlaces,
-    LoaderReserves,
     LogitsCopy,
-    LossPieces,
     LossWeights,
     MainGradients,
-    MixtureCode,
-    ModelCode,
     ModelParallel,
     Muon,
-    OftWrappers,
-    PackedKernels,
     PackedMask,
     PairLogps,
     PassedOver,
-    PinsInputs,
-    QatWeights,
-    Quantizer,
-    QuantizesExperts,
-    RewardHead,
     RotaryInModel,
     RotaryModel,
-    RotaryRows,
-    SdpaMask,
-    SoftCaps,
     WithMamba2,
-    Zero3Rollouts,
 )
 from planner.domain.uncertainty.settled import SettledBy
 
@@ -92,7 +64,7 @@ class Stack(EngineFacts):
     """DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit model back to 16 bits."""
 
     # Quantised bases
-    quantizer: Quantizer
+    quantizer: Literal["transformers", "lightning"]
     """Who makes 4-bit matrices: Transformers of all but the head, Lightning of all, from an fp16 copy."""
     whole_out_proj: WithMamba2
     """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
@@ -108,7 +80,7 @@ class Stack(EngineFacts):
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     expert_targets: ExpertTargets
     """What adapts them: their own names, those they replaced, too (ranks add up), or ``any`` (one rank)."""
-    quantizes_experts: QuantizesExperts
+    quantizes_experts: Literal["never", "expanded", "held"]
     """Packed, too.  ``expanded``: for each product, without adapters; ``held``: when read, until backward."""
     unpacks_by_branches: bool
     """The kernel that expands 4-bit weights finds each value by nested branches instead of a table."""
@@ -118,13 +90,13 @@ class Stack(EngineFacts):
     """4-bit linears save the input they computed with, although nothing needs it."""
     linear4bit_copies_scales: bool
     """The scales of a 4-bit weight that are quantised too are first copied, less their mean."""
-    linear4bit_dtype: Linear4bitDtype
+    linear4bit_dtype: Literal["compute", "loaded", "fp16"]
     """Dtype of 4-bit linears: the job's (``loaded``: whatever a packed checkpoint says), or fp16."""
     int8_keeps_outlier_weights: bool
     """int8 linears hold the weights of outlier columns in the input's dtype from one step to the next."""
     int8_keeps_quantized_input: bool
     """int8 linears keep their input quantised by columns until backward."""
-    packed_kernels: PackedKernels
+    packed_kernels: Literal["unread", "auto", "gptqmodel"]
     """Who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), or others by their names."""
     awq_in_fp16: bool
     """Models of AWQ matrices are loaded in fp16 where bf16 is asked."""
@@ -136,11 +108,11 @@ class Stack(EngineFacts):
     """A model whose head is its token table is built so; else it gets a head of its own."""
     kbit_waits_on_host: bool
     """A k-bit model, packed on the GPU, waits in host RAM for its engine; else it is whole on every GPU."""
-    loader_reserves: LoaderReserves
+    loader_reserves: Literal["nothing", "half", "stored"]
     """Taken and let go before the loader fills the card: all as ``stored``, or of k-bit models ``half``."""
     loads_sorted: bool
     """The loader takes tensors in the order of their names; else in that of the checkpoint."""
-    loader_places: LoaderPlaces
+    loader_places: Literal["kbit", "alone", "undivided"]
     """What the loader brings to the card: ``kbit``, all of one process (``alone``), or ``undivided`` ones."""
     runs_trainer: bool
     """Transformers' Trainer runs the loop: it empties the cache before engines, and waits for each loss."""
@@ -148,7 +120,7 @@ class Stack(EngineFacts):
     """The stack's own code can hand a job to DeepSpeed."""
     zero_init: bool
     """Under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before."""
-    fsdp_loads: FsdpLoads
+    fsdp_loads: Literal["one_by_one", "whole", "shards"]
     """Parameters come whole and are divided ``one_by_one``, or when the ``whole`` model is on each card; or
     all ``shards`` are made at once, and filled later."""
     fsdp_empties: bool
@@ -164,20 +136,22 @@ class Stack(EngineFacts):
     ``fused_dropped``: in place, and with dropout too, of which query, key and value share one."""
     dora: DoraBranch
     """How long the identity lives by which DoRA multiplies: until the branch is done, or the product."""
-    oft: OftWrappers
+    oft: Literal["unread", "twice", "apart", "alike"]
     """Who turns the input of a quantised matrix: the wrapper of all (``alike``), or one that leaves
     casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies before (``twice``)."""
 
     # Layers
-    model_code: ModelCode
+    model_code: Literal["transformers-4", "transformers-5", "own", "megatron-core"]
     """Whose modeling code runs: Transformers 4 (4.36 to 4.38) or 5, which decides what attention kernels an
     architecture has, its own, or Megatron-Core, which joins query, key and value, and gate and up."""
-    capped_sdpa: CappedSdpa
+    capped_sdpa: Literal["refused", "asked", "default"]
+    """Whether Transformers runs Gemma 2 with torch's kernel, which knows no caps: never, where that is asked
+    for, or unless another one is."""
     gemma3_eager: bool
     """Attention of Gemma 3 is written out unless a job names a kernel."""
-    soft_caps: SoftCaps
+    soft_caps: Literal["logits", "stream"]
     """What Gemma 2 caps at its end; where that is the stream, each layer makes its mask, too."""
-    copies_kv_heads: KvHeadCopies
+    copies_kv_heads: Literal["none", "wide", "repeated", "all", "joined"]
     """Keys and values are copied for all heads before attention: ``repeated``, though a single one is a view;
     or ``all``.  ``wide``: where no kernel for groups takes their heads; ``joined``: on cards without
     FlashAttention, while on others what the kernel returns of each sample is joined, by a copy."""
@@ -185,7 +159,7 @@ class Stack(EngineFacts):
     """Without checkpoints each layer copies keys and values into a cache, in training too (``use_cache``)."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
-    fused_head_norms: FusedHeadNorms
+    fused_head_norms: Literal["none", "gemma4", "qwen3_too"]
     """Architectures whose norms of queries and keys are one kernel with their rotary positions."""
     gated_delta: GatedDelta
     latents_by_head: bool
@@ -196,7 +170,7 @@ class Stack(EngineFacts):
     """The gated activation by one kernel that saves its inputs only."""
     one_gelu_kernel: bool
     """GELU by a hyperbolic tangent is torch's kernel, though Transformers spells it out (``gelu_new``)."""
-    sdpa_mask: SdpaMask
+    sdpa_mask: Literal["bool", "stream", "none", "given"]
     """The mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns
     into the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the
     compute dtype; or none.  ``given``: each batch, padded or not, brings one in the compute dtype."""
@@ -208,26 +182,26 @@ class Stack(EngineFacts):
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
     cudnn_attention: bool
     """On Hopper and data center Blackwell ``sdpa`` takes cuDNN's kernels, with a mask, too."""
-    device_map: DeviceMap
+    device_map: Literal["unread", "layer", "largest"]
     """Room that a GPU gets beyond an even share (``device_map``): for a layer or the largest module."""
     model_parallel: ModelParallel
     """What GPUs have of the stream between matrices: all ``features`` of each token, or their own ``tokens``.
     Of divided sequences: ``gathered_heads``, keys a head at a time; ``exchanged_heads``: tokens for heads."""
     whole_table_gradient: bool
     """Where features are divided, the token table's gradient is that of the whole one, as DTensor's are."""
-    mixture_code: MixtureCode
+    mixture_code: Literal["transformers", "torchtitan-2025", "scattermoe"]
     """Whose layers run mixtures of experts: those of Transformers, with the kernels of ``scattermoe`` or
     without, or of torchtitan up to e347b1e5e (2026-02-15), with padded rows of each expert, and an exchange
     of tokens where GPUs divide experts."""
-    host_experts: HostExperts
+    host_experts: Literal["none", "bf16", "int8"]
     """How KTransformers holds experts in host RAM, where it computes and trains them; ``none``: cards do."""
     keeps_host_activations: bool
     """It keeps there what the backward pass of experts reads, instead of computing it again."""
     host_parts: int
     """Parts into which it divides each expert: memory nodes of the machine."""
-    fp8_linears: Fp8Linears
+    fp8_linears: Literal["unread", "eager", "compiled"]
     """How products of torchao in 8 bits run: operator by operator, or with each cast as one kernel."""
-    qat_weights: QatWeights
+    qat_weights: Literal["unread", "intx", "int4"]
     """Which quantiser of torchao rounds weights: that of inputs (``intx``), or ``int4`` of its own."""
 
     # Checkpointing
@@ -255,7 +229,7 @@ class Stack(EngineFacts):
     """A layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it."""
     offloaded_inputs_kept: int
     """Block inputs on the GPU while others are in host RAM, beside that of the layer that is recomputed."""
-    pins_inputs: PinsInputs
+    pins_inputs: Literal["never", "if_room", "always"]
     """What is saved in host RAM is pinned there; ``if_room``: but for blocks it has no room for."""
     offloads_saved: bool
     """Without checkpointing, too, saved tensors go to host RAM, as by TRL's ``OffloadActivations``."""
@@ -267,7 +241,7 @@ class Stack(EngineFacts):
     """Full-size logits at the peak of its backward; ``model_loss``: beside the model's own log-softmax."""
     whole_head_in_full: bool
     """Where the loss is cut in pieces, full fine-tuning makes all logits first."""
-    liger_sums_wide: LigerSumsWide
+    liger_sums_wide: Literal["never", "16-bit", "always"]
     """Of which trained heads Liger's fused loss makes an fp32 copy of each piece's product, before it adds it
     to the gradient.
     """
@@ -279,7 +253,7 @@ class Stack(EngineFacts):
     """That loss is put into classes before a model is loaded: of models that see, into some alone."""
     cut_cross_entropy: bool
     """A loss ``liger`` is this kernel instead, which makes no logits at all, also where a model evaluates."""
-    loss_pieces: LossPieces
+    loss_pieces: Literal["eighths", "kept_eighths", "budget", "tiles"]
     """Of a loss ``chunked``: eight, made anew or kept; a ``budget`` of bytes; ``tiles``, no log-softmax."""
     autocast_until_loss: bool
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
@@ -304,12 +278,14 @@ class Stack(EngineFacts):
     """How log-probabilities of pairs are taken."""
     chosen_likelihood: bool
     """In ORPO and SimPO with all logits held, the cross-entropy of the chosen sequences comes first."""
-    completion_logps: CompletionLogps
+    completion_logps: Literal["none", "divided", "in_place", "in_place_alone", "fused_rows", "tiles"]
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the
     temperature into a tensor of their own, and then their entropy; ``in_place``: of logits divided in place
     (``in_place_alone``: without entropy).  Others as for pairs."""
-    zero3_rollouts: Zero3Rollouts
-    """How completions are generated with weights that ZeRO-3 divides."""
+    zero3_rollouts: Literal["unread", "keeps_order", "forgets_order", "handed_at_once"]
+    """With weights that ZeRO-3 divides the model is whole while it generates, and vLLM gets one matrix
+    after the other.  ``keeps_order``: of modules, as training had it; ``forgets_order``: it is learned
+    anew each time.  ``handed_at_once``: vLLM gets all of the model at once; else as ``keeps_order``."""
     vllm_groups: int
     """Where ZeRO-3 hands them to vLLM at once: in so many groups of layers instead; 0: as one."""
     distillation: Distillation
@@ -319,13 +295,13 @@ class Stack(EngineFacts):
     """Trainers of preferences leave dropout on; others set it to zero."""
     caches_reference: bool
     """Log-probabilities of the reference are computed once, before training."""
-    reward_head: RewardHead
+    reward_head: Literal["score", "value"]
     """What scores in a reward model: a head in the place of the words', or one of values beside it."""
     packs_reward_model: bool
     """A reward model that scores completions is loaded with the quantisation of the policy."""
     feature_layers: int
     """Completions are scored by so many layers' outputs in the model without its adapters; 0: otherwise."""
-    classifies: Classifies
+    classifies: Literal["no", "listed", "made"]
     """Which models label samples: those that Transformers ``listed``, or any, ``made`` to by the tool."""
 
     # Optimizer
@@ -350,7 +326,7 @@ class Stack(EngineFacts):
     rotary_tables: tuple[RotaryModel, ...]
     """Architectures each of whose layers has tables of cosines and sines, or ``none``; behind ``shared`` all
     layers have one pair, with adapters.  torchtune's in fp32: for ``pairs`` of features, or ``halves``."""
-    rotary_rows: RotaryRows
+    rotary_rows: Literal["positions", "grown"]
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
     rotary_positions: int
     """So many instead, where the stack's own builder of the model says them; else 0."""
@@ -367,9 +343,9 @@ class Stack(EngineFacts):
     """Samples above the length are left out, not cut to it, so that none lies at the length itself."""
     keeps_outgrown_blocks: bool
     """Cached blocks of lengths that were outgrown stay reserved: nobody empties the cache between steps."""
-    empties_before_backward: EmptiesBeforeBackward
+    empties_before_backward: Literal["never", "first", "every"]
     """The cache is emptied before the backward passes of the ``first`` step, or of ``every`` one."""
-    expandable_segments: ExpandableSegments
+    expandable_segments: Literal["off", "one_node", "several_gpus", "torchrun", "on"]
     """Whether its code or launch script lets the allocator's segments grow page by page; ``several_gpus``:
     where it starts several processes; ``torchrun``: and under DeepSpeed; ``one_node``: within one node."""
     roundup_divisions: int

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from planner.catalog.architectures.parts import unreached_by_peft
 from planner.catalog.peft_targets import default_targets
@@ -184,11 +184,7 @@ def with_parameters(model: ModelSpec, targets: tuple[str, ...], reach: ExpertTar
                 return replace(linear, legacy_names=(target,))
         return linear
 
-    groups = (
-        replace(group, block=replace(group.block, linears=tuple(map(reached, group.block.linears))))
-        for group in model.groups
-    )
-    return replace(model, groups=tuple(groups))
+    return model.with_linears(partial(map, reached))
 
 
 _PROJECTIONS: Mapping[str, frozenset[str]] = {
@@ -218,13 +214,10 @@ def _reached_by_any(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
         names = tuple(each for each in targets if each in _PROJECTIONS.get(linear.name, ()))
         return replace(linear, legacy_names=names, asked_rank=True) if linear.group == "expert" else linear
 
-    blocks = [
-        replace(group.block, linears=tuple(map(reached, group.block.linears))) for group in model.groups
-    ]
-    if not any(linear.asked_rank and linear.legacy_names for block in blocks for linear in block.linears):
-        return model
-    groups = (replace(group, block=block) for group, block in zip(model.groups, blocks, strict=True))
-    return replace(model, groups=tuple(groups))
+    made = model.with_linears(partial(map, reached))
+    inside = (linear for group in made.groups for linear in group.block.linears)
+    asked = any(each.asked_rank and each.legacy_names for each in inside)
+    return made if asked else model
 
 
 def _adapted_by_name(linear: LinearSpec) -> LinearSpec:
@@ -251,11 +244,7 @@ def with_separate_experts(model: ModelSpec) -> ModelSpec:
     """
     if model.architecture not in _SEPARATE_BEFORE_5:
         return model
-    groups = (
-        replace(group, block=replace(group.block, linears=tuple(_separated(group.block.linears))))
-        for group in model.groups
-    )
-    return replace(model, groups=tuple(groups))
+    return model.with_linears(_separated)
 
 
 @lru_cache(maxsize=64)
@@ -267,11 +256,7 @@ def with_linearized_experts(model: ModelSpec) -> ModelSpec:
     """
     if model.architecture not in ("llama4", "llama4_text"):
         return model
-    groups = (
-        replace(group, block=replace(group.block, linears=tuple(_linearized(group.block.linears))))
-        for group in model.groups
-    )
-    return replace(model, groups=tuple(groups))
+    return model.with_linears(_linearized)
 
 
 @lru_cache(maxsize=64)
@@ -282,11 +267,7 @@ def with_experts_on_host(model: ModelSpec) -> ModelSpec:
     Source: kt-kernel 0.7.0 python/sft/layer.py KTMoELayerWrapper.__init__ (``router_linear``), weights.py
     _clear_original_expert_weights, lora.py _create_fused_expert_lora_buffers.
     """
-    groups = (
-        replace(group, block=replace(group.block, linears=tuple(_without_experts(group.block.linears))))
-        for group in model.groups
-    )
-    return replace(model, groups=tuple(groups))
+    return model.with_linears(_without_experts)
 
 
 def _without_experts(linears: tuple[LinearSpec, ...]) -> Iterator[LinearSpec]:

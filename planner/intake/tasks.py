@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.domain.model import BlockGroup, ModelSpec
+from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import (
     GENERATING_TASKS,
     LABEL_TASKS,
@@ -54,9 +54,7 @@ def trained_model(model: ModelSpec, task: Task, stack: Stack, labels: int = 1) -
     if task == "ppo" or scores_by_value(task, stack):
         return replace(model, value_head=True)
     if not keeps_dropout(task, stack):
-        model = replace(
-            model, embedding_dropout=False, groups=tuple(_without_dropout(group) for group in model.groups)
-        )
+        model = model.without_dropout
     if task in LABEL_TASKS or task == "reward":
         return with_score(model, labels, bias=task == "prm")
     return model
@@ -113,11 +111,6 @@ def with_score(model: ModelSpec, labels: int = 1, *, bias: bool = False) -> Mode
     score = replace(model.head, name="score", out_features=labels, bias=bias)
     plain = replace(model, head=score, tied=False, normhead=False, logit_softcap=False, scales_logits=False)
     return replace(plain, published_params=None)
-
-
-def _without_dropout(group: BlockGroup) -> BlockGroup:
-    attention = replace(group.block.attention, dropout=False)
-    return replace(group, block=replace(group.block, dropouts=0, attention=attention))
 
 
 def stack_for(stack: Stack, recipe: Recipe, model: ModelSpec) -> Stack:

@@ -260,15 +260,6 @@ def offloaded_activation_bytes(job: Job) -> Number:
     return minimum(pinned, maximum(exact, room))
 
 
-def paged_host_bytes(job: Job) -> Number:
-    """Host pages behind a paged optimizer: managed memory can be evicted whole,
-    so RAM must be able to take it.
-
-    Source: CUDA programming guide, unified memory; bitsandbytes 0.50 functional.py get_paged.
-    """
-    return paged_bytes(job)
-
-
 def saved_copy_bytes(job: Job) -> Number:
     """Weights that each process copies to the host to write a checkpoint, under DeepSpeed's stages 0 to 2.
 
@@ -295,7 +286,7 @@ _TERMS: dict[str, Callable[[Job], Number]] = {
     "offloaded_parameters": offloaded_parameter_bytes,
     "pinned_cache": pinned_cache_bytes,
     "offloaded_activations": offloaded_activation_bytes,
-    "paged_optimizer": paged_host_bytes,
+    "paged_optimizer": paged_bytes,
     "expert_weights": host_weight_bytes,
     "expert_adapters": host_adapter_bytes,
     "expert_activations": host_activation_bytes,

@@ -122,5 +122,4 @@ _DETAILS: dict[str, Callable[[Job], str]] = {
     "host:offloaded_parameter_bytes": _offloaded_params,
     "host:pinned_cache_bytes": lambda _: "trained parts one by one, rounded to powers of two",
     "host:offloaded_activation_bytes": lambda job: f"{job.model.n_layers} block inputs, {_rounding(job)}",
-    "host:paged_host_bytes": _states,
 }

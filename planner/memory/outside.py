@@ -130,8 +130,10 @@ def _term(
 def paged_bytes(job: Job) -> Number:
     """Paged optimizer states: managed memory, which is on the card while there is room.
 
-    Small tensors have theirs in the program.
-    Source: bitsandbytes 0.50 optim/optimizer.py get_state_buffer, functional.py get_paged.
+    It can be evicted whole, so host RAM must be able to take as much.  Small tensors have theirs in the
+    program.
+    Source: bitsandbytes 0.50 optim/optimizer.py get_state_buffer, functional.py get_paged; CUDA programming
+    guide, unified memory.
     """
     recipe = job.recipe
     if not OPTIMIZER_FACTS[recipe.optimizer].paged or recipe.offloads_optimizer:

@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 def program_of(job: Job) -> RequestStream:
     """The program of ``job``, which it may share with jobs of other sizes."""
     recipe, batch = job.recipe, job.recipe.batch
-    rank = recipe.adapter.rank if recipe.adapter and _by_rank(job) else 0
-    gpus = (job.hardware.gpus_per_node, job.hardware.nodes) if _by_gpus(job) else ()
+    # Buckets of gradients, parts of engines and states of 8-bit optimizers depend on a rank.
+    by_rank = recipe.sharding.communicates or OPTIMIZER_FACTS[recipe.optimizer].depends_on_size
+    rank = recipe.adapter.rank if recipe.adapter and by_rank else 0
+    # Engines count the elements of parts.
+    divides = recipe.sharding.engine != "native"
+    gpus = (job.hardware.gpus_per_node, job.hardware.nodes) if divides else ()
     flags = [
         *_flags(job, batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum),
         batch.images is None,
@@ -41,18 +45,6 @@ def program_of(job: Job) -> RequestStream:
 @lru_cache(maxsize=64)
 def _program(structure: JobByKey) -> RequestStream:
     return step_of(structure.job)
-
-
-def _by_gpus(job: Job) -> bool:
-    """Whether the operators depend on the number of GPUs: engines count the elements of parts."""
-    return job.recipe.sharding.engine != "native"
-
-
-def _by_rank(job: Job) -> bool:
-    """Whether they depend on the rank: those of engines, buckets of gradients,
-    and states of 8-bit optimizers.
-    """
-    return job.recipe.sharding.communicates or OPTIMIZER_FACTS[job.recipe.optimizer].depends_on_size
 
 
 def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: Any) -> list[Any]:

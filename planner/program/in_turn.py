@@ -16,7 +16,7 @@ from planner.program.head.inputs import make_masks
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
-from planner.program.recorded_part import FORWARD_OUT, Shape
+from planner.program.recorded_part import Shape
 
 
 def arrived(torch: Operators, ends: EndsView, entry: Shape) -> Tensor:
@@ -44,7 +44,7 @@ def left(ends: EndsView, torch: Operators, x: Tensor) -> Tensor:
     else:
         torch.shared.clear()
     gone = gone_to_next(torch, ends, passed)
-    torch.enter(FORWARD_OUT)
+    torch.enter("forward_out")
     if stage.rank == 0:
         returned(torch, ends, [_logits(torch, ends)])
     return gone

@@ -214,8 +214,7 @@ def _pack(stream: RequestStream, job: Job, weight: Weight) -> None:
         passes(scale_bytes, "less their mean")
     for n_bytes in kept:
         stays(n_bytes)
-    for slot in reversed(passing):
-        stream.free(slot)
+    stream.free(*reversed(passing))
 
 
 def constants(job: Job, weight: Weight) -> Iterator[float]:

@@ -21,15 +21,6 @@ from itertools import pairwise
 from planner.domain.recipes.parallel import HEAD, TABLE, Stage
 from planner.domain.term import Phase
 from planner.program.ops.tensors import ELEMENT_BYTES
-from planner.program.recorded_part import (
-    BACKWARD_END,
-    BACKWARD_OUT,
-    FORWARD_END,
-    FORWARD_LOSS,
-    FORWARD_NEXT,
-    FORWARD_OUT,
-    Shape,
-)
 from planner.program.request_stream import Instance, RequestStream, instances
 from planner.program.runtime import Part, Pass, Runtime, gradients_of
 from planner.program.schedule import actions_of, shortened
@@ -122,13 +113,9 @@ def _make_buffers(stream: RequestStream, stage: Stage, chunks: list[_Chunk]) -> 
 
 
 def _make_buffer(stream: RequestStream, chunks: list[_Chunk]) -> int:
-    shape, place = _stream_of(chunks), ("pipeline", "", "receive buffer")
+    shape = next(part.template.out for chunk in chunks for part in chunk.parts if part.name == "layer")
+    place = "pipeline", "", "receive buffer"
     return stream.allocate(shape.unit, shape.count * ELEMENT_BYTES[shape.dtype], "saved_activations", place)
-
-
-def _stream_of(chunks: list[_Chunk]) -> Shape:
-    """What layers hand on."""
-    return next(part.template.out for chunk in chunks for part in chunk.parts if part.name == "layer")
 
 
 def _round(
@@ -158,8 +145,7 @@ def _round(
             made = state.held.pop(key)
             came = [] if runtime.receives_ahead or last else [_make_buffer(runtime.stream, chunks)]
             _backward(runtime, made, phases)
-            for slot in (*came, *([state.arrived.pop(key)] if key in state.arrived else [])):
-                runtime.stream.free(slot)
+            runtime.stream.free(*came, state.arrived.pop(key, None))
             state.gradients += gradients_of(made)
             runtime.stream.events += state.sent_back
             state.sent_back = _gradient_of_input(made)
@@ -181,7 +167,7 @@ def _let_go(state: _Round, key: tuple[int, int]) -> array[int]:
 def _output(made: list[Instance]) -> array[int]:
     """What frees the output of a pass: what was sent, or the logits that the loss was made of."""
     if made[-1].name == _HEAD:
-        return made[-1].events(BACKWARD_END)
+        return made[-1].events("backward_end")
     slot = made[-1].template.out_slot
     lies_at = None if slot is None else made[-1].slot(slot)
     return array("q", () if lies_at is None else (~lies_at,))
@@ -205,16 +191,16 @@ def _forward(
     runtime.forward(body[0])
     for before, each in pairwise(body):
         runtime.forward(each)
-        stream.events += before.events(FORWARD_NEXT)
-    stream.events += body[-1].events(FORWARD_NEXT)
+        stream.events += before.events("forward_next")
+    stream.events += body[-1].events("forward_next")
     if body is made:
         runtime.end_of_forward()
     else:
         stream.enter(phases[1])
         runtime.forward(made[-1])
     for each in made:
-        stream.events += each.events(FORWARD_END)
-    stream.events += made[-1].events(FORWARD_OUT) + made[-1].events(FORWARD_LOSS)
+        stream.events += each.events("forward_end")
+    stream.events += made[-1].events("forward_out") + made[-1].events("forward_loss")
     return made
 
 
@@ -230,7 +216,7 @@ def _backward(runtime: Runtime, made: list[Instance], phases: tuple[Phase, Phase
     for each in reversed(body):
         runtime.backward(each)
     for each in made:
-        stream.events += each.events(BACKWARD_OUT)
+        stream.events += each.events("backward_out")
     runtime.end_of_backward(Pass(*phases, is_last=False))
     for each in body:
-        stream.events += each.events(BACKWARD_END)
+        stream.events += each.events("backward_end")

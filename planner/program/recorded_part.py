@@ -13,32 +13,21 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from planner.domain.term import TERM_NUMBERS, TermName
 from planner.program.ops.autograd import LEAF_ORDER, run_backward
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Dtype, Mark, Node, Parameter, Storage, Tensor, Unit
+from planner.program.ops.tensors import Dtype, Mark, Node, Parameter, PartStage, Storage, Tensor, Unit
 from planner.program.ops.work import Work
 from planner.program.saved_on_host import SavedOnHost, on_host
 
 INPUT_SLOT, GRADIENT_SLOT = 0, 1
 SHARED_SLOTS = 1_000_000_000
-FORWARD, FORWARD_NEXT = "forward", "forward_next"
-FORWARD_END, FORWARD_OUT = "forward_end", "forward_out"
-FORWARD_LOSS, BACKWARD, BACKWARD_OUT, BACKWARD_END = (
-    "forward_loss",
-    "backward",
-    "backward_out",
-    "backward_end",
-)
-BACKWARD_NEXT, RETURNS_AGAIN = "backward_next", "returns_again"
-_FORWARD_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT, FORWARD_LOSS)
-_STAGES = (*_FORWARD_STAGES, BACKWARD, BACKWARD_NEXT, BACKWARD_OUT, BACKWARD_END, RETURNS_AGAIN)
+_STAGES: tuple[PartStage, ...] = get_args(PartStage)
 Gradients = Literal["first", "added", "none"]
 Saves = Literal["here", "on_host", "on_host_last"]
 """Saved tensors stay on the GPU, or wait in host RAM; behind the last part nothing pushes them out."""
-_PORTS, _NOWHERE = "ports", ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +65,7 @@ class Template:
     """What one run recorded: each allocation's unit, bytes, term and operator by slot,
     and the events of each stage.
 
-    Stages: ``forward``; ``forward_next``, when the next layer has run; ``forward_return``, when the model
-    below the head returns; ``forward_end``, when autocast ends; ``forward_out``, what the head does after
-    that; ``forward_loss``, what is done when other passes have run, too. Then ``backward``;
-    ``backward_next``, when the layer before has gone back; ``backward_out``, when hooks let go;
-    ``backward_end``, when the graph goes; ``returns_again``, when the model has returned in the next
-    micro-step.  ``out_slot`` and ``gradient_slot`` are the output and the gradient of the input.
+    ``out_slot`` and ``gradient_slot`` are the output and the gradient of the input.
     ``gradients``: unit, count, dtype, slot and module of each that parameters keep.  ``out``: shape of the
     output.
 
@@ -174,7 +158,7 @@ def run(
     torch = Operators(accumulates=gradients == "added")
     torch.grad_enabled = gradients != "none"
     hooks = None if saves == "here" else on_host(torch)
-    torch.enter(_PORTS)
+    torch.enter("ports")
     crossing = [shape.shared for shape in (entry, *given.values()) if shape.shared]
     arguments = [torch.new(entry.unit, entry.count, entry.dtype, "input", cost=None)]
     if entry.shared:
@@ -184,14 +168,14 @@ def run(
     port = Node("input", sys.maxsize, None)
     arguments[0].node = port if entry.needs_grad else None
     torch.leaf = port if entry.leaf else None
-    torch.enter(FORWARD)
+    torch.enter("forward")
     out = part(torch, arguments.pop())
     torch.leaf = None
     if hooks is not None and saves == "on_host":
         hooks.end_forward()
     _return(torch)
     # What a part made belongs to the next one, or to all that share it; what it still refers to counts.
-    torch.enter(_NOWHERE)
+    torch.enter("nowhere")
     shares, out_slot = _shares(torch), _slot(out)
     torch.shared.clear()
     name = next((name for name, (slot, _) in shares.items() if slot == out_slot), "")
@@ -204,28 +188,28 @@ def run(
     arrived[0].unit, arrived[0].count, arrived[0].dtype = shape.unit, shape.count, shape.dtype
     _go_back(torch, graph[0], arrived, hooks)
     _end(torch, graph)
-    torch.enter(_NOWHERE)
+    torch.enter("nowhere")
     del kept
     end = _End(shape, out_slot, _slot(port.grad), shares | _shares(torch), tuple(crossing))
     return _template(torch, end, terms)
 
 
 def _go_back(torch: Operators, root: Node | None, arrived: list[Tensor], hooks: SavedOnHost | None) -> None:
-    torch.enter(BACKWARD)
+    torch.enter("backward")
     if root is not None:
         run_backward(torch, root, arrived)
         torch.go_back_to(())
     if hooks is not None:
         hooks.end_backward()
-        torch.enter(BACKWARD_NEXT)
+        torch.enter("backward_next")
         hooks.back.clear()
 
 
 def _return(torch: Operators) -> None:
     """After forward goes what the next layer takes, then the cast weights."""
-    torch.enter(FORWARD_NEXT)
+    torch.enter("forward_next")
     torch.returned.clear()
-    torch.enter(FORWARD_END)
+    torch.enter("forward_end")
     torch.autocast_cache.clear()
 
 
@@ -233,12 +217,12 @@ def _end(torch: Operators, graph: list[Node | None]) -> None:
     """After backward goes what hooks refer to, then the graph,
     and last what the loop keeps until the model returns again.
     """
-    torch.enter(BACKWARD_OUT)
+    torch.enter("backward_out")
     torch.hooked.clear()
-    torch.enter(BACKWARD_END)
+    torch.enter("backward_end")
     torch.outputs.clear()
     graph.clear()
-    torch.enter(RETURNS_AGAIN)
+    torch.enter("returns_again")
     torch.bound.clear()
 
 
@@ -269,7 +253,7 @@ def _slot(tensor: Tensor | None) -> int | None:
 def _kept_slots(torch: Operators, out_slot: int | None) -> set[int]:
     """Slots of the forward pass that outlive it."""
     kept: set[int] = set() if out_slot is None else {out_slot}
-    events = torch.stages.get(FORWARD, [])
+    events = torch.stages.get("forward", [])
     return kept | ({event for event in events if event >= 0} - {~event for event in events if event < 0})
 
 

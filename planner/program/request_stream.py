@@ -11,20 +11,8 @@ from itertools import pairwise
 from planner.allocator.columns import in_bytes, shifted
 from planner.allocator.compiled import HOST_WAITS
 from planner.domain.term import STATE_TERMS, TERM_NAMES, TERM_NUMBERS, Phase, TermName
-from planner.program.ops.tensors import Mark, Unit
-from planner.program.recorded_part import (
-    BACKWARD,
-    BACKWARD_END,
-    BACKWARD_OUT,
-    FORWARD,
-    FORWARD_END,
-    FORWARD_NEXT,
-    FORWARD_OUT,
-    GRADIENT_SLOT,
-    INPUT_SLOT,
-    SHARED_SLOTS,
-    Template,
-)
+from planner.program.ops.tensors import Mark, PartStage, Unit
+from planner.program.recorded_part import GRADIENT_SLOT, INPUT_SLOT, SHARED_SLOTS, Template
 
 _HOST_COPIES = 4
 """The CUDA stream of copies to and from the host; engines have lower numbers."""
@@ -97,9 +85,11 @@ class RequestStream:
         self.events.extend(slots)
         return [*slots]
 
-    def free(self, slot: int) -> None:
-        """Free an allocation."""
-        self.events.append(~slot)
+    def free(self, *slots: int | None) -> None:
+        """Free what there is of ``slots``."""
+        for slot in slots:
+            if slot is not None:
+                self.events.append(~slot)
 
     def free_late(self, slot: int, lag: int) -> None:
         """Free what another CUDA stream still uses (``record_stream``): its memory cannot be used again
@@ -205,17 +195,19 @@ class Instance:
     template: Template
     base: int
     ports: dict[int, int | None]
-    early: set[tuple[str, int]] = field(default_factory=set)
+    early: set[tuple[PartStage, int]] = field(default_factory=set)
 
     def slot(self, slot: int) -> int | None:
         """The slot of the stream; ``None`` for what has no memory."""
         return self.ports[slot] if slot in self.ports else slot + self.base
 
-    def events(self, stage: str) -> array[int]:
+    def events(self, stage: PartStage) -> array[int]:
         """The events of one stage, in slots of the stream."""
         return self._moved(stage)[0]
 
-    def between_marks(self, stage: str, moments: Collection[str]) -> Iterator[tuple[array[int], Mark | None]]:
+    def between_marks(
+        self, stage: PartStage, moments: Collection[str]
+    ) -> Iterator[tuple[array[int], Mark | None]]:
         """The same up to each mark of ``moments``, with the mark, and what is left after the last."""
         (events, gone), start = self._moved(stage), 0
         for place, mark in self.template.marks[stage]:
@@ -225,7 +217,7 @@ class Instance:
                 start = end
         yield events[start:], None
 
-    def _moved(self, stage: str) -> tuple[array[int], list[int]]:
+    def _moved(self, stage: PartStage) -> tuple[array[int], list[int]]:
         """The events of a stage, and which of the template's are not among them."""
         events, gone = self.template.stages[stage], list[int]()
         if not events:
@@ -281,6 +273,13 @@ def instances(
     return made
 
 
+_LAST_FIRST: tuple[PartStage, ...] = (
+    *("backward_end", "backward_out", "backward"),
+    *("forward_out", "forward_end", "forward", "forward_next"),
+)
+"""Stages in which a shared tensor may go, from the latest on."""
+
+
 def _share(made: list[Instance]) -> None:
     """Join what parts share; only the last of those that let go of a tensor frees it."""
     slots = {name: each.slot(slot) for each in made for name, (slot, _) in each.template.shares.items()}
@@ -291,17 +290,8 @@ def _share(made: list[Instance]) -> None:
         known.update(ports)
     freed: set[int] = set()
     order = list(zip(made, crossing, strict=True))
-    stages = (
-        (BACKWARD_END, order[::-1]),
-        (BACKWARD_OUT, order),
-        (BACKWARD, order),
-        (FORWARD_OUT, order[::-1]),
-        (FORWARD_END, order[::-1]),
-        (FORWARD, order[::-1]),
-        (FORWARD_NEXT, order[::-1]),
-    )
-    for stage, parts in stages:
-        for each, known in parts:
+    for stage in _LAST_FIRST:
+        for each, known in order if stage in ("backward", "backward_out") else order[::-1]:
             for own in reversed(each.template.freed_shares[stage]):
                 slot = known.get(own)
                 if slot is None:

@@ -17,19 +17,7 @@ from planner.program.job import Job
 from planner.program.load import load
 from planner.program.ops.tensors import EVALUATED, PROMPTED, SAMPLED, SCORED, Unit
 from planner.program.parameters import Weight
-from planner.program.recorded_part import (
-    BACKWARD,
-    BACKWARD_END,
-    BACKWARD_NEXT,
-    BACKWARD_OUT,
-    FORWARD,
-    FORWARD_END,
-    FORWARD_LOSS,
-    FORWARD_NEXT,
-    FORWARD_OUT,
-    RETURNS_AGAIN,
-    Template,
-)
+from planner.program.recorded_part import Template
 from planner.program.request_stream import Instance, RequestStream, instances
 from planner.program.update.optimizer import make_states, optimizer_step
 
@@ -127,8 +115,8 @@ class Runtime:
         self.forward(made[0])
         for before, each in pairwise(made[:-1]):
             self.forward(each)
-            stream.events += before.events(FORWARD_NEXT)
-        stream.events += made[-2].events(FORWARD_NEXT)
+            stream.events += before.events("forward_next")
+        stream.events += made[-2].events("forward_next")
         stream.enter(phases.loss)
         self._loss(made, first)
         stream.begin_engine()
@@ -136,16 +124,16 @@ class Runtime:
         stream.enter(phases.backward)
         for each, behind in zip(reversed(made[:-1]), reversed(made[1:]), strict=True):
             self.backward(each)
-            stream.events += behind.events(BACKWARD_NEXT)
-        stream.events += made[0].events(BACKWARD_NEXT)
+            stream.events += behind.events("backward_next")
+        stream.events += made[0].events("backward_next")
         for each in made:
-            stream.events += each.events(BACKWARD_OUT)
+            stream.events += each.events("backward_out")
         self.end_of_backward(phases)
         if self.job.stack.binds_loss and not self.job.stack.step_in_function:
             self._bound = made
             return [*gradients_of(made)]
         for each in made:
-            stream.events += each.events(BACKWARD_END)
+            stream.events += each.events("backward_end")
         return [*gradients_of(made)]
 
     def _loss(self, made: list[Instance], first: list[list[Instance]]) -> None:
@@ -157,21 +145,21 @@ class Runtime:
         stream = self.stream
         bound, self._bound = self._bound, []
         for each in bound[-1:]:
-            stream.events += each.events(BACKWARD_END)
+            stream.events += each.events("backward_end")
         self.forward(made[-1])
         if not self._waits:
             self._end_autocast(made)
-        stream.events += made[-1].events(FORWARD_OUT)
+        stream.events += made[-1].events("forward_out")
         stream.events += self._returned
-        self._returned = made[-1].events(RETURNS_AGAIN)
+        self._returned = made[-1].events("returns_again")
         for each in bound[:-1]:
-            stream.events += each.events(BACKWARD_END)
+            stream.events += each.events("backward_end")
         for aside in first:
             self.let_go(aside)
         asides = [self.run_beside(given) for given in self.after]
         stream.events += self._beside
-        self._beside = array("q", [event for each in asides for event in each[-1].events(RETURNS_AGAIN)])
-        stream.events += made[-1].events(FORWARD_LOSS)
+        self._beside = array("q", [event for each in asides for event in each[-1].events("returns_again")])
+        stream.events += made[-1].events("forward_loss")
         if self._waits:
             self._end_autocast(made)
         if self.job.recipe.teacher is not None and not self.job.stack.distillation.endswith("_in_pieces"):
@@ -199,7 +187,7 @@ class Runtime:
     def _end_autocast(self, made: list[Instance]) -> None:
         """The copies of trained weights go."""
         for each in made:
-            self.stream.events += each.events(FORWARD_END)
+            self.stream.events += each.events("forward_end")
 
     def evaluate(self, parts: list[Part]) -> None:
         """The forward pass of one batch that is evaluated, of parts that were made without gradients."""
@@ -209,7 +197,7 @@ class Runtime:
         for each in first:
             self.let_go(each)
         asides = [self.run_beside(_in_units(aside, EVALUATED)) for aside in self.after]
-        self.stream.events += made[-1].events(FORWARD_LOSS)
+        self.stream.events += made[-1].events("forward_loss")
         if self._waits:
             self._end_autocast(made)
         for each in (made, *asides):
@@ -263,12 +251,12 @@ class Runtime:
             hand_over(cached, made)
         for each in made[:-1]:
             self.forward(each)
-            self.stream.events += each.events(FORWARD_NEXT)
+            self.stream.events += each.events("forward_next")
         self.forward(made[-1])
-        self.stream.events += made[-1].events(FORWARD_NEXT)
+        self.stream.events += made[-1].events("forward_next")
         if not waits:
             self._end_autocast(made)
-        self.stream.events += made[-1].events(FORWARD_OUT)
+        self.stream.events += made[-1].events("forward_out")
         return made
 
     def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
@@ -282,21 +270,19 @@ class Runtime:
     def let_go(self, made: list[Instance]) -> None:
         """What such a pass returned goes."""
         for each in made:
-            self.stream.events += each.events(BACKWARD_END)
+            self.stream.events += each.events("backward_end")
 
     def free(self, *slots: int | None) -> None:
         """Free what there is of ``slots``."""
-        for slot in slots:
-            if slot is not None:
-                self.stream.events.append(~slot)
+        self.stream.free(*slots)
 
     def forward(self, part: Instance) -> None:
         """The forward pass of one part."""
-        self.stream.events += part.events(FORWARD)
+        self.stream.events += part.events("forward")
 
     def backward(self, part: Instance) -> None:
         """The backward pass of one part."""
-        self.stream.events += part.events(BACKWARD)
+        self.stream.events += part.events("backward")
 
     def end_of_forward(self) -> None:
         """What an engine does when the model returns."""
@@ -317,8 +303,7 @@ class Runtime:
                 if not (each.trained or each.outside):
                     make_states(self.stream, self.job, each)
         self.states += optimizer_step(self.stream, self.job, weights, first=not self.states)
-        for slot in gradients:
-            self.stream.free(slot)
+        self.free(*gradients)
 
 
 def gradients_of(made: Iterable[Instance]) -> Iterable[int]:

@@ -154,14 +154,7 @@ def evaluation_of(job: Job, role: Role = "policy") -> list[Part]:
 
 @lru_cache(maxsize=64)
 def _without_dropout(model: ModelSpec) -> ModelSpec:
-    groups = tuple(
-        replace(
-            each,
-            block=replace(each.block, dropouts=0, attention=replace(each.block.attention, dropout=False)),
-        )
-        for each in model.groups
-    )
-    return replace(model, groups=groups, embedding_dropout=False)
+    return model.without_dropout
 
 
 def generation_of(job: Job) -> Generation | None:

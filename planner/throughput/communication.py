@@ -118,9 +118,7 @@ def _meetings(job: TimedJob) -> Number:
 
 
 def _trained_bytes(job: TimedJob) -> Number:
-    return minimum(
-        job.trained_params * DTYPE_BYTES[job.recipe.numerics.compute_dtype], stored_param_bytes(job)
-    )
+    return minimum(job.own.trained * DTYPE_BYTES[job.recipe.numerics.compute_dtype], stored_param_bytes(job))
 
 
 def second_copy_bytes(job: TimedJob) -> Number:
@@ -150,7 +148,7 @@ def reduced_bytes(job: TimedJob) -> Number:
     recipe, regime = job.recipe, job.regime
     if not recipe.sharding.communicates:
         return 0
-    once = job.trained_params * regime.gradient * _moved_share(job)
+    once = job.own.trained * regime.gradient * _moved_share(job)
     if not recipe.sharding.reduces_each_micro_step:
         return 2 * once
     if recipe.sharding.is_zero12:
@@ -268,12 +266,8 @@ def collective_seconds(job: TimedJob) -> Number:
     return (
         moved * _seconds_per_byte(job)
         + replica_bytes(job) / _replica_bytes_per_s(job)
-        + second_copy_bytes(job) / _second_bytes_per_s(job)
+        + second_copy_bytes(job) / _group_bytes_per_s(job, job.recipe.parallel.hpz)
     )
-
-
-def _second_bytes_per_s(job: TimedJob) -> Number:
-    return _group_bytes_per_s(job, job.recipe.parallel.hpz)
 
 
 def _shard_bytes_per_s(job: TimedJob) -> Number:
@@ -346,9 +340,9 @@ def sharding_copy_seconds(job: TimedJob) -> Number:
     # Version 2 gathers into one buffer and copies each weight out of it;
     # its hybrid kind is taken as the same version.
     if recipe.sharding.frees_blocks:
-        moved = 2 * 2 * stored_param_bytes(job) + job.trained_params * (width + regime.gradient)
+        moved = 2 * 2 * stored_param_bytes(job) + job.own.trained * (width + regime.gradient)
     else:
-        moved = 2 * job.trained_params * width
+        moved = 2 * job.own.trained * width
     return moved / job.rates.memory_bytes_per_s * _meetings(job) / recipe.batch.grad_accum
 
 

@@ -24,7 +24,6 @@ from planner.program.job import Job, generation_job, job_of
 from planner.program.ops.sizes import batch_units
 from planner.program.ops.tensors import Unit
 from planner.program.ops.work import Direction, FusedAttention, Kind, Share
-from planner.program.recorded_part import FORWARD
 from planner.program.runtime import Part
 from planner.program.step import asides_of, evaluation_of, generation_of, parts_of
 from planner.throughput.tokens import MicroStep
@@ -197,7 +196,7 @@ def _sum_of(parts: Iterable[Part], asides: Iterable[tuple[Part, float]] = ()) ->
     modules = 0
     for part, times in (*((part, 1.0) for part in parts), *asides):
         template = part.template
-        modules += part.count * sum(mark.moment == "before_forward" for _, mark in template.marks[FORWARD])
+        modules += part.count * sum(mark.moment == "before_forward" for _, mark in template.marks["forward"])
         for (direction, share, kind), counts in template.work.items():
             for unit, amount in counts.items():
                 key = (_place(part.name, unit), direction, share, kind, unit)

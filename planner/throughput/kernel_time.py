@@ -161,7 +161,7 @@ def optimizer_seconds(job: TimedJob) -> Number:
     Ignored: paging of paged optimizers while everything fits.
     """
     recipe, regime = job.recipe, job.regime
-    params = job.trained_params
+    params = job.own.trained
     share = job.own.updated
     accumulate = 3 * regime.gradient * params * (recipe.batch.grad_accum - 1)
     if recipe.offloads_optimizer:

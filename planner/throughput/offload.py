@@ -42,7 +42,7 @@ def transfers(job: TimedJob) -> Transfers:
     exposed: Number = 0
     fetched: Number = 0
     if recipe.offloads_optimizer:
-        share = job.trained_params * job.regime.gradient / job.world
+        share = job.own.trained * job.regime.gradient / job.world
         exposed = share * (micro_steps + (0 if recipe.offloads_params else 1))
     if recipe.offloads_params:
         fetched = 2 * micro_steps * stored_param_bytes(job) / job.world
@@ -76,7 +76,7 @@ def cpu_adam_seconds(job: TimedJob) -> Number:
         if known
         else coefficients.cpu_adam_params_per_s * server_of(job.scenario.hardware.gpu).host_memory
     )
-    return job.trained_params / job.scenario.hardware.nodes / rate * (_update_bytes(job) / _CPU_ADAM_BYTES)
+    return job.own.trained / job.scenario.hardware.nodes / rate * (_update_bytes(job) / _CPU_ADAM_BYTES)
 
 
 def _update_bytes(job: TimedJob) -> float:
@@ -106,7 +106,7 @@ def nvme_seconds(job: TimedJob) -> Number:
     nodes = job.scenario.hardware.nodes
     moved: Number = 0
     if recipe.offloads_optimizer:
-        moved = moved + 2 * _STATE_BYTES * job.trained_params / nodes
+        moved = moved + 2 * _STATE_BYTES * job.own.trained / nodes
     if recipe.offloads_params:
         moved = moved + 2 * recipe.batch.grad_accum * stored_param_bytes(job) / nodes
     return moved / job.coefficients.nvme_bytes_per_s

@@ -55,10 +55,6 @@ def _attention(job: TimedJob, _: TimeTerm) -> str:
     return f"{job.recipe.attention}, {job.micro.length:.0f} tokens per sample"
 
 
-def _adapters(job: TimedJob, _: TimeTerm) -> str:
-    return f"{job.adapted_matrices} matrices, at {job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
-
-
 def _logits(job: TimedJob, term: TimeTerm) -> str:
     return f"{job.scenario.model.vocab_size} logits per token, {_moved(job, term)}"
 
@@ -91,12 +87,8 @@ def _hooks(job: TimedJob, _: TimeTerm) -> str:
     return f"{modules} modules, {job.trained_tensors} trained tensors, {cost:.0f} us each"
 
 
-def _walks(job: TimedJob, _: TimeTerm) -> str:
-    return f"{job.called_modules} modules, {job.coefficients.launch_s / MICRO_S:.0f} us each"
-
-
 def _optimizer(job: TimedJob, _: TimeTerm) -> str:
-    return f"{job.recipe.optimizer}, {job.trained_params / GIGA:.3f} B trained parameters on {job.world} GPUs"
+    return f"{job.recipe.optimizer}, {job.own.trained / GIGA:.3f} B trained parameters on {job.world} GPUs"
 
 
 def _update_launch(job: TimedJob, _: TimeTerm) -> str:
@@ -117,19 +109,6 @@ def _transfers(job: TimedJob, _: TimeTerm) -> str:
         f"{moved.fetched / GIGA:.2f} GB fetched, {moved.exposed / GIGA:.2f} GB of gradients and "
         f"updates at {rate:.1f} GB/s"
     )
-
-
-def _cpu_adam(job: TimedJob, _: TimeTerm) -> str:
-    return f"{job.trained_params / job.scenario.hardware.nodes / GIGA:.2f} B parameters per node"
-
-
-def _nvme(job: TimedJob, _: TimeTerm) -> str:
-    return f"at {job.coefficients.nvme_bytes_per_s / GIGA:.1f} GB/s per node"
-
-
-def _aside(job: TimedJob, _: TimeTerm) -> str:
-    """Whose passes they are."""
-    return f"{passes_aside(job):g} forward passes without gradients of {job.micro.computed:,.0f} tokens"
 
 
 def _tower(job: TimedJob, _: TimeTerm) -> str:
@@ -157,22 +136,30 @@ _DETAILS: dict[str, Callable[[TimedJob, TimeTerm], str]] = {
     "attention": _attention,
     "elementwise": _moved,
     "weight_casts": _moved,
-    "adapters": _adapters,
+    "adapters": lambda job, _: (
+        f"{job.adapted_matrices} matrices, at {job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
+    ),
     "logits_and_loss": _logits,
     "dequantization": _quantized,
-    "passes_aside": _aside,
+    "passes_aside": lambda job, _: (
+        f"{passes_aside(job):g} forward passes without gradients of {job.micro.computed:,.0f} tokens"
+    ),
     "vision_tower": _tower,
     "parallel_collectives": _parallel,
     "sharding_copies": _moved,
     "launch": _launch,
     "sharding_hooks": _hooks,
-    "module_walks": _walks,
+    "module_walks": lambda job, _: (
+        f"{job.called_modules} modules, {job.coefficients.launch_s / MICRO_S:.0f} us each"
+    ),
     "optimizer_step": _optimizer,
     "update_launch": _update_launch,
     "update_collectives": _update_collectives,
     "generation": _generation,
     "collectives": _collectives,
     "host_transfers": _transfers,
-    "cpu_adam": _cpu_adam,
-    "nvme": _nvme,
+    "cpu_adam": lambda job, _: (
+        f"{job.own.trained / job.scenario.hardware.nodes / GIGA:.2f} B parameters per node"
+    ),
+    "nvme": lambda job, _: f"at {job.coefficients.nvme_bytes_per_s / GIGA:.1f} GB/s per node",
 }

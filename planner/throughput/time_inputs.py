@@ -41,11 +41,6 @@ class TimedJob:
         return self.own.regime
 
     @property
-    def trained_params(self) -> Number:
-        """Parameters that the optimizer updates: all of them, or adapters and modules to save."""
-        return self.own.trained
-
-    @property
     def trained_tensors(self) -> int:
         """Tensors that the optimizer updates."""
         return sum(kind.count for kind in self.own.trained_parameters)
@@ -66,8 +61,7 @@ class TimedJob:
     @property
     def world(self) -> Number:
         """GPUs in the job."""
-        hardware = self.scenario.hardware
-        return hardware.gpus_per_node * hardware.nodes
+        return self.scenario.hardware.world_size
 
     @property
     def passes(self) -> float:

@@ -10,7 +10,6 @@ from planner.memory.outside import paged_bytes
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.ops.sizes import unit_values
-from planner.program.recorded_part import FORWARD
 from planner.program.request_stream import RequestStream
 from planner.program.step import parts_of, step_of
 from planner.program.update.optimizer import optimizer_step
@@ -63,6 +62,6 @@ def saved_by_a_layer(job: Job) -> int:
     """Bytes that the forward pass of one layer leaves for backward, its output among them."""
     values = {unit: float(count) for unit, count in unit_values(job).items()}
     template = next(part.template for part in parts_of(job) if part.name == "layer")
-    events = template.stages[FORWARD]
+    events = template.stages["forward"]
     kept = {event for event in events if event >= 0} - {~event for event in events if event < 0}
     return round(sum(template.unit_bytes[slot] * values[template.units[slot]] for slot in kept))

@@ -158,14 +158,11 @@ def unreached_by_peft(model: ModelSpec) -> ModelSpec:
     Source: peft 0.21 ``utils/transformers_weight_conversion.py`` (``_convert_peft_config_moe``: the table of
     transformers 5.23 does not have ``qwen3_vl_moe``, and has ``internvl`` among models without experts).
     """
-    groups = []
-    for group in model.groups:
-        linears = (
-            replace(each, legacy_names=()) if each.kind == "parameter" else each
-            for each in group.block.linears
+    return model.with_linears(
+        lambda linears: (
+            replace(each, legacy_names=()) if each.kind == "parameter" else each for each in linears
         )
-        groups.append(replace(group, block=replace(group.block, linears=tuple(linears))))
-    return replace(model, groups=tuple(groups))
+    )
 
 
 def router(hidden: int, n_experts: int, *, bias: bool = False, name: str = "gate") -> LinearSpec:
@@ -190,18 +187,12 @@ def rms(width: int, copies: int = 1) -> NormSpec:
 
 def with_scaling(spec: ModelSpec, scaling: NormScaling) -> ModelSpec:
     """``spec`` with every norm applying its weight as ``scaling`` says."""
-    groups = tuple(
-        replace(
-            group,
-            block=replace(
-                group.block, norms=tuple(replace(norm, scaling=scaling) for norm in group.block.norms)
-            ),
-        )
-        for group in spec.groups
-    )
-    return replace(
-        spec, groups=groups, final_norms=tuple(replace(norm, scaling=scaling) for norm in spec.final_norms)
-    )
+
+    def scaled(norms: tuple[NormSpec, ...]) -> tuple[NormSpec, ...]:
+        return tuple(replace(norm, scaling=scaling) for norm in norms)
+
+    spec = replace(spec, final_norms=scaled(spec.final_norms))
+    return spec.with_blocks(lambda block: replace(block, norms=scaled(block.norms)))
 
 
 def layer_norm(width: int, copies: int = 1, *, bias: bool = True, weight: bool = True) -> NormSpec:

@@ -54,8 +54,7 @@ class Blockwise(Runtime):
         for weight in self.weights:
             if weight.trained:
                 self.stream.free(self._take(weight.unit, weight.unit_bytes, weight.name, "to"))
-        for slot in wide:
-            self.stream.free(slot)
+        self.free(*wide)
         self.stream.empty_cache()
 
     def _take(self, unit: Unit, unit_bytes: float, name: str, op: str) -> int:

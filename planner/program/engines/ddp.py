@@ -95,16 +95,11 @@ def broadcast(stream: RequestStream, engine: str, tensors: Iterable[tuple[str, f
     in_flight: list[list[int]] = []
     for n_bytes in copy_sizes(tensors):
         if len(in_flight) == _IN_FLIGHT:
-            _let_go(stream, in_flight.pop(0))
+            stream.free(*in_flight.pop(0))
         sizes = [n_bytes] if n_bytes else []
         in_flight.append(stream.allocate_all(sizes, "other_temporaries", (engine, "", "broadcast")))
     for slots in in_flight:
-        _let_go(stream, slots)
-
-
-def _let_go(stream: RequestStream, slots: Iterable[int]) -> None:
-    for slot in slots:
-        stream.free(slot)
+        stream.free(*slots)
 
 
 def copy_sizes(tensors: Iterable[tuple[str, float]]) -> list[float]:

@@ -232,7 +232,7 @@ def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
         if adapters:
             stream.enter("adapters")
         _one_by_one(stream, job, sizes, adapters)
-        _let_go(stream, again)
+        stream.free(again)
         weights = weights + adapters
     begin_training(stream, job)
     return weights
@@ -262,8 +262,7 @@ def _divide(stream: RequestStream, job: Job, sizes: Sizes, weights: Iterable[Wei
         whole.append(each.slot)
         if not keeps:
             stream.free(whole.pop())
-    for slot in whole:
-        stream.free(slot)
+    stream.free(*whole)
 
 
 def _one_by_one(stream: RequestStream, job: Job, sizes: Sizes, weights: Iterable[Weight]) -> None:
@@ -274,12 +273,7 @@ def _one_by_one(stream: RequestStream, job: Job, sizes: Sizes, weights: Iterable
             _keep_constants(stream, job, sizes, each)
         if not job.recipe.offloads_params:
             _keep_shard(stream, sizes, each)
-        _let_go(stream, whole)
-
-
-def _let_go(stream: RequestStream, slot: int | None) -> None:
-    if slot is not None:
-        stream.free(slot)
+        stream.free(whole)
 
 
 def _whole(stream: RequestStream, job: Job, sizes: Sizes, weight: Weight) -> int | None:
@@ -301,7 +295,7 @@ def _tied_again(stream: RequestStream, job: Job, sizes: Sizes) -> int | None:
     table.dtype = prepared_dtype(job, table)
     whole = _whole(stream, job, sizes, table)
     shard = stream.allocate(table.unit, sizes.shard_bytes(table), "weights", ("load", "lm_head", "shard"))
-    _let_go(stream, whole)
+    stream.free(whole)
     return shard
 
 

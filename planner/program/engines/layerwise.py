@@ -11,7 +11,6 @@ from __future__ import annotations
 from planner.program.job import Job
 from planner.program.ops.tensors import Mark, Unit
 from planner.program.parameters import Kind, Weight
-from planner.program.recorded_part import BACKWARD
 from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Runtime
 from planner.program.update.optimizer import optimizer_step
@@ -34,7 +33,7 @@ class Layerwise(Runtime):
 
     def backward(self, part: Instance) -> None:
         """The backward pass of one part; at each gradient the step of its parameter."""
-        for events, mark in part.between_marks(BACKWARD, ("gradient",)):
+        for events, mark in part.between_marks("backward", ("gradient",)):
             self.stream.events += events
             if mark is not None:
                 self._step(part, mark)

@@ -22,7 +22,6 @@ from planner.program.job import Job
 from planner.program.load import load_whole, take_workspaces
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.parameters import Weight
-from planner.program.recorded_part import BACKWARD
 from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.update.states import n_elements
@@ -121,12 +120,10 @@ class Megatron(Runtime):
 
     def backward(self, part: Instance) -> None:
         """At each gradient its hook adds it to the buffer."""
-        for events, mark in part.between_marks(BACKWARD, ("gradient",)):
+        for events, mark in part.between_marks("backward", ("gradient",)):
             self.stream.events += events
             if mark is not None and mark.slot is not None:
-                slot = part.slot(mark.slot)
-                if slot is not None:
-                    self.stream.free(slot)
+                self.free(part.slot(mark.slot))
 
     def optimizer_step(self, gradients: list[int]) -> None:
         """States in the first step; where gradients are summed in bf16, a copy of this GPU's part in fp32,
@@ -150,5 +147,4 @@ class Megatron(Runtime):
             for each in trained:
                 for width in self._state_bytes[0]:
                     self.states.append(self._take(width * self._own(each), "optimizer_states", "state"))
-        for slot in copies:
-            stream.free(slot)
+        self.free(*copies)

@@ -14,7 +14,6 @@ from planner.program.head.weighted import summed
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, part_of
 from planner.program.ops.tensors import Tensor, Unit
-from planner.program.recorded_part import FORWARD_LOSS, FORWARD_OUT
 
 PIECE_TOKENS = 512
 """Tokens of one piece of ms-swift's loss."""
@@ -27,10 +26,10 @@ def distilled_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Te
     """
     view = ends.layer
     outputs = [all_logits(torch, ends, last_norm(torch, ends, passed))]
-    torch.enter(FORWARD_OUT)
+    torch.enter("forward_out")
     if widens(view) or ends.widens_logits:
         outputs.append(torch.to(outputs.pop(), "fp32"))
-    torch.enter(FORWARD_LOSS)
+    torch.enter("forward_loss")
     if view.stack.distillation in _OF_PIECES:
         return _in_pieces(torch, outputs, *_OF_PIECES[view.stack.distillation])
     own = torch.same(torch.shifted_rows(outputs[0]), "div")

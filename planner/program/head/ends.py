@@ -39,7 +39,7 @@ from planner.program.ops.collectives import (
 )
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
-from planner.program.recorded_part import FORWARD_LOSS, FORWARD_OUT, Shape
+from planner.program.recorded_part import Shape
 from planner.program.view import LayerView
 from planner.program.weights.fake_quantized import is_head_rounded, rounded_product
 from planner.program.weights.lora_operators import with_adapter
@@ -259,7 +259,7 @@ def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     """
     loss, outputs = own_loss(torch, ends, passed)
     # The wrapper that widens runs autocast inside of it.
-    torch.enter(FORWARD_OUT)
+    torch.enter("forward_out")
     returned(torch, ends, outputs)
     return loss
 
@@ -346,7 +346,7 @@ def _loop_loss(
         logits[0] = torch.to(logits[0], "fp32")
     if view.stack.keeps_outputs:
         hold(torch, view, [each.alias() for each in logits])
-        torch.enter(FORWARD_LOSS)
+        torch.enter("forward_loss")
     loss = loss_of_pieces(torch, view, logits, upcast=upcast) if cuts else split_loss(torch, view, logits[0])
     return loss, logits if _keeps_logits(view) and not view.stack.keeps_outputs else []
 

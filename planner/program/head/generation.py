@@ -17,7 +17,7 @@ from planner.domain.term import TermName
 from planner.program.head.ends import EndsView, all_logits, last_norm
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit, promoted
-from planner.program.recorded_part import FORWARD_OUT, SHARED_SLOTS, Shape
+from planner.program.recorded_part import SHARED_SLOTS, Shape
 from planner.program.request_stream import Instance
 from planner.program.view import LayerView
 
@@ -86,7 +86,7 @@ def features(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     """
     hidden = last_norm(torch, ends, passed)
     torch.outputs += [hidden.alias(), all_logits(torch, ends, hidden).alias()]
-    torch.enter(FORWARD_OUT)
+    torch.enter("forward_out")
     width = ends.layer.stack.feature_layers * hidden.count
     joined = torch.new(hidden.unit, width, hidden.dtype, "cat")
     _copy = torch.like(joined, "cat")

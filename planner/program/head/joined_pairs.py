@@ -14,7 +14,6 @@ from planner.program.head.losses import cross_entropy
 from planner.program.head.roles import Role
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
-from planner.program.recorded_part import FORWARD_LOSS
 from planner.program.view import LayerView
 
 
@@ -31,6 +30,6 @@ def joined_pairs(torch: Operators, view: LayerView, logits: list[Tensor], role: 
     del wide
     out = cross_entropy(torch, view, part if view.single else torch.contiguous(part))
     del part
-    torch.enter(FORWARD_LOSS)
+    torch.enter("forward_loss")
     held.clear()
     return out

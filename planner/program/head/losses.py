@@ -18,7 +18,6 @@ from planner.program.ops.autograd import record
 from planner.program.ops.collectives import splits_tokens
 from planner.program.ops.operators import Costs, Operators, shape_of
 from planner.program.ops.tensors import Dtype, Tensor, Unit
-from planner.program.recorded_part import FORWARD_OUT
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, weight_copy
 
@@ -51,7 +50,7 @@ def full_loss(
     # Alive until this function returns, and the loop's with it.
     _own = _own_loss(torch, view, torch.to(logits, "fp32")) if "model_loss" in copies else None
     if _own is not None:
-        torch.enter(FORWARD_OUT)  # the model has returned
+        torch.enter("forward_out")  # the model has returned
     wide = torch.to(logits, "fp32") if upcast and "float" in copies else logits
     if "compute" not in copies:
         logits = wide

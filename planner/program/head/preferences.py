@@ -29,7 +29,6 @@ from planner.program.head.tiles import tiles
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
-from planner.program.recorded_part import FORWARD_LOSS, FORWARD_OUT
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, dropout
 
@@ -56,7 +55,7 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
         if kernel == "whole_with_loss" and recipe.task in PAIR_TASKS
         else (None, [_logits(torch, ends, passed)])
     )
-    torch.enter(FORWARD_OUT)
+    torch.enter("forward_out")
     if kernel == "joined":
         return joined_pairs(torch, ends.layer, logits, role)
     # Accelerate's wrapper returns fp32 under FSDP, too.
@@ -85,7 +84,7 @@ def scores(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     Ignored: what is picked of them and its loss, a number for each label of a sample.
     """
     logits = _logits(torch, ends, passed)
-    torch.enter(FORWARD_OUT)
+    torch.enter("forward_out")
     unit, count, dtype = logits.unit, logits.count, logits.dtype
     out = torch.new(Unit.TOKENS, 1, dtype, "index")
     return record(torch, out, [logits], [], lambda *_: [torch.new(unit, count, dtype, "index_put")])
@@ -122,7 +121,7 @@ def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -
     value = torch.mm(hidden, weight, 1)
     del hidden
     logits.append(torch.to(logits.pop(), "fp32"))
-    torch.enter(FORWARD_OUT)
+    torch.enter("forward_out")
     returned.clear()
     return _policy(torch, view, logits, value, role) if view.recipe.task == "ppo" else value
 
@@ -140,7 +139,7 @@ def _policy(torch: Operators, view: LayerView, logits: list[Tensor], value: Tens
     joined = torch.like(logits[0], "cat")
     logits.clear()
     torch.bound = [joined.alias()]
-    torch.enter(FORWARD_LOSS)
+    torch.enter("forward_loss")
     _probabilities = torch.like(joined, "softmax")
     for op in ("logsumexp", "mul"):
         _temporary = torch.like(joined, op)
@@ -166,7 +165,7 @@ def _completion_rows(torch: Operators, ends: EndsView, passed: list[Tensor], rol
     """
     view = ends.layer
     logits = [_logits(torch, ends, passed, Unit.COMPLETION_TOKENS)]
-    torch.enter(FORWARD_OUT)
+    torch.enter("forward_out")
     if view.dtypes.autocast:
         logits.append(torch.to(logits.pop(), "fp32"))
     fused = view.stack.completion_logps == "fused_rows"
@@ -261,7 +260,7 @@ def _odds(torch: Operators, ends: EndsView, logits: list[Tensor]) -> Tensor:
         )
         del part
     out = sum_of(torch, parts) if len(parts) > 1 else parts.pop()
-    torch.enter(FORWARD_LOSS)
+    torch.enter("forward_loss")
     logits.clear()
     return out
 
@@ -285,7 +284,7 @@ def _kto_rows(torch: Operators, ends: EndsView, logits: list[Tensor], role: Role
     copies = [torch.like(logits[0], "index")]
     logits.clear()
     if role == "policy":
-        torch.enter(FORWARD_LOSS)
+        torch.enter("forward_loss")
     copies.clear()
     return out
 
@@ -301,7 +300,7 @@ def _kto_whole(torch: Operators, ends: EndsView, logits: list[Tensor], role: Rol
         _copies = torch.new(unit, count, dtype, "index", cost=[Tensor(None, unit, count, dtype)])
         return out
     torch.outputs = [logits.pop().alias()] if role == "reference" else []
-    torch.enter(FORWARD_LOSS)
+    torch.enter("forward_loss")
     logits.clear()
     return out
 
@@ -328,7 +327,7 @@ def _kto_twice(torch: Operators, ends: EndsView, logits: list[Tensor], role: Rol
     logits.clear()
     if role == "reference":
         return out
-    torch.enter(FORWARD_LOSS)
+    torch.enter("forward_loss")
     return sum_of(torch, [out, _log_softmax(torch, copies, single=single)])
 
 
@@ -368,7 +367,7 @@ def _shifted_rows(torch: Operators, ends: EndsView, logits: list[Tensor], role: 
     held = [part.alias()] if role != "divergence" else []
     del part
     logits.clear()
-    torch.enter(FORWARD_LOSS)
+    torch.enter("forward_loss")
     if role == "policy":
         if not fused:
             _entropy(torch, held[0], copies=not view.single)
@@ -407,7 +406,7 @@ def _whole(torch: Operators, ends: EndsView, logits: list[Tensor], role: Role) -
     out = _log_softmax(torch, logits[0], single=view.single)
     if role != "policy":
         logits.clear()
-    torch.enter(FORWARD_LOSS)
+    torch.enter("forward_loss")
     if again and logits:
         chosen = torch.part(logits[0], logits[0].count / 2)
         out = sum_of(torch, [out, _log_softmax(torch, chosen, single=view.single_chosen)])

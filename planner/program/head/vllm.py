@@ -61,8 +61,6 @@ def wake(stream: RequestStream, job: Job, part: str) -> int | None:
 
 def put_to_sleep(stream: RequestStream, *slots: int | None) -> None:
     """Its memory goes back to the driver."""
-    awake = [slot for slot in slots if slot is not None]
-    for slot in awake:
-        stream.free(slot)
-    if awake:
+    stream.free(*slots)
+    if any(slot is not None for slot in slots):
         stream.empty_cache()

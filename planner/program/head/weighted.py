@@ -18,7 +18,6 @@ from planner.program.layers.mixture.experts_in_turn import chosen_rows
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
-from planner.program.recorded_part import FORWARD_OUT
 from planner.program.view import LayerView
 
 
@@ -38,7 +37,7 @@ def compared_logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> T
     ``passed`` holds the stream, and is emptied.
     """
     logits = [all_logits(torch, ends, last_norm(torch, ends, passed))]
-    torch.enter(FORWARD_OUT)
+    torch.enter("forward_out")
     if widens(ends.layer):
         logits.append(torch.to(logits.pop(), "fp32"))
     torch.outputs.append(logits.pop().alias())
@@ -49,7 +48,7 @@ def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     """The loss of each token, from the logits that the model returns and that are there until it is done."""
     view = ends.layer
     outputs = [all_logits(torch, ends, last_norm(torch, ends, passed))]
-    torch.enter(FORWARD_OUT)
+    torch.enter("forward_out")
     if widens(view) or ends.widens_logits:
         outputs.append(torch.to(outputs.pop(), "fp32"))
     if view.stack.loss_weights in ("entropy_of_rows", "masked_tokens"):
@@ -98,7 +97,7 @@ def _compared(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     """Each token's loss and the distance from the second model's logits, beside the model's unused loss."""
     view = ends.layer
     own, outputs = own_loss(torch, ends, passed)
-    torch.enter(FORWARD_OUT)
+    torch.enter("forward_out")
     if widens(view):
         outputs.append(torch.to(outputs.pop(), "fp32"))
     # Nobody widens the second model's weights.

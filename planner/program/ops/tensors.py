@@ -228,6 +228,23 @@ class Node:
     parameter: int | None = None
 
 
+PartStage = Literal[
+    "forward",
+    "forward_next",
+    "forward_end",
+    "forward_out",
+    "forward_loss",
+    "backward",
+    "backward_next",
+    "backward_out",
+    "backward_end",
+    "returns_again",
+]
+"""When events of a part happen.  ``forward_next``: when the next layer has run; ``forward_end``: when
+autocast ends; ``forward_out``: what the head does after that; ``forward_loss``: what is done when other
+passes have run, too.  ``backward_next``: when the layer before has gone back; ``backward_out``: when hooks
+let go; ``backward_end``: when the graph goes; ``returns_again``: when the model has returned in the next
+micro-step."""
 Moment = Literal["before_forward", "read", "after_forward", "before_backward", "after_backward", "gradient"]
 
 
@@ -307,8 +324,8 @@ class Tape:
         self.end_node: Callable[[], None] | None = None
         self.n_graphs = 0
 
-    def enter(self, stage: str) -> None:
-        """Record into the list of ``stage`` from now on."""
+    def enter(self, stage: PartStage | Literal["ports", "nowhere"]) -> None:
+        """Record into the list of ``stage`` from now on; ``ports``: what other parts made."""
         self.stage, self.events = stage, self.stages.setdefault(stage, [])
 
     def new(

@@ -148,8 +148,7 @@ def take_pixels(stream: RequestStream, job: Job, before: int | None = None) -> i
         return None
     size = job.model.vision.rule.pixel_bytes
     slot = stream.allocate(Unit.PIXELS, size, "other_temporaries", ("batch", "", "pixel_values"))
-    if before is not None:
-        stream.free(before)
+    stream.free(before)
     return slot
 
 

@@ -21,7 +21,7 @@ from planner.program.ops.autograd import LEAF_ORDER, record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.ops.work import in_units
-from planner.program.recorded_part import BACKWARD, Template
+from planner.program.recorded_part import Template
 from planner.program.view import LayerView
 from planner.program.vision.forward_tower import seen
 from planner.program.vision.glm_tower import downsampled, placed
@@ -54,7 +54,7 @@ def of_patches(template: Template, *, joined: bool = False) -> Template:
     Raises:
         NotModelledError: sizes that no tower has here, or scores that backward needs.
     """
-    if Unit.PAIRS in template.units and template.stages[BACKWARD] and not joined:
+    if Unit.PAIRS in template.units and template.stages["backward"] and not joined:
         raise NotModelledError(
             "eager attention of a vision tower that gradients run through is not modelled: use --attention "
             "sdpa or flash2"

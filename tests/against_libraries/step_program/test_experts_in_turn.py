@@ -26,7 +26,7 @@ from planner.program.job import job_of
 from planner.program.layers.mixture.experts import experts, router
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import ELEMENT_BYTES, Tensor, Unit
-from planner.program.recorded_part import BACKWARD, FORWARD, Shape, Terms, run
+from planner.program.recorded_part import Shape, Terms, run
 from planner.program.view import layer_view
 
 HIDDEN, WIDTH, EXPERTS, TOP_K, TOKENS = 256, 896, 8, 2, 512
@@ -119,7 +119,7 @@ def counted(*, trained: bool) -> tuple[float, float]:
         values.get(unit, 0) * each for unit, each in zip(template.units, template.unit_bytes, strict=True)
     ]
     live, most = 0.0, []
-    for stage, arrives in ((FORWARD, 0), (BACKWARD, HIDDEN * TOKENS * ELEMENT_BYTES["fp32"])):
+    for stage, arrives in (("forward", 0), ("backward", HIDDEN * TOKENS * ELEMENT_BYTES["fp32"])):
         live += arrives
         most.append(live)
         for event in template.stages[stage]:

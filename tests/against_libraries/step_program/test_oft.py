@@ -74,7 +74,7 @@ def test_parameters_and_time(tmp_path: Path) -> None:
     counts = [job_of(each, Coefficients()).adapter_params for each in scenarios]
     assert counts == [inputs * 31 / 2, inputs * 127 / 2]
     jobs = [timed_job_of(each, Coefficients()) for each in scenarios]
-    assert [job.trained_params for job in jobs if job] == counts
+    assert [job.own.trained for job in jobs if job] == counts
     seconds = [float(pass_seconds(job, "training")["adapters"]) for job in jobs if job]
     assert 0 < seconds[0] < seconds[1]
 

@@ -215,6 +215,6 @@ def test_frozen_layers_take_less_time(tmp_path: Path) -> None:
     )
     assert forward[0] == forward[1]
     assert backward[0] < backward[1]
-    assert last.trained_params == last.scenario.model.groups[0].block.param_count
+    assert last.own.trained == last.scenario.model.groups[0].block.param_count
     shown, whole = (pass_seconds(job, "training")["elementwise"] for job in (last, everything))
     assert float(shown) < float(whole)

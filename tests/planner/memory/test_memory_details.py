@@ -61,7 +61,7 @@ def test_a_coefficient_has_its_unit() -> None:
 def test_states_are_told_by_optimizer_and_parameters() -> None:
     """LoRA of rank 8 over all linear layers of Llama-2-7B trains 20 million; of one process, over nothing."""
     asked = job(model="llama-2-7b", lora_rank=8, lora_targets="all-linear", optimizer="paged_adamw_32bit")
-    text = host_detail(asked, "host:paged_host_bytes")
+    text = host_detail(asked, "outside:paged_bytes")
     assert text == "paged_adamw_32bit over 19.99 M parameters"
 
 

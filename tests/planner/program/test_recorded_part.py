@@ -7,10 +7,6 @@ import pytest
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.recorded_part import (
-    BACKWARD,
-    BACKWARD_END,
-    FORWARD,
-    FORWARD_NEXT,
     GRADIENT_SLOT,
     INPUT_SLOT,
     NO_INPUT,
@@ -47,13 +43,13 @@ def events(template: Template) -> list[int]:
 def test_a_part_frees_its_input_and_hands_on_output_and_gradient() -> None:
     """What the next part frees, the output and the gradient of the input, stays."""
     template = run(two_kernels, ENTRY, TERMS)
-    assert template.stages[FORWARD].tolist() == [FIRST, SECOND, ~INPUT_SLOT]
-    assert template.stages[BACKWARD].tolist() == [OF_SECOND, ~GRADIENT_SLOT, ~FIRST, OF_FIRST, ~OF_SECOND]
+    assert template.stages["forward"].tolist() == [FIRST, SECOND, ~INPUT_SLOT]
+    assert template.stages["backward"].tolist() == [OF_SECOND, ~GRADIENT_SLOT, ~FIRST, OF_FIRST, ~OF_SECOND]
     assert (template.out_slot, template.gradient_slot, template.out) == (SECOND, OF_FIRST, ENTRY)
     made, freed = ([e for e in events(template) if e >= 0], [~e for e in events(template) if e < 0])
     assert set(made) - set(freed) == {SECOND, OF_FIRST}
     assert len(freed) == len(set(freed))
-    assert (template.foreign[FORWARD], template.foreign[BACKWARD]) == ((2,), (1,))
+    assert (template.foreign["forward"], template.foreign["backward"]) == ((2,), (1,))
 
 
 def test_what_outlives_the_forward_pass_is_saved_and_the_rest_is_temporary() -> None:
@@ -80,7 +76,7 @@ def test_gradients_of_parameters_stay_the_first_time(gradients: Gradients, kept:
     template = run(product, ENTRY, TERMS, gradients=gradients)
     found = [(unit, count, module) for unit, count, _, _, module in template.gradients]
     assert found == [(Unit.ONE, 64 * 32, "proj")] * kept
-    assert bool(template.stages[BACKWARD]) is (gradients != "none")
+    assert bool(template.stages["backward"]) is (gradients != "none")
     assert template.out.needs_grad is (gradients != "none")
     assert [each.trained for each in template.parameters] == [True]
 
@@ -120,7 +116,7 @@ def test_variables_go_at_their_moment() -> None:
         return torch.same(x, "neg")
 
     stages = run(part, ENTRY, TERMS).stages
-    assert (stages[FORWARD_NEXT].tolist(), stages[BACKWARD_END].tolist()) == ([~2], [~3])
+    assert (stages["forward_next"].tolist(), stages["backward_end"].tolist()) == ([~2], [~3])
 
 
 def test_another_batch_has_other_units() -> None:

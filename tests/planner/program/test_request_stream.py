@@ -10,7 +10,6 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import job_of
 from planner.program.ops.tensors import Unit
-from planner.program.recorded_part import BACKWARD, FORWARD
 from planner.program.request_stream import RequestStream, instances
 from planner.program.step import parts_of
 
@@ -59,7 +58,7 @@ def test_between_marks_lie_all_events_of_a_stage() -> None:
     n_gradients = 0
     parts = ((part.name, part.template, part.count) for part in parts_of(job))
     for part in instances(RequestStream(), parts):
-        for stage in (FORWARD, BACKWARD):
+        for stage in ("forward", "backward"):
             pieces = [*part.between_marks(stage, ("before_forward", "gradient"))]
             assert array("q", chain.from_iterable(events for events, _ in pieces)) == part.events(stage)
             assert pieces[-1][1] is None

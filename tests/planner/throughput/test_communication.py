@@ -84,7 +84,7 @@ def test_each_gpu_broadcasts_the_tensors_that_it_updated() -> None:
     the sum of gradients, which is the same however weights are spread.
     """
     held = of_whole_tensors(2)
-    weights = 2 * held.trained_params * 15 / 16
+    weights = 2 * held.own.trained * 15 / 16
     assert update_bytes(held) == pytest.approx(weights)
     assert broadcast_latency_seconds(held) == pytest.approx(16 * 16 * 4e-6)
     assert update_collective_seconds(held) == pytest.approx(weights / 35e9 + 16 * 16 * 4e-6)
@@ -106,7 +106,7 @@ def test_no_more_gpus_broadcast_than_there_are_tensors() -> None:
 def test_groups_of_a_node_broadcast_over_its_own_links() -> None:
     """Eight times around eight GPUs at the rate of NVLink, whatever the other nodes do; hops take no time."""
     held = of_whole_tensors(64, switches="zero1_update=broadcast_in_node")
-    weights = 2 * held.trained_params * 7 / 8
+    weights = 2 * held.own.trained * 7 / 8
     expected = weights / (0.7 * 300e9)
     assert update_collective_seconds(held) == pytest.approx(expected)
 

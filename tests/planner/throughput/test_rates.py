@@ -341,13 +341,13 @@ class TestShardingCopies:
         one = scenario(FULL, sharding="fsdp")
         moved = shown(predicted(one), "sharding_copies") * job(one).rates.memory_bytes_per_s
         assert job(one).regime.gradient == 4
-        assert moved / job(one).trained_params == pytest.approx(14, rel=0.01)
+        assert moved / job(one).own.trained == pytest.approx(14, rel=0.01)
 
     def test_version_1_joins_gradients_only(self) -> None:
         """It gathers in place; the gradients of a layer are read and written once."""
         one = scenario(FULL, sharding="fsdp1")
         moved = shown(predicted(one), "sharding_copies") * job(one).rates.memory_bytes_per_s
-        assert moved / job(one).trained_params == pytest.approx(4, rel=0.01)
+        assert moved / job(one).own.trained == pytest.approx(4, rel=0.01)
 
     def test_adapters_have_few_gradients(self) -> None:
         """Under LoRA the frozen weights are copied all the same, and hardly any gradient."""

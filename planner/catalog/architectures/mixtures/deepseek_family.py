@@ -17,7 +17,7 @@ from planner.catalog.architectures.dense.llama_family import decoder
 from planner.catalog.architectures.mixtures.moe_family import experts_of, shared_experts
 from planner.catalog.architectures.parts import fused_experts, gated_mlp, reached_by_peft, rms, router
 from planner.domain.attention_shape import AttentionSpec, RotaryForm
-from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec, RouterKind
+from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec, RouterKind
 from planner.errors import NotModelledError
 
 
@@ -201,12 +201,9 @@ def read_mistral4(fields: ConfigFields) -> ModelSpec:
     """``mistral4``: DeepSeek V3's layers, whose query is multiplied by a number for each position."""
     ranks = {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "v_head_dim": 128}
     spec = _read(ConfigFields({**ranks, **fields.data}, fields.where), _MISTRAL4, mlp_bias=False)
-    return replace(spec, groups=tuple(_with_scaled_query(group) for group in spec.groups))
-
-
-def _with_scaled_query(group: BlockGroup) -> BlockGroup:
-    attention = replace(group.block.attention, scales_turned_query=True)
-    return replace(group, block=replace(group.block, attention=attention))
+    return spec.with_blocks(
+        lambda block: replace(block, attention=replace(block.attention, scales_turned_query=True))
+    )
 
 
 def read_minicpm3(fields: ConfigFields) -> ModelSpec:

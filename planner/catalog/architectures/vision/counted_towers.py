@@ -198,7 +198,7 @@ def read_gemma4_unified(fields: ConfigFields) -> ModelSpec:
     spec = language_model(fields, tied_default=True)
     spec = replace(spec, architecture="gemma4_unified", loads_whole=True)
     if fields.section("text_config").data.get("use_bidirectional_attention", "vision") == "vision":
-        spec = replace(spec, groups=tuple(_with_mask(group) for group in spec.groups))
+        spec = spec.with_blocks(_with_mask)
     if not fields.has("vision_config"):
         return spec
     vision, hidden = fields.section("vision_config"), spec.hidden_size
@@ -216,9 +216,8 @@ def read_gemma4_unified(fields: ConfigFields) -> ModelSpec:
     return replace(spec, vision=_forward_alone(tower, vision, seeing=0, joined=True))
 
 
-def _with_mask(group: BlockGroup) -> BlockGroup:
-    attention = replace(group.block.attention, makes_mask=True)
-    return replace(group, block=replace(group.block, attention=attention))
+def _with_mask(block: BlockSpec) -> BlockSpec:
+    return replace(block, attention=replace(block.attention, makes_mask=True))
 
 
 def side_of(fields: ConfigFields, name: str, default: int) -> int:

@@ -29,9 +29,8 @@ from planner.program.engines.groups import (
     load_shards,
 )
 from planner.program.job import Job
-from planner.program.ops.tensors import Moment, Unit
+from planner.program.ops.tensors import Moment, PartStage, Unit
 from planner.program.parameters import Weight
-from planner.program.recorded_part import BACKWARD, FORWARD
 from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.update.optimizer import optimizer_step
@@ -52,6 +51,9 @@ class Fsdp(Runtime):
         self.order: list[str] = []
         self.reduces = True
         self._shards: list[Weight] = []
+        # Units inside of layers whose backward runs, and those in which it is over.
+        self._inner_now: set[str] = set()
+        self._inner_over: set[str] = set()
         model = job.model
         # PEFT's wrapper hides the last norm, so the head is gathered by itself.
         self._head_alone = job.recipe.adapter is not None and not model.tied
@@ -119,7 +121,7 @@ class Fsdp(Runtime):
 
     def forward(self, part: Instance) -> None:
         """The forward pass of one part, with the hooks of its groups."""
-        stream, events = self.stream, part.events(FORWARD)
+        stream, events = self.stream, part.events("forward")
         if part.name == EMBEDDINGS:
             before, inside, after = around(stream, events, self.job.model.token_embedding.name)
             stream.events += before
@@ -142,12 +144,12 @@ class Fsdp(Runtime):
                 stream.events += after
         else:
             self._before_forward(part.name)
-            self._run(part, FORWARD)
+            self._run(part, "forward")
             self._after_forward(part.name)
 
     def backward(self, part: Instance) -> None:
         """The backward pass of one part, with the hooks of its groups."""
-        stream, events = self.stream, part.events(BACKWARD)
+        stream, events = self.stream, part.events("backward")
         if part.name == HEAD:
             self._backward_of_head(part, events)
         elif part.name == EMBEDDINGS:
@@ -157,11 +159,11 @@ class Fsdp(Runtime):
             self._collect(part)
         else:
             self._before_backward(part.name)
-            self._run(part, BACKWARD)
+            self._run(part, "backward")
             self._collect(part)
             self._after_backward(part.name)
 
-    def _run(self, part: Instance, stage: str) -> None:
+    def _run(self, part: Instance, stage: PartStage) -> None:
         """A layer, with the hooks of the unit inside of it where there is one."""
         if not self.units.inside:
             self.stream.events += part.events(stage)
@@ -169,7 +171,7 @@ class Fsdp(Runtime):
         for events, moment in pieces(part, stage, self.units.path):
             self.stream.events += events
             if moment is not None:
-                self._at(part, moment, recomputes=stage == BACKWARD)
+                self._at(part, moment, recomputes=stage == "backward")
 
     def _at(self, part: Instance, moment: Moment, *, recomputes: bool) -> None:
         """The unit inside of a layer is entered or left.
@@ -177,17 +179,17 @@ class Fsdp(Runtime):
         Run again by a checkpoint, it is gathered and given back like in forward,
         unless its backward has begun.
         """
-        name, backward = part.name + INNER, self.units.backward
-        if name in backward.over:
+        name = part.name + INNER
+        if name in self._inner_over:
             return
         if moment == "before_backward":
-            backward.now.add(name)
+            self._inner_now.add(name)
             self._before_backward(name)
         elif moment == "after_backward":
-            backward.over.add(name)
+            self._inner_over.add(name)
             self._collect_inside(part)
             self._after_backward(name)
-        elif name not in backward.now:
+        elif name not in self._inner_now:
             if moment == "before_forward":
                 self._before_forward(name)
             else:
@@ -230,7 +232,8 @@ class Fsdp(Runtime):
             if group.whole or group.gradients:
                 self._after_backward(name)
         self.order.clear()
-        self.units.backward.clear()
+        self._inner_now.clear()
+        self._inner_over.clear()
 
     def optimizer_step(self, gradients: list[int]) -> None:
         """Update the shards and drop their gradients."""
@@ -247,7 +250,7 @@ class Fsdp(Runtime):
         found: Iterable[Gradient] = self.sizes.gradients_of(part)
         if self.units.inside and part.name.startswith("layer "):
             inner, found = gradients_inside(self.sizes, part, self.units.path)
-            if inner and part.name + INNER not in self.units.backward.over:
+            if inner and part.name + INNER not in self._inner_over:
                 self.groups[part.name + INNER].gradients += inner
         for each in found:
             name = self._group_of(part.name, each.module)

@@ -16,9 +16,8 @@ from planner.program.engines.fsdp.fsdp_units import INNER
 from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group
 from planner.program.job import Job, reference_job
 from planner.program.load import arrive
-from planner.program.ops.tensors import ELEMENT_BYTES, Unit
+from planner.program.ops.tensors import ELEMENT_BYTES, PartStage, Unit
 from planner.program.parameters import Weight, model_weights
-from planner.program.recorded_part import FORWARD
 from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Part, Pass
 
@@ -170,14 +169,14 @@ class Fsdp2(Fsdp):
             self.free(group.received)
         group.received = None
 
-    def _run(self, part: Instance, stage: str) -> None:
+    def _run(self, part: Instance, stage: PartStage) -> None:
         """A layer whose adapters are units of their own: the first of them is the next group that is copied,
         and in backward the one that sends for the layer before.
 
         Kernels that read the matrices of adapters call no such unit.
         Ignored: memory of these units.
         """
-        moment = "before_forward" if stage == FORWARD else "before_backward"
+        moment = "before_forward" if stage == "forward" else "before_backward"
         found = list(part.between_marks(stage, (moment,))) if self._adapters_apart else []
         modules = part.template.modules
         own = [index for index, (_, mark) in enumerate(found) if mark and modules[mark.number][-1:] == _FIRST]
@@ -185,10 +184,10 @@ class Fsdp2(Fsdp):
             super()._run(part, stage)
             return
         self._with_adapters.add(part.name)
-        at = own[0] if stage == FORWARD else own[-1]
+        at = own[0] if stage == "forward" else own[-1]
         for index, (events, _) in enumerate(found):
             self.stream.events += events
-            if index == at and stage == FORWARD:
+            if index == at and stage == "forward":
                 self.end_of_forward()
             elif index == at:
                 super().send_for_next(part.name)

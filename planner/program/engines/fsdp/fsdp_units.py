@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from planner.domain.stack import Stack
 from planner.domain.vision import TowerSpec
 from planner.program.engines.groups import Gradient, Sizes, part_of
 from planner.program.job import Job
-from planner.program.ops.tensors import Mark, Moment
+from planner.program.ops.tensors import Mark, Moment, PartStage
 from planner.program.parameters import Weight
 from planner.program.request_stream import Instance
 
@@ -28,19 +27,6 @@ INNER = " inner"
 """What the name of a unit inside of a layer ends with."""
 Path = tuple[str, ...]
 _PASSES = ("before_forward", "after_forward", "before_backward", "after_backward")
-
-
-@dataclass(slots=True)
-class Backward:
-    """The units inside of layers whose backward runs, and those in which it is over."""
-
-    now: set[str] = field(default_factory=set)
-    over: set[str] = field(default_factory=set)
-
-    def clear(self) -> None:
-        """The backward pass has ended."""
-        self.now.clear()
-        self.over.clear()
 
 
 def wraps_tower(vision: TowerSpec, stack: Stack) -> bool:
@@ -69,7 +55,6 @@ class Units:
         experts = job.model.expert_parts > 1
         self.path = _EXPERTS if experts else _PART if job.stack.fsdp_units == "feed_forward" else ()
         self._nested = experts
-        self.backward = Backward()
         self._tower_in_root = job.model.vision is not None and not wraps_tower(job.model.vision, job.stack)
         first = not job.recipe.sharding.dtensors
         self._adapters_apart = first and job.stack.fsdp1_wraps_adapters
@@ -99,7 +84,7 @@ class Units:
         return layer if weight.adapter and self._adapters_apart else ""
 
 
-def pieces(part: Instance, stage: str, path: Path) -> Iterator[tuple[array[int], Moment | None]]:
+def pieces(part: Instance, stage: PartStage, path: Path) -> Iterator[tuple[array[int], Moment | None]]:
     """The events of a stage in pieces,
     with what happens behind each to the module ``path``, which is a unit: it is entered or left.
     """

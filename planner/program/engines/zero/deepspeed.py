@@ -14,9 +14,8 @@ from planner.program.engines.params import Param, params_of
 from planner.program.engines.zero.deepspeed_settings import FP32, settings_of
 from planner.program.job import Job
 from planner.program.load import load_whole, take_workspaces
-from planner.program.ops.tensors import Mark, Unit
+from planner.program.ops.tensors import Mark, PartStage, Unit
 from planner.program.parameters import Weight
-from planner.program.recorded_part import BACKWARD, FORWARD
 from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.update.optimizer import optimizer_step
@@ -76,16 +75,16 @@ class DeepSpeed(Runtime):
 
     def forward(self, part: Instance) -> None:
         """The forward pass of one part with its marks."""
-        self._run(part, FORWARD)
+        self._run(part, "forward")
 
     def backward(self, part: Instance) -> None:
         """The backward pass of one part with its marks."""
         if not self._in_backward:
             self._in_backward = True
             self.begin_backward()
-        self._run(part, BACKWARD)
+        self._run(part, "backward")
 
-    def _run(self, part: Instance, stage: str) -> None:
+    def _run(self, part: Instance, stage: PartStage) -> None:
         written = self.stream.events
         for events, mark in part.between_marks(stage, self.hears):
             written += events
@@ -94,7 +93,7 @@ class DeepSpeed(Runtime):
             if mark.moment == "gradient":
                 self._ready(part, mark)
             else:
-                self.at(part, mark, recomputes=stage == BACKWARD)
+                self.at(part, mark, recomputes=stage == "backward")
 
     def _ready(self, part: Instance, mark: Mark) -> None:
         """A gradient is there."""

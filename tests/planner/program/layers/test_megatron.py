@@ -10,7 +10,7 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
-from planner.program.recorded_part import FORWARD, Template
+from planner.program.recorded_part import Template
 from planner.program.step import parts_of
 
 TOKENS = 4096
@@ -26,7 +26,7 @@ def layer_of(**flags: object) -> tuple[Job, Template]:
 def kept(job: Job, template: Template) -> float:
     """Bytes for each token of what a layer's forward pass leaves, its output apart."""
     values, alive = unit_values(job), set[int]()
-    for event in template.stages[FORWARD]:
+    for event in template.stages["forward"]:
         (alive.add if event >= 0 else alive.discard)(event if event >= 0 else ~event)
     alive.discard(-1 if template.out_slot is None else template.out_slot)
     own = (slot for slot in alive if 0 <= slot < len(template.units))

@@ -14,7 +14,6 @@ from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
-from planner.program.recorded_part import FORWARD
 from planner.program.step import parts_of
 
 TEXT = {
@@ -110,4 +109,4 @@ def test_a_branch_is_weighed_by_a_parameter_of_the_layer(tmp_path: Path) -> None
     made = parts_of(job(tmp_path, "internvl", "224x112", **full))
     layer = next(part.template for part in made if part.name == "vision layer")
     assert sum(each.count == VISION["hidden_size"] for each in layer.parameters) >= 2
-    assert any(op == "mul" for _, op in (layer.ops[slot] for slot in layer.stages[FORWARD] if slot >= 0))
+    assert any(op == "mul" for _, op in (layer.ops[slot] for slot in layer.stages["forward"] if slot >= 0))

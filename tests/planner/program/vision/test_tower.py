@@ -12,7 +12,6 @@ from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
-from planner.program.recorded_part import BACKWARD, FORWARD
 from planner.program.runtime import Part
 from planner.program.step import parts_of
 from tests.planner.small_tower import JOB, PATCHES, WIDTH, written
@@ -39,8 +38,8 @@ def layers_of(job: Job) -> list[Part]:
 def kept_bytes(part: Part) -> float:
     """What the forward pass of one layer leaves, for each patch."""
     template = part.template
-    freed = {~event for event in template.stages[FORWARD] if event < 0}
-    left = [slot for slot in template.stages[FORWARD] if slot >= 0 and slot not in freed]
+    freed = {~event for event in template.stages["forward"] if event < 0}
+    left = [slot for slot in template.stages["forward"] if slot >= 0 and slot not in freed]
     return sum(template.unit_bytes[slot] for slot in left if template.units[slot] is Unit.PATCHES)
 
 
@@ -53,13 +52,13 @@ def test_a_frozen_tower_keeps_nothing_but_its_stream(model: str) -> None:
     )
     for part in layers_of(frozen):
         assert kept_bytes(part) == 2 * WIDTH
-        assert not part.template.stages[BACKWARD]
+        assert not part.template.stages["backward"]
 
 
 def test_patches_that_require_a_gradient_make_a_frozen_tower_run_backward(model: str) -> None:
     """Transformers 5 has a hook on the patches: layers run again for a gradient that nobody reads."""
     for part in layers_of(job(model, freeze="vision_tower;projector")):
-        assert part.template.stages[BACKWARD]
+        assert part.template.stages["backward"]
         assert not part.template.gradients
 
 

@@ -13,7 +13,7 @@ from planner.program.layers.attention.eager import eager
 from planner.program.ops.autograd import run_backward
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Node, Tensor, Unit
-from planner.program.recorded_part import FORWARD, FORWARD_NEXT, Shape, Terms, run
+from planner.program.recorded_part import Shape, Terms, run
 from planner.program.view import Dtypes, LayerView
 
 LLAMA = AttentionSpec(n_heads=2, n_kv_heads=2, head_dim=4, value_head_dim=4)
@@ -176,5 +176,5 @@ def test_returned_probabilities_go_when_the_next_layer_has_run() -> None:
 
     template = run(part, Shape(4, "bf16", needs_grad=True), Terms("saved_activations", "block_recompute"))
     slot = template.units.index(PAIRS)
-    assert ~slot not in template.stages[FORWARD]
-    assert [*template.stages[FORWARD_NEXT]] == [~slot]
+    assert ~slot not in template.stages["forward"]
+    assert [*template.stages["forward_next"]] == [~slot]
