@@ -89,9 +89,9 @@ class Reading:
     that the dtype of the checkpoint decides the precision.  ``one_process``: place of a launch that starts
     one process without a rank, and how many GPUs it sees; 0 where that is not said.  ``served``: place of
     what has vLLM on GPUs of its own, and how many train beside; 0 where that is not said.  ``stops``: models
-    at which there is no answer for this file.  ``dtype_left_open``: place in a file of DeepSpeed where the dtype
-    of weights that ZeRO-3 divides is left to the trainer.  ``cut_samples``: the padding with which samples
-    are only cut at ``seq``; ``packed`` where they are counted as full rows and are none.
+    at which there is no answer for this file.  ``dtype_left_open``: place in a file of DeepSpeed where the
+    dtype of weights that ZeRO-3 divides is left to the trainer.  ``cut_samples``: the padding with which
+    samples are only cut at ``seq``; ``packed`` where they are counted as full rows and are none.
     """
 
     path: Path

@@ -15,7 +15,7 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Safe YAML without aliases, which can blow up; depth and numbers are bounded.
+    """Safe YAML without aliases of lists and tables, which can blow up; depth and numbers are bounded.
 
     Of a key given twice the last wins, as in ``yaml.safe_load``;
     ``twice`` has such keys with the line of the last.
@@ -27,9 +27,12 @@ class BoundedLoader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """One node of the document, unless it is an alias or too deep."""
+        """One node of the document, unless it is too deep, or an alias of more than one value."""
         if self.check_event(yaml.AliasEvent):
-            raise MalformedError("aliases (*name) are not read: write the value out", self.line + 1)
+            known = self.anchors.get(self.peek_event().anchor)
+            if known is not None and not isinstance(known, yaml.ScalarNode):
+                problem = "aliases (*name) of lists and tables are not read: write the value out"
+                raise MalformedError(problem, self.line + 1)
         if self._depth >= MAX_DEPTH:
             raise MalformedError(TOO_DEEP, self.line + 1)
         self._depth += 1

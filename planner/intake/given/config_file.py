@@ -36,7 +36,8 @@ class ConfigFile:
     on one GPU only, or how many GPUs it uses of a machine.  ``most_pixels``: of an image, and what its sides
     are multiples of where it had more.  ``longest``: tokens of a sample, above which the tool stops, with the
     place that says them.  ``in_weights_dtype``: place of what says that the dtype of the
-    checkpoint decides the precision.  ``served``: as in :class:`Reading`.  ``stops``: models at which the tool stops with this file.
+    checkpoint decides the precision.  ``served``: place of what has vLLM on GPUs of its own, and how many
+    train beside.  ``stops``: models at which the tool stops with this file.
     ``fits``: other stacks that its keys fit as well.
     """
 
