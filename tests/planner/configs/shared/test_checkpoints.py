@@ -30,6 +30,7 @@ def read(folder: Path, model: str) -> ConfigFile:
         ("/root/models/qwen/Qwen2___5-7B-Instruct", "qwen2.5-7b"),
         ("/m/Qwen3-0.6B-mine", "qwen3-0.6b"),
         ("/path/to/Qwen2.5-Math-7B", "qwen2.5-7b"),
+        ("saves/Qwen3-8b-sft/checkpoint-3000/", "qwen3-8b"),
         ("/hf/models--Qwen--Qwen2.5-7B-Instruct/snapshots/5d8e171e5ee60e8c", "qwen2.5-7b"),
     ],
 )
