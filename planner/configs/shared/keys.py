@@ -38,6 +38,18 @@ _PLACEHOLDER = re.compile(
     r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|\$[A-Za-z_0-9@*][A-Za-z0-9_]{0,80}|<[A-Z][A-Z0-9_]{0,80}>"
 )
 
+BY_FLAG = {
+    **dict.fromkeys(("model_name_or_path", "base_model", "model"), "model"),
+    **dict.fromkeys(("per_device_train_batch_size", "micro_batch_size"), "batch"),
+    **dict.fromkeys(
+        ("cutoff_len", "sequence_len", "max_length", "max_seq_length", "model_max_length"), "seq"
+    ),
+    **dict.fromkeys(("num_train_epochs", "num_epochs"), "epochs"),
+    **dict.fromkeys(("lora_rank", "lora_r"), "lora_rank"),
+    "gradient_accumulation_steps": "grad_accum",
+}
+"""Keys that a file may leave to be filled in where a flag says the same field of the job."""
+
 
 def is_left_open(value: object) -> bool:
     """Whether a value has a placeholder that nobody filled in, or is an argument that an empty variable of a
@@ -87,9 +99,10 @@ class Keys:
         value = self._table.get(name)
         new_tokens = name.endswith("_tokens")
         if isinstance(value, str) and not new_tokens and (found := _PLACEHOLDER.search(value)):
+            flag = f", or say --{BY_FLAG[name].replace('_', '-')}" if name in BY_FLAG else ""
             raise InputFileError(
                 self.path,
-                f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first",
+                f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first{flag}",
             )
         return value
 
