@@ -28,16 +28,16 @@ class BoundedLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """One node of the document, unless it is too deep, or an alias of more than one value."""
-        if self.check_event(yaml.AliasEvent):
-            known = self.anchors.get(self.peek_event().anchor)
-            if known is not None and not isinstance(known, yaml.ScalarNode):
-                problem = "aliases (*name) of lists and tables are not read: write the value out"
-                raise MalformedError(problem, self.line + 1)
+        is_alias, line = self.check_event(yaml.AliasEvent), self.line + 1
         if self._depth >= MAX_DEPTH:
-            raise MalformedError(TOO_DEEP, self.line + 1)
+            raise MalformedError(TOO_DEEP, line)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
+        if is_alias and not isinstance(node, yaml.ScalarNode):
+            raise MalformedError(
+                "aliases (*name) of lists and tables are not read: write the value out", line
+            )
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
