@@ -24,8 +24,8 @@ _BOOLEANS = {"true": True, "false": False, "yes": True, "no": False}
 _MATTERS = re.compile(
     "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16"
     "|expert|moe|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim"
-    "|ref_model|reference_model|spectrum|selecti|selected|galore|trainable|unsloth|batch_size|seq_len|sequence_len|seq_length"
-    "|sequence_length|max_length|packed|packing|train(?:ing)?_(?:mode|type)|tuner"
+    "|ref_model|reference_model|spectrum|select(?:ive|ed)|galore|trainable|unsloth|batch_size|seq_len"
+    "|sequence_len|seq_length|sequence_length|max_length|packed|packing|train(?:ing)?_(?:mode|type)|tuner"
 )
 # Names that turn something off are no slips of those that turn it on.
 _NEGATED = re.compile(r"(?:^|_)(?:no|not|disable|skip|without)_")
