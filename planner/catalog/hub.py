@@ -28,7 +28,7 @@ _MOST_KEPT = 128
 _HUB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _UNREAD = frozenset({None, 401, 403})
 """No answer, or an answer without access: the model may well be there."""
-_WAY_OUT = "download its config.json and pass the path of that file instead"
+_WAY_OUT = "download its config.json and pass the path of that file (--model)"
 
 
 class UnreadConfigError(UsageError):

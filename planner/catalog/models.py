@@ -30,6 +30,7 @@ from planner.files.structured import read_toml
 NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
 _SIZES_FILE, _STORED_FILE = "models/sizes.toml", "models/stored.toml"
+_CHECKPOINT = re.compile(r"/checkpoint-\d+$")
 _IN_CACHE = re.compile(r"(?:^|/)models--([^/]+)/snapshots/[^/]+/?$")
 
 
@@ -312,18 +313,26 @@ def _as_path(name: str) -> Path | None:
 
 
 def known_by_folder(path: str) -> str | None:
-    """Id of the model whose exact name a folder has that is not here; ``None`` where it has none,
-    where it is here, and for what is not written like a path.
+    """Id of the model whose name, or by the rule for Hub ids whose shape, a folder has that is not here;
+    ``None`` where it has none, where it is here, and for what is not written like a path.
 
     The Hugging Face cache keeps owner and name in the path (huggingface_hub 2.4.0 file_download.py
     repo_folder_name); ModelScope writes three underscores for a point (modelscope_hub 0.5.1 _download.py).
+    A checkpoint of the Trainer lies in the folder of its run (transformers 5.23.0 trainer_utils.py
+    PREFIX_CHECKPOINT_DIR).
     """
     folder = _as_path(path)
     if folder is None or os.path.lexists(folder):
         return None
     cached = _IN_CACHE.search(path)
-    name = cached[1].replace("--", "/") if cached else path.rstrip("/").rpartition("/")[2]
-    return _index().find(name.replace("___", "."))
+    run = _CHECKPOINT.sub("", path.rstrip("/"))
+    name = cached[1].replace("--", "/") if cached else run.rpartition("/")[2]
+    name = name.replace("___", ".")
+    if (exact := _index().find(name)) is not None:
+        return exact
+    entry = entry_named_in(name if "/" in name else f"folder/{name}")
+    # A dtype in the name is the folder's own, and an id would lose it.
+    return None if entry is None or entry.config != _read_entry(entry.id).config else entry.id
 
 
 def _from_file(path: Path, reader: ConfigReader) -> ResolvedModel:

@@ -13,7 +13,7 @@ from planner.configs.launchers import accelerate, deepspeed_json
 from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.keys import Keys, is_left_open
+from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
 from planner.configs.tools import (
     hf_trainer,
     llama_cookbook,
@@ -146,17 +146,6 @@ _TOLD_BY_VALUES: dict[str, Callable[[Document], bool]] = {
     "transformers": hf_trainer.is_example,
 }
 TOOL_NAMES = ("plan", *TOOLS)
-# Keys that a file may leave to be filled in where a flag says the same field of the job.
-_BY_FLAG = {
-    **dict.fromkeys(("model_name_or_path", "base_model", "model"), "model"),
-    **dict.fromkeys(("per_device_train_batch_size", "micro_batch_size"), "batch"),
-    **dict.fromkeys(
-        ("cutoff_len", "sequence_len", "max_length", "max_seq_length", "model_max_length"), "seq"
-    ),
-    **dict.fromkeys(("num_train_epochs", "num_epochs"), "epochs"),
-    **dict.fromkeys(("lora_rank", "lora_r"), "lora_rank"),
-    "gradient_accumulation_steps": "grad_accum",
-}
 # ``--accelerate none``: no launch file, and none is looked for.
 _NO_FILE = Path("none")
 
@@ -219,7 +208,7 @@ def _read_as(stack: str, refusal: str, read: Callable[[Beside], Reading], beside
 def _without_open(document: Document, flags: frozenset[str]) -> Document:
     """``document`` without what it leaves to be filled in and a flag says."""
     open_ = {
-        name for name, value in document.table.items() if _BY_FLAG.get(name) in flags and is_left_open(value)
+        name for name, value in document.table.items() if BY_FLAG.get(name) in flags and is_left_open(value)
     }
     left = {name: value for name, value in document.table.items() if name not in open_}
     return replace(document, table=left) if open_ else document

@@ -87,10 +87,11 @@ class Reading:
     ``longest``: tokens of a sample, above which the tool stops with an error, with the place that says them.
     ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
     that the dtype of the checkpoint decides the precision.  ``one_process``: place of a launch that starts
-    one process without a rank, and how many GPUs it sees; 0 where that is not said.  ``stops``: models at
-    which there is no answer for this file.  ``dtype_left_open``: place in a file of DeepSpeed where the dtype
-    of weights that ZeRO-3 divides is left to the trainer.  ``cut_samples``: the padding with which samples
-    are only cut at ``seq``; ``packed`` where they are counted as full rows and are none.
+    one process without a rank, and how many GPUs it sees; 0 where that is not said.  ``served``: place of
+    what has vLLM on GPUs of its own, and how many train beside; 0 where that is not said.  ``stops``: models
+    at which there is no answer for this file.  ``dtype_left_open``: place in a file of DeepSpeed where the
+    dtype of weights that ZeRO-3 divides is left to the trainer.  ``cut_samples``: the padding with which
+    samples are only cut at ``seq``; ``packed`` where they are counted as full rows and are none.
     """
 
     path: Path
@@ -114,6 +115,7 @@ class Reading:
     script: str = ""
     in_weights_dtype: str = ""
     one_process: tuple[str, int] = ("", 0)
+    served: tuple[str, int] = ("", 0)
     stops: list[Stop] = field(default_factory=list)
     dtype_left_open: str = ""
     fits: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Safe YAML without aliases, which can blow up; depth and numbers are bounded.
+    """Safe YAML without aliases of lists and tables, which can blow up; depth and numbers are bounded.
 
     Of a key given twice the last wins, as in ``yaml.safe_load``;
     ``twice`` has such keys with the line of the last.
@@ -27,14 +27,17 @@ class BoundedLoader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """One node of the document, unless it is an alias or too deep."""
-        if self.check_event(yaml.AliasEvent):
-            raise MalformedError("aliases (*name) are not read: write the value out", self.line + 1)
+        """One node of the document, unless it is too deep, or an alias of more than one value."""
+        is_alias, line = self.check_event(yaml.AliasEvent), self.line + 1
         if self._depth >= MAX_DEPTH:
-            raise MalformedError(TOO_DEEP, self.line + 1)
+            raise MalformedError(TOO_DEEP, line)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
+        if is_alias and not isinstance(node, yaml.ScalarNode):
+            raise MalformedError(
+                "aliases (*name) of lists and tables are not read: write the value out", line
+            )
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:

@@ -69,7 +69,7 @@ def read_checkpoint(
 
 
 def _say_model(keys: Keys, name: str, model: str, reading: Reading) -> None:
-    """Enter the model; of a folder that is not here the known model whose name it has, which is told."""
+    """Enter the model; of a folder that is not here the known model that its name tells."""
     where = keys.where(name)
     try:
         beside = (keys.path.parent / model).exists()
@@ -79,7 +79,7 @@ def _say_model(keys: Keys, name: str, model: str, reading: Reading) -> None:
     if known is None:
         reading.say("model", model, where)
         return
-    text = f"{show(model)} is not here: unless --model says another, {known} is counted, whose name it has"
+    text = f"{show(model)} is not here: unless --model says another, {known} is counted, after its name"
     reading.say("model", known, where, text)
     reading.remark(where, text)
 

@@ -24,8 +24,8 @@ _BOOLEANS = {"true": True, "false": False, "yes": True, "no": False}
 _MATTERS = re.compile(
     "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16"
     "|expert|moe|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim"
-    "|ref_model|reference_model|spectrum|galore|trainable|unsloth|batch_size|seq_len|sequence_len|seq_length"
-    "|sequence_length|max_length|packed|packing|train(?:ing)?_(?:mode|type)|tuner"
+    "|ref_model|reference_model|spectrum|select(?:ive|ed)|galore|trainable|unsloth|batch_size|seq_len"
+    "|sequence_len|seq_length|sequence_length|max_length|packed|packing|train(?:ing)?_(?:mode|type)|tuner"
 )
 # Names that turn something off are no slips of those that turn it on.
 _NEGATED = re.compile(r"(?:^|_)(?:no|not|disable|skip|without)_")
@@ -37,6 +37,18 @@ _LIKE = 0.8
 _PLACEHOLDER = re.compile(
     r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|\$[A-Za-z_0-9@*][A-Za-z0-9_]{0,80}|<[A-Z][A-Z0-9_]{0,80}>"
 )
+
+BY_FLAG = {
+    **dict.fromkeys(("model_name_or_path", "base_model", "model"), "model"),
+    **dict.fromkeys(("per_device_train_batch_size", "micro_batch_size"), "batch"),
+    **dict.fromkeys(
+        ("cutoff_len", "sequence_len", "max_length", "max_seq_length", "model_max_length"), "seq"
+    ),
+    **dict.fromkeys(("num_train_epochs", "num_epochs"), "epochs"),
+    **dict.fromkeys(("lora_rank", "lora_r"), "lora_rank"),
+    "gradient_accumulation_steps": "grad_accum",
+}
+"""Keys that a file may leave to be filled in where a flag says the same field of the job."""
 
 
 def is_left_open(value: object) -> bool:
@@ -87,9 +99,10 @@ class Keys:
         value = self._table.get(name)
         new_tokens = name.endswith("_tokens")
         if isinstance(value, str) and not new_tokens and (found := _PLACEHOLDER.search(value)):
+            flag = f", or say --{BY_FLAG[name].replace('_', '-')}" if name in BY_FLAG else ""
             raise InputFileError(
                 self.path,
-                f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first",
+                f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first{flag}",
             )
         return value
 

@@ -7,6 +7,8 @@ axolotl 0.19.0 utils/schemas/trl.py and core/trainers/grpo/__init__.py.
 
 from __future__ import annotations
 
+import re
+
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.age import first_held
 from planner.configs.shared.key_tables import names_in, texts_in
@@ -155,7 +157,7 @@ def _read_completion(keys: Keys, reading: Reading, cut: str, *, old: bool) -> No
 
 def _read_generator(keys: Keys, reading: Reading, unsaid: str, *, old: bool) -> None:
     mode, share = keys.text("vllm_mode") or unsaid or None, keys.get("vllm_gpu_memory_utilization")
-    keys.skip((UP_TO_0_17,))
+    device = re.fullmatch(r"cuda:([1-9]\d?)", str(keys.get(UP_TO_0_17)))
     if not keys.flag("use_vllm"):
         reading.default("generator", "transformers", f"{_CONFIG}: use_vllm")
         return
@@ -170,6 +172,9 @@ def _read_generator(keys: Keys, reading: Reading, unsaid: str, *, old: bool) -> 
         )
     reading.say("generator", "vllm" if mode == "colocate" else "vllm-server", keys.where("use_vllm"))
     if mode == "server":
+        # trl 0.15.2 trainer/grpo_trainer.py: the device behind those of the processes, or an error.
+        origin = keys.where(UP_TO_0_17 if device else "use_vllm")
+        reading.served = (origin, int(device[1]) if device else 0)
         reading.remark(
             keys.where("use_vllm"), "generation on other cards: neither its memory nor its time is counted"
         )

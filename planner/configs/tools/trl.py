@@ -20,6 +20,7 @@ from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.model_args import read_attention, read_dtype
 from planner.configs.shared.preference_tasks import (
+    LIGER,
     TRL_HARMLESS,
     read_chosen_likelihood,
     read_precomputed,
@@ -69,7 +70,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("offload", "activations", keys.where("activation_offloading"))
     if not (compares or generates):
         _read_loss(keys, reading, old=bool(old))
-    read_trainer(keys, reading, own_loss=not old or generates)
+    read_trainer(keys, reading, own_loss=not old or generates or compares)
     if compares:
         _read_preferences(keys, reading, old)
     elif generates:
@@ -99,9 +100,12 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
     all logits.  Those of DPO go with the function that made them in 0.12, which is installed for such files
     (trl 0.12.1 trainer/dpo_trainer.py concatenated_forward: means of logits are returned, not logits).
     """
-    for name in ("use_liger", "use_liger_kernel"):
-        if keys.flag(name) and (old or reading.value("task") not in ("dpo", "kto")):
-            raise keys.not_modelled(name, "Liger's losses of preferences are not modelled")
+    paired = reading.value("task") in ("dpo", "kto")
+    for name, modelled in (("use_liger", paired and not old), ("use_liger_kernel", paired)):
+        if keys.flag(name) and not modelled:
+            raise keys.not_modelled(name, LIGER)
+    if old:
+        _leave_loss_to_trainer(keys, reading, LIGER)
     if keys.flag("disable_dropout") is False and reading.value("lora_dropout") != 0:
         raise keys.not_modelled("disable_dropout", "dropout beside preferences is not modelled; true is")
     if keys.has("dataset_mixer"):
@@ -135,18 +139,24 @@ def _trains_on_generated(keys: Keys, reading: Reading, named: str) -> bool:
     return True
 
 
-def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
-    """What GRPO's trainer has of its own.
+def _leave_loss_to_trainer(keys: Keys, reading: Reading, refused: str) -> None:
+    """``use_liger_kernel`` up to TRL 0.24: Transformers' alone, and the loss has a switch of its own.
 
-    Up to TRL 0.24 ``use_liger_kernel`` is Transformers' alone, and the loss has a switch of its own
-    (trl 0.17.0, 0.24.0 and 0.25.0 trainer/grpo_trainer.py).
+    Source: trl 0.17.0, 0.24.0 and 0.25.0 trainer/grpo_trainer.py; 0.15.2, 0.24.0 and 0.25.1
+    trainer/dpo_trainer.py and kto_trainer.py, which hand no labels to the model.
     """
-    if keys.flag("use_liger_kernel") and old and not keys.has(UP_TO_0_17):
+    if keys.flag("use_liger_kernel"):
         config = keys.part("liger_kernel_config")
         if config is not None and config.flag("fused_linear_cross_entropy"):
-            raise keys.not_modelled("use_liger_kernel", "Liger's loss of GRPO is not modelled")
+            raise keys.not_modelled("use_liger_kernel", refused)
         ages = "TRL 0.25 and 0.26 compute the loss by Liger, too, which needs less and is not counted"
         reading.remark(keys.where("use_liger_kernel"), ages)
+
+
+def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
+    """What GRPO's trainer has of its own."""
+    if old and not keys.has(UP_TO_0_17):
+        _leave_loss_to_trainer(keys, reading, "Liger's loss of GRPO is not modelled")
     for name in ("load_in_4bit", "load_in_8bit") if old else ():
         if keys.flag(name):  # trl 0.16.1 to 0.25.1 scripts/grpo.py; open-r1 1416fa0 utils/model_utils.py
             text = "counted as packed, as open-r1 loads it; TRL's own script up to 0.25 loads the model whole"

@@ -36,7 +36,8 @@ class ConfigFile:
     on one GPU only, or how many GPUs it uses of a machine.  ``most_pixels``: of an image, and what its sides
     are multiples of where it had more.  ``longest``: tokens of a sample, above which the tool stops, with the
     place that says them.  ``in_weights_dtype``: place of what says that the dtype of the
-    checkpoint decides the precision.  ``stops``: models at which the tool stops with this file.
+    checkpoint decides the precision.  ``served``: place of what has vLLM on GPUs of its own, and how many
+    train beside.  ``stops``: models at which the tool stops with this file.
     ``fits``: other stacks that its keys fit as well.
     """
 
@@ -57,6 +58,7 @@ class ConfigFile:
     most_pixels: tuple[int, int] | None = None
     longest: tuple[int, str] | None = None
     in_weights_dtype: str = ""
+    served: tuple[str, int] = ("", 0)
     stops: tuple[Stop, ...] = ()
     fits: tuple[str, ...] = ()
 
@@ -127,6 +129,7 @@ def config_of(reading: Reading) -> ConfigFile:
         most_pixels=reading.most_pixels,
         longest=reading.longest,
         in_weights_dtype=reading.in_weights_dtype,
+        served=reading.served,
         stops=tuple(reading.stops),
         fits=reading.fits,
     )
@@ -147,6 +150,7 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     request = _with_both_switches(merge(config.request, flags), config.request)
     if config.alone is not None:
         request = _alone(config.alone, request, divided=flags.is_given("sharding"))
+    request = _beside_server(request, *config.served)
     for name, sentence in config.needs.items():
         if request.get(name) is None:
             raise UsageError(sentence)
@@ -214,7 +218,8 @@ def overruled(config: ConfigFile, request: ScenarioRequest) -> tuple[Remark, ...
     goes with.
     """
     seen = request.values.get("gpus")
-    if seen is not None and seen.note and config.alone is not None and seen.origin == config.alone.origin:
+    elsewhere = (config.served[0], config.alone.origin if config.alone else "")
+    if seen is not None and seen.note and seen.origin in elsewhere:
         return (Remark(seen.origin, seen.note),)
     said, nodes = config.request.values.get("gpus"), request.get("nodes") or 1
     counted = _gpus(request) // nodes
@@ -281,16 +286,36 @@ def _alone(alone: Alone, request: ScenarioRequest, *, divided: bool) -> Scenario
     if alone.unread and min(gpus, alone.sees or gpus) > 1 and not divided:
         raise NotModelledError(f"{alone.origin}: {alone.unread}; or say --gpu X:1")
     if alone.sees and gpus > alone.sees and not divided:
-        name, _ = split_count(request.get("gpu") or "")
         note = f"uses {alone.sees} of the {gpus} GPUs, whatever is in the machine"
-        seen = {each: Given(n, alone.origin, note) for each, n in (("gpus", alone.sees), ("nodes", 1))}
-        card = {"gpu": replace(request.values["gpu"], value=name)} if name else {}
-        return merge(request, ScenarioRequest(seen | card))
+        return _on(request, alone.sees, alone.origin, note)
     if gpus != alone.count and alone.refused and not alone.sees:
         raise UsageError(f"{alone.origin}: {alone.refused}; say --gpu X:{alone.count} [{REFUSED_BY_TOOL}]")
     if alone.otherwise:
         raise NotModelledError(alone.otherwise)
     return request
+
+
+def _on(request: ScenarioRequest, gpus: int, place: str, note: str) -> ScenarioRequest:
+    """``request`` on so many GPUs of one machine, whatever it says."""
+    name, _ = split_count(request.get("gpu") or "")
+    seen = {each: Given(count, place, note) for each, count in (("gpus", gpus), ("nodes", 1))}
+    card = {"gpu": replace(request.values["gpu"], value=name)} if name else {}
+    return merge(request, ScenarioRequest(seen | card))
+
+
+def _beside_server(request: ScenarioRequest, place: str, trained: int) -> ScenarioRequest:
+    """``request`` on the GPUs of a machine that train beside vLLM: ``trained`` of them, or all but one where
+    only their batch holds whole groups of completions.
+    """
+    gpus, groups = _gpus(request), request.get("generations")
+    if not place or (request.get("nodes") or 1) > 1:
+        return request
+    rows = (request.get("batch") or 0) * (request.get("generation_steps") or request.get("grad_accum") or 1)
+    if not trained and groups and rows * gpus % groups and not rows * (gpus - 1) % groups:
+        trained = gpus - 1
+    if not 0 < trained < gpus:
+        return request
+    return _on(request, trained, place, f"{trained} of the {gpus} GPUs train, and vLLM has one of its own")
 
 
 def _with_both_switches(request: ScenarioRequest, file: ScenarioRequest) -> ScenarioRequest:

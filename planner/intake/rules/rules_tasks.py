@@ -166,9 +166,12 @@ def _uneven_text(case: Case) -> str:
     generations = rollout.generations if rollout else 0
     batch, others = int(case.recipe.batch.micro_batch), int(case.hardware.world_size * steps)
     least = generations // math.gcd(generations, others)
+    fewer = next(
+        (n for n in range(int(case.hardware.world_size), 0, -1) if batch * n * steps % generations == 0), 0
+    )
     return (
         f"batch {batch} x {case.hardware.world_size} GPUs x {steps} steps, {generations} generations: "
-        f"--batch {-(-batch // least) * least} would do"
+        f"--batch {-(-batch // least) * least} would do{f', or --gpu X:{fewer}' if fewer else ''}"
     )
 
 

@@ -73,6 +73,8 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
     ("text", "error", "sentence"),
     [
         (LLAMA_FACTORY + "lora_rank: many\n", InputFileError, "lora_rank: lora_rank must be a whole number"),
+        ("stage: sft\nmodel_name_or_path: ${M}\n", InputFileError, "fill it in first, or say --model"),
+        (LLAMA_FACTORY + "selected_layers: [up]\n", UsageError, "unknown key, whose name ('selected')"),
         (LLAMA_FACTORY + "cutoff_len: 0\n", InputFileError, "cutoff_len: seq must be a whole number"),
         (LLAMA_FACTORY + "packing: 3\n", InputFileError, "key 'packing' must be true or false"),
         (LLAMA_FACTORY + "quantization_bit: 3\n", InputFileError, "key 'quantization_bit' must be 4 or 8"),

@@ -74,6 +74,7 @@ def test_each_size_of_stage_3_is_the_files_own_number(tmp_path: Path) -> None:
         ("/workspace/axolotl/deepspeed_configs/zero2.json", "zero2", "optimizer"),
         ("deepspeed_configs/zero3_bf16_cpuoffload_params.json", "zero3", "params"),
         ("/home/me/LLaMA-Factory/examples/deepspeed/ds_z3_config.json", "zero3", None),
+        ("../examples/deepspeed/ds_z1_config.json", "zero1", None),
         ("../examples/deepspeed/ds_z0_config.json", "zero0", None),
         ("/data/ds_z2_offload_config.json", "zero2", "optimizer"),
     ],

@@ -92,7 +92,8 @@ def test_no_text_takes_the_square_of_its_length(form: str, text: str) -> None:
         ("yaml", "a: [1, b", "not valid YAML: expected ',' or ']', but got '<stream end>'"),
         ("yaml", "a: 1\n\tb: 2", "f:2: not valid YAML: a tab where YAML takes spaces"),
         ("yaml", "a: 1\nb: \x07", "f:2: not valid YAML: a character that no text has"),
-        ("yaml", "a: *anchor", "f:1: aliases (*name) are not read"),
+        ("yaml", "a: *anchor", "f:1: not valid YAML: found undefined alias"),
+        ("yaml", "a: &x {b: 1}\nc: *x", "f:2: aliases (*name) of lists and tables are not read"),
     ],
 )
 def test_what_is_wrong_is_said_by_place_and_kind(form: str, text: str, sentence: str) -> None:

@@ -156,7 +156,8 @@ def _read_engine(keys: Keys, reading: Reading, beside: Beside, stage: str, *, ol
 def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
     """``predict_with_generate`` takes no loss in evaluation (train/sft/trainer.py prediction_step)."""
     if keys.flag("predict_with_generate") and reading.value("eval_batch") is not None:
-        raise keys.not_modelled("predict_with_generate", "an evaluation that generates text is not modelled")
+        why = "an evaluation that generates text is not modelled; false answers for the rest of the job"
+        raise keys.not_modelled("predict_with_generate", why)
 
 
 def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:

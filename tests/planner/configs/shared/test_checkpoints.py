@@ -28,6 +28,9 @@ def read(folder: Path, model: str) -> ConfigFile:
         ("checkpoints/Qwen/Qwen2.5-14B-Instruct/", "qwen2.5-14b"),
         ("Qwen2.5-14B-Instruct/", "qwen2.5-14b"),
         ("/root/models/qwen/Qwen2___5-7B-Instruct", "qwen2.5-7b"),
+        ("/m/Qwen3-0.6B-mine", "qwen3-0.6b"),
+        ("/path/to/Qwen2.5-Math-7B", "qwen2.5-7b"),
+        ("saves/Qwen3-8b-sft/checkpoint-3000/", "qwen3-8b"),
         ("/hf/models--Qwen--Qwen2.5-7B-Instruct/snapshots/5d8e171e5ee60e8c", "qwen2.5-7b"),
     ],
 )
@@ -40,9 +43,12 @@ def test_a_folder_of_another_machine_is_the_model_of_its_name(tmp_path: Path, mo
     assert with_flags(found, flags).get("model") == "gpt2"
 
 
-@pytest.mark.parametrize("model", ["/out/checkpoint-900", "saves/qwen2.5/full/sft", "/m/Qwen3-0.6B-mine"])
+@pytest.mark.parametrize(
+    "model",
+    ["/out/checkpoint-900", "saves/qwen2.5/full/sft", "/m/Qwen3-0.6B-lora", "/m/qwen2.5-14B-addtoken"],
+)
 def test_another_folder_is_asked_for(tmp_path: Path, model: str) -> None:
-    """A name that no model has says nothing."""
+    """A name that tells no model, or one of other shapes, says nothing."""
     request = with_flags(read(tmp_path, model), from_flags({"gpu": "4090"}))
     with pytest.raises(InputFileError, match="no such file"):
         resolve(request)

@@ -204,6 +204,15 @@ def test_liger_leaves_the_loss_of_preferences_alone(tmp_path: Path) -> None:
     assert scenario.stack.fused_norm
 
 
+def test_liger_leaves_the_loss_of_old_preferences_alone(tmp_path: Path) -> None:
+    """Up to TRL 0.24 their trainers hand no labels to the model; those of 0.25 and 0.26 are told apart by no
+    key, which is said.
+    """
+    text = TRL + "torch_dtype: bfloat16\nbf16: true\n"
+    job = scenario_of(tmp_path, text + "precompute_ref_log_probs: false\nuse_liger_kernel: true\n")
+    assert (job.recipe.task, job.recipe.loss, job.stack.fused_norm) == ("dpo", "hf", True)
+
+
 def test_padding_to_the_cap_has_no_effect(tmp_path: Path) -> None:
     """Trainers of preferences have collators of their own."""
     config = read(tmp_path, AXOLOTL + "rl: dpo\npad_to_sequence_len: true\n")

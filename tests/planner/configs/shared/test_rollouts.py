@@ -222,3 +222,22 @@ def test_prompts_are_not_cut_since_0_26(tmp_path: Path) -> None:
     remarks = read_config_file(tmp_path / "train.yaml").remarks
     assert any("cut no prompt" in each.text for each in remarks)
     assert scenario_of(tmp_path, OLD + "beta: 0.0\n").recipe.batch.seq_len == 256 + 512
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "trained"),
+    [
+        ("num_generations: 14\n", 8, 7),
+        ("num_generations: 14\n", 7, 7),
+        ("num_generations: 16\n", 8, 8),
+        ("num_generations: 12\nvllm_device: cuda:6\n", 8, 6),
+        ("num_generations: 16\nvllm_device: cuda:7\n", 8, 7),
+        ("num_generations: 16\nvllm_device: cuda:7\n", 4, 4),
+    ],
+)
+def test_vllm_has_a_card_of_its_own(tmp_path: Path, text: str, machine: int, trained: int) -> None:
+    """Those before the device that is named train; else all, or all but one where only these have batches of
+    whole groups.
+    """
+    recipe = OLD.replace("num_generations: 16\n", text) + "use_vllm: true\nbeta: 0\nbf16: true\n"
+    assert scenario_of(tmp_path, recipe, gpu=f"a100-80-sxm:{machine}").hardware.world_size == trained
