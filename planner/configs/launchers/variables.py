@@ -49,6 +49,8 @@ _USED = re.compile(
     rf"|\$(?:\{{({_NAME})\}}|({_NAME}))"
 )
 _UNSET = re.compile(rf"\$(?:\{{({_NAME}|\d+)\}}|({_NAME}|\d))")
+# All arguments of the script, or those from one on.
+_ARGUMENTS = re.compile(r"(?<!\S)(?:\"\$(?:@|\{@(?::\d+)?\})\"|\$(?:@|\{@(?::\d+)?\}))(?!\S)")
 _DEFAULT = re.compile(rf"\$\{{({_NAME}|\d+)(:?)([-=])([^{{}}$]*)\}}")
 # The folder of the script itself, and a path as ``pwd`` prints it.
 _ITSELF = r"\"?(?:\$0|\$\{(?:0|BASH_SOURCE(?:\[0\])?(?::-\$0)?)\}|\$BASH_SOURCE)\"?"
@@ -134,6 +136,8 @@ class Known:
     def fill(self, line: str, depth: int) -> str:
         """A line with what is known put in; in a function arguments are its own."""
         line = _USED.sub(self._value, line)
+        if not depth and not self.elsewhere and (without := _ARGUMENTS.sub("", line)) != line:
+            self.took_default, line = True, without
         while (filled := _DEFAULT.sub(lambda found: self._default(found, depth), line)) != line:
             line = filled
         if self.folder:
@@ -216,6 +220,8 @@ def _filled(text: str, folder: str) -> tuple[str, Known]:
             left[number : number + len(block)] = block
         line, depth = left[number]
         filled = line if line.lstrip().startswith("#") else known.fill(line, depth)
+        if end == ")" and pending:
+            filled = _COMMENT.sub("", filled)
         lines.append(filled)
         known.forget(line, inside=depth > 0)
         if pending:

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PARAMETER, TARGET_PATTERN
-from planner.errors import InputFileError, NotModelledError, show
+from planner.errors import InputFileError, NotModelledError, UnreadKeyError, show
 
 # What a key may hold that switches something off.
 _PLAIN = (bool, int, float, str, type(None))
@@ -37,6 +37,18 @@ _LIKE = 0.8
 _PLACEHOLDER = re.compile(
     r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|\$[A-Za-z_0-9@*][A-Za-z0-9_]{0,80}|<[A-Z][A-Z0-9_]{0,80}>"
 )
+
+BY_FLAG = {
+    **dict.fromkeys(("model_name_or_path", "base_model", "model"), "model"),
+    **dict.fromkeys(("per_device_train_batch_size", "micro_batch_size"), "batch"),
+    **dict.fromkeys(
+        ("cutoff_len", "sequence_len", "max_length", "max_seq_length", "model_max_length"), "seq"
+    ),
+    **dict.fromkeys(("num_train_epochs", "num_epochs"), "epochs"),
+    **dict.fromkeys(("lora_rank", "lora_r"), "lora_rank"),
+    "gradient_accumulation_steps": "grad_accum",
+}
+"""Keys that a file may leave to be filled in where a flag says the same field of the job."""
 
 
 def is_left_open(value: object) -> bool:
@@ -87,9 +99,10 @@ class Keys:
         value = self._table.get(name)
         new_tokens = name.endswith("_tokens")
         if isinstance(value, str) and not new_tokens and (found := _PLACEHOLDER.search(value)):
+            flag = f", or say --{BY_FLAG[name].replace('_', '-')}" if name in BY_FLAG else ""
             raise InputFileError(
                 self.path,
-                f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first",
+                f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first{flag}",
             )
         return value
 
@@ -282,16 +295,15 @@ class Keys:
         for name in self.left_over_here():
             value = self._table[name]
             if isinstance(value, str) and _WAYS.fullmatch(value.strip()):
-                raise self.not_modelled(
-                    show(name), f"unknown key, whose value ('{value.strip()}') may change what is trained"
-                )
+                raise self._unread(name, f"value ('{value.strip()}') may change what is trained")
             if (found := _MATTERS.search(name.lower())) is None or value is None:
                 continue
             near = self._nearest(name)
             advice = f"; is {near} meant?" if near else "; take it out if it changes nothing"
-            raise self.not_modelled(
-                show(name), f"unknown key, whose name ('{found[0]}') says that it may change memory{advice}"
-            )
+            raise self._unread(name, f"name ('{found[0]}') says that it may change memory{advice}")
+
+    def _unread(self, name: str, why: str) -> UnreadKeyError:
+        return UnreadKeyError(f"{self.where(show(name))}: unknown key, whose {why}")
 
     def _nearest(self, name: str) -> str:
         """The known key of which ``name`` may be a slip, "" where there is none."""

@@ -25,6 +25,7 @@ from planner.configs.shared.age import refuse_no_training
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
+from planner.configs.shared.stock import stock_engine
 from planner.configs.yaml_or_json import Document, read_document
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.scenario import EVAL_BATCH, TRAINER_BATCH
@@ -135,7 +136,8 @@ def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_given_launch(reading, beside)
     if beside.deepspeed is not None:
         keys.skip(("deepspeed",))
-        finish_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
+        usual = None if beside.deepspeed.exists() else stock_engine(str(beside.deepspeed))
+        finish_deepspeed(Keys.of(usual or read_document(beside.deepspeed)), reading)
     elif not keys.get("deepspeed"):
         return  # Trainers ask whether it is true: an empty one says nothing.
     elif isinstance(keys.get("deepspeed"), dict):
@@ -314,11 +316,12 @@ def need_precision(reading: Reading) -> None:
     """Ask for the precision where no key settles it:
     the computation then runs in the dtype of the weights.
     """
-    reading.needs.setdefault(
-        "precision",
+    sentence = (
         f"{reading.path}: neither bf16 nor fp16 is true, so the dtype of the weights decides; say it, such "
-        "as --precision bf16",
+        "as --precision bf16"
     )
+    reading.needs.setdefault("precision", sentence)
+    reading.either["precision"] = (sentence, ("fp32", "bf16"))
 
 
 def _read_fsdp(keys: Keys, reading: Reading) -> None:
