@@ -183,7 +183,7 @@ def _from_folder(path: Path, folder: Path, word: str) -> str:
     if folder == Path() or not file.endswith((".py", ".conf", *_DATA_SUFFIXES)) or "$" in file:
         return word
     places = (start / folder / file for start in (Path(), path.parent))
-    found = next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113 - fails at long names
+    found = next(filter(os.path.isfile, places), None)  # Path.is_file fails at names that are too long.
     return word if found is None else f"{name}{mark}{found}"
 
 

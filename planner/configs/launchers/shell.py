@@ -37,11 +37,9 @@ _KEYWORDS = frozenset({"if", "elif", "then", "while", "until", "do", "else", "{"
 _WRAPPERS = {"nohup": 0, "time": 0, "exec": 0, "env": 0, "sudo": 0, "export": 0, "uv": 1, "poetry": 1}
 
 # What starts processes of its own, once on each node behind ``srun`` with its options.
-_LAUNCHERS = frozenset(
-    ["accelerate", "torchrun", "deepspeed", "tune", "llamafactory-cli", "swift", "axolotl"]
-)
+_LAUNCHERS = re.compile("accelerate|torchrun|deepspeed|tune|llamafactory-cli|swift")
 # What `uv run` and its like start behind options of their own.
-_STARTED = _LAUNCHERS | {"python", "python3", "trl", "megatron"}
+_STARTED = re.compile(rf"{_LAUNCHERS.pattern}|python3?|trl|megatron")
 
 
 def commands(path: Path, text: str) -> Iterator[list[str]]:
@@ -255,8 +253,8 @@ def _bare(command: list[str]) -> list[str]:
     while words and (_ASSIGNMENT.match(words[0]) or words[0] in _WRAPPERS):
         del words[: 1 + _WRAPPERS.get(words[0], 0)]
     if words[:1] == ["srun"]:
-        del words[: next((index for index, word in enumerate(words) if word in _LAUNCHERS), 0)]
+        del words[: next((index for index, word in enumerate(words) if _LAUNCHERS.fullmatch(word)), 0)]
     elif words and words[0].startswith("-"):
-        del words[: next((index for index, word in enumerate(words) if word in _STARTED), 0)]
+        del words[: next((index for index, word in enumerate(words) if _STARTED.fullmatch(word)), 0)]
     end = next((index for index, word in enumerate(words) if word and set(word) <= set("<>&")), len(words))
     return words[:end]
