@@ -25,7 +25,7 @@ _MATTERS = re.compile(
     "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16"
     "|expert|moe|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim"
     "|ref_model|reference_model|spectrum|galore|trainable|unsloth|batch_size|seq_len|sequence_len|seq_length"
-    "|sequence_length|max_length|packed|packing|train(?:ing)?_(?:mode|type)|tuner"
+    "|sequence_length|max_len|cutoff_len|block_size|packed|packing|train(?:ing)?_(?:mode|type)|tuner"
 )
 # Names that turn something off are no slips of those that turn it on.
 _NEGATED = re.compile(r"(?:^|_)(?:no|not|disable|skip|without)_")
