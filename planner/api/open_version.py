@@ -85,7 +85,7 @@ def answer_of_versions(
     return *_uncertain(every, left), True
 
 
-def _answers(config: str, read: ConfigFile, given: ScenarioRequest, options: CheckOptions) -> Sequence[_Pair]:
+def _answers(config: str, read: ConfigFile, given: ScenarioRequest, options: CheckOptions) -> list[_Pair]:
     """The answer of each way that its libraries take.
 
     Raises:
