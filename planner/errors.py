@@ -162,6 +162,10 @@ class NotModelledError(PlannerError):
     exit_code = ExitCode.NOT_MODELLED
 
 
+class UnreadKeyError(NotModelledError):
+    """A key that may change memory, and that nobody read."""
+
+
 class UnreadCombinationError(NotModelledError, RefusedCombinationError):
     """Settings that some library may run together, and whose code nobody read: no verdict,
     and a search passes over them.

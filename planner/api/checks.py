@@ -126,7 +126,7 @@ def _check_command(job: CheckJob, given: ScenarioRequest, *, advise: bool, allow
     with reading_instead(files.texts):
         checked = _answered(replace(job, options=files.options), given, advise=advise, allow=allow)[0]
     guessed = checked.failure_code == ExitCode.NOT_MODELLED and not checked.tool.startswith("Transformers")
-    if guessed and "--tool" not in checked.failure:
+    if guessed and not any(words in checked.failure for words in ("--tool", "unknown key")):
         checked = replace(checked, failure=f"{checked.failure}{files.way_out}")
     flags = job.typed or flags_of(given)
     words = shlex.join(

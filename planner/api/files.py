@@ -25,8 +25,9 @@ class CheckOptions:
     """How to read the files and how to answer; ``deepspeed`` and ``accelerate`` stand in for files that
     configs refer to.
 
-    ``task``: what the name of a script says that its arguments are for.  ``script``: its name.  ``flags``:
-    fields of the job that flags say.  ``stack``: the one that they say.
+    ``task``: what the name of a script says that its arguments are for.  ``script``: its name; ``own``: it
+    is none of a tool that is known.  ``flags``: fields of the job that flags say.  ``stack``: the one
+    that they say.
     """
 
     output_format: str = "human"
@@ -37,6 +38,7 @@ class CheckOptions:
     force: bool = False
     task: str = ""
     script: str = ""
+    own: bool = False
     flags: frozenset[str] = frozenset()
     stack: str = ""
 
@@ -44,7 +46,7 @@ class CheckOptions:
     def beside(self) -> Beside:
         """The files given beside the configs."""
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
-        beside = Beside(deepspeed, accelerate, task=self.task, script=self.script)
+        beside = Beside(deepspeed, accelerate, task=self.task, script=self.script, own=self.own)
         return replace(beside, flags=self.flags, stack=self.stack)
 
 

@@ -80,9 +80,9 @@ def command_files(
         remarks.append(job.stock)
     if takes_defaults(script):
         remarks.append("variables and arguments are counted with the defaults that the script gives them")
+    own = not job.says_its_tool and job.tool is None
     read = replace(
-        options, accelerate=beside, tool=options.tool or job.tool, task=job.task, script=job.script
+        options, accelerate=beside, tool=options.tool or job.tool, task=job.task, script=job.script, own=own
     )
-    own = not job.says_its_tool and read.tool is None
-    way_out = f"; is {show(job.script)} a script of your own? --tool transformers reads it" if own else ""
-    return CommandFiles(texts, read, "; ".join(remarks), way_out)
+    way_out = f"; is {show(job.script)} a script of your own? --tool transformers reads it"
+    return CommandFiles(texts, read, "; ".join(remarks), way_out if own and read.tool is None else "")

@@ -1,16 +1,17 @@
-"""Config files whose keys fit several versions of their tool, or that leave to the version whether something
-is on: has each of them the same answer?
+"""Config files whose keys fit several versions of their tool, or that leave something to the version or to a
+script of one's own: has each of them the same answer?
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from planner.api.files import CheckOptions, answer_file
 from planner.configs.read import TOOLS
-from planner.errors import ExitCode, NotModelledError, PlannerError
+from planner.errors import ExitCode, NotModelledError, PlannerError, RefusedCombinationError
 from planner.intake.given.config_file import ConfigFile, read_config_file
 from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import Given, ScenarioRequest, merge
@@ -21,6 +22,8 @@ from planner.report.render.numbers import gib
 _DECIDE = ("stack", "versions")
 """Fields that say the version."""
 _MORE = "both were tried, and the one that needs more is shown"
+_EACH = "each was tried, and all end alike"
+_MOST_WAYS = 6
 _SHORT = ("does_not_fit", "host_memory_short")
 
 
@@ -50,7 +53,8 @@ def answer_of_versions(
     It is that of the likeliest version, unless another says the opposite: then it is uncertain, with the
     numbers of the one that needs the most.  What the likeliest refuses is refused; where it is an older one
     that is not modelled, the newest is answered for, which a remark says.  Of what is on or off by version,
-    both are answered, and the one that needs more is the answer.
+    both are answered, and the one that needs more is the answer.  Of what is a script's own, every way is
+    answered that its libraries take, and the first is the answer where all end alike.
 
     Raises:
         PlannerError: no version has an answer; what the likeliest says.
@@ -59,20 +63,20 @@ def answer_of_versions(
     for stack in ("",) if any(map(given.is_given, _DECIDE)) else ("", *read.fits):
         try:
             each = _read_for(config, stack, options) if stack else read
-            both = [(answer_file(config, one, given, options), one) for one in _on_and_off(each, given)]
+            ways = _answers(config, each, given, options)
         except PlannerError as error:
             if not stack and (_is_newest(read) or not isinstance(error, NotModelledError)):
                 raise
             refusal = refusal or (stack, error)
         else:
-            found.append(sorted(both, key=lambda pair: -_needs(pair[0])))
+            found.append(ways if each.either else sorted(ways, key=lambda pair: -_needs(pair[0])))
     if not found and refusal is not None:
         raise refusal[1]
     checked, chosen = found[0][0]
     if refusal is not None and not refusal[0]:
         text = f"with --stack {read.request.get('stack')}: {str(refusal[1]).removesuffix(FORCE_HINT)}"
         checked = replace(checked, remarks=(*checked.remarks, (config, text)))
-    if left := _left_to_the_version(read, given):
+    if left := tuple(_left_open(read, given)):
         checked = _with_more(checked, chosen, left)
     every = tuple(pair for pairs in found for pair in pairs)
     verdicts = {_verdict(each) for each, _ in every}
@@ -81,19 +85,41 @@ def answer_of_versions(
     return *_uncertain(every, left), True
 
 
-def _left_to_the_version(read: ConfigFile, given: ScenarioRequest) -> tuple[str, ...]:
-    """Switches that nothing says, and whose default changed."""
-    return tuple(
-        name
-        for name in read.needs
-        if REQUEST_FIELDS[name].kind == "flag" and not (given.is_given(name) or read.request.is_given(name))
-    )
+def _answers(config: str, read: ConfigFile, given: ScenarioRequest, options: CheckOptions) -> list[_Pair]:
+    """The answer of each way that its libraries take.
+
+    Raises:
+        PlannerError: a way has no answer, or no way is taken.
+    """
+    found, refusal = list[_Pair](), None
+    for one in _each_way(read, given):
+        try:
+            found.append((answer_file(config, one, given, options), one))
+        except RefusedCombinationError as error:
+            if isinstance(error, NotModelledError) or not read.either:
+                raise
+            refusal = refusal or error
+    if not found and refusal is not None:
+        raise refusal
+    return found
 
 
-def _on_and_off(read: ConfigFile, given: ScenarioRequest) -> Iterator[ConfigFile]:
-    """``read`` with every value of what it leaves to the version; itself where it leaves nothing."""
-    names = _left_to_the_version(read, given)
-    for values in product((True, False), repeat=len(names)):
+def _left_open(read: ConfigFile, given: ScenarioRequest) -> Mapping[str, tuple[Any, ...]]:
+    """The values of what nothing says: switches whose default changed, and what is a script's own."""
+    switches = {name: (True, False) for name in read.needs if REQUEST_FIELDS[name].kind == "flag"}
+    either = {
+        name: tuple(map(REQUEST_FIELDS[name].parse, values)) for name, (_, values) in read.either.items()
+    }
+    every = {**switches, **either}.items()
+    return {
+        name: values for name, values in every if not (given.is_given(name) or read.request.is_given(name))
+    }
+
+
+def _each_way(read: ConfigFile, given: ScenarioRequest) -> Iterator[ConfigFile]:
+    """``read`` with every value of what it leaves open; itself where it leaves nothing."""
+    names = _left_open(read, given)
+    for values in product(*names.values()):
         said = {name: Given(value, "tried here") for name, value in zip(names, values, strict=True)}
         yield replace(read, request=merge(read.request, ScenarioRequest(said)))
 
@@ -110,12 +136,15 @@ def _read_for(config: str, stack: str, options: CheckOptions) -> ConfigFile:
 
 def _with_more(checked: Checked, chosen: ConfigFile, left: Sequence[str]) -> Checked:
     """``checked`` with a remark on what is ``left`` to the version, and the flags that ask for the same."""
-    texts = (chosen.needs[name].removeprefix(f"{checked.config}: ") for name in left)
+    asked = {name: f"{chosen.needs[name]}; {_MORE}" for name in left if name not in chosen.either}
+    for name, (sentence, values) in chosen.either.items():
+        asked[name] = f"{sentence}; of {', '.join(values)} {_EACH}: the first is shown"
+    texts = (asked[name].removeprefix(f"{checked.config}: ") for name in left)
     more = checked.details or f"plan --config {checked.config} --details, with the same flags"
     flags = " ".join(_flag(chosen, name) for name in left)
     return replace(
         checked,
-        remarks=(*checked.remarks, *((checked.config, f"{text}; {_MORE}") for text in texts)),
+        remarks=(*checked.remarks, *((checked.config, text) for text in texts)),
         details=more.replace(" --details", f" {flags} --details"),
     )
 
@@ -130,17 +159,20 @@ def _uncertain(every: Sequence[_Pair], names: Sequence[str]) -> _Pair:
     each = "; ".join(
         f"{' '.join([f'--stack {_stack(checked)}'] * several + [_flag(one, name) for name in names])}: "
         f"{_verdict(checked).replace('_', ' ')}, {gib(_needs(checked))} GiB"
-        for checked, one in every
+        for checked, one in every[:_MOST_WAYS]
     )
-    text = f"its keys fit several versions, which differ: say which ({each})"
+    what = "what is left open decides" if names else "its keys fit several versions, which differ"
+    text = f"{what}: say which ({each})"
     prediction = replace(most.subject.prediction, verdict="uncertain", reason=text, fits_probability=None)
     subject = replace(most.subject, prediction=prediction)
     return replace(most, subject=subject, remarks=((most.config, text), *most.remarks)), read
 
 
 def _flag(read: ConfigFile, name: str) -> str:
-    flag = REQUEST_FIELDS[name].flag
-    return flag if read.request.get(name) else f"--no-{flag.removeprefix('--')}"
+    flag, value = REQUEST_FIELDS[name].flag, read.request.get(name)
+    if not isinstance(value, bool):
+        return f"{flag} {value}"
+    return flag if value else f"--no-{flag.removeprefix('--')}"
 
 
 def _stack(checked: Checked) -> str:

@@ -38,7 +38,12 @@ from planner.configs.tools.one_process import say_one_process
 from planner.configs.tools.other_tools import refuse_other_tools
 from planner.configs.tools.unsloth import unsloth_cli, unsloth_train
 from planner.configs.yaml_or_json import Document, read_document
-from planner.errors import InputFileError, NotModelledError, PlannerError, UnknownNameError
+from planner.errors import InputFileError, NotModelledError, PlannerError, UnknownNameError, UnreadKeyError
+
+
+class UntoldToolError(InputFileError):
+    """No tool can be told by the keys of a file."""
+
 
 Reader = Callable[[Keys, Reading, Beside], None]
 """Enters what the keys of a file say; raises as :func:`read_config` does."""
@@ -164,13 +169,27 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         UsageError: values that cannot be used.
         NotModelledError: something that no formula covers, or a file of a program that is not read.
     """
-    document = read_document(path)
+    document, beside = read_document(path), beside or Beside()
+    own = beside.own and tool is None
     if tool is None:
         tool = next((name for name, is_for in _BY_MEGATRON.items() if is_for(document)), None)
     refuse_other_tools(document, "ms-swift" if tool is None and ms_swift.is_ms_swift(document) else tool)
-    chosen = recognise(document) if tool is None else _named(tool)
-    beside = beside or Beside()
-    document = _without_open(document, beside.flags)
+    try:
+        chosen = recognise(document) if tool is None else _named(tool)
+        return _read_by(chosen, document, beside, tool)
+    except (UntoldToolError, UnreadKeyError) as error:
+        # A script of one's own has arguments of its own, among which are those of the Trainer.
+        if not own:
+            raise
+        try:
+            return _read_by(TOOLS["transformers"], document, beside, "transformers")
+        except NotModelledError as other:
+            raise (other if isinstance(error, UntoldToolError) else error) from None
+
+
+def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None) -> Reading:
+    """What a file says to ``chosen``; raises as :func:`read_config`."""
+    path, document = document.path, _without_open(document, beside.flags)
     keys, reading = Keys.of(document), Reading(path, chosen.title, tool_name=chosen.name)
     remark_on_twice(document, reading)
     if document.twice and chosen.name == "llama-factory":
@@ -227,7 +246,7 @@ def recognise(document: Document) -> Tool:
     """The tool that a file is for, by keys that only its files have.
 
     Raises:
-        InputFileError: no tool's keys, or those of several.
+        UntoldToolError: no tool's keys, or those of several.
     """
     for name, is_for in _TOLD_BY_VALUES.items():
         if is_for(document):
@@ -244,13 +263,13 @@ def recognise(document: Document) -> Tool:
         if group is _TRAINING and not best and "model_name_or_path" in keys and trl.HINTS & keys:
             return TOOLS["trl"]
         if best:
-            raise InputFileError(
+            raise UntoldToolError(
                 document.path,
                 f"its keys are those of {' and of '.join(found)}: say which: --tool {found[0]}, or "
                 "--tool transformers for a script of your own",
             )
     names = ", ".join(TOOL_NAMES)
-    raise InputFileError(
+    raise UntoldToolError(
         document.path, f"its keys do not say which tool it is for: say it with --tool, one of {names}"
     )
 

@@ -73,8 +73,10 @@ class Reading:
     with the version whose defaults are taken.
 
     ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for
-    it.  ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: micro-batch x accumulation x GPUs, the
-    samples of one step, with the place that gives it; a factor that the file leaves open follows from it.
+    it.  ``either``: values of a field that a script may have, the likeliest first, with the sentence that
+    asks for it.  ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: micro-batch x
+    accumulation x GPUs, the samples of one step, with the place that gives it; a factor that the file leaves
+    open follows from it.
     ``least_batch``: samples that a step has at least, where the accumulation follows from it.
     ``generated``: sequences that all GPUs generate at once, with the place that says them.
     ``switches``: those of the stack that the file sets, with their places.  ``tool_name``: the name of the
@@ -99,6 +101,7 @@ class Reading:
     said: dict[str, Said] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
     needs: dict[str, str] = field(default_factory=dict)
+    either: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     total_batch: tuple[int, str] | None = None
     least_batch: tuple[int, str] | None = None

@@ -8,6 +8,7 @@ ms-swift 4.6.0 swift/cli/main.py; llamafactory 0.9.5 launcher.py; axolotl 0.19.0
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,13 +35,13 @@ from planner.configs.launchers.launcher_options import (
     TORCHRUN_SWITCHES,
     names_of,
 )
-from planner.configs.launchers.named_files import launch_table, named_file
+from planner.configs.launchers.named_files import launch_table, named_file, with_files_here
 from planner.configs.launchers.script_names import MODULES_OF, refuse_script, said_by_name, trains_always
 from planner.configs.launchers.shell import commands_with_variables
 from planner.configs.launchers.tune_words import TRAINS_NOTHING, config_and_rest, overridden, refuse_recipe
 from planner.configs.tools.unsloth.unsloth_train import in_sections
 from planner.configs.yaml_or_json import read_document
-from planner.errors import InputFileError, NotModelledError, UsageError, show
+from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, UsageError, show
 from planner.files.structured import yaml_value
 
 _MOST_CHARACTERS = 65_536
@@ -52,6 +53,8 @@ _TRAINS = names_of(
     "per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps learning_rate "
     "peft_method"
 )
+# What evaluates or answers, by a launcher.
+_TRAINS_NOT = names_of("lm_eval lighteval vllm")
 # Modules that train.
 _MODULES = ("axolotl.cli.train", "llamafactory.launcher", *MODULES_OF)
 # First word of a command -> its launcher here, and second words that train.
@@ -150,7 +153,9 @@ def started(path: Path, text: str, number: int | None = None) -> Started:
         )
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
     words, variables = found[0 if number is None else number - 1]
+    words, moved = with_files_here(path, words)
     job = _LAUNCHERS[_launcher(words)](path, words)
+    job.stock = "; ".join(filter(None, (job.stock, *moved)))
     refuse_script(path, job.script, words)
     job.task, tool = said_by_name(job.script)
     job.tool = job.tool or tool
@@ -163,11 +168,23 @@ def _every_command(path: Path, text: str) -> list[tuple[list[str], dict[str, str
         raise InputFileError(
             path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
         )
-    return [
-        (command, variables)
-        for words, variables in commands_with_variables(path, text)
-        for command in list(handed_over(words)) or [words]
-    ]
+    found, folder = list[tuple[list[str], dict[str, str]]](), Path()
+    for words, variables in commands_with_variables(path, text):
+        if words[:1] == ["cd"] and len(words) == 2:
+            folder /= words[1]
+        for command in list(handed_over(words)) or [words]:
+            found.append(([_from_folder(path, folder, word) for word in command], variables))
+    return found
+
+
+def _from_folder(path: Path, folder: Path, word: str) -> str:
+    """A word, or the file of this name in the ``folder`` into which the text ``path`` went before it."""
+    name, mark, file = word.rpartition("=")
+    if folder == Path() or not file.endswith((".py", ".conf", *_DATA_SUFFIXES)) or "$" in file:
+        return word
+    places = (start / folder / file for start in (Path(), path.parent))
+    found = next(filter(os.path.isfile, places), None)  # Path.is_file fails at names that are too long.
+    return word if found is None else f"{name}{mark}{found}"
 
 
 def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> None:
@@ -220,10 +237,14 @@ def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool
         return is_on(variables, "USE_V1")
     if kind == "torchtune":
         return TRAINS_NOTHING.isdisjoint(words)
-    return bool(kind) and (
-        kind != "python"
-        or _option(words, "-m") in _MODULES
-        or any(_name(word) in _TRAINS if word.startswith("--") else trains_always(word) for word in words)
+    return (
+        bool(kind)
+        and _TRAINS_NOT.isdisjoint(words)
+        and (
+            kind != "python"
+            or _option(words, "-m") in _MODULES
+            or any(_name(word) in _TRAINS if word.startswith("--") else trains_always(word) for word in words)
+        )
     )
 
 
@@ -363,7 +384,9 @@ def _llama_factory(path: Path, words: list[str]) -> Started:
     for word in rest[1:]:
         name, mark, value = word.partition("=")
         if not mark:
-            raise UsageError(f"{path}: '{show(word)}' is no argument: behind a file they are KEY=VALUE")
+            raise UsageError(
+                f"{path}: '{show(word)}' is no argument: behind a file they are KEY=VALUE [{REFUSED_BY_TOOL}]"
+            )
         table[name] = yaml_value(path, value)[0]
     return Started(words, words[1], table, {}, "llama-factory")
 

@@ -1,5 +1,6 @@
-"""Conditions of a shell text whose outcome its literals decide: ``if [ "$N" -gt 1 ]; then`` where ``N=4``.
-Nothing is run, and nothing is asked of the machine: a file that may be there decides nothing.
+"""Conditions of a shell text whose outcome its literals decide: ``if [ "$N" -gt 1 ]; then`` where ``N=4``,
+and loops over one value.  Nothing is run, and nothing is asked of the machine: a file that may be there
+decides nothing.
 
 Source: POSIX.1-2017 ``test`` and 2.9.4.1 (if); ``[[ ]]`` of bash 5.2.
 """
@@ -19,6 +20,15 @@ _ELSE = re.compile(r"^[ \t]*else[ \t]*(?:#.*)?$")
 _BRANCH = re.compile(r"^[ \t]*(?:elif|else)\b")
 _END = re.compile(r"^[ \t]*fi[ \t]*(?:#.*)?$")
 _STOPS = re.compile(r"^[ \t]*(?:exit|return)\b")
+_NAME = r"([A-Za-z_][A-Za-z0-9_]*)"
+_OVER_ONE = re.compile(
+    rf"^[ \t]*for[ \t]+{_NAME}[ \t]+in[ \t]+(\"?[\w./:,@%+=-]{{1,1000}}\"?)[ \t]*(;[ \t]*do)?[ \t]*(?:#.*)?$"
+)
+_TO_ONE = re.compile(
+    rf"^[ \t]*for[ \t]*\(\([ \t]*{_NAME}=(0);[ \t]*\1[ \t]*<[ \t]*1;[ \t]*(?:\1\+\+|\+\+\1)[ \t]*\)\)"
+    r"[ \t]*(;[ \t]*do)?[ \t]*(?:#.*)?$"
+)
+_DONE = re.compile(r"^[ \t]*done[ \t]*(?:#.*)?$")
 _BRACKETS = {"[": "]", "[[": "]]"}
 _NUMBERS = {"-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le}
 # What a shell would replace, or compare as a pattern.
@@ -50,6 +60,25 @@ def decided(lines: Sequence[Line], start: int, fill: Callable[[str], str]) -> li
         if outcome:
             return _kept(lines, range(start, end + 1), body)
     return _kept(lines, range(start, end + 1), range(0))
+
+
+def once(lines: Sequence[Line], start: int, fill: Callable[[str], str]) -> list[str] | None:
+    """The lines with a loop over one value, which begins at ``start``, as those that set it and run once;
+    ``None`` where there is no such loop.
+    """
+    if not lines[start][0].lstrip().startswith("for"):
+        return None
+    head = fill(lines[start][0])
+    found = _OVER_ONE.match(head) or _TO_ONE.match(head)
+    depth, inside = lines[start][1], range(start + 1, len(lines))
+    ends = (index for index in inside if lines[index][1] == depth and _DONE.match(lines[index][0]))
+    end = next(ends, None)
+    if found is None or end is None or not (found[3] or lines[start + 1][0].strip() == "do"):
+        return None
+    empty = (end,) if found[3] else (start + 1, end)
+    texts = ["" if index in empty else line for index, (line, _) in enumerate(lines)]
+    texts[start] = f"{found[1]}={found[2]}"
+    return texts
 
 
 def _is_branch(line: Line) -> bool:

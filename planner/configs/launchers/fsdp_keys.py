@@ -23,7 +23,10 @@ _MIXTURE = re.compile(r"(?:MoE|MoeBlock|MoEBlock)$")
 _PART_OF_LAYER = re.compile(r"(?:MLP|Mlp|Experts?|Attention)$")
 _OF_TOWER = re.compile(r"Vision|^(?:CLIP|Siglip|Pixtral)")
 _SUFFIXES = (".json", ".yaml", ".yml", ".conf")
-DEEPSPEED_FILE = "say where it is: --deepspeed FILE"
+DEEPSPEED_FILE = (
+    "say where it is: --deepspeed FILE, or one of zero2, zero2_offload, zero3 and zero3_offload, as ms-swift "
+    "ships them"
+)
 ACCELERATE_FILE = "say where it is: --accelerate FILE"
 _PINS = "cpu_offload_pin_memory"
 _UNMODELLED = texts_in("fsdp.toml", "unmodelled")
@@ -42,7 +45,8 @@ class Beside:
     """Files given beside a config on the command line, in place of those that it refers to.
 
     ``look``: whether a launch file is looked for beside the config where none is given.  ``task``: what the
-    name of a script says that its arguments are for.  ``script``: its name, where a command runs one.
+    name of a script says that its arguments are for.  ``script``: its name, where a command runs one;
+    ``own``: it is none of a tool that is known.
     ``flags``: fields of the job that are given, too.  ``stack``: the one that the config is read for, where
     its keys fit several.
     """
@@ -52,6 +56,7 @@ class Beside:
     look: bool = True
     task: str = ""
     script: str = ""
+    own: bool = False
     flags: frozenset[str] = frozenset()
     stack: str = ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from planner.configs.launchers.fsdp_keys import found_file
 from planner.configs.shared.stock import stock_launch_file_at
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, UsageError, show
+
+_SUFFIXES = (".json", ".yaml", ".yml", ".conf")
+_MOST_PARTS = 30
 
 
 def named_file(path: Path, file: Any) -> Path:
@@ -45,6 +49,25 @@ def launch_table(path: Path, file: Any) -> tuple[dict[str, Any], str]:
                 error.path, f"{error.problem}; or say --accelerate FILE", error.line
             ) from None
     return dict(stock[0].table), f"{show(str(file))} is not here: taken as {stock[1]}"
+
+
+def with_files_here(path: Path, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of a command, in which files of another machine are those here whose path ends alike, by
+    folder and name at least; and a sentence on each.
+    """
+    found, sentences = list[str](), list[str]()
+    for word in words:
+        name, mark, file = word.rpartition("=")
+        parts = Path(file).parts[1:]
+        away = file.startswith(("/", "$")) and file.endswith(_SUFFIXES) and len(parts) <= _MOST_PARTS
+        if away and not os.path.exists(file):  # noqa: PTH110 - Path.exists fails at names that are too long
+            ends = (Path(*parts[start:]) for start in range(len(parts) - 1))
+            if here := next((each for end in ends if (each := found_file(end, path))), None):
+                sentences.append(f"{show(file)} is not here: taken as {show(str(here))}")
+                found.append(f"{name}{mark}{here}")
+                continue
+        found.append(word)
+    return found, sentences
 
 
 def _looked_for(path: Path, file: Any) -> Path | None:

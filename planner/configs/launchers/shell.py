@@ -19,7 +19,7 @@ from planner.errors import InputFileError
 
 # What a shell would replace by the output of another command;
 # it stands as a placeholder that is never filled in.
-_SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
+_SUBSTITUTION = re.compile(r"\$\(\([^()]*\)\)|\$\([^()]*\)|`[^`]*`")
 _UNKNOWN = "${command}"
 # The number of a stream, which touches its redirection (``2>``; in ``2 >`` it is a word); quoted text before
 # it is passed over.
@@ -37,7 +37,9 @@ _KEYWORDS = frozenset({"if", "elif", "then", "while", "until", "do", "else", "{"
 _WRAPPERS = {"nohup": 0, "time": 0, "exec": 0, "env": 0, "sudo": 0, "export": 0, "uv": 1, "poetry": 1}
 
 # What starts processes of its own, once on each node behind ``srun`` with its options.
-_LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "tune"})
+_LAUNCHERS = re.compile("accelerate|torchrun|deepspeed|tune|llamafactory-cli|swift")
+# What `uv run` and its like start behind options of their own.
+_STARTED = re.compile(rf"{_LAUNCHERS.pattern}|python3?|trl|megatron")
 
 
 def commands(path: Path, text: str) -> Iterator[list[str]]:
@@ -251,6 +253,8 @@ def _bare(command: list[str]) -> list[str]:
     while words and (_ASSIGNMENT.match(words[0]) or words[0] in _WRAPPERS):
         del words[: 1 + _WRAPPERS.get(words[0], 0)]
     if words[:1] == ["srun"]:
-        del words[: next((index for index, word in enumerate(words) if word in _LAUNCHERS), 0)]
+        del words[: next((index for index, word in enumerate(words) if _LAUNCHERS.fullmatch(word)), 0)]
+    elif words and words[0].startswith("-"):
+        del words[: next((index for index, word in enumerate(words) if _STARTED.fullmatch(word)), 0)]
     end = next((index for index, word in enumerate(words) if word and set(word) <= set("<>&")), len(words))
     return words[:end]

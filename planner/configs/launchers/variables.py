@@ -11,10 +11,12 @@ Source: POSIX.1-2017 chapter 2; arrays of bash 5.2; ``expr`` of whole numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from planner.configs.launchers.conditions import decided
+from planner.configs.launchers.conditions import decided, once
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _SETS = rf"^[ \t]*(?:export[ \t]+|declare[ \t]+-a[ \t]+)?({_NAME})"
@@ -29,7 +31,9 @@ _DECLARES = re.compile(r"^[ \t]*(?:export|declare|typeset|local|readonly)\b")
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"")
 # Arithmetic that sets a variable: ``((N*=2))``, ``((N++))``, ``let N=2``.
 _RECKONED = re.compile(r"\(\((.*?)\)\)|(?:^|[\s;&|])let[ \t]+(.*)")
-_SETS_IN_ARITHMETIC = re.compile(r"(?<![=!<>])=(?!=)|<<=|>>=|\+\+|--")
+_SETS_IN_ARITHMETIC = re.compile(
+    rf"({_NAME})[ \t]*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)|(?:\+\+|--)[ \t]*({_NAME})"
+)
 _PRINTED = re.compile(rf"\bprintf[ \t]+-v[ \t]+({_NAME})")
 # What may set any variable; ``set`` with options of the shell sets none, nor does what prepares a shell or an
 # environment of Python.
@@ -48,7 +52,13 @@ _USED = re.compile(
     rf"\"{_ALL}\"|{_ALL}|\$\{{(?P<name>{_NAME})\[@\]:?\+\"?\$\{{(?P=name)\[@\]\}}\"?\}}"
     rf"|\$(?:\{{({_NAME})\}}|({_NAME}))"
 )
+# One word of an array by its number, how many it has, and the numbers of all.
+_WORD = re.compile(rf"\$\{{({_NAME})\[\$?\{{?(\d{{1,4}}|{_NAME})\}}?\]\}}")
+_LENGTH = re.compile(rf"\$\{{#({_NAME})\[[@*]\]\}}")
+_NUMBERS = re.compile(rf"\"?\$\{{!({_NAME})\[[@*]\]\}}\"?")
 _UNSET = re.compile(rf"\$(?:\{{({_NAME}|\d+)\}}|({_NAME}|\d))")
+# All arguments of the script, or those from one on.
+_ARGUMENTS = re.compile(r"(?<!\S)(?:\"\$(?:@|\{@(?::\d+)?\})\"|\$(?:@|\{@(?::\d+)?\}))(?!\S)")
 _DEFAULT = re.compile(rf"\$\{{({_NAME}|\d+)(:?)([-=])([^{{}}$]*)\}}")
 # The folder of the script itself, and a path as ``pwd`` prints it.
 _ITSELF = r"\"?(?:\$0|\$\{(?:0|BASH_SOURCE(?:\[0\])?(?::-\$0)?)\}|\$BASH_SOURCE)\"?"
@@ -83,7 +93,7 @@ _ARITHMETIC = re.compile(
 _IN_ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)|\$\[([^\[\]]*)\]")
 _IN_BRACKETS = re.compile(rf"\([ \t]*({_SUM})[ \t]*\)")
 _BARE_NAME = re.compile(rf"(?<![$\w]){_NAME}\b")
-_MOST_WORDS = 8_000
+_MOST_WORDS, _MOST_LOOPS = 8_000, 20
 _TERM = re.compile(r"\d+|[-+*/%]")
 
 
@@ -133,7 +143,11 @@ class Known:
 
     def fill(self, line: str, depth: int) -> str:
         """A line with what is known put in; in a function arguments are its own."""
-        line = _USED.sub(self._value, line)
+        line = _LENGTH.sub(lambda found: self._counted(found, len), line)
+        line = _NUMBERS.sub(lambda found: self._counted(found, _numbered), line)
+        line = _WORD.sub(self._word, _USED.sub(self._value, line))
+        if not depth and not self.elsewhere and (without := _ARGUMENTS.sub("", line)) != line:
+            self.took_default, line = True, without
         while (filled := _DEFAULT.sub(lambda found: self._default(found, depth), line)) != line:
             line = filled
         if self.folder:
@@ -176,6 +190,15 @@ class Known:
         array = found[1] or found[2] or found[3]
         return self.arrays.get(array, found[0]) if array else self.values.get(found[4] or found[5], found[0])
 
+    def _counted(self, found: re.Match[str], count: Callable[[list[str]], object]) -> str:
+        words = _words_of(self.arrays.get(found[1]))
+        return found[0] if words is None else str(count(words))
+
+    def _word(self, found: re.Match[str]) -> str:
+        words, number = _words_of(self.arrays.get(found[1])), self.values.get(found[2], found[2])
+        here = words is not None and number.isdecimal() and int(number) < len(words)
+        return words[int(number)] if words is not None and here else found[0]
+
     def _default(self, found: re.Match[str], depth: int) -> str:
         name, also_empty, sign, default = found.groups()
         if name in self.values and (self.values[name] or not also_empty):
@@ -206,16 +229,35 @@ class Known:
         return f"$(({text}))"
 
 
-def _filled(text: str, folder: str) -> tuple[str, Known]:
-    """The lines as :func:`with_values` has them, and what is known behind the last one."""
+def _words_of(array: str | None) -> list[str] | None:
+    """The words of an array, where none of them depends on anything."""
+    try:
+        return None if array is None or "$" in array else shlex.split(array)
+    except ValueError:
+        return None
+
+
+def _numbered(words: Sequence[str]) -> str:
+    return " ".join(map(str, range(len(words))))
+
+
+def _filled(text: str, folder: str, loops: int = _MOST_LOOPS) -> tuple[str, Known]:
+    """The lines as :func:`with_values` has them, and what is known behind the last one; of so many ``loops``
+    over one value the body runs.
+    """
     lines, known = list[str](), Known(_set_again(text), folder if _PLAIN.fullmatch(folder) else "")
     goes_on, pending, end = False, list[str](), ""
     left = list(with_depth(text))
     for number in range(len(left)):
-        if left[number][1] == 1 and not goes_on and (block := decided(left, number, known.tested)):
+        first = left[number][1] == 1 and not goes_on
+        if first and loops and (body := once(left, number, partial(known.fill, depth=0))):
+            return _filled("\n".join(body), folder, loops - 1)
+        if first and (block := decided(left, number, known.tested)):
             left[number : number + len(block)] = block
         line, depth = left[number]
         filled = line if line.lstrip().startswith("#") else known.fill(line, depth)
+        if end == ")" and pending:
+            filled = _COMMENT.sub("", filled)
         lines.append(filled)
         known.forget(line, inside=depth > 0)
         if pending:
@@ -272,8 +314,7 @@ def _set_by(line: str) -> Iterator[str]:
     yield from _PRINTED.findall(line)
     for in_brackets, behind_let in _RECKONED.findall(line):
         text = in_brackets or behind_let
-        if _SETS_IN_ARITHMETIC.search(text):
-            yield from re.findall(_NAME, text)
+        yield from (name or other for name, other in _SETS_IN_ARITHMETIC.findall(text))
 
 
 def with_depth(text: str) -> Iterator[tuple[str, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PARAMETER, TARGET_PATTERN
-from planner.errors import InputFileError, NotModelledError, show
+from planner.errors import InputFileError, NotModelledError, UnreadKeyError, show
 
 # What a key may hold that switches something off.
 _PLAIN = (bool, int, float, str, type(None))
@@ -25,7 +25,8 @@ _MATTERS = re.compile(
     "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16"
     "|expert|moe|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim"
     "|ref_model|reference_model|spectrum|select(?:ive|ed)|galore|trainable|unsloth|batch_size|seq_len"
-    "|sequence_len|seq_length|sequence_length|max_length|packed|packing|train(?:ing)?_(?:mode|type)|tuner"
+    "|sequence_len|seq_length|sequence_length|max_len|cutoff_len|block_size|packed|packing"
+    "|train(?:ing)?_(?:mode|type)|tuner"
 )
 # Names that turn something off are no slips of those that turn it on.
 _NEGATED = re.compile(r"(?:^|_)(?:no|not|disable|skip|without)_")
@@ -295,16 +296,15 @@ class Keys:
         for name in self.left_over_here():
             value = self._table[name]
             if isinstance(value, str) and _WAYS.fullmatch(value.strip()):
-                raise self.not_modelled(
-                    show(name), f"unknown key, whose value ('{value.strip()}') may change what is trained"
-                )
+                raise self._unread(name, f"value ('{value.strip()}') may change what is trained")
             if (found := _MATTERS.search(name.lower())) is None or value is None:
                 continue
             near = self._nearest(name)
             advice = f"; is {near} meant?" if near else "; take it out if it changes nothing"
-            raise self.not_modelled(
-                show(name), f"unknown key, whose name ('{found[0]}') says that it may change memory{advice}"
-            )
+            raise self._unread(name, f"name ('{found[0]}') says that it may change memory{advice}")
+
+    def _unread(self, name: str, why: str) -> UnreadKeyError:
+        return UnreadKeyError(f"{self.where(show(name))}: unknown key, whose {why}")
 
     def _nearest(self, name: str) -> str:
         """The known key of which ``name`` may be a slip, "" where there is none."""

@@ -25,6 +25,7 @@ from planner.configs.shared.age import refuse_no_training
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
+from planner.configs.shared.stock import stock_engine
 from planner.configs.yaml_or_json import Document, read_document
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.scenario import EVAL_BATCH, TRAINER_BATCH
@@ -43,7 +44,7 @@ OWN_OPTIMIZERS = tuple(name for name, facts in OPTIMIZER_FACTS.items() if not fa
 """Those that a tool makes by a key of its own, whatever ``optim`` says."""
 _UNMODELLED = texts_in("transformers.toml", "unmodelled")
 _REMARKS = texts_in("transformers.toml", "remarks")
-_FSDP_VERSION = 2
+_FSDP_VERSION, _FIRST_OF_5 = 2, (5, 0, 0)
 _ASKS_TO_SYNC = (5, 5, 0)
 """The first Transformers whose Trainer heeds ``sync_each_batch``, of those that were read."""
 
@@ -98,9 +99,14 @@ def read_sync(keys: Keys, reading: Reading) -> None:
     details = settings.get("gradient_accumulation_kwargs") if isinstance(settings, dict) else None
     if not isinstance(details, dict) or details.get("sync_each_batch") is not True:
         return
-    version = dict(load_stack(str(reading.value("stack"))).versions).get("transformers", "")
-    if version and parsed_version("transformers", version) >= _ASKS_TO_SYNC:
+    if (_transformers_of(reading) or (0, 0, 0)) >= _ASKS_TO_SYNC:
         reading.switch("fsdp_no_sync", "neither", keys.where("accelerator_config"))
+
+
+def _transformers_of(reading: Reading) -> tuple[int, int, int] | None:
+    """The version of Transformers that the stack has, where that is known."""
+    version = dict(load_stack(str(reading.value("stack"))).versions).get("transformers", "")
+    return parsed_version("transformers", version) if version else None
 
 
 def remark_on_tf32(keys: Keys, reading: Reading) -> None:
@@ -135,7 +141,8 @@ def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_given_launch(reading, beside)
     if beside.deepspeed is not None:
         keys.skip(("deepspeed",))
-        finish_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
+        usual = None if beside.deepspeed.exists() else stock_engine(str(beside.deepspeed))
+        finish_deepspeed(Keys.of(usual or read_document(beside.deepspeed)), reading)
     elif not keys.get("deepspeed"):
         return  # Trainers ask whether it is true: an empty one says nothing.
     elif isinstance(keys.get("deepspeed"), dict):
@@ -314,11 +321,12 @@ def need_precision(reading: Reading) -> None:
     """Ask for the precision where no key settles it:
     the computation then runs in the dtype of the weights.
     """
-    reading.needs.setdefault(
-        "precision",
+    sentence = (
         f"{reading.path}: neither bf16 nor fp16 is true, so the dtype of the weights decides; say it, such "
-        "as --precision bf16",
+        "as --precision bf16"
     )
+    reading.needs.setdefault("precision", sentence)
+    reading.either["precision"] = (sentence, ("fp32", "bf16"))
 
 
 def _read_fsdp(keys: Keys, reading: Reading) -> None:
@@ -330,7 +338,9 @@ def _read_fsdp(keys: Keys, reading: Reading) -> None:
         ) is not None:
             unused.skip(unused.left_over_here())
         return
-    found = FsdpKeys(_FSDP_VERSION, where=keys.where("fsdp"))
+    # transformers 4.57.1 training_args.py _process_fsdp_args: 1 unless fsdp_config says a version.
+    old = (_transformers_of(reading) or _FIRST_OF_5) < _FIRST_OF_5
+    found = FsdpKeys(1 if old else _FSDP_VERSION, where=keys.where("fsdp"))
     for option in map(str, options):
         if option == "offload":
             reading.say("offload", "optimizer+params", keys.where("fsdp"), "FSDP offloads both")

@@ -6,6 +6,8 @@ What trains, and in which dtype it is loaded, is the script's, so the file leave
 
 from __future__ import annotations
 
+import re
+
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
@@ -32,11 +34,14 @@ _NEEDS = {
     "seq": "the length is the script's: say --seq",
 }
 # Names that scripts commonly have: those of Transformers' examples, and of FastChat and its relatives.
-_TABLE = {
-    "block_size": "seq",
-    "max_seq_length": "seq",
-    "model_max_length": "seq",
-}
+_TABLE = dict.fromkeys(
+    ("block_size", "max_seq_length", "model_max_length", "max_seq_len", "max_length", "cutoff_len"), "seq"
+)
+# Keys of a script of one's own with which it trains something else than a language model on next tokens.
+_OTHER_TASK = re.compile(
+    r"^beta$|teacher|student|distil|(?:^|_)ref_|reward|critic|policy|dpo|kto|ppo|grpo|prompt_length"
+    r"|num_generations|(?:^|_)kl(?:_|$)|(?:^|_)mm_|vision|image|pixel|video|audio|speech"
+)
 _NOT_KNOWN = "what the script does with it is not known"
 _ADAPTERS = {"lora_r": "lora_rank", "lora_rank": "lora_rank", "lora_dropout": "lora_dropout"}
 _TARGETS = ("lora_target_modules", "target_modules")
@@ -56,7 +61,9 @@ def is_example(document: Document) -> bool:
 
 def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what TrainingArguments and the usual arguments of a script say."""
-    if (old := first_held(keys, (*TRANSFORMERS_4, "torch_dtype"))) is not None:
+    # An argument torch_dtype of a script of one's own tells no age.
+    marks = TRANSFORMERS_4 if beside.own else (*TRANSFORMERS_4, "torch_dtype")
+    if (old := first_held(keys, marks)) is not None:
         reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), "a key that Transformers 5 no longer has")
     reading.take(keys, _TABLE)
     asks = _read_adapters(keys, reading)
@@ -70,19 +77,44 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     if keys.has("block_size"):
         # Texts are joined and cut into rows of this length (run_clm.py group_texts); nothing adds adapters.
         place = "transformers 5.23.0 examples/pytorch/language-modeling/run_clm.py"
-        if not asks:
+        if not (asks or beside.own):
             reading.default("method", "full", place)
         reading.default("padding", "packed", f"{place}: group_texts")
     read_precision(keys, reading)
     if reading.value("precision") is None:
         need_precision(reading)
     read_distribution(keys, reading, beside)
+    keys.skip(_HARMLESS)
+    _ask(keys, reading, asks)
+    if beside.own:
+        _leave_open(keys, reading, adapts=bool(asks))
+
+
+def _ask(keys: Keys, reading: Reading, adapts: str) -> None:
     for name, sentence in _NEEDS.items():
         if reading.value(name) is None:
             reading.needs[name] = f"{keys.path}: {sentence}"
-    if asks:
-        reading.needs["method"] = f"{keys.where(asks)}: {_NOT_KNOWN}: say --method lora, qlora, int8 or full"
-    keys.skip(_HARMLESS)
+    if adapts:
+        place = keys.where(adapts)
+        reading.needs["method"] = f"{place}: {_NOT_KNOWN}: say --method lora, qlora, int8 or full"
+
+
+def _leave_open(keys: Keys, reading: Reading, *, adapts: bool) -> None:
+    """Enter what a script of one's own may do, of which each is tried.
+
+    Raises:
+        NotModelledError: it trains something else than a language model.
+    """
+    for name in keys.left_over_here():
+        if _OTHER_TASK.search(name) and keys.get(name) not in (None, False):
+            why = "a script of one's own is read as one that trains a language model on next tokens alone"
+            raise keys.not_modelled(name, f"{why}: say the job by flags (plan --help)")
+    if "method" in reading.needs:
+        methods = ("lora", "qlora") if adapts else ("full", "lora", "qlora")
+        reading.either["method"] = (reading.needs["method"], methods)
+    if reading.value("load_dtype") is None and not keys.has("block_size"):
+        sentence = f"{keys.path}: in which dtype the weights are loaded is the script's: say --load-dtype"
+        reading.either["load_dtype"] = (sentence, ("fp32", "checkpoint"))
 
 
 def _read_model(keys: Keys, reading: Reading) -> None:
@@ -94,8 +126,10 @@ def _read_model(keys: Keys, reading: Reading) -> None:
 
 def _read_kernel(keys: Keys, reading: Reading) -> None:
     read_attention(keys, "attn_implementation", reading)
-    if flash := next((name for name in _ASKS_ATTENTION if keys.flag(name)), ""):
-        reading.needs["attention"] = f"{keys.where(flash)}: {_NOT_KNOWN}: say --attention flash2 or another"
+    flash = next((name for name in _ASKS_ATTENTION if keys.flag(name)), "")
+    if flash and reading.value("attention") is None:
+        reading.say("attention", "flash2", keys.where(flash))
+        reading.remark(keys.where(flash), "taken as FlashAttention 2; --attention says another")
 
 
 def _read_adapters(keys: Keys, reading: Reading) -> str:
@@ -106,6 +140,10 @@ def _read_adapters(keys: Keys, reading: Reading) -> str:
     on = [name for name in (*_ADAPTS, *_QUANTIZES) if keys.flag(name)]
     if False in switches and True not in switches:
         keys.skip((*_ADAPTERS, *_TARGETS))
+        off = next(name for name in _ADAPTS if keys.flag(name) is False)
+        if not on:
+            reading.say("method", "full", keys.where(off))
+            reading.remark(keys.where(off), "taken as full fine-tuning; --method says another")
         return on[0] if on else ""
     reading.take(keys, _ADAPTERS)
     for name in _TARGETS:

@@ -243,6 +243,6 @@ def _read_precision(keys: Keys, reading: Reading, beside: Beside) -> None:
         if reading.launch or beside.given
         else "the launch line is not known"
     )
-    reading.needs["precision"] = (
-        f"{keys.path}: {without}: say --precision bf16-mixed, or bf16 where there is none"
-    )
+    sentence = f"{keys.path}: {without}: say --precision bf16-mixed, or bf16 where there is none"
+    reading.needs["precision"] = sentence
+    reading.either["precision"] = (sentence, ("bf16-mixed", "bf16"))

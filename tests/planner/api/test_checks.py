@@ -95,16 +95,47 @@ def test_each_command_of_a_script_is_a_job(tmp_path: Path) -> None:
 
 def test_a_script_of_ones_own_has_a_way_out() -> None:
     """Where its arguments cannot be read as those of the tool that their names say."""
-    text = "torchrun mine.py --model_name_or_path gpt2 --use_peft True --lora_rank 8 --max_steps 3 --bf16"
+    text = "torchrun mine.py --model_name_or_path gpt2 --lora_rank 8 --max_steps 3 --bf16"
     gpu = from_flags({"gpu": "4090"})
-    failed = check_job(command_job(text, OPTIONS), gpu)
+    failed = check_job(command_job(f"{text} --use_peft True --teacher_model_name_or_path gpt2", OPTIONS), gpu)
     assert failed.failure.endswith("is mine.py a script of your own? --tool transformers reads it")
-    own = command_job(text, CheckOptions(tool="transformers"))
-    asked = check_job(own, gpu)
-    assert "say --method" in asked.failure
-    assert not asked.failure.endswith("reads it")
-    said = from_flags({"gpu": "4090", "method": "lora", "seq": 64})
-    assert check_job(own, said, advise=False).exit_code == ExitCode.FITS
+
+
+def test_ways_of_a_script_of_ones_own_are_tried() -> None:
+    """Adapters are asked for, and whether the base is packed is the script's: the answer is that of both."""
+    text = "torchrun mine.py --model_name_or_path {} --use_peft True --lora_rank 8 --max_length 512 --bf16"
+    gpu = from_flags({"gpu": "4090"})
+    checked = check_job(command_job(text.format("gpt2"), OPTIONS), gpu, advise=False)
+    assert checked.exit_code == ExitCode.FITS
+    assert any("say --method" in text for _, text in checked.remarks)
+    assert checked.subject is not None
+    assert checked.subject.scenario.recipe.method == "lora"
+    text += " --gradient_checkpointing True --per_device_train_batch_size 1"
+    large = check_job(command_job(text.format("Qwen/Qwen2.5-14B"), OPTIONS), gpu, advise=False)
+    assert large.exit_code == ExitCode.UNCERTAIN
+    assert any("--method qlora" in text for _, text in large.remarks)
+    larger = check_job(command_job(text.format("Qwen/Qwen2.5-72B"), OPTIONS), gpu, advise=False)
+    assert larger.exit_code == ExitCode.GPU_MEMORY_SHORT
+
+
+def test_a_script_of_ones_own_that_trains_otherwise_is_refused() -> None:
+    """Read as the Trainer's, its beta would be an unknown key that changes nothing."""
+    text = "torchrun mine.py --model_name_or_path gpt2 --num_train_epochs 1 --bf16 --beta 0.1 --max_length 64"
+    checked = check_job(command_job(text, CheckOptions(tool="transformers")), from_flags({"gpu": "4090"}))
+    assert checked.exit_code == ExitCode.NOT_MODELLED
+    assert "beta" in checked.failure
+
+
+def test_arguments_of_ones_own_do_not_hide_the_trainers() -> None:
+    """Keys of several tools, and one that none of them has."""
+    text = "torchrun mine.py --model_name_or_path gpt2 --num_train_epochs 1 --bf16 --model_max_length 64 {}"
+    for own in (
+        "--torch_dtype bfloat16 --use_peft True --cache_dir x",
+        "--template_name qwen --lora_enable False",
+    ):
+        checked = check_job(command_job(text.format(own), OPTIONS), from_flags({"gpu": "4090"}), advise=False)
+        assert checked.exit_code == ExitCode.FITS, checked.failure
+        assert checked.tool.startswith("Transformers")
 
 
 def test_options_of_a_program_that_is_not_read_have_no_such_way_out() -> None:

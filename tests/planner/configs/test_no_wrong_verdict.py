@@ -235,8 +235,8 @@ def test_how_a_script_of_ones_own_trains_has_to_be_said(tmp_path: Path, said: st
     assert asked.recipe.adapter is not None
     assert asked.recipe.adapter.rank == (16 if said.startswith("lora_rank") else 8)
     kernel = read_config_file(written(tmp_path, f"{text}use_flash_attn: true\n"), "transformers")
-    with pytest.raises(UsageError, match=r"use_flash_attn: .*say --attention"):
-        with_flags(kernel, from_flags(gpu | {"method": "lora"}))
+    assert kernel.request.get("attention") == "flash2"
+    assert any("--attention says another" in remark.text for remark in kernel.remarks)
 
 
 def test_a_job_that_trains_and_predicts_trains(tmp_path: Path) -> None:

@@ -426,7 +426,6 @@ def test_processes_are_those_that_the_program_starts(text: str, launch: dict[str
         ("swift sft --max_length 1024 $OPTS", "may hold several arguments"),
         ("swift sft --max_length 1024 ${{OPTS}}", "may hold several arguments"),
         ('swift sft --max_length 1024 "${{ARGS[@]}}"', "may hold several arguments"),
-        ('swift sft --max_length "$@"', "may hold several arguments"),
         ("lmf train {lf} lora_target=[q_proj", "not valid YAML"),
     ],
 )

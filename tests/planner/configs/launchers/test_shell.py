@@ -27,6 +27,13 @@ def words(text: str) -> list[list[str]]:
         ("X=1 Y='2 3' a b", [["a", "b"]]),
         ("nohup a b > log 2>&1 &", [["a", "b"]]),
         ("srun -N 2 --mpi=pmix torchrun --nnodes 2 a.py", [["torchrun", "--nnodes", "2", "a.py"]]),
+        ("uv run --with x --python 3.11 python a.py", [["python", "a.py"]]),
+        ("uv run a.py", [["a.py"]]),
+        ("srun -N 2 llamafactory-cli train a.yaml", [["llamafactory-cli", "train", "a.yaml"]]),
+        (
+            "torchrun --master_port $((1 + $RANDOM % 9)) a.py",
+            [["torchrun", "--master_port", "${command}", "a.py"]],
+        ),
         ("srun python a.py", [["srun", "python", "a.py"]]),
         # The number of a stream touches its redirection; a word before a blank is an argument.
         ("a --b 2 > log 2>&1", [["a", "--b", "2"]]),
