@@ -128,7 +128,7 @@ def _run_rounds(whole: Scenario, stage: Stage, runs: list[tuple[int, Run]], reco
             for each in made:
                 each.clear_runtime_states()
             schedule._step_microbatches(
-                inputs, [{} for _ in inputs], labels if stage.is_last else None, [], return_outputs=False
+                inputs, [{} for _ in inputs], labels if stage.has("head") else None, [], return_outputs=False
             )
             for _, run in runs:
                 run.zero_grad()
