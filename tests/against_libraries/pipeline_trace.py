@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import gc
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -109,6 +109,7 @@ def _run_rounds(whole: Scenario, stage: Stage, runs: list[tuple[int, Run]], reco
         )
         each._inference_mode = stages.InferenceMode.STATIC
         each.has_backward = True
+        each.backward_one_chunk = _in_backward(recorder, each.backward_one_chunk)
         made.append(each)
     kind: Any = _CLASSES[stage.schedule]
     schedule = kind(
@@ -134,6 +135,17 @@ def _run_rounds(whole: Scenario, stage: Stage, runs: list[tuple[int, Run]], reco
                 run.zero_grad()
         recorder.close()
     gc.unfreeze()
+
+
+def _in_backward(recorder: LocalRecorder, run: Callable[..., None]) -> Callable[..., None]:
+    """``run`` as a backward pass, whose thread has a workspace of cuBLAS of its own."""
+
+    def backward(*args: object, **flags: object) -> None:
+        recorder.enter_stage("backward")
+        run(*args, **flags)
+        recorder.enter_stage("forward")
+
+    return backward
 
 
 def _no_mask(**_: object) -> None:
