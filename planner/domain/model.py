@@ -74,7 +74,7 @@ Until = Literal["part", "sum", "norm", "layer"]
 """How long a variable lives: as the part that reads it runs, until the sum behind that or the next norm is
 there, or until the layer ends.
 """
-EmbeddingScale = Literal["none", "table", "model"]
+EmbeddingScale = Literal["none", "table", "model", "stream"]
 ParamsOrigin = Literal[
     "published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"
 ]
@@ -330,7 +330,8 @@ class ModelSpec:
     loss (Gemma 2): one more tensor of that size is saved for backward.  ``embedding_norm`` marks a norm over
     the embeddings (the first of ``final_norms``), ``embedding_dropout`` a dropout of them.
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma),
-    or the ``model`` behind it (Granite). ``scales_logits``: logits are multiplied by a number;
+    the ``model`` behind it (Granite), or the model when it starts the ``stream``, beside which the rows stay
+    (Trinity). ``scales_logits``: logits are multiplied by a number;
     ``wide_logits``: the model casts them to fp32.  ``masks_first``: masks are made before the rows of
     positions are looked up (OPT); ``makes_window_mask``: one of windows is made though no layer may have a
     window (Qwen2-MoE).  ``value_head``: beside the head of words one of a single

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import gc
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -56,7 +56,7 @@ class Run(nn.Module):
 
 
 def trace_stage(whole: Scenario, stage: Stage) -> list[AllocEvent]:
-    """Events of two rounds of one group, with neither an optimizer nor an engine."""
+    """Events of the first round of one group, with neither an optimizer nor an engine."""
     with ExitStack() as stack:
         stack.enter_context(group_of(stage.ranks, stage.rank))
         config = make_config(whole)
@@ -73,7 +73,7 @@ def trace_stage(whole: Scenario, stage: Stage) -> list[AllocEvent]:
             for _, run in runs:
                 _materialize(run, recorder)
                 note_parameters(run, recorder, [])
-            _run_rounds(whole, stage, runs, recorder)
+            _run_round(whole, stage, runs, recorder)
         return to_events(recorder.trace.records)
 
 
@@ -85,7 +85,7 @@ def _runs(causal: Any, stage: Stage, layers: tuple[int, ...]) -> Iterator[tuple[
         yield number, Run(causal, own, first=number == 0, last=number == len(layers) - 1)
 
 
-def _run_rounds(whole: Scenario, stage: Stage, runs: list[tuple[int, Run]], recorder: LocalRecorder) -> None:
+def _run_round(whole: Scenario, stage: Stage, runs: list[tuple[int, Run]], recorder: LocalRecorder) -> None:
     batch, model = whole.recipe.batch, whole.model
     shape = (int(batch.rows), int(batch.seq_len))
     dtype = next(runs[0][1].parameters()).dtype
@@ -109,6 +109,7 @@ def _run_rounds(whole: Scenario, stage: Stage, runs: list[tuple[int, Run]], reco
         )
         each._inference_mode = stages.InferenceMode.STATIC
         each.has_backward = True
+        each.backward_one_chunk = _in_backward(recorder, each.backward_one_chunk)
         made.append(each)
     kind: Any = _CLASSES[stage.schedule]
     schedule = kind(
@@ -121,19 +122,27 @@ def _run_rounds(whole: Scenario, stage: Stage, runs: list[tuple[int, Run]], reco
         for each in made:
             each._prepare_forward_infra(stage.microbatches, None, None, True)
             each._prepare_backward_infra(stage.microbatches)
-        for number in range(2):
-            recorder.enter_stage("forward", number)
-            inputs = [(torch.randint(0, 9, shape),) for _ in range(stage.microbatches)]
-            labels = [torch.randint(0, 9, shape) for _ in range(stage.microbatches)]
-            for each in made:
-                each.clear_runtime_states()
-            schedule._step_microbatches(
-                inputs, [{} for _ in inputs], labels if stage.is_last else None, [], return_outputs=False
-            )
-            for _, run in runs:
-                run.zero_grad()
+        recorder.enter_stage("forward")
+        inputs = [(torch.randint(0, 9, shape),) for _ in range(stage.microbatches)]
+        labels = [torch.randint(0, 9, shape) for _ in range(stage.microbatches)]
+        for each in made:
+            each.clear_runtime_states()
+        schedule._step_microbatches(
+            inputs, [{} for _ in inputs], labels if stage.has("head") else None, [], return_outputs=False
+        )
         recorder.close()
     gc.unfreeze()
+
+
+def _in_backward(recorder: LocalRecorder, run: Callable[..., None]) -> Callable[..., None]:
+    """``run`` as a backward pass, whose thread has a workspace of cuBLAS of its own."""
+
+    def backward(*args: object, **flags: object) -> None:
+        recorder.enter_stage("backward")
+        run(*args, **flags)
+        recorder.enter_stage("forward")
+
+    return backward
 
 
 def _no_mask(**_: object) -> None:

@@ -122,6 +122,8 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
             tokens = linear(torch, view, spec, tokens)
     torch.shared["inputs_embeds"] = stream = tokens
     del tokens
+    if model.embedding_scale == "stream":
+        stream = torch.same(stream, "mul")
     for number, table in enumerate(positions):
         torch.shared[f"position_embeds {number}"] = table
         stream = torch.add(stream, table)

@@ -82,9 +82,10 @@ def inline_feed_forward(torch: Operators, view: LayerView, passed: list[Tensor])
 
 
 def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """Routed experts, and the shared one: with a gate of its own it runs before them, else behind.
+    """Routed experts, and the shared one: with a gate of its own it runs before them, else behind; Trinity's
+    between the router and the experts.
 
-    Source: transformers 5.23 models/{qwen2_moe,deepseek_v3}, the ``forward`` of their sparse blocks.
+    Source: transformers 5.23 models/{qwen2_moe,deepseek_v3,afmoe}, the ``forward`` of their sparse blocks.
     """
 
     def shared(rows: Tensor) -> Tensor:
@@ -101,8 +102,11 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return every_expert(torch, view, x, shared)
     if not mlp.shared_width:
         return experts(torch, view, x, router(torch, view, x))
-    is_module = mlp.router in ("module", "sigmoid_module")
-    gates = [each for each in view.linears("mlp_in") if each.group == "router" and not is_module]
+    if mlp.router == "sigmoid_module":
+        weights, rows = router(torch, view, x), torch.reshaped(x)
+        beside = shared(rows)
+        return torch.add(beside, experts(torch, view, rows, weights))
+    gates = [each for each in view.linears("mlp_in") if each.group == "router" and mlp.router != "module"]
     if not (gates or mlp.shared_first):
         weights = router(torch, view, x)
         out = _narrow_experts(torch, view, torch.reshaped(x), weights)

@@ -157,6 +157,6 @@ def _cut(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor]:
     """The part that is turned, and the part that is not, which may be empty."""
     spec = view.block.attention
     count = x.count * (spec.rotary_width or spec.head_dim) / spec.head_dim
-    # A slice of all features is the tensor itself: torch/csrc/autograd/python_variable_indexing.cpp.
-    first = x if count == x.count else torch.part(x, count)
+    # A slice of all features is an alias, which has a node: torch/csrc/autograd/python_variable_indexing.cpp.
+    first = torch.reshaped(x) if count == x.count else torch.part(x, count)
     return first, torch.part(x, x.count - count)

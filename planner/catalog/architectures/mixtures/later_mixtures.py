@@ -185,7 +185,7 @@ def read_hunyuan_moe(fields: ConfigFields) -> ModelSpec:
 
 def read_afmoe(fields: ConfigFields) -> ModelSpec:
     """``afmoe`` (Trinity): a norm before and behind each branch, positions in windows only, what attention
-    returns weighed by a matrix of its own; dense layers, then experts beside a shared one that runs first.
+    returns weighed by a matrix of its own; dense layers, then experts beside a shared one.
 
     ``expert_bias`` of each router is a frozen parameter, counted among those beside the matrices.
     """
@@ -203,7 +203,7 @@ def read_afmoe(fields: ConfigFields) -> ModelSpec:
     width = fields.integer("moe_intermediate_size", default=1408)
     shared = width * fields.integer("num_shared_experts", default=2)
     mlp = experts_of(fields, width, n_experts, top_k)
-    mlp = replace(mlp, shared_width=shared, shared_first=True, router="sigmoid_module")
+    mlp = replace(mlp, shared_width=shared, router="sigmoid_module")
     chooser = LinearSpec("gate", "router", hidden, n_experts, "mlp_in")
     linears = (*projections, chooser, *fused_experts(hidden, mlp), *shared_experts(hidden, shared))
     norms = (rms(hidden, copies=4), *head_norms(attention))
@@ -214,7 +214,7 @@ def read_afmoe(fields: ConfigFields) -> ModelSpec:
     windows = layer_windows(fields, n_layers, window, types)
     blocks = turned_in_windows(dense, windows[:n_dense]) + turned_in_windows(sparse, windows[n_dense:])
     spec = with_scaling(decoder(fields, blocks), "wide")
-    return replace(spec, embedding_scale="model" if fields.flag("mup_enabled", False) else "none")
+    return replace(spec, embedding_scale="stream" if fields.flag("mup_enabled", False) else "none")
 
 
 def _same_in_all_layers(fields: ConfigFields, name: str) -> int:
