@@ -136,6 +136,15 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         held = torch.cuda.memory_allocated()
         del gone
         assert torch.cuda.memory_allocated() == held - 4 * 1024**2
+        assert torch.cuda.HalfTensor(3, 4).shape == (3, 4) and torch.cuda.LongTensor([7]).tolist() == [7]
+        assert isinstance(large, torch.cuda.FloatTensor) and large.type() == "torch.cuda.FloatTensor"
+        assert large.cpu().type(torch.cuda.BFloat16Tensor).is_cuda
+        for kind in (torch.cuda.BFloat16Tensor, "torch.cuda.HalfTensor"):
+            torch.set_default_tensor_type(kind)
+            made = nn.Linear(2, 2).weight
+            assert made.is_cuda and made.dtype == torch.get_default_dtype() != torch.float32
+        torch.set_default_tensor_type(torch.FloatTensor)
+        assert torch.empty(2).device.type == "cpu" and torch.empty(2).dtype == torch.float32
         from torch._prims.rng_prims import run_dtensor_rng_op
         drawn = run_dtensor_rng_op(0, 4, torch.ops.aten.normal_.default, large)
         assert drawn is large
