@@ -178,7 +178,9 @@ def _become_flash(module: Any) -> None:
     had the mask of the lower right since 2.1.
     """
     code = vars(sys.modules[type(module).__module__])
-    classes = next((each for name, each in code.items() if name.endswith("_ATTENTION_CLASSES")), {})
+    classes: dict[str, Any] = next(
+        (each for name, each in code.items() if name.endswith("_ATTENTION_CLASSES")), {}
+    )
     if type(module) in classes.values():
         module.__class__ = classes["flash_attention_2"]
         module._flash_attn_uses_top_left_mask = False

@@ -4,8 +4,6 @@ takes one for the default type.
 Source: torch 2.13 torch/csrc/tensor/python_tensor.cpp (``Tensor_new``, ``py_set_default_tensor_type``).
 """
 
-# ruff: noqa: SLF001 - what torch calls private here has no public name
-
 from __future__ import annotations
 
 from typing import Any
@@ -43,7 +41,7 @@ def install() -> None:
 
     def set_type(kind: Any) -> None:
         if isinstance(kind, str):
-            kind = torch._utils._import_dotted_name(kind)
+            kind = getattr(torch.cuda if kind.startswith("torch.cuda.") else torch, kind.rpartition(".")[2])
         if not kind.is_cuda:
             set_default(kind)
         else:

@@ -32,13 +32,17 @@ def _name_what_is_missing(module: ModuleType) -> None:
         try:
             return load(cls, *args, **kwargs)
         except OSError as error:
-            name = args[0] if args else kwargs["pretrained_model_name_or_path"]
-            if Path(str(name)).exists():
+            name = _name_of(args, kwargs)
+            if Path(name).exists():
                 raise
             why = "is not in the Hub's cache; download it first, or name a folder that has it"
             raise not_here(OSError, f"{cls.config_name} of {name} {why}") from error
 
     base.load_config = classmethod(load_config)
+
+
+def _name_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    return str(args[0] if args else kwargs["pretrained_model_name_or_path"])
 
 
 def _load_nothing(guesses: Guesses) -> Change:
@@ -50,20 +54,19 @@ def _load_nothing(guesses: Guesses) -> Change:
         base: Any = module.ModelMixin
         load = base.from_pretrained.__func__
 
-        def from_pretrained(cls: Any, name: Any, **kwargs: Any) -> Any:
+        def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
             dtype = kwargs.get("dtype") or kwargs.get("torch_dtype") or torch.float32
             keeps = cls._keep_in_fp32_modules and dtype != torch.float32
             if keeps or kwargs.get("quantization_config") or kwargs.get("device_map"):
-                return load(cls, name, **kwargs)
-            config, others = cls.load_config(name, return_unused_kwargs=True, **kwargs)
+                return load(cls, *args, **kwargs)
+            config, others = cls.load_config(*args, return_unused_kwargs=True, **kwargs)
             with module.accelerate.init_empty_weights():
                 model = cls.from_config(config, **others)
             for each in model.modules():
                 _fill(each)
-            guesses.assume(
-                "weights of a checkpoint", f"none, in {str(dtype).removeprefix('torch.')}", str(name)
-            )
-            model.register_to_config(_name_or_path=str(name))
+            name, content = _name_of(args, kwargs), f"none, in {str(dtype).removeprefix('torch.')}"
+            guesses.assume("weights of a checkpoint", content, name)
+            model.register_to_config(_name_or_path=name)
             return model.to(dtype).eval()
 
         base.from_pretrained = classmethod(from_pretrained)
@@ -75,5 +78,4 @@ def _fill(module: torch.nn.Module) -> None:
     """Give a module's own weights memory on the host, which nothing touches."""
     for name, weight in module._parameters.items():
         if weight is not None:
-            empty = torch.empty_like(weight, device="cpu")
-            module._parameters[name] = torch.nn.Parameter(empty, requires_grad=weight.requires_grad)
+            module._parameters[name] = torch.nn.Parameter(torch.empty_like(weight, device="cpu"))
