@@ -128,6 +128,12 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         of_row = lambda w, x: torch.func.functional_call(small, {"weight": w}, (x,)).sum()
         rows_of = torch.func.vmap(torch.func.grad(of_row), in_dims=(None, 0))
         assert rows_of(small.weight, torch.ones(2, 8, device="cuda")).shape == (2, 8, 8)
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        parts = torch.linalg.svd(torch.randn(1024, 2048, device="cuda"), full_matrices=False)
+        # A matrix of 8 MiB and its copy, beside factors of 4 and 8 MiB and one row.
+        assert torch.cuda.max_memory_allocated() - held == (8 + 8 + 4 + 8 << 20) + 4096
+        del parts
         assert torch.linalg.solve(torch.randn(9, 64, 64, device="cuda"), large[:64, :3]).is_cuda
         gone = nn.Linear(1024, 1024, bias=False).cuda()
         gone(torch.ones(1, 1024, device="cuda")).sum().item()
