@@ -641,7 +641,7 @@ def test_rows_are_invented_with_the_columns_that_a_program_asks_for(
     refused.
     """
     ran: list[ProgramJob] = []
-    missing = iter([Lacking(column="label"), Lacking(n_rows=2000)])
+    missing = iter([Lacking(column="label"), Lacking(column="text"), Lacking(n_rows=2000)])
 
     def dry_run(job: ProgramJob) -> DryRun:
         ran.append(job)
@@ -656,8 +656,8 @@ def test_rows_are_invented_with_the_columns_that_a_program_asks_for(
     assert code == 0, said
     assert "asks for a column label" in said
     assert "asks for 2,000 rows" in said
-    assert "2,000 rows of text, label (labels of 2 classes), each text of 64 words" in printed
-    assert [each.invented for each in ran] == [("text",), ("text", "label"), ("text", "label")]
+    assert "2,000 rows of label, text (labels of 2 classes), each text of 64 words" in printed
+    assert [each.invented for each in ran] == [("text",), ("label",), *[("label", "text")] * 2]
     first = json.loads(ran[-1].files["invented-rows.jsonl"].splitlines()[0])
     assert (len(first["text"].split()), first["label"]) == (64, 0)
     code, _, said = run("trace", "--lengths", "64", "--data", "a.jsonl", "--", "python", script)
