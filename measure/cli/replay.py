@@ -10,7 +10,7 @@ import typer
 
 from measure.cli.job_flags import size_bytes
 from measure.output import write_result
-from planner.errors import ExitCode
+from measure.trace.report import verdict_sentence
 from planner.units import format_bytes
 
 if TYPE_CHECKING:
@@ -45,12 +45,13 @@ def replay_history(
     result = summary.result if summary.verdict is None else summary.verdict
     real = max(reserved_timeline(recorded.history), default=0)
     write_result(replay_json(summary, real) if as_json else _text(summary, result, real))
-    return int(ExitCode.GPU_MEMORY_SHORT if result.out_of_memory is not None else ExitCode.FITS)
+    return int(summary.exit_code)
 
 
 def _text(summary: Summary, result: ReplayResult, real: int) -> str:
     peak = summary.peak
-    lines = [
+    lines = [] if summary.verdict is None else [verdict_sentence(summary.verdict, summary.otherwise)]
+    lines += [
         f"{summary.n_events} events; outcome of the replay: {result.outcome}",
         f"reserved peak: replayed {format_bytes(result.peak_reserved_bytes)}, recorded {format_bytes(real)}",
         (

@@ -60,7 +60,9 @@ class InventedRows:
             raise NotModelledError(f"the program asks for {what}, which is too much to invent: --data FILE")
         if lacking.n_rows:
             return replace(self, n_rows=lacking.n_rows)
-        return replace(self, columns=(*self.columns, lacking.column))
+        # Nobody asked for the first: some programs drop the columns that their rows really have, by name.
+        asked = () if self.columns == _FIRST else self.columns
+        return replace(self, columns=(*asked, lacking.column))
 
     def to_jsonl(self) -> str:
         """One row a line, no two alike."""

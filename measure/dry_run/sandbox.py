@@ -10,10 +10,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measure.dry_run.guesses import not_here
+from measure.dry_run.guesses import Guesses, not_here
 from planner.units import MIB
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
@@ -155,13 +156,14 @@ class Walls:
         return f"{path}/".startswith((self._inside, *_ALWAYS))
 
 
-def close_in(folder: Path) -> None:
+def close_in(folder: Path, guesses: Guesses) -> None:
     """From now on this process writes only below ``folder`` and connects only to itself; for good."""
     walls = Walls(folder)
+    connect = partial(_connected, guesses)
     checks: dict[str, Callable[[tuple[Any, ...]], None]] = {
         "open": walls.check_open,
-        "socket.connect": lambda args: _connected(args[1]),
-        "socket.getaddrinfo": _connected,
+        "socket.connect": lambda args: connect(args[1]),
+        "socket.getaddrinfo": connect,
     }
     checks |= dict.fromkeys(_CHANGES, walls.check_change)
 
@@ -181,10 +183,13 @@ def _refused(path: Any) -> PermissionError:
     )
 
 
-def _connected(address: Any) -> None:
-    """An address is reached, or its name looked up, for which others would be asked."""
+def _connected(guesses: Guesses, address: Any) -> None:
+    """An address is reached, or its name looked up, for which others would be asked.  A program may go on
+    without an answer, so it is noted.
+    """
     host = address[0] if isinstance(address, tuple) else None
     if host and not os.fsdecode(host).startswith(_LOCAL):
+        guesses.assume("the network", "refused; the program may run otherwise", os.fsdecode(host))
         raise not_here(
             ConnectionRefusedError,
             f"a dry run has no network, but the program wants to reach {os.fsdecode(host)}: put what it asks "

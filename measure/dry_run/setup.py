@@ -36,7 +36,7 @@ from measure.dry_run.libraries import (
     trl_generation,
     xformers_library,
 )
-from measure.dry_run.libraries.files import holes, hub_files, processors, saving
+from measure.dry_run.libraries.files import diffusers_files, holes, hub_files, processors, saving
 from measure.dry_run.libraries.files.transformers_files import Checkpoints
 from measure.dry_run.libraries.importing import OnImport
 from measure.dry_run.messages import ProgramJob
@@ -66,6 +66,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     imports = OnImport()
     sys.meta_path.insert(0, imports)
     Checkpoints(guesses).install(imports)
+    diffusers_files.install(imports, guesses)
     bitsandbytes_library.install(imports, native, guesses)
     deepspeed_kernels.install(imports, guesses)
     flash_attention.install(imports, guesses)
@@ -93,7 +94,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     native.begin(workspace_bytes, PRODUCTS, READS_COPIES)
     # Imported libraries hold some million objects, which every collection would look at.
     gc.freeze()
-    close_in(Path(job.folder))
+    close_in(Path(job.folder), guesses)
     return Pretended(stages, guesses, (library, imports))
 
 

@@ -18,6 +18,7 @@ def replay_json(summary: Summary, recorded_bytes: int) -> str:
         "schema": REPLAY_SCHEMA_ID,
         "events": summary.n_events,
         "outcome": result.outcome,
+        "less_room_bytes": None if summary.otherwise is None else summary.otherwise.limit_bytes,
         "allocated_peak_bytes": summary.allocated_peak_bytes,
         "reserved_peak_bytes_replayed": result.peak_reserved_bytes,
         "reserved_peak_bytes_recorded": recorded_bytes,

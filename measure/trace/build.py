@@ -7,6 +7,7 @@ then turned into fake tensors.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers import modeling_flash_attention_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from measure.recipe.adapters import DTYPES, adapted
@@ -166,6 +168,24 @@ def _use_flash(model: Any, name: str) -> None:
     for module in model.modules():
         if isinstance(getattr(module, "config", None), transformers.PretrainedConfig):
             module.config._attn_implementation_internal = "flash_attention_2"
+        _become_flash(module)
+
+
+def _become_flash(module: Any) -> None:
+    """Falcon, GPT-J and others have a class for each kernel, and choose among them when they are made.
+
+    Source: transformers 5.23 models/falcon/modeling_falcon.py FALCON_ATTENTION_CLASSES; FlashAttention has
+    had the mask of the lower right since 2.1.
+    """
+    code = vars(sys.modules[type(module).__module__])
+    classes: dict[str, Any] = next(
+        (each for name, each in code.items() if name.endswith("_ATTENTION_CLASSES")), {}
+    )
+    if type(module) in classes.values():
+        module.__class__ = classes["flash_attention_2"]
+        module._flash_attn_uses_top_left_mask = False
+        # Imported there only where the package is.
+        code["_flash_attention_forward"] = modeling_flash_attention_utils._flash_attention_forward
 
 
 def base_model(scenario: Scenario, config: Any) -> Any:

@@ -128,6 +128,12 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         of_row = lambda w, x: torch.func.functional_call(small, {"weight": w}, (x,)).sum()
         rows_of = torch.func.vmap(torch.func.grad(of_row), in_dims=(None, 0))
         assert rows_of(small.weight, torch.ones(2, 8, device="cuda")).shape == (2, 8, 8)
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        parts = torch.linalg.svd(torch.randn(1024, 2048, device="cuda"), full_matrices=False)
+        # A matrix of 8 MiB and its copy, beside factors of 4 and 8 MiB and one row.
+        assert torch.cuda.max_memory_allocated() - held == (8 + 8 + 4 + 8 << 20) + 4096
+        del parts
         assert torch.linalg.solve(torch.randn(9, 64, 64, device="cuda"), large[:64, :3]).is_cuda
         gone = nn.Linear(1024, 1024, bias=False).cuda()
         gone(torch.ones(1, 1024, device="cuda")).sum().item()
@@ -136,6 +142,15 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         held = torch.cuda.memory_allocated()
         del gone
         assert torch.cuda.memory_allocated() == held - 4 * 1024**2
+        assert torch.cuda.HalfTensor(3, 4).shape == (3, 4) and torch.cuda.LongTensor([7]).tolist() == [7]
+        assert isinstance(large, torch.cuda.FloatTensor) and large.type() == "torch.cuda.FloatTensor"
+        assert large.cpu().type(torch.cuda.BFloat16Tensor).is_cuda
+        for kind in (torch.cuda.BFloat16Tensor, "torch.cuda.HalfTensor"):
+            torch.set_default_tensor_type(kind)
+            made = nn.Linear(2, 2).weight
+            assert made.is_cuda and made.dtype == torch.get_default_dtype() != torch.float32
+        torch.set_default_tensor_type(torch.FloatTensor)
+        assert torch.empty(2).device.type == "cpu" and torch.empty(2).dtype == torch.float32
         from torch._prims.rng_prims import run_dtensor_rng_op
         drawn = run_dtensor_rng_op(0, 4, torch.ops.aten.normal_.default, large)
         assert drawn is large
@@ -626,7 +641,7 @@ def test_rows_are_invented_with_the_columns_that_a_program_asks_for(
     refused.
     """
     ran: list[ProgramJob] = []
-    missing = iter([Lacking(column="label"), Lacking(n_rows=2000)])
+    missing = iter([Lacking(column="label"), Lacking(column="text"), Lacking(n_rows=2000)])
 
     def dry_run(job: ProgramJob) -> DryRun:
         ran.append(job)
@@ -641,8 +656,8 @@ def test_rows_are_invented_with_the_columns_that_a_program_asks_for(
     assert code == 0, said
     assert "asks for a column label" in said
     assert "asks for 2,000 rows" in said
-    assert "2,000 rows of text, label (labels of 2 classes), each text of 64 words" in printed
-    assert [each.invented for each in ran] == [("text",), ("text", "label"), ("text", "label")]
+    assert "2,000 rows of label, text (labels of 2 classes), each text of 64 words" in printed
+    assert [each.invented for each in ran] == [("text",), ("label",), *[("label", "text")] * 2]
     first = json.loads(ran[-1].files["invented-rows.jsonl"].splitlines()[0])
     assert (len(first["text"].split()), first["label"]) == (64, 0)
     code, _, said = run("trace", "--lengths", "64", "--data", "a.jsonl", "--", "python", script)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from measure.dry_run.cuda import cuda_bindings
+from measure.dry_run.cuda import cuda_bindings, legacy_types
 from measure.dry_run.cuda.card import CardFacts, LiveAllocator
 from measure.dry_run.cuda.cuda_bindings import CUDA_VERSION, Call, always, nothing, own
 from measure.dry_run.cuda.native import Native
@@ -79,6 +79,7 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator, guesses:
     torch.cuda.default_generators = generators  # type: ignore[assignment]
     torch.version.cuda = CUDA_VERSION
     _beside(facts)
+    legacy_types.install()
     _resizing(native)
     _copying_storages()
     _recording(native)

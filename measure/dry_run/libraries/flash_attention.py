@@ -7,6 +7,7 @@ of keys where the second repeats them, a temporary of one layer.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
@@ -14,15 +15,16 @@ from typing import Any
 
 import torch
 
+from measure.dry_run.cuda.cuda_bindings import always
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries import flash_attention_kernels, transformers_4
 from measure.dry_run.libraries.importing import Change, OnImport
 from measure.trace.cuda.flash_kernel import Varlen, flash_attn_func
 
 _VERSIONS = {"flash_attention_2": 2, "flash_attention_3": 3}
-# What Transformers asks the package kernels for (5.16 and 5.23 modeling_flash_attention_utils.py,
-# FLASH_ATTN_KERNEL_FALLBACK).
-_ON_THE_HUB = ("kernels-community/flash-attn2", "kernels-community/vllm-flash-attn3")
+# Repositories that the package kernels loads, by how their names end: those of Transformers 5.16 and 5.23
+# (modeling_flash_attention_utils.py, FLASH_ATTN_KERNEL_FALLBACK), and other builds of the same code.
+_ON_THE_HUB = re.compile(r"flash-att(?:n|ention)-?[23]?$")
 # The third is for Hopper's instructions: flash-attention hopper/flash_api.cpp mha_fwd.
 _CAPABILITY_OF_3 = 9
 
@@ -47,16 +49,27 @@ def _assume(guesses: Guesses, who: str) -> None:
 
 
 def _from_hub(guesses: Guesses) -> Change:
+    """A program may ask for a kernel and go on without it, so one that does not load is noted."""
+
     def change(module: ModuleType) -> None:
-        others = module.get_kernel
+        others, has_others = module.get_kernel, module.has_kernel
 
         def get_kernel(repo_id: str, *args: Any, **kwargs: Any) -> Any:
-            if repo_id not in _ON_THE_HUB:
+            if _ON_THE_HUB.search(repo_id):
+                _assume(guesses, repo_id)
+                found = SimpleNamespace(flash_attn_func=flash_attn_func, flash_attn_varlen_func=Varlen())
+                found.flash_attn_interface = found
+                return found
+            try:
                 return others(repo_id, *args, **kwargs)
-            _assume(guesses, repo_id)
-            return SimpleNamespace(flash_attn_func=flash_attn_func, flash_attn_varlen_func=Varlen())
+            except Exception:
+                guesses.assume("a kernel from the Hub", "not here; libraries may run otherwise", repo_id)
+                raise
 
-        module.get_kernel = get_kernel  # type: ignore[attr-defined]
+        def has_kernel(repo_id: str, *args: Any, **kwargs: Any) -> bool:
+            return bool(_ON_THE_HUB.search(repo_id)) or has_others(repo_id, *args, **kwargs)
+
+        vars(module).update(get_kernel=get_kernel, has_kernel=has_kernel)
 
     return change
 
@@ -73,7 +86,11 @@ def _as_package(guesses: Guesses) -> Change:
             cached = (None,) if hasattr(module, "_flash_with_kvcache_fn") else ()
             return flash_attn_func, Varlen(), *cached, module._pad_input, module._unpad_input
 
-        module._lazy_imports = functions  # type: ignore[attr-defined]
+        # Falcon, GPT-J and others ask these when they are imported or made; flash-attn has had the mask of
+        # the lower right since 2.1.
+        asked = {"is_flash_attn_available": True, "flash_attn_supports_top_left_mask": False}
+        answers = {name: always(value) for name, value in asked.items() if hasattr(module, name)}
+        vars(module).update(answers, _lazy_imports=functions)
 
     return change
 

@@ -77,6 +77,8 @@ def flash_attention(*, padded: bool, real_tokens: int) -> Iterator[None]:
         for name in _KEPT:
             stack.enter_context(mock.patch.object(flash, name, None))
         stack.enter_context(mock.patch.object(flash, "_lazy_imports", load))
+        # As a model does that is made with it; Falcon's own code names no implementation when it calls.
+        flash.lazy_import_flash_attention("flash_attention_2")
         stack.enter_context(
             mock.patch.object(flash, "_get_unpad_data", partial(_answer_unpadding, real_tokens))
         )

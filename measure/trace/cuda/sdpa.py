@@ -295,11 +295,22 @@ def _softmax_workspace(grad_out: torch.Tensor, output: torch.Tensor, *_: Any, **
     return [output.numel() * output.element_size()]
 
 
+def _svd_workspace(matrix: torch.Tensor, *_: Any, **__: Any) -> list[int]:
+    """A copy in columns, which the solver overwrites.
+    What cuSOLVER asks for beside it is not in torch's code, and left out.
+
+    Source: torch 2.13 ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp ``svd_cusolver``
+    (cloneBatchedColumnMajor; gesvdj_buffersize).
+    """
+    return [matrix.nbytes]
+
+
 PRODUCTS = frozenset(getattr(_aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
 """What cuBLAS computes, with a workspace that it keeps."""
 KERNEL_WORKSPACES: dict[Any, Callable[..., list[int]]] = {
     _aten.logsumexp.default: _logsumexp_workspace,
     _aten._softmax_backward_data.default: _softmax_workspace,
+    _aten._linalg_svd.default: _svd_workspace,
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward_workspace,
     _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward_workspace,
     _aten._flash_attention_backward.default: flash_workspace,

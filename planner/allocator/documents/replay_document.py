@@ -34,11 +34,14 @@ class ReplayedPhase(DocumentPart):
 
 
 class ReplayDocument(DocumentPart):
-    """A recorded history, replayed.  Terms are told by when a block was made and when it was let go."""
+    """A recorded history, replayed.  Terms are told by when a block was made and when it was let go.
+    ``less_room_bytes``: a limit with which it would end otherwise.
+    """
 
     schema_: Annotated[Literal["measure/replay@1"], Field(alias="schema")]
     events: Annotated[int, Field(gt=0)]
     outcome: Outcome
+    less_room_bytes: Bytes | None = None
     allocated_peak_bytes: Bytes
     reserved_peak_bytes_replayed: Bytes
     reserved_peak_bytes_recorded: Bytes

@@ -34,8 +34,8 @@ COLUMNS = ("repository", "commit", "folder", "card", "command", "versions", "sec
 
 @dataclass(frozen=True)
 class Program:
-    """``command`` in ``folder`` of a repository; ``makes`` lays its data into the copy, or without a commit
-    the program itself.
+    """``command`` in ``folder`` of a repository, which is all that is copied.
+    ``makes`` lays its data into the copy, or without a commit the program itself.
     ``options``: of ``measure trace``.  ``transformers``: how its version begins.
     ``variables``: of its environment, as ``NAME=VALUE``.
     """
@@ -59,13 +59,49 @@ def _tokens(root: Path) -> None:
         (root / f"data/openwebtext/{name}.bin").write_bytes(tokens.tobytes())
 
 
+def _llama_tokens(root: Path) -> None:
+    """A file of tokens as llm.c has it: a head of 256 numbers, then the tokens (dev/data/data_common.py)."""
+    draw, head = random.Random(0), [20240801, 7, 300_000]
+    drawn = (draw.randrange(128_000) for _ in range(head[2]))
+    tokens = array("I", (*head, *([0] * (256 - len(head))), *drawn))
+    folder = root / "dev/data/tinyshakespeare"
+    folder.mkdir(parents=True)
+    (folder / "tiny_shakespeare_val.bin").write_bytes(tokens.tobytes())
+
+
 NANOGPT = ("karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291")
 ON_EIGHT = "torchrun --standalone --nproc_per_node=8"
 PROGRAMS = (
     Program(*NANOGPT, "python train.py --compile=False", makes=_tokens),
     Program(*NANOGPT, "python train.py", makes=_tokens),
     Program(*NANOGPT, f"{ON_EIGHT} train.py --compile=False", card="h100-sxm:8", makes=_tokens),
-)
+    Program(
+        "pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8",
+        "torchrun --nnodes=1 --nproc_per_node=4 example.py",
+        folder="distributed/FSDP2", card="a100-80-sxm:4",
+    ),
+    Program(
+        "karpathy/llm.c", "f1e2ace651495b74ae22d45d1723443fd00ecd3a",
+        "python train_llama3.py --compile 1 --batch_size 4 --sequence_length 1024 --total_batch_size 8192",
+        card="h200-sxm", makes=_llama_tokens, options=("--lengths", "64"),
+    ),
+    Program(
+        "huggingface/peft", "5d602fdbff04c33c1c4de55cda9d4ae1d7cb7e40",
+        "python peft_no_lora_accelerate.py --model_name_or_path roberta-large --peft_type prefix_tuning "
+        "--output_dir out",
+        folder="examples/sequence_classification", options=("--lengths", "60"),
+    ),
+    Program(
+        "huggingface/trl", "f2cd57710ae345ea6428ae95363267fcf38a3dc8",
+        "python examples/scripts/ppo/ppo.py --dataset_name "
+        "trl-internal-testing/descriptiveness-sentiment-trl-style --dataset_train_split descriptiveness "
+        "--output_dir out --per_device_train_batch_size 16 --gradient_accumulation_steps 1 "
+        "--total_episodes 10000 --model_name_or_path EleutherAI/pythia-1b-deduped --sft_model_path "
+        "EleutherAI/pythia-1b-deduped --reward_model_path EleutherAI/pythia-1b-deduped "
+        "--missing_eos_penalty 1.0",
+        options=("--lengths", "60"),
+    ),
+)  # fmt: skip
 
 
 def main(clones: Path) -> None:
@@ -92,7 +128,8 @@ def ran(program: Program, clones: Path) -> dict[str, object]:
     """Columns of its row, from ``seconds`` on."""
     with tempfile.TemporaryDirectory() as copy:
         if program.commit:
-            archive = ("git", "-C", str(clones / program.repository.split("/")[1]), "archive", program.commit)
+            clone = str(clones / program.repository.split("/")[1])
+            archive = ("git", "-C", clone, "archive", program.commit, "--", program.folder)
             packed = subprocess.run(archive, stdout=subprocess.PIPE, check=True).stdout
             with tarfile.open(fileobj=io.BytesIO(packed)) as files:
                 files.extractall(copy, filter="data")

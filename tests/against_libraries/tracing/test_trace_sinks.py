@@ -19,3 +19,10 @@ def test_gpt_oss_allocates_what_flash_attention_does(checkpointing: bool) -> Non
     trace = traced(cell)
     plan = planned(cell, trace.phase)
     assert plan.allocated_bytes == pytest.approx(trace.allocated_bytes, rel=0.01)
+
+
+def test_falcon_has_a_class_of_its_own_for_flash_attention() -> None:
+    """It is chosen when a layer is made, which is before the kernel is switched on."""
+    trace = traced(Cell(0, "small", "falcon-7b", "lora", False, "flash2", 1, 2048))
+    plan = planned(Cell(0, "small", "falcon-7b", "lora", False, "flash2", 1, 2048), trace.phase)
+    assert plan.allocated_bytes == pytest.approx(trace.allocated_bytes, rel=0.01)

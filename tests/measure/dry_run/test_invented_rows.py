@@ -43,7 +43,12 @@ def test_what_a_program_misses_is_told_by_its_error(error: Exception, found: Lac
 
 def test_rows_hold_what_their_names_say() -> None:
     """A dialogue has as many words as a text, in two turns; no two rows are alike."""
-    rows = InventedRows(10).with_(Lacking(column="messages")).with_(Lacking(column="label"))
+    rows = InventedRows(10)
+    assert rows.columns == ("text",)
+    for number, name in enumerate(asked := ("messages", "label", "text")):
+        # What nobody asked for gives way to what somebody does.
+        rows = rows.with_(Lacking(column=name))
+        assert rows.columns == asked[: number + 1]
     first, second = (json.loads(line) for line in rows.to_jsonl().splitlines()[:2])
     assert len(first["text"].split()) == 10
     assert [len(turn["content"].split()) for turn in first["messages"]] == [5, 5]
@@ -56,7 +61,7 @@ def test_there_is_an_end() -> None:
     rows = InventedRows(1)
     with pytest.raises(NotModelledError, match=r"--data FILE"):
         rows.with_(Lacking(n_rows=10**6))
-    for number in range(23):
+    for number in range(24):
         rows = rows.with_(Lacking(column=f"c{number}"))
     with pytest.raises(NotModelledError, match=r"c3"):
         rows.with_(Lacking(column="one more"))

@@ -53,19 +53,22 @@ def test_what_an_installed_package_lacks_is_an_error_of_the_program(source: str)
 
 def test_a_name_that_is_looked_up_is_the_network() -> None:
     """Behind the error of the library that asked, as requests raises it."""
+    guesses = Guesses()
     with pytest.raises(OSError, match="no network") as caught:
-        _connected(("hub.example.org", 443, 0, 1, 0))
+        _connected(guesses, ("hub.example.org", 443, 0, 1, 0))
     behind = RuntimeError("no more retries")
     behind.__context__ = caught.value
     found = missing_behind(behind)
     assert isinstance(found, ConnectionRefusedError)
     assert "hub.example.org" in str(found)
+    # A program that catches it goes on, and may take another path.
+    assert [each.origin for each in guesses.listed()] == ["hub.example.org"]
 
 
 @pytest.mark.parametrize("address", [("localhost", 0), ("127.0.0.1", 29500), (None, 0), "/run/socket"])
 def test_this_machine_is_no_network(address: object) -> None:
     """Ranks of a program find each other there."""
-    _connected(address)
+    _connected(Guesses(), address)
 
 
 @pytest.mark.parametrize(

@@ -67,14 +67,42 @@ def test_a_version_runs_on_cards_that_have_its_kernel(
             Model()._flash_attn_import_error(version)
 
 
-@pytest.mark.parametrize("name", ["kernels-community/flash-attn2", "kernels-community/vllm-flash-attn3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kernels-community/flash-attn2",
+        "kernels-community/vllm-flash-attn3",
+        "kernels-community/flash-attn3",
+        "varunneal/flash-attention-3",
+    ],
+)
 def test_kernels_of_the_hub_are_torchs_copy(changes: dict[str, Change], name: str) -> None:
     """Others come from where they came from."""
     module = ModuleType("kernels")
-    module.get_kernel = lambda repo_id: SimpleNamespace(of=repo_id)  # type: ignore[attr-defined]
+    vars(module).update(get_kernel=lambda repo_id: SimpleNamespace(of=repo_id), has_kernel=lambda _: False)
     changes["kernels"](module)
+    assert module.has_kernel(name)
+    assert not module.has_kernel("someone/flash-attn4")
     assert callable(module.get_kernel(name).flash_attn_func)
+    assert callable(module.get_kernel(name).flash_attn_interface.flash_attn_func)
     assert module.get_kernel("someone/else").of == "someone/else"
+
+
+def test_a_kernel_that_a_program_goes_on_without_is_noted() -> None:
+    """nanochat catches whatever is raised, and takes another path."""
+    imports, guesses, module = Imports(), Guesses(), ModuleType("kernels")
+
+    def nothing_here(repo_id: str) -> None:
+        raise FileNotFoundError(repo_id)
+
+    vars(module).update(get_kernel=nothing_here, has_kernel=nothing_here)
+    install(cast("Any", imports), guesses)
+    imports.changes["kernels"](module)
+    with pytest.raises(FileNotFoundError):
+        module.get_kernel("someone/else")
+    assert [(each.name, each.origin) for each in guesses.listed()] == [
+        ("a kernel from the Hub", "someone/else")
+    ]
 
 
 @pytest.mark.parametrize(("release", "changed"), [("4.42.4", False), ("4.43.0", True)])

@@ -73,6 +73,25 @@ def test_the_command_compares_replay_and_record(tmp_path: Path, capsys: pytest.C
     assert main(["replay", str(path), "--fits", "10MiB"]) == 3
 
 
+def test_a_history_that_goes_on_with_less_room_is_uncertain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The events of the same test of a trace (test_timeline.py), in MiB."""
+    sizes = [("alloc", 1, 60), ("free", 1, 60), ("alloc", 2, 70), ("alloc", 3, 10), ("free", 2, 70)]
+    trace = [
+        entry(action if action == "alloc" else name, number << 30, size * MIB, 10 + step)
+        for step, (action, number, size) in enumerate([*sizes, ("alloc", 4, 76)])
+        for name in ("free_requested", "free_completed")[: 1 + (action == "free")]
+    ]
+    path = tmp_path / "h.jsonl.gz"
+    path.write_bytes(pack_history({**SNAPSHOT, "device_traces": [trace]}, 0, []))
+    codes = {size: main(["replay", str(path), "--fits", f"{size}MiB"]) for size in (84, 129, 132, 136)}
+    assert codes == {84: 3, 129: 0, 132: 4, 136: 0}
+    capsys.readouterr()
+    assert main(["replay", str(path), "--fits", "132MiB", "--json"]) == 4
+    assert 86 * MIB <= json.loads(capsys.readouterr().out)["less_room_bytes"] < 132 * MIB
+
+
 HEADER = {
     "schema": "finetune-planner/alloc-history/1",
     "device": 0,
