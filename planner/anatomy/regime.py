@@ -28,9 +28,9 @@ class Regime:
     ``master``: separate fp32 masters (0: none); ``state``: each element of an unquantised optimizer state.
     ``adapter``: adapters as they are kept; ``adapter_seen``: as their layers see them, which FSDP gathers in
     the compute dtype (torch 2.13 distributed/fsdp MixedPrecisionPolicy ``param_dtype``, set by accelerate
-    1.15); ``sees_adapter_shards``: PEFT reads their dtype from shards in fp32, and casts their input to it,
-    because FSDP1 gathers each behind that, as a unit (peft 0.21 tuners/lora/layer.py Linear.forward,
-    ``_cast_input_dtype``; torch 2.13 distributed/fsdp _runtime_utils.py _pre_forward, which casts it again).
+    1.15).  ``sees_adapter_shards``: PEFT reads their dtype from shards in fp32, and casts their input to it,
+    because FSDP1 gathers each behind that, as a unit.  Source: peft 0.21 tuners/lora/layer.py Linear.forward,
+    ``_cast_input_dtype``; torch 2.13 distributed/fsdp _runtime_utils.py _pre_forward, which casts it again.
     """
 
     engine: Engine

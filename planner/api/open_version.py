@@ -22,7 +22,7 @@ from planner.report.render.numbers import gib
 _DECIDE = ("stack", "versions")
 """Fields that say the version."""
 _MORE = "both were tried, and the one that needs more is shown"
-_EACH = "each was tried, and all end alike"
+_EACH = "each that runs was tried, all end alike"
 _MOST_WAYS = 6
 _SHORT = ("does_not_fit", "host_memory_short")
 
@@ -54,7 +54,7 @@ def answer_of_versions(
     numbers of the one that needs the most.  What the likeliest refuses is refused; where it is an older one
     that is not modelled, the newest is answered for, which a remark says.  Of what is on or off by version,
     both are answered, and the one that needs more is the answer.  Of what is a script's own, every way is
-    answered that its libraries take, and the first is the answer where all end alike.
+    answered that its libraries take, and the one that needs the most is the answer where all end alike.
 
     Raises:
         PlannerError: no version has an answer; what the likeliest says.
@@ -69,7 +69,7 @@ def answer_of_versions(
                 raise
             refusal = refusal or (stack, error)
         else:
-            found.append(ways if each.either else sorted(ways, key=lambda pair: -_needs(pair[0])))
+            found.append(sorted(ways, key=lambda pair: -_needs(pair[0])))
     if not found and refusal is not None:
         raise refusal[1]
     checked, chosen = found[0][0]
@@ -138,7 +138,7 @@ def _with_more(checked: Checked, chosen: ConfigFile, left: Sequence[str]) -> Che
     """``checked`` with a remark on what is ``left`` to the version, and the flags that ask for the same."""
     asked = {name: f"{chosen.needs[name]}; {_MORE}" for name in left if name not in chosen.either}
     for name, (sentence, values) in chosen.either.items():
-        asked[name] = f"{sentence}; of {', '.join(values)} {_EACH}: the first is shown"
+        asked[name] = f"{sentence}; of {', '.join(values)} {_EACH}, and the one that needs the most is shown"
     texts = (asked[name].removeprefix(f"{checked.config}: ") for name in left)
     more = checked.details or f"plan --config {checked.config} --details, with the same flags"
     flags = " ".join(_flag(chosen, name) for name in left)

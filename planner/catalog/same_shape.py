@@ -78,7 +78,7 @@ _OTHER_HEADS = ("reward", "prm", "embed", "rerank")
 # Training for a language often enlarges the vocabulary; so do these makers and further training from scratch.
 _OTHER_VOCABULARY = frozenset({
     *("vocab", "vocabulary", "extended", "tokenizer", "multilingual", "pretrain", "pretrained", "cpt", "unit",
-    "units", "addtoken", "addtokens"),
+    "units", "addtoken", "addtokens", "student", "teacher", "half", "sliced", "expand", "resize"),
     *("zh", "cn", "ja", "jp", "ko", "kor", "ar", "vi", "ru", "openbuddy", "ziya"),
 })  # fmt: skip
 _LANGUAGES = words(

@@ -436,7 +436,7 @@ def _resolve_loss(ledger: Ledger, setting: RecipeContext, task: Task) -> Loss:
     if task in LANGUAGE_TASKS:
         loss: Loss = ledger.choose("loss", setting.defaults.loss, setting.origin)
         if loss == "liger" and not takes_liger_loss(setting.model, setting.stack):
-            ledger.reword("loss", "hf", f"Liger passes over {setting.model.architecture} models here")
+            ledger.reword("loss", "hf", f"Liger's is not made for {setting.model.architecture} models here")
             return "hf"
         return loss
     in_pieces = takes_tiles(task, setting.stack)

@@ -38,7 +38,7 @@ from planner.intake.linears import (
 from planner.intake.model_parallel import check_parallel, degrees
 from planner.intake.own_losses import with_own_loss
 from planner.intake.rules.all_rules import Case, check
-from planner.intake.supported import is_layer_of_another, takes_liger_loss
+from planner.intake.supported import is_layer_of_another, takes_liger
 from planner.intake.tasks import labels_of, stack_for, trained_model, with_trained_head
 from planner.intake.versions import enter_own_versions, resolve_versions
 
@@ -257,10 +257,10 @@ def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:
         pairs[name.strip()] = value.strip()
     if model.vision is None:
         pairs.pop("tower_units", None)
-    if ledger.request.get("loss") == "liger" and not takes_liger_loss(model, stack):
-        # A file that switches Liger on says its norms and feed-forward parts, too.
-        pairs.pop("fused_norm", None)
-        pairs.pop("fused_mlp", None)
+    for name in [name for name, value in pairs.items() if value == "liger"]:
+        pairs[name] = "true"
+        if not takes_liger(model, stack):
+            del pairs[name]
     classes = pairs.pop("fsdp_layer_class", "").split("+")
     if other := next((name for name in classes if is_layer_of_another(name, model)), ""):
         pairs["fsdp_layer_class"] = other

@@ -104,8 +104,18 @@ _LIGER_SEES = frozenset({
 })  # fmt: skip
 
 
+_LOSS_ALONE = ("granite", "pixtral")
+
+
+def takes_liger(model: ModelSpec, stack: Stack) -> bool:
+    """Whether Liger has a function for models of this type, be it one that leaves the loss alone
+    (liger-kernel 0.8.5 transformers/monkey_patch.py apply_liger_kernel_to_granite, _to_pixtral).
+    """
+    return bool({"any", model.architecture} & {*stack.liger_models}) or model.architecture in _LOSS_ALONE
+
+
 def takes_liger_loss(model: ModelSpec, stack: Stack) -> bool:
-    """Whether the switch for Liger's fused loss changes anything of this model.
+    """Whether the switch for Liger's fused loss changes the loss of this model.
 
     Transformers and LLaMA-Factory pass over types without a function of Liger's (liger-kernel 0.8.5
     transformers/monkey_patch.py _apply_liger_kernel_to_instance; llamafactory 0.9.5

@@ -119,7 +119,7 @@ def test_without_torch_nothing_is_bounded(
     [
         (("--task", "dpo"), "--task dpo"),
         (("--offload", "optimizer", "--sharding", "zero2", "--gpus", "2"), "--offload optimizer"),
-        (("--loss", "liger"), "--loss liger"),
+        (("--loss", "liger", "--stack", "axolotl"), "--loss liger"),
         (("--attention", "flash2"), "no flash2 attention"),
         (("--gpus", "2", "--tensor-parallel", "2", "--stack", "torchtitan"), "tensor parallel of 2"),
     ],

@@ -8,10 +8,10 @@ ms-swift 4.6.0 swift/cli/main.py; llamafactory 0.9.5 launcher.py; axolotl 0.19.0
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from planner.configs.launchers.launcher_options import (
     TORCHRUN_SWITCHES,
     names_of,
 )
-from planner.configs.launchers.named_files import launch_table, named_file, with_files_here
+from planner.configs.launchers.named_files import from_folder, launch_table, named_file, with_files_here
 from planner.configs.launchers.script_names import MODULES_OF, refuse_script, said_by_name, trains_always
 from planner.configs.launchers.shell import commands_with_variables
 from planner.configs.launchers.tune_words import TRAINS_NOTHING, config_and_rest, overridden, refuse_recipe
@@ -53,7 +53,8 @@ _TRAINS = names_of(
     "per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps learning_rate "
     "peft_method"
 )
-# What evaluates or answers, by a launcher.
+_MOVES = re.compile(r"^cd[ \t]+([^\s;&|]+)", re.MULTILINE)
+# What evaluates or answers, by a launcher; behind an option it may be a value.
 _TRAINS_NOT = names_of("lm_eval lighteval vllm")
 # Modules that train.
 _MODULES = ("axolotl.cli.train", "llamafactory.launcher", *MODULES_OF)
@@ -169,22 +170,14 @@ def _every_command(path: Path, text: str) -> list[tuple[list[str], dict[str, str
             path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
         )
     found, folder = list[tuple[list[str], dict[str, str]]](), Path()
+    # Neither of subshells, nor of functions and branches, which are written further right.
+    moves = {move.strip("\"'") for move in _MOVES.findall(text)}
     for words, variables in commands_with_variables(path, text):
-        if words[:1] == ["cd"] and len(words) == 2:
+        if words[:1] == ["cd"] and len(words) == 2 and words[1] in moves:
             folder /= words[1]
         for command in list(handed_over(words)) or [words]:
-            found.append(([_from_folder(path, folder, word) for word in command], variables))
+            found.append(([from_folder(path, folder, word) for word in command], variables))
     return found
-
-
-def _from_folder(path: Path, folder: Path, word: str) -> str:
-    """A word, or the file of this name in the ``folder`` into which the text ``path`` went before it."""
-    name, mark, file = word.rpartition("=")
-    if folder == Path() or not file.endswith((".py", ".conf", *_DATA_SUFFIXES)) or "$" in file:
-        return word
-    places = (start / folder / file for start in (Path(), path.parent))
-    found = next(filter(os.path.isfile, places), None)  # Path.is_file fails at names that are too long.
-    return word if found is None else f"{name}{mark}{found}"
 
 
 def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> None:
@@ -239,7 +232,7 @@ def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool
         return TRAINS_NOTHING.isdisjoint(words)
     return (
         bool(kind)
-        and _TRAINS_NOT.isdisjoint(words)
+        and _TRAINS_NOT.isdisjoint(word for before, word in pairwise(("", *words)) if before[:2] != "--")
         and (
             kind != "python"
             or _option(words, "-m") in _MODULES

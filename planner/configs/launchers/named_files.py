@@ -77,3 +77,13 @@ def _looked_for(path: Path, file: Any) -> Path | None:
     if os.path.exists(here):  # noqa: PTH110 - Path.exists fails at names that are too long
         return here
     return found_file(here, path)
+
+
+def from_folder(path: Path, folder: Path, word: str) -> str:
+    """A word, or the file of this name in the ``folder`` into which the text ``path`` went before it."""
+    name, mark, file = word.rpartition("=")
+    if folder == Path() or not file.endswith((".py", ".conf", ".yaml", ".yml", ".json")) or "$" in file:
+        return word
+    places = (start / folder / file for start in (Path(), path.parent))
+    found = next(filter(os.path.isfile, places), None)  # Path.is_file fails at names that are too long.
+    return word if found is None else f"{name}{mark}{found}"

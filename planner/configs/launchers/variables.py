@@ -25,14 +25,16 @@ _SET_ARRAY = re.compile(rf"{_SETS}(\+?)=\(([^()`;|&<>]*)\)[ \t]*(?:#.*)?$", re.D
 # A quote or a list that ends on a later line.
 _GOES_ON = re.compile(rf"{_SETS}(?:=(?P<quote>[\"'])(?!.*(?P=quote))|\+?=\((?!.*\)))")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*")
-_SET_ANYWHERE = re.compile(rf"(?:^|[\s;&|(])(?:(?:for|select)[ \t]+)?({_NAME})(?:\+?=|[ \t]+in\b)")
+_SET_ANYWHERE = re.compile(
+    rf"(?:^|[\s;&|(])(?:(?:for|select)[ \t]+)?({_NAME})(?:(?:\[[^\]]*\])?\+?=|[ \t]+in\b)"
+)
 # What sets a variable in quotes, too.
 _DECLARES = re.compile(r"^[ \t]*(?:export|declare|typeset|local|readonly)\b")
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"")
 # Arithmetic that sets a variable: ``((N*=2))``, ``((N++))``, ``let N=2``.
 _RECKONED = re.compile(r"\(\((.*?)\)\)|(?:^|[\s;&|])let[ \t]+(.*)")
 _SETS_IN_ARITHMETIC = re.compile(
-    rf"({_NAME})[ \t]*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)|(?:\+\+|--)[ \t]*({_NAME})"
+    rf"({_NAME})(?:\[[^\]]*\])?[ \t]*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)|(?:\+\+|--)[ \t]*({_NAME})"
 )
 _PRINTED = re.compile(rf"\bprintf[ \t]+-v[ \t]+({_NAME})")
 # What may set any variable; ``set`` with options of the shell sets none, nor does what prepares a shell or an
@@ -54,6 +56,8 @@ _USED = re.compile(
 )
 # One word of an array by its number, how many it has, and the numbers of all.
 _WORD = re.compile(rf"\$\{{({_NAME})\[\$?\{{?(\d{{1,4}}|{_NAME})\}}?\]\}}")
+# Variables, and words that the shell makes others of.
+_DEPENDS = re.compile(r"[${*?\[~]")
 _LENGTH = re.compile(rf"\$\{{#({_NAME})\[[@*]\]\}}")
 _NUMBERS = re.compile(rf"\"?\$\{{!({_NAME})\[[@*]\]\}}\"?")
 _UNSET = re.compile(rf"\$(?:\{{({_NAME}|\d+)\}}|({_NAME}|\d))")
@@ -232,7 +236,7 @@ class Known:
 def _words_of(array: str | None) -> list[str] | None:
     """The words of an array, where none of them depends on anything."""
     try:
-        return None if array is None or "$" in array else shlex.split(array)
+        return None if array is None or _DEPENDS.search(array) else shlex.split(array)
     except ValueError:
         return None
 

@@ -35,7 +35,7 @@ def say_liger(reading: Reading, origin: str, config: Keys | None = None, *, loss
             say_cross_entropy(reading, config.where("cross_entropy"))
     for switch, name in _SWITCHES.items():
         if kernels.get(name) is not False:
-            reading.switch(switch, True, origin)
+            reading.switch(switch, "liger", origin)
     if config is not None:
         config.skip(("rope", "cross_entropy", "layer_norm", "geglu", "fused_linear_jsd"))
 

@@ -41,7 +41,9 @@ _TABLE = dict.fromkeys(
 _OTHER_TASK = re.compile(
     r"^beta$|teacher|student|distil|(?:^|_)ref_|reward|critic|policy|dpo|kto|ppo|grpo|prompt_length"
     r"|num_generations|(?:^|_)kl(?:_|$)|(?:^|_)mm_|vision|image|pixel|video|audio|speech"
+    r"|(?:assistant|draft|second|aux)\w*_model|model_name_or_path_|negative|contrastive"
 )
+_OFF = ("none", "null", "false", "")
 _NOT_KNOWN = "what the script does with it is not known"
 _ADAPTERS = {"lora_r": "lora_rank", "lora_rank": "lora_rank", "lora_dropout": "lora_dropout"}
 _TARGETS = ("lora_target_modules", "target_modules")
@@ -106,11 +108,11 @@ def _leave_open(keys: Keys, reading: Reading, *, adapts: bool) -> None:
         NotModelledError: it trains something else than a language model.
     """
     for name in keys.left_over_here():
-        if _OTHER_TASK.search(name) and keys.get(name) not in (None, False):
+        if _OTHER_TASK.search(name.lower()) and str(keys.get(name)).lower() not in _OFF:
             why = "a script of one's own is read as one that trains a language model on next tokens alone"
             raise keys.not_modelled(name, f"{why}: say the job by flags (plan --help)")
     if "method" in reading.needs:
-        methods = ("lora", "qlora") if adapts else ("full", "lora", "qlora")
+        methods = ("lora", "qlora") if adapts and not _switched_off(keys) else ("full", "lora", "qlora")
         reading.either["method"] = (reading.needs["method"], methods)
     if reading.value("load_dtype") is None and not keys.has("block_size"):
         sentence = f"{keys.path}: in which dtype the weights are loaded is the script's: say --load-dtype"
@@ -130,6 +132,10 @@ def _read_kernel(keys: Keys, reading: Reading) -> None:
     if flash and reading.value("attention") is None:
         reading.say("attention", "flash2", keys.where(flash))
         reading.remark(keys.where(flash), "taken as FlashAttention 2; --attention says another")
+
+
+def _switched_off(keys: Keys) -> bool:
+    return any(keys.flag(name) is False for name in _ADAPTS)
 
 
 def _read_adapters(keys: Keys, reading: Reading) -> str:

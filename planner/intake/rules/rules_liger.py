@@ -23,7 +23,7 @@ LIGER_RULES = (
     Rule(
         "liger-lacks-model",
         "warn",
-        "Liger's switch changes nothing of this model here, and all logits are made",
+        "Liger's fused loss is not made for this model here: all logits are",
         _is_passed_over,
         lambda case: f"{case.model.architecture}, {case.stack.id}",
     ),

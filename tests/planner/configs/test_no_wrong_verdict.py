@@ -339,9 +339,9 @@ def test_kernels_of_liger_that_a_config_takes_out_are_out(tmp_path: Path) -> Non
         + "use_liger_kernel: true\nliger_kernel_config: {fused_linear_cross_entropy: false, swiglu: false}\n"
     )
     request = read_config_file(written(tmp_path, text)).request
-    assert (request.get("loss"), request.get("switches")) == ("hf", ("fused_norm=true",))
+    assert (request.get("loss"), request.get("switches")) == ("hf", ("fused_norm=liger",))
     old = read_config_file(written(tmp_path, TRAINER + "use_liger_kernel: true\nsave_safetensors: true\n"))
-    assert old.request.get("switches") == ("fused_norm=true", "fused_mlp=true", "liger_loss=true")
+    assert old.request.get("switches") == ("fused_norm=liger", "fused_mlp=liger", "liger_loss=true")
     flags = {"model": "7b", "method": "full", "seq": 512, "gpu": "a100-80-sxm"}
     assert resolve(with_flags(old, from_flags(flags))).recipe.loss == "liger"
 

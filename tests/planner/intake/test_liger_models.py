@@ -24,7 +24,6 @@ def _scenario(model: str, **flags: object) -> Scenario:
         # LLaMA-Factory has a list of its own, which is shorter.
         ("olmo-3-7b", "llama-factory", "hf"),
         ("qwen3-8b", "llama-factory", "liger"),
-        ("qwen3-8b", "llama-factory@0.8", "hf"),
         # Axolotl has a forward for all of them.
         ("command-r7b-12-2024", "axolotl", "liger"),
     ],
@@ -36,13 +35,22 @@ def test_the_switch_reaches_the_models_that_the_software_lists(model: str, stack
 
 def test_an_older_version_knows_fewer_models() -> None:
     """The list is that of the version."""
-    versions = {"versions": ("liger-kernel==0.6.1",)}
+    versions = {"versions": ("liger-kernel==0.6.4",)}
     assert _scenario("qwen3-8b", **versions).recipe.loss == "liger"
-    assert _scenario("olmo-3-7b", **versions).recipe.loss == "hf"
+    assert _scenario("exaone-4.0-1.2b").recipe.loss == "liger"
+    assert _scenario("exaone-4.0-1.2b", **versions).recipe.loss == "hf"
 
 
-def test_norms_that_a_file_switches_on_with_liger_stay_as_they_are() -> None:
-    """Where Liger passes the model over, its norms are those of Transformers."""
-    switches = {"switches": ("fused_norm=true", "fused_mlp=true")}
-    assert _scenario("llama-3.1-8b", **switches).stack.fused_norm
-    assert not _scenario("bloom-1b1", **switches).stack.fused_norm
+def test_kernels_that_a_file_switches_on_with_liger_need_a_function() -> None:
+    """Where Liger passes the model over, its norms are those of Transformers, whatever the loss; Granite's
+    function leaves the loss alone.
+    """
+    switches = {"switches": ("fused_norm=liger", "fused_mlp=liger")}
+    for model, loss, fused in (
+        ("llama-3.1-8b", "hf", True),
+        ("bloom-1b1", "hf", False),
+        ("granite-3.1-2b", "liger", True),
+    ):
+        stack = _scenario(model, loss=loss, **switches).stack
+        assert (stack.fused_norm, stack.fused_mlp) == (fused, fused)
+    assert _scenario("bloom-1b1", switches=("fused_norm=true",)).stack.fused_norm

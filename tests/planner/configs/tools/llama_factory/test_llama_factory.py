@@ -74,7 +74,10 @@ def recipe_of(folder: Path, text: str) -> Any:
         ("quantization_bit: 8\n", {"quantization": "int8", "double_quant": None, "quant_storage": None}),
         ("use_reentrant_gc: false\n", {"checkpoint_reentrant": False}),
         ("disable_gradient_checkpointing: true\n", {"gradient_checkpointing": False}),
-        ("enable_liger_kernel: true\n", {"loss": "liger", "switches": ("fused_norm=true", "fused_mlp=true")}),
+        (
+            "enable_liger_kernel: true\n",
+            {"loss": "liger", "switches": ("fused_norm=liger", "fused_mlp=liger")},
+        ),
         ("optim: adamw_torch\n", {"optimizer": "adamw_torch"}),
         ("loraplus_lr_ratio: 16\npissa_init: true\n", {"method": "lora", "optimizer": None}),
         (
