@@ -161,9 +161,7 @@ def _odds(passes: Passes, inputs: Inputs) -> torch.Tensor:
     if passes.kernel in _WHOLE:
         logps = _logps_of_all(logits, inputs["input_ids"])
     else:
-        cut, targets = logits[:, :-1, :], inputs["input_ids"][:, 1:]
-        of_tokens = fused_log_softmax if passes.kernel == "tiles" else selective_log_softmax
-        logps = of_tokens(cut, targets).sum(-1)
+        logps = _of_tokens(passes, logits[:, :-1, :], inputs["input_ids"][:, 1:]).sum(-1)
     loss = likelihood - nn.functional.logsigmoid(torch.sub(*logps.float().chunk(2))).mean()
     for half in logits.detach().chunk(2, dim=0):
         half.mean()
@@ -221,20 +219,20 @@ def _kto_shifted_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
     targets = inputs["input_ids"][:, 1:]
 
     def divergence_of(model: Any) -> torch.Tensor:
-        return selective_log_softmax(model(**_without_labels(inputs)).logits[:, :-1, :], targets).sum(-1)
+        return _of_tokens(passes, model(**_without_labels(inputs)).logits[:, :-1, :], targets).sum(-1)
 
     with passes.aside():
         divergence = divergence_of(passes.model)
     outputs = passes.model(**_without_labels(inputs))
     logits = outputs.logits[:, :-1, :]
-    logps = selective_log_softmax(logits, targets).sum(-1)
+    logps = _of_tokens(passes, logits, targets).sum(-1)
     with passes.as_before() as reference:
         ref_divergence = divergence_of(reference)
         passes.enter("reference_2")
         ref_outputs = reference(**_without_labels(inputs))
-    ref_logps = selective_log_softmax(ref_outputs.logits[:, :-1, :], targets).sum(-1)
+    ref_logps = _of_tokens(passes, ref_outputs.logits[:, :-1, :], targets).sum(-1)
     loss = _kto(logps - ref_logps, divergence - ref_divergence)
-    _entropy(logits.detach())
+    _entropy(passes, logits.detach())
     samples = logits.detach().index_select(0, torch.zeros(len(logits), dtype=torch.int64))
     _completions(samples).mean(-1).sum()
     return loss
@@ -311,15 +309,15 @@ def _shifted_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
     outputs = passes.model(**_without_labels(inputs), use_cache=False)
     targets = inputs["input_ids"][..., 1:]
     logits = outputs.logits[..., :-1, :]
-    chosen, rejected = selective_log_softmax(logits, targets).sum(dim=1).chunk(2, dim=0)
+    chosen, rejected = _of_tokens(passes, logits, targets).sum(dim=1).chunk(2, dim=0)
     before: tuple[Any, ...] = _known(inputs)
     if passes.recipe.has_reference:
         with passes.as_before() as reference:
             ref_outputs = reference(**_without_labels(inputs), use_cache=False)
         ref_logits = ref_outputs.logits[..., :-1, :]
-        before = selective_log_softmax(ref_logits, targets).sum(dim=1).chunk(2, dim=0)
+        before = _of_tokens(passes, ref_logits, targets).sum(dim=1).chunk(2, dim=0)
     loss = _sigmoid(chosen, rejected, *before)
-    _entropy(logits.detach())
+    _entropy(passes, logits.detach())
     for half in logits.detach().chunk(2, dim=0):
         _completions(half).mean(-1).sum()
     return loss
@@ -439,8 +437,24 @@ def selective_log_softmax(logits: torch.Tensor, index: torch.Tensor) -> torch.Te
     return torch.stack(per_token)
 
 
-def _entropy(logits: torch.Tensor) -> None:
-    """``entropy_from_logits``, whose reshape copies logits that were cut by one position."""
+def _of_tokens(passes: Passes, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of ``targets`` [rows, tokens] as this software takes them of cut logits.
+
+    Source: axolotl 0.19.0 monkeypatch/trainer/utils.py selective_log_softmax, whose reshape copies what has
+    gaps between rows.
+    """
+    if passes.kernel == "fused_rows":
+        return fused_log_softmax(logits.contiguous(), targets)
+    return (fused_log_softmax if passes.kernel == "tiles" else selective_log_softmax)(logits, targets)
+
+
+def _entropy(passes: Passes, logits: torch.Tensor) -> None:
+    """``entropy_from_logits``, whose reshape copies logits that were cut by one position.
+
+    Axolotl's kernel reads them where they lie.
+    """
+    if passes.kernel == "fused_rows":
+        return
     for piece in torch.split(logits.reshape(-1, logits.shape[-1]), _ENTROPY_ROWS):
         logps = nn.functional.log_softmax(piece, dim=-1)
         -(torch.exp(logps) * logps).sum(-1)
@@ -459,6 +473,7 @@ def _without_labels(inputs: Inputs) -> Inputs:
 
 _KTO_LOSSES: dict[str, Loss] = {
     "shifted_rows": _kto_shifted_rows,
+    "fused_rows": _kto_shifted_rows,
     "rows": _kto_rows,
     "rows_and_hidden": _kto_rows,
     "whole": _kto_whole,
@@ -468,6 +483,7 @@ _KTO_LOSSES: dict[str, Loss] = {
 _LOSSES: dict[str, Loss] = {
     "tiles": _tiles,
     "shifted_rows": _shifted_rows,
+    "fused_rows": _shifted_rows,
     "rows": _rows,
     "rows_and_hidden": _rows,
     "whole": _whole,
