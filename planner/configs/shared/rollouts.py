@@ -87,10 +87,10 @@ def _read_dropout(keys: Keys, reading: Reading) -> None:
 
 
 def _drops_itself(model: ModelSpec) -> bool:
-    """Whether a model has dropout of its own, be it over the residual width or in attention."""
+    """Whether a model has modules of dropout, be they over the residual width or in attention."""
     blocks = [group.block for group in model.groups]
     own = any(block.dropouts or block.attention.dropout for block in blocks)
-    return own or model.embedding_dropout
+    return (own or model.embedding_dropout) and not model.drops_by_function
 
 
 def _read_sequences(keys: Keys, reading: Reading) -> None:

@@ -42,6 +42,7 @@ KERNELS: dict[str, dict[str, Any]] = {
         "versions": ("trl==1.14.0",),
     },
     "rows": {"stack": "trl", "switches": ("pair_logps=rows",), "versions": ("trl==1.14.0",)},
+    "fused_rows": {"stack": "axolotl", "checkpoint_reentrant": False},
     "whole": {"stack": "llama-factory", "checkpoint_reentrant": False},
     "whole_twice": {
         "stack": "llama-factory",
@@ -86,7 +87,7 @@ LET_GO = {
 TASKS = [
     *(("dpo", kernel) for kernel in PLAIN),
     *(("kto", kernel) for kernel in PLAIN),
-    *(("orpo", kernel) for kernel in ("tiles", "rows", "whole", "whole_and_chosen")),
+    *(("orpo", kernel) for kernel in ("tiles", "fused_rows", "rows", "whole", "whole_and_chosen")),
     ("simpo", "whole"),
     ("simpo", "whole_and_chosen"),
     ("simpo", "rows_alone"),
@@ -199,6 +200,16 @@ def test_a_reference_that_was_asked_before(kernel: str, tmp_path: Path) -> None:
     said = KERNELS[kernel]
     switches = (*said.get("switches", ()), "caches_reference=true")
     assert_same_peak(scenario_of("dpo", kernel, tmp_path, switches=switches))
+
+
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [("starcoder2-3b", "dpo"), pytest.param("opt-1.3b", "kto", marks=pytest.mark.slow)],
+)
+def test_dropout_that_no_trainer_switches_off(model: str, task: str, tmp_path: Path) -> None:
+    """TRL sets modules of dropout to zero; these models call a function."""
+    said = {"gradient_checkpointing": False, "attention": "eager"}
+    assert_same_peak(scenario_of(task, "tiles", tmp_path, model, **said))
 
 
 @pytest.mark.every(2)

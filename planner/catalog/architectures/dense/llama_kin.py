@@ -36,7 +36,7 @@ def read_starcoder2(fields: ConfigFields) -> ModelSpec:
     )
     spec = decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True)
     drops = fields.is_positive("embedding_dropout", 0.0)
-    return replace(spec, final_norms=(layer_norm(hidden),), embedding_dropout=drops)
+    return replace(spec, final_norms=(layer_norm(hidden),), embedding_dropout=drops, drops_by_function=True)
 
 
 def read_seed_oss(fields: ConfigFields) -> ModelSpec:
@@ -53,7 +53,8 @@ def read_seed_oss(fields: ConfigFields) -> ModelSpec:
         mlp_bias=fields.flag("mlp_bias", False),
     )
     block = replace(block, dropouts=2 * int(fields.is_positive("residual_dropout", 0.1)), drops_inside=True)
-    return decoder(fields, [block] * fields.layers("num_hidden_layers"))
+    spec = decoder(fields, [block] * fields.layers("num_hidden_layers"))
+    return replace(spec, drops_by_function=True)
 
 
 def read_arcee(fields: ConfigFields) -> ModelSpec:

@@ -201,6 +201,7 @@ def read_opt(fields: ConfigFields) -> ModelSpec:
         extra_embeddings=(EmbeddingSpec("embed_positions", positions + _OPT_POSITION_OFFSET, hidden),),
         extra_linears=_opt_projections(hidden, embed_width),
         masks_first=True,
+        drops_by_function=True,
     )
 
 
