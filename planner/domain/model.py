@@ -329,7 +329,7 @@ class ModelSpec:
     not with Transformers.  ``logit_softcap`` marks logits that pass ``cap * tanh(logits / cap)`` before the
     loss (Gemma 2): one more tensor of that size is saved for backward.  ``embedding_norm`` marks a norm over
     the embeddings (the first of ``final_norms``), ``embedding_dropout`` a dropout of them.
-    ``drops_by_function``: no dropout of it is a module, so that no trainer switches it off.
+    ``drops_by_module``: its dropouts are modules, which trainers can switch off.
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma),
     the ``model`` behind it (Granite), or the model when it starts the ``stream``, beside which the rows stay
     (Trinity). ``scales_logits``: logits are multiplied by a number;
@@ -366,7 +366,7 @@ class ModelSpec:
     logit_softcap: bool = False
     embedding_norm: bool = False
     embedding_dropout: bool = False
-    drops_by_function: bool = False
+    drops_by_module: bool = False
     embedding_scale: EmbeddingScale = "none"
     scales_logits: bool = False
     wide_logits: bool = False
@@ -431,12 +431,7 @@ class ModelSpec:
 
     @property
     def without_dropout(self) -> ModelSpec:
-        """The same model whose modules of dropout hand on what they are given.
-
-        Source: trl 1.16.0 trainer/utils.py disable_dropout_in_model, which sets ``p`` of ``nn.Dropout``.
-        """
-        if self.drops_by_function:
-            return self
+        """The same model that drops nothing."""
 
         def kept(block: BlockSpec) -> BlockSpec:
             return replace(block, dropouts=0, attention=replace(block.attention, dropout=False))

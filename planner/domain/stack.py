@@ -291,8 +291,9 @@ class Stack(EngineFacts):
     distillation: Distillation
     """Student beside teacher: both with the ``mixture`` of their probabilities, or one with the other's
     (``forward``, ``reverse``); all logits at once, then an empty cache, or in pieces.  ``none``: unread."""
-    pair_dropout: bool
-    """Trainers of preferences leave dropout on; others set it to zero."""
+    model_dropout: Literal["always", "not_in_pairs", "never"]
+    """Whether the model drops as its config says: trainers of preferences may set modules of dropout to zero
+    (``not_in_pairs``), and a package may have models of its own without any (``never``)."""
     caches_reference: bool
     """Log-probabilities of the reference are computed once, before training."""
     reward_head: Literal["score", "value"]

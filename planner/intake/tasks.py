@@ -23,7 +23,7 @@ _VARLEN_WIDEST = 256
 
 def keeps_dropout(task: Task, stack: Stack) -> bool:
     """Whether the trainer for ``task`` leaves dropout on: those of preferences and of steps set it to zero,
-    but for ``pair_dropout``.
+    where ``model_dropout`` says so.
 
     Source: trl 1.16.0 trainer/dpo_config.py and kto_config.py, trl 0.9.6, 0.12.1 and 0.15.2
     trainer/{dpo,kto,orpo,cpo,reward}_config.py (``disable_dropout``, off in grpo_config.py);
@@ -31,7 +31,7 @@ def keeps_dropout(task: Task, stack: Stack) -> bool:
     """
     if task in LANGUAGE_TASKS | GENERATING_TASKS:
         return task != "prm"
-    return scores_by_value(task, stack) or stack.pair_dropout
+    return scores_by_value(task, stack) or stack.model_dropout != "not_in_pairs"
 
 
 def labels_of(ledger: Ledger, task: Task) -> int:
@@ -48,12 +48,14 @@ def labels_of(ledger: Ledger, task: Task) -> int:
 
 
 def trained_model(model: ModelSpec, task: Task, stack: Stack, labels: int = 1) -> ModelSpec:
-    """The model that ``task`` trains: with a head for values, scores or ``labels``, and its dropout as
-    :func:`keeps_dropout` says.
+    """The model that ``task`` trains: with a head for values, scores or ``labels``, and its dropout.
+
+    Source: trl 1.16.0 trainer/utils.py disable_dropout_in_model sets ``p`` of modules alone.
     """
     if task == "ppo" or scores_by_value(task, stack):
         return replace(model, value_head=True)
-    if not keeps_dropout(task, stack):
+    switched_off = not keeps_dropout(task, stack) and model.drops_by_module
+    if switched_off or stack.model_dropout == "never":
         model = model.without_dropout
     if task in LABEL_TASKS or task == "reward":
         return with_score(model, labels, bias=task == "prm")

@@ -90,7 +90,7 @@ def _drops_itself(model: ModelSpec) -> bool:
     """Whether a model has modules of dropout, be they over the residual width or in attention."""
     blocks = [group.block for group in model.groups]
     own = any(block.dropouts or block.attention.dropout for block in blocks)
-    return (own or model.embedding_dropout) and not model.drops_by_function
+    return (own or model.embedding_dropout) and model.drops_by_module
 
 
 def _read_sequences(keys: Keys, reading: Reading) -> None:

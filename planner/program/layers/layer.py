@@ -90,8 +90,7 @@ def _branch(
     x, behind = passed.pop(), _norms_around(view)[1]
     if view.block.keeps_attended and not number:
         kept.append(x)
-    if view.block.dropouts and not view.block.drops_inside:
-        x = dropout(torch, x)
+    x = _dropped(torch, view, x)
     if behind and not view.block.norms_sums:
         x = _normed(torch, view, behind[number], x)
     if view.block.weighs_branches:
@@ -101,6 +100,11 @@ def _branch(
         x = torch.mul(vector, x)
         kept.append(x)
     return x
+
+
+def _dropped(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """What a part returned, behind the model's own dropout where it stands outside the part."""
+    return dropout(torch, x) if view.block.dropouts and not view.block.drops_inside else x
 
 
 def _norms_around(view: LayerView) -> tuple[list[NormSpec], list[NormSpec]]:
@@ -163,14 +167,14 @@ def _parallel(torch: Operators, view: LayerView, trained: LayerView, x: Tensor) 
     """Both parts read the layer's input, through one norm or one each, and are summed at the end."""
     norms = _norms_of(view)
     if len(norms) > 1 and not view.block.norms_first:
-        attended = attention(torch, view, norm(torch, view, norms[0], x))
-        fed = feed_forward(torch, trained, norm(torch, view, norms[1], x))
+        attended = _dropped(torch, view, attention(torch, view, norm(torch, view, norms[0], x)))
+        fed = _dropped(torch, view, feed_forward(torch, trained, norm(torch, view, norms[1], x)))
         return _sum(torch, view, x, attended, fed)
     first = second = norm(torch, view, norms[0], x)
     if view.block.norms_first:
         second = norm(torch, view, norms[1], x)
-    attended = attention(torch, view, first)
-    fed = feed_forward(torch, trained, second)
+    attended = _dropped(torch, view, attention(torch, view, first))
+    fed = _dropped(torch, view, feed_forward(torch, trained, second))
     return _sum(torch, view, x, attended, fed)
 
 

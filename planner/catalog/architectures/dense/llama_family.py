@@ -60,7 +60,8 @@ def attention_of(
     )
     if heads % kv_heads:
         raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
-    return AttentionSpec(heads, kv_heads, head_dim, head_dim, window_tokens=window_tokens)
+    drops = fields.is_positive("attention_dropout", 0.0)
+    return AttentionSpec(heads, kv_heads, head_dim, head_dim, window_tokens=window_tokens, dropout=drops)
 
 
 def head_norms(attention: AttentionSpec) -> tuple[NormSpec, ...]:

@@ -24,7 +24,6 @@ def read_starcoder2(fields: ConfigFields) -> ModelSpec:
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
     bias, drops = fields.flag("use_bias", True), fields.is_positive("residual_dropout", 0.0)
     attention = attention_of(fields, window_tokens=window_field(fields, None), kv_default=2)
-    attention = replace(attention, dropout=fields.is_positive("attention_dropout", 0.0))
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=False, activation=fields.text("hidden_act", "gelu_pytorch_tanh")),
@@ -36,7 +35,7 @@ def read_starcoder2(fields: ConfigFields) -> ModelSpec:
     )
     spec = decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True)
     drops = fields.is_positive("embedding_dropout", 0.0)
-    return replace(spec, final_norms=(layer_norm(hidden),), embedding_dropout=drops, drops_by_function=True)
+    return replace(spec, final_norms=(layer_norm(hidden),), embedding_dropout=drops)
 
 
 def read_seed_oss(fields: ConfigFields) -> ModelSpec:
@@ -53,8 +52,7 @@ def read_seed_oss(fields: ConfigFields) -> ModelSpec:
         mlp_bias=fields.flag("mlp_bias", False),
     )
     block = replace(block, dropouts=2 * int(fields.is_positive("residual_dropout", 0.1)), drops_inside=True)
-    spec = decoder(fields, [block] * fields.layers("num_hidden_layers"))
-    return replace(spec, drops_by_function=True)
+    return decoder(fields, [block] * fields.layers("num_hidden_layers"))
 
 
 def read_arcee(fields: ConfigFields) -> ModelSpec:

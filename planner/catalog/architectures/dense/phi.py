@@ -35,8 +35,8 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
     attention = replace(
         shape, n_kv_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim, joined_rotary=True
     )
-    attention = replace(attention, rotary_width=rotary_width(fields, head_dim, 0.5), rotary_join="forward")
-    attention = replace(attention, dropout=fields.is_positive("attention_dropout", 0.0))
+    drops, width_turned = fields.is_positive("attention_dropout", 0.0), rotary_width(fields, head_dim, 0.5)
+    attention = replace(attention, rotary_width=width_turned, rotary_join="forward", dropout=drops)
     query, key, value, _ = separate_qkv(attention, hidden, qkv_bias=True)
     norms: tuple[NormSpec, ...] = (layer_norm(hidden),)
     if fields.flag("qk_layernorm", False):
@@ -64,6 +64,7 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
         max_position_tokens=fields.integer("max_position_embeddings", default=2048),
         final_norms=(layer_norm(hidden),),
         embedding_dropout=fields.is_positive("embd_pdrop", 0.0),
+        drops_by_module=True,
     )
 
 

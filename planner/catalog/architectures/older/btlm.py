@@ -59,6 +59,7 @@ def read_btlm(fields: ConfigFields) -> ModelSpec:
     return replace(
         spec,
         embedding_dropout=fields.is_positive("embd_pdrop", 0.1),
+        drops_by_module=True,
         tied=fields.flag("tie_word_embeddings", True),
         max_position_tokens=fields.integer("n_positions", "max_position_embeddings", default=1024),
         final_norms=(layer_norm(hidden),),

@@ -50,6 +50,7 @@ def read_gpt_from_scratch(fields: ConfigFields) -> ModelSpec:
         max_position_tokens=positions,
         final_norms=(norm,),
         embedding_dropout=drops,
+        drops_by_module=True,
         extra_embeddings=(EmbeddingSpec("pos_emb", positions, hidden, shared=True),),
         checkpoint_dtype="fp32",
         fp32_logits=False,

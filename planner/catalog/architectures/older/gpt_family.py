@@ -91,6 +91,7 @@ def read_gpt2(fields: ConfigFields) -> ModelSpec:
     return replace(
         spec,
         embedding_dropout=fields.is_positive("embd_pdrop", 0.1),
+        drops_by_module=True,
         tied=fields.flag("tie_word_embeddings", True),
         max_position_tokens=positions,
         final_norms=(layer_norm(hidden),),
@@ -133,6 +134,7 @@ def read_gptj(fields: ConfigFields) -> ModelSpec:
     return replace(
         spec,
         embedding_dropout=fields.is_positive("embd_pdrop", 0.0),
+        drops_by_module=True,
         tied=fields.flag("tie_word_embeddings", False),
         max_position_tokens=fields.integer("n_positions", "max_position_embeddings", default=2048),
         final_norms=(layer_norm(hidden),),
@@ -173,6 +175,7 @@ def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
         max_position_tokens=fields.integer("max_position_embeddings", default=2048),
         final_norms=(layer_norm(hidden),),
         embedding_dropout=fields.is_positive("hidden_dropout", 0.0),
+        drops_by_module=True,
     )
 
 
@@ -201,7 +204,6 @@ def read_opt(fields: ConfigFields) -> ModelSpec:
         extra_embeddings=(EmbeddingSpec("embed_positions", positions + _OPT_POSITION_OFFSET, hidden),),
         extra_linears=_opt_projections(hidden, embed_width),
         masks_first=True,
-        drops_by_function=True,
     )
 
 

@@ -60,6 +60,12 @@ def test_dropouts_are_those_of_the_file() -> None:
     assert (drops.groups[0].block.drops_inside, drops.embedding_dropout) == (True, True)
 
 
+def test_scores_are_dropped_where_the_file_says_so() -> None:
+    """Any model that reads the usual field, which nearly all leave at zero."""
+    found = [_spec("olmo2", num_key_value_heads=2, **said) for said in ({}, {"attention_dropout": 0.1})]
+    assert [spec.groups[0].block.attention.dropout for spec in found] == [False, True]
+
+
 def test_olmo_has_no_trained_norms() -> None:
     """Its layer norms are plain numbers, and its products are clamped only where the file says so."""
     spec = _spec("olmo")
