@@ -40,9 +40,9 @@ def quantization_config(recipe: Recipe, whole: Sequence[str] = ()) -> Any:
     )
 
 
-def prepare_for_kbit(model: Any, scenario: Scenario) -> None:
+def prepare_for_kbit(model: Any, scenario: Scenario) -> dict[str, torch.dtype]:
     """PEFT's preparation of quantised bases, where the stack calls it, and what the stack returns to 16 bits
-    behind it.
+    behind it; gives the dtypes in between, by name.
 
     Source: trl 0.24.0 trainer/utils.py peft_module_casting_to_bf16: all but norms; axolotl 0.19.0
     loaders/model.py convert_embedding_modules_dtype: norms, token table and head.
@@ -50,17 +50,23 @@ def prepare_for_kbit(model: Any, scenario: Scenario) -> None:
     import peft
 
     recipe, upcast = scenario.recipe, scenario.stack.kbit_upcast_over(scenario.recipe)
+    dtypes = _dtypes(model)
     if upcast == "none":
-        return
-    dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
+        return dtypes
     prepare: Any = peft.prepare_model_for_kbit_training
     prepare(
         model,
         use_gradient_checkpointing=recipe.gradient_checkpointing,
         gradient_checkpointing_kwargs=checkpoint_kwargs(recipe),
     )
+    between = _dtypes(model)
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     for name, tensor in model.named_parameters() if upcast != "all" else ():
         is_end = any(end is not None and tensor is getattr(end, "weight", None) for end in ends)
         if is_end or (upcast == "layers") == ("norm" in name):
             tensor.data = tensor.data.to(dtypes[name])
+    return between
+
+
+def _dtypes(model: Any) -> dict[str, torch.dtype]:
+    return {name: tensor.dtype for name, tensor in model.named_parameters()}

@@ -215,12 +215,13 @@ def base_model(scenario: Scenario, config: Any) -> Any:
 
 
 def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
-    """PEFT's preparation, before which a tensor that it widens was loaded narrower."""
-    dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
-    prepare_for_kbit(model, scenario)
+    """PEFT's preparation: which dtypes a tensor has before its last one, as it was loaded first."""
+    loaded = {name: tensor.dtype for name, tensor in model.named_parameters()}
+    between = prepare_for_kbit(model, scenario)
     for name, tensor in model.named_parameters():
-        if tensor.dtype != dtypes[name]:
-            tensor.first_dtype = dtypes[name]
+        changes = [loaded[name], between[name]] if tensor.dtype != between[name] else [loaded[name]]
+        if changes[-1] != tensor.dtype:
+            tensor.earlier_dtypes = changes
 
 
 def refuse_older_layers(model: Any, layer_list: str) -> None:
@@ -264,16 +265,20 @@ def materialize(model: nn.Module, recorder: Recorder, number: int = 0) -> None:
     recorder.enter_stage("load", number)
     with recorder:
         base = {tensor: places for tensor, places in owners.items() if not _is_adapter(places[0][2])}
-        narrow = {
-            tensor: _load_narrow(tensor, places, recorder)
+        cast = {
+            tensor: _held_as(tensor, places, 0, recorder)
             for tensor, places in base.items()
-            if hasattr(tensor, "first_dtype")
+            if hasattr(tensor, "earlier_dtypes")
         }
-        come = set(narrow)
+        come = set(cast)
         for tensor in base:
             if tensor not in come:
                 come |= _arrive(tensor, base, recorder)
-        for tensor, block in narrow.items():
+        for tensor, block in cast.items():
+            if len(tensor.earlier_dtypes) > 1:
+                cast[tensor] = _held_as(tensor, base[tensor], 1, recorder)
+                recorder.give_back(block)
+        for tensor, block in cast.items():
             _replace(tensor, base[tensor], recorder)
             recorder.give_back(block)
     recorder.enter_stage("adapters", number)
@@ -309,10 +314,11 @@ def _role(name: str) -> Role:
     return "adapters" if _is_adapter(name) else "weights"
 
 
-def _load_narrow(tensor: Any, places: list[_Place], recorder: Recorder) -> TracedBlock:
-    """The block that a tensor was loaded into before it was widened."""
+def _held_as(tensor: Any, places: list[_Place], number: int, recorder: Recorder) -> TracedBlock:
+    """The block of a tensor in one of the dtypes that it had before its last one."""
     with recorder.modules.at(places[0][2].rpartition(".")[0]):
-        return recorder.take(tensor.numel() * tensor.first_dtype.itemsize, "load", "weights")
+        n_bytes = tensor.numel() * tensor.earlier_dtypes[number].itemsize
+        return recorder.take(n_bytes, "load", "weights")
 
 
 def _arrive(

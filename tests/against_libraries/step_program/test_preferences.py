@@ -277,3 +277,11 @@ def test_a_pair_is_two_sequences(tmp_path: Path) -> None:
     assert pairs.tokens == 2 * singles.tokens == 1024
     assert not pairs.single
     assert singles.single
+
+
+def test_weights_that_are_widened_and_returned(tmp_path: Path) -> None:
+    """Axolotl takes table and head back to 16 bits after PEFT has widened them: most of this load."""
+    scenario = scenario_of("kto", "fused_rows", tmp_path, method="qlora")
+    phases = summarize(trace_events(scenario)).phases
+    traced = next(each.peaks.allocated_bytes for each in phases if each.peaks.phase == "load")
+    assert allocated_bytes(scenario, "load") == pytest.approx(traced, rel=0.005)

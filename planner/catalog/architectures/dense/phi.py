@@ -16,6 +16,7 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     token_embedding,
 )
+from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 
 
@@ -26,17 +27,8 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
     shapes do not depend on it.
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    heads = fields.integer("num_attention_heads")
-    kv_heads = fields.integer("num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
-    head_dim = fields.integer("head_dim", default=even_heads(fields, hidden, heads).head_dim)
-    shape = even_heads(fields, hidden, heads)
-    attention = replace(
-        shape, n_kv_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim, joined_rotary=True
-    )
-    drops, width_turned = fields.is_positive("attention_dropout", 0.0), rotary_width(fields, head_dim, 0.5)
-    attention = replace(attention, rotary_width=width_turned, rotary_join="forward", dropout=drops)
+    attention = _attention(fields, hidden, fields.integer("num_attention_heads"))
+    heads, kv_heads = attention.n_heads, attention.n_kv_heads
     query, key, value, _ = separate_qkv(attention, hidden, qkv_bias=True)
     norms: tuple[NormSpec, ...] = (layer_norm(hidden),)
     if fields.flag("qk_layernorm", False):
@@ -65,6 +57,24 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
         final_norms=(layer_norm(hidden),),
         embedding_dropout=fields.is_positive("embd_pdrop", 0.0),
         drops_by_module=True,
+    )
+
+
+def _attention(fields: ConfigFields, hidden: int, heads: int) -> AttentionSpec:
+    kv_heads = fields.integer("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
+    shape = even_heads(fields, hidden, heads)
+    head_dim = fields.integer("head_dim", default=shape.head_dim)
+    return replace(
+        shape,
+        n_kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_head_dim=head_dim,
+        joined_rotary=True,
+        rotary_width=rotary_width(fields, head_dim, 0.5),
+        rotary_join="forward",
+        dropout=fields.is_positive("attention_dropout", 0.0),
     )
 
 
