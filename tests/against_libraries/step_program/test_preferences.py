@@ -77,7 +77,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 WEIGHTS["masked_tokens"] = {
     "stack": "axolotl",
     "checkpoint_reentrant": False,
-    "switches": ("loss_weights=masked_tokens", "packed_mask=rows"),
+    "switches": ("loss_weights=masked_tokens", "packed_mask=rows", "adapter_kernels=eager"),
 }
 # Ways of open-instruct, whose reference is asked before training.
 LET_GO = {
