@@ -23,13 +23,13 @@ _SCALED = 64
 
 
 def linear_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """The input and the bias in the compute dtype, the product, and its result in the dtype of the input."""
+    """The input in the compute dtype, the product, and its result in the dtype of the input.
+
+    Ignored: a bias, which the first pass turns to that dtype for good.
+    """
     given = x.dtype
     compute = "fp16" if view.stack.linear4bit_dtype == "fp16" else view.recipe.numerics.compute_dtype
-    x, _bias = torch.to(x, compute), None
-    if spec.bias:
-        _bias = torch.parameter(Unit.ONE, spec.out_features, view.dtypes.base, trained=False)
-        _bias = torch.to(_bias, compute)
+    x = torch.to(x, compute)
     return torch.to(product_4bit(torch, view, spec, x), given)
 
 
