@@ -69,7 +69,8 @@ class Zero3(DeepSpeed):
 
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
-        around = tuple(Module() for _ in range(2 if job.recipe.adapter is None else 4))
+        n_around = 2 if job.recipe.adapter is None else 3 + job.stack.adapters_call_model
+        around = tuple(Module() for _ in range(n_around))
         self._own = DividedModel(Coordinator(self), around=around)
         self._reference: DividedModel | None = None
         # That which scores, and that whose model runs.
