@@ -117,7 +117,7 @@ def _values_unread(case: Case) -> bool:
     """ZeRO-3 has states of a head without a gradient, as of any weight, and plain optimizers have none."""
     recipe = case.recipe
     tied = case.model.tied and not recipe.sharding.gathers_weights
-    read = recipe.method != "full" or recipe.sharding.is_zero3 or tied
+    read = recipe.method != "full" or (not recipe.train_layers and (recipe.sharding.is_zero3 or tied))
     return case.model.value_head and not (read and recipe.gradient_checkpointing)
 
 
@@ -337,7 +337,7 @@ TASK_RULES = (
         "value-head",
         "not-modelled",
         "A value head beside the head of words is modelled with gradient checkpointing, without which all "
-        "hidden states wait for the head; and with adapters, under ZeRO-3, or where whole weights have a tied "
+        "hidden states wait for the head; and with adapters, or with all weights under ZeRO-3 or of a tied "
         "head: another is left without a gradient. Use --method lora or --sharding zero3",
         _values_unread,
     ),

@@ -99,7 +99,7 @@ class EndsView:
 
     @property
     def given(self) -> dict[str, Shape]:
-        """What the embeddings get from the head; a reward's gradient does not reach it beside one of values."""
+        """What the embeddings get from the head, which no gradient of a value's reaches."""
         if not self.tied or (self.model.value_head and self.layer.recipe.task == "reward"):
             return {}
         table, dtype = self.model.token_embedding, self.embed.dtypes.table

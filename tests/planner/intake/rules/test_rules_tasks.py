@@ -84,6 +84,24 @@ def test_llama_factory_asks_a_divided_reference(flags: dict[str, object], answer
 
 
 @pytest.mark.parametrize(
+    ("flags", "answers"),
+    [
+        ({"model": "qwen2.5-0.5b"}, False),
+        ({"model": "qwen2.5-0.5b", "sharding": "zero2", "gpus": 2}, False),
+        ({"model": "qwen2.5-7b"}, True),
+        ({"model": "qwen2.5-7b", "sharding": "zero3", "gpus": 2}, False),
+        ({"model": "qwen2.5-7b", "sharding": "zero2", "gpus": 2}, True),
+        ({"model": "qwen2.5-0.5b", "sharding": "fsdp", "gpus": 2}, True),
+        ({"model": "qwen2.5-0.5b", "gradient_checkpointing": False}, True),
+    ],
+)
+def test_whole_weights_may_score_by_a_value(flags: dict[str, object], answers: bool) -> None:
+    """Where the head of words is tied to its table, or ZeRO-3 has states of one that gets no gradient."""
+    job = {"stack": "llama-factory", "task": "reward", "method": "full"}
+    assert bool(warned("value-head", **job, **flags)) == answers
+
+
+@pytest.mark.parametrize(
     ("task", "stacks"),
     [
         ("gkd", "swift or trl"),
