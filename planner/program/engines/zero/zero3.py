@@ -379,7 +379,7 @@ class Zero3(DeepSpeed):
         if self._now.paths[part.name][mark.number][-1:] in _BY_NAME:
             return True
         is_inside = mark.number == 0 and job.stack.recomputes_hooks and job.recipe.gradient_checkpointing
-        again = self._shares or (self.itself and not self.before)
+        again = self._shares or (bool(self.itself) and not self.before)
         asked_since = again and job.recipe.rollout is None and module not in self._again
         return asked_since and not (is_inside and part.name.startswith("layer"))
 
