@@ -74,6 +74,8 @@ class Stack(EngineFacts):
     """Heads too wide for FlashAttention run torch's kernel, under a mask that keeps samples apart."""
     expert_deltas: bool
     """What an adapter adds to a tensor of experts is a tensor of its own while they run, not a product."""
+    adapters_call_model: bool
+    """PEFT calls the model that it wraps, whose hooks so run, too; else it calls its ``forward``."""
     linearized_experts: bool
     """Experts of Llama 4 are matrices of ``nn.Linear``, which run one after the other."""
     fused_experts: bool

@@ -71,8 +71,9 @@ class Runtime:
     """One process that trains on its own; writes the requests of a job to ``stream``.
 
     ``parts``: of the model, known before it is loaded.  ``before`` and ``after``: passes without gradients
-    that each micro-step runs before the forward pass, and between it and the loss.  ``compared``: the pass of
-    what the policy is compared with, and ``scoring`` that of a reward model; empty without one.
+    that each micro-step runs before the forward pass, and between it and the loss.  ``itself``: which of
+    these is one of the policy.  ``compared``: the pass of what the policy is compared with, and ``scoring``
+    that of a reward model.  Each is empty without one.
     ``adds_gradients``: gradients stay where the backward pass made them, and those of later micro-steps are
     added.
     ``joins_gradients``: a micro-step makes its own in whole beside those of the ones before, which it is the
@@ -89,6 +90,7 @@ class Runtime:
         self.parts: list[Part] = []
         self.before: tuple[list[Part], ...] = ()
         self.after: tuple[list[Part], ...] = ()
+        self.itself: Sequence[Part] = ()
         self.compared: Sequence[Part] = ()
         self.scoring: Sequence[Part] = ()
         self.weights: list[Weight] = []
@@ -111,7 +113,7 @@ class Runtime:
             # trl 1.9.0 and 1.16.0 models/activation_offloading.py __enter__, where bitsandbytes is imported,
             # which PEFT does.
             stream.empty_cache()
-        first = [self.run_beside(given) for given in self.before]
+        first = [self._ask(given) for given in self.before]
         self.forward(made[0])
         for before, each in pairwise(made[:-1]):
             self.forward(each)
@@ -156,7 +158,7 @@ class Runtime:
             stream.events += each.events("backward_end")
         for aside in first:
             self.let_go(aside)
-        asides = [self.run_beside(given) for given in self.after]
+        asides = [self._ask(given) for given in self.after]
         stream.events += self._beside
         self._beside = array("q", [event for each in asides for event in each[-1].events("returns_again")])
         stream.events += made[-1].events("forward_loss")
@@ -192,11 +194,11 @@ class Runtime:
     def evaluate(self, parts: list[Part]) -> None:
         """The forward pass of one batch that is evaluated, of parts that were made without gradients."""
         self.stream.enter("eval")
-        first = [self.run_beside(_in_units(aside, EVALUATED)) for aside in self.before]
+        first = [self._ask(aside, EVALUATED) for aside in self.before]
         made = self.run_aside(_in_units(parts, EVALUATED), waits=self._waits)
         for each in first:
             self.let_go(each)
-        asides = [self.run_beside(_in_units(aside, EVALUATED)) for aside in self.after]
+        asides = [self._ask(aside, EVALUATED) for aside in self.after]
         self.stream.events += made[-1].events("forward_loss")
         if self._waits:
             self._end_autocast(made)
@@ -258,6 +260,15 @@ class Runtime:
             self._end_autocast(made)
         self.stream.events += made[-1].events("forward_out")
         return made
+
+    def _ask(self, aside: Sequence[Part], units: Mapping[Unit, Unit] | None = None) -> list[Instance]:
+        """One of the passes beside that of the policy, which may be one of its own."""
+        parts = aside if units is None else _in_units(aside, units)
+        return (self.run_itself if aside is self.itself else self.run_beside)(parts)
+
+    def run_itself(self, parts: Sequence[Part]) -> list[Instance]:
+        """A pass of the policy for the divergence of KTO."""
+        return self.run_aside(parts)
 
     def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
         """The same of what a policy is compared with."""

@@ -89,7 +89,9 @@ def step_of(job: Job) -> RequestStream:
         return stream
     runtime.before, runtime.after = asides_of(job)
     generation = generation_of(job)
-    asked = generation.reference if generation else next(iter((*runtime.before, *runtime.after)), ())
+    asides = (*runtime.before, *runtime.after)
+    runtime.itself = asides[0] if len(asides) > 1 else ()
+    asked = generation.reference if generation else next(reversed(asides), ())
     runtime.compared, runtime.scoring = asked, generation.scores if generation else ()
     runtime.load()
     runtime.generate(generation, "generation")

@@ -31,6 +31,7 @@ _READ: dict[str, frozenset[Task]] = {
     "tiles": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
 }
 _SEPARATE_PASSES = ("rows",)
+_WHOLE = ("whole", "whole_with_loss")
 _ONE_GROUP = ("shifted_rows", "fused_rows", "tiles")
 """Of TRL from 0.29 on: 0.29.0, 1.9.0 and 1.16.0 models/utils.py prepare_fsdp (``fully_shard(model)``)."""
 
@@ -82,26 +83,42 @@ def _divides_reference(case: Case) -> bool:
 def _second_model_read(case: Case) -> bool:
     """An engine of its own under ZeRO-3; one group of FSDP2 in TRL from 0.29 on."""
     recipe, stack = case.recipe, case.stack
-    if recipe.offloads_params:
-        return False
     if recipe.sharding.dtensors:
         return recipe.task == "dpo" and stack.pair_logps in _ONE_GROUP
-    read = recipe.task == "dpo" or (recipe.compares_logits and recipe.loss == "hf") or _scores_tiles(case)
-    return recipe.sharding.is_zero3 and stack.zero_init and read
+    read = recipe.task == "dpo" or (recipe.compares_logits and recipe.loss == "hf") or _passes_read(case)
+    return recipe.sharding.is_zero3 and stack.zero_init and read and _place_read(case)
 
 
 def _adapters_off_read(case: Case) -> bool:
-    """The model itself without its adapters: whole logits or DPO under FSDP2, TRL's tiles under ZeRO-3."""
-    recipe, stack = case.recipe, case.stack
+    """The model itself without its adapters: whole logits or DPO under FSDP2, read passes under ZeRO-3."""
+    recipe = case.recipe
     if recipe.sharding.dtensors:
         return recipe.loss == "hf" or recipe.task == "dpo"
-    whole = stack.zero_init and not recipe.offloads_params and recipe.numerics.quantization == "none"
-    return recipe.sharding.is_zero3 and whole and _scores_tiles(case)
+    divided = case.stack.zero_init and recipe.numerics.quantization == "none" and _place_read(case)
+    return recipe.sharding.is_zero3 and divided and _passes_read(case)
 
 
-def _scores_tiles(case: Case) -> bool:
-    """TRL's fused head of DPO and KTO."""
-    return case.recipe.loss == "chunked" and case.recipe.task in ("dpo", "kto")
+def _place_read(case: Case) -> bool:
+    """Parameters in host RAM, of DPO and KTO in LLaMA-Factory alone."""
+    return not case.recipe.offloads_params or (_takes_whole(case) and _passes_read(case))
+
+
+def _passes_read(case: Case) -> bool:
+    """DPO and KTO by TRL's fused head, and of all logits at once in LLaMA-Factory."""
+    return case.recipe.task in ("dpo", "kto") and (case.recipe.loss == "chunked" or _takes_whole(case))
+
+
+def _takes_whole(case: Case) -> bool:
+    """As LLaMA-Factory does; with a DeepSpeed that begins its order of modules anew in each forward pass."""
+    return case.stack.pair_logps in _WHOLE and not case.stack.zero3_counts_from_backward
+
+
+def _values_unread(case: Case) -> bool:
+    """ZeRO-3 has states of a head without a gradient, as of any weight, and plain optimizers have none."""
+    recipe = case.recipe
+    tied = case.model.tied and not recipe.sharding.gathers_weights
+    read = recipe.method != "full" or (not recipe.train_layers and (recipe.sharding.is_zero3 or tied))
+    return case.model.value_head and not (read and recipe.gradient_checkpointing)
 
 
 def _joins_pairs(case: Case) -> bool:
@@ -259,7 +276,7 @@ TASK_RULES = (
         "not-modelled",
         "How this engine divides the model that training compares with, its reference, was not read for this "
         "stack: use --sharding zero2, ddp or none. DPO and KTO are also modelled under zero3 with --stack "
-        "trl, and DPO under fsdp",
+        "trl or llama-factory, and DPO under fsdp",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),
@@ -319,12 +336,10 @@ TASK_RULES = (
     Rule(
         "value-head",
         "not-modelled",
-        "A value head beside the head of words is modelled with adapters and gradient checkpointing: a "
-        "full fine-tune leaves the head of words without a gradient, and without checkpoints all hidden "
-        "states wait for the head; use --method lora",
-        lambda case: (
-            case.model.value_head and (case.recipe.method == "full" or not case.recipe.gradient_checkpointing)
-        ),
+        "A value head beside the head of words is modelled with gradient checkpointing, without which all "
+        "hidden states wait for the head; and with adapters, or with all weights under ZeRO-3 or of a tied "
+        "head: another is left without a gradient. Use --method lora or --sharding zero3",
+        _values_unread,
     ),
     Rule(
         "compared-logits",

@@ -99,8 +99,8 @@ class EndsView:
 
     @property
     def given(self) -> dict[str, Shape]:
-        """What the embeddings get from the head."""
-        if not self.tied:
+        """What the embeddings get from the head, which no gradient of a value's reaches."""
+        if not self.tied or (self.model.value_head and self.layer.recipe.task == "reward"):
             return {}
         table, dtype = self.model.token_embedding, self.embed.dtypes.table
         return {HEAD_GRADIENT: Shape(table.param_count, dtype, False, Unit.ONE, HEAD_GRADIENT)}

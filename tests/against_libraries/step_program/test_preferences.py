@@ -135,6 +135,11 @@ def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None
     assert_same_peak(scenario_of(task, kernel, tmp_path, method=method))
 
 
+def test_no_gradient_of_a_value_reaches_a_tied_head(tmp_path: Path) -> None:
+    """The table has that of its rows alone."""
+    assert_same_peak(scenario_of("reward", "whole", tmp_path, "qwen2.5-1.5b", method="full"))
+
+
 @pytest.mark.parametrize(
     ("task", "kernel"),
     [

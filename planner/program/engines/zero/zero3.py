@@ -69,7 +69,8 @@ class Zero3(DeepSpeed):
 
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
-        around = tuple(Module() for _ in range(2 if job.recipe.adapter is None else 4))
+        n_around = 2 if job.recipe.adapter is None else 3 + job.stack.adapters_call_model
+        around = tuple(Module() for _ in range(n_around))
         self._own = DividedModel(Coordinator(self), around=around)
         self._reference: DividedModel | None = None
         # That which scores, and that whose model runs.
@@ -226,7 +227,7 @@ class Zero3(DeepSpeed):
     def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """A micro-step, at whose beginning prefetch starts anew."""
         recipe = self.job.recipe
-        if recipe.task != "kto" or not self.before:
+        if not (self.itself and self.before):
             self._now.coordinator.new_pass(self._now.live.values(), trains=True)
         self._own.coordinator.makes_graph = not (
             recipe.gradient_checkpointing and recipe.checkpoint_reentrant
@@ -288,13 +289,16 @@ class Zero3(DeepSpeed):
             return [*found.values()]
         return [live] if at_once or self.job.recipe.adapter else [[each] for each in live]
 
-    def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
-        """A pass of a second model, or of the same one without adapters; KTO's policy scores itself first."""
-        if self.job.recipe.task != "kto" or not any(parts is each for each in self.before):
-            return self._run_with(self._reference or self._own, parts)
-        made = self._run_with(self._own, parts)
-        self._own.coordinator.new_pass(self._own.live.values(), trains=True)
+    def run_itself(self, parts: Sequence[Part]) -> list[Instance]:
+        """A pass of the policy; where it comes first, that which trains begins a new order after it."""
+        made = super().run_itself(parts)
+        if self.before:
+            self._own.coordinator.new_pass(self._own.live.values(), trains=True)
         return made
+
+    def run_beside(self, parts: Sequence[Part]) -> list[Instance]:
+        """A pass of a second model, or of the same one without adapters."""
+        return self._run_with(self._reference or self._own, parts)
 
     def run_scoring(self, parts: Sequence[Part]) -> list[Instance]:
         """A pass of a reward model with its own engine."""
@@ -363,7 +367,7 @@ class Zero3(DeepSpeed):
             coordinator.release(module, forward=forward)
 
     def _misses(self, part: Instance, mark: Mark, module: Module) -> bool:
-        """Whether the hook behind a backward is not called: a reference ran the module since its forward,
+        """Whether the hook behind a backward is not called: another pass ran the module since its forward,
         and no checkpoint has run it again; or the module has its input by name, as attention in its layer.
 
         So it is active until all of backward is over, or until it has run forward again.
@@ -375,7 +379,8 @@ class Zero3(DeepSpeed):
         if self._now.paths[part.name][mark.number][-1:] in _BY_NAME:
             return True
         is_inside = mark.number == 0 and job.stack.recomputes_hooks and job.recipe.gradient_checkpointing
-        asked_since = self._shares and job.recipe.rollout is None and module not in self._again
+        again = self._shares or (bool(self.itself) and not self.before)
+        asked_since = again and job.recipe.rollout is None and module not in self._again
         return asked_since and not (is_inside and part.name.startswith("layer"))
 
     def _read(self, module: Module, reader: Module) -> None:

@@ -61,6 +61,47 @@ def test_a_reference_runs_on_whole_weights(flags: dict[str, object], answers: bo
 
 
 @pytest.mark.parametrize(
+    ("flags", "answers"),
+    [
+        ({"task": "dpo"}, False),
+        ({"task": "kto"}, False),
+        ({"task": "kto", "method": "full"}, False),
+        ({"task": "dpo", "method": "full", "offload": "optimizer+params"}, False),
+        ({"task": "kto", "offload": "optimizer+params"}, False),
+        ({"task": "dpo", "method": "qlora"}, True),
+        ({"task": "kto", "method": "full", "versions": ["deepspeed==0.14.0"]}, True),
+        ({"task": "dpo", "versions": ["deepspeed==0.14.0"]}, True),
+        ({"task": "dpo", "stack": "trl", "method": "full", "offload": "optimizer+params"}, True),
+        ({"task": "kto", "method": "full", "sharding": "fsdp"}, True),
+    ],
+)
+def test_llama_factory_asks_a_divided_reference(flags: dict[str, object], answers: bool) -> None:
+    """Under ZeRO-3 with any adapter of 16 bits, and with parameters in host RAM; where each forward pass
+    begins the order of modules anew, which DeepSpeed's do since 0.15.4.
+    """
+    said = warned("reference-divided", **{"stack": "llama-factory", "gpus": 2, "sharding": "zero3", **flags})
+    assert bool(said) == answers
+
+
+@pytest.mark.parametrize(
+    ("flags", "answers"),
+    [
+        ({"model": "qwen2.5-0.5b"}, False),
+        ({"model": "qwen2.5-0.5b", "sharding": "zero2", "gpus": 2}, False),
+        ({"model": "qwen2.5-7b"}, True),
+        ({"model": "qwen2.5-7b", "sharding": "zero3", "gpus": 2}, False),
+        ({"model": "qwen2.5-7b", "sharding": "zero2", "gpus": 2}, True),
+        ({"model": "qwen2.5-0.5b", "sharding": "fsdp", "gpus": 2}, True),
+        ({"model": "qwen2.5-0.5b", "gradient_checkpointing": False}, True),
+    ],
+)
+def test_whole_weights_may_score_by_a_value(flags: dict[str, object], answers: bool) -> None:
+    """Where the head of words is tied to its table, or ZeRO-3 has states of one that gets no gradient."""
+    job = {"stack": "llama-factory", "task": "reward", "method": "full"}
+    assert bool(warned("value-head", **job, **flags)) == answers
+
+
+@pytest.mark.parametrize(
     ("task", "stacks"),
     [
         ("gkd", "swift or trl"),
