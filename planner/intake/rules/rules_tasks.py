@@ -117,7 +117,8 @@ def _values_unread(case: Case) -> bool:
     """ZeRO-3 has states of a head without a gradient, as of any weight, and plain optimizers have none."""
     recipe = case.recipe
     tied = case.model.tied and not recipe.sharding.gathers_weights
-    read = recipe.method != "full" or (not recipe.train_layers and (recipe.sharding.is_zero3 or tied))
+    divided = recipe.sharding.is_zero3 and not recipe.offloads_params
+    read = recipe.method != "full" or (not recipe.train_layers and (divided or tied))
     return case.model.value_head and not (read and recipe.gradient_checkpointing)
 
 
