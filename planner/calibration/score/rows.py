@@ -296,7 +296,7 @@ def host_scope(record: RunRecord) -> HostMemoryScope:
 
 
 def compare_host_bound(record: RunRecord, host: HostPrediction) -> Comparison | None:
-    """Host RAM that was installed (or stated as needed) against the prediction per node, in bytes.
+    """Host RAM that was installed against the prediction per node, in bytes.
 
     The run took place, so a prediction above the bound is wrong; one below it may be right or wrong.
     """
