@@ -88,8 +88,10 @@ def _with_turned_norms(block: BlockSpec) -> BlockSpec:
 
 
 def _with_joined_heads(block: BlockSpec) -> BlockSpec:
-    joins = block.attention.position == "rope"
-    return replace(block, attention=replace(block.attention, joined_rotary=True)) if joins else block
+    attention = replace(block.attention, one_product=not block.attention.fused_qkv)
+    if attention.position == "rope":
+        attention = replace(attention, joined_rotary=True)
+    return replace(block, attention=attention)
 
 
 def _with_whole_out_proj(linears: tuple[LinearSpec, ...]) -> Iterable[LinearSpec]:

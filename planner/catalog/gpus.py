@@ -234,8 +234,14 @@ def spec_of(entry: GpuEntry) -> GpuSpec:
         best_fp8_matmul_flop_per_s=_scaled(entry.best_fp8_matmul_tflop_per_s, TERA),
         multiprocessors=entry.multiprocessors,
         best_matmul_shapes=entry.best_matmul_shapes,
+        driver_keeps_bytes=_kept_by_driver(entry),
         unified_memory=entry.unified_memory,
     )
+
+
+def _kept_by_driver(entry: GpuEntry) -> int | None:
+    total, visible = entry.nvidia_smi_total_mib, entry.visible_memory_mib
+    return None if total is None or visible is None else (total - visible) * MIB
 
 
 def _index() -> CatalogIndex:

@@ -68,6 +68,8 @@ class AttentionSpec:
     ``slices``; each head's parts ``selected`` by a number, or ``indexed`` by a list of one, which copies
     them.  ``unbound``: they are a dimension of three that was moved to the front.
     """
+    one_product: bool = False
+    """One matrix makes all three here, with one branch of LoRA, though models have three."""
     heads_last: bool = False
     """The code sees the three products as heads when all are there."""
     head_norms_last: bool = False

@@ -30,6 +30,7 @@ class GpuSpec:
 
     ``visible_memory_bytes`` is what ``cudaMemGetInfo`` reports as total: the wall a job hits, lower than the
     marketing size.  ``None`` means unknown (or no CUDA device): there is no memory verdict on such a card.
+    ``driver_keeps_bytes``: what is missing there of the total that nvidia-smi shows.
     ``multiprocessors``: streaming multiprocessors that are switched on.  ``best_matmul_flop_per_s`` is the
     best that somebody measured for a 16-bit product, among ``best_matmul_shapes``, and
     ``best_fp8_matmul_flop_per_s`` for one of 8-bit floats.
@@ -63,6 +64,7 @@ class GpuSpec:
     multiprocessors: int | None = None
     fp8_flop_per_s: float | None = None
     best_matmul_shapes: MatmulShapes | None = None
+    driver_keeps_bytes: int | None = None
     unified_memory: bool = False
 
     @property

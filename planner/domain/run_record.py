@@ -25,7 +25,13 @@ RecordMethod = Literal["full", "lora", "qlora", "int8"]
 Grade = Literal["A", "B", "C"]
 Link = Literal["nvlink", "pcie", "qpi"]
 Outcome = Literal["ok", "oom", "host_oom", "timeout", "crash"]
-MemoryKind = Literal["allocated", "reserved", "driver"]
+MemoryKind = Literal["allocated", "reserved", "driver", "board"]
+"""``driver``: what nvidia-smi shows.  ``board``: what NVML's first call says is used, which counts what the
+driver keeps for itself, too.
+
+Source: NVML API reference, nvmlDeviceGetMemoryInfo and its second version, which has ``reserved`` apart;
+rust-nvml/nvml-wrapper#57: 912 MB by the first and 8 by the second on idle A100 cards.
+"""
 MemoryScope = Literal["per_gpu", "all_gpus"]
 HostMemoryKind = Literal["rss_peak", "rss_mark", "cgroup", "installed_min"]
 HostMemoryScope = Literal["process", "node"]

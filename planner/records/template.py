@@ -46,7 +46,8 @@ _NOTES = (
     f"Needed in each line: {', '.join(REQUIRED_COLUMNS)}, and something that was measured.",
     "Everything else may stay blank: it is then what the stack does by default (plan stacks).",
     "outcome: ok or oom.  peak_memory_mib: highest memory of one GPU in MiB; memory_kind says who read it:",
-    "driver (nvidia-smi), reserved or allocated (torch.cuda.max_memory_*).  step_time_s: one optimizer step.",
+    "driver (nvidia-smi), board (pynvml), reserved or allocated (torch.cuda.max_memory_*).",
+    "step_time_s: one optimizer step.",
     "Further columns: plan schema record.",
 )
 

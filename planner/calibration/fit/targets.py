@@ -12,12 +12,13 @@ import numpy.typing as npt
 
 from planner.calibration.score.percentile import at_percentile
 from planner.calibration.score.rows import (
-    KIND_WHEN_BLANK,
     SETUP_PHASES,
     host_bytes,
     lengths_untold,
     level_bytes,
+    level_read,
     predicted_throughput,
+    read_bytes,
     throughput_column,
 )
 from planner.domain.recipes.recipe import Number
@@ -104,7 +105,9 @@ def _memory_target(record: RunRecord, scenario: Scenario) -> Target | None:
         return None
     bound: Bound = "at_least" if record.censored else "both"
     step, card = at_percentile(record, scenario), scenario.hardware.gpu.visible_memory_bytes
-    return Target(record, on_card(step, None), "memory", record.peak_memory_mib * MIB, bound, card)
+    count = scenario.hardware.world_size if record.memory_scope == "all_gpus" else 1
+    measured = read_bytes(record, count, scenario.hardware.gpu.driver_keeps_bytes)
+    return Target(record, on_card(step, None), "memory", measured, bound, card)
 
 
 def on_card(scenario: Scenario, visible_bytes: int | None) -> Scenario:
@@ -163,7 +166,7 @@ def predicted(target: Target, coefficients: Coefficients) -> Number | None:
     if record.outcome == "oom":
         return memory.must_have_bytes
     count = scenario.hardware.world_size if record.memory_scope == "all_gpus" else 1
-    return count * level_bytes(memory, record.memory_kind or KIND_WHEN_BLANK, record)
+    return count * level_bytes(memory, level_read(record), record)
 
 
 def log_errors(target: Target, offsets: Mapping[str, Floats], count: int) -> Floats:

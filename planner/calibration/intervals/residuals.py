@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from planner.calibration.fit.split import CrossFit
 from planner.calibration.fit.targets import Target, on_card
 from planner.calibration.intervals.spreads import Residual
-from planner.calibration.score.rows import KIND_WHEN_BLANK
+from planner.calibration.score.rows import level_read
 from planner.domain.prediction import MemoryPrediction
 from planner.domain.recipes.recipe import Number
 from planner.domain.uncertainty.calibration import Calibration, lengths_of
@@ -89,5 +89,5 @@ def _below(target: Target, coefficients: Coefficients, memory: MemoryPrediction)
 def spread_of(target: Target) -> SpreadOf:
     """What a reading is of."""
     if target.quantity == "memory":
-        return target.record.memory_kind or KIND_WHEN_BLANK
+        return level_read(target.record)
     return "time" if target.quantity == "throughput" else "host_memory"

@@ -22,6 +22,7 @@ _LEAST_SHARE_OF_WEIGHTS = 0.5
 # A program may make a model's table of positions longer, and its run shows that it did.
 _RUNS_ALL_THE_SAME = frozenset({"sequence-above-table"})
 
+NOT_KEPT = "no source says how much of it the driver keeps, which a reading of the board has: memory_kind"
 ABOVE_CARD = "more memory than the card has: its unit or its GPU is wrong"
 BELOW_WEIGHTS = "less memory than the weights alone take: its unit or its model is wrong"
 
@@ -75,6 +76,8 @@ def above_card(record: RunRecord, scenario: Scenario) -> str:
     """What is wrong with a peak above the card's memory; empty where nothing is."""
     hardware = scenario.hardware
     card_bytes = hardware.gpu.marketing_memory_bytes or hardware.gpu.visible_memory_bytes
+    if record.memory_kind == "board" and hardware.gpu.driver_keeps_bytes is None:
+        return f"{hardware.gpu.id}: {NOT_KEPT}"
     if record.peak_memory_mib is None or card_bytes is None:
         return ""
     cards = hardware.world_size if record.memory_scope == "all_gpus" else 1

@@ -8,9 +8,15 @@ from typing import Literal
 from planner.arrays import maximum, minimum
 from planner.calibration.score.percentile import at_percentile
 from planner.calibration.score.plausible import above_card, scenario_of
-from planner.domain.prediction import HostPrediction, MemoryPrediction, Prediction, TimePrediction
+from planner.domain.prediction import (
+    HostPrediction,
+    MemoryLevel,
+    MemoryPrediction,
+    Prediction,
+    TimePrediction,
+)
 from planner.domain.recipes.recipe import Number
-from planner.domain.run_record import TIME_NOT_SCORED, HostMemoryScope, MemoryKind, RunRecord
+from planner.domain.run_record import TIME_NOT_SCORED, HostMemoryScope, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase
 from planner.domain.uncertainty.calibration import Calibration
@@ -30,7 +36,7 @@ OomResult = Literal["right", "false_fit", "false_oom", "uncertain_ok", "uncertai
 THROUGHPUT_COLUMNS = ("step_time_s", "samples_per_s", "tokens_per_s", "run_time_s")
 # A row that got no further measured no training: its peak is compared with that of the phase itself.
 SETUP_PHASES: frozenset[Phase] = frozenset({"load", "adapters"})
-KIND_WHEN_BLANK: MemoryKind = "driver"
+KIND_WHEN_BLANK: MemoryLevel = "driver"
 _CPU = "cpu"
 
 
@@ -115,7 +121,12 @@ def score_record(record: RunRecord, model: Coefficients | Calibration, *, quick:
         scenario=scenario,
         prediction=prediction,
         not_timed=not_timed,
-        memory=compare_memory(record, _memory_of_reading(record, scenario, prediction, model), world)
+        memory=compare_memory(
+            record,
+            _memory_of_reading(record, scenario, prediction, model),
+            world,
+            scenario.hardware.gpu.driver_keeps_bytes,
+        )
         if measured
         else None,
         throughput=throughput,
@@ -135,7 +146,9 @@ def _memory_of_reading(
     return prediction.memory if step is scenario else predict_with(step, model).memory
 
 
-def compare_memory(record: RunRecord, memory: MemoryPrediction, world_size: int) -> Comparison | None:
+def compare_memory(
+    record: RunRecord, memory: MemoryPrediction, world_size: int, driver_keeps_bytes: int | None = None
+) -> Comparison | None:
     """Peak GPU memory at the level and scope of the record, in bytes.
 
     ``per_gpu`` is the fullest GPU; ``all_gpus`` is one GPU times the number of processes, as all ranks are
@@ -144,19 +157,34 @@ def compare_memory(record: RunRecord, memory: MemoryPrediction, world_size: int)
     """
     if record.peak_memory_mib is None:
         return None
-    kind = record.memory_kind or KIND_WHEN_BLANK
+    kind = level_read(record)
     notes = [] if record.memory_kind else ["assumed"]
+    if record.memory_kind == "board":
+        notes.append("less what the driver keeps")
     count = 1
     if record.memory_scope == "all_gpus":
         count = world_size
         notes.append(f"of {world_size} GPUs")
     predicted = float(count * level_bytes(memory, kind, record))
-    return Comparison(
-        f"{kind}_bytes", round(record.peak_memory_mib * MIB), round(predicted), ", ".join(notes)
-    )
+    measured = round(read_bytes(record, count, driver_keeps_bytes))
+    return Comparison(f"{kind}_bytes", measured, round(predicted), ", ".join(notes))
 
 
-def level_bytes(memory: MemoryPrediction, kind: MemoryKind, record: RunRecord) -> Number:
+def level_read(record: RunRecord) -> MemoryLevel:
+    """The level of a prediction that the record's peak is compared with."""
+    kind = record.memory_kind or KIND_WHEN_BLANK
+    return "driver" if kind == "board" else kind
+
+
+def read_bytes(record: RunRecord, count: int, driver_keeps_bytes: int | None) -> float:
+    """The record's peak on ``count`` cards at :func:`level_read`: a reading of the board less what the driver
+    keeps.
+    """
+    kept = (driver_keeps_bytes or 0) * count if record.memory_kind == "board" else 0
+    return (record.peak_memory_mib or 0.0) * MIB - kept
+
+
+def level_bytes(memory: MemoryPrediction, kind: MemoryLevel, record: RunRecord) -> Number:
     """Peak of one GPU at one level, over the phases that the run went through.
 
     A run that only set up is compared with that phase itself;
@@ -268,7 +296,7 @@ def host_scope(record: RunRecord) -> HostMemoryScope:
 
 
 def compare_host_bound(record: RunRecord, host: HostPrediction) -> Comparison | None:
-    """Host RAM that was installed (or stated as needed) against the prediction per node, in bytes.
+    """Host RAM that was installed against the prediction per node, in bytes.
 
     The run took place, so a prediction above the bound is wrong; one below it may be right or wrong.
     """

@@ -100,6 +100,27 @@ def test_litgpt_full_as_on_an_h100() -> None:
     assert int(memory.reserved_bytes) == pytest.approx(29_246_881_792, rel=0.003)
 
 
+@pytest.mark.parametrize(
+    ("model", "method", "counted"),
+    [
+        ("llama-2-7b", "lora", 181_096 - 4_096),
+        ("mistral-7b-v0.1", "lora", 179_024 - 4_096 - 512),
+        ("llama-2-7b", "full", 227_496),
+    ],
+)
+def test_litgpt_keeps_the_product_of_query_key_and_value(model: str, method: str, counted: int) -> None:
+    """Bytes for each token and layer that litgpt 0.5.13's own ``GPT`` saves, with LoRA of rank 32 or in full.
+
+    Counted with ``saved_tensors_hooks`` on fake tensors of the CPU, where the mask of a dropout has 2 bytes,
+    and there is a causal mask of 512 by 512.  Without shared keys the value is a view of the whole product.
+    """
+    said: dict[str, Any] = {"precision": "bf16", "load_dtype": "bf16", "batch": 2, "seq": 512}
+    said |= {"lora_rank": 32, "lora_dropout": 0.05} if method == "lora" else {}
+    memory = replayed(job(model=model, method=method, stack="litgpt", **said))
+    forward = next(each for each in memory.phases if each.phase == "forward")
+    assert forward.terms["saved_activations"] / (2 * 512 * 32) == pytest.approx(counted, rel=0.004)
+
+
 def test_litgpt_has_a_head_of_its_own_and_packs_it() -> None:
     """Tied tables become two; the head is among the matrices that are quantised."""
     stack, plain = load_stack("litgpt"), load_stack("hf-trainer@5")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.program.head.generation import cached, copied
 from planner.program.head.heads import Heads, by_heads, fused_projection, head_norm, split
+from planner.program.head.one_product import is_one_product, one_product
 from planner.program.layers.activations import clamped
 from planner.program.layers.attention.eager import eager
 from planner.program.layers.attention.exchanged_heads import by_exchanged_heads, by_exchanged_parts
@@ -78,7 +79,8 @@ def heads(torch: Operators, view: LayerView, x: Tensor) -> Heads:
     """Query, key and value with their positions."""
     if view.linears("attn_latent_kv"):
         return latent_heads(torch, view, x)
-    query, key, value, held = projections(torch, view, x)
+    make = one_product if is_one_product(view) else projections
+    query, key, value, held = make(torch, view, x)
     if any(each.scaling == "turned" for each in view.block.norms):
         return query, key, value, held
     if view.block.attention.borrows_keys:

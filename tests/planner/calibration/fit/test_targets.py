@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from planner.calibration.fit.targets import NOISE, Bound, Target, log_errors, penalised, predicted, targets_of
+from planner.calibration.intervals.residuals import spread_of
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -41,6 +42,18 @@ def test_a_peak_is_compared_with_a_card_without_a_limit() -> None:
         assert target is not None
         assert (target.measured, target.bound) == (GIB, bound)
         assert target.scenario.hardware.gpu.visible_memory_bytes is None
+
+
+def test_a_reading_of_the_board_is_fitted_less_what_the_driver_keeps() -> None:
+    """As nvidia-smi would have shown it."""
+    shown = target_of("memory", peak_memory_mib=1024.0, memory_kind="driver")
+    board = target_of("memory", peak_memory_mib=1024.0, memory_kind="board")
+    assert shown is not None
+    assert board is not None
+    kept = board.scenario.hardware.gpu.driver_keeps_bytes
+    assert kept
+    assert (shown.measured, board.measured) == (GIB, GIB - kept)
+    assert spread_of(board) == spread_of(shown) == "driver"
 
 
 def test_a_job_that_ran_out_needs_more_than_the_card() -> None:

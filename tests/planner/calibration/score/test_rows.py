@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.calibration.score.metrics import summarise_bounds
+from planner.calibration.score.plausible import NOT_KEPT, above_card, scenario_of
 from planner.calibration.score.rows import (
     Comparison,
     compare_host,
@@ -17,7 +18,7 @@ from planner.calibration.score.rows import (
     score_record,
 )
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.units import GIB
+from planner.units import GIB, MIB
 from tests.planner.calibration.score.made import HOST, MEMORY, PREDICTION, RECORD, TIME
 
 
@@ -46,6 +47,26 @@ def test_a_meter_without_a_name_is_taken_as_the_driver_and_said() -> None:
     """A blank `memory_kind` means nvidia-smi, and the comparison says that this is assumed."""
     found = memory_of()
     assert (found.quantity, found.predicted, found.note) == ("driver_bytes", 24 * GIB, "assumed")
+
+
+def test_a_reading_of_the_board_counts_what_the_driver_keeps() -> None:
+    """nvidia-smi shows less by as much, on each card; the same holds for what is fitted."""
+    record = replace(RECORD, peak_memory_mib=20 * 1024.0, memory_kind="board", memory_scope="all_gpus")
+    found = compare_memory(record, MEMORY, world_size=4, driver_keeps_bytes=GIB)
+    assert found is not None
+    assert (found.quantity, found.measured, found.predicted) == ("driver_bytes", 16 * GIB, 4 * 24 * GIB)
+    assert found.note == "less what the driver keeps, of 4 GPUs"
+
+
+def test_a_reading_of_the_board_needs_to_know_what_the_driver_keeps() -> None:
+    """A card whose total is not known is left out with a sentence; an A100 keeps 922 MiB."""
+    record = replace(RECORD, gpu="a100-80-sxm", peak_memory_mib=20 * 1024.0, memory_kind="board")
+    scenario, _ = scenario_of(record)
+    gpu = scenario.hardware.gpu
+    assert gpu.driver_keeps_bytes == 922 * MIB
+    assert above_card(record, scenario) == ""
+    unknown = replace(scenario.hardware, gpu=replace(gpu, driver_keeps_bytes=None))
+    assert NOT_KEPT in above_card(record, replace(scenario, hardware=unknown))
 
 
 def test_a_total_over_all_gpus_is_one_gpu_times_the_processes() -> None:
