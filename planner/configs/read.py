@@ -14,6 +14,7 @@ from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
+from planner.configs.shared.own_scripts import other_task
 from planner.configs.tools import (
     hf_trainer,
     llama_cookbook,
@@ -212,6 +213,8 @@ def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None)
         raise
     say_one_process(reading)
     _check_task(reading, beside.task)
+    if beside.script.endswith(".py"):
+        _refuse_other_task(document, keys, reading, own=beside.own)
     reading.say_switches()
     reading.finish(keys)
     return reading
@@ -240,6 +243,18 @@ def _check_task(reading: Reading, task: str) -> None:
             f"{reading.path}: the script's name says {task}, but its arguments are read as those of "
             f"{reading.tool}, which say nothing of it: say --tool trl where they are TRL's"
         )
+
+
+def _refuse_other_task(document: Document, keys: Keys, reading: Reading, *, own: bool) -> None:
+    """Raises: NotModelledError where a script has arguments of another task than it is read for; of a tool's
+    script only those that the tool does not have are asked.
+    """
+    unread = keys.left_over_here()
+    known = not own or reading.value("task") not in (None, "sft", "pretrain")
+    table = {name: value for name, value in document.table.items() if not known or name in unread}
+    if name := other_task(table, unread):
+        why = f"the script is read as one that does {reading.value('task') or 'sft'} and nothing beside"
+        raise keys.not_modelled(name, f"{why}: say the job by flags (plan --help)")
 
 
 def recognise(document: Document) -> Tool:

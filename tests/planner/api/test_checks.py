@@ -95,10 +95,11 @@ def test_each_command_of_a_script_is_a_job(tmp_path: Path) -> None:
 
 def test_a_script_of_ones_own_has_a_way_out() -> None:
     """Where its arguments cannot be read as those of the tool that their names say."""
-    text = "torchrun mine.py --model_name_or_path gpt2 --lora_rank 8 --max_steps 3 --bf16"
+    text = "torchrun mine.py --base_model gpt2 --micro_batch_size 1 --max_steps 3 --bf16 true"
     gpu = from_flags({"gpu": "4090"})
-    failed = check_job(command_job(f"{text} --use_peft True --teacher_model_name_or_path gpt2", OPTIONS), gpu)
-    assert failed.failure.endswith("is mine.py a script of your own? --tool transformers reads it")
+    asked = "is mine.py a script of your own? --tool transformers reads it"
+    failed = check_job(command_job(f"{text} --sequence_len 64 --flash_attn_fuse_qkv true", OPTIONS), gpu)
+    assert failed.failure.endswith(asked)
 
 
 def test_ways_of_a_script_of_ones_own_are_tried() -> None:
@@ -124,6 +125,27 @@ def test_a_script_of_ones_own_that_trains_otherwise_is_refused() -> None:
     checked = check_job(command_job(text, CheckOptions(tool="transformers")), from_flags({"gpu": "4090"}))
     assert checked.exit_code == ExitCode.NOT_MODELLED
     assert "beta" in checked.failure
+
+
+@pytest.mark.parametrize(
+    ("tool", "more"),
+    [
+        ("Axolotl", "--sequence_len 64 --micro_batch_size 1 --base_model gpt2 --teacher gpt2"),
+        ("LLaMA-Factory", "--cutoff_len 64 --template x --finetuning_type lora --ref_model gpt2"),
+        ("TRL", "--max_length 64 --dataset_name x --model_name_or_path gpt2 --reward_model gpt2"),
+    ],
+)
+def test_whatever_its_arguments_look_like(tool: str, more: str) -> None:
+    """A second model may be an unknown key to the tool, or one that it passes over in another task; there is
+    no way out where the Trainer's reader would refuse it, too.
+    """
+    checked = check_job(
+        command_job(f"torchrun mine.py --bf16 true {more}", OPTIONS), from_flags({"gpu": "4090"})
+    )
+    key = more.split()[-2].removeprefix("--")
+    assert checked.exit_code == ExitCode.NOT_MODELLED, tool
+    assert key in checked.failure
+    assert "--tool transformers" not in checked.failure
 
 
 def test_arguments_of_ones_own_do_not_hide_the_trainers() -> None:

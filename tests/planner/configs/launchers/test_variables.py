@@ -27,6 +27,7 @@ from planner.configs.launchers.variables import takes_defaults, with_values
         ("source b/bin/activate\nN=${N:-8}\na $N", "a 8"),
         ('N="\n --b 8 \\\n --c $M"\nM=2\na $N', "a   --b 8   --c $M"),
         ('M=x\nN=(\n --b "$M" # 8\n --c 2\n)\nN+=(--d)\na "${N[@]}"', 'a   --b "x"  --c 2 --d'),
+        ("N=(--b 'x #y' --c 1 # d\n--e)\na ${N[@]}", "a --b 'x #y' --c 1 --e"),
         ('N=()\na 8 ${N[@]+"${N[@]}"}', "a 8 "),
         ("N=8\nM=2\na $((64 / (N * M))) $[$N/2]", "a 4 4"),
         ('a --b "$@" ${@:2} $@', "a --b   "),

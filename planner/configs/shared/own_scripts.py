@@ -1,0 +1,32 @@
+"""Arguments with which a script of one's own trains something else than a language model on next tokens.
+
+Only the script knows what it does with them, whichever tool's its other arguments look like.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from planner.configs.shared.keys import is_off
+
+_OTHER_TASK = re.compile(
+    r"^beta$|teacher|student|distil|(?:^|_)ref_|reference_model|reward|critic|(?<!wrap_)policy|dpo|kto|ppo"
+    r"|grpo|prompt_length|num_generations|(?:^|_)kl(?:_|$)|(?:assistant|draft|second|aux)\w*_model"
+    r"|model_name_or_path_|negative|contrastive"
+)
+_OTHER_DATA = re.compile(r"(?:^|_)mm_|vision|image|pixel|video|audio|speech")
+
+
+def other_task(table: Mapping[str, Any], unread: Collection[str]) -> str:
+    """The first key that says another task, be it one of the tool's, or other data, where the tool has not
+    ``unread`` it; empty where there is none.
+    """
+    found = (
+        name
+        for name, value in table.items()
+        if (_OTHER_TASK.search(name.lower()) or (name in unread and _OTHER_DATA.search(name.lower())))
+        and not is_off(value)
+    )
+    return next(found, "")
