@@ -83,8 +83,9 @@ _CLOSES = re.compile(
 _ONCE = re.compile(r"^[ \t]*(?:if|case)\b")
 # A loop over the arguments of the script, of which there are none.
 _OVER_ARGUMENTS = re.compile(
-    r"^[ \t]*while[ \t]+(?:getopts\b|(?:\[\[?|\(\(|test\b)[ \t]*\"?\$(?:#|\{#\})\"?[ \t]*"
-    r"(?:(?:-g[te]|-ne|!=|>=?)[ \t]*[01]\b|[\])]))"
+    r"^[ \t]*while[ \t]+(?:getopts\b|(?:\[\[?|\(\(|test\b)[ \t]*(?:\"?\$(?:#|\{#\})\"?[ \t]*"
+    r"(?:(?:-g[te]|-ne|!=|>=?)[ \t]*[01]\b|[\])])"
+    r"|(?:-n[ \t]+)?\"?\$\{?1\}?\"?[ \t]*(?:!=[ \t]*\"\"[ \t]*)?\]))"
 )
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\\'\"]?([A-Za-z_]\w*)")
 _DIGITS = 9

@@ -16,17 +16,21 @@ _OTHER_TASK = re.compile(
     r"|grpo|prompt_length|num_generations|(?:^|_)kl(?:_|$)|(?:assistant|draft|second|aux)\w*_model"
     r"|model_name_or_path_|negative|contrastive"
 )
-_OTHER_DATA = re.compile(r"(?:^|_)mm_|vision|image|pixel|video|audio|speech")
+# Names that another tool may have for something harmless: data, and how the script trains.
+_UNREAD = re.compile(
+    r"(?:^|_)mm_|vision|image|pixel|video|audio|speech|(?:^|_)loss(?:_|$)|(?<!wandb)(?:^|_)mode$|(?:^|_)method$"
+    r"|algorithm|objective|num_blocks"
+)
 
 
 def other_task(table: Mapping[str, Any], unread: Collection[str]) -> str:
-    """The first key that says another task, be it one of the tool's, or other data, where the tool has not
-    ``unread`` it; empty where there is none.
+    """The first key that says another task, whether the tool has it or not, or, ``unread`` by the tool, other
+    data or another way of training; empty where there is none.
     """
     found = (
         name
         for name, value in table.items()
-        if (_OTHER_TASK.search(name.lower()) or (name in unread and _OTHER_DATA.search(name.lower())))
+        if (_OTHER_TASK.search(name.lower()) or (name in unread and _UNREAD.search(name.lower())))
         and not is_off(value)
     )
     return next(found, "")

@@ -97,6 +97,9 @@ def _leave_open(keys: Keys, reading: Reading, *, adapts: bool) -> None:
     if "method" in reading.needs:
         methods = ("lora", "qlora") if adapts and not _switched_off(keys) else ("full", "lora", "qlora")
         reading.either["method"] = (reading.needs["method"], methods)
+    if adapts and reading.value("lora_rank") is None:
+        sentence = f"{keys.path}: the rank of the adapters is the script's: say --lora-rank"
+        reading.either["lora_rank"] = (sentence, ("8", "64"))
     if reading.value("load_dtype") is None and not keys.has("block_size"):
         sentence = f"{keys.path}: in which dtype the weights are loaded is the script's: say --load-dtype"
         reading.either["load_dtype"] = (sentence, ("fp32", "checkpoint"))

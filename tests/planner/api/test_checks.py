@@ -119,6 +119,30 @@ def test_ways_of_a_script_of_ones_own_are_tried() -> None:
     assert larger.exit_code == ExitCode.GPU_MEMORY_SHORT
 
 
+def test_the_length_of_a_script_with_arguments_of_its_own_is_open() -> None:
+    """A tool's script has the tool's default; one that takes more arguments may set another length."""
+    text = "torchrun sft.py --model_name_or_path gpt2 --dataset_name a --bf16"
+    gpu = from_flags({"gpu": "4090"})
+    of_tool, own = (
+        check_job(command_job(text + more, OPTIONS), gpu) for more in ("", " --total_tokens 8192")
+    )
+    assert "--seq 1024" in of_tool.flags
+    assert any("how long samples are" in each for _, each in own.remarks)
+
+
+def test_the_rank_of_a_script_of_ones_own_is_tried() -> None:
+    """Where its arguments say that there are adapters and not how large; full fine-tuning has none."""
+    text = "torchrun mine.py --model_name_or_path gpt2 --use_lora --max_length 512 --bf16 --max_steps 1"
+    lora, full = (
+        check_job(command_job(text, OPTIONS), from_flags({"gpu": "4090", "method": method}), advise=False)
+        for method in ("lora", "full")
+    )
+    assert "--lora-rank 64" in lora.flags
+    assert full.exit_code == ExitCode.FITS
+    assert any("--lora-rank" in each for _, each in lora.remarks)
+    assert not any("--lora-rank" in each for _, each in full.remarks)
+
+
 def test_a_script_of_ones_own_that_trains_otherwise_is_refused() -> None:
     """Read as the Trainer's, its beta would be an unknown key that changes nothing."""
     text = "torchrun mine.py --model_name_or_path gpt2 --num_train_epochs 1 --bf16 --beta 0.1 --max_length 64"

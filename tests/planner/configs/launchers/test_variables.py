@@ -115,7 +115,7 @@ def test_defaults_are_told_from_what_a_text_sets() -> None:
     "condition",
     [
         *("[[ $# -ge 1 ]]", "[[ $# -gt 0 ]]", '[ "$#" -ne 0 ]', "[[ $# > 0 ]]", "(( $# ))", "test $# -gt 0"),
-        'getopts "m:o:" each',
+        *('getopts "m:o:" each', '[[ "$1" != "" ]]', '[ -n "$1" ]', "[[ $1 ]]"),
     ],
 )
 def test_a_loop_over_arguments_does_not_run(condition: str) -> None:
