@@ -9,7 +9,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from planner.configs.shared.keys import is_off
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.keys import Keys, is_off
 
 _OTHER_TASK = re.compile(
     r"^beta$|teacher|student|distil|(?:^|_)ref_|reference_model|reward|critic|(?<!wrap_)policy|dpo|kto|ppo"
@@ -34,3 +35,10 @@ def other_task(table: Mapping[str, Any], unread: Collection[str]) -> str:
         and not is_off(value)
     )
     return next(found, "")
+
+
+def leave_dtype(keys: Keys, reading: Reading) -> None:
+    """Enter that the script may load fp32 weights or those of the checkpoint, where nothing says which."""
+    if reading.value("load_dtype") is None:
+        sentence = f"{keys.path}: in which dtype the weights are loaded is the script's: say --load-dtype"
+        reading.either["load_dtype"] = (sentence, ("fp32", "checkpoint"))

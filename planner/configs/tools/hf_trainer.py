@@ -13,6 +13,7 @@ from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import read_attention, read_dtype
+from planner.configs.shared.own_scripts import leave_dtype
 from planner.configs.shared.trainer_arguments import (
     need_precision,
     read_distribution,
@@ -100,9 +101,8 @@ def _leave_open(keys: Keys, reading: Reading, *, adapts: bool) -> None:
     if adapts and reading.value("lora_rank") is None:
         sentence = f"{keys.path}: the rank of the adapters is the script's: say --lora-rank"
         reading.either["lora_rank"] = (sentence, ("8", "64"))
-    if reading.value("load_dtype") is None and not keys.has("block_size"):
-        sentence = f"{keys.path}: in which dtype the weights are loaded is the script's: say --load-dtype"
-        reading.either["load_dtype"] = (sentence, ("fp32", "checkpoint"))
+    if not keys.has("block_size"):
+        leave_dtype(keys, reading)
 
 
 def _read_model(keys: Keys, reading: Reading) -> None:

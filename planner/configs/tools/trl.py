@@ -19,6 +19,7 @@ from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.model_args import read_attention, read_dtype
+from planner.configs.shared.own_scripts import leave_dtype
 from planner.configs.shared.preference_tasks import (
     LIGER,
     TRL_HARMLESS,
@@ -83,6 +84,8 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
             f"{keys.where(_REENTRANT)}: {ages}: say --checkpoint-reentrant or --no-checkpoint-reentrant"
         )
     _read_precision(keys, reading, old)
+    if beside.own:
+        leave_dtype(keys, reading)
     _read_launch(keys, reading, beside)
     read_distribution(keys, reading, beside)
     read_device_map(keys, reading, old=bool(old))

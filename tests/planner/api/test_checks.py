@@ -121,13 +121,24 @@ def test_ways_of_a_script_of_ones_own_are_tried() -> None:
 
 def test_the_length_of_a_script_with_arguments_of_its_own_is_open() -> None:
     """A tool's script has the tool's default; one that takes more arguments may set another length."""
-    text = "torchrun sft.py --model_name_or_path gpt2 --dataset_name a --bf16"
+    text = "torchrun sft.py --model_name_or_path gpt2 --dataset_name a --bf16 --dtype float32"
     gpu = from_flags({"gpu": "4090"})
     of_tool, own = (
         check_job(command_job(text + more, OPTIONS), gpu) for more in ("", " --total_tokens 8192")
     )
     assert "--seq 1024" in of_tool.flags
     assert any("how long samples are" in each for _, each in own.remarks)
+
+
+def test_the_dtype_that_a_script_of_ones_own_loads_in_is_tried() -> None:
+    """Also where its arguments look like TRL's, whose own script loads what its config says."""
+    text = "torchrun {} --model_name_or_path Qwen/Qwen2.5-7B --dataset_name a --bf16 --max_length 512"
+    own, of_tool = (
+        check_job(command_job(text.format(name), OPTIONS), from_flags({"gpu": "h100-sxm:1"}), advise=False)
+        for name in ("sft.py", "examples/scripts/sft.py")
+    )
+    assert any("--load-dtype checkpoint: fits" in each for _, each in own.remarks)
+    assert not any("--load-dtype" in each for _, each in of_tool.remarks)
 
 
 def test_the_rank_of_a_script_of_ones_own_is_tried() -> None:
