@@ -20,7 +20,7 @@ _OTHER_TASK = re.compile(
 # Names that another tool may have for something harmless: data, and how the script trains.
 _UNREAD = re.compile(
     r"(?:^|_)mm_|vision|image|pixel|video|audio|speech|(?:^|_)loss(?:_|$)|(?<!wandb)(?:^|_)mode$|(?:^|_)method$"
-    r"|algorithm|objective|num_blocks"
+    r"|algorithm|objective|num_blocks|(?:^|_)layers$|(?:^|_)tune_|fix_(?:llm|lm|model|backbone|vit|encoder)"
 )
 
 
