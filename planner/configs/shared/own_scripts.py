@@ -11,6 +11,7 @@ from typing import Any
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys, is_off
+from planner.domain.origin import ToolDefault
 
 _OTHER_TASK = re.compile(
     r"^beta$|teacher|student|distil|(?:^|_)ref_|reference_model|reward|critic|(?<!wrap_)policy|dpo|kto|ppo"
@@ -42,3 +43,13 @@ def leave_dtype(keys: Keys, reading: Reading) -> None:
     if reading.value("load_dtype") is None:
         sentence = f"{keys.path}: in which dtype the weights are loaded is the script's: say --load-dtype"
         reading.either["load_dtype"] = (sentence, ("fp32", "checkpoint"))
+
+
+def leave_method(keys: Keys, reading: Reading) -> None:
+    """Enter that the script may put adapters on, and quantise their base, where nothing says so."""
+    said = reading.said.get("method")
+    if said and isinstance(said.origin, ToolDefault) and reading.value("task") in (None, "sft"):
+        sentence = f"{keys.path}: what is trained is the script's: say --method full, lora, qlora or int8"
+        methods = ("lora", "qlora") if said.value == "lora" else ("full", "lora", "qlora")
+        reading.either["method"] = (sentence, methods)
+        del reading.said["method"]

@@ -141,6 +141,24 @@ def test_the_dtype_that_a_script_of_ones_own_loads_in_is_tried() -> None:
     assert not any("--load-dtype" in each for _, each in of_tool.remarks)
 
 
+def test_what_a_script_of_ones_own_trains_is_tried() -> None:
+    """TRL puts adapters on where use_peft says so; a script that is not TRL's may do it without."""
+    text = (
+        "torchrun mine.py --model_name_or_path gpt2 --dataset_name a --bf16 --max_length 512 --dtype float32"
+    )
+    gpu = from_flags({"gpu": "4090"})
+    ways = {
+        more: next(
+            each
+            for _, each in check_job(command_job(text + more, OPTIONS), gpu).remarks
+            if "--method" in each
+        )
+        for more in ("", " --lora_r 16")
+    }
+    assert "of full, lora, qlora each" in ways[""]
+    assert "of lora, qlora each" in ways[" --lora_r 16"]
+
+
 def test_the_rank_of_a_script_of_ones_own_is_tried() -> None:
     """Where its arguments say that there are adapters and not how large; full fine-tuning has none."""
     text = "torchrun mine.py --model_name_or_path gpt2 --use_lora --max_length 512 --bf16 --max_steps 1"
