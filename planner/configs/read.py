@@ -255,7 +255,8 @@ def _refuse_other_task(document: Document, keys: Keys, reading: Reading, *, own:
     known = not own or reading.value("task") not in (None, "sft", "pretrain")
     table = {name: value for name, value in document.table.items() if not known or name in unread}
     if name := other_task(table, unread):
-        why = f"the script is read as one that does {reading.value('task') or 'sft'} and nothing beside"
+        does = reading.value("task") or "sft"
+        why = f"what the script does with it is not known, beside {does} as {reading.tool} has it"
         raise keys.not_modelled(name, f"{why}: say the job by flags (plan --help)")
 
 

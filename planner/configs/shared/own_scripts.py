@@ -18,16 +18,17 @@ _OTHER_TASK = re.compile(
     r"|grpo|prompt_length|num_generations|(?:^|_)kl(?:_|$)|(?:assistant|draft|second|aux)\w*_model"
     r"|model_name_or_path_|negative|contrastive"
 )
-# Names that another tool may have for something harmless: data, and how the script trains.
+# Names that a tool may have for something harmless: data, engines, and how the script trains.
 _UNREAD = re.compile(
     r"(?:^|_)mm_|vision|image|pixel|video|audio|speech|(?:^|_)loss(?:_|$)|(?<!wandb)(?:^|_)mode$|(?:^|_)method$"
-    r"|algorithm|objective|num_blocks|(?:^|_)layers$|(?:^|_)tune_|fix_(?:llm|lm|model|backbone|vit|encoder)"
+    r"|deepspeed|fsdp|^ds_|algorithm|objective|num_blocks|(?:^|_)layers$|(?:^|_)tune_"
+    r"|fix_(?:llm|lm|model|backbone|vit|encoder)"
 )
 
 
 def other_task(table: Mapping[str, Any], unread: Collection[str]) -> str:
     """The first key that says another task, whether the tool has it or not, or, ``unread`` by the tool, other
-    data or another way of training; empty where there is none.
+    data, an engine or another way of training; empty where there is none.
     """
     found = (
         name

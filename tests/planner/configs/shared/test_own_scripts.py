@@ -20,6 +20,7 @@ from planner.configs.shared.own_scripts import other_task
         ({"loss_type": "nll"}, ("loss_type",), "loss_type"),
         ({"video_folder": "a"}, ("video_folder",), "video_folder"),
         ({"mode": "a"}, ("mode",), "mode"),
+        ({"deepspeed": "a", "deepspeed_config": "b"}, ("deepspeed_config",), "deepspeed_config"),
         ({"finetune_from": "a", "fix_llm": True}, ("finetune_from", "fix_llm"), "fix_llm"),
         ({"wandb_mode": "a", "weight_loss": False}, ("wandb_mode", "weight_loss"), ""),
     ],
