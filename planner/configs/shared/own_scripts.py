@@ -20,8 +20,8 @@ _OTHER_TASK = re.compile(
 )
 # Names that a tool may have for something harmless: data, engines, and how the script trains.
 _UNREAD = re.compile(
-    r"(?:^|_)mm_|vision|image|pixel|video|audio|speech|(?:^|_)loss(?:_|$)|(?<!wandb)(?:^|_)mode$|(?:^|_)method$"
-    r"|deepspeed|fsdp|^ds_|algorithm|objective|num_blocks|(?:^|_)layers$|(?:^|_)tune_"
+    r"(?:^|_)mm_|vision|image|pixel|video|audio|speech|deepspeed|fsdp|^ds_|algorithm|objective|num_blocks"
+    r"|(?:^|_)loss(?:_|$)|(?<!wandb)(?:^|_)mode$|(?:^|_)(?:method|layers)$|(?:^|_)tune_"
     r"|fix_(?:llm|lm|model|backbone|vit|encoder)"
 )
 
