@@ -12,6 +12,9 @@ from planner.api.files import CheckOptions
 from planner.configs.launchers.command_line import how_many, started
 from planner.configs.launchers.launch import LAUNCH_LINE
 from planner.configs.launchers.variables import takes_defaults
+from planner.configs.read import UntoldToolError, recognise
+from planner.configs.shared.own_scripts import other_task
+from planner.configs.yaml_or_json import Document
 from planner.errors import PlannerError, show
 from planner.files.reading import read_text
 
@@ -84,5 +87,16 @@ def command_files(
     read = replace(
         options, accelerate=beside, tool=options.tool or job.tool, task=job.task, script=job.script, own=own
     )
-    way_out = f"; is {show(job.script)} a script of your own? --tool transformers reads it"
-    return CommandFiles(texts, read, "; ".join(remarks), way_out if own and read.tool is None else "")
+    way_out = ""
+    if own and read.tool is None and _may_be_the_trainers(Document(path, job.arguments)):
+        way_out = f"; is {show(job.script)} a script of your own? --tool transformers reads it"
+    return CommandFiles(texts, read, "; ".join(remarks), way_out)
+
+
+def _may_be_the_trainers(document: Document) -> bool:
+    """Whether arguments that are read as those of another tool could be read as the Trainer's."""
+    try:
+        told = recognise(document).name
+    except UntoldToolError:
+        return False
+    return told != "transformers" and not other_task(document.table, document.table)

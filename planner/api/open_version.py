@@ -110,6 +110,8 @@ def _left_open(read: ConfigFile, given: ScenarioRequest) -> Mapping[str, tuple[A
     either = {
         name: tuple(map(REQUEST_FIELDS[name].parse, values)) for name, (_, values) in read.either.items()
     }
+    if given.get("method") == "full":
+        either.pop("lora_rank", None)
     every = {**switches, **either}.items()
     return {
         name: values for name, values in every if not (given.is_given(name) or read.request.is_given(name))

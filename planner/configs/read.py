@@ -14,6 +14,7 @@ from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
+from planner.configs.shared.own_scripts import other_task
 from planner.configs.tools import (
     hf_trainer,
     llama_cookbook,
@@ -38,6 +39,7 @@ from planner.configs.tools.one_process import say_one_process
 from planner.configs.tools.other_tools import refuse_other_tools
 from planner.configs.tools.unsloth import unsloth_cli, unsloth_train
 from planner.configs.yaml_or_json import Document, read_document
+from planner.domain.origin import ToolDefault
 from planner.errors import InputFileError, NotModelledError, PlannerError, UnknownNameError, UnreadKeyError
 
 
@@ -212,6 +214,9 @@ def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None)
         raise
     say_one_process(reading)
     _check_task(reading, beside.task)
+    if beside.script.endswith(".py"):
+        _refuse_other_task(document, keys, reading, own=beside.own)
+        _leave_length(keys, reading)
     reading.say_switches()
     reading.finish(keys)
     return reading
@@ -242,6 +247,27 @@ def _check_task(reading: Reading, task: str) -> None:
         )
 
 
+def _refuse_other_task(document: Document, keys: Keys, reading: Reading, *, own: bool) -> None:
+    """Raises: NotModelledError where a script has arguments of another task than it is read for; of a tool's
+    script only those that the tool does not have are asked.
+    """
+    unread = keys.left_over_here()
+    known = not own or reading.value("task") not in (None, "sft", "pretrain")
+    table = {name: value for name, value in document.table.items() if not known or name in unread}
+    if name := other_task(table, unread):
+        does = reading.value("task") or "sft"
+        why = f"what the script does with it is not known, beside {does} as {reading.tool} has it"
+        raise keys.not_modelled(name, f"{why}: say the job by flags (plan --help)")
+
+
+def _leave_length(keys: Keys, reading: Reading) -> None:
+    """A script with arguments that the tool does not have is not the tool's, and may set another length."""
+    said = reading.said.get("seq")
+    if said and isinstance(said.origin, ToolDefault) and keys.left_over_here():
+        del reading.said["seq"]
+        reading.needs["seq"] = f"{keys.path}: the length is the script's: say --seq"
+
+
 def recognise(document: Document) -> Tool:
     """The tool that a file is for, by keys that only its files have.
 
@@ -254,6 +280,8 @@ def recognise(document: Document) -> Tool:
     keys = document.table.keys()
     # LLaMA-Factory's v1 calls its model ``model``; a ``train_dataset`` is also in files of others.
     others = {"llama-factory-v1"} if "model_name_or_path" in keys else set()
+    # axolotl 0.19.0 utils/schemas/model.py ModelInputConfig: a file without it stops.
+    others |= set() if "base_model" in keys else {"axolotl"}
     for group in (_TRAINING, _REST):
         counts = {tool.name: len(tool.marks & keys) for tool in group if tool.name not in others}
         best = max(counts.values())

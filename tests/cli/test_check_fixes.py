@@ -325,8 +325,8 @@ def test_the_fixes_of_a_launch_line_are_options_that_do_what_they_say(
 ) -> None:
     """A command has no file of Accelerate: what stands there is pasted into the command, and then fits."""
     job = (
-        "sft.py --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name x/y --max_length 2048 "
-        "--per_device_train_batch_size 2 --gradient_checkpointing --use_peft --lora_r 16 --bf16"
+        "trl/scripts/sft.py --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name x/y --bf16 "
+        "--max_length 2048 --per_device_train_batch_size 2 --gradient_checkpointing --use_peft --lora_r 16"
     )
     Path("run.sh").write_text(f"{launcher} {job}\n", encoding="utf-8")
     code, out, _ = run(capsys, "run.sh", "--gpu", "4090:2")

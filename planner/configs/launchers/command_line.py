@@ -37,7 +37,7 @@ from planner.configs.launchers.launcher_options import (
 )
 from planner.configs.launchers.named_files import from_folder, launch_table, named_file, with_files_here
 from planner.configs.launchers.script_names import MODULES_OF, refuse_script, said_by_name, trains_always
-from planner.configs.launchers.shell import commands_with_variables
+from planner.configs.launchers.shell import commands
 from planner.configs.launchers.tune_words import TRAINS_NOTHING, config_and_rest, overridden, refuse_recipe
 from planner.configs.tools.unsloth.unsloth_train import in_sections
 from planner.configs.yaml_or_json import read_document
@@ -53,7 +53,6 @@ _TRAINS = names_of(
     "per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps learning_rate "
     "peft_method"
 )
-_MOVES = re.compile(r"^cd[ \t]+([^\s;&|]+)", re.MULTILINE)
 # What evaluates or answers, by a launcher; behind an option it may be a value.
 _TRAINS_NOT = names_of("lm_eval lighteval vllm")
 # Modules that train.
@@ -170,10 +169,8 @@ def _every_command(path: Path, text: str) -> list[tuple[list[str], dict[str, str
             path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
         )
     found, folder = list[tuple[list[str], dict[str, str]]](), Path()
-    # Neither of subshells, nor of functions and branches, which are written further right.
-    moves = {move.strip("\"'") for move in _MOVES.findall(text)}
-    for words, variables in commands_with_variables(path, text):
-        if words[:1] == ["cd"] and len(words) == 2 and words[1] in moves:
+    for words, variables, for_sure in commands(path, text):
+        if words[:1] == ["cd"] and len(words) == 2 and for_sure:
             folder /= words[1]
         for command in list(handed_over(words)) or [words]:
             found.append(([from_folder(path, folder, word) for word in command], variables))

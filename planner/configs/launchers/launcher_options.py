@@ -15,6 +15,7 @@ def names_of(text: str) -> frozenset[str]:
 
 
 ACCELERATE_SWITCHES = frozenset(names_in("accelerate.toml", "switches"))
-TORCHRUN_SWITCHES = names_of("standalone m module no_python run_path virtual_local_rank")
+# With those of torch.distributed.launch (torch 2.13.0 distributed/launch.py parse_args).
+TORCHRUN_SWITCHES = names_of("standalone m module no_python run_path virtual_local_rank use_env")
 DEEPSPEED_SWITCHES = frozenset(names_in("deepspeed.toml", "switches"))
 DEEPSPEED_OPTIONS = frozenset(names_in("deepspeed.toml", "options"))

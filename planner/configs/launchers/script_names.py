@@ -34,6 +34,8 @@ _TASKS |= {"gspo": "grpo", "mpo": "dpo", "cpo": "simpo"}
 _TRL_SCRIPTS = _names(
     "sft dpo cpo kto orpo reward reward_modeling grpo gspo gkd dpo_vlm mpo_vlm grpo_vlm gspo_vlm"
 )
+# Folders of these; one that is called ``sft`` elsewhere is rather somebody's own.
+_TRL_FOLDERS = ("trl/scripts", "examples/scripts")
 # Scripts of Transformers' examples/pytorch/language-modeling that train with its Trainer.
 _TRANSFORMERS_SCRIPTS = _names("run_clm run_fim run_mlm run_plm")
 # Scripts of the package open_instruct (allenai/open-instruct e6c3044aa): those that its reader knows, and one
@@ -85,7 +87,8 @@ def said_by_name(script: str) -> tuple[str, str | None]:
         return task, "open-instruct"
     if script in MODULES_OF:
         return task, MODULES_OF[script]
-    return task, _OF_ONE_TOOL.get(stem) or ("trl" if stem in _TRL_SCRIPTS and task else None)
+    of_trl = stem in _TRL_SCRIPTS and (task or Path(script).parent.as_posix().endswith(_TRL_FOLDERS))
+    return task, _OF_ONE_TOOL.get(stem) or ("trl" if of_trl else None)
 
 
 def _words(script: str) -> set[str]:

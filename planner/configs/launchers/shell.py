@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from planner.configs.launchers.comments import uncommented
 from planner.configs.launchers.variables import with_depth, with_values
 from planner.errors import InputFileError
 
@@ -24,7 +25,6 @@ _UNKNOWN = "${command}"
 # The number of a stream, which touches its redirection (``2>``; in ``2 >`` it is a word); quoted text before
 # it is passed over.
 _STREAM = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()<>])[0-9]+(?=[<>])""", re.DOTALL)
-_QUOTE = re.compile(r"[\"']")
 # An array up to its bracket; in it, what is no bracket of its own.
 _ARRAY = re.compile(r"((?:^|[\s;&|])[A-Za-z_][A-Za-z0-9_]*\+?=)\(")
 _NO_BRACKET = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#.*""")
@@ -42,19 +42,20 @@ _LAUNCHERS = re.compile("accelerate|torchrun|deepspeed|tune|llamafactory-cli|swi
 _STARTED = re.compile(rf"{_LAUNCHERS.pattern}|python3?|trl|megatron")
 
 
-def commands(path: Path, text: str) -> Iterator[list[str]]:
-    """Each simple command of ``text`` as its words, without assignments, wrappers and redirections.
-
-    Raises:
-        InputFileError: quotes that are not closed.
+class Command(NamedTuple):
+    """A simple command: its words, without assignments, wrappers and redirections; the variables of its
+    environment that the text sets; and whether it runs ``for_sure``, in the shell of the text itself.
     """
-    return (words for words, _ in commands_with_variables(path, text))
+
+    words: list[str]
+    variables: dict[str, str]
+    for_sure: bool
 
 
-def commands_with_variables(path: Path, text: str) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Each simple command as its words, with the variables of its environment that the text sets: those that
-    are exported before it, and those that stand before its program.  One that is also changed under a
-    condition, in a loop or in a function has :func:`unknown` as its value.
+def commands(path: Path, text: str) -> Iterator[Command]:
+    """Each simple command of ``text``.  Its variables are those that are exported before it, and those that
+    stand before its program.  One that is also changed under a condition, in a loop or in a function has
+    :func:`unknown` as its value.
 
     Raises:
         InputFileError: quotes that are not closed.
@@ -66,7 +67,8 @@ def commands_with_variables(path: Path, text: str) -> Iterator[tuple[list[str], 
     for command in found:
         environment.run(command)
         words = _without_keywords(command.words)
-        yield _bare(words), {**environment.values(), **_assigned(words)}
+        sure = not (command.inside or command.chained)
+        yield Command(_bare(words), {**environment.values(), **_assigned(words)}, sure)
 
 
 def unknown(name: str) -> str:
@@ -162,25 +164,26 @@ def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
     """Each simple command with all of its words: lines behind a backslash joined, and those that a quote goes
     on in; a comment ends its line, whatever its last character is, but inside of a quote it is text.
     """
-    pending, quoted, inside = "", False, False
+    pending, quote, inside, brackets = "", "", False, 0
     for written, depth in _without_arrays(with_depth(text)):
         inside = inside or depth > 0
-        line = "" if written.lstrip().startswith("#") and not quoted else written
+        line, quote = uncommented(written, quote)
         if line.endswith("\\"):
             pending += line[:-1] + " "
             continue
-        if quoted and not _QUOTE.search(line):
-            pending += f"{line}\n"
-            continue
+        pending += line
         try:
-            words = _words(pending + line)
+            words = None if quote else _words(pending)
         except ValueError:
-            pending, quoted = f"{pending}{line}\n", True
+            words = None
+        if words is None:
+            pending += "\n"
             continue
-        yield from _split(words, inside)
-        pending, quoted, inside = "", False, False
+        found, brackets = _split(words, inside, brackets)
+        yield from found
+        pending, inside = "", False
     try:
-        yield from _split(_words(pending), inside)
+        yield from _split(_words(pending), inside, brackets)[0]
     except ValueError:
         raise InputFileError(path, "a quote is opened and not closed") from None
 
@@ -229,22 +232,19 @@ def _words(text: str) -> list[str]:
     return list(lexer)
 
 
-def _split(words: list[str], inside: bool) -> Iterator[_Command]:
-    """Commands of a logical line; what stands in brackets or behind ``||`` is inside, too."""
-    command: list[str] = []
-    before, brackets = "", 0
+def _split(words: list[str], inside: bool, brackets: int) -> tuple[list[_Command], int]:
+    """Commands of a logical line, and how many ``brackets`` are open behind it; what stands in these or
+    behind ``||`` is inside, too.
+    """
+    found, command, before = list[_Command](), list[str](), ""
     for word in [*words, ";"]:
-        if word.startswith("#"):
-            break
         if word not in _BETWEEN:
             command.append(word)
             continue
-        yield _Command(command, inside or brackets > 0 or before == "||", before == "&&")
+        found.append(_Command(command, inside or brackets > 0 or before == "||", before == "&&"))
         brackets = max(0, brackets + (word == "(") - (word == ")"))
         command, before = [], word
-    else:
-        return
-    yield _Command(command, inside or brackets > 0 or before == "||", before == "&&")
+    return found, brackets
 
 
 def _bare(command: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from planner.configs.launchers.comments import uncommented
 from planner.configs.launchers.conditions import decided, once
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -24,7 +25,6 @@ _SET = re.compile(rf"{_SETS}=(\S*|\"[^\"]*\"|'[^']*')[ \t]*(?:#.*)?$", re.DOTALL
 _SET_ARRAY = re.compile(rf"{_SETS}(\+?)=\(([^()`;|&<>]*)\)[ \t]*(?:#.*)?$", re.DOTALL)
 # A quote or a list that ends on a later line.
 _GOES_ON = re.compile(rf"{_SETS}(?:=(?P<quote>[\"'])(?!.*(?P=quote))|\+?=\((?!.*\)))")
-_COMMENT = re.compile(r"(?:^|(?<=\s))#.*")
 _SET_ANYWHERE = re.compile(
     rf"(?:^|[\s;&|(])(?:(?:for|select)[ \t]+)?({_NAME})(?:(?:\[[^\]]*\])?\+?=|[ \t]+in\b)"
 )
@@ -74,15 +74,18 @@ _PRINTED_FOLDER = re.compile(
     r"\$\([ \t]*cd[ \t]+(?:--[ \t]+)?\"?([\w./:,@%+=-]+)\"?[ \t]*"
     r"(?:\d?>[ \t]*/dev/null[ \t]*(?:2>&1[ \t]*)?)?(?:&&|;)[ \t]*pwd(?:[ \t]+-P)?[ \t]*\)"
 )
-_OPENS = re.compile(
-    r"^[ \t]*(?:if|for|while|until|case|select)\b|^[ \t]*(?:function\b|[\w-]+[ \t]*\(\))|\{[ \t]*$"
+_FUNCTION = r"^[ \t]*(?:function\b|[\w-]+[ \t]*\(\)).*"
+_OPENS = re.compile(rf"^[ \t]*(?:if|for|while|until|case|select)\b|{_FUNCTION}\{{|\{{[ \t]*$")
+_CLOSES = re.compile(
+    r"^[ \t]*(?:fi|done|esac|\})(?=$|[\s;|&>])|;[ \t]*(?:fi|done|esac)[ \t]*(?:$|[;|&>])"
+    rf"|{_FUNCTION};[ \t]*\}}[ \t]*$"
 )
-_CLOSES = re.compile(r"^[ \t]*(?:fi|done|esac|\})(?=$|[\s;|&>])|;[ \t]*(?:fi|done|esac)[ \t]*(?:$|[;|&>#])")
 _ONCE = re.compile(r"^[ \t]*(?:if|case)\b")
 # A loop over the arguments of the script, of which there are none.
 _OVER_ARGUMENTS = re.compile(
-    r"^[ \t]*while[ \t]+(?:getopts\b|(?:\[\[?|\(\(|test\b)[ \t]*\"?\$(?:#|\{#\})\"?[ \t]*"
-    r"(?:(?:-g[te]|-ne|!=|>=?)[ \t]*[01]\b|[\])]))"
+    r"^[ \t]*while[ \t]+(?:getopts\b|(?:\[\[?|\(\(|test\b)[ \t]*(?:\"?\$(?:#|\{#\})\"?[ \t]*"
+    r"(?:(?:-g[te]|-ne|!=|>=?)[ \t]*[01]\b|[\])])"
+    r"|(?:-n[ \t]+)?\"?\$\{?1\}?\"?[ \t]*(?:!=[ \t]*\"\"[ \t]*)?\]))"
 )
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\\'\"]?([A-Za-z_]\w*)")
 _DIGITS = 9
@@ -180,7 +183,7 @@ class Known:
         one, several = _SET.match(written), _SET_ARRAY.match(written)
         if several and several[1] not in self.unsure:
             name, more = several[1], several[2]
-            words = " ".join(_COMMENT.sub("", each).rstrip("\\ \t") for each in several[3].splitlines())
+            words = " ".join(uncommented(each)[0].rstrip("\\ \t") for each in several[3].splitlines())
             if (not more or name in self.arrays) and len(words) < _MOST_WORDS:
                 self.arrays[name] = f"{self.arrays[name]} {words}" if more else words
                 return True
@@ -261,7 +264,7 @@ def _filled(text: str, folder: str, loops: int = _MOST_LOOPS) -> tuple[str, Know
         line, depth = left[number]
         filled = line if line.lstrip().startswith("#") else known.fill(line, depth)
         if end == ")" and pending:
-            filled = _COMMENT.sub("", filled)
+            filled = uncommented(filled)[0]
         lines.append(filled)
         known.forget(line, inside=depth > 0)
         if pending:
@@ -330,7 +333,7 @@ def with_depth(text: str) -> Iterator[tuple[str, int]]:
             yield line, depth
             document = "" if line.strip() == document else document
             continue
-        bare = "" if line.lstrip().startswith("#") else line.split(" #")[0].rstrip()
+        bare = uncommented(line)[0].rstrip()
         depth += bool(_OPENS.search(bare))
         yield line, depth
         if _CLOSES.search(bare):

@@ -144,7 +144,7 @@ class Keys:
 
     def is_on(self, name: str) -> bool:
         """Whether a key holds what switches something on: no zero, however it is written, and no false."""
-        return not _is_off(self.get(name))
+        return not is_off(self.get(name))
 
     def text(self, name: str) -> str | None:
         """A key that must be text.
@@ -339,12 +339,12 @@ class Keys:
         return (*own, *(name for part in self._parts.values() for name in part.left_over()))
 
 
-def _is_off(value: object) -> bool:
+def is_off(value: object) -> bool:
     """Whether a value switches its key off: also a table whose ``enabled`` is false,
     or ``auto`` where DeepSpeed reads it.
     """
     if isinstance(value, dict):
-        return not value or ("enabled" in value and (value["enabled"] == "auto" or _is_off(value["enabled"])))
+        return not value or ("enabled" in value and (value["enabled"] == "auto" or is_off(value["enabled"])))
     if isinstance(value, str):
         word = value.strip().lower()
         return word in _OFF or _ZERO.fullmatch(word) is not None

@@ -6,8 +6,6 @@ What trains, and in which dtype it is loaded, is the script's, so the file leave
 
 from __future__ import annotations
 
-import re
-
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
@@ -15,6 +13,7 @@ from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import read_attention, read_dtype
+from planner.configs.shared.own_scripts import leave_dtype
 from planner.configs.shared.trainer_arguments import (
     need_precision,
     read_distribution,
@@ -37,13 +36,6 @@ _NEEDS = {
 _TABLE = dict.fromkeys(
     ("block_size", "max_seq_length", "model_max_length", "max_seq_len", "max_length", "cutoff_len"), "seq"
 )
-# Keys of a script of one's own with which it trains something else than a language model on next tokens.
-_OTHER_TASK = re.compile(
-    r"^beta$|teacher|student|distil|(?:^|_)ref_|reward|critic|policy|dpo|kto|ppo|grpo|prompt_length"
-    r"|num_generations|(?:^|_)kl(?:_|$)|(?:^|_)mm_|vision|image|pixel|video|audio|speech"
-    r"|(?:assistant|draft|second|aux)\w*_model|model_name_or_path_|negative|contrastive"
-)
-_OFF = ("none", "null", "false", "")
 _NOT_KNOWN = "what the script does with it is not known"
 _ADAPTERS = {"lora_r": "lora_rank", "lora_rank": "lora_rank", "lora_dropout": "lora_dropout"}
 _TARGETS = ("lora_target_modules", "target_modules")
@@ -102,21 +94,15 @@ def _ask(keys: Keys, reading: Reading, adapts: str) -> None:
 
 
 def _leave_open(keys: Keys, reading: Reading, *, adapts: bool) -> None:
-    """Enter what a script of one's own may do, of which each is tried.
-
-    Raises:
-        NotModelledError: it trains something else than a language model.
-    """
-    for name in keys.left_over_here():
-        if _OTHER_TASK.search(name.lower()) and str(keys.get(name)).lower() not in _OFF:
-            why = "a script of one's own is read as one that trains a language model on next tokens alone"
-            raise keys.not_modelled(name, f"{why}: say the job by flags (plan --help)")
+    """Enter what a script of one's own may do, of which each is tried."""
     if "method" in reading.needs:
         methods = ("lora", "qlora") if adapts and not _switched_off(keys) else ("full", "lora", "qlora")
         reading.either["method"] = (reading.needs["method"], methods)
-    if reading.value("load_dtype") is None and not keys.has("block_size"):
-        sentence = f"{keys.path}: in which dtype the weights are loaded is the script's: say --load-dtype"
-        reading.either["load_dtype"] = (sentence, ("fp32", "checkpoint"))
+    if adapts and reading.value("lora_rank") is None:
+        sentence = f"{keys.path}: the rank of the adapters is the script's: say --lora-rank"
+        reading.either["lora_rank"] = (sentence, ("8", "64"))
+    if not keys.has("block_size"):
+        leave_dtype(keys, reading)
 
 
 def _read_model(keys: Keys, reading: Reading) -> None:

@@ -19,6 +19,7 @@ from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.model_args import read_attention, read_dtype
+from planner.configs.shared.own_scripts import leave_dtype, leave_method
 from planner.configs.shared.preference_tasks import (
     LIGER,
     TRL_HARMLESS,
@@ -61,7 +62,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     compares = teaches or (not generates and trl_task(keys, reading, beside.task))
     old = read_age(keys, reading, beside.stack, generates=generates)
     read_precomputed(keys, reading, single=not old or bool(keys.flag("use_peft")))
-    _read_method(keys, reading)
+    _read_method(keys, reading, own=beside.own)
     read_checkpoint(keys, "model_name_or_path", reading, trusts=_trusts(keys))
     _read_model(keys, reading)
     _read_lengths(keys, reading, old=old if compares else "")
@@ -83,6 +84,9 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
             f"{keys.where(_REENTRANT)}: {ages}: say --checkpoint-reentrant or --no-checkpoint-reentrant"
         )
     _read_precision(keys, reading, old)
+    if beside.own:
+        leave_method(keys, reading)
+        leave_dtype(keys, reading)
     _read_launch(keys, reading, beside)
     read_distribution(keys, reading, beside)
     read_device_map(keys, reading, old=bool(old))
@@ -213,13 +217,16 @@ def _read_launch(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_launch_file(document, reading, beside)
 
 
-def _read_method(keys: Keys, reading: Reading) -> None:
+def _read_method(keys: Keys, reading: Reading, *, own: bool) -> None:
+    """A script of one's ``own`` may put adapters on without being asked to by ``use_peft``."""
+    adapter = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
     peft = keys.flag("use_peft")
     if peft is None:
-        reading.default("method", "full", "trl 1.16.0 trainer/model_config.py: use_peft")
+        peft = own and any(map(keys.has, (*adapter, "lora_target_modules")))
+        place = "trl 1.16.0 trainer/model_config.py: use_peft"
+        reading.default("method", "lora" if peft else "full", "adapters are said" if peft else place)
     else:
         reading.say("method", "lora" if peft else "full", keys.where("use_peft"))
-    adapter = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
     if keys.flag("use_dora") and reading.value("method") == "lora":
         reading.say("dora", True, keys.where("use_dora"))
     if not peft:

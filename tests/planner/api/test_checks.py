@@ -95,10 +95,11 @@ def test_each_command_of_a_script_is_a_job(tmp_path: Path) -> None:
 
 def test_a_script_of_ones_own_has_a_way_out() -> None:
     """Where its arguments cannot be read as those of the tool that their names say."""
-    text = "torchrun mine.py --model_name_or_path gpt2 --lora_rank 8 --max_steps 3 --bf16"
+    text = "torchrun mine.py --base_model gpt2 --micro_batch_size 1 --max_steps 3 --bf16 true"
     gpu = from_flags({"gpu": "4090"})
-    failed = check_job(command_job(f"{text} --use_peft True --teacher_model_name_or_path gpt2", OPTIONS), gpu)
-    assert failed.failure.endswith("is mine.py a script of your own? --tool transformers reads it")
+    asked = "is mine.py a script of your own? --tool transformers reads it"
+    failed = check_job(command_job(f"{text} --sequence_len 64 --flash_attn_fuse_qkv true", OPTIONS), gpu)
+    assert failed.failure.endswith(asked)
 
 
 def test_ways_of_a_script_of_ones_own_are_tried() -> None:
@@ -118,12 +119,86 @@ def test_ways_of_a_script_of_ones_own_are_tried() -> None:
     assert larger.exit_code == ExitCode.GPU_MEMORY_SHORT
 
 
+def test_the_length_of_a_script_with_arguments_of_its_own_is_open() -> None:
+    """A tool's script has the tool's default; one that takes more arguments may set another length."""
+    text = "torchrun sft.py --model_name_or_path gpt2 --dataset_name a --bf16 --dtype float32"
+    gpu = from_flags({"gpu": "4090"})
+    of_tool, own = (
+        check_job(command_job(text + more, OPTIONS), gpu) for more in ("", " --total_tokens 8192")
+    )
+    assert "--seq 1024" in of_tool.flags
+    assert any("how long samples are" in each for _, each in own.remarks)
+
+
+def test_the_dtype_that_a_script_of_ones_own_loads_in_is_tried() -> None:
+    """Also where its arguments look like TRL's, whose own script loads what its config says."""
+    text = "torchrun {} --model_name_or_path Qwen/Qwen2.5-7B --dataset_name a --bf16 --max_length 512"
+    own, of_tool = (
+        check_job(command_job(text.format(name), OPTIONS), from_flags({"gpu": "h100-sxm:1"}), advise=False)
+        for name in ("sft.py", "examples/scripts/sft.py")
+    )
+    assert any("--load-dtype checkpoint: fits" in each for _, each in own.remarks)
+    assert not any("--load-dtype" in each for _, each in of_tool.remarks)
+
+
+def test_what_a_script_of_ones_own_trains_is_tried() -> None:
+    """TRL puts adapters on where use_peft says so; a script that is not TRL's may do it without."""
+    text = (
+        "torchrun mine.py --model_name_or_path gpt2 --dataset_name a --bf16 --max_length 512 --dtype float32"
+    )
+    gpu = from_flags({"gpu": "4090"})
+    ways = {
+        more: next(
+            each
+            for _, each in check_job(command_job(text + more, OPTIONS), gpu).remarks
+            if "--method" in each
+        )
+        for more in ("", " --lora_r 16")
+    }
+    assert "of full, lora, qlora each" in ways[""]
+    assert "of lora, qlora each" in ways[" --lora_r 16"]
+
+
+def test_the_rank_of_a_script_of_ones_own_is_tried() -> None:
+    """Where its arguments say that there are adapters and not how large; full fine-tuning has none."""
+    text = "torchrun mine.py --model_name_or_path gpt2 --use_lora --max_length 512 --bf16 --max_steps 1"
+    lora, full = (
+        check_job(command_job(text, OPTIONS), from_flags({"gpu": "4090", "method": method}), advise=False)
+        for method in ("lora", "full")
+    )
+    assert "--lora-rank 64" in lora.flags
+    assert full.exit_code == ExitCode.FITS
+    assert any("--lora-rank" in each for _, each in lora.remarks)
+    assert not any("--lora-rank" in each for _, each in full.remarks)
+
+
 def test_a_script_of_ones_own_that_trains_otherwise_is_refused() -> None:
     """Read as the Trainer's, its beta would be an unknown key that changes nothing."""
     text = "torchrun mine.py --model_name_or_path gpt2 --num_train_epochs 1 --bf16 --beta 0.1 --max_length 64"
     checked = check_job(command_job(text, CheckOptions(tool="transformers")), from_flags({"gpu": "4090"}))
     assert checked.exit_code == ExitCode.NOT_MODELLED
     assert "beta" in checked.failure
+
+
+@pytest.mark.parametrize(
+    ("tool", "more"),
+    [
+        ("Axolotl", "--sequence_len 64 --micro_batch_size 1 --base_model gpt2 --teacher gpt2"),
+        ("LLaMA-Factory", "--cutoff_len 64 --template x --finetuning_type lora --ref_model gpt2"),
+        ("TRL", "--max_length 64 --dataset_name x --model_name_or_path gpt2 --reward_model gpt2"),
+    ],
+)
+def test_whatever_its_arguments_look_like(tool: str, more: str) -> None:
+    """A second model may be an unknown key to the tool, or one that it passes over in another task; there is
+    no way out where the Trainer's reader would refuse it, too.
+    """
+    checked = check_job(
+        command_job(f"torchrun mine.py --bf16 true {more}", OPTIONS), from_flags({"gpu": "4090"})
+    )
+    key = more.split()[-2].removeprefix("--")
+    assert checked.exit_code == ExitCode.NOT_MODELLED, tool
+    assert key in checked.failure
+    assert "--tool transformers" not in checked.failure
 
 
 def test_arguments_of_ones_own_do_not_hide_the_trainers() -> None:

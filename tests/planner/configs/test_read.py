@@ -31,7 +31,10 @@ def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
     with pytest.raises(
         InputFileError, match=r"those of llama-factory and of axolotl: say which: --tool llama-factory"
     ):
-        read_config_file(written(tmp_path, "adapter: lora\nstage: sft\n"))
+        read_config_file(written(tmp_path, "adapter: lora\nbase_model: a\nstage: sft\ncutoff_len: 8\n"))
+    # Axolotl stops without its base_model, so other programs' keys of the same names do not make it theirs.
+    with pytest.raises(InputFileError, match="do not say which tool it is for"):
+        read_config_file(written(tmp_path, "micro_batch_size: 1\nreward_model: a\n"))
     with pytest.raises(UnknownNameError, match="unknown tool 'axolotle'; nearest: axolotl"):
         read_config_file(written(tmp_path, AXOLOTL), "axolotle")
     assert read_config_file(written(tmp_path, "model_name_or_path: gpt2\n"), "trl").tool == "TRL 1.16.0"

@@ -57,6 +57,10 @@ def test_arguments_become_keys(text: str, arguments: dict[str, Any]) -> None:
         ("python t.py --max_steps 5", {"distributed_type": "NO", "num_processes": 1}),
         ("torchrun --nproc_per_node 4 t.py --a 1", {"distributed_type": "MULTI_GPU", "num_processes": 4}),
         (
+            "python3 -m torch.distributed.launch --nproc_per_node=4 --use_env t.py --a 1",
+            {"distributed_type": "MULTI_GPU", "num_processes": 4},
+        ),
+        (
             "torchrun --standalone --nproc-per-node=4 --nnodes=2 t.py",
             {"distributed_type": "MULTI_GPU", "num_machines": 2, "num_processes": 8},
         ),

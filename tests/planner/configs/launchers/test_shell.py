@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.configs.launchers.shell import commands, commands_with_variables
+from planner.configs.launchers.shell import commands
 from planner.errors import InputFileError
 
 NAME = Path("command")
@@ -14,7 +14,7 @@ NAME = Path("command")
 
 def words(text: str) -> list[list[str]]:
     """The commands of a text that have words."""
-    return [each for each in commands(NAME, text) if each]
+    return [each.words for each in commands(NAME, text) if each.words]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,9 @@ def words(text: str) -> list[list[str]]:
         ("a 'b 2>c' \"d 1<e\"", [["a", "b 2>c", "d 1<e"]]),
         ("a 2> log; b | c && d || e", [["a"], ["b"], ["c"], ["d"], ["e"]]),
         ("a --b x#y", [["a", "--b", "x#y"]]),
+        # In quotes a mark of comments is text, and a quote in a comment opens nothing.
+        ("a '#b' \"c #d\" --e 1 # f 'g\nh", [["a", "#b", "c #d", "--e", "1"], ["h"]]),
+        ("a 'b\n #c' --d\ne # f \\\ng", [["a", "b\n #c", "--d"], ["e"], ["g"]]),
         ("a --b $(date +%s) --c `d e`", [["a", "--b", "${command}", "--c", "${command}"]]),
         ("a --b $(c $(d e))", [["a", "--b", "${command}"]]),
         ("a --b 'c\nd' --e f", [["a", "--b", "c\nd", "--e", "f"]]),
@@ -94,8 +97,27 @@ def test_a_quote_that_is_never_closed_is_no_text_of_a_shell() -> None:
 def test_exports_are_those_of_the_shell(before: str, value: str | None) -> None:
     """Under a condition, in a loop or in a function, no value is known."""
     text = before + ("b" if before.endswith(" ") else "\nb")
-    ((_, variables),) = [each for each in commands_with_variables(NAME, text) if each[0] == ["b"]]
-    assert variables.get("N") == value
+    (found,) = [each for each in commands(NAME, text) if each.words == ["b"]]
+    assert found.variables.get("N") == value
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "f() {\nb\n}",
+        "f()\n{\nb\n}",
+        "f() { a; b; }",
+        "(\nb\n)",
+        "(b)",
+        "if a; then\nb\nfi",
+        "a && b",
+        "a || b",
+    ],
+)
+def test_a_block_is_not_sure_to_run_in_this_shell(block: str) -> None:
+    """Indented or not; what stands behind the block is."""
+    found = {each.words[0]: each.for_sure for each in commands(NAME, f"{block}\nc") if each.words}
+    assert (found["b"], found["c"]) == (False, True)
 
 
 @pytest.mark.parametrize("text", ["a 'b", "a 'b\\", 'a "b \\\nc\\'])
@@ -108,4 +130,4 @@ def test_a_quote_that_stays_open_is_an_error(text: str) -> None:
 def test_variables_in_long_words_are_read_in_little_time() -> None:
     """Each name is read in one way only, however many stand side by side."""
     text = 'N="' + "$ABCDEFGH " * 40 + ';"\na $N'
-    assert ["a", "$N"] in list(commands(NAME, text))
+    assert ["a", "$N"] in words(text)

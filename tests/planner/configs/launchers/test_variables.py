@@ -27,6 +27,7 @@ from planner.configs.launchers.variables import takes_defaults, with_values
         ("source b/bin/activate\nN=${N:-8}\na $N", "a 8"),
         ('N="\n --b 8 \\\n --c $M"\nM=2\na $N', "a   --b 8   --c $M"),
         ('M=x\nN=(\n --b "$M" # 8\n --c 2\n)\nN+=(--d)\na "${N[@]}"', 'a   --b "x"  --c 2 --d'),
+        ("N=(--b 'x #y' --c 1 # d\n--e)\na ${N[@]}", "a --b 'x #y' --c 1 --e"),
         ('N=()\na 8 ${N[@]+"${N[@]}"}', "a 8 "),
         ("N=8\nM=2\na $((64 / (N * M))) $[$N/2]", "a 4 4"),
         ('a --b "$@" ${@:2} $@', "a --b   "),
@@ -114,7 +115,7 @@ def test_defaults_are_told_from_what_a_text_sets() -> None:
     "condition",
     [
         *("[[ $# -ge 1 ]]", "[[ $# -gt 0 ]]", '[ "$#" -ne 0 ]', "[[ $# > 0 ]]", "(( $# ))", "test $# -gt 0"),
-        'getopts "m:o:" each',
+        *('getopts "m:o:" each', '[[ "$1" != "" ]]', '[ -n "$1" ]', "[[ $1 ]]"),
     ],
 )
 def test_a_loop_over_arguments_does_not_run(condition: str) -> None:

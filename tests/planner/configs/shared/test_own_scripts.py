@@ -1,0 +1,30 @@
+"""Arguments of a script of one's own that say another training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.configs.shared.own_scripts import other_task
+
+
+@pytest.mark.parametrize(
+    ("table", "unread", "found"),
+    [
+        ({"seed": 1, "teacher_model": "a"}, (), "teacher_model"),
+        ({"kl_coef": "0.0", "ref_model": "none"}, (), ""),
+        ({"fsdp_auto_wrap_policy": "a", "policy": "b"}, (), "policy"),
+        # What a tool has for something harmless says nothing where the tool reads it.
+        ({"loss_type": "nll", "image_folder": "a", "wandb_mode": "b"}, (), ""),
+        ({"loss_type": "nll"}, ("loss_type",), "loss_type"),
+        ({"video_folder": "a"}, ("video_folder",), "video_folder"),
+        ({"mode": "a"}, ("mode",), "mode"),
+        ({"deepspeed": "a", "deepspeed_config": "b"}, ("deepspeed_config",), "deepspeed_config"),
+        ({"finetune_from": "a", "fix_llm": True}, ("finetune_from", "fix_llm"), "fix_llm"),
+        ({"wandb_mode": "a", "weight_loss": False}, ("wandb_mode", "weight_loss"), ""),
+    ],
+)
+def test_another_training_is_told(table: dict[str, Any], unread: tuple[str, ...], found: str) -> None:
+    """By a second model whatever the tool says; by other data and losses where it does not read them."""
+    assert other_task(table, unread) == found
