@@ -240,7 +240,9 @@ class Stages:
     def _mark_weights(self, model: nn.Module) -> None:
         adapters = beside_adapted(model)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            adapter = id(tensor) in adapters or any(mark in name for mark in _ADAPTER_MARKS)
+            # What PEFT's X-LoRA calls the model that has the adapters.
+            marked = name.replace("lora_model.", "")
+            adapter = id(tensor) in adapters or any(mark in marked for mark in _ADAPTER_MARKS)
             self._mark(tensor, "adapters" if adapter else "weights")
             self._mark_constants(getattr(tensor, "quant_state", None))
             self._mark_constants(tensor)

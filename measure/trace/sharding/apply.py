@@ -74,23 +74,24 @@ def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
         second = TracedZero3(stream, reference_settings(scenario)) if recipe.has_reference_model else None
         return _Execution(TracedZero3(stream, settings), stream, recipe, second).run(records)
     runs = []
-    for rank in dict.fromkeys((settings.world - 1, 0)):
+    for rank in dict.fromkeys((0, settings.world - 1)):
         stream = RankRecords(_free_number(records))
         runs.append(
             _Execution(TracedZero12(stream, replace(settings, rank=rank)), stream, recipe).run(records)
         )
-    return max(runs, key=_reserved_and_allocated_bytes)
+    return max(runs, key=_needs_bytes)
 
 
 def _free_number(records: list[Record]) -> int:
     return 1 + max(record.block.id for record in records)
 
 
-def _reserved_and_allocated_bytes(records: list[Record]) -> tuple[int, int]:
-    """Most bytes of the card, and most that are allocated after loading."""
+def _needs_bytes(records: list[Record]) -> tuple[int, int, int]:
+    """Most bytes that are reserved, loading included and left out, and most that are allocated behind it."""
     phases = replay(to_events(records)).phases
-    allocated = (each.allocated_bytes for each in phases if each.phase not in _LOADING)
-    return max(each.reserved_bytes for each in phases), max(allocated)
+    steps = [each for each in phases if each.phase not in _LOADING]
+    reserved = (max(each.reserved_bytes for each in several) for several in (phases, steps))
+    return *reserved, max(each.allocated_bytes for each in steps)
 
 
 class _Execution:
