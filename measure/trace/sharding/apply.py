@@ -86,7 +86,7 @@ def _free_number(records: list[Record]) -> int:
     return 1 + max(record.block.id for record in records)
 
 
-def _needs_bytes(records: list[Record]) -> tuple[int, int, int]:
+def _needs_bytes(records: list[Record]) -> tuple[int, ...]:
     """Most bytes that are reserved, loading included and left out, and most that are allocated behind it."""
     phases = replay(to_events(records)).phases
     steps = [each for each in phases if each.phase not in _LOADING]
