@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure.dry_run.cuda.native import Native
-from measure.dry_run.guesses import missing_behind, missing_module
+from measure.dry_run.guesses import missing_behind, missing_module, raised_at
 from measure.dry_run.invented_rows import Lacking, lacking_behind
 from measure.dry_run.messages import ANSWER_FILE, STACKS_FILE, Ending, ProgramEnd, ProgramJob, events_file
 
@@ -106,7 +106,8 @@ def _why_refused(error: BaseException) -> str:
     from measure.dry_run.libraries import inductor
 
     if (unknown := _NO_KERNEL.search(str(error))) is not None:
-        return f"operator {unknown[1]} has no stand-in for tensors of {unknown[2]}"
+        place = raised_at(error)
+        return f"operator {unknown[1]} has no stand-in for tensors of {unknown[2]}, at {place}"
     if inductor.fails(error):
         return f"torch.compile: {inductor.said(error)} {inductor.WITHOUT}"
     return str(missing_behind(error) or missing_module(error) or "")

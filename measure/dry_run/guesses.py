@@ -5,6 +5,7 @@ by the line of the program or of a library that asked for it.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,6 +115,15 @@ def _call_site() -> str:
                 return last
         frame = frame.f_back
     return last
+
+
+def raised_at(error: BaseException) -> str:
+    """The innermost line outside of torch and of this package that an error came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [each for each in frames if not each.filename.startswith((_OWN, "<"))]
+    named = [each for each in outside if all(part not in each.filename for part in _PASSES_ON)]
+    last = (named or frames)[-1]
+    return f"{_short(last.filename)}:{last.lineno} ({last.name})"
 
 
 def _short(file: str) -> str:

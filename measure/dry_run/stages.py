@@ -57,16 +57,18 @@ def _is_compiling() -> bool:
     return torch.compiler.is_compiling() or torch._guards.TracingContext.try_get() is not None
 
 
-def longest_list(model: nn.Module) -> str:
-    """Name of the list that holds most modules, the outermost of equals: the layers of most models;
-    empty for none.
+def longest_list(model: nn.Module) -> str | None:
+    """What names begin with of the modules in the list that holds most: the layers of most models.
+
+    Of equals the outermost, and the last of those, which is the decoder behind an encoder; ``None`` where
+    there is none.  A model may be such a list itself; one with names for numbers is none.
     """
     lists = [
-        (len(each), name)
+        (len(each), f"{name}." if name else "")
         for name, each in model.named_modules()
-        if isinstance(each, nn.ModuleList | nn.Sequential) and name
+        if isinstance(each, nn.ModuleList | nn.Sequential) and all(map(str.isdigit, each._modules))
     ]
-    return max(lists, key=lambda found: (found[0], -found[1].count(".")))[1] if lists else ""
+    return max(reversed(lists), key=lambda found: (found[0], -found[1].count(".")))[1] if lists else None
 
 
 def beside_adapted(model: nn.Module) -> set[int]:
@@ -238,7 +240,9 @@ class Stages:
     def _mark_weights(self, model: nn.Module) -> None:
         adapters = beside_adapted(model)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            adapter = id(tensor) in adapters or any(mark in name for mark in _ADAPTER_MARKS)
+            # What PEFT's X-LoRA calls the model that has the adapters.
+            marked = name.replace("lora_model.", "")
+            adapter = id(tensor) in adapters or any(mark in marked for mark in _ADAPTER_MARKS)
             self._mark(tensor, "adapters" if adapter else "weights")
             self._mark_constants(getattr(tensor, "quant_state", None))
             self._mark_constants(tensor)

@@ -48,18 +48,17 @@ class ModuleStack:
         name of the list of decoder layers.
         """
         for model in models:
-            self.learn(model, layer_list)
+            self.learn(model, f"{layer_list}." if layer_list else None)
         with self.following():
             yield
 
-    def learn(self, model: torch.nn.Module, layer_list: str) -> None:
-        """Take the names of the modules of ``model``; ``layer_list`` is as in :meth:`watching`,
-        empty for none.
+    def learn(self, model: torch.nn.Module, prefix: str | None) -> None:
+        """Take the names of the modules of ``model``; those of layers begin with ``prefix``, and with their
+        number behind it.  ``None``: it has no layers.
         """
-        prefix = f"{layer_list}."
         for name, module in model.named_modules():
             self._names[id(module)] = name
-            if layer_list and name.startswith(prefix):
+            if prefix is not None and name != "" and name.startswith(prefix):
                 self._layers[name] = int(name[len(prefix) :].partition(".")[0])
 
     @contextmanager

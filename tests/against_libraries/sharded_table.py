@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from planner.catalog.location import data_dir
 from planner.domain.scenario import Scenario
@@ -68,6 +69,8 @@ qwen2.5-1.5b  full  zero2  2  optimizer         1  true   2  1024
 qwen2.5-1.5b  full  zero3  2  optimizer+params  1  true   2  1024
 qwen2.5-1.5b  full  fsdp   2  optimizer+params  1  true   2  1024
 qwen2.5-0.5b  full  ddp    2  none              1  false  2  512
+qwen2.5-0.5b  full  fsdp1  2  none              1  false  2  1024
+qwen2.5-0.5b  lora  fsdp1  4  none              1  true   2  1024
 qwen2.5-7b    full  zero2  8  optimizer         1  true   1  1024
 qwen2.5-7b    full  zero2  8  none              1  true   1  2048
 qwen2.5-7b    full  zero3  8  none              1  true   2  2048
@@ -102,14 +105,20 @@ def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(row[name] for name in KEY)
 
 
-def traced(row: Mapping[str, str]) -> Row:
-    """The dry run's half of a row."""
+def dry_run_of(row: Mapping[str, str], *flags: str) -> dict[str, Any]:
+    """What ``measure trace --json`` says of the program, with ``flags`` of its own."""
     job = json.dumps({name: row[name] for name in KEY})
     launched = ["torchrun", "--nproc_per_node", row["gpus"], str(PROGRAM), job]
-    command = [sys.executable, "-m", "measure", "trace", "--gpu", f"{CARD}:{row['gpus']}", "--json"]
+    command = [sys.executable, "-m", "measure", "trace", "--gpu", f"{CARD}:{row['gpus']}", "--json", *flags]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([*command, "--", *launched], cwd=folder, stdout=subprocess.PIPE, check=False)
-    document = json.loads(done.stdout)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def traced(row: Mapping[str, str]) -> Row:
+    """The dry run's half of a row."""
+    document = dry_run_of(row)
     phases = {each["phase"]: each["allocated_bytes"] for each in document["phases"]}
     highest = max(set(phases) - set(LOADING), key=lambda name: phases[name])
     return {

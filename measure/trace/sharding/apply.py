@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from measure.trace.host_records import is_on_host
+from measure.trace.labels import to_events
 from measure.trace.record import Place, Record, TracedBlock
 from measure.trace.sharding.flat_optimizer import as_shards, on_host, record_steps
 from measure.trace.sharding.fsdp import FsdpRank
@@ -15,6 +15,7 @@ from measure.trace.sharding.shard_records import RankRecords, Steps
 from measure.trace.sharding.sharded_parameters import TracedParameter, parameter_of
 from measure.trace.sharding.zero3 import TracedZero3
 from measure.trace.sharding.zero12 import TracedZero12
+from planner.allocator.replay import replay
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
@@ -56,8 +57,9 @@ class ShardingEngine(Protocol):
 def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
     """The records of one rank, from those of the modules.
 
-    Under ZeRO-1 and 2 it is the first or the last rank, whichever holds more.  The last keeps the gradients
-    that come first, when most activations are still there; the first has the token table.
+    Under ZeRO-1 and 2 it is the first or the last rank, whichever reserves more.  The last keeps the
+    gradients that come first, when most activations are still there; the first has the token table, whose
+    gradient is widened for its norm where the optimizer is on the host.
 
     Raises:
         PlannerError: a gradient whose memory was not recorded; names the parameter.
@@ -72,28 +74,24 @@ def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
         second = TracedZero3(stream, reference_settings(scenario)) if recipe.has_reference_model else None
         return _Execution(TracedZero3(stream, settings), stream, recipe, second).run(records)
     runs = []
-    for rank in dict.fromkeys((settings.world - 1, 0)):
+    for rank in dict.fromkeys((0, settings.world - 1)):
         stream = RankRecords(_free_number(records))
         runs.append(
             _Execution(TracedZero12(stream, replace(settings, rank=rank)), stream, recipe).run(records)
         )
-    return max(runs, key=_peak_bytes)
+    return max(runs, key=_needs_bytes)
 
 
 def _free_number(records: list[Record]) -> int:
     return 1 + max(record.block.id for record in records)
 
 
-def _peak_bytes(records: list[Record]) -> int:
-    """Most bytes of the card at once after loading."""
-    held = peak = 0
-    for record in records:
-        if is_on_host(record):
-            continue
-        held += record.block.n_bytes if record.alloc else -record.block.n_bytes
-        if record.place.stage not in _LOADING:
-            peak = max(peak, held)
-    return peak
+def _needs_bytes(records: list[Record]) -> tuple[int, ...]:
+    """Most bytes that are reserved, loading included and left out, and most that are allocated behind it."""
+    phases = replay(to_events(records)).phases
+    steps = [each for each in phases if each.phase not in _LOADING]
+    reserved = (max(each.reserved_bytes for each in several) for several in (phases, steps))
+    return *reserved, max(each.allocated_bytes for each in steps)
 
 
 class _Execution:

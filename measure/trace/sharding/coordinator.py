@@ -44,7 +44,7 @@ class TracedGather:
 
 @dataclass(slots=True, eq=False)
 class TracedUse:
-    """A parameter and where it is."""
+    """A parameter and where it is.  ``in_graph``: the graph has a view of its memory."""
 
     parameter: TracedParameter
     persists: bool
@@ -52,6 +52,7 @@ class TracedUse:
     block: TracedBlock | None = None
     active: set[str] = field(default_factory=set)
     fetched_for: int = _LONG_AGO
+    in_graph: bool = False
 
     @property
     def elements(self) -> int:
@@ -107,8 +108,10 @@ class TracedCoordinator:
             self._recorded.append(module)
         needed = self._of(module)
         self._gather(live for live in needed if live.status == "away")
+        in_graph = self._settings.makes_graph and self._stream.place.stage == "forward"
         for live in needed:
             live.active.add(module)
+            live.in_graph = live.in_graph or (in_graph and live.parameter.in_graph)
             if keeps and not live.parameter.trained:
                 owner = next(iter(self._active) if self._settings.for_model else reversed(self._active))
                 self._active[owner].add(live)
@@ -277,11 +280,10 @@ class TracedCoordinator:
 
     def _release_one(self, live: TracedUse) -> None:
         if live.status == "here" and not live.active:
-            in_graph = self._settings.makes_graph and self._stream.place.stage == "forward"
-            if in_graph and live.parameter.in_graph:
+            if live.in_graph:
                 self._in_graph.append(live.block)
             elif live.block is not None:
                 self._n_late += 1
                 self._stream.free_late(live.block, MOST_LAG)
-            live.block, live.status = None, "away"
+            live.block, live.status, live.in_graph = None, "away", False
             self._available -= live.elements

@@ -79,7 +79,12 @@ class ModuleHooks:
 
 
 def hook_modules(model: nn.Module, recorder: Recorder) -> None:
-    """Hook into every module of ``model``."""
+    """Hook into every module of ``model``.
+
+    What PEFT lays around a matrix reads ``lora_A.weight`` for its dtype, before it calls ``lora_A``: the
+    parameter is one of both from then on.  Source: peft 0.21.2 tuners/lora/layer.py, bnb.py
+    ``_cast_input_dtype``; DeepSpeed 0.19.8 runtime/zero/parameter_offload.py ``ZeROOrderedDict``.
+    """
     owners: dict[nn.Parameter, str] = {}
     for name, module in model.named_modules():
         aliases = []
@@ -87,4 +92,5 @@ def hook_modules(model: nn.Module, recorder: Recorder) -> None:
             key = owners.setdefault(tensor, f"{name}:{own}")
             if key != f"{name}:{own}":
                 aliases.append(key)
+        aliases += [f"{name}.lora_A.{adapter}:weight" for adapter in getattr(module, "lora_A", ())]
         ModuleHooks(module, name, " ".join(aliases), recorder)

@@ -12,6 +12,7 @@ from measure.trace.sharding.partition import TracedFlatGroup, merged, sent_toget
 from measure.trace.sharding.runtime_settings import ZeroSettings
 from measure.trace.sharding.shard_records import MAIN_STREAM, REDUCE_STREAM, RankRecords, Steps, TracedPurpose
 from measure.trace.sharding.sharded_parameters import TracedParameter
+from planner.allocator.compiled import MOST_LAG
 
 _FP32, _FP64 = 4, 8
 _BUCKET = TracedPurpose("ipg_buffer", "gradient_buckets")
@@ -153,7 +154,7 @@ class TracedZero12:
             self._put_in_bucket(parameter, block, boundary=boundary)
 
     def end_of_backward(self, *, boundary: bool) -> None:
-        """``reduce_gradients`` and ``independent_gradient_partition_epilogue``."""
+        """``reduce_gradients`` and ``independent_gradient_partition_epilogue``, which waits for the card."""
         if self._settings.stage == 1 and not boundary:
             return
         for parameter in self._trained:
@@ -167,6 +168,7 @@ class TracedZero12:
             self._stream.free(self._partition)
         self._stream.free(*self._buckets, *self._left_over)
         self._partition, self._buckets, self._left_over = None, [], []
+        self._stream.wait()
 
     def step(self, number: int) -> None:
         """``step``: the norm, then group by group flat gradients in fp32, the optimizer,
@@ -222,17 +224,21 @@ class TracedZero12:
 
     def _reduce(self, *, boundary: bool) -> None:
         """``reduce_ipg_grads``: pieces of several processes are copied together before they are sent."""
-        bucket, oversized = self._bucket, self._oversized
+        bucket, oversized, settings = self._bucket, self._oversized, self._settings
         self._bucket, self._oversized = [], None
         groups = {each.key: group for group in self._groups for each in group.parameters}
         sizes = merged(piece for each in bucket for piece in groups[each.key].slices(each))
-        for call in sent_together(sizes, self._settings.bucket_elements):
+        for call in sent_together(sizes, settings.bucket_elements):
             if len(call) > 1:
-                self._stream.brief(sum(call) * self._settings.element_bytes, _SENT.on(self._reducing))
+                self._stream.brief(sum(call) * settings.element_bytes, _SENT.on(self._reducing))
         for parameter in bucket:
             self._keep_own(groups[parameter.key], parameter, boundary=boundary)
-        if oversized is not None and self._settings.stage == 1 and bucket[0].key not in self._own:
+        if oversized is not None and settings.stage == 1 and bucket[0].key not in self._own:
             self._left_over.append(oversized)  # its gradient is only cleared at the end
+        elif oversized is not None and settings.overlaps and not settings.offloads_optimizer:
+            # ``allreduce_and_copy_with_multiple_ranks``: the stream that reduces it still uses it
+            # (``record_stream``).  With the optimizer on the host this waits for each copy.
+            self._stream.free_late(oversized, MOST_LAG)
         else:
             self._stream.free(oversized)
 

@@ -6,11 +6,16 @@ import torch
 from peft import (
     AdaLoraConfig,
     BOFTConfig,
+    C3AConfig,
+    HiraConfig,
     IA3Config,
     LoHaConfig,
     LoraConfig,
+    MissConfig,
     OFTConfig,
     PromptTuningConfig,
+    RandLoraConfig,
+    TrainableTokensConfig,
     VeraConfig,
     get_peft_model,
 )
@@ -26,6 +31,11 @@ config = {
     "boft": lambda: BOFTConfig(boft_block_size=4, target_modules=["q_proj", "o_proj"]),
     "loha": lambda: LoHaConfig(r=8, target_modules=targets),
     "ia3": lambda: IA3Config(target_modules=targets, feedforward_modules=["down_proj"]),
+    "hira": lambda: HiraConfig(r=16, target_modules=targets),
+    "miss": lambda: MissConfig(r=64, target_modules=targets),
+    "randlora": lambda: RandLoraConfig(r=16, target_modules=targets),
+    "c3a": lambda: C3AConfig(block_size=64, target_modules=["q_proj", "o_proj"]),
+    "tokens": lambda: TrainableTokensConfig(token_indices=[0, 5, 7, 400]),
     "prompt": lambda: PromptTuningConfig(num_virtual_tokens=20, task_type="CAUSAL_LM"),
 }[sys.argv[1]]()
 model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.bfloat16).cuda()

@@ -32,8 +32,9 @@ class Rows(torch.utils.data.Dataset):
 def engine() -> dict[str, Any]:
     """What the Trainer is told of the engine."""
     sharding, offload = ROW["sharding"], ROW["offload"]
-    if sharding == "fsdp":
-        fsdp = {"version": 2, "reshard_after_forward": True, "cpu_offload": "params" in offload}
+    if sharding in ("fsdp", "fsdp1"):
+        version, reshards = (1, "FULL_SHARD") if sharding == "fsdp1" else (2, True)
+        fsdp = {"version": version, "reshard_after_forward": reshards, "cpu_offload": "params" in offload}
         return {"fsdp": True, "fsdp_config": fsdp}
     if sharding == "ddp":
         return {}

@@ -142,7 +142,8 @@ OF_TOOLS: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {
 # Tasks of TRL, and those that ran with adapters, too.
 ADAPTED_TASKS = ("sft", "dpo", "kto", "orpo", "reward", "grpo")
 TASKS = (*ADAPTED_TASKS, "cpo", "tpo", "gkd", "rloo", "gmpo", "online_dpo", "sdft", "sdpo", "distillation")
-ADAPTERS = ("lora", "dora", "oft", "vera", "adalora", "boft", "loha", "ia3", "prompt")
+ADAPTERS = ("lora", "dora", "oft", "vera", "adalora", "boft", "loha", "ia3", "prompt",
+    "hira", "miss", "randlora", "c3a", "tokens")  # fmt: skip
 OF_TRANSFORMERS_4 = ("run_clm_no_trainer.py", "dora_finetuning.py")
 PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("step.py", *STEP): ("--method=full", "--precision=bf16", "--no-gradient-checkpointing"),

@@ -20,7 +20,7 @@ def apart() -> dict[tuple[str, ...], Apart]:
 def test_every_job_was_traced() -> None:
     """No job of the list is missing, none is left over, and all kinds of sharding are among them."""
     assert set(ROWS) == {key_of(job) for job in JOBS}
-    assert {job["sharding"] for job in JOBS} == {"ddp", "zero1", "zero2", "zero3", "fsdp"}
+    assert {job["sharding"] for job in JOBS} == {"ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1"}
 
 
 @pytest.mark.parametrize("key", ROWS, ids="-".join)

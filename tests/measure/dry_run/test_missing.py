@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from measure.dry_run.guesses import Guesses, missing_behind, missing_module
+from measure.dry_run.guesses import Guesses, missing_behind, missing_module, raised_at
 from measure.dry_run.sandbox import _connected
 
 
@@ -102,3 +102,12 @@ def test_how_a_program_ends(
     assert [each.value for each in guesses.listed()] == (
         ["left out, as it fails: KeyError: 'labels'"] if ending == "steps" else []
     )
+
+
+def test_where_an_error_came_from() -> None:
+    """The program's own line, not torch's that it called."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(IndexError) as caught:
+        torch.nn.ModuleList()[0]
+    assert raised_at(caught.value).startswith("test_missing.py:")
+    assert raised_at(caught.value).endswith("(test_where_an_error_came_from)")

@@ -47,3 +47,22 @@ def test_a_layer_that_is_adapted_twice() -> None:
     found = beside_adapted(outer)
     names = {name for name, each in outer.named_parameters() if id(each) in found}
     assert names == {"base_layer.hada_w1.weight", "base_layer.hada_w1.bias", "hada_w2.weight", "hada_w2.bias"}
+
+
+def test_the_layers_of_a_model_are_its_longest_list() -> None:
+    """The decoder's of an encoder and a decoder, the model itself where it is the list, and no blocks that
+    have names for numbers.
+    """
+    from torch import nn
+
+    from measure.dry_run.stages import longest_list
+
+    def layers(count: int) -> nn.Sequential:
+        return nn.Sequential(*(nn.Identity() for _ in range(count)))
+
+    both = nn.ModuleDict({"encoder": layers(3), "decoder": layers(3), "head": layers(2)})
+    assert longest_list(both) == "decoder."
+    assert longest_list(nn.Sequential(layers(2), layers(1), nn.Identity())) == ""
+    named = nn.Sequential()
+    named.add_module("first", nn.Identity())
+    assert longest_list(named) is None

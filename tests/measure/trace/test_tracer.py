@@ -98,7 +98,7 @@ def test_blocks_know_their_layer_in_forward_and_backward() -> None:
 def test_what_an_optimizer_makes_is_of_the_layer_of_its_source() -> None:
     """A result of one tensor is of its layer; a list's results are each of their own."""
     model, recorder = Layers(), Recorder()
-    recorder.modules.learn(model, "layers")
+    recorder.modules.learn(model, "layers.")
     with recorder:
         tensors = []
         for name in ("", "layers.0", "layers.1"):

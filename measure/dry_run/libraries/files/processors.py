@@ -1,4 +1,4 @@
-"""Processors of models that see, where the user allowed others to stand in:
+"""Processors of models that see or hear, where the user allowed others to stand in:
 the program's own classes, without their files.
 
 Patches have the sizes of the model's configuration.
@@ -70,18 +70,21 @@ def install(imports: OnImport, guesses: Guesses, *, allowed: bool) -> None:
     ``allowed``: whether another processor may stand in.
     """
     imports.add("transformers.models.auto.processing_auto", _processors(guesses, allowed=allowed))
+    # By the module, the class that reads the file, and the function that does.
+    for module, base, read in (
+        ("transformers.feature_extraction_utils", "FeatureExtractionMixin", "get_feature_extractor_dict"),
+        ("transformers.image_processing_base", "ImageProcessingMixin", "get_image_processor_dict"),
+    ):
+        imports.add(module, _preprocessors(guesses, base, read, allowed=allowed))
 
 
 def image_tokens(name: Any) -> dict[str, int]:
     """Tokens of the model ``name`` that stand for images, with their numbers;
     none for a model that does not see.
     """
-    try:
-        config: Any = sys.modules["transformers"].AutoConfig.from_pretrained(name)
-    except (OSError, ValueError):
-        return {}
-    family = _FAMILIES.get(config.model_type)
-    return {} if family is None else _numbers(config, family)
+    config = _config_of(name)
+    family = config and _FAMILIES.get(config.model_type)
+    return _numbers(config, family) if family else {}
 
 
 def _numbers(config: Any, family: _Family) -> dict[str, int]:
@@ -118,6 +121,48 @@ def _processors(guesses: Guesses, *, allowed: bool) -> Change:
         base.from_pretrained = classmethod(from_pretrained)
 
     return change
+
+
+def _preprocessors(guesses: Guesses, base: str, read: str, *, allowed: bool) -> Change:
+    """Of models that none of the families is: the defaults of the class, at the sizes of the model."""
+
+    def change(module: ModuleType) -> None:
+        reader: Any = getattr(module, base)
+        load = getattr(reader, read).__func__
+
+        def without_file(cls: Any, name: Any, /, **kwargs: Any) -> Any:
+            try:
+                return load(cls, name, **kwargs)
+            except OSError as error:
+                config = None if Path(str(name)).is_dir() else _config_of(name)
+                if config is None or config.model_type in _FAMILIES:
+                    raise
+                if not allowed:
+                    guesses.lack_data()
+                    what = f"the processor of {name} cannot be loaded here: {LET_STAND_IN}"
+                    raise not_here(OSError, what) from error
+                guesses.assume("processor of images or sound", "the defaults of its class", str(name))
+                return _defaults(config), kwargs
+
+        setattr(reader, read, classmethod(without_file))
+
+    return change
+
+
+def _config_of(name: Any) -> Any:
+    try:
+        return sys.modules["transformers"].AutoConfig.from_pretrained(name)
+    except (OSError, ValueError):
+        return None
+
+
+def _defaults(config: Any) -> dict[str, Any]:
+    """Whisper's bands, and the side of images where a model has one."""
+    if hasattr(config, "num_mel_bins"):
+        return {"feature_size": config.num_mel_bins}
+    side = getattr(getattr(config, "vision_config", config), "image_size", None)
+    square = {"height": side, "width": side}
+    return {"size": square, "crop_size": square} if isinstance(side, int) else {}
 
 
 def _folder(config: Any, family: _Family) -> str:
