@@ -145,7 +145,7 @@ def beside_sections(beside: PlanBesideTrace) -> list[Section]:
     """Tables for people."""
     where = f"{beside.operator or 'no operator'} ({beside.module or 'no module'})"
     note = Note(
-        "Difference: plan less trace.  Of peak: of the trace's peak.  The trace's card has room to spare.",
+        "Difference: plan less trace.  Of peak: of the trace's peak.  The trace has full rows and much room.",
         "dim",
     )
     phases: list[Block] = []

@@ -29,7 +29,6 @@ APART = {
     "task=kto method=lora model=llama-3.2-1b seq=1024 batch=4": 0.07,
     "task=kto method=lora model=smollm2-135m seq=1024 batch=4 offload": 0.07,
     "task=kto method=full model=smollm2-135m seq=1024 batch=4 offload": 0.075,
-    "task=reward method=full model=smollm2-135m seq=1024 batch=2 offload": 0.24,
     "task=reward method=full model=smollm2-135m seq=1024 batch=2": 0.15,
 }
 """LLaMA-Factory's jobs whose reserved peak is off, of equal allocated ones.
