@@ -122,7 +122,7 @@ def raised_at(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     outside = [each for each in frames if not each.filename.startswith((_OWN, "<"))]
     named = [each for each in outside if all(part not in each.filename for part in _PASSES_ON)]
-    last = (named or frames)[-1]
+    last = (named or outside or frames)[-1]
     return f"{_short(last.filename)}:{last.lineno} ({last.name})"
 
 

@@ -76,9 +76,11 @@ def above_card(record: RunRecord, scenario: Scenario) -> str:
     """What is wrong with a peak above the card's memory; empty where nothing is."""
     hardware = scenario.hardware
     card_bytes = hardware.gpu.marketing_memory_bytes or hardware.gpu.visible_memory_bytes
+    if record.peak_memory_mib is None:
+        return ""
     if record.memory_kind == "board" and hardware.gpu.driver_keeps_bytes is None:
         return f"{hardware.gpu.id}: {NOT_KEPT}"
-    if record.peak_memory_mib is None or card_bytes is None:
+    if card_bytes is None:
         return ""
     cards = hardware.world_size if record.memory_scope == "all_gpus" else 1
     if record.peak_memory_mib * MIB <= card_bytes * cards * _DRIVER_MARGIN:

@@ -156,9 +156,9 @@ def prediction(name: str) -> Job:
     return job(MODEL, setup)
 
 
-def held(name: str, end: str = "") -> Counter[TermName]:
-    """Bytes of each term that the program of the run has when its step is over,
-    or when the phase ``end`` begins first.
+def held(name: str, end: str = "eval") -> Counter[TermName]:
+    """Bytes of each term that the program of the run has when the phase ``end`` begins first:
+    when its steps are over, unless it is said.
     """
     asked = prediction(name)
     stream = step_of(asked)
