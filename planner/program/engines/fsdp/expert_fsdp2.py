@@ -57,20 +57,7 @@ class ExpertFsdp2(Fsdp2):
             if waited and self._along_rows(group):
                 self.free(*(self._gathered(n_bytes, "parts in order") for n_bytes in group.seen_bytes))
         elif not group.whole:
-            self._copy_own(group, forward=forward)
-
-    def _copy_own(self, group: Group, *, forward: bool) -> None:
-        """Each parameter is cast and copied; a variable refers to the cast until the next one is there."""
-        before: int | None = None
-        for n_bytes in group.seen_bytes:
-            cast = self._gathered(n_bytes, "cast of the shard") if group.narrows else None
-            self.free(before)
-            group.whole.append(self._gathered(n_bytes, "unsharded parameter"))
-            before = cast
-        self.free(before)
-        if forward:
-            self.free(self._kept)
-            self._kept = None
+            self.copy_own(group, forward=forward)
 
     def elements_of(self, group: Group) -> float:
         """Elements of the gradients, with those that make parts equal; all weights are trained."""

@@ -130,9 +130,9 @@ class Fsdp2(Fsdp):
 
     def unshard(self, group: Group) -> None:
         """``unshard``: shards, cast together where they are wider (``use_foreach_copy``),
-        go into the buffer that the others' shards arrive in.
+        go into the buffer that the others' shards arrive in.  One process alone has nothing to receive.
         """
-        if group.received is not None or group.whole:
+        if group.received is not None or group.whole or self._copies_own(group):
             return
         sizes, given = self.sizes, []
         for each in group.weights if self.offloads else ():
@@ -159,6 +159,8 @@ class Fsdp2(Fsdp):
         copied, to whose end a variable (``prev_all_gather_state``) refers to it.
         """
         if group.received is None:
+            if self._copies_own(group) and not group.whole:
+                self.copy_own(group, forward=forward)
             return
         place = ("fsdp", "", "unsharded parameter")
         group.whole = self.stream.allocate_all(group.seen_bytes, "gathered_parameters", place)
@@ -168,6 +170,27 @@ class Fsdp2(Fsdp):
         else:
             self.free(group.received)
         group.received = None
+
+    def _copies_own(self, group: Group) -> bool:
+        """Whether parameters are copied from the shards of the one process that there is (torch from 2.9).
+
+        Ignored: the same of shards on the host and of those that travel in 8 bits.
+        """
+        return group.n == 1 and not (self.offloads or self.sizes.gathers_fp8)
+
+    def copy_own(self, group: Group, *, forward: bool) -> None:
+        """Each parameter is cast and copied; a variable refers to the cast until the next one is there."""
+        before: int | None = None
+        for each, n_bytes in zip(group.weights, group.seen_bytes, strict=True):
+            casts = self.sizes.stored(each) != self.sizes.seen(each)
+            cast = self.take(n_bytes, "gathered_parameters", "cast of the shard") if casts else None
+            self.free(before)
+            group.whole.append(self.take(n_bytes, "gathered_parameters", "unsharded parameter"))
+            before = cast
+        self.free(before)
+        if forward:
+            self.free(self._kept)
+            self._kept = None
 
     def _run(self, part: Instance, stage: PartStage) -> None:
         """A layer whose adapters are units of their own: the first of them is the next group that is copied,

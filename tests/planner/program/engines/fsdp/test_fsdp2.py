@@ -243,3 +243,19 @@ def test_the_first_adapter_of_a_layer_sends_for_the_layer_before() -> None:
     sent = next(index for index, (op, _) in enumerate(seen) if op == "all_gather_output")
     assert ("layer 31", "down_proj") in seen[:sent]
     assert seen[sent + 1][0] == "layer 31"
+
+
+def test_one_process_alone_copies_its_own_parameters_and_receives_nothing() -> None:
+    """A cast and a copy of each matrix in the main stream; gradients are copied together all the same."""
+    subject = job(gpus=1)
+    found = rows(subject, "forward_2")
+    assert {op for op, *_ in found} == {"cast of the shard", "unsharded parameter"}
+    assert {stream for *_, stream in found} == {0}
+    for name in ("cast of the shard", "unsharded parameter"):
+        assert sum(n_bytes for op, n_bytes, _ in found if op == name) == 2 * (TABLE + LAYERS * LAYER)
+    assert "reduce_scatter_input" in {op for op, *_ in rows(subject, "backward_2")}
+
+
+def test_of_one_process_alone_one_cast_at_a_time_is_there() -> None:
+    """The next parameter's cast is made before the one before goes; none is left behind."""
+    assert "cast of the shard" not in left(job(gpus=1))
