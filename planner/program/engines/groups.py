@@ -88,6 +88,7 @@ class Sizes:
         self._compute_dtype = numerics.compute_dtype
         self.n = int(job.recipe.shards(job.hardware))
         self._rank = rank_of(job)
+        self._cuts_rows = job.recipe.sharding.dtensors
         experts = [
             linear
             for group in job.model.groups
@@ -142,7 +143,7 @@ class Sizes:
         )
 
     def seen_bytes(self, weight: Weight) -> float:
-        """Bytes of the whole parameter, padded so that all processes have equal parts."""
+        """Bytes of the whole parameter, padded under FSDP2 so that all processes have equal parts."""
         return self.shard_elements(weight) * self.parts(weight) * ELEMENT_BYTES[self.seen(weight)]
 
     def stored_bytes(self, weight: Weight) -> float:
@@ -181,9 +182,14 @@ class Sizes:
         return Weight(weight.name, weight.kind, shape, dtype, *flags, slot=weight.slot)
 
     def _part_of_rows(self, weight: Weight) -> float:
+        """Whole rows under FSDP2, which divides tensor by tensor; FSDP1 divides flat ones, wherever it falls.
+
+        Source: torch 2.13 distributed/fsdp/_flat_param.py _init_flat_param_and_metadata, which pads the flat
+        tensor alone.
+        """
         unit, rows = weight.shape[0]
         n = self.parts(weight)
-        whole = unit is Unit.ONE and not weight.packed and not self.along_rows(weight)
+        whole = self._cuts_rows and unit is Unit.ONE and not weight.packed and not self.along_rows(weight)
         return ceil(rows / n) if whole else rows / n
 
     def gradients_of(self, part: Instance) -> Iterator[Gradient]:
