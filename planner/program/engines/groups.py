@@ -155,6 +155,11 @@ class Sizes:
         (_, rows), rank = weight.shape[0], self._rank if weight.unit is Unit.RANK else 1
         return weight.count / rows * self._part_of_rows(weight) * rank / self.in_a_byte(weight)
 
+    def padding(self, weights: Iterable[Weight]) -> float:
+        """Elements by which gradients are longer so that all processes have equal parts."""
+        made = [each for each in weights if each.trained and not each.unread and each.unit is Unit.ONE]
+        return sum(self.shard_elements(each) * self.parts(each) - each.count for each in made)
+
     def shard_bytes(self, weight: Weight) -> float:
         """Bytes of the part of one process for each of the parameter's unit, unpacked."""
         count: float = 1
