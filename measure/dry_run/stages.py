@@ -61,14 +61,18 @@ def longest_list(model: nn.Module) -> str | None:
     """What names begin with of the modules in the list that holds most: the layers of most models.
 
     Of equals the outermost, and the last of those, which is the decoder behind an encoder; ``None`` where
-    there is none.  A model may be such a list itself; one with names for numbers is none.
+    there is none.  A model may be such a list itself; an empty one, or one with names for numbers, is none.
     """
     lists = [
         (len(each), f"{name}." if name else "")
         for name, each in model.named_modules()
-        if isinstance(each, nn.ModuleList | nn.Sequential) and all(map(str.isdigit, each._modules))
+        if isinstance(each, nn.ModuleList | nn.Sequential) and len(each) and _is_numbered(each)
     ]
     return max(reversed(lists), key=lambda found: (found[0], -found[1].count(".")))[1] if lists else None
+
+
+def _is_numbered(several: nn.Module) -> bool:
+    return all(map(str.isdigit, several._modules))
 
 
 def beside_adapted(model: nn.Module) -> set[int]:

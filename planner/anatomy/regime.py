@@ -83,8 +83,11 @@ def frozen_regime(regime: Regime, recipe: Recipe) -> Regime:
 
     Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, which widens trained weights alone;
     axolotl 0.19.0 loaders/model.py _configure_embedding_dtypes, which widens ends before it freezes.
-    Ignored: engines, which are refused there.
+    DeepSpeed's 16-bit engine casts the whole module, frozen weights with it: deepspeed 0.19.8
+    runtime/engine.py _cast_module_mixed_precision.
     """
+    if regime.engine == "deepspeed" and recipe.numerics.mixed:
+        return regime
     load = DTYPE_BYTES[recipe.numerics.load_dtype]
     if regime.outside > regime.base:
         return replace(regime, base=load)

@@ -147,7 +147,7 @@ def _memory_of_reading(
 
 
 def compare_memory(
-    record: RunRecord, memory: MemoryPrediction, world_size: int, driver_keeps_bytes: int | None = None
+    record: RunRecord, memory: MemoryPrediction, world_size: int, driver_keeps_bytes: int | None
 ) -> Comparison | None:
     """Peak GPU memory at the level and scope of the record, in bytes.
 

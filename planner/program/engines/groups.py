@@ -88,6 +88,7 @@ class Sizes:
         self._compute_dtype = numerics.compute_dtype
         self.n = int(job.recipe.shards(job.hardware))
         self._rank = rank_of(job)
+        self._cuts_rows = job.recipe.sharding.dtensors
         experts = [
             linear
             for group in job.model.groups
@@ -142,7 +143,7 @@ class Sizes:
         )
 
     def seen_bytes(self, weight: Weight) -> float:
-        """Bytes of the whole parameter, padded so that all processes have equal parts."""
+        """Bytes of the whole parameter, padded under FSDP2 so that all processes have equal parts."""
         return self.shard_elements(weight) * self.parts(weight) * ELEMENT_BYTES[self.seen(weight)]
 
     def stored_bytes(self, weight: Weight) -> float:
@@ -153,6 +154,11 @@ class Sizes:
         """Elements of the shard, or bytes of a packed one."""
         (_, rows), rank = weight.shape[0], self._rank if weight.unit is Unit.RANK else 1
         return weight.count / rows * self._part_of_rows(weight) * rank / self.in_a_byte(weight)
+
+    def padding(self, weights: Iterable[Weight]) -> float:
+        """Elements by which gradients are longer so that all processes have equal parts."""
+        made = [each for each in weights if each.trained and not each.unread and each.unit is Unit.ONE]
+        return sum(self.shard_elements(each) * self.parts(each) - each.count for each in made)
 
     def shard_bytes(self, weight: Weight) -> float:
         """Bytes of the part of one process for each of the parameter's unit, unpacked."""
@@ -181,9 +187,14 @@ class Sizes:
         return Weight(weight.name, weight.kind, shape, dtype, *flags, slot=weight.slot)
 
     def _part_of_rows(self, weight: Weight) -> float:
+        """Whole rows under FSDP2, which divides tensor by tensor; FSDP1 divides flat ones, wherever it falls.
+
+        Source: torch 2.13 distributed/fsdp/_flat_param.py _init_flat_param_and_metadata, which pads the flat
+        tensor alone.
+        """
         unit, rows = weight.shape[0]
         n = self.parts(weight)
-        whole = unit is Unit.ONE and not weight.packed and not self.along_rows(weight)
+        whole = self._cuts_rows and unit is Unit.ONE and not weight.packed and not self.along_rows(weight)
         return ceil(rows / n) if whole else rows / n
 
     def gradients_of(self, part: Instance) -> Iterator[Gradient]:

@@ -51,7 +51,7 @@ def test_a_layer_that_is_adapted_twice() -> None:
 
 def test_the_layers_of_a_model_are_its_longest_list() -> None:
     """The decoder's of an encoder and a decoder, the model itself where it is the list, and no blocks that
-    have names for numbers.
+    have names for numbers or hold nothing, such as dropout that is switched off.
     """
     from torch import nn
 
@@ -66,3 +66,4 @@ def test_the_layers_of_a_model_are_its_longest_list() -> None:
     named = nn.Sequential()
     named.add_module("first", nn.Identity())
     assert longest_list(named) is None
+    assert longest_list(nn.ModuleDict({"head": nn.Identity(), "dropout": nn.Sequential()})) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.anatomy.regime import regime_of
+from planner.anatomy.regime import frozen_regime, regime_of
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
@@ -25,3 +25,20 @@ def test_deepspeed_casts_adapters_of_a_model_that_it_finds_whole(flags: dict[str
     """
     base = {"model": "qwen2.5-7b", "gpu": "a100-80gb", "gpus": "4", "seq": "1024", "stack": "hf-trainer@5"}
     assert regime_of(resolve(from_flags({**base, **flags}))).adapter == adapter
+
+
+@pytest.mark.parametrize(
+    ("flags", "width"),
+    [({"sharding": "zero2"}, 2), ({"sharding": "zero3"}, 2), ({"sharding": "ddp"}, 4)],
+)
+def test_deepspeed_casts_what_is_frozen_with_the_rest(flags: dict[str, str], width: int) -> None:
+    """Under autocast frozen weights stay as they were loaded.
+
+    Trace of SmolLM2 135M, fp32, last four layers, 2 x 512, two cards: ZeRO-2 2,368.5 MiB, ZeRO-3 998.1 MiB;
+    with frozen layers in fp32 the answers were 7 and 33 % above.
+    """
+    base = {"model": "smollm2-135m", "method": "full", "gpu": "a100-80gb", "gpus": "2", "seq": "512"}
+    more = {"stack": "hf-trainer@5", "load_dtype": "fp32", "train_layers": "last:4"}
+    scenario = resolve(from_flags({**base, **more, "gradient_checkpointing": "false", **flags}))
+    found = frozen_regime(regime_of(scenario), scenario.recipe)
+    assert (found.base, found.outside, found.token_table, found.norm_weight) == (width,) * 4

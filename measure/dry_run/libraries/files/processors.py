@@ -65,6 +65,12 @@ _FAMILIES = {
 }
 
 
+# Transformers 5.23 utils/__init__.py FEATURE_EXTRACTOR_NAME and IMAGE_PROCESSOR_NAME, and keywords of the
+# functions that read it which name another place.
+_FILE = "preprocessor_config.json"
+_PLACES = ("subfolder", "image_processor_filename", "feature_extractor_filename")
+
+
 def install(imports: OnImport, guesses: Guesses, *, allowed: bool) -> None:
     """Change Transformers when the program imports it.
     ``allowed``: whether another processor may stand in.
@@ -142,7 +148,10 @@ def _preprocessors(guesses: Guesses, base: str, read: str, *, allowed: bool) -> 
                     what = f"the processor of {name} cannot be loaded here: {LET_STAND_IN}"
                     raise not_here(OSError, what) from error
                 guesses.assume("processor of images or sound", "the defaults of its class", str(name))
-                return _defaults(config), kwargs
+                # Transformers itself takes what is meant for the search of the file out of ``kwargs``.
+                with tempfile.TemporaryDirectory() as folder:
+                    Path(folder, _FILE).write_text(json.dumps(_defaults(config)), encoding="utf-8")
+                    return load(cls, folder, **{k: v for k, v in kwargs.items() if k not in _PLACES})
 
         setattr(reader, read, classmethod(without_file))
 

@@ -308,8 +308,12 @@ class Fsdp2(Fsdp):
             group.gradients, group.sums = group.sums, []
 
     def elements_of(self, group: Group) -> float:
-        """Elements of the gradients that are reduced together."""
-        return sum(each.elements for each in group.gradients)
+        """Elements of the gradients that are reduced together, each with rows that make parts equal.
+
+        Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_reduce
+        (``_get_dim0_padded_size``).
+        """
+        return sum(each.elements for each in group.gradients) + self.sizes.padding(group.weights)
 
     def receive_part(self, group: Group, n_bytes: float) -> int:
         """Memory for this GPU's part of them."""

@@ -8,6 +8,7 @@ Ignored: host memory.
 
 from __future__ import annotations
 
+from planner.allocator.compiled import MOST_LAG
 from planner.program.engines.params import Param, optimizer_groups
 from planner.program.engines.zero.deepspeed import FP64, REDUCE_STREAM, DeepSpeed, Purpose
 from planner.program.engines.zero.deepspeed_settings import FP32
@@ -122,7 +123,7 @@ class Zero12(DeepSpeed):
             self._put_in_bucket(param, slot)
 
     def end_of_backward(self, phases: Pass) -> None:
-        """``reduce_gradients`` and ``independent_gradient_partition_epilogue``."""
+        """``reduce_gradients`` and ``independent_gradient_partition_epilogue``, which waits for the card."""
         if self._is_first_stage and not phases.is_last:
             return
         for param in self._group_of:  # in the order of the optimizer's groups
@@ -130,6 +131,7 @@ class Zero12(DeepSpeed):
                 self._put_in_bucket(param, self._kept.pop(param))
         self._reduce()
         self._close()
+        self.wait(0)
 
     def _close(self) -> None:
         """``independent_gradient_partition_epilogue``: own gradients are kept, or added to those that are."""
@@ -203,8 +205,12 @@ class Zero12(DeepSpeed):
                 self._keep_own(param)
         if oversized is not None and self._is_first_stage and bucket[0] not in self._own:
             self._left_over.append(oversized)  # its gradient is only cleared at the end
+        elif self.settings.offloads_optimizer:
+            self.free(oversized)  # each copy to the host is waited for
         else:
-            self.free(oversized)
+            # ``allreduce_and_copy_with_multiple_ranks``: the stream that reduces it uses it
+            # (``record_stream``).
+            self.free_late(oversized, MOST_LAG)
 
     def _send(self, elements: int, n_pieces: int) -> None:
         """Several pieces are copied together, and cast where they are sent in another dtype."""

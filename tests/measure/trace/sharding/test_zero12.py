@@ -69,6 +69,19 @@ def test_a_gradient_larger_than_a_bucket_stays_until_it_is_reduced() -> None:
     assert taken(stream, "ipg_buffer") == [8 * 2] * 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "late"),
+    [({"overlaps": True}, True), ({}, False), ({"overlaps": True, "offloads_optimizer": True}, False)],
+)
+def test_a_gradient_that_another_stream_reduces_comes_back_late(changes: dict[str, bool], late: bool) -> None:
+    """Unless the host waits for each copy, as with an optimizer in its RAM."""
+    stream, rank = loaded(bucket_elements=8, **changes)
+    for number, each in ((50, VECTOR), (51, MATRIX)):
+        rank.gradient(each, gradient(each, number), boundary=True)
+    own = [each for each in stream.records if not each.alloc and each.block.id == 50]
+    assert any(each.waits for each in own) is late
+
+
 def test_stage_1_keeps_gradients_between_micro_steps() -> None:
     """The second gradient of a parameter is added to the first, and goes at once."""
     stream, rank = loaded(stage=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import Parameter, signature
 
 import pytest
 
@@ -24,7 +25,8 @@ from tests.planner.calibration.score.made import HOST, MEMORY, PREDICTION, RECOR
 
 def memory_of(**columns: object) -> Comparison:
     """The memory comparison of a record of 20 GiB with these columns."""
-    found = compare_memory(replace(RECORD, peak_memory_mib=20 * 1024.0, **columns), MEMORY, world_size=4)
+    record = replace(RECORD, peak_memory_mib=20 * 1024.0, **columns)
+    found = compare_memory(record, MEMORY, world_size=4, driver_keeps_bytes=GIB)
     assert found is not None
     return found
 
@@ -50,12 +52,16 @@ def test_a_meter_without_a_name_is_taken_as_the_driver_and_said() -> None:
 
 
 def test_a_reading_of_the_board_counts_what_the_driver_keeps() -> None:
-    """nvidia-smi shows less by as much, on each card; the same holds for what is fitted."""
+    """nvidia-smi shows less by as much, on each card; the same holds for what is fitted.
+
+    Nobody may forget to say how much that is.
+    """
     record = replace(RECORD, peak_memory_mib=20 * 1024.0, memory_kind="board", memory_scope="all_gpus")
     found = compare_memory(record, MEMORY, world_size=4, driver_keeps_bytes=GIB)
     assert found is not None
     assert (found.quantity, found.measured, found.predicted) == ("driver_bytes", 16 * GIB, 4 * 24 * GIB)
     assert found.note == "less what the driver keeps, of 4 GPUs"
+    assert signature(compare_memory).parameters["driver_keeps_bytes"].default is Parameter.empty
 
 
 def test_a_reading_of_the_board_needs_to_know_what_the_driver_keeps() -> None:

@@ -64,6 +64,13 @@ def test_rows_that_do_not_divide_are_padded() -> None:
     assert sizes.shard_elements(matrix("layer 0 q_proj", 1, 10)) == 10
 
 
+def test_fsdp1_divides_a_flat_tensor_wherever_it_falls() -> None:
+    """Twelve rows of ten over eight cards are fifteen elements each: only the flat tensor is padded."""
+    sizes, weight = Sizes(job(sharding="fsdp1")), matrix("layer 0 q_proj", 12, 10)
+    assert (sizes.n, sizes.shard_elements(weight)) == (8, 15)
+    assert sizes.seen_bytes(weight) == 12 * 10 * 2
+
+
 def test_4_bit_matrices_are_divided_where_their_bytes_are_stored_as_floats() -> None:
     """Two elements in a byte; everything else is divided in any case."""
     weight = matrix("layer 0 q_proj", 16, 10, trained=False)

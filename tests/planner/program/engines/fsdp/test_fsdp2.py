@@ -259,3 +259,18 @@ def test_one_process_alone_copies_its_own_parameters_and_receives_nothing() -> N
 def test_of_one_process_alone_one_cast_at_a_time_is_there() -> None:
     """The next parameter's cast is made before the one before goes; none is left behind."""
     assert "cast of the shard" not in left(job(gpus=1))
+
+
+def test_gradients_of_fewer_experts_than_cards_are_reduced_with_rows_for_each_card() -> None:
+    """Eight experts over sixteen cards: sixteen rows are sent, of each of their two tensors.
+
+    Trace of a small Mixtral, full, 2 x 512, sixteen cards: 2,007.2 MiB allocated and 2,752.0 reserved
+    (0.01 % more than here); without these rows 9.1 and 8.5 % less.
+    """
+    flags = {"model": "mixtral-8x7b", "nodes": 2, "gradient_checkpointing": False}
+    found = rows(job(**flags), "backward_2")
+    width, inner, experts, cards = 4_096, 14_336, 8, 16
+    attention, router, norms = width * (2 * width + 2 * 1_024), experts * width, 2 * width
+    expected = 3 * width * inner * cards + attention + router * (cards // experts) + norms
+    sent = [n_bytes for op, n_bytes, _ in found if op == "reduce_scatter_input"]
+    assert sent.count(2 * expected) == 32
