@@ -257,7 +257,8 @@ def _refuse_other_task(document: Document, keys: Keys, reading: Reading, *, own:
     if name := other_task(table, unread):
         does = reading.value("task") or "sft"
         why = f"what the script does with it is not known, beside {does} as {reading.tool} has it"
-        raise keys.not_modelled(name, f"{why}: say the job by flags (plan --help)")
+        way_out = "take it out if it changes nothing, or say the job by flags (plan --help)"
+        raise keys.not_modelled(name, f"{why}: {way_out}")
 
 
 def _leave_length(keys: Keys, reading: Reading) -> None:
