@@ -77,7 +77,9 @@ def command_files(
         beside = str(line) if job.launch else _NO_FILE
         texts[line.resolve()] = launch
     remarks = []
-    if not job.says_its_tool:
+    if not job.says_its_tool and job.tool is not None:
+        remarks.append(f"{show(job.script)} is taken to be the script of that name of {job.tool}")
+    elif not job.says_its_tool:
         remarks.append(f"{show(job.script)} is taken to hand its arguments to the tool that their names say")
     if job.stock:
         remarks.append(job.stock)
