@@ -135,8 +135,8 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
 
 
 def _read_longest_rollout(keys: Keys, reading: Reading) -> None:
-    """A vLLM in the same process takes no prompt of ``vllm_max_model_len`` tokens, and ends completions there.
-    Rows are padded whole, so none is longer.
+    """A vLLM in the same process takes no prompt of ``vllm_max_model_len`` tokens, and ends completions
+    there.  Rows are padded whole, so none is longer.
 
     Source: ms-swift 4.6.0 swift/infer_engine/infer_engine.py set_default_max_tokens.
     """
@@ -149,7 +149,8 @@ def _read_longest_rollout(keys: Keys, reading: Reading) -> None:
     note = "prompt and completion together, as vLLM generates them"
     if said is not None and said.value > longest:
         reading.said["seq"] = replace(said, value=longest, origin=keys.where(key), note=note)
-    elif said is None and reading.needs.pop("seq", None):
+    elif said is None and "seq" in reading.needs:
+        del reading.needs["seq"]
         reading.say("seq", longest, keys.where(key), note)
 
 
