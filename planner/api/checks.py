@@ -13,11 +13,12 @@ from typing import Any
 from planner.api.bounded import answer_bounded
 from planner.api.files import CheckOptions, flags_of, leaves_length_open
 from planner.api.fixes import FileJob, file_job, with_fixes
-from planner.api.launch_commands import COMMAND, SCRIPT_SUFFIX, command_files, numbers_of
+from planner.api.launch_commands import COMMAND, command_files, is_script, numbers_of
 from planner.api.open_version import answer_of_versions
 from planner.api.write_fixes import output_of, write_all
 from planner.configs.launchers.launch import NO_LAUNCH_FILE, short_path
 from planner.configs.launchers.launch_lines import Launch, launch_line
+from planner.configs.markdown import MARKDOWN
 from planner.errors import ExitCode, PlannerError, UnknownArchitectureError, UnknownNameError, UsageError
 from planner.files.reading import reading_instead
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
@@ -54,7 +55,7 @@ class CheckJob:
     @property
     def is_command(self) -> bool:
         """Whether it is a command line, or a script that has one."""
-        return bool(self.text) or self.config.endswith(SCRIPT_SUFFIX)
+        return bool(self.text) or is_script(self.config)
 
 
 def allowed_codes(words: str | None) -> frozenset[ExitCode]:
@@ -99,7 +100,7 @@ def check_jobs(
         files = own[config] or for_all
         jobs = [CheckJob(config, replace(options, accelerate=file), len(accelerate) > 1) for file in files]
         jobs = jobs or [CheckJob(config, options)]
-        numbers = numbers_of(config) if config.endswith(SCRIPT_SUFFIX) else (None,)
+        numbers = numbers_of(config) if is_script(config) else (None,)
         found += [replace(job, number=number) for number in numbers for job in jobs]
     return tuple(found)
 
@@ -132,7 +133,8 @@ def _check_command(job: CheckJob, given: ScenarioRequest, *, advise: bool, allow
     words = shlex.join(
         ["plan", "check", "--command", job.text] if job.text else ["plan", "check", job.config]
     )
-    start = job.text.strip() if job.text else f"bash {shlex.quote(job.config)}"
+    bash = "" if job.config.endswith(MARKDOWN) else f"bash {shlex.quote(job.config)}"
+    start = job.text.strip() if job.text else bash
     return replace(
         checked,
         config=job.name,
@@ -160,6 +162,8 @@ def check_and_write(job: CheckJob, given: ScenarioRequest, target: str, allow: s
     """
     if job.is_command:
         raise UsageError("--write changes a config file, and a command line is none: change its arguments")
+    if job.config.endswith(MARKDOWN):
+        raise UsageError("--write changes a config file: write the block of the Markdown file into one first")
     checked, file = _answered(job, given, advise=True, allow=allow)
     if checked.subject is None or file is None:
         return checked

@@ -12,6 +12,7 @@ from planner.api.files import CheckOptions
 from planner.configs.launchers.command_line import how_many, started
 from planner.configs.launchers.launch import LAUNCH_LINE
 from planner.configs.launchers.variables import takes_defaults
+from planner.configs.markdown import MARKDOWN, shell_of
 from planner.configs.read import UntoldToolError, recognise
 from planner.configs.shared.own_scripts import other_task
 from planner.configs.yaml_or_json import Document
@@ -39,13 +40,28 @@ class CommandFiles:
     way_out: str = ""
 
 
+def is_script(config: str) -> bool:
+    """Whether a file holds commands: a launch script, or a Markdown file that shows one of a training."""
+    if not config.endswith(MARKDOWN):
+        return config.endswith(SCRIPT_SUFFIX)
+    try:
+        return how_many(Path(config), _text_of(Path(config))) > 0
+    except PlannerError:
+        return False
+
+
+def _text_of(path: Path) -> str:
+    text = read_text(path)
+    return shell_of(text) if path.suffix == MARKDOWN else text
+
+
 def numbers_of(script: str) -> tuple[int | None, ...]:
     """The numbers of the commands in a launch script that start a training, from 1 on; ``None`` alone where
     there is one, none, or the script cannot be read, which its own check says.
     """
     try:
         path = Path(script)
-        count = how_many(path, read_text(path))
+        count = how_many(path, _text_of(path))
     except PlannerError:
         return (None,)
     return tuple(range(1, count + 1)) if 1 < count <= _MOST_COMMANDS else (None,)
@@ -66,7 +82,7 @@ def command_files(
         NotModelledError: a training that no formula covers.
     """
     path = Path(config)
-    script = command or read_text(path)
+    script = command or _text_of(path)
     job = started(path, script, number)
     if job.no_launch is not None and options.accelerate is None:
         raise job.no_launch
@@ -77,7 +93,9 @@ def command_files(
         beside = str(line) if job.launch else _NO_FILE
         texts[line.resolve()] = launch
     remarks = []
-    if not job.says_its_tool:
+    if not job.says_its_tool and job.tool is not None:
+        remarks.append(f"{show(job.script)} is taken to be the script of that name of {job.tool}")
+    elif not job.says_its_tool:
         remarks.append(f"{show(job.script)} is taken to hand its arguments to the tool that their names say")
     if job.stock:
         remarks.append(job.stock)

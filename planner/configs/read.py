@@ -35,12 +35,20 @@ from planner.configs.tools.llama_factory import (
     llama_factory_mca,
     llama_factory_v1,
 )
+from planner.configs.tools.llama_factory.llama_factory_vision import without_template
 from planner.configs.tools.one_process import say_one_process
 from planner.configs.tools.other_tools import refuse_other_tools
 from planner.configs.tools.unsloth import unsloth_cli, unsloth_train
 from planner.configs.yaml_or_json import Document, read_document
 from planner.domain.origin import ToolDefault
-from planner.errors import InputFileError, NotModelledError, PlannerError, UnknownNameError, UnreadKeyError
+from planner.errors import (
+    InputFileError,
+    NotModelledError,
+    PlannerError,
+    UnknownNameError,
+    UnreadKeyError,
+    show,
+)
 
 
 class UntoldToolError(InputFileError):
@@ -192,7 +200,11 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
 def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None) -> Reading:
     """What a file says to ``chosen``; raises as :func:`read_config`."""
     path, document = document.path, _without_open(document, beside.flags)
-    keys, reading = Keys.of(document), Reading(path, chosen.title, tool_name=chosen.name)
+    without = without_template(document) if chosen.name == "llama-factory" else document
+    keys, reading = Keys.of(without), Reading(path, chosen.title, tool_name=chosen.name)
+    if without is not document:
+        written = show(str(document.table["template"]))
+        reading.remark(f"{path}:template", f"{written} is not set here: counted as one for text")
     remark_on_twice(document, reading)
     if document.twice and chosen.name == "llama-factory":
         # hparams/parser.py read_args: OmegaConf.load since then, yaml.safe_load in 0.9.3.
@@ -257,7 +269,8 @@ def _refuse_other_task(document: Document, keys: Keys, reading: Reading, *, own:
     if name := other_task(table, unread):
         does = reading.value("task") or "sft"
         why = f"what the script does with it is not known, beside {does} as {reading.tool} has it"
-        raise keys.not_modelled(name, f"{why}: say the job by flags (plan --help)")
+        way_out = "take it out if it changes nothing, or say the job by flags (plan --help)"
+        raise keys.not_modelled(name, f"{why}: {way_out}")
 
 
 def _leave_length(keys: Keys, reading: Reading) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.configs.markdown import MARKDOWN, yaml_of
 from planner.errors import InputFileError, show
 from planner.files.reading import read_text
 from planner.files.structured import json_value, toml_table, yaml_value
@@ -30,8 +31,8 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """The table of a YAML, JSON or TOML file, by its suffix; what has none is YAML,
-    of which JSON is nearly a part.
+    """The table of a YAML, JSON or TOML file, by its suffix; what has none is YAML, of which JSON is nearly a
+    part.  Of a Markdown file its one block of YAML, as model cards show it.
 
     Raises:
         InputFileError: unreadable, too large, not YAML, JSON or TOML, empty, not a table, with aliases; JSON
@@ -45,6 +46,9 @@ def read_document(path: Path) -> Document:
             f"or run it without a GPU: measure trace --gpu NAME -- {program}",
         )
     text = read_text(path, MAX_DOCUMENT_BYTES)
+    # What begins with a brace are the arguments of a command that it shows.
+    if path.suffix == MARKDOWN and text.strip() and not text.startswith("{"):
+        text = yaml_of(path, text)
     twice: dict[str, int] = {}
     if not text.strip():
         value = None

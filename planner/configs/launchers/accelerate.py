@@ -5,9 +5,11 @@ Keys and defaults: Accelerate 1.15.0 commands/config/config_args.py ``ClusterCon
 
 from __future__ import annotations
 
+import re
+
 from planner.configs.launchers.deepspeed_json import read_deepspeed, swap_for_cpu_adam
 from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, FsdpKeys, read_fsdp, referred
-from planner.configs.launchers.launch import LAUNCH_LINE, VISIBLE
+from planner.configs.launchers.launch import LAUNCH_LINE, OPEN_NODES, VISIBLE
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.key_tables import names_in
@@ -27,6 +29,8 @@ _DIVIDER = {"cp_size": "FSDP", "sp_size": "DEEPSPEED"}
 _HARMLESS = names_in("accelerate.toml", "harmless")
 _KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 
+# What only the shell of a command replaces.
+_VARIABLE = re.compile(r"\$\w+|\$\{[^{}]*\}")
 _DEEPSPEED_HARMLESS = names_in("accelerate.toml", "harmless_of_deepspeed")
 
 
@@ -84,6 +88,23 @@ def _skip_unused(kind: str, fsdp: Keys | None, deepspeed: Keys | None) -> None:
             part.skip(part.left_over_here())
 
 
+def _left_to_the_shell(keys: Keys, reading: Reading) -> bool:
+    """Whether a command leaves its number of processes to a variable that only its shell knows; how many GPUs
+    there are has to be given then.  The number of nodes that it leaves so is said, too.
+    """
+    if nodes := keys.as_written(OPEN_NODES):
+        reading.remark(keys.where("--nnodes"), f"{show(nodes)} is not set here: one is counted, unless --nodes says more")
+    value = show(str(keys.as_written("num_processes")))
+    if not (keys.path.name.endswith(LAUNCH_LINE) and _VARIABLE.fullmatch(value)):
+        return False
+    reading.needs["gpus"] = (
+        f"{keys.path}: key 'num_processes' holds the placeholder {value}: fill it in first, or say how many "
+        "GPUs a node has with --gpu X:n"
+    )
+    reading.remark(keys.where("num_processes"), f"{value} is not set here: the GPUs of --gpu are counted")
+    return True
+
+
 def read_counts(keys: Keys, reading: Reading, kind: str) -> None:
     """Machines and processes; without a kind of distribution one process is started (commands/launch.py
     ``simple_launcher``).
@@ -91,8 +112,7 @@ def read_counts(keys: Keys, reading: Reading, kind: str) -> None:
     nodes = keys.count("num_machines") or 1
     if nodes > 1:
         reading.say("nodes", nodes, keys.where("num_machines"))
-    processes = keys.count("num_processes")
-    if processes is None:
+    if _left_to_the_shell(keys, reading) or (processes := keys.count("num_processes")) is None:
         return
     if kind == "NO":
         name = VISIBLE if keys.has(VISIBLE) else "gpu_ids"

@@ -36,7 +36,13 @@ from planner.configs.launchers.launcher_options import (
     names_of,
 )
 from planner.configs.launchers.named_files import from_folder, launch_table, named_file, with_files_here
-from planner.configs.launchers.script_names import MODULES_OF, refuse_script, said_by_name, trains_always
+from planner.configs.launchers.script_names import (
+    MODULES_OF,
+    as_program,
+    refuse_script,
+    said_by_name,
+    trains_always,
+)
 from planner.configs.launchers.shell import commands
 from planner.configs.launchers.tune_words import TRAINS_NOTHING, config_and_rest, overridden, refuse_recipe
 from planner.configs.tools.unsloth.unsloth_train import in_sections
@@ -78,6 +84,7 @@ _OF_AXOLOTL = names_of(
 _UNREAD_COMMANDS = {
     "oumi": (("train",), "Oumi", "say the job by flags"),
     "xtuner": (("train",), "XTuner", "say the job by flags"),
+    "autoalign-cli": (("sft", "dpo", "rm"), "AutoAlign", "say the job by flags"),
 }
 MS_SWIFT, MEGATRON = "ms-swift", "ms-swift-megatron"
 """Names of the tools whose command says its own arguments."""
@@ -124,7 +131,7 @@ def how_many(path: Path, text: str) -> int:
     Raises:
         InputFileError: too long, or quotes that are not closed.
     """
-    return sum(_starts_training(*each) for each in _every_command(path, text))
+    return sum(_starts_training(*each[:2]) for each in _every_command(path, text))
 
 
 def started(path: Path, text: str, number: int | None = None) -> Started:
@@ -137,8 +144,8 @@ def started(path: Path, text: str, number: int | None = None) -> Started:
         NotModelledError: a training that no formula covers.
     """
     every = _every_command(path, text)
-    found = [each for each in every if _starts_training(*each)]
-    if not found and (array := next((words[0] for words, _ in every if _is_array(words)), "")):
+    found = [each for each in every if _starts_training(*each[:2])]
+    if not found and (array := next((words[0] for words, *_ in every if _is_array(words)), "")):
         raise UsageError(
             f"{path}: the words of '{show(array)}' depend on more than this text: give them with --command"
         )
@@ -152,28 +159,29 @@ def started(path: Path, text: str, number: int | None = None) -> Started:
             "(plan --model NAME ...), or run it without a GPU: measure trace --gpu NAME -- COMMAND"
         )
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
-    words, variables = found[0 if number is None else number - 1]
+    words, variables, folder = found[0 if number is None else number - 1]
     words, moved = with_files_here(path, words)
     job = _LAUNCHERS[_launcher(words)](path, words)
     job.stock = "; ".join(filter(None, (job.stock, *moved)))
-    refuse_script(path, job.script, words)
-    job.task, tool = said_by_name(job.script)
+    refuse_script(path, job.script, words, folder)
+    job.task, tool = said_by_name(job.script, folder)
     job.tool = job.tool or tool
     _take_variables(path, job, variables)
     return job
 
 
-def _every_command(path: Path, text: str) -> list[tuple[list[str], dict[str, str]]]:
+def _every_command(path: Path, text: str) -> list[tuple[list[str], dict[str, str], Path]]:
+    """Words and variables of each command, and the folder into which the text went before it."""
     if len(text) > _MOST_CHARACTERS:
         raise InputFileError(
             path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
         )
-    found, folder = list[tuple[list[str], dict[str, str]]](), Path()
+    found, folder = list[tuple[list[str], dict[str, str], Path]](), Path()
     for words, variables, for_sure in commands(path, text):
         if words[:1] == ["cd"] and len(words) == 2 and for_sure:
             folder /= words[1]
-        for command in list(handed_over(words)) or [words]:
-            found.append(([from_folder(path, folder, word) for word in command], variables))
+        for command in map(as_program, list(handed_over(words)) or [words]):
+            found.append(([from_folder(path, folder, word) for word in command], variables, folder))
     return found
 
 

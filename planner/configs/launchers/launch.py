@@ -19,6 +19,8 @@ from planner.files.reading import read_text
 from planner.printing import printable
 from planner.words import words
 
+OPEN_NODES = "nnodes"
+"""A key of a command's launch: the variable that says how many nodes, where only its shell knows it."""
 LAUNCH_LINE = " (launch line)"
 """What stands behind the name of a script where its launcher's options are read in place of a launch file."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from planner.configs.launchers.launch import VISIBLE
+from planner.configs.launchers.launch import OPEN_NODES, VISIBLE
 from planner.configs.launchers.shell import unknown
 from planner.configs.tools.llama_factory.llama_factory_v1_task import is_pair_table
 from planner.errors import NotModelledError, UsageError, show
@@ -146,6 +146,8 @@ def processes(per_node: Any, nodes: Any, *, ranks: bool = False) -> dict[str, An
     table: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
     if str(nodes).isdecimal() and int(nodes) > 1:
         table["num_machines"] = int(nodes)
+    elif "$" in str(nodes):
+        table[OPEN_NODES] = str(nodes)
     if str(per_node or "").isdecimal():
         table["num_processes"] = int(str(per_node)) * table.get("num_machines", 1)
         if table["num_processes"] == 1 and not ranks:

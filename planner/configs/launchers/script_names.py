@@ -47,10 +47,26 @@ _ON_A_TRAINER = _names("finetune_trainer")
 _OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli", "llm_sft": "ms-swift", "llm_dpo": "ms-swift"}
 # Modules that one tool has, as ``python -m`` names them.
 MODULES_OF = dict.fromkeys(("llama_recipes.finetuning", "llama_cookbook.finetuning"), "llama-cookbook")
+# Modules that are the program of a command, as ``python -m`` names them (accelerate 1.15.0, deepspeed 0.19.8,
+# llamafactory 0.9.5, ms-swift 4.6.0).
+_PROGRAMS = {
+    "accelerate.commands.launch": ("accelerate", "launch"),
+    "accelerate.commands.accelerate_cli": ("accelerate",),
+    "deepspeed.launcher.runner": ("deepspeed",),
+    "llamafactory.cli": ("llamafactory-cli",),
+    **{f"swift.cli.{each}": ("swift", each) for each in ("sft", "pt", "rlhf")},
+}
 # What a command sets in a recipe's ConfigContainer (NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training).
 _OVERRIDES = re.compile(
     r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|(?:micro|global)_batch_size))="
 )
+
+
+def as_program(words: list[str]) -> list[str]:
+    """A command whose program is started as a module of Python, as the program itself."""
+    if words[1:2] == ["-m"] and len(words) > 2 and Path(words[0]).name.startswith("python"):
+        return [*_PROGRAMS[words[2]], *words[3:]] if words[2] in _PROGRAMS else words
+    return words
 
 
 def trains_always(word: str) -> bool:
@@ -58,15 +74,16 @@ def trains_always(word: str) -> bool:
     return word.endswith(".py") and Path(word).stem in _OF_ONE_TOOL
 
 
-def refuse_script(path: Path, script: str, words: Sequence[str]) -> None:
-    """Refuse a script of which its name, or the words of its command, say a training that is not read.
+def refuse_script(path: Path, script: str, words: Sequence[str], folder: Path = Path()) -> None:
+    """Refuse a script of which its name, or the words of its command, say a training that is not read;
+    ``folder``: the one from which it is started, as far as the text says.
 
     Raises:
         NotModelledError: names it and says why.
     """
     if found := next((word for word in words if _OVERRIDES.match(word)), ""):
         raise NotModelledError(f"{path}: {show(found)}: {BRIDGE}")
-    place = Path(script)
+    place = folder / script
     if place.parent.name == _ITS_FOLDER and place.stem not in _OPEN_INSTRUCT | _ON_A_TRAINER:
         why = "this trainer of open-instruct is not modelled; finetune.py and dpo_tune_cache.py are"
         raise NotModelledError(f"{path}: {show(script)}: {why}")
@@ -77,17 +94,19 @@ def refuse_script(path: Path, script: str, words: Sequence[str]) -> None:
                 raise NotModelledError(f"{path}: {show(script)}: {why}")
 
 
-def said_by_name(script: str) -> tuple[str, str | None]:
-    """The task that a script's name says, empty where it says none, and the tool whose script it is."""
-    stem, words = Path(script).stem.lower(), _words(script)
+def said_by_name(script: str, folder: Path = Path()) -> tuple[str, str | None]:
+    """The task that a script's name says, empty where it says none, and the tool whose script it is;
+    ``folder``: the one from which it is started, as far as the text says.
+    """
+    stem, words, parent = Path(script).stem.lower(), _words(script), (folder / script).parent
     task = next((task for name, task in _TASKS.items() if name in words), "")
     if stem in _TRANSFORMERS_SCRIPTS:
         return task, "transformers"
-    if stem in _OPEN_INSTRUCT and Path(script).parent.name == _ITS_FOLDER:
+    if stem in _OPEN_INSTRUCT and parent.name == _ITS_FOLDER:
         return task, "open-instruct"
     if script in MODULES_OF:
         return task, MODULES_OF[script]
-    of_trl = stem in _TRL_SCRIPTS and (task or Path(script).parent.as_posix().endswith(_TRL_FOLDERS))
+    of_trl = stem in _TRL_SCRIPTS and (task or parent.as_posix().endswith(_TRL_FOLDERS))
     return task, _OF_ONE_TOOL.get(stem) or ("trl" if of_trl else None)
 
 

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,9 @@ _ARRAY = re.compile(r"((?:^|[\s;&|])[A-Za-z_][A-Za-z0-9_]*\+?=)\(")
 _NO_BRACKET = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#.*""")
 HANDED_AND = r"\&\&"
 """A word between commands that a program is handed, where its own shell reads it."""
-_BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", ";;", "|&"})
+_ENDS_BRANCH = frozenset({";;", ";&", ";;&"})
+_BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", "|&", *_ENDS_BRANCH})
+_TOUCHING = re.compile(r"[();]{2,}&?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _KEYWORDS = frozenset({"if", "elif", "then", "while", "until", "do", "else", "{", "!"})
 # Programs that start another one, with the words that they take before it.
@@ -164,7 +167,7 @@ def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
     """Each simple command with all of its words: lines behind a backslash joined, and those that a quote goes
     on in; a comment ends its line, whatever its last character is, but inside of a quote it is text.
     """
-    pending, quote, inside, brackets = "", "", False, 0
+    pending, quote, inside, blocks = "", "", False, _Blocks()
     for written, depth in _without_arrays(with_depth(text)):
         inside = inside or depth > 0
         line, quote = uncommented(written, quote)
@@ -179,11 +182,10 @@ def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
         if words is None:
             pending += "\n"
             continue
-        found, brackets = _split(words, inside, brackets)
-        yield from found
+        yield from _split(words, inside, blocks)
         pending, inside = "", False
     try:
-        yield from _split(_words(pending), inside, brackets)[0]
+        yield from _split(_words(pending), inside, blocks)
     except ValueError:
         raise InputFileError(path, "a quote is opened and not closed") from None
 
@@ -232,19 +234,51 @@ def _words(text: str) -> list[str]:
     return list(lexer)
 
 
-def _split(words: list[str], inside: bool, brackets: int) -> tuple[list[_Command], int]:
-    """Commands of a logical line, and how many ``brackets`` are open behind it; what stands in these or
-    behind ``||`` is inside, too.
+@dataclass(slots=True)
+class _Blocks:
+    """What is open in a text: ``brackets`` of subshells, and ``cases``, in whose ``pattern`` a bracket closes
+    none: ``case $1 in a) ... ;; esac``.
     """
-    found, command, before = list[_Command](), list[str](), ""
-    for word in [*words, ";"]:
+
+    brackets: int = 0
+    cases: int = 0
+    pattern: bool = False
+
+    def take_word(self, command: list[str], word: str) -> None:
+        """A word behind those of its ``command``."""
+        first = _without_keywords(command)
+        if not first:
+            self.cases = max(0, self.cases + (word == "case") - (word == "esac"))
+            self.pattern = self.pattern and word != "esac"
+        elif first[0] == "case" and len(first) == 2 and word == "in":
+            self.pattern = True
+
+    def take_sign(self, sign: str) -> None:
+        """What stands between commands."""
+        if self.pattern:
+            self.pattern = sign != ")"
+        elif sign in _ENDS_BRANCH and self.cases:
+            self.pattern = True
+        else:
+            self.brackets = max(0, self.brackets + (sign == "(") - (sign == ")"))
+
+
+def _split(words: list[str], inside: bool, blocks: _Blocks) -> Iterator[_Command]:
+    """Commands of a logical line; what stands in brackets or behind ``||`` is inside, too."""
+    command, before = list[str](), ""
+    for word in [*chain.from_iterable(map(_signs, words)), ";"]:
         if word not in _BETWEEN:
+            blocks.take_word(command, word)
             command.append(word)
             continue
-        found.append(_Command(command, inside or brackets > 0 or before == "||", before == "&&"))
-        brackets = max(0, brackets + (word == "(") - (word == ")"))
+        yield _Command(command, inside or blocks.brackets > 0 or before == "||", before == "&&")
+        blocks.take_sign(word)
         command, before = [], word
-    return found, brackets
+
+
+def _signs(word: str) -> list[str]:
+    """Signs that touch each other one by one: ``);;`` and ``))``; the brackets of a function are its own."""
+    return re.findall(r";;&?|;&|.", word) if word != "()" and _TOUCHING.fullmatch(word) else [word]
 
 
 def _bare(command: list[str]) -> list[str]:

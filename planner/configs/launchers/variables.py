@@ -74,6 +74,14 @@ _PRINTED_FOLDER = re.compile(
     r"\$\([ \t]*cd[ \t]+(?:--[ \t]+)?\"?([\w./:,@%+=-]+)\"?[ \t]*"
     r"(?:\d?>[ \t]*/dev/null[ \t]*(?:2>&1[ \t]*)?)?(?:&&|;)[ \t]*pwd(?:[ \t]+-P)?[ \t]*\)"
 )
+# What counts the GPUs of a machine, and nothing more.
+_COUNTS_GPUS = re.compile(
+    r"\$\([ \t]*(?:python3?[ \t]+-c[ \t]+(?P<quote>['\"])[ \t]*(?:import torch|from torch import cuda)[ \t]*;"
+    r"[ \t]*print\((?:torch\.)?cuda\.device_count\(\)\)[ \t]*;?[ \t]*(?P=quote)"
+    r"|nvidia-smi[ \t]+(?:-L|--list-gpus|--query-gpu=\w+[ \t]+--format=csv,noheader)[ \t]*"
+    r"(?:2>[ \t]*/dev/null[ \t]*)?\|[ \t]*wc[ \t]+-l)[ \t]*\)"
+)
+_EVERY_GPU = "gpu"
 _FUNCTION = r"^[ \t]*(?:function\b|[\w-]+[ \t]*\(\)).*"
 _OPENS = re.compile(rf"^[ \t]*(?:if|for|while|until|case|select)\b|{_FUNCTION}\{{|\{{[ \t]*$")
 _CLOSES = re.compile(
@@ -150,7 +158,7 @@ class Known:
 
     def fill(self, line: str, depth: int) -> str:
         """A line with what is known put in; in a function arguments are its own."""
-        line = _LENGTH.sub(lambda found: self._counted(found, len), line)
+        line = _LENGTH.sub(lambda found: self._counted(found, len), _COUNTS_GPUS.sub(_EVERY_GPU, line))
         line = _NUMBERS.sub(lambda found: self._counted(found, _numbered), line)
         line = _WORD.sub(self._word, _USED.sub(self._value, line))
         if not depth and not self.elsewhere and (without := _ARGUMENTS.sub("", line)) != line:

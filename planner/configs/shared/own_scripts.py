@@ -13,30 +13,45 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys, is_off
 from planner.domain.origin import ToolDefault
 
+# Words by themselves where longer ones have the same letters: ``support``, ``endpoint``, ``teacher_forcing``.
 _OTHER_TASK = re.compile(
-    r"^beta$|teacher|student|distil|(?:^|_)ref_|reference_model|reward|critic|(?<!wrap_)policy|dpo|kto|ppo"
-    r"|grpo|prompt_length|num_generations|(?:^|_)kl(?:_|$)|(?:assistant|draft|second|aux)\w*_model"
+    r"^beta$|teacher(?!_forc)|student|distil|(?:^|_)ref_|reference_model|reward|critic"
+    r"|(?:^|_)policy(?:_|$)|(?:^|_)(?:dpo|kto|ppo|orpo|simpo|cpo|rloo)(?:_|$)|grpo"
+    r"|prompt_length|num_generations|(?:^|_)kl(?:_|$)|(?:assistant|draft|second|aux)\w*_model"
     r"|model_name_or_path_|negative|contrastive"
 )
 # Names that a tool may have for something harmless: data, engines, and how the script trains.
 _UNREAD = re.compile(
     r"(?:^|_)mm_|vision|image|pixel|video|audio|speech|deepspeed|fsdp|^ds_|algorithm|objective|num_blocks"
-    r"|(?:^|_)loss(?:_|$)|(?<!wandb)(?:^|_)mode$|(?:^|_)(?:method|layers)$|(?:^|_)tune_"
+    r"|(?:^|_)loss(?:_|$)|(?:^|_)(?:mode|method|layers)$|(?:^|_)tune_"
     r"|fix_(?:llm|lm|model|backbone|vit|encoder)"
 )
+# What stands before some words tells that they say nothing of a training step: ``auto_wrap_policy`` divides
+# layers, ``log_loss`` prints a number, ``wandb_mode`` goes into a report.
+_BESIDE_THE_STEP = re.compile(
+    r"(?:^|_)(?:wrap|wandb|swanlab|log|logging|report|plot|print|save|saving|eval"
+    r"|evaluation|test|early_stop(?:ping)?|best|monitor|resume|retry|download|overwrite|debug|verbose"
+    r"|truncation|lr|learning_rate|schedul(?:e|er))_(?:policy|mode|method|layers|loss)$"
+)
+# A mode in which a script does what it is read for.
+_PLAIN_MODES = frozenset({"train", "training", "sft", "finetune", "fine-tune", "finetuning", "fine-tuning"})
 
 
 def other_task(table: Mapping[str, Any], unread: Collection[str]) -> str:
     """The first key that says another task, whether the tool has it or not, or, ``unread`` by the tool, other
     data, an engine or another way of training; empty where there is none.
     """
-    found = (
-        name
-        for name, value in table.items()
-        if (_OTHER_TASK.search(name.lower()) or (name in unread and _UNREAD.search(name.lower())))
-        and not is_off(value)
-    )
+    found = (name for name, value in table.items() if _says_another(name.lower(), value, name in unread))
     return next(found, "")
+
+
+def _says_another(name: str, value: Any, unread: bool) -> bool:
+    if is_off(value):
+        return False
+    name = _BESIDE_THE_STEP.sub("", name)
+    if str(value).lower() in _PLAIN_MODES:
+        name = name.removesuffix("mode")
+    return bool(_OTHER_TASK.search(name) or (unread and _UNREAD.search(name)))
 
 
 def leave_dtype(keys: Keys, reading: Reading) -> None:

@@ -195,6 +195,9 @@ def read_trl_adapters(reading: Reading) -> None:
     reading.switch("zero3_reentrant_adapters", True, task.origin)
 
 
+_OF_PREFERENCES = ("dpo", "kto", "orpo", "simpo")
+
+
 def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
     """Enter the task of a file of TRL that trains from preferences; whether it is one.
 
@@ -230,8 +233,9 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
     elif told is not None:
         reading.say("task", _TRL_KEYS.get(told, "simpo"), keys.where(told), "of this trainer alone")
     else:
-        reading.needs["task"] = (
-            f"{keys.where(shared or '')}: several trainers of preferences have this key: say --task dpo, "
-            "kto, orpo or simpo"
-        )
+        why = "several trainers of preferences have this key"
+        reading.needs["task"] = f"{keys.where(shared or '')}: {why}: say --task dpo, kto, orpo or simpo"
+        # A loss may be that of a trainer of one's own.
+        if keys.as_written("loss_type") is None:
+            reading.either["task"] = (reading.needs["task"], _OF_PREFERENCES)
     return True

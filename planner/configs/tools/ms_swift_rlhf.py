@@ -6,6 +6,8 @@ those of 3.12.6 (swift/llm/argument and trainers/rlhf_trainer, TRL 0.24.0) are t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
 from planner.configs.shared.key_tables import names_in, texts_in
@@ -119,6 +121,7 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
         reading.default("grad_accum", 1, f"{_RLHF_ARGS}: gradient_accumulation_steps of GRPO")
     reading.needs.pop("seq", None)
     read_rollout(keys, reading, old=False, prompt="max_length")
+    _read_longest_rollout(keys, reading)
     if keys.has("max_length") and keys.text("truncation_strategy") != "delete":
         text = "a longer prompt is cut where completions are generated, and trained on whole: none is counted"
         reading.remark(keys.where("max_length"), text)
@@ -129,6 +132,26 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
         if keys.is_on("sleep_level"):
             reading.say("vllm_sleep", True, keys.where("sleep_level"))
     keys.skip(_GRPO_HARMLESS)
+
+
+def _read_longest_rollout(keys: Keys, reading: Reading) -> None:
+    """A vLLM in the same process takes no prompt of ``vllm_max_model_len`` tokens, and ends completions
+    there.  Rows are padded whole, so none is longer.
+
+    Source: ms-swift 4.6.0 swift/infer_engine/infer_engine.py set_default_max_tokens.
+    """
+    key = "vllm_max_model_len"
+    longest, said = keys.count(key), reading.said.get("seq")
+    if longest is None or reading.value("generator") != "vllm":
+        return
+    if longest <= int(reading.value("completion_length") or 0):
+        return
+    note = "prompt and completion together, as vLLM generates them"
+    if said is not None and said.value > longest:
+        reading.said["seq"] = replace(said, value=longest, origin=keys.where(key), note=note)
+    elif said is None and "seq" in reading.needs:
+        del reading.needs["seq"]
+        reading.say("seq", longest, keys.where(key), note)
 
 
 def _read_student(keys: Keys, reading: Reading) -> None:

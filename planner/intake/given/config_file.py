@@ -155,7 +155,9 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
         request = _alone(config.alone, request, divided=flags.is_given("sharding"))
     request = _beside_server(request, *config.served)
     for name, sentence in config.needs.items():
-        if request.get(name) is None:
+        # A card says how many there are, too: X:n.
+        counted = name == "gpus" and split_count(request.get("gpu") or "")[1] is not None
+        if request.get(name) is None and not counted:
             raise UsageError(sentence)
     if config.longest is not None:
         _refuse_longer(request, *config.longest)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
+from planner.configs.markdown import MARKDOWN
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import pick_age
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import OPTIMIZERS, say_optimizer
 from planner.errors import REFUSED_BY_TOOL, UsageError
+from planner.files.reading import read_text
 
 
 class Age(IntEnum):
@@ -80,6 +83,8 @@ _OWN_OPTIMIZERS = {
     "adamc": "adamc",
     "muon": "muon",
 }
+# The line that Axolotl writes into a model card (0.19.0 train.py create_modelcard).
+_VERSION = re.compile(r"axolotl version: `(\d{1,3})\.(\d{1,3})")
 _NOT_UNDER_FSDP2 = ("adamw_8bit", "adamw_bnb_8bit")
 
 
@@ -116,7 +121,13 @@ def _stack(age: Age) -> str:
 
 
 def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
-    """The ages that a file's keys fit, the likeliest first; the place and the sentence of what tells it."""
+    """The ages that a file's keys fit, the likeliest first; the place and the sentence of what tells it.  A
+    model card says the version.
+    """
+    if keys.path.suffix == MARKDOWN and (found := _VERSION.search(read_text(keys.path))):
+        minor = int(found[2]) + 100 * (found[1] != "0")
+        age = next((age for age in Age if minor <= age), Age.TODAY)
+        return (age,), str(keys.path), f"it says axolotl version {found[1]}.{found[2]}"
     if any(keys.has(name) for name in _KEYS_SINCE_0_14):
         return (Age.TODAY,), "", ""
     flag = next(filter(keys.holds, _FLAGS_TO_0_16), None)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
+from planner.catalog.models import entry_named_in
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.key_tables import names_in
-from planner.configs.shared.keys import Keys
+from planner.configs.shared.keys import Keys, is_left_open
+from planner.configs.yaml_or_json import Document
 from planner.domain.vision import FrozenPart
 
 _MAX_PIXELS = 768 * 768
@@ -50,6 +53,23 @@ def sees_images(template: str | None, data: Iterable[str]) -> bool:
     return template in READ_TEMPLATES - _TEXT_TOO or (
         template in _TEXT_TOO and any(map(_OF_IMAGES.search, data))
     )
+
+
+# Parts of a configuration that sees or hears.
+_SENSES = ("vision_config", "audio_config", "thinker_config")
+
+
+def without_template(document: Document) -> Document:
+    """``document`` without a template that is left open, where the model is known to see nothing: then it
+    decides no more than the words around an answer.
+    """
+    table = document.table
+    if not is_left_open(table.get("template")):
+        return document
+    entry = entry_named_in(str(table.get("model_name_or_path")))
+    if entry is None or not entry.config.keys().isdisjoint(_SENSES):
+        return document
+    return replace(document, table={name: value for name, value in table.items() if name != "template"})
 
 
 def reads_text_alone(keys: Keys) -> bool:

@@ -120,6 +120,22 @@ def test_a_block_is_not_sure_to_run_in_this_shell(block: str) -> None:
     assert (found["b"], found["c"]) == (False, True)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(\ncase $1 in\n x) d ;;\n *) e ;;\nesac\nb\n)\nc",
+        "(case $1 in x|y) d;; (z) e;; esac; b); c",
+        "( (case $1 in x) d;; esac); b); c",
+        "(case $1 in x) (d);; *) e;& z) f;; esac\nb)\nc",
+    ],
+)
+def test_a_bracket_of_a_pattern_closes_no_subshell(text: str) -> None:
+    """So what follows the cases is still inside of it."""
+    found = {each.words[0]: each.for_sure for each in commands(NAME, text) if each.words}
+    assert (found["b"], found["c"]) == (False, True)
+    assert found.get("e", False) is False
+
+
 @pytest.mark.parametrize("text", ["a 'b", "a 'b\\", 'a "b \\\nc\\'])
 def test_a_quote_that_stays_open_is_an_error(text: str) -> None:
     """Also where the text ends in the middle of a line."""

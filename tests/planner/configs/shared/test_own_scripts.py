@@ -23,6 +23,18 @@ from planner.configs.shared.own_scripts import other_task
         ({"deepspeed": "a", "deepspeed_config": "b"}, ("deepspeed_config",), "deepspeed_config"),
         ({"finetune_from": "a", "fix_llm": True}, ("finetune_from", "fix_llm"), "fix_llm"),
         ({"wandb_mode": "a", "weight_loss": False}, ("wandb_mode", "weight_loss"), ""),
+        # Of a report, of saving, of the rate: nothing that a step does.
+        ({"save_policy": "a", "eval_mode": "b"}, ("save_policy", "eval_mode"), ""),
+        ({"log_loss": True, "print_layers": 2}, ("log_loss", "print_layers"), ""),
+        ({"log_image_loss": True}, ("log_image_loss",), "log_image_loss"),
+        ({"fsdp_wrap_policy": "a"}, ("fsdp_wrap_policy",), "fsdp_wrap_policy"),
+        ({"reward_log_mode": "a"}, (), "reward_log_mode"),
+        ({"mode": "train", "run_mode": "SFT"}, ("mode", "run_mode"), ""),
+        ({"run_mode": "dpo"}, ("run_mode",), "run_mode"),
+        ({"num_layers": 2}, ("num_layers",), "num_layers"),
+        # A task's name is a word by itself.
+        ({"hf_endpoint": "a", "support_level": 2, "teacher_forcing": True}, (), ""),
+        ({"dpo_beta": 0.1}, (), "dpo_beta"),
     ],
 )
 def test_another_training_is_told(table: dict[str, Any], unread: tuple[str, ...], found: str) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from planner.api.checks import CheckJob, check_job
+from planner.api.files import CheckOptions
 from planner.domain.scenario import Scenario
 from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
@@ -76,6 +78,21 @@ def test_a_trl_file_that_names_no_trainer_is_asked(tmp_path: Path) -> None:
     config = read(tmp_path, TRL + "beta: 0.1\n", "recipes/dpo/config.yaml")
     assert config.request.get("task") == "dpo"
     assert any("as its path says" in remark.text for remark in config.remarks)
+
+
+def test_a_trl_file_of_any_trainer_is_answered_where_all_end_alike(tmp_path: Path) -> None:
+    """And asked for where it names a loss, which may be that of a trainer of somebody's own."""
+    job = CheckJob(str(tmp_path / "config.yaml"), CheckOptions())
+
+    def needed(**flags: Any) -> float:
+        subject = check_job(job, from_flags({"gpu": "a100-80-sxm", **flags})).subject
+        assert subject is not None
+        return float(subject.prediction.memory.must_have_bytes)
+
+    Path(job.config).write_text(TRL + "beta: 0.1\n", encoding="utf-8")
+    assert needed() == max(needed(task=task) for task in ("dpo", "kto", "orpo", "simpo"))
+    Path(job.config).write_text(TRL + "beta: 0.1\nloss_type: rpo\n", encoding="utf-8")
+    assert "say --task" in check_job(job, from_flags({"gpu": "a100-80-sxm"})).failure
 
 
 @pytest.mark.parametrize(

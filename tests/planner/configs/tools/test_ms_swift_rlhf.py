@@ -141,6 +141,24 @@ def test_completions_lie_behind_prompts_of_max_length(tmp_path: Path) -> None:
     assert read(tmp_path, f"{vllm}colocate\nsleep_level: 1\n").request.get("vllm_sleep")
 
 
+@pytest.mark.parametrize(
+    ("more", "seq"),
+    [
+        ("max_length: 2048\nvllm_mode: colocate\nvllm_max_model_len: 2048\n", 2048),
+        ("max_length: 2048\nvllm_mode: colocate\nvllm_max_model_len: 4096\n", 2304),
+        ("vllm_mode: colocate\nvllm_max_model_len: 1024\n", 1024),
+        # Too short for the completions that are asked for, and a server's, which has a limit of its own.
+        ("max_length: 2048\nvllm_mode: colocate\nvllm_max_model_len: 256\n", 2304),
+        ("max_length: 2048\nvllm_mode: server\nvllm_max_model_len: 1024\n", 2304),
+    ],
+)
+def test_no_row_is_longer_than_vllm_takes(tmp_path: Path, more: str, seq: int) -> None:
+    """Prompts that leave no room end the job (infer_engine.py set_default_max_tokens)."""
+    base = BASE.replace("max_length: 2048\n", "")
+    text = f"{base}rlhf_type: grpo\nmax_completion_length: 256\nuse_vllm: true\n{more}"
+    assert read(tmp_path, text).request.get("seq") == seq
+
+
 def test_weights_are_handed_to_vllm_in_groups(tmp_path: Path) -> None:
     """rollout_mixin.py split_batches."""
     request = read(tmp_path, f"{BASE}rlhf_type: grpo\nmove_model_batches: 16\n").request
