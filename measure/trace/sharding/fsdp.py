@@ -29,6 +29,7 @@ _CAST = TracedPurpose("all_gather_input", "gathered_parameters", GATHER_STREAM)
 _UPLOADED = TracedPurpose("shard from the host", "gathered_parameters", GATHER_STREAM)
 _RECEIVED = TracedPurpose("all_gather_output", "gathered_parameters", GATHER_STREAM)
 _PARAMETER = TracedPurpose("unsharded parameter", "gathered_parameters")
+_OWN_CAST = TracedPurpose("cast of the shard", "gathered_parameters")
 _SENT = TracedPurpose("reduce_scatter_input", "gradient_buckets")
 _REDUCED = TracedPurpose("reduce_scatter_output", "gradient_buckets", REDUCE_STREAM)
 _GRADIENT = TracedPurpose("sharded gradient", "gradients", REDUCE_STREAM)
@@ -174,10 +175,10 @@ class FsdpRank:
 
     def _unshard(self, name: str) -> None:
         """``unshard``: shards are cast where they are wider (_fsdp_collectives.py ``use_foreach_copy``), and
-        copied into the buffer that the others' parts arrive in.
+        copied into the buffer that the others' parts arrive in.  One process alone has nothing to receive.
         """
         unit, settings = self._units[name], self._settings
-        if unit.received is not None or unit.whole:
+        if unit.received is not None or unit.whole or self._copies_own:
             return
         inputs = []
         for each in unit.parameters if settings.offloads else ():
@@ -201,6 +202,8 @@ class FsdpRank:
         """
         unit = self._units[name]
         if unit.received is None:
+            if self._copies_own and not unit.whole:
+                self._copy_own(unit)
             return
         for each in unit.parameters:
             n_bytes = self._settings.shard_elements(each) * self._settings.shards * each.element_bytes
@@ -211,6 +214,28 @@ class FsdpRank:
         else:
             self._stream.free(unit.received)
         unit.received = None
+
+    @property
+    def _copies_own(self) -> bool:
+        """Whether parameters are copied from the shards of the one process that there is.
+
+        Ignored: the same of shards on the host.
+        """
+        return self._settings.shards == 1 and not self._settings.offloads
+
+    def _copy_own(self, unit: _Unit) -> None:
+        """``wait_for_unshard``: a variable refers to each cast (``all_gather_inputs``) until the next is
+        there.
+        """
+        before: TracedBlock | None = None
+        for each in unit.parameters:
+            n_bytes = self._settings.shard_elements(each) * each.element_bytes
+            casts = self._settings.stored_bytes(each) != each.element_bytes
+            cast = self._stream.take(n_bytes, _OWN_CAST) if casts else None
+            self._stream.free(before)
+            unit.whole.append(self._stream.take(n_bytes, _PARAMETER))
+            before = cast
+        self._stream.free(before)
 
     def _after_forward(self, name: str) -> None:
         """``post_forward``."""

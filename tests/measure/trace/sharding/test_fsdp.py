@@ -35,7 +35,8 @@ def rank(**changes: Any) -> tuple[RankRecords, FsdpRank]:
     made = FsdpRank(stream, FsdpSettings(**{**plain, **changes}))
     for number, each in enumerate((MATRIX, VECTOR)):
         made.load(each, loading(each, number))
-    assert made.shard_groups() == [[(3, 2), (2,)]]
+    shards: int = changes.get("shards", 2)
+    assert made.shard_groups() == [[(-(-5 // shards), 2), (4 // shards,)]]
     made.set_up([])
     return stream, made
 
@@ -70,6 +71,20 @@ def test_a_layer_is_whole_in_forward_and_beyond_if_it_is_not_resharded(reshards:
     root = 2 * 2 * 2
     assert held(stream)["unsharded parameter"] == root + (0 if reshards else 2 * PART * 2)
     assert held(stream)["all_gather_output"] == 0
+
+
+def test_one_process_alone_casts_and_copies_its_own_parameters() -> None:
+    """It receives nothing, in forward and in backward, and keeps no cast."""
+    stream, made = rank(shards=1)
+    stream.place = Place("forward", 0)
+    made.at("before_forward", LAYER, "")
+    made.at("after_forward", LAYER, "")
+    backward(stream, made, 50)
+    copies = [10 * 2] * 2
+    assert taken(stream, "cast of the shard") == taken(stream, "unsharded parameter") == copies
+    assert not taken(stream, "all_gather_output")
+    assert held(stream)["cast of the shard"] == held(stream)["unsharded parameter"] == 0
+    assert taken(stream, "reduce_scatter_input") == [10 * 2]
 
 
 @pytest.mark.parametrize(("fp32", "width"), [(False, 2), (True, 4)])
