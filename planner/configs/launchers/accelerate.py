@@ -93,7 +93,9 @@ def _left_to_the_shell(keys: Keys, reading: Reading) -> bool:
     there are has to be given then.  The number of nodes that it leaves so is said, too.
     """
     if nodes := keys.as_written(OPEN_NODES):
-        reading.remark(keys.where("--nnodes"), f"{show(nodes)} is not set here: one is counted, unless --nodes says more")
+        reading.remark(
+            keys.where("--nnodes"), f"{show(nodes)} is not set here: one is counted, unless --nodes says more"
+        )
     value = show(str(keys.as_written("num_processes")))
     if not (keys.path.name.endswith(LAUNCH_LINE) and _VARIABLE.fullmatch(value)):
         return False

@@ -12,7 +12,7 @@ from pathlib import Path
 from planner.configs.launchers.fsdp_keys import Beside, referred
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.key_tables import texts_in
-from planner.configs.shared.keys import Keys
+from planner.configs.shared.keys import Keys, is_left_open
 from planner.configs.shared.stock import stock_engine
 from planner.configs.shared.trainer_arguments import (
     finish_deepspeed,
@@ -49,7 +49,7 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
     env = keys.part("ENV") or Keys(keys.path, {})
     _read_allocator(env, reading)
     _read_pixels(env, reading)
-    per_node, nodes = env.count(_PROCESSES), env.count(_NODES)
+    per_node, nodes = env.count(_PROCESSES), _nodes(env, reading)
     visible = _visible(env)
     if per_node is None and nodes is None:
         if beside.accelerate is not None:
@@ -71,6 +71,16 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
     return "device_map" not in reading.said
 
 
+def _nodes(env: Keys, reading: Reading) -> int | None:
+    """How many machines a variable says; one where only the job's own shell knows it, which is said."""
+    written = str(env.as_written(_NODES))
+    if not is_left_open(written):
+        return env.count(_NODES)
+    where = env.where(_NODES)
+    reading.remark(where, f"{show(written)} is not set here: one is counted, unless --nodes says more")
+    return 1
+
+
 def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Processes and machines of ``megatron``, which starts them by torchrun, be there one; a file is taken as
     started with a process for each GPU of the job.
@@ -79,7 +89,7 @@ def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> Non
     """
     env = keys.part("ENV") or Keys(keys.path, {})
     _read_allocator(env, reading)
-    per_node, nodes = env.count(_PROCESSES), env.count(_NODES)
+    per_node, nodes = env.count(_PROCESSES), _nodes(env, reading)
     if per_node is not None or nodes is not None:
         _say_processes(env, reading, (per_node or 1, nodes or 1), _visible(env))
     elif keys.path.suffix not in _FILES:

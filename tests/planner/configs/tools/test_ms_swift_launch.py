@@ -137,3 +137,10 @@ def test_a_launch_file_says_it_as_well(tmp_path: Path, engine: str) -> None:
     request = read_config_file(path, None, Beside(accelerate=launch)).request
     assert (request.get("gpus"), request.get("nodes")) == (2, 2)
     assert request.get("sharding") == ("zero2" if engine else "ddp")
+
+
+def test_a_number_of_nodes_that_is_left_open_is_one(tmp_path: Path) -> None:
+    """Which is said, so that --nodes can say more."""
+    config = read(tmp_path, BASE + "ENV: {NPROC_PER_NODE: 4, NNODES: $WORLD}\n")
+    assert (config.request.get("gpus"), config.request.get("nodes")) == (4, None)
+    assert any(remark.origin.endswith("ENV.NNODES") for remark in config.remarks)
