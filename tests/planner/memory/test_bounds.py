@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from planner.catalog.described import family_of
 from planner.catalog.models import load_model
 from planner.catalog.unmodelled import Range, read_ranges, training_of
 from planner.domain.model import ModelSpec
@@ -17,6 +16,7 @@ from planner.intake.resolve import resolve
 from planner.memory.bounds import bounds_of, certain_bytes, plain_decoder, rest_of, units_of
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import Job, job_of
+from tests.accuracy.architecture_ranges import family_of
 
 JOBS = (
     {"method": "full"},
