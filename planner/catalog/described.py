@@ -50,11 +50,3 @@ _DOCUMENT: Final = TypeAdapter(Description)
 def description_json(description: Description) -> str:
     """``description`` as one line of JSON."""
     return _DOCUMENT.dump_json(description).decode() + "\n"
-
-
-def family_of(model: ModelSpec) -> Family:
-    """The family of a model that a reader describes."""
-    blocks = [group.block for group in model.groups]
-    if any(block.mixer is not None for block in blocks):
-        return "recurrent"
-    return "mixture" if any(block.mlp.n_experts for block in blocks) else "dense"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 
+from planner.catalog.architecture_tables import default_targets
 from planner.catalog.architectures.parts import unreached_by_peft
-from planner.catalog.peft_targets import default_targets
 from planner.domain.model import LinearSpec, ModelSpec
 from planner.domain.recipes.recipe import (
     ADAPTABLE_MODULES,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from planner.catalog.architecture_tables import first_version
 from planner.catalog.architectures import supported_architectures
-from planner.catalog.model_versions import first_version
 from planner.catalog.packages import parsed_version
 from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec

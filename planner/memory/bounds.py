@@ -10,9 +10,10 @@ that may be copied: no architecture is far above that, whatever the length of a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from planner.anatomy.packing import constants_bytes
 from planner.arrays import maximum
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.unmodelled import Range
@@ -20,10 +21,12 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipes.attention_kernels import Attention
 from planner.domain.recipes.recipe import Number
 from planner.domain.term import DRIVER_TERMS, STATE_TERMS, TermName
-from planner.memory.certain import certain_bytes
 from planner.memory.outside import driver_terms
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import Job, job_of
+from planner.program.ops.sizes import unit_values
+from planner.program.parameters import Parameters
+from planner.program.update.states import states_of
 
 _PAGED = "paged_optimizer_states"
 _NEVER_SCORES = ("flash2",)
@@ -140,3 +143,43 @@ def _outside(job: Job, *, paged: bool) -> Number:
     """Context and NCCL; what is paged may be elsewhere when memory is short."""
     terms = (each for each in driver_terms(job) if each.name in DRIVER_TERMS)
     return sum(each.n_bytes for each in terms if paged or each.name != _PAGED)
+
+
+def certain_bytes(job: Job) -> dict[TermName, Number]:
+    """Bytes on one GPU of each state, and of the gradients that are there while the optimizer steps.
+
+    Formula: elements times bytes of each, over the GPUs that divide it.  Ignored: rounding to blocks, flat
+    buffers and what an engine holds beside its part; so each is a lower bound.
+    Source: :mod:`planner.program.parameters`, :mod:`planner.program.update.states`,
+    :mod:`planner.anatomy.regime`, which the step program reads, too.
+    """
+    found: dict[TermName, Number] = {}
+    for name, n_bytes in _parts(job):
+        found[name] = found.get(name, 0) + n_bytes
+    return {name: n_bytes for name, n_bytes in found.items() if n_bytes}
+
+
+def _parts(job: Job) -> Iterator[tuple[TermName, Number]]:
+    regime, own = job.regime, job.weight_shards
+    adapters = job.recipe.shards(job.hardware) if job.recipe.sharding.divides_weights else 1
+    yield "quantization_constants", sum(constants_bytes(job.recipe.numerics, job.packed)) / own
+    for each in job.parameters:
+        held = each.count * job.elements(each) * each.element_bytes
+        yield ("adapters", held / adapters) if each.weight.adapter else ("weights", held / own)
+    for each in job.trained_parameters:
+        elements = each.count * job.elements(each) / job.optimizer_shards
+        yield "master_weights", elements * regime.master
+        yield "optimizer_states", _states(job, each) / job.optimizer_shards
+        if not job.recipe.optimizer_in_backward:
+            width = regime.gradient if regime.engine == "deepspeed" else each.element_bytes
+            yield "gradients", elements * width
+
+
+def _states(job: Job, each: Parameters) -> Number:
+    """Bytes of the states of equal parameters that are the allocator's; paged ones may be elsewhere."""
+    values = unit_values(job)
+    weight = replace(each.weight, dtype="fp32") if job.regime.state == 4 else each.weight
+    total: Number = sum(
+        state.unit_bytes * values[state.unit] for state in states_of(job, weight) if not state.paged
+    )
+    return each.count * total

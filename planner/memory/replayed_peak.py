@@ -1,14 +1,16 @@
-"""GPU memory of a job: its program replayed, what lies outside of the allocator,
-and the three levels of the peak.
+"""GPU memory of a job: its program replayed, what lies outside of the allocator, the three levels of the
+peak, and, where it does not fit, the first request that the card cannot serve.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import replace
 
+from planner.allocator.slots import SlotEvents, replay_slots
 from planner.arrays import is_zero, maximum, mean, minimum, where
-from planner.domain.prediction import MemoryPrediction, PhasePeak
+from planner.domain.prediction import FailedRequest, MemoryPrediction, PhasePeak
 from planner.domain.recipes.recipe import Number, Quantization
 from planner.domain.term import (
     DRIVER_TERMS,
@@ -22,8 +24,7 @@ from planner.domain.term import (
     TermName,
 )
 from planner.memory import outside
-from planner.memory.failing import failed_request
-from planner.memory.replayed import Replayed, full_bytes, least_bytes, replayed
+from planner.memory.replayed import Replayed, full_bytes, least_bytes, replayed, run_of
 from planner.program.engines import runtime_of
 from planner.program.job import Job
 
@@ -208,3 +209,35 @@ def _in_phase(terms: Iterable[Term], phase: Phase) -> Number:
         if phase in term.phases:
             total = total + term.n_bytes
     return total
+
+
+def failed_request(job: Job, limit_bytes: int) -> FailedRequest | None:
+    """What fails where the allocator may reserve ``limit_bytes``; ``None`` where the job ends."""
+    run = run_of(job)
+    stream, events = run.stream, run.events
+    failure = replay_slots(events, limit_bytes).failure
+    if failure is None:
+        return None
+    _, phase = stream.phases[bisect_right(events.begins, failure.event) - 1]
+    part, module, op = stream.place(stream.events[failure.event])
+    is_short = failure.allocated_bytes + failure.n_bytes > limit_bytes
+    could_help = not is_short and not events.settings.expandable_segments
+    return FailedRequest(
+        phase,
+        part,
+        module,
+        op,
+        failure.n_bytes,
+        failure.free_bytes,
+        failure.free_blocks,
+        failure.largest_free_bytes,
+        limit_bytes - failure.reserved_bytes,
+        failure.event,
+        ends_expandable(events, limit_bytes) if could_help else None,
+    )
+
+
+def ends_expandable(events: SlotEvents, limit_bytes: int) -> bool:
+    """Whether every request is served with expandable segments, which leave fewer holes between blocks."""
+    settings = replace(events.settings, expandable_segments=True)
+    return replay_slots(replace(events, settings=settings), limit_bytes).failure is None

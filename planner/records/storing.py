@@ -1,26 +1,21 @@
-"""Run records to CSV (a whole file at once) and JSONL (one line at a time, safe against a crash)."""
+"""Run records to JSONL: one line at a time, safe against a crash."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
-from planner.files.writing import whole_file
-from planner.records.cells import format_cell
 from planner.records.locking import locked
 from planner.records.parsing import parse_json_line
 from planner.records.record_schema import (
     ATTACHMENT_KEYS,
-    COLUMNS,
     RECORD_SCHEMA_ID,
     attachment_models,
     border_model,
@@ -28,27 +23,6 @@ from planner.records.record_schema import (
 from planner.units import KIB
 
 _TAIL_CHUNK_BYTES = 64 * KIB
-
-
-def write_csv(path: str | Path, records: Iterable[RunRecord]) -> None:
-    """Write ``records`` as CSV.  The file appears whole or not at all.
-
-    Raises:
-        UsageError: a value that the reader would refuse; nothing is written.
-        InputFileError: the file cannot be written.
-    """
-    text = io.StringIO(newline="")
-    plain, quoted = (
-        csv.writer(text, lineterminator="\n", quoting=rule) for rule in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
-    )
-    plain.writerow(COLUMNS)
-    for record in records:
-        values = _checked(record)
-        cells = [format_cell(values[column]) for column in COLUMNS]
-        # The csv module leaves a lone carriage return unquoted, and would read it as the end of the row.
-        (quoted if any("\r" in cell for cell in cells) else plain).writerow(cells)
-    with whole_file(path) as stream:
-        stream.write(text.getvalue().encode("utf-8"))
 
 
 def append_jsonl(path: str | Path, record: RunRecord, attachments: Mapping[str, Any] | None = None) -> None:

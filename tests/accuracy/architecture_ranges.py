@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from planner.catalog.described import Family, family_of
+from planner.catalog.described import Family
 from planner.catalog.location import data_dir
 from planner.catalog.models import model_entry, model_ids, spec_of
 from planner.catalog.unmodelled import FILE, Range, Training
@@ -114,6 +114,14 @@ def range_of(key: Key, found: list[Compared]) -> Range:
         highest=highest.architecture,
         n=len(found),
     )
+
+
+def family_of(model: ModelSpec) -> Family:
+    """The family of a model that a reader describes."""
+    blocks = [group.block for group in model.groups]
+    if any(block.mixer is not None for block in blocks):
+        return "recurrent"
+    return "mixture" if any(block.mlp.n_experts for block in blocks) else "dense"
 
 
 def held_out(found: Mapping[Key, list[Compared]]) -> dict[Family, tuple[int, int]]:

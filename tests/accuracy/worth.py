@@ -7,13 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+import numpy as np
+
 from planner.calibration.fit.calibrate import EARNED
 from planner.calibration.fit.problem import Problem, make_problem
 from planner.calibration.fit.screen import screen
-from planner.calibration.fit.solver import mean_error
 from planner.calibration.fit.split import cross_fit
-from planner.calibration.fit.targets import QUANTITIES, targets_of
+from planner.calibration.fit.targets import QUANTITIES, Floats, penalised, targets_of
 from planner.domain.run_record import RunRecord
+
+_FAR = 4.0
 
 
 def worth(records: Sequence[RunRecord]) -> dict[str, dict[str, float]]:
@@ -42,4 +45,16 @@ def _errors(problem: Problem | None) -> list[float]:
     if problem is None:
         return []
     errors = cross_fit(problem).held_out_errors
-    return [mean_error(problem, errors, group) for group in problem.groups]
+    return [_mean_error(problem, errors, group) for group in problem.groups]
+
+
+def _mean_error(problem: Problem, errors: Floats, group: str) -> float:
+    """Mean absolute log error that counts, over the readings of one group, by their grades.
+
+    An error far outside the noise is a mechanism that no coefficient can mend.  It counts as at most ``_FAR``
+    times the noise, so that such rows do not decide how strong a prior should be.
+    """
+    limit = _FAR * problem.noise
+    mine = [i for i, target in enumerate(problem.targets) if target.group == group]
+    sizes = [min(abs(penalised(errors[i : i + 1], problem.targets[i].bound)[0]), limit) for i in mine]
+    return float(np.average(sizes, weights=[problem.targets[i].weight for i in mine]))

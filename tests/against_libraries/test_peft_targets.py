@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as OF_PEFT
 
+from planner.catalog.architecture_tables import default_targets
 from planner.catalog.location import data_dir
-from planner.catalog.peft_targets import default_targets
 from planner.files.structured import read_toml
 
 

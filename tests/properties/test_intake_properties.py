@@ -17,7 +17,8 @@ from planner.errors import PlannerError, UsageError
 from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import from_flags, from_record, from_toml
 from planner.intake.resolve import resolve
-from planner.records import COLUMNS, RECORD_SCHEMA_ID, append_jsonl, read_records, write_csv
+from planner.records import COLUMNS, RECORD_SCHEMA_ID, append_jsonl, read_records
+from tests.planner.records.made import write_csv
 
 T = TypeVar("T")
 BASE: dict[str, object] = {"model": "7b", "method": "lora", "gpu": "4090", "seq": 1024}

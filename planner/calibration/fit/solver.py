@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.calibration.fit.problem import Problem
-from planner.calibration.fit.targets import Floats, penalised
+from planner.calibration.fit.targets import Floats
 
 # Residuals beyond this many standard deviations count less than squared.
 _ROBUST_FROM = 1.5
-_FAR = 4.0
 _MAX_ROUNDS = 8
 _REWEIGHTINGS = 2
 _MAX_STEP = 1.5
@@ -176,15 +175,3 @@ def _posterior(problem: Problem, linear: _Linear, weights: Floats) -> Floats:
     covariance = np.linalg.inv(scaled.T @ scaled + np.eye(len(problem.knobs)))
     spread: Floats = np.sqrt(np.diag(covariance))
     return spread
-
-
-def mean_error(problem: Problem, errors: Floats, group: str) -> float:
-    """Mean absolute log error that counts, over the readings of one group, by their grades.
-
-    An error far outside the noise is a mechanism that no coefficient can mend.  It counts as at most ``_FAR``
-    times the noise, so that such rows do not decide how strong a prior should be.
-    """
-    limit = _FAR * problem.noise
-    mine = [i for i, target in enumerate(problem.targets) if target.group == group]
-    sizes = [min(abs(penalised(errors[i : i + 1], problem.targets[i].bound)[0]), limit) for i in mine]
-    return float(np.average(sizes, weights=[problem.targets[i].weight for i in mine]))

@@ -33,7 +33,6 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _QWEN = re.compile(r"qwen(2|3)(?:[._]\d)?(?:-?vl|[._]\d)", re.IGNORECASE)
 _FILES = (".yaml", ".yml", ".json")
 _OWN_PRESET = "say the table or the path of a file"
-PART_BY_NAME = "training some parameters by their names is not modelled"
 PARTS_BY_NAME = texts_in("ms-swift.toml", "parts_by_name")
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from planner.domain.prediction import Prediction
 from planner.domain.recipes.job_line import short_job_line
-from planner.domain.term import PHASE_WORDS
+from planner.domain.term import PHASE_WORDS, TermName
 from planner.report.prediction.advice import assumption_choices, lever_choices, stacks_text
-from planner.report.prediction.bar_terms import largest_parts
 from planner.report.prediction.sections import asks_for_run, data_notes, run_notes, step_note
-from planner.report.prediction.subject import Subject
+from planner.report.prediction.subject import Subject, terms_at_peak
 from planner.report.prediction.verdict import doubts, uses_text, verdict_note
 from planner.report.render.human import to_text
 from planner.report.render.layout import Block, Choices, Note, Section
@@ -28,6 +28,32 @@ N_PARTS = 5
 N_LEVERS = 4
 N_ASSUMPTIONS = 3
 N_WARNINGS = 3
+# Terms of one name are parts of the same thing.
+_PARTS: dict[TermName, str] = {
+    "weights": "weights",
+    "quantization_constants": "weights",
+    "adapters": "LoRA adapters",
+    "master_weights": "fp32 master weights",
+    "autocast_copies": "16-bit weight copies",
+    "gradients": "gradients",
+    "gradient_buckets": "gradients",
+    "optimizer_states": "optimizer states",
+    "optimizer_temporaries": "optimizer states",
+    "paged_optimizer_states": "optimizer states",
+    "saved_activations": "activations",
+    "block_recompute": "activations",
+    "logits_and_loss": "logits and loss",
+    "kv_cache": "KV cache of generation",
+    "vllm_awake": "vLLM while it generates",
+    "dequantization": "dequantized weights",
+    "gathered_parameters": "gathered parameters",
+    "other_temporaries": "temporary buffers",
+    "allocator_slack": "caching allocator",
+    "context": "CUDA context",
+    "nccl": "NCCL buffers",
+    "vllm_engine": "vLLM beside the training",
+}
+_REST = "everything else"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +218,18 @@ def short_text(subject: Subject, console: Console) -> str:
     while text.count("\n") > MAX_LINES and (shorter := next(texts, "")):
         text = shorter
     return text
+
+
+def largest_parts(prediction: Prediction, count: int) -> tuple[tuple[str, float], ...]:
+    """Names and bytes of the ``count`` largest parts of the peak, the largest first,
+    and everything else as one; they add up to the peak.
+    """
+    sizes: dict[str, float] = {}
+    for term in terms_at_peak(prediction):
+        part = _PARTS[term.name]
+        sizes[part] = sizes.get(part, 0.0) + float(term.n_bytes)
+    ordered = sorted(sizes.items(), key=lambda each: -each[1])
+    # One part that is left over is shown under its own name.
+    shown, others = (ordered, []) if len(ordered) == count + 1 else (ordered[:count], ordered[count:])
+    rest = [(_REST, sum(size for _, size in others))] if others else []
+    return (*shown, *rest)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from planner.catalog.architecture_tables import first_version
 from planner.catalog.location import data_dir
-from planner.catalog.model_versions import first_version
 from planner.catalog.models import load_model
 from planner.catalog.packages import parsed_version
 from planner.files.structured import read_toml

@@ -13,8 +13,8 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.drawn_lengths import drawn_longest
-from planner.memory.failing import failed_request
 from planner.memory.replayed import least_bytes, replayed
+from planner.memory.replayed_peak import failed_request
 from planner.program.job import Job, job_of
 from planner.units import GIB
 

@@ -16,7 +16,6 @@ from planner.calibration.fit.calibrate import EARNED
 from planner.cli.main import main
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, UnknownNameError
-from planner.records import write_csv
 from planner.records.calibration_file import (
     MAX_OFFSET,
     find_calibration,
@@ -25,7 +24,7 @@ from planner.records.calibration_file import (
     write_calibration,
 )
 from tests.planner.calibration.simulated import MACHINES, simulated
-from tests.planner.records.made import SHIPPED, content_of_shipped, shipped, written
+from tests.planner.records.made import SHIPPED, content_of_shipped, shipped, write_csv, written
 
 ROOT = Path(__file__).resolve().parents[3]
 WRITE = """

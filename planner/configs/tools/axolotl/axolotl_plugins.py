@@ -11,10 +11,10 @@ from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.configs.tools.axolotl.axolotl_kernels import read_kernels
-from planner.configs.tools.axolotl.axolotl_pruning import read_pruning
 from planner.errors import show
 
 _OWN = "axolotl.integrations."
+_RECIPE = "recipe"
 # Liger, diffusion and expert parallelism are read elsewhere; the others evaluate or track.
 _HARMLESS = ("liger", "cut_cross_entropy", "diffusion", "expert_parallel", "lm_eval", "swanlab")
 _KEYS = texts_in("axolotl.toml", "unmodelled_of_plugins")
@@ -58,3 +58,24 @@ def _read_keys(keys: Keys, reading: Reading, names: tuple[str, ...], missing: st
     if on and missing:
         reading.remark(keys.where(on[0]), f"has no effect: plugins does not name {_OWN}{missing}")
     keys.skip(names)
+
+
+def read_pruning(keys: Keys, reading: Reading) -> None:
+    """Whether a recipe masks weights: its modifiers are a list of that name alone, and stages are dropped.
+
+    Since 2026-04 Axolotl asks for llmcompressor 0.10, whose recipes know no stages: a dry run says
+    ``initialized for 0 modifiers``, and allocates what it does without the plugin.
+
+    Source: axolotl 067b021c8 (2026-07-24) integrations/llm_compressor/plugin.py LLMCompressorCallbackHandler;
+    llmcompressor 0.10.0 and 0.14.0.1 recipe/recipe.py Recipe, core/lifecycle.py initialize.
+
+    Raises:
+        NotModelledError: a recipe in another file, or with such a list.
+    """
+    section = keys.part("llmcompressor") or Keys(keys.path, {})
+    recipe = section.get(_RECIPE)
+    if not isinstance(recipe, dict) or recipe.get("modifiers"):
+        raise keys.not_modelled("plugins", "masks of pruned weights are not modelled")
+    text = "prunes nothing: llmcompressor since 0.10 knows no stages, and finds no list of modifiers"
+    reading.remark(section.where(_RECIPE), text)
+    section.skip((_RECIPE, "save_compressed"))

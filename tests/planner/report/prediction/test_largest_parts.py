@@ -8,7 +8,7 @@ import pytest
 
 from planner.domain.prediction import Prediction
 from planner.domain.term import TERM_NAMES, Term, TermName
-from planner.report.prediction.bar_terms import largest_parts
+from planner.report.prediction.short import largest_parts
 from tests.planner.report.prediction.made import ALWAYS, prediction
 
 

@@ -11,8 +11,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.failing import ends_expandable, failed_request
-from planner.memory.replayed_peak import predict_replayed
+from planner.memory.replayed_peak import ends_expandable, failed_request, predict_replayed
 from planner.program.job import job_of
 from planner.units import GIB, MIB
 
