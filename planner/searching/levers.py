@@ -1,6 +1,4 @@
-"""What could be changed about a job to save memory, the cheapest first,
-and what the common software stacks would need.
-"""
+"""What could be changed about a job to save memory, the cheapest first, and what common stacks need."""
 
 from __future__ import annotations
 
@@ -172,10 +170,11 @@ class _Judge:
         self.left = MAX_ESTIMATES - 1
 
     def tries(self, options: Iterable[Move]) -> list[_Trial]:
-        """Estimates those of ``options`` that no rule speaks against, while estimates are left."""
-        trials = []
+        """Estimates ``options`` that break no rule and are not padded, while estimates are left."""
+        trials = list[_Trial]()
         for move in options:
-            after = self._after(move)
+            padded = _asks_for_more(move.flags, (trial.lever for trial in trials))
+            after = None if padded else self._after(move)
             if after is None or self.left == 0:
                 continue
             self.left -= 1
@@ -275,13 +274,13 @@ def levers(
         trials += judge.again(found)
         if not any(trial.lever.fits for trial in trials):
             trials += [trial for trial in judge.tries(one_process(scenario)) if trial.lever.fits]
-    return _ordered(_not_padded([trial.lever for trial in trials]), verdict)
+    every = [trial.lever for trial in trials]
+    return _ordered([lever for lever in every if not _asks_for_more(lever.flags, every)], verdict)
 
 
-def _not_padded(found: list[Lever]) -> list[Lever]:
-    """Without those that ask for more than another one after which the job fits already."""
-    enough = [lever.flags.items() for lever in found if lever.fits]
-    return [lever for lever in found if not any(flags < lever.flags.items() for flags in enough)]
+def _asks_for_more(flags: Mapping[str, str | bool | None], found: Iterable[Lever]) -> bool:
+    """Whether one of ``found`` asks for less, and the job fits after it."""
+    return any(lever.fits and lever.flags.items() < flags.items() for lever in found)
 
 
 def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[StackNeed, ...]:
