@@ -5,9 +5,12 @@ and that the flags do what they promise.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import pytest
 
+from planner.domain.prediction import Prediction
+from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
 from planner.intake.given.request import from_flags, merge
 from planner.intake.resolve import resolve
@@ -438,6 +441,24 @@ def test_no_lever_asks_for_more_than_what_is_enough() -> None:
     """
     found = levers(scenario(QLORA_DIVIDED))
     assert not [lever for lever in found if {"gpu", "quant-storage"} <= lever.flags.keys()]
+
+
+def test_what_asks_for_more_than_what_is_enough_is_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divided 4-bit weights fit: the same with all of it in host RAM is no estimate of its own, which takes
+    ten seconds where each of many experts is a tensor.
+    """
+    tried = list[str]()
+
+    def told(after: Scenario, *args: Any, **kwargs: Any) -> Prediction:
+        tried.append(f"{after.stack.id} {after.recipe.offload}")
+        return predict_with(after, *args, **kwargs)
+
+    monkeypatch.setattr(levers_module, "predict_with", told)
+    found = levers_module.levers(
+        scenario({"model": "405b", "method": "qlora", "gpu": "h100-sxm:8", "seq": "1024"})
+    )
+    assert [lever for lever in found if lever.fits and "offload" not in lever.flags]
+    assert {each for each in tried if each.startswith("trl@0.24")} == {"trl@0.24 none"}
 
 
 def test_a_stack_without_deepspeed_is_not_advised_to_use_it() -> None:
