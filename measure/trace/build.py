@@ -260,6 +260,9 @@ def materialize(model: nn.Module, recorder: Recorder, number: int = 0) -> None:
     in the order in which the libraries move them to the device.
 
     Base weights are recorded as the stage ``load``, adapters as ``adapters``.  ``number``: of the model.
+    Ignored: the piece that a loader with a ``device_map`` takes first and gives back, in which all of it
+    comes to lie (transformers 5.23 modeling_utils.py caching_allocator_warmup).  Without it blocks keep other
+    remainders: QLoRA of GPT-2 allocates 0.8 % more and reserves 1.0 % less.
     """
     owners = _owners(model)
     recorder.enter_stage("load", number)

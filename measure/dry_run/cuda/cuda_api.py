@@ -271,6 +271,8 @@ def _beside(facts: CardFacts) -> None:
     torch.backends.cudnn.is_available = always(True)
     torch.accelerator.is_available = always(True)
     torch.accelerator.device_count = always(facts.n_cards)
+    # FSDP2 asks for it where it lets go of what it gathered in vain (_fsdp_param_group.py finalize_backward).
+    torch.accelerator.current_stream = torch.cuda.current_stream
     for name, of_cuda in _OF_ACCELERATORS.items():
         for module in (torch.accelerator, torch.accelerator.memory):
             setattr(module, name, own(getattr(torch.cuda, of_cuda)))

@@ -77,6 +77,10 @@ class Stream:
         """The host waits for all work so far."""
         self.native.wait_for_card()
 
+    def is_capturing(self) -> bool:
+        """No graph is captured, as ``torch.cuda.is_current_stream_capturing`` says, too."""
+        return False
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.stream_id == self.stream_id
 

@@ -70,7 +70,7 @@ def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
         return _Execution(FsdpRank(stream, fsdp_settings(scenario)), stream, recipe).run(records)
     settings = zero_settings(scenario)
     if settings.stage == _STAGE_3:
-        stream = RankRecords(_free_number(records))
+        stream = RankRecords(_free_number(records), one_stream=not settings.overlaps)
         second = TracedZero3(stream, reference_settings(scenario)) if recipe.has_reference_model else None
         return _Execution(TracedZero3(stream, settings), stream, recipe, second).run(records)
     runs = []

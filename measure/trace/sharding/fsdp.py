@@ -158,9 +158,14 @@ class FsdpRank:
             unit.gradients[parameter.key] = block
 
     def end_of_backward(self, *, boundary: bool) -> None:
-        """``_root_post_backward_final_callback``."""
+        """``_root_post_backward_final_callback`` and ``finalize_backward``: what was sent for goes, too,
+        where a unit has no backward and nobody waits for it.
+        """
         del boundary
         self._order.clear()
+        for unit in self._units.values():
+            self._stream.free(unit.received)
+            unit.received = None
         self._stream.free(*self._sending, self._replicating)
         self._sending, self._replicating = [], None
 

@@ -181,7 +181,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
     """The settings of a DeepSpeed scenario, as the Trainer finishes them with the bucket sizes of the stack.
 
     Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19.8
-    runtime/zero/config.py (stage 3 overlaps by default); the switches ``zero_auto_buckets``,
+    runtime/zero/config.py; the switches ``zero_auto_buckets``,
     ``zero12_bucket_elements``, ``zero12_overlap``, ``zero12_upload``, ``zero12_flattens_on_gpu``; those of
     ``zero3_`` hold the numbers of a file, where it has any.
     """
@@ -197,7 +197,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         rank=world - 1,
         element_bytes=DTYPE_BYTES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else 4,
         bucket_elements=bucket,
-        overlaps=stage == 3 or stack.zero12_overlap,
+        overlaps=stack.zero3_overlap if stage == 3 else stack.zero12_overlap,
         accumulates=int(recipe.batch.grad_accum) > 1,
         offloads_optimizer=recipe.offloads_optimizer,
         offloads_params=recipe.offloads_params,

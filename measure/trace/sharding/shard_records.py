@@ -35,16 +35,18 @@ class TracedPurpose:
 class RankRecords:
     """The records of one rank, as they are written.  ``place`` is where the program is."""
 
-    def __init__(self, first_id: int) -> None:
+    def __init__(self, first_id: int, *, one_stream: bool = False) -> None:
         self.records: list[Record] = []
         self.place = Place("load", 0)
-        self._next_id = first_id
+        self._next_id, self._one_stream = first_id, one_stream
         self._waiting: dict[tuple[int, bool], list[TracedBlock]] = {}
 
     def take(self, n_bytes: int, what: TracedPurpose) -> TracedBlock:
         """Allocate; the caller frees it or keeps it."""
+        on_card = what.stream not in HOST_STREAMS.values()
+        stream = MAIN_STREAM if self._one_stream and on_card else what.stream
         block = TracedBlock(
-            self._next_id, n_bytes, self.place, what.name, what.module, role=what.role, stream=what.stream
+            self._next_id, n_bytes, self.place, what.name, what.module, role=what.role, stream=stream
         )
         self._next_id += 1
         self.records.append(Record(True, block, self.place))
@@ -77,7 +79,11 @@ class RankRecords:
     def free_late(self, block: TracedBlock, lag: int) -> None:
         """Free what another stream still uses (``record_stream``):
         it comes back when ``lag`` later blocks of its pool have been freed, or the host waits.
+        Where all is in one stream it comes back at once.
         """
+        if self._one_stream:
+            self.free(block)
+            return
         self.records.append(Record(False, block, self.place, waits=True))
         waiting = self._waiting.setdefault((block.stream, block.n_bytes <= SMALL_REQUEST_BYTES), [])
         waiting.append(block)

@@ -396,13 +396,23 @@ def launch_file(sharding: str) -> dict[str, object]:
     return {**common, "distributed_type": "DEEPSPEED", "deepspeed_config": engine}
 
 
-def sharded_streams(sharding: str) -> tuple[list[AllocEvent], list[AllocEvent]]:
-    """Events of rank 0 of 4 by the engine's own code, and those of the trace."""
+def sharded_streams(sharding: str, last: int = 0) -> tuple[list[AllocEvent], list[AllocEvent]]:
+    """Events of rank 0 of 4 by the engine's own code, and those of the trace;
+    with only the ``last`` layers trained, where that is said.
+    """
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     Path("launch.yaml").write_text(json.dumps(launch_file(sharding)), encoding="utf-8")
     card, program = ("--gpu", "h100-sxm:4"), str(PROGRAM.with_name("sharded.py"))
-    launch = ("accelerate", "launch", "--config_file", "launch.yaml", program, "model")
+    launch = (
+        "accelerate",
+        "launch",
+        "--config_file",
+        "launch.yaml",
+        program,
+        "model",
+        *[str(last)] * (last > 0),
+    )
     code, _, err = run("trace", *card, "--events", "dry.jsonl", "--", *launch)
     assert code == 0, err
     job = (
@@ -411,6 +421,7 @@ def sharded_streams(sharding: str) -> tuple[list[AllocEvent], list[AllocEvent]]:
         "--load-dtype=fp32",
         "--no-gradient-checkpointing",
         f"--sharding={sharding}",
+        *[f"--train-layers=last:{last}"] * (last > 0),
     )
     size = (
         "--model",
@@ -429,10 +440,14 @@ def sharded_streams(sharding: str) -> tuple[list[AllocEvent], list[AllocEvent]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp", "zero2", "zero3"])
-def test_a_rank_asks_for_what_the_sharded_trace_says(sharding: str, folder: Path) -> None:
-    """The peak of a later micro-step within 2 %; under FSDP2 the same requests in the same order."""
-    dry, traced = sharded_streams(sharding)
+@pytest.mark.parametrize(
+    ("sharding", "last"), [("ddp", 0), ("fsdp", 0), ("fsdp", 1), ("zero2", 0), ("zero3", 0)]
+)
+def test_a_rank_asks_for_what_the_sharded_trace_says(sharding: str, last: int, folder: Path) -> None:
+    """The peak of a later micro-step within 2 %; under FSDP2 the same requests in the same order, also
+    where layers below the last one are frozen.
+    """
+    dry, traced = sharded_streams(sharding, last)
     one, other = (
         max(each.allocated_bytes for each in replay(events).phases if each.phase in LATER)
         for events in (dry, traced)

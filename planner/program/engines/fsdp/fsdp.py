@@ -157,7 +157,7 @@ class Fsdp(Runtime):
                 self._before_backward(TABLE)
             stream.events += events
             self._collect(part)
-        else:
+        elif part.template.out.needs_grad:
             self._before_backward(part.name)
             self._run(part, "backward")
             self._collect(part)

@@ -212,12 +212,19 @@ def _biases(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor | Non
 
 
 def _factors(torch: Operators, view: LayerView, spec: LinearSpec) -> Factors:
-    """The matrices of an adapter of all experts in the dtype of the weight; merged once as a test."""
+    """The matrices of an adapter of all experts in the dtype of the weight; merged once as a test.
+
+    Both are seen by expert before the experts run.  So backward gives them their gradients after what ran
+    later, both products of the experts included.
+    Source: peft 0.21 tuners/lora/layer.py ParamWrapper.get_delta_factors; torch 2.13 autograd/engine.cpp
+    (nodes of high sequence number first).
+    """
     if not view.merged(spec):
         return None
     down, up = _adapter(torch, view, spec)
     if view.stack.expert_deltas:
         return (_expert_delta(torch, view, spec, (down, up)),)
+    down = torch.reshaped(down)
     factors = torch.to(torch.moved(up), view.dtypes.base), torch.to(down, view.dtypes.base)
     torch.new(Unit.ONE, spec.weight_count, view.dtypes.base, "baddbmm")
     return factors

@@ -88,3 +88,16 @@ def test_without_marks_nothing_is_reduced_and_no_step_is_done() -> None:
     own = [Record(True, block, block.place), Record(False, block, block.place)]
     records = apply_runtime([loading(MATRIX, 0), loading(VECTOR, 1), *own], job("zero3"))
     assert records[-2:] == own
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_stage_3_has_streams_of_its_own_only_where_it_overlaps(overlaps: bool) -> None:
+    """Without, nothing that is freed waits for another stream.
+
+    Source: deepspeed 0.19.8 runtime/zero/stage3.py (``reduce_and_partition_stream``), parameter_offload.py
+    (``allgather_stream``).
+    """
+    case = job("zero3")
+    case = replace(case, stack=replace(case.stack, zero3_overlap=overlaps))
+    records = apply_runtime(step(), case)
+    assert any(each.waits for each in records) is overlaps

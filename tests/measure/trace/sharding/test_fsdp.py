@@ -113,6 +113,20 @@ def test_without_reduction_gradients_stay_whole_between_micro_steps() -> None:
     assert taken(stream, "reduce_scatter_input") == [2 * PART * 2]
 
 
+def test_what_nobody_waits_for_goes_at_the_end_of_backward() -> None:
+    """A unit below the first trained one is sent for, and has no backward."""
+    stream, made = rank()
+    stream.place = Place("forward", 0)
+    for module in (LAYER, ""):
+        made.at("before_forward", module, "")
+        made.at("after_forward", module, "")
+    stream.place = Place("backward", 0)
+    made.at("before_backward", "", "")
+    assert held(stream)["all_gather_output"] == 2 * PART * 2
+    made.end_of_backward(boundary=True)
+    assert held(stream)["all_gather_output"] == 0
+
+
 def test_offloaded_shards_come_to_be_gathered() -> None:
     """In fp32, each by itself, and cast on the card; no shard or gradient stays there."""
     stream, made = rank(offloads=True)

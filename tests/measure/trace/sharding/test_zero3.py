@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from measure.trace.host_records import HOST_STREAMS
 from measure.trace.sharding.runtime_settings import HostSettings
-from measure.trace.sharding.shard_records import GATHER_STREAM, RankRecords, TracedPurpose
+from measure.trace.sharding.shard_records import GATHER_STREAM, MAIN_STREAM, RankRecords, TracedPurpose
 from measure.trace.sharding.zero3 import TracedZero3
 from tests.measure.trace.sharding.made import FIRST_ID, gradient, held, loading, parameter, taken, zero
 
@@ -117,3 +118,13 @@ def test_the_host_waits_at_the_end_of_backward_and_for_the_norm() -> None:
         end()
         frees = [record.waits for record in stream.records if record.block is late and not record.alloc]
         assert frees == [True, False]
+
+
+def test_without_overlap_all_on_the_card_is_in_one_stream() -> None:
+    """Host memory keeps its own pools."""
+    stream = RankRecords(FIRST_ID, one_stream=True)
+    gathered = stream.take(10**7, TracedPurpose("gathered", "gathered_parameters", GATHER_STREAM))
+    pinned = stream.pin(10**7, "gradient")
+    assert (gathered.stream, pinned.stream) == (MAIN_STREAM, HOST_STREAMS["pinned"])
+    stream.free_late(gathered, 3)
+    assert [each.waits for each in stream.records if not each.alloc] == [False]

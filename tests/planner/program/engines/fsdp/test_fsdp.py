@@ -84,6 +84,16 @@ def test_a_frozen_table_comes_back_where_its_output_has_a_gradient(checkpointing
     assert found.count(("unsharded parameter", 2 * TABLE, 0)) == copies
 
 
+def test_layers_below_the_first_trained_one_have_no_backward() -> None:
+    """Their outputs have no gradient to hook into.  The first trained layer sends for the one below all the
+    same, and nobody copies that; the last one came in the loss.
+    """
+    subject = job(train_layers="last:4", gradient_checkpointing=False)
+    found = [op for op, *_ in rows(subject, "backward_2")]
+    assert found.count("all_gather_output") == 4
+    assert "all_gather_output" not in left(subject)
+
+
 def test_nothing_but_gradients_of_shards_is_left() -> None:
     """One for each layer, the table, and the norm with the head."""
     assert left(job()) == {"sharded gradient": LAYERS + 2}

@@ -84,6 +84,26 @@ def test_an_adapter_of_experts_is_merged_into_all_of_them_and_kept() -> None:
     }
 
 
+def test_gradients_of_merged_adapters_come_after_the_products_of_all_experts() -> None:
+    """PEFT sees both matrices by expert before the experts run, so in backward these views run last.
+    In bf16 they are not cast.
+    """
+    view = layer_of("lora", MIXTURE, LINEARS)
+    adapter = view.recipe.adapter
+    assert adapter is not None
+    targets = ("gate_proj", "up_proj", "down_proj")
+    recipe = replace(view.recipe, adapter=replace(adapter, targets=targets))
+    view = replace(view, recipe=recipe, dtypes=replace(view.dtypes, adapter="bf16"))
+
+    torch = Run(lambda torch, x: feed_forward(torch, view, x), "bf16").torch
+
+    events = torch.stages["backward"]
+    products = [at for at, slot in enumerate(events) if slot >= 0 and torch.ops[slot] == ("experts", "mm")]
+    ready = [at for stage, at, mark in torch.marks if (stage, mark.moment) == ("backward", "gradient")]
+    assert len(ready) == 4
+    assert max(products) < min(ready)
+
+
 def test_an_adapter_of_experts_was_a_tensor_of_all_of_them_before_peft_0_21() -> None:
     """What it adds stays while the experts run; the sum is made twice, and the second one is kept."""
     view = layer_of("lora", MIXTURE, LINEARS)
