@@ -10,11 +10,12 @@ from __future__ import annotations
 from planner.catalog.models import ModelEntry, entry_named_in
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.checkpoints import remark_on_own_code
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PATTERN
-from planner.errors import show
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
 from planner.words import words
 
 TOOL = "NeMo AutoModel 0.5.0"
@@ -24,6 +25,8 @@ _TARGET = "_target_"
 _BF16 = "bfloat16"
 _PLACE = "nemo-automodel 0.5.0"
 _RECIPE = "TrainFinetuneRecipeForNextTokenPrediction"
+# recipes/llm/benchmark.py: the same step in a loop that only drops gradients later, before the next forward.
+_RECIPES = (_RECIPE, "BenchmarkingRecipeForNextTokenPrediction")
 _MODEL = "NeMoAutoModelForCausalLM"
 _NAME = "pretrained_model_name_or_path"
 # components/models/{llama,qwen2,qwen3}/model.py, of the same layers (the gate in plain torch), run in place
@@ -34,13 +37,23 @@ _PLAIN_NORMS = ("qwen3",)
 # The others it has no class for, and takes that of Transformers.
 _FAMILIES = (
     *_OWN,
-    *words("mistral phi olmo2 granite glm seed_oss gemma gemma2 gemma3_text cohere2"),
+    *words("mistral phi phi3 olmo2 granite glm seed_oss gemma gemma2 gemma3_text cohere2"),
 )
 _OPTIMIZERS = {
     "torch.optim.Adam": ("adamw_torch", "adamw_torch_fused"),
     "torch.optim.AdamW": ("adamw_torch", "adamw_torch_fused"),
 }
-_LOSS = "MaskedCrossEntropy"
+_LOSS, _FUSED_LOSS = "MaskedCrossEntropy", "FusedLinearCrossEntropy"
+# Which a switch makes cut cross entropy.
+_CUT = "liger"
+# components/models/common/utils.py BackendConfig, of which dense classes read the norm and the rotary kernel;
+# ``attn`` is for packed rows.  Both norms are one kernel that keeps its input.
+_BACKENDS = {
+    "attn": ("sdpa",),
+    "linear": ("torch",),
+    "rms_norm": ("torch", "torch_fp32"),
+    "rope": ("torch",),
+}
 _ATTENTION = {None: "sdpa", "sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash2"}
 _UNMODELLED = texts_in("nemo-automodel.toml", "unmodelled")
 _DEGREES = texts_in("nemo-automodel.toml", "degrees")
@@ -48,6 +61,8 @@ _TRUST, _CHANGED = "trust_remote_code", "a configuration with changed values is 
 _UNMODELLED_MODEL = texts_in("nemo-automodel.toml", "unmodelled_of_model")
 _UNMODELLED_FSDP = texts_in("nemo-automodel.toml", "unmodelled_of_fsdp")
 _HARMLESS = names_in("nemo-automodel.toml", "harmless")
+_HARMLESS_BACKEND = names_in("nemo-automodel.toml", "harmless_of_backend")
+_UNMODELLED_BACKEND = texts_in("nemo-automodel.toml", "unmodelled_of_backend")
 
 
 def is_nemo_automodel(document: Document) -> bool:
@@ -63,8 +78,8 @@ def read_nemo_automodel(keys: Keys, reading: Reading, beside: Beside) -> None:
     _refuse_compiled(keys)
     _read_steps(keys, reading)
     _read_model(keys, reading)
+    _read_loss(keys, reading)
     _read_adapters(keys, reading)
-    _read_loss(keys)
     _read_data(keys, reading)
     _read_optimizer(keys, reading)
     _read_distribution(keys, reading)
@@ -75,7 +90,7 @@ def _refuse_recipe(keys: Keys) -> None:
     """Raises: NotModelledError for a recipe that trains otherwise."""
     given = keys.get("recipe")
     name = str(given.get(_TARGET) if isinstance(given, dict) else given or _RECIPE).rpartition(".")[2]
-    if name != _RECIPE:
+    if name not in _RECIPES:
         raise keys.not_modelled("recipe", f"{show(name)} is not modelled; {_RECIPE} is")
 
 
@@ -120,16 +135,37 @@ def _read_model(keys: Keys, reading: Reading) -> None:
             key, f"AutoModel's layers of {show(name)} are not modelled: name one of {', '.join(_FAMILIES)}"
         )
     reading.say("model", name, place.where(key))
+    remark_on_own_code(part, name, reading)
     if config is not None:
         if odd := [each for each in config.left_over_here() if each not in (_TARGET, _TRUST)]:
             raise config.not_modelled(odd[0], _CHANGED)
         config.skip((_TARGET, _TRUST))
     part.refuse_switched_on(_UNMODELLED_MODEL)
+    _read_backend(part, str(entry.config["model_type"]))
+    if part.flag("output_hidden_states"):
+        reading.switch("keeps_hidden_states", True, part.where("output_hidden_states"))
     _read_dtype(part, entry, reading)
     _read_class(part, str(entry.config["model_type"]), reading)
-    part.skip((_TRUST, "use_sdpa_patching", "output_hidden_states", "revision"))
+    part.skip((_TRUST, "use_sdpa_patching", "revision"))
     for unread in part.left_over_here():
         raise part.not_modelled(unread, _CHANGED)
+
+
+def _read_backend(part: Keys, family: str) -> None:
+    """Raises: NotModelledError for kernels of other libraries, or any choice for a class of Transformers."""
+    backend = part.part("backend")
+    if backend is None:
+        return
+    if family not in _OWN or part.flag("force_hf"):
+        raise part.not_modelled("backend", f"backends are modelled for AutoModel's own {', '.join(_OWN)}")
+    for name, taken in _BACKENDS.items():
+        if backend.get(name) not in (None, *taken):
+            found, verb = show(backend.get(name)), "is" if len(taken) == 1 else "are"
+            raise backend.not_modelled(name, f"{found} is not modelled; {' and '.join(taken)} {verb}")
+    backend.refuse_switched_on(_UNMODELLED_BACKEND)
+    backend.skip(_HARMLESS_BACKEND)
+    for unread in backend.left_over_here():
+        raise backend.not_modelled(unread, "what it changes was not read")
 
 
 def _read_class(part: Keys, family: str, reading: Reading) -> None:
@@ -179,7 +215,7 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
     reading.take(part, {"dim": "lora_rank", "dropout": "lora_dropout"})
     reading.default("lora_rank", 8, f"{_PLACE} components/_peft/lora.py PeftConfig.dim")
     reading.default("lora_dropout", 0.0, f"{_PLACE} components/_peft/lora.py PeftConfig.dropout")
-    reading.say("lora_targets", _targets(part), part.where("target_modules"))
+    reading.say("lora_targets", _targets(part, reading), part.where("target_modules"))
     if part.flag("use_memory_efficient_lora") is False:
         raise part.not_modelled("use_memory_efficient_lora", "adapters that keep more are not modelled")
     if part.get("dropout_position") not in (None, "post"):
@@ -193,14 +229,19 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
     part.skip(("alpha", "lora_A_init", "moe_rank_scaling", "use_triton"))
 
 
-def _targets(part: Keys) -> tuple[str, ...]:
+def _targets(part: Keys, reading: Reading) -> tuple[str, ...]:
     """Names of modules as PEFT reads them, or one expression.
 
-    Source: components/_peft/module_matcher.py.
+    Source: components/_peft/module_matcher.py; components/loss/utils.py calculate_loss, which takes the
+    head's weight alone.
     """
     if part.names("exclude_modules"):
         raise part.not_modelled("exclude_modules", "adapters on all but some modules are not modelled")
     if part.flag("match_all_linear"):
+        if reading.value("loss") == _CUT:
+            where = part.where("match_all_linear")
+            reading.remark(where, "the fused loss reads no adapter of the head, which is not counted")
+            return (f"{TARGET_PATTERN}(?!.*lm_head).*",)
         # Not only those of the layers.
         return (f"{TARGET_PATTERN}.*",)
     named = part.names("target_modules") or ("*_proj",)
@@ -210,18 +251,39 @@ def _targets(part: Keys) -> tuple[str, ...]:
     return (f"{TARGET_PATTERN}(?:{pattern})",)
 
 
-def _read_loss(keys: Keys) -> None:
-    """Whole logits, widened to fp32 unless the file says no."""
+def _read_loss(keys: Keys, reading: Reading) -> None:
+    """Whole logits, widened to fp32 unless the file says no, or cut cross entropy on the last norm.
+
+    The root of FSDP2, whose unit has the head, is not divided again after forward: the loss reads its whole
+    weight (components/distributed/parallelizer.py; components/loss/linear_ce.py materialize_lm_weight).
+    """
     part = keys.part("loss_fn")
     kind = _LOSS if part is None else str(part.get(_TARGET)).rpartition(".")[2]
-    if part is None or kind != _LOSS:
-        place = part or keys
+    if part is None or kind not in (_LOSS, _FUSED_LOSS):
+        place, both = part or keys, f"{_LOSS} and {_FUSED_LOSS}"
         raise place.not_modelled(
-            _TARGET if part else "loss_fn", f"the loss {show(kind)} is not modelled; {_LOSS} is"
+            _TARGET if part else "loss_fn", f"the loss {show(kind)} is not modelled; {both} are"
         )
     if part.flag("fp32_upcast") is False:
         raise part.not_modelled("fp32_upcast", "a loss over 16-bit logits is not modelled")
+    if kind == _FUSED_LOSS:
+        _read_fused_loss(part, reading)
     part.skip(("ignore_index", "reduction"))
+
+
+def _read_fused_loss(part: Keys, reading: Reading) -> None:
+    """The loss takes the last of the hidden states, which the model returns where it is asked for them all.
+
+    Raises:
+        UsageError: recipes/llm/train_ft.py _forward_backward_step stops.
+    """
+    where = part.where(_TARGET)
+    if "keeps_hidden_states" not in reading.switches:
+        sentence = "AutoModel stops without model.output_hidden_states true"
+        raise UsageError(f"{where}: {sentence} [{REFUSED_BY_TOOL}]")
+    reading.say("loss", _CUT, where, "of which a switch makes cut cross entropy")
+    reading.switch("cut_cross_entropy", True, where)
+    part.skip(("logit_softcapping",))
 
 
 def _read_data(keys: Keys, reading: Reading) -> None:
