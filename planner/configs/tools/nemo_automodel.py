@@ -183,7 +183,8 @@ def _read_class(part: Keys, family: str, reading: Reading) -> None:
     if patched:
         reading.remark(where, "counted without liger-kernel, which patches classes of Transformers")
     attention = part.text("attn_implementation")
-    if attention not in _ATTENTION or (own and attention == "eager"):
+    # Own classes call Transformers' function where it is eager.
+    if attention not in _ATTENTION:
         raise part.not_modelled("attn_implementation", f"{show(attention)} is not modelled here; sdpa is")
     where = part.where("attn_implementation")
     note = "" if attention else "taken where flash-attn is not installed"
@@ -341,7 +342,8 @@ def _read_distribution(keys: Keys, reading: Reading) -> None:
     part = keys.part("distributed") or Keys(keys.path, {}, "distributed.")
     strategy = part.text("strategy") or "fsdp2"
     if part.has(_TARGET):
-        raise part.not_modelled(_TARGET, "AutoModel before 0.3, which reads it, is not modelled; strategy is")
+        _refuse_older(part, keys)
+        reading.remark(part.where(_TARGET), f"has no effect: strategy is read, and left out it is {strategy}")
     if strategy != "fsdp2":
         raise part.not_modelled("strategy", f"{show(strategy)} of AutoModel is not modelled; fsdp2 is")
     for name, what in _DEGREES.items():
@@ -357,7 +359,17 @@ def _read_distribution(keys: Keys, reading: Reading) -> None:
         reading.switch("fsdp_no_sync", "neither", part.where("defer_fsdp_grad_sync"))
     _read_checkpointing(part, reading)
     reading.several = ("fsdp", f"{_PLACE} components/distributed/fsdp2.py: fsdp2 divides over all GPUs")
-    part.skip(("dp_size", "sequence_parallel", "pipeline", "moe", "patch_is_packed_sequence"))
+    part.skip((_TARGET, "dp_size", "sequence_parallel", "pipeline", "moe", "patch_is_packed_sequence"))
+
+
+def _refuse_older(part: Keys, keys: Keys) -> None:
+    """The key ``recipe`` is of 35b5ed9c9 (2026-04), later than ``strategy`` (194103bfc), with which
+    recipes/_dist_utils.py parse_distributed_section drops a class.
+
+    Raises: NotModelledError for a file of before.
+    """
+    if not keys.has("recipe"):
+        raise part.not_modelled(_TARGET, "AutoModel before 0.3, which reads it, is not modelled; strategy is")
 
 
 def _read_checkpointing(part: Keys, reading: Reading) -> None:

@@ -132,7 +132,7 @@ def test_tied_heads_and_classes_of_transformers(
         (model(LLAMA_8B, ", force_hf: true, backend: {attn: sdpa}") + BASE, "AutoModel's own"),
         (model("microsoft/phi-2", ", backend: {attn: sdpa}") + BASE, "AutoModel's own"),
         (model(LLAMA_8B) + BASE + "recipe: KnowledgeDistillationRecipe\n", "KnowledgeDistillationRecipe"),
-        (model(LLAMA_8B, ", attn_implementation: eager") + BASE, "sdpa is"),
+        (model(LLAMA_8B, ", attn_implementation: flex_attention") + BASE, "sdpa is"),
         (model("microsoft/phi-2", ", attn_implementation: te") + BASE, "sdpa is"),
         (model(LLAMA_8B) + BASE + "packed_sequence: {packed_sequence_size: 4096}\n", "Transformer Engine"),
         (model(LLAMA_8B) + BASE + "distributed: {tp_size: 2}\n", "a tensor-parallel degree of 2"),
@@ -221,3 +221,19 @@ def test_a_benchmark_and_backends_of_torch_change_nothing(tmp_path: Path) -> Non
         name: said.value for name, said in plain.said.items()
     }
     assert other.switches == plain.switches
+
+
+def test_a_class_of_distribution_is_dropped_where_the_file_names_its_recipe(tmp_path: Path) -> None:
+    """Files name one since 0.4, in which ``strategy`` alone is read."""
+    given = "distributed: {_target_: a.FSDP2Manager, tp_size: 1}\n"
+    found = read(
+        tmp_path, model(LLAMA_8B) + BASE + given + "recipe: TrainFinetuneRecipeForNextTokenPrediction\n"
+    )
+    assert found.several is not None
+    assert found.several[0] == "fsdp"
+    assert any("has no effect" in remark.text for remark in found.remarks)
+
+
+def test_eager_attention_of_own_classes_is_that_of_transformers(tmp_path: Path) -> None:
+    """They import the function."""
+    assert read(tmp_path, model(LLAMA_8B, EAGER) + BASE).value("attention") == "eager"
