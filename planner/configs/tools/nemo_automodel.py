@@ -13,6 +13,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.checkpoints import remark_on_own_code
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.nemo_automodel_vision import SEEING_FAMILIES, read_seeing
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PATTERN
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
@@ -27,6 +28,7 @@ _PLACE = "nemo-automodel 0.5.0"
 _RECIPE = "TrainFinetuneRecipeForNextTokenPrediction"
 # recipes/llm/benchmark.py: the same step in a loop that only drops gradients later, before the next forward.
 _RECIPES = (_RECIPE, "BenchmarkingRecipeForNextTokenPrediction")
+_SEEING_RECIPE, _SEEING_MODEL = "FinetuneRecipeForVLM", "NeMoAutoModelForImageTextToText"
 _MODEL = "NeMoAutoModelForCausalLM"
 _NAME = "pretrained_model_name_or_path"
 # components/models/{llama,qwen2,qwen3}/model.py, of the same layers (the gate in plain torch), run in place
@@ -56,6 +58,7 @@ _BACKENDS = {
 }
 _ATTENTION = {None: "sdpa", "sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash2"}
 _UNMODELLED = texts_in("nemo-automodel.toml", "unmodelled")
+_UNMODELLED_OF_TEXT = texts_in("nemo-automodel.toml", "unmodelled_of_text")
 _DEGREES = texts_in("nemo-automodel.toml", "degrees")
 _TRUST, _CHANGED = "trust_remote_code", "a configuration with changed values is not modelled"
 _UNMODELLED_MODEL = texts_in("nemo-automodel.toml", "unmodelled_of_model")
@@ -73,11 +76,16 @@ def is_nemo_automodel(document: Document) -> bool:
 def read_nemo_automodel(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what a recipe of NeMo AutoModel says."""
     del beside
-    _refuse_recipe(keys)
+    sees = _sees(keys)
     keys.refuse_switched_on(_UNMODELLED)
     _refuse_compiled(keys)
     _read_steps(keys, reading)
-    _read_model(keys, reading)
+    if sees:
+        read_seeing(keys, reading)
+        _read_model(keys, reading, _SEEING_MODEL, SEEING_FAMILIES)
+    else:
+        keys.refuse_switched_on(_UNMODELLED_OF_TEXT)
+        _read_model(keys, reading, _MODEL, _FAMILIES)
     _read_loss(keys, reading)
     _read_adapters(keys, reading)
     _read_data(keys, reading)
@@ -86,12 +94,17 @@ def read_nemo_automodel(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.skip(_HARMLESS)
 
 
-def _refuse_recipe(keys: Keys) -> None:
-    """Raises: NotModelledError for a recipe that trains otherwise."""
+def _sees(keys: Keys) -> bool:
+    """Whether the recipe is that of models that see.
+
+    Raises:
+        NotModelledError: a recipe that trains otherwise.
+    """
     given = keys.get("recipe")
     name = str(given.get(_TARGET) if isinstance(given, dict) else given or _RECIPE).rpartition(".")[2]
-    if name not in _RECIPES:
+    if name not in (*_RECIPES, _SEEING_RECIPE):
         raise keys.not_modelled("recipe", f"{show(name)} is not modelled; {_RECIPE} is")
+    return name == _SEEING_RECIPE
 
 
 def _refuse_compiled(keys: Keys) -> None:
@@ -115,14 +128,14 @@ def _read_steps(keys: Keys, reading: Reading) -> None:
     part.skip(part.left_over_here())
 
 
-def _read_model(keys: Keys, reading: Reading) -> None:
-    """Raises: NotModelledError for a class, or layers, that are built otherwise than Transformers' own."""
+def _read_model(keys: Keys, reading: Reading, loader: str, families: tuple[str, ...]) -> None:
+    """Raises: NotModelledError for another loader than this, or layers of other families."""
     part = keys.part("model")
     if part is None:
         raise keys.not_modelled("model", "no model is named")
     kind = str(part.get(_TARGET))
-    if f"{_MODEL}." not in kind:
-        raise part.not_modelled(_TARGET, f"{show(kind)} is not modelled; {_MODEL} is")
+    if f"{loader}." not in kind:
+        raise part.not_modelled(_TARGET, f"{show(kind)} is not modelled; {loader} is")
     config = part.part("config") if isinstance(part.get("config"), dict) else None
     place = config if config is not None and not part.has(_NAME) else part
     key = _NAME if place.has(_NAME) else "config"
@@ -130,9 +143,9 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     if name is None:
         raise part.not_modelled(_TARGET, "no checkpoint or configuration is named")
     entry = entry_named_in(name.rstrip("/"))
-    if entry is None or entry.config.get("model_type") not in _FAMILIES:
+    if entry is None or entry.config.get("model_type") not in families:
         raise place.not_modelled(
-            key, f"AutoModel's layers of {show(name)} are not modelled: name one of {', '.join(_FAMILIES)}"
+            key, f"AutoModel's layers of {show(name)} are not modelled: name one of {', '.join(families)}"
         )
     reading.say("model", name, place.where(key))
     remark_on_own_code(part, name, reading)
@@ -142,6 +155,8 @@ def _read_model(keys: Keys, reading: Reading) -> None:
         config.skip((_TARGET, _TRUST))
     part.refuse_switched_on(_UNMODELLED_MODEL)
     _read_backend(part, str(entry.config["model_type"]))
+    if loader == _SEEING_MODEL and part.flag("output_hidden_states"):
+        raise part.not_modelled("output_hidden_states", "those of models that see are not modelled")
     if part.flag("output_hidden_states"):
         reading.switch("keeps_hidden_states", True, part.where("output_hidden_states"))
     _read_dtype(part, entry, reading)
@@ -197,7 +212,8 @@ def _read_dtype(part: Keys, entry: ModelEntry, reading: Reading) -> None:
     Raises: NotModelledError for another than bf16, which several GPUs cast, and one does not.
     """
     given = (part.text("torch_dtype") or "auto").removeprefix("torch.")
-    dtype = entry.config.get("torch_dtype") if given == "auto" else given
+    said = entry.config.get("torch_dtype", entry.config.get("dtype"))
+    dtype = said if given == "auto" else given
     if dtype not in ("bf16", _BF16):
         raise part.not_modelled("torch_dtype", f"weights in {show(dtype)} are not modelled here; bf16 is")
     reading.say("load_dtype", _BF16, part.where("torch_dtype"))
