@@ -48,6 +48,8 @@ _OPTIMIZERS = {
 _LOSS, _FUSED_LOSS = "MaskedCrossEntropy", "FusedLinearCrossEntropy"
 # Which a switch makes cut cross entropy.
 _CUT = "liger"
+# The tokenizer then takes no ``max_length``; components/datasets/llm: all data sets leave it at one of these.
+_UNCUT = (None, False, "do_not_truncate")
 # components/models/common/utils.py BackendConfig, of which dense classes read the norm and the rotary kernel;
 # ``attn`` is for packed rows.  Both norms are one kernel that keeps its input.
 _BACKENDS = {
@@ -81,8 +83,8 @@ def read_nemo_automodel(keys: Keys, reading: Reading, beside: Beside) -> None:
     _refuse_compiled(keys)
     _read_steps(keys, reading)
     if sees:
-        read_seeing(keys, reading)
         _read_model(keys, reading, _SEEING_MODEL, SEEING_FAMILIES)
+        read_seeing(keys, reading)
     else:
         keys.refuse_switched_on(_UNMODELLED_OF_TEXT)
         _read_model(keys, reading, _MODEL, _FAMILIES)
@@ -318,6 +320,7 @@ def _read_data(keys: Keys, reading: Reading) -> None:
             )
         packed.skip(packed.left_over_here())
     loader = keys.part("dataloader")
+    multiple = _row_multiple(loader)
     if loader is not None:
         loader.skip(loader.left_over_here())
     if data is None:
@@ -325,13 +328,26 @@ def _read_data(keys: Keys, reading: Reading) -> None:
     mock = str(data.get(_TARGET)).rpartition(".")[2].startswith("Mock")
     name = "seq_len" if mock else "seq_length"
     length = data.count(name)
-    if length is not None:
-        reading.say("seq", length, data.where(name))
-    else:
-        reading.needs["seq"] = f"{keys.path}: no key limits the samples, so the longest decides: say --seq"
     full = data.get("padding") == "max_length" or data.flag("pad_to_max_length")
+    if length is None:
+        reading.needs["seq"] = f"{keys.path}: no key limits the samples, so the longest decides: say --seq"
+    elif not mock and data.get("truncation") in _UNCUT:
+        reading.needs["seq"] = (
+            f"{data.where(name)} cuts nothing without truncation, so the longest sample decides: say --seq"
+        )
+    else:
+        reading.say("seq", -(-length // multiple) * multiple, data.where(name))
+        full = full or multiple >= length
     reading.say("padding", "packed" if mock else "max_length" if full else "longest", data.where(_TARGET))
     data.skip(data.left_over_here())
+
+
+def _row_multiple(loader: Keys | None) -> int:
+    """Of how many tokens each batch is made a multiple: components/datasets/utils.py pad_within_micro."""
+    if loader is None or not isinstance(loader.get("collate_fn"), dict):
+        return 1
+    collate = loader.part("collate_fn")
+    return (collate and collate.count("pad_seq_len_divisible")) or 1
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:

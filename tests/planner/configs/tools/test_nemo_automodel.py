@@ -237,3 +237,25 @@ def test_a_class_of_distribution_is_dropped_where_the_file_names_its_recipe(tmp_
 def test_eager_attention_of_own_classes_is_that_of_transformers(tmp_path: Path) -> None:
     """They import the function."""
     assert read(tmp_path, model(LLAMA_8B, EAGER) + BASE).value("attention") == "eager"
+
+
+CHAT = "dataset: {_target_: a.ChatDataset, seq_length: 2000"
+MULTIPLE = "dataloader: {collate_fn: {_target_: a.default_collater, pad_seq_len_divisible: %d}}\n"
+
+
+@pytest.mark.parametrize("truncation", ["", ", truncation: false", ", truncation: do_not_truncate"])
+def test_a_length_without_truncation_cuts_nothing(tmp_path: Path, truncation: str) -> None:
+    """The tokenizer passes longer samples on."""
+    found = read(tmp_path, model(LLAMA_8B) + steps(8) + LOSS + ADAM + CHAT + truncation + "}\n")
+    assert "without truncation" in found.needs["seq"]
+    assert found.value("seq") is None
+
+
+@pytest.mark.parametrize(
+    ("multiple", "seq", "padding"), [(16, 2000, "longest"), (64, 2048, "longest"), (2048, 2048, "max_length")]
+)
+def test_batches_are_made_multiples(tmp_path: Path, multiple: int, seq: int, padding: str) -> None:
+    """Of the collate function; a multiple as long as the samples makes all batches that long."""
+    text = model(LLAMA_8B) + steps(8) + LOSS + ADAM + CHAT + ", truncation: true}\n" + MULTIPLE % multiple
+    found = read(tmp_path, text)
+    assert (found.value("seq"), found.value("padding")) == (seq, padding)
