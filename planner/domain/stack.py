@@ -157,6 +157,9 @@ class Stack(EngineFacts):
     """Keys and values are copied for all heads before attention: ``repeated``, though a single one is a view;
     or ``all``.  ``wide``: where no kernel for groups takes their heads; ``joined``: on cards without
     FlashAttention, while on others what the kernel returns of each sample is joined, by a copy."""
+    keeps_hidden_states: bool
+    """The training loop refers to the input of each layer, and to what the last norm makes, in backward
+    (``output_hidden_states``)."""
     caches_keys: bool
     """Without checkpoints each layer copies keys and values into a cache, in training too (``use_cache``)."""
     fused_norm: bool

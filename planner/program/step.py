@@ -342,7 +342,9 @@ def _one_layer(
         view.recipe.task == "reward" and view.stack.reward_head == "value"
     )
     values = mode.gradients == "none" and has_values
-    keeps = values or mode.role == "features" or (dpo and view.stack.pair_logps == "rows_and_hidden")
+    returned = mode.role == "policy" and view.stack.keeps_hidden_states
+    kept = dpo and view.stack.pair_logps == "rows_and_hidden"
+    keeps = values or returned or kept or mode.role == "features"
     runs = _caching_layer if mode.role in CACHING else _kept_layer if keeps else _layer
     saves = _saves(view, mode.gradients)
     return run(partial(runs, view, call), entry, _LAYER, dict(given), gradients=mode.gradients, saves=saves)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from planner.catalog.models import ModelEntry, entry_named_in
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.checkpoints import remark_on_own_code
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.nemo_automodel_vision import SEEING_FAMILIES, read_seeing
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PATTERN
-from planner.errors import show
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
 from planner.words import words
 
 TOOL = "NeMo AutoModel 0.5.0"
@@ -24,6 +26,9 @@ _TARGET = "_target_"
 _BF16 = "bfloat16"
 _PLACE = "nemo-automodel 0.5.0"
 _RECIPE = "TrainFinetuneRecipeForNextTokenPrediction"
+# recipes/llm/benchmark.py: the same step in a loop that only drops gradients later, before the next forward.
+_RECIPES = (_RECIPE, "BenchmarkingRecipeForNextTokenPrediction")
+_SEEING_RECIPE, _SEEING_MODEL = "FinetuneRecipeForVLM", "NeMoAutoModelForImageTextToText"
 _MODEL = "NeMoAutoModelForCausalLM"
 _NAME = "pretrained_model_name_or_path"
 # components/models/{llama,qwen2,qwen3}/model.py, of the same layers (the gate in plain torch), run in place
@@ -34,20 +39,35 @@ _PLAIN_NORMS = ("qwen3",)
 # The others it has no class for, and takes that of Transformers.
 _FAMILIES = (
     *_OWN,
-    *words("mistral phi olmo2 granite glm seed_oss gemma gemma2 gemma3_text cohere2"),
+    *words("mistral phi phi3 olmo2 granite glm seed_oss gemma gemma2 gemma3_text cohere2"),
 )
 _OPTIMIZERS = {
     "torch.optim.Adam": ("adamw_torch", "adamw_torch_fused"),
     "torch.optim.AdamW": ("adamw_torch", "adamw_torch_fused"),
 }
-_LOSS = "MaskedCrossEntropy"
+_LOSS, _FUSED_LOSS = "MaskedCrossEntropy", "FusedLinearCrossEntropy"
+# Which a switch makes cut cross entropy.
+_CUT = "liger"
+# The tokenizer then takes no ``max_length``; components/datasets/llm: all data sets leave it at one of these.
+_UNCUT = (None, False, "do_not_truncate")
+# components/models/common/utils.py BackendConfig, of which dense classes read the norm and the rotary kernel;
+# ``attn`` is for packed rows.  Both norms are one kernel that keeps its input.
+_BACKENDS = {
+    "attn": ("sdpa",),
+    "linear": ("torch",),
+    "rms_norm": ("torch", "torch_fp32"),
+    "rope": ("torch",),
+}
 _ATTENTION = {None: "sdpa", "sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash2"}
 _UNMODELLED = texts_in("nemo-automodel.toml", "unmodelled")
+_UNMODELLED_OF_TEXT = texts_in("nemo-automodel.toml", "unmodelled_of_text")
 _DEGREES = texts_in("nemo-automodel.toml", "degrees")
 _TRUST, _CHANGED = "trust_remote_code", "a configuration with changed values is not modelled"
 _UNMODELLED_MODEL = texts_in("nemo-automodel.toml", "unmodelled_of_model")
 _UNMODELLED_FSDP = texts_in("nemo-automodel.toml", "unmodelled_of_fsdp")
 _HARMLESS = names_in("nemo-automodel.toml", "harmless")
+_HARMLESS_BACKEND = names_in("nemo-automodel.toml", "harmless_of_backend")
+_UNMODELLED_BACKEND = texts_in("nemo-automodel.toml", "unmodelled_of_backend")
 
 
 def is_nemo_automodel(document: Document) -> bool:
@@ -58,25 +78,35 @@ def is_nemo_automodel(document: Document) -> bool:
 def read_nemo_automodel(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what a recipe of NeMo AutoModel says."""
     del beside
-    _refuse_recipe(keys)
+    sees = _sees(keys)
     keys.refuse_switched_on(_UNMODELLED)
     _refuse_compiled(keys)
     _read_steps(keys, reading)
-    _read_model(keys, reading)
+    if sees:
+        _read_model(keys, reading, _SEEING_MODEL, SEEING_FAMILIES)
+        read_seeing(keys, reading)
+    else:
+        keys.refuse_switched_on(_UNMODELLED_OF_TEXT)
+        _read_model(keys, reading, _MODEL, _FAMILIES)
+    _read_loss(keys, reading)
     _read_adapters(keys, reading)
-    _read_loss(keys)
     _read_data(keys, reading)
     _read_optimizer(keys, reading)
     _read_distribution(keys, reading)
     keys.skip(_HARMLESS)
 
 
-def _refuse_recipe(keys: Keys) -> None:
-    """Raises: NotModelledError for a recipe that trains otherwise."""
+def _sees(keys: Keys) -> bool:
+    """Whether the recipe is that of models that see.
+
+    Raises:
+        NotModelledError: a recipe that trains otherwise.
+    """
     given = keys.get("recipe")
     name = str(given.get(_TARGET) if isinstance(given, dict) else given or _RECIPE).rpartition(".")[2]
-    if name != _RECIPE:
+    if name not in (*_RECIPES, _SEEING_RECIPE):
         raise keys.not_modelled("recipe", f"{show(name)} is not modelled; {_RECIPE} is")
+    return name == _SEEING_RECIPE
 
 
 def _refuse_compiled(keys: Keys) -> None:
@@ -100,14 +130,14 @@ def _read_steps(keys: Keys, reading: Reading) -> None:
     part.skip(part.left_over_here())
 
 
-def _read_model(keys: Keys, reading: Reading) -> None:
-    """Raises: NotModelledError for a class, or layers, that are built otherwise than Transformers' own."""
+def _read_model(keys: Keys, reading: Reading, loader: str, families: tuple[str, ...]) -> None:
+    """Raises: NotModelledError for another loader than this, or layers of other families."""
     part = keys.part("model")
     if part is None:
         raise keys.not_modelled("model", "no model is named")
     kind = str(part.get(_TARGET))
-    if f"{_MODEL}." not in kind:
-        raise part.not_modelled(_TARGET, f"{show(kind)} is not modelled; {_MODEL} is")
+    if f"{loader}." not in kind:
+        raise part.not_modelled(_TARGET, f"{show(kind)} is not modelled; {loader} is")
     config = part.part("config") if isinstance(part.get("config"), dict) else None
     place = config if config is not None and not part.has(_NAME) else part
     key = _NAME if place.has(_NAME) else "config"
@@ -115,21 +145,44 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     if name is None:
         raise part.not_modelled(_TARGET, "no checkpoint or configuration is named")
     entry = entry_named_in(name.rstrip("/"))
-    if entry is None or entry.config.get("model_type") not in _FAMILIES:
+    if entry is None or entry.config.get("model_type") not in families:
         raise place.not_modelled(
-            key, f"AutoModel's layers of {show(name)} are not modelled: name one of {', '.join(_FAMILIES)}"
+            key, f"AutoModel's layers of {show(name)} are not modelled: name one of {', '.join(families)}"
         )
     reading.say("model", name, place.where(key))
+    remark_on_own_code(part, name, reading)
     if config is not None:
         if odd := [each for each in config.left_over_here() if each not in (_TARGET, _TRUST)]:
             raise config.not_modelled(odd[0], _CHANGED)
         config.skip((_TARGET, _TRUST))
     part.refuse_switched_on(_UNMODELLED_MODEL)
+    _read_backend(part, str(entry.config["model_type"]))
+    if loader == _SEEING_MODEL and part.flag("output_hidden_states"):
+        raise part.not_modelled("output_hidden_states", "those of models that see are not modelled")
+    if part.flag("output_hidden_states"):
+        reading.switch("keeps_hidden_states", True, part.where("output_hidden_states"))
     _read_dtype(part, entry, reading)
     _read_class(part, str(entry.config["model_type"]), reading)
-    part.skip((_TRUST, "use_sdpa_patching", "output_hidden_states", "revision"))
+    part.skip((_TRUST, "use_sdpa_patching", "revision"))
     for unread in part.left_over_here():
         raise part.not_modelled(unread, _CHANGED)
+
+
+def _read_backend(part: Keys, family: str) -> None:
+    """Raises: NotModelledError for kernels of other libraries, or any choice for a class of Transformers."""
+    backend = part.part("backend")
+    if backend is None:
+        return
+    if family not in _OWN or part.flag("force_hf"):
+        raise part.not_modelled("backend", f"backends are modelled for AutoModel's own {', '.join(_OWN)}")
+    for name, taken in _BACKENDS.items():
+        if backend.get(name) not in (None, *taken):
+            found, verb = show(backend.get(name)), "is" if len(taken) == 1 else "are"
+            raise backend.not_modelled(name, f"{found} is not modelled; {' and '.join(taken)} {verb}")
+    backend.refuse_switched_on(_UNMODELLED_BACKEND)
+    backend.skip(_HARMLESS_BACKEND)
+    for unread in backend.left_over_here():
+        raise backend.not_modelled(unread, "what it changes was not read")
 
 
 def _read_class(part: Keys, family: str, reading: Reading) -> None:
@@ -147,7 +200,8 @@ def _read_class(part: Keys, family: str, reading: Reading) -> None:
     if patched:
         reading.remark(where, "counted without liger-kernel, which patches classes of Transformers")
     attention = part.text("attn_implementation")
-    if attention not in _ATTENTION or (own and attention == "eager"):
+    # Own classes call Transformers' function where it is eager.
+    if attention not in _ATTENTION:
         raise part.not_modelled("attn_implementation", f"{show(attention)} is not modelled here; sdpa is")
     where = part.where("attn_implementation")
     note = "" if attention else "taken where flash-attn is not installed"
@@ -160,7 +214,8 @@ def _read_dtype(part: Keys, entry: ModelEntry, reading: Reading) -> None:
     Raises: NotModelledError for another than bf16, which several GPUs cast, and one does not.
     """
     given = (part.text("torch_dtype") or "auto").removeprefix("torch.")
-    dtype = entry.config.get("torch_dtype") if given == "auto" else given
+    said = entry.config.get("torch_dtype", entry.config.get("dtype"))
+    dtype = said if given == "auto" else given
     if dtype not in ("bf16", _BF16):
         raise part.not_modelled("torch_dtype", f"weights in {show(dtype)} are not modelled here; bf16 is")
     reading.say("load_dtype", _BF16, part.where("torch_dtype"))
@@ -179,7 +234,7 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
     reading.take(part, {"dim": "lora_rank", "dropout": "lora_dropout"})
     reading.default("lora_rank", 8, f"{_PLACE} components/_peft/lora.py PeftConfig.dim")
     reading.default("lora_dropout", 0.0, f"{_PLACE} components/_peft/lora.py PeftConfig.dropout")
-    reading.say("lora_targets", _targets(part), part.where("target_modules"))
+    reading.say("lora_targets", _targets(part, reading), part.where("target_modules"))
     if part.flag("use_memory_efficient_lora") is False:
         raise part.not_modelled("use_memory_efficient_lora", "adapters that keep more are not modelled")
     if part.get("dropout_position") not in (None, "post"):
@@ -193,14 +248,19 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
     part.skip(("alpha", "lora_A_init", "moe_rank_scaling", "use_triton"))
 
 
-def _targets(part: Keys) -> tuple[str, ...]:
+def _targets(part: Keys, reading: Reading) -> tuple[str, ...]:
     """Names of modules as PEFT reads them, or one expression.
 
-    Source: components/_peft/module_matcher.py.
+    Source: components/_peft/module_matcher.py; components/loss/utils.py calculate_loss, which takes the
+    head's weight alone.
     """
     if part.names("exclude_modules"):
         raise part.not_modelled("exclude_modules", "adapters on all but some modules are not modelled")
     if part.flag("match_all_linear"):
+        if reading.value("loss") == _CUT:
+            where = part.where("match_all_linear")
+            reading.remark(where, "the fused loss reads no adapter of the head, which is not counted")
+            return (f"{TARGET_PATTERN}(?!.*lm_head).*",)
         # Not only those of the layers.
         return (f"{TARGET_PATTERN}.*",)
     named = part.names("target_modules") or ("*_proj",)
@@ -210,18 +270,39 @@ def _targets(part: Keys) -> tuple[str, ...]:
     return (f"{TARGET_PATTERN}(?:{pattern})",)
 
 
-def _read_loss(keys: Keys) -> None:
-    """Whole logits, widened to fp32 unless the file says no."""
+def _read_loss(keys: Keys, reading: Reading) -> None:
+    """Whole logits, widened to fp32 unless the file says no, or cut cross entropy on the last norm.
+
+    The root of FSDP2, whose unit has the head, is not divided again after forward: the loss reads its whole
+    weight (components/distributed/parallelizer.py; components/loss/linear_ce.py materialize_lm_weight).
+    """
     part = keys.part("loss_fn")
     kind = _LOSS if part is None else str(part.get(_TARGET)).rpartition(".")[2]
-    if part is None or kind != _LOSS:
-        place = part or keys
+    if part is None or kind not in (_LOSS, _FUSED_LOSS):
+        place, both = part or keys, f"{_LOSS} and {_FUSED_LOSS}"
         raise place.not_modelled(
-            _TARGET if part else "loss_fn", f"the loss {show(kind)} is not modelled; {_LOSS} is"
+            _TARGET if part else "loss_fn", f"the loss {show(kind)} is not modelled; {both} are"
         )
     if part.flag("fp32_upcast") is False:
         raise part.not_modelled("fp32_upcast", "a loss over 16-bit logits is not modelled")
+    if kind == _FUSED_LOSS:
+        _read_fused_loss(part, reading)
     part.skip(("ignore_index", "reduction"))
+
+
+def _read_fused_loss(part: Keys, reading: Reading) -> None:
+    """The loss takes the last of the hidden states, which the model returns where it is asked for them all.
+
+    Raises:
+        UsageError: recipes/llm/train_ft.py _forward_backward_step stops.
+    """
+    where = part.where(_TARGET)
+    if "keeps_hidden_states" not in reading.switches:
+        sentence = "AutoModel stops without model.output_hidden_states true"
+        raise UsageError(f"{where}: {sentence} [{REFUSED_BY_TOOL}]")
+    reading.say("loss", _CUT, where, "of which a switch makes cut cross entropy")
+    reading.switch("cut_cross_entropy", True, where)
+    part.skip(("logit_softcapping",))
 
 
 def _read_data(keys: Keys, reading: Reading) -> None:
@@ -239,6 +320,7 @@ def _read_data(keys: Keys, reading: Reading) -> None:
             )
         packed.skip(packed.left_over_here())
     loader = keys.part("dataloader")
+    multiple = _row_multiple(loader)
     if loader is not None:
         loader.skip(loader.left_over_here())
     if data is None:
@@ -246,13 +328,26 @@ def _read_data(keys: Keys, reading: Reading) -> None:
     mock = str(data.get(_TARGET)).rpartition(".")[2].startswith("Mock")
     name = "seq_len" if mock else "seq_length"
     length = data.count(name)
-    if length is not None:
-        reading.say("seq", length, data.where(name))
-    else:
-        reading.needs["seq"] = f"{keys.path}: no key limits the samples, so the longest decides: say --seq"
     full = data.get("padding") == "max_length" or data.flag("pad_to_max_length")
+    if length is None:
+        reading.needs["seq"] = f"{keys.path}: no key limits the samples, so the longest decides: say --seq"
+    elif not mock and data.get("truncation") in _UNCUT:
+        reading.needs["seq"] = (
+            f"{data.where(name)} cuts nothing without truncation, so the longest sample decides: say --seq"
+        )
+    else:
+        reading.say("seq", -(-length // multiple) * multiple, data.where(name))
+        full = full or multiple >= length
     reading.say("padding", "packed" if mock else "max_length" if full else "longest", data.where(_TARGET))
     data.skip(data.left_over_here())
+
+
+def _row_multiple(loader: Keys | None) -> int:
+    """Of how many tokens each batch is made a multiple: components/datasets/utils.py pad_within_micro."""
+    if loader is None or not isinstance(loader.get("collate_fn"), dict):
+        return 1
+    collate = loader.part("collate_fn")
+    return (collate and collate.count("pad_seq_len_divisible")) or 1
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
@@ -279,7 +374,8 @@ def _read_distribution(keys: Keys, reading: Reading) -> None:
     part = keys.part("distributed") or Keys(keys.path, {}, "distributed.")
     strategy = part.text("strategy") or "fsdp2"
     if part.has(_TARGET):
-        raise part.not_modelled(_TARGET, "AutoModel before 0.3, which reads it, is not modelled; strategy is")
+        _refuse_older(part, keys)
+        reading.remark(part.where(_TARGET), f"has no effect: strategy is read, and left out it is {strategy}")
     if strategy != "fsdp2":
         raise part.not_modelled("strategy", f"{show(strategy)} of AutoModel is not modelled; fsdp2 is")
     for name, what in _DEGREES.items():
@@ -295,7 +391,17 @@ def _read_distribution(keys: Keys, reading: Reading) -> None:
         reading.switch("fsdp_no_sync", "neither", part.where("defer_fsdp_grad_sync"))
     _read_checkpointing(part, reading)
     reading.several = ("fsdp", f"{_PLACE} components/distributed/fsdp2.py: fsdp2 divides over all GPUs")
-    part.skip(("dp_size", "sequence_parallel", "pipeline", "moe", "patch_is_packed_sequence"))
+    part.skip((_TARGET, "dp_size", "sequence_parallel", "pipeline", "moe", "patch_is_packed_sequence"))
+
+
+def _refuse_older(part: Keys, keys: Keys) -> None:
+    """The key ``recipe`` is of 35b5ed9c9 (2026-04), later than ``strategy`` (194103bfc), with which
+    recipes/_dist_utils.py parse_distributed_section drops a class.
+
+    Raises: NotModelledError for a file of before.
+    """
+    if not keys.has("recipe"):
+        raise part.not_modelled(_TARGET, "AutoModel before 0.3, which reads it, is not modelled; strategy is")
 
 
 def _read_checkpointing(part: Keys, reading: Reading) -> None:

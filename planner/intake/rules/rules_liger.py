@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.domain.stack import Stack
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.supported import stops_at_liger_loss
@@ -12,12 +13,17 @@ def _is_passed_over(case: Case) -> bool:
     return "loss" in case.given and case.given["loss"].value != case.recipe.loss
 
 
+def _offers(stack: Stack) -> bool:
+    """Whether the loss, or cut cross entropy in its place, is there."""
+    return stack.offers_liger_loss or stack.cut_cross_entropy
+
+
 LIGER_RULES = (
     Rule(
         "liger-not-in-stack",
         "warn",
         "This stack has no switch for the Liger loss",
-        lambda case: case.recipe.loss == "liger" and not case.stack.offers_liger_loss,
+        lambda case: case.recipe.loss == "liger" and not _offers(case.stack),
         lambda case: case.stack.id,
     ),
     Rule(

@@ -324,7 +324,8 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
     with torch.inside(model.head.name):
         weight = head_weight(torch, ends)
         if view.recipe.loss != "hf":
-            return piecewise_loss(torch, view, model.head, weight, hidden), []
+            kept = [hidden] if view.stack.keeps_hidden_states else []
+            return piecewise_loss(torch, view, model.head, weight, hidden), kept
         if model.normhead:
             weight = _normalised(torch, weight)
         logits_of = partial(scaled_logits, torch, ends)

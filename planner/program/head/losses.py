@@ -344,7 +344,7 @@ def _cut(torch: Operators, spec: LinearSpec, weight: Tensor, hidden: Tensor) -> 
 
     Ignored: a number for each word, and that backward passes over tiles without a gradient.
     Source: ml-cross-entropy 5f0c7a7 of axolotl-ai-cloud, cut_cross_entropy/cce.py, cce_backward.py; the fork
-    and Apple's 24fbe4b of 2025-03 are alike here.
+    and Apple's 24fbe4b and 87a86ab of 2025-03 are alike here.
     """
     rows, frozen = shape_of(hidden), weight.node is None
     costs = Costs(rows, weight, (hidden.unit, spec.out_features))

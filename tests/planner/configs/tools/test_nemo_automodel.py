@@ -9,7 +9,7 @@ import pytest
 
 from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
-from planner.errors import NotModelledError
+from planner.errors import NotModelledError, UsageError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -125,15 +125,21 @@ def test_tied_heads_and_classes_of_transformers(
     ("text", "sentence"),
     [
         (model("bigcode/starcoder2-7b") + BASE, "layers of .*starcoder2-7b.* are not modelled"),
-        (model(LLAMA_8B, ", backend: {attn: te}") + BASE, "other backends"),
-        (model(LLAMA_8B, ", attn_implementation: eager") + BASE, "sdpa is"),
+        (model(LLAMA_8B, ", backend: {attn: te}") + BASE, "attn: te is not modelled; sdpa is"),
+        (model(LLAMA_8B, ", backend: {rms_norm: quack}") + BASE, "torch and torch_fp32 are"),
+        (model(LLAMA_8B, ", backend: {te_fp8: {recipe: mxfp8}}") + BASE, "fp8"),
+        (model(LLAMA_8B, ", backend: {tiles: 2}") + BASE, "was not read"),
+        (model(LLAMA_8B, ", force_hf: true, backend: {attn: sdpa}") + BASE, "AutoModel's own"),
+        (model("microsoft/phi-2", ", backend: {attn: sdpa}") + BASE, "AutoModel's own"),
+        (model(LLAMA_8B) + BASE + "recipe: KnowledgeDistillationRecipe\n", "KnowledgeDistillationRecipe"),
+        (model(LLAMA_8B, ", attn_implementation: flex_attention") + BASE, "sdpa is"),
         (model("microsoft/phi-2", ", attn_implementation: te") + BASE, "sdpa is"),
         (model(LLAMA_8B) + BASE + "packed_sequence: {packed_sequence_size: 4096}\n", "Transformer Engine"),
         (model(LLAMA_8B) + BASE + "distributed: {tp_size: 2}\n", "a tensor-parallel degree of 2"),
         (model(LLAMA_8B) + BASE + "distributed: {strategy: megatron_fsdp}\n", "fsdp2 is"),
         (model(LLAMA_8B) + BASE + "distributed: {_target_: a.FSDP2Manager}\n", "AutoModel before 0.3"),
         (model(LLAMA_8B) + BASE + "distributed: {activation_checkpointing: selective}\n", "true is"),
-        (model(LLAMA_8B) + BASE.replace("masked_ce.Masked", "linear_ce.FusedLinear"), "the loss"),
+        (model(LLAMA_8B) + BASE.replace("masked_ce.Masked", "te_parallel_ce.TEParallel"), "the loss"),
         (model(LLAMA_8B) + BASE.replace("torch.optim.Adam", "flashoptim.FlashAdamW"), "optimizer"),
         (model(LLAMA_8B) + BASE + LORA + "quantization: {load_in_4bit: true}\n", "a packed base"),
         (model(LLAMA_8B) + BASE + LORA.replace("dim: 8", "dropout: 0.1"), "dropout behind adapters"),
@@ -157,3 +163,99 @@ def test_rows_of_unknown_length_ask_for_one(tmp_path: Path) -> None:
     assert found.value("padding") == "longest"
     assert found.total_batch is not None
     assert found.total_batch[0] == 8
+
+
+HIDDEN = ", output_hidden_states: true"
+FUSED = BASE.replace("masked_ce.Masked", "linear_ce.FusedLinear")
+
+
+def test_the_fused_loss_is_cut_cross_entropy_over_all_hidden_states(tmp_path: Path) -> None:
+    """Its kernel is that of Axolotl's plugin; the model returns what each layer takes beside it."""
+    found = read(tmp_path, model(LLAMA_8B, HIDDEN) + FUSED)
+    assert found.value("loss") == "liger"
+    assert {name: value for name, (value, _) in found.switches.items()} == {
+        "cut_cross_entropy": "true",
+        "keeps_hidden_states": "true",
+    }
+
+
+def test_the_fused_loss_asks_for_hidden_states(tmp_path: Path) -> None:
+    """AutoModel stops at the first step without them."""
+    with pytest.raises(UsageError, match="output_hidden_states"):
+        read(tmp_path, model(LLAMA_8B) + FUSED)
+
+
+def test_adapters_on_all_linears_leave_the_head_out_of_the_fused_loss(tmp_path: Path) -> None:
+    """Which reads its weight alone, so that its adapter gets no gradient."""
+    whole, fused = (read(tmp_path, model(LLAMA_8B, HIDDEN) + base + ALL) for base in (BASE, FUSED))
+    assert "lm_head" not in str(whole.value("lora_targets"))
+    assert "lm_head" in str(fused.value("lora_targets"))
+    assert any("adapter of the head" in remark.text for remark in fused.remarks)
+    assert peak(tmp_path, model(LLAMA_8B, HIDDEN) + FUSED + ALL) > 0
+
+
+def peak(folder: Path, text: str, switches: str | None = None) -> float:
+    """Bytes allocated at most, on one card."""
+    given = from_flags({"gpu": "h100-sxm", "switches": switches})
+    return float(
+        estimate(
+            resolve(with_flags(read_config_file(written(folder, text)), given))
+        ).memory.allocated_peak_bytes
+    )
+
+
+def test_hidden_states_that_are_returned_live_through_backward(tmp_path: Path) -> None:
+    """Beside adapters nothing grows as layers go back: what is held is what the last norm and layer leave."""
+    text = model(LLAMA_8B, HIDDEN) + FUSED + LORA
+    between = peak(tmp_path, text) - peak(tmp_path, text, "keeps_hidden_states=false")
+    assert between in {n * 2 * 1024 * 4096 * 2 for n in (1, 2, 3)}
+
+
+def test_a_benchmark_and_backends_of_torch_change_nothing(tmp_path: Path) -> None:
+    """Its loop is the same step, and dense classes read the norm and the rotary kernel of a backend alone."""
+    plain = read(tmp_path, model(LLAMA_8B) + BASE)
+    backend = ", backend: {_target_: a.BackendConfig, attn: sdpa, rms_norm: torch_fp32, rope_fusion: true}"
+    bench = "recipe: BenchmarkingRecipeForNextTokenPrediction\nbenchmark: {warmup_steps: 2}\n"
+    other = read(tmp_path, model(LLAMA_8B, backend) + BASE + bench)
+    assert {name: said.value for name, said in other.said.items()} == {
+        name: said.value for name, said in plain.said.items()
+    }
+    assert other.switches == plain.switches
+
+
+def test_a_class_of_distribution_is_dropped_where_the_file_names_its_recipe(tmp_path: Path) -> None:
+    """Files name one since 0.4, in which ``strategy`` alone is read."""
+    given = "distributed: {_target_: a.FSDP2Manager, tp_size: 1}\n"
+    found = read(
+        tmp_path, model(LLAMA_8B) + BASE + given + "recipe: TrainFinetuneRecipeForNextTokenPrediction\n"
+    )
+    assert found.several is not None
+    assert found.several[0] == "fsdp"
+    assert any("has no effect" in remark.text for remark in found.remarks)
+
+
+def test_eager_attention_of_own_classes_is_that_of_transformers(tmp_path: Path) -> None:
+    """They import the function."""
+    assert read(tmp_path, model(LLAMA_8B, EAGER) + BASE).value("attention") == "eager"
+
+
+CHAT = "dataset: {_target_: a.ChatDataset, seq_length: 2000"
+MULTIPLE = "dataloader: {collate_fn: {_target_: a.default_collater, pad_seq_len_divisible: %d}}\n"
+
+
+@pytest.mark.parametrize("truncation", ["", ", truncation: false", ", truncation: do_not_truncate"])
+def test_a_length_without_truncation_cuts_nothing(tmp_path: Path, truncation: str) -> None:
+    """The tokenizer passes longer samples on."""
+    found = read(tmp_path, model(LLAMA_8B) + steps(8) + LOSS + ADAM + CHAT + truncation + "}\n")
+    assert "without truncation" in found.needs["seq"]
+    assert found.value("seq") is None
+
+
+@pytest.mark.parametrize(
+    ("multiple", "seq", "padding"), [(16, 2000, "longest"), (64, 2048, "longest"), (2048, 2048, "max_length")]
+)
+def test_batches_are_made_multiples(tmp_path: Path, multiple: int, seq: int, padding: str) -> None:
+    """Of the collate function; a multiple as long as the samples makes all batches that long."""
+    text = model(LLAMA_8B) + steps(8) + LOSS + ADAM + CHAT + ", truncation: true}\n" + MULTIPLE % multiple
+    found = read(tmp_path, text)
+    assert (found.value("seq"), found.value("padding")) == (seq, padding)
