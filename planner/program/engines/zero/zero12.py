@@ -9,12 +9,11 @@ Ignored: host memory.
 from __future__ import annotations
 
 from planner.allocator.compiled import MOST_LAG
-from planner.program.engines.params import Param, largest_units, optimizer_groups
-from planner.program.engines.zero.deepspeed import FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, Purpose
+from planner.program.engines.params import Param, optimizer_groups
+from planner.program.engines.zero.deepspeed import FP64, REDUCE_STREAM, DeepSpeed, Purpose
 from planner.program.engines.zero.deepspeed_settings import FP32
 from planner.program.engines.zero.partition import FlatGroup, merged, sent_together
 from planner.program.job import Job
-from planner.program.ops.tensors import Unit
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Pass
 
@@ -42,7 +41,6 @@ class Zero12(DeepSpeed):
         self._groups: list[FlatGroup] = []
         self._group_of: dict[Param, FlatGroup] = {}
         self._own: dict[Param, int] = {}
-        self._chosen = False
         self._buckets: list[int] = []
         self._bucket: list[Param] = []
         self._filled = 0
@@ -80,38 +78,12 @@ class Zero12(DeepSpeed):
         counts whole for both.  Stage 1 keeps every gradient, and an optimizer on the host takes them, so the
         one counts whose largest gradient is larger: its norm is taken in fp64.
         """
-        ends = self._ends()
-        if self._is_first_stage or self.settings.offloads_optimizer:
-            return max(ends, key=lambda own: max(own.values(), default=0))
-        return max(ends, key=_whole)
-
-    def _ends(self) -> list[dict[Param, int]]:
-        """What the last rank updates, and what the first one does."""
-        return [
+        last, first = (
             {each: n for group in self._groups for each, n in group.own(rank).items()} for rank in (-1, 0)
-        ]
-
-    def _choose_rank(self) -> None:
-        """With overlap the buffer of own gradients is in the reduction's stream, where what the passes leave
-        in the cache does not serve it.  So it decides also under stage 1, where that cache has a block for
-        either norm: norms are taken in the main stream (``scaled_global_norm``).
-        """
-        settings, ends = self.settings, self._ends()
-        if self._chosen or not (self._is_first_stage and settings.overlaps) or settings.offloads_optimizer:
-            return
-        self._chosen = True
-        if max(n for own in ends for n in own.values()) * FP64 <= self._largest_of_passes():
-            self._own = max(ends, key=_whole)
-
-    def _largest_of_passes(self) -> float:
-        """Bytes of the largest request of forward and loss so far, which is free when the optimizer steps."""
-        stream, values = self.stream, largest_units(self.job)
-        begin = next(at for at, phase in stream.phases if phase == "forward")
-        return max(
-            stream.unit_bytes[slot] * values[Unit(stream.units[slot])]
-            for slot in stream.events[begin:]
-            if slot >= 0 and stream.streams[slot] == MAIN_STREAM
         )
+        if self._is_first_stage or self.settings.offloads_optimizer:
+            return max(last, first, key=lambda own: max(own.values(), default=0))
+        return max(last, first, key=lambda own: sum(each.elements for each in own))
 
     def _flatten(self, group: FlatGroup, width: int) -> None:
         """On the card where it has room for all trained weights twice (``flatten_on_accelerator``),
@@ -133,7 +105,6 @@ class Zero12(DeepSpeed):
 
     def begin_backward(self) -> None:
         """Up to DeepSpeed 0.18.2 buckets are made before the loss runs backward (``backward_prologue``)."""
-        self._choose_rank()
         if self.job.stack.zero12_early_buckets:
             self._set_up_buckets()
 
@@ -255,9 +226,5 @@ class Zero12(DeepSpeed):
                 self.brief(own * FP64, _NORM_ON_WAY)
                 self.brief(own * FP32, _HOST_COPY)
         elif self._partition is None:
-            self._partition = self.take(_whole(self._own) * self.settings.element_bytes, _PART)
-
-
-def _whole(own: dict[Param, int]) -> int:
-    """Elements of the parameters of which a rank updates some, each counted whole."""
-    return sum(each.elements for each in own)
+            whole = sum(each.elements for each in self._own)
+            self._partition = self.take(whole * self.settings.element_bytes, _PART)

@@ -245,27 +245,6 @@ def test_stage_1_is_asked_of_the_rank_with_the_largest_gradient() -> None:
     assert max(allocated(stream, sizes, "norm in fp64")) == 8 * 151_936 * 896
 
 
-@pytest.mark.parametrize(("seq", "more", "is_last"), [
-    ("1024", "", True),
-    ("128", "", False),
-    ("1024", ";zero12_overlap=false", False),
-])  # fmt: skip
-def test_where_logits_leave_room_for_norms_stage_1_is_asked_of_the_rank_with_more_gradients(
-    seq: str, more: str, is_last: bool
-) -> None:
-    """The reduction's stream has a buffer of them.  The table is the first rank's but for a fifth, and all
-    else the last one's.
-
-    Trace of the longest, on two cards: 8.20 GiB reserved, 8.01 of the first.
-    """
-    buckets = "zero12_bucket_elements=100000000"
-    stream, sizes = stream_of(model="gemma-3-270m", sharding="zero1", seq=seq, switches=buckets + more)
-    table = 262_144 * 640
-    whole = allocated(stream, sizes, "grads_in_partition")
-    assert all((each > 2 * 1.5 * table) is is_last for each in whole)
-    assert (max(allocated(stream, sizes, "norm in fp64")) > 8 * table / 2) is not is_last
-
-
 @pytest.mark.parametrize(
     ("flags", "late"),
     [({}, 2), ({"switches": "zero12_overlap=false"}, 0), ({"offload": "optimizer"}, 0)],
