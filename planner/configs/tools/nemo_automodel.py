@@ -411,9 +411,4 @@ def _read_checkpointing(part: Keys, reading: Reading) -> None:
     if part.get("activation_checkpointing_scope") not in (None, "all"):
         raise part.not_modelled("activation_checkpointing_scope", "a part of the layers is not modelled")
     where = part.where("activation_checkpointing")
-    if not again and reading.value("lora_dropout"):
-        raise part.not_modelled(
-            "activation_checkpointing",
-            "dropout behind adapters without checkpoints is not modelled: say dropout 0, or true here",
-        )
     reading.say("gradient_checkpointing", bool(again), where, "" if again is not None else "off if left out")
