@@ -59,10 +59,6 @@ class ExpertFsdp2(Fsdp2):
         elif not group.whole:
             self.copy_own(group, forward=forward)
 
-    def elements_of(self, group: Group) -> float:
-        """Elements of the gradients, with those that make parts equal; all weights are trained."""
-        return sum(self.sizes.shard_elements(each) * group.n for each in group.weights)
-
     def reduce(self, group: Group) -> None:
         """``foreach_reduce``: gradients that are cut along another dimension than the first are copied."""
         held = self._cut(group) if self.reduces and self._along_rows(group) else None

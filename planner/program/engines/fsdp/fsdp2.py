@@ -172,9 +172,10 @@ class Fsdp2(Fsdp):
         group.received = None
 
     def _copies_own(self, group: Group) -> bool:
-        """Whether parameters are copied from the shards of the one process that there is (torch from 2.9).
+        """Whether parameters are copied from the shards of the one process that there is.
 
-        Ignored: the same of shards on the host and of those that travel in 8 bits.
+        Source: torch 2.13 _fsdp_param_group.py wait_for_unshard, so since pytorch#160135 (2025-08).
+        Ignored: older torch, shards on the host, and those that travel in 8 bits.
         """
         return group.n == 1 and not (self.offloads or self.sizes.gathers_fp8)
 
