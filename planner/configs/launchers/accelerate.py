@@ -5,15 +5,13 @@ Keys and defaults: Accelerate 1.15.0 commands/config/config_args.py ``ClusterCon
 
 from __future__ import annotations
 
-import re
-
 from planner.configs.launchers.deepspeed_json import read_deepspeed, swap_for_cpu_adam
 from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, FsdpKeys, read_fsdp, referred
 from planner.configs.launchers.launch import LAUNCH_LINE, OPEN_NODES, VISIBLE
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.key_tables import names_in
-from planner.configs.shared.keys import Keys
+from planner.configs.shared.keys import Keys, is_left_open
 from planner.configs.shared.model_args import read_attention
 from planner.errors import UsageError, show
 
@@ -29,8 +27,6 @@ _DIVIDER = {"cp_size": "FSDP", "sp_size": "DEEPSPEED"}
 _HARMLESS = names_in("accelerate.toml", "harmless")
 _KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 
-# What only the shell of a command replaces.
-_VARIABLE = re.compile(r"\$\w+|\$\{[^{}]*\}")
 _DEEPSPEED_HARMLESS = names_in("accelerate.toml", "harmless_of_deepspeed")
 
 
@@ -97,7 +93,7 @@ def _left_to_the_shell(keys: Keys, reading: Reading) -> bool:
             keys.where("--nnodes"), f"{show(nodes)} is not set here: one is counted, unless --nodes says more"
         )
     value = show(str(keys.as_written("num_processes")))
-    if not (keys.path.name.endswith(LAUNCH_LINE) and _VARIABLE.fullmatch(value)):
+    if not (keys.path.name.endswith(LAUNCH_LINE) and is_left_open(value)):
         return False
     reading.needs["gpus"] = (
         f"{keys.path}: key 'num_processes' holds the placeholder {value}: fill it in first, or say how many "
