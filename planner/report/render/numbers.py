@@ -68,4 +68,5 @@ def duration_range(low_s: float, high_s: float) -> str:
     """
     low, high = duration(low_s), duration(high_s)
     number, _, unit = low.rpartition(" ")
-    return f"{number if ' ' not in number and high.endswith(f' {unit}') else low} to {high}"
+    in_one_unit = low.count(" ") == high.count(" ") == 1 and high.endswith(f" {unit}")
+    return f"{number if in_one_unit else low} to {high}"

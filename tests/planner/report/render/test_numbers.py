@@ -65,6 +65,7 @@ def test_two_durations_share_their_unit() -> None:
     assert duration_range(0.573, 0.962) == "573 to 962 ms"
     assert duration_range(0.85, 1.2) == "850 ms to 1.20 s"
     assert duration_range(3600, 7200) == "1 h 00 min to 2 h 00 min"
+    assert duration_range(108.16, 140) == "108.16 s to 2 min 20 s"
     assert duration(3_600_000) == "1,000 h 00 min"
 
 
