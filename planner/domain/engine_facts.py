@@ -82,6 +82,8 @@ class EngineFacts:
     """In backward FSDP1 gathers the unit before while a layer computes (``backward_prefetch``)."""
     fsdp1_wraps_adapters: bool
     """Adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights."""
+    fsdp2_root_stays: bool
+    """FSDP2 keeps what is the root's whole after the forward pass, whatever it is told."""
     fsdp2_units: Fsdp2Units
     """``ends_apart``: last norm and head are a unit that stays whole.  ``ends_in_root``: they are the
     root's, which is divided again when the model returns, and each matrix of an adapter is a unit;

@@ -91,7 +91,7 @@ class Fsdp2(Fsdp):
         """
         model, kind = self.job.model, self.job.stack.fsdp2_units
         inside = self.job.recipe.adapter is not None or model.vision is not None
-        whole = kind in ("ends_apart", "root_whole")
+        whole = kind in ("ends_apart", "root_whole") or self.job.stack.fsdp2_root_stays
         groups = {ROOT: Group([], stays=whole), TABLE: Group([])}
         units = [self.units.of(each) for each in weights]
         groups |= {unit: Group([]) for unit in units if unit}
