@@ -313,6 +313,34 @@ def test_older_unsloth_makes_products_of_adapters_apart_and_rounds_sizes() -> No
     }
 
 
+@pytest.mark.parametrize(
+    ("version", "offload", "segments", "adapters"),
+    [("2024.1", "none", "off", "base"), ("2024.4", "activations", "on", "fp32")],
+)
+def test_unsloth_of_april_2024_offloads_but_has_whole_logits(
+    version: str, offload: str, segments: str, adapters: str
+) -> None:
+    """Long sequences on an 80 GB card: the logits were the limit for half a year more."""
+    stack = load_stack("unsloth@2024", (("unsloth", version),))
+    assert (stack.defaults.offload, stack.expandable_segments, stack.defaults.adapter_dtype) == (
+        offload,
+        segments,
+        adapters,
+    )
+    assert stack.defaults.loss == "hf"
+    assert stack.widens_outputs
+
+
+@pytest.mark.parametrize(
+    ("version", "attention"), [("2024.12.4", "sdpa"), ("2025.9.8", "eager"), ("2026.10.9", "sdpa")]
+)
+def test_unsloth_of_2025_runs_gemma_3_with_eager_attention(version: str, attention: str) -> None:
+    """Its loader keeps sdpa from that model, and only later has flex attention for it."""
+    flags = {"model": "gemma-3-12b", "method": "qlora", "gpu": "h100-sxm", "seq": 2048, "stack": "unsloth"}
+    scenario = resolve(from_flags({**flags, "versions": f"unsloth=={version}"}))
+    assert scenario.recipe.attention == attention
+
+
 def test_older_axolotl_rounds_sizes_and_reserves_more() -> None:
     """Up to 0.8 its allocator rounds to sixteenths of a power of two; now its segments grow, and no more."""
     flags = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 500, "stack": "axolotl"}
