@@ -431,6 +431,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"samples": 7, "batch": 2, "grad_accum": 4},
         {"samples": 8, "batch": 2, "grad_accum": 4},
     ),
+    "qwen-trains-ends": (
+        {"model": "qwen-7b", "stack": "qwen-finetune", "method": "lora"},
+        {"model": "Qwen/Qwen-7B-Chat", "stack": "qwen-finetune", "method": "lora"},
+    ),
     "sharding-on-one-process": ({"sharding": "zero2"}, {"sharding": "zero2", "gpus": 2}),
     "many-gpus-in-a-node": ({"gpu": "h100-sxm", "gpus": 64}, {"gpu": "gb200", "gpus": 64}),
     "many-gpus-without-ddp": ({"gpus": 2, "sharding": "none"}, {"gpus": 2}),
