@@ -122,6 +122,10 @@ class Stack(EngineFacts):
     """The stack's own code can hand a job to DeepSpeed."""
     zero_init: bool
     """Under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before."""
+    zero3_init_flag: bool
+    """Accelerate's key of that name; false asks for a model that is whole before the engine has it."""
+    heeds_init_flag: bool
+    """That key counts; from Accelerate 1.0 on a Trainer's model is divided as it is made all the same."""
     fsdp_loads: Literal["one_by_one", "whole", "shards"]
     """Parameters come whole and are divided ``one_by_one``, or when the ``whole`` model is on each card; or
     all ``shards`` are made at once, and filled later."""
@@ -131,6 +135,8 @@ class Stack(EngineFacts):
     """To save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host."""
 
     # Adapters
+    trains_ends: bool
+    """Beside LoRA over a base model, by its path, token table and head are trained whole."""
     adapter_kernels: AdapterKernels
     """LoRA by separate operators; with scaling, addition and casts compiled into one; with the base's
     product added in place to its own, unscaled one (``in_place``).  Or as one function with its matrix,
@@ -370,6 +376,11 @@ class Stack(EngineFacts):
     """Id of the stack that this one is a variant of (the last in a row); empty where it is none's."""
     usual: tuple[tuple[str, str | bool], ...] = ()
     """What the example files of the tool set where its bare defaults do not, by the name of the default."""
+
+    @property
+    def divides_as_made(self) -> bool:
+        """Whether ZeRO-3 never has the whole of an unquantised model on one GPU."""
+        return self.zero_init and (self.zero3_init_flag or not self.heeds_init_flag)
 
     @property
     def piles_up(self) -> bool:

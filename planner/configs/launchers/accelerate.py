@@ -218,6 +218,8 @@ def _read_replicas(part: Keys, name: str, reading: Reading) -> None:
 def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
     """DeepSpeed by a file of its own, else by the few keys that Accelerate has for it."""
     keys.skip(_DEEPSPEED_HARMLESS)
+    if keys.flag("zero3_init_flag") is False:
+        reading.switch("zero3_init_flag", False, keys.where("zero3_init_flag"))
     if keys.has("deepspeed_config_file"):
         if beside.deepspeed is None:
             document = referred(keys, "deepspeed_config_file", DEEPSPEED_FILE, reading)

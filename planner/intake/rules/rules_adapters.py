@@ -83,16 +83,16 @@ def _widens_layers(case: Case) -> bool:
 
 def _may_train_ends(case: Case) -> bool:
     """Whether QwenLM's script would train token table and head of a base model."""
-    by_its_script = "qwen-finetune" in dict(case.stack.versions)
     plain = case.adapter is not None and case.numerics.quantization == "none"
     named = str(case.given["model"].value).lower() if "model" in case.given else ""
-    return by_its_script and plain and "chat" not in named and "modules_to_save" not in case.given
+    is_base = "chat" not in named
+    return case.stack.trains_ends and plain and is_base and "modules_to_save" not in case.given
 
 
 ADAPTER_RULES = (
     Rule(
         # Qwen 73b34d4 finetune.py train: modules_to_save unless q_lora, or "chat" in the path.
-        "qwen-trains-ends",
+        "adapters-beside-ends",
         "warn",
         "finetune.py of QwenLM trains wte and lm_head whole beside LoRA, unless 'chat' is in the path of the "
         "model; this answer counts neither: for a base model say --modules-to-save 'wte;lm_head'",

@@ -86,7 +86,7 @@ def _second_model_read(case: Case) -> bool:
     if recipe.sharding.dtensors:
         return recipe.task == "dpo" and stack.pair_logps in _ONE_GROUP
     read = recipe.task == "dpo" or (recipe.compares_logits and recipe.loss == "hf") or _passes_read(case)
-    return recipe.sharding.is_zero3 and stack.zero_init and read and _place_read(case)
+    return recipe.sharding.is_zero3 and stack.divides_as_made and read and _place_read(case)
 
 
 def _adapters_off_read(case: Case) -> bool:
@@ -94,7 +94,7 @@ def _adapters_off_read(case: Case) -> bool:
     recipe = case.recipe
     if recipe.sharding.dtensors:
         return recipe.loss == "hf" or recipe.task == "dpo"
-    divided = case.stack.zero_init and recipe.numerics.quantization == "none" and _place_read(case)
+    divided = case.stack.divides_as_made and recipe.numerics.quantization == "none" and _place_read(case)
     return recipe.sharding.is_zero3 and divided and _passes_read(case)
 
 
@@ -136,7 +136,7 @@ def _generates_otherwise(case: Case) -> bool:
     recipe = case.recipe
     if recipe.rollout is None or not recipe.sharding.gathers_weights:
         return False
-    read = recipe.sharding.is_zero3 and case.stack.zero_init and case.stack.zero3_rollouts != "unread"
+    read = recipe.sharding.is_zero3 and case.stack.divides_as_made and case.stack.zero3_rollouts != "unread"
     return not (read and recipe.numerics.quantization == "none")
 
 

@@ -131,7 +131,7 @@ class Zero3(DeepSpeed):
         Source: transformers 5.23 modeling_utils.py get_init_context; deepspeed 0.19 runtime/engine.py
         _configure_distributed_model (``module.to(device)``).
         """
-        return self.job.regime.quantized or not self.job.stack.zero_init
+        return self.job.regime.quantized or not self.job.stack.divides_as_made
 
     def _divide_one(self, param: Param) -> None:
         """``_partition``: parts are made beside the whole parameter, which goes then."""

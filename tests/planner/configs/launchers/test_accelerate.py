@@ -115,3 +115,16 @@ def test_degrees_and_replicas() -> None:
     assert read({"distributed_type": "DEEPSPEED"} | spread).value("attention") == "flash2"
     with pytest.raises(NotModelledError, match="needs distributed_type DEEPSPEED, and it is FSDP"):
         read(FSDP2 | {"parallelism_config": {"parallelism_config_sp_size": 4}})
+
+
+@pytest.mark.parametrize(
+    ("flag", "switches"),
+    [(False, {"zero3_init_flag": "false"}), ("false", {"zero3_init_flag": "false"}), (True, {}), (None, {})],
+)
+def test_a_flag_leaves_the_model_whole_before_stage_3(flag: object, switches: dict[str, str]) -> None:
+    """The flag alone is noted: whether the software heeds it is a fact of its version."""
+    table = {"zero_stage": 3} if flag is None else {"zero_stage": 3, "zero3_init_flag": flag}
+    said = read({"distributed_type": "DEEPSPEED", "deepspeed_config": table})
+    assert {
+        name: value for name, (value, _) in said.switches.items() if name == "zero3_init_flag"
+    } == switches

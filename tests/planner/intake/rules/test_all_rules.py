@@ -431,7 +431,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"samples": 7, "batch": 2, "grad_accum": 4},
         {"samples": 8, "batch": 2, "grad_accum": 4},
     ),
-    "qwen-trains-ends": (
+    "adapters-beside-ends": (
         {"model": "qwen-7b", "stack": "qwen-finetune", "method": "lora"},
         {"model": "Qwen/Qwen-7B-Chat", "stack": "qwen-finetune", "method": "lora"},
     ),

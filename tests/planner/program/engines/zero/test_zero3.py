@@ -33,6 +33,30 @@ def test_a_job_keeps_half_of_everything_and_no_gathered_matrix() -> None:
     assert end["weights"] == 2 * TRAINED / 2
 
 
+@pytest.mark.parametrize(
+    ("version", "flag", "whole"),
+    [("4.45.2", "false", True), ("4.45.2", "true", False), ("4.46.0", "false", False)],
+)
+def test_a_flag_of_older_accelerate_leaves_the_model_whole_until_the_engine(
+    version: str, flag: str, whole: bool
+) -> None:
+    """All weights lie on each card before they are divided, so a model larger than a card never starts."""
+    stream, sizes = stream_of(
+        sharding="zero3",
+        stack="hf-trainer@4",
+        load_dtype="bf16",
+        versions=[f"transformers=={version}"],
+        switches=[f"zero3_init_flag={flag}"],
+    )
+    alive, peak = 0, 0
+    for event in stream.events:
+        if event >= 0 and stream.place(event)[2] == "lp_param_buffer":
+            break
+        alive += sizes[event] if event >= 0 else -sizes[-1 - event]
+        peak = max(peak, alive)
+    assert (peak >= 2 * TRAINED) == whole
+
+
 def test_each_trained_parameter_is_whole_once_for_its_hook() -> None:
     """In the order of the optimizer's groups, first the token table;
     offloaded, a part comes from the host.
