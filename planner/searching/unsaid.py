@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from planner.catalog.stacks import load_stack, other_versions
 from planner.domain.prediction import Prediction, Verdict
-from planner.domain.scenario import Scenario
+from planner.domain.scenario import EVAL_BATCH, Scenario
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, UsageError
@@ -37,8 +37,12 @@ _OTHERWISE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "gradient_checkpointing": {"true": ("false",), "false": ("true",)},
         "batch": {"1": ("4",)},
         "grad_accum": {"1": ("8",)},
+        # A Trainer evaluates 8 samples at once, however few it trains on (transformers 5.23.0
+        # training_args.py per_device_eval_batch_size), and whole logits of them may be the peak.
+        "evaluation": {"none": (str(EVAL_BATCH),)},
     }
 )
+_FLAG = {"evaluation": "eval-batch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +113,16 @@ def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
     ):
         unsaid.pop("stack", None)
     yield from ((name, value) for name, value in unsaid.items() if name in (*_OTHERWISE, "stack"))
+    # A tool's own file says whether it evaluates.
+    from_file = any(each.is_tool_default for each in scenario.assumptions)
+    if scenario.stack.runs_trainer and not scenario.run.evaluates and not from_file:
+        yield "evaluation", "none"
 
 
 def _flags_otherwise(name: str, value: str) -> Iterator[dict[str, str | bool]]:
     for other in other_versions(value) if name == "stack" else _OTHERWISE[name].get(value, ()):
-        yield {name.replace("_", "-"): {"true": True, "false": False}.get(other, other)}
+        flag = _FLAG.get(name, name.replace("_", "-"))
+        yield {flag: {"true": True, "false": False}.get(other, other)}
 
 
 def _variant(scenario: Scenario, flags: Flags) -> Scenario | None:

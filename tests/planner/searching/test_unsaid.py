@@ -18,6 +18,7 @@ from planner.report.prediction.sections import build_sections
 from planner.report.prediction.subject import Subject
 from planner.searching import unsaid
 from planner.searching.unsaid import MAX_ROWS, Unsaid, unsaid_settings
+from planner.units import GIB
 
 Flags = dict[str, object]
 LORA: Flags = {"model": "llama-3.1-8b", "method": "lora", "gpu": "a100-80-sxm", "seq": "4096"}
@@ -183,3 +184,15 @@ def test_lengths_that_nobody_says_are_named_beside_the_intervals(capsys: pytest.
         shown.append(" ".join(capsys.readouterr().out.split()))
     assert "intervals are wide (--tokens-per-sample)" in shown[0]
     assert "intervals are wide" not in shown[1]
+
+
+def test_an_evaluation_in_the_trainers_batches_is_named_where_its_logits_are_the_peak() -> None:
+    """A vocabulary of 262,144 words, eight samples at once, where one is trained on.
+
+    A user's run of Gemma 4 E2B at 4,096 tokens trained in 15 GB and ran out of 24 when it evaluated.
+    """
+    job: Flags = {**LORA, "model": "gemma-4-e2b", "gpu": "4090", "batch": "1", "stack": "unsloth"}
+    (row,) = (each for each in named(job) if each.setting == "evaluation=none")
+    assert row.flags == "--eval-batch 8"
+    assert row.moves_bytes > 5 * GIB
+    assert not any(each.setting == "evaluation=none" for each in named({**job, "eval_batch": "1"}))
