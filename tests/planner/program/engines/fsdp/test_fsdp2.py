@@ -277,7 +277,7 @@ def test_gradients_of_fewer_experts_than_cards_are_reduced_with_rows_for_each_ca
 
 
 @pytest.mark.parametrize(("torch", "gathers"), [("2.7.1", 0), ("2.8.0", 1)])
-def test_before_torch_2_8_the_root_stays_whole_though_it_is_told_to_be_divided(torch: str, gathers: int) -> None:
+def test_before_torch_2_8_the_root_stays_whole_in_any_case(torch: str, gathers: int) -> None:
     """torchtune's root has the token table and the head, which backward does not gather again then."""
     found = rows(job(stack="torchtune", versions=f"torch=={torch}"), "loss_2")
     of_root = [op for op, n_bytes, _ in found if op == "all_gather_output" and n_bytes == 2 * (TABLE + TAIL)]
