@@ -52,6 +52,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8, "q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 48,
         "qk_rope_head_dim": 16,
     },
+    "dots1": {
+        **_SIZES, "model_type": "dots1", "intermediate_size": 1536, "moe_intermediate_size": 256,
+        "num_hidden_layers": 4, "first_k_dense_replace": 1, "num_key_value_heads": 8, "n_routed_experts": 8,
+        "n_shared_experts": 2, "num_experts_per_tok": 4,
+    },
+    "smolvlm": {
+        "model_type": "smolvlm", "torch_dtype": "bfloat16", "scale_factor": 4, "text_config": {
+            **_SIZES, "model_type": "llama", "intermediate_size": 1280, "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+        },
+        "vision_config": {"hidden_size": 192, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "intermediate_size": 512, "image_size": 128, "patch_size": 16},
+    },
     "nemotron": {
         **_SIZES, "model_type": "nemotron", "intermediate_size": 1536, "num_hidden_layers": 4,
         "num_key_value_heads": 2,
@@ -80,7 +93,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "audio_config": {"model_type": "gemma4_unified_audio"},
     },
 }  # fmt: skip
-_QUICK = {("gemma4 inputs", "lora", True, 256), ("minicpm3", "lora", False, 256)}
+_QUICK = {
+    ("gemma4 inputs", "lora", True, 256),
+    ("minicpm3", "lora", False, 256),
+    ("dots1", "lora", True, 256),
+}
 _QUICK |= {("nemotron", "full", False, 256), ("mistral4", "full", False, 256), ("afmoe", "full", True, 256)}
 CASES = [
     pytest.param(
