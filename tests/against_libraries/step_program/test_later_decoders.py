@@ -28,6 +28,11 @@ _GEMMA = {
 _GLOBAL = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
 _DENSE = {**_GEMMA, **_GLOBAL, "hidden_size_per_layer_input": 0}
 _EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 256}
+_TEXT = {**_SIZES, "intermediate_size": 1280, "num_hidden_layers": 4, "num_key_value_heads": 2}
+_TOWER = {
+    "hidden_size": 192, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 512,
+    "image_size": 128, "patch_size": 16,
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {
         **_SIZES, "model_type": "glm4_moe_lite", "intermediate_size": 1024, "moe_intermediate_size": 256,
@@ -58,12 +63,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_shared_experts": 2, "num_experts_per_tok": 4,
     },
     "smolvlm": {
-        "model_type": "smolvlm", "torch_dtype": "bfloat16", "scale_factor": 4, "text_config": {
-            **_SIZES, "model_type": "llama", "intermediate_size": 1280, "num_hidden_layers": 4,
-            "num_key_value_heads": 2,
-        },
-        "vision_config": {"hidden_size": 192, "num_attention_heads": 4, "num_hidden_layers": 2,
-        "intermediate_size": 512, "image_size": 128, "patch_size": 16},
+        "model_type": "smolvlm", "scale_factor": 4, "text_config": {**_TEXT, "model_type": "llama"},
+        "vision_config": _TOWER, "torch_dtype": "bfloat16",
+    },
+    "idefics3": {
+        "model_type": "idefics3", "scale_factor": 4, "text_config": {**_TEXT, "model_type": "llama"},
+        "vision_config": _TOWER, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    },
+    "llava_onevision": {
+        "model_type": "llava_onevision", "text_config": {**_TEXT, "model_type": "qwen2"},
+        "vision_config": {**_TOWER, "model_type": "siglip_vision_model", "vision_use_head": False},
+        "torch_dtype": "bfloat16",
     },
     "nemotron": {
         **_SIZES, "model_type": "nemotron", "intermediate_size": 1536, "num_hidden_layers": 4,
