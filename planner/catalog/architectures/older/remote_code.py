@@ -221,10 +221,11 @@ def read_qwen(fields: ConfigFields) -> ModelSpec:
 def read_minicpm(fields: ConfigFields) -> ModelSpec:
     """``minicpm``: MiniCPM 1 and 2 and MiniCPM4, Llama's modules; sparse attention and experts are refused.
 
-    What the code does that memory depends on:
+    What the code does that memory depends on (https://github.com/OpenBMB/MiniCPM model/modeling_minicpm.py):
 
     - Embeddings and both branches are multiplied by numbers; the head reads a quotient of the last norm's
       output and a number.
+    - Query and key are turned in fp32 and cast back; keys and values are copied to all heads.
     - Logits are converted with ``.float()``.
     """
     for name, what in (("num_experts", "with experts"), ("sparse_config", "with sparse attention")):
@@ -232,7 +233,14 @@ def read_minicpm(fields: ConfigFields) -> ModelSpec:
             raise NotModelledError(f"{fields.where}: MiniCPM {what} is not modelled")
     spec = replace(read_llama(fields), embedding_scale="model", remote_code=True)
     tied = fields.flag("tie_word_embeddings", True)
-    return replace(spec.with_blocks(lambda block: replace(block, scales_branches=True)), tied=tied)
+    return replace(spec.with_blocks(_as_minicpm), tied=tied)
+
+
+def _as_minicpm(block: BlockSpec) -> BlockSpec:
+    attention = block.attention
+    expands: SdpaInput = "expanded" if attention.n_kv_heads < attention.n_heads else "grouped"
+    attention = replace(attention, rotary_result="fp32", sdpa_input=expands)
+    return replace(block, attention=attention, scales_branches=True)
 
 
 READERS = {

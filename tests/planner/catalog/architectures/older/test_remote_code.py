@@ -154,6 +154,9 @@ def test_minicpm_is_llama_with_numbers(name: str) -> None:
     assert spec.param_count == tables + config["num_hidden_layers"] * layer + hidden
     assert (spec.embedding_scale, spec.remote_code) == ("model", True)
     assert all(group.block.scales_branches for group in spec.groups)
+    attention = spec.groups[0].block.attention
+    copied = config["num_key_value_heads"] < config["num_attention_heads"]
+    assert (attention.rotary_result, attention.sdpa_input) == ("fp32", "expanded" if copied else "grouped")
 
 
 @pytest.mark.parametrize("more", [{"num_experts": 8}, {"sparse_config": {"kernel_size": 32}}])
