@@ -13,7 +13,7 @@ from planner.catalog.architectures import reader_for
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.quantization_config import with_stored
 from planner.domain.model import ModelSpec
-from planner.errors import InputFileError, UnknownArchitectureError
+from planner.errors import InputFileError, NotModelledError, UnknownArchitectureError
 from planner.files.reading import decoded, read_bytes
 from planner.files.structured import json_value
 from planner.units import MIB
@@ -34,6 +34,7 @@ def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
     Raises:
         InputFileError: a field that is missing or out of range.
         UnknownArchitectureError: an architecture without formulas.
+        NotModelledError: what is no decoder.
     """
     model_type = data.get("model_type")
     if not isinstance(model_type, str):
@@ -42,13 +43,24 @@ def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
         )
     reader = reader_for(model_type)
     if reader is None:
-        raise UnknownArchitectureError(where, model_type)
+        raise _unread(where, model_type)
     fields = ConfigFields(data, where)
     spec = reader(fields)
     n_experts = max(group.block.mlp.n_experts for group in spec.groups)
     if n_experts > _MAX_EXPERTS:
         raise fields.fail(f"{n_experts} experts are above the limit of {_MAX_EXPERTS}")
     return with_stored(in_checkpoint_dtype(spec, data), data, where)
+
+
+def _unread(where: str, model_type: str) -> NotModelledError:
+    """Bounds for a decoder would be about another training than that of an encoder."""
+    from planner.catalog.refused_models import DRY_RUN, what_has
+
+    if what := what_has(model_type):
+        return NotModelledError(
+            f"{where}: '{model_type}' is {what}, and decoders alone are modelled; {DRY_RUN}"
+        )
+    return UnknownArchitectureError(where, model_type)
 
 
 ConfigReader = Callable[[Mapping[str, Any], str], ModelSpec]

@@ -23,7 +23,7 @@ from planner.catalog.location import data_dir
 from planner.catalog.quantization_config import stored_said, with_stored
 from planner.domain.model import ModelSpec
 from planner.domain.stored import StoredWeights
-from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.files.checking import validate
 from planner.files.structured import read_toml
 
@@ -231,11 +231,14 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
         return _from_size(name, size)
     # Names of the catalog need no network, and the modules for it are slow to import.
     from planner.catalog.hub import is_hub_id
+    from planner.catalog.nearest import refusal_of
 
     if (stored := _from_stored(name)) is not None:
         return stored
     if is_hub_id(name):
         return _from_hub(name, reader)
+    if sentence := refusal_of(name, index):
+        raise NotModelledError(sentence)
     raise _unknown(name, index, sizes)
 
 
@@ -405,12 +408,15 @@ def _stored_entry(hub_id: str) -> StoredEntry | None:
 
 def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
     from planner.catalog.hub import NotOnHubError, UnreadConfigError
+    from planner.catalog.nearest import refusal_of
 
     try:
         fields, source, origin = _published_config(hub_id)
     except UnreadConfigError as error:
         if (resolved := _from_name(hub_id)) is not None:
             return resolved
+        if sentence := refusal_of(hub_id, _index()):
+            raise NotModelledError(sentence) from None
         raise UnreadConfigError(f"{error}{_way_out_of(hub_id)}") from None
     except NotOnHubError as error:
         raise NotOnHubError(f"{error}{_way_out_of(hub_id)}") from None

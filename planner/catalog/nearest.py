@@ -15,7 +15,15 @@ from operator import eq, itemgetter
 
 from planner.catalog.index import CatalogIndex
 from planner.catalog.location import data_dir
-from planner.catalog.same_shape import QUANTISED, kin_of, names_other_modules, quantization_named, words_of
+from planner.catalog.refused_models import DRY_RUN, what_is
+from planner.catalog.same_shape import (
+    QUANTISED,
+    RELEASED_IN_FP8,
+    kin_of,
+    names_other_modules,
+    quantization_named,
+    words_of,
+)
 from planner.errors import UnknownNameError, name_pattern
 from planner.files.structured import read_toml
 
@@ -39,6 +47,21 @@ def unknown_model(name: str, index: CatalogIndex, sizes: Iterable[str] = ()) -> 
     way_out = "give a Hub id (owner/name) or the path of a config.json"
     hint = f"plan models lists them; or {way_out}" if chosen else f"no known name is near it: {way_out}"
     return UnknownNameError("model", name, chosen.values(), hint, ordered=True)
+
+
+def refusal_of(hub_id: str, index: CatalogIndex) -> str:
+    """Why there is no prediction of ``hub_id`` whatever its ``config.json`` says, and what there is instead;
+    "" where that is not known.
+    """
+    if what := what_is(hub_id):
+        return f"model '{hub_id}' is {what}, of which there is no prediction; {DRY_RUN}"
+    name = hub_id.partition("/")[2]
+    if not RELEASED_IN_FP8.fullmatch(name):
+        return ""
+    twin = re.compile(rf"[^/]+/{re.escape(name)}(-BF16)?", re.IGNORECASE)
+    wide = sorted(filter(twin.fullmatch, _names(index.ids)))
+    way_out = f"; give {wide[0]}, whose weights are not" if wide else f"; {DRY_RUN}"
+    return f"model '{hub_id}' is stored in fp8, of which there is no prediction{way_out}"
 
 
 def way_out_of(hub_id: str, index: CatalogIndex) -> str:

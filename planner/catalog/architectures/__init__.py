@@ -41,7 +41,14 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "mixtures.dbrx": ("dbrx",),
     "mixtures.llama4": ("llama4_text", "llama4"),
-    "mixtures.deepseek_family": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "minicpm3"),
+    "mixtures.deepseek_family": (
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe_lite",
+        "mistral4",
+        "minicpm3",
+        "dots1",
+    ),
     "dense.phi3_family": ("phi3",),
     "mixtures.gpt_oss": ("gpt_oss",),
     "dense.internlm": ("internlm", "internlm2", "internlm3"),
@@ -62,9 +69,16 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "vision.paligemma": ("paligemma",),
     "vision.pixtral_vision": ("mistral3",),
     "vision.counted_towers": ("gemma3n", "gemma4", "gemma4_unified", "mllama", "voxtral"),
-    "vision.tiled_vision": ("internvl", "llava_next", "llava_next_video", "llava_onevision"),
+    "vision.tiled_vision": (
+        "internvl",
+        "llava_next",
+        "llava_next_video",
+        "llava_onevision",
+        "smolvlm",
+        "idefics3",
+    ),
     "vision.qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
-    "older.remote_code": ("baichuan", "chatglm", "qwen"),
+    "older.remote_code": ("baichuan", "chatglm", "qwen", "minicpm"),
 }
 
 

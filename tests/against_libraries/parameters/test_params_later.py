@@ -46,6 +46,16 @@ CONFIGS: list[dict[str, Any]] = [
         "tie_word_embeddings": True,
     },
     {
+        **_SIZES, "model_type": "dots1", "intermediate_size": 128, "moe_intermediate_size": 32,
+        "num_hidden_layers": 3, "num_key_value_heads": 2, "first_k_dense_replace": 1, "n_routed_experts": 8,
+        "n_shared_experts": 2, "num_experts_per_tok": 2,
+    },
+    {
+        **_SIZES, "model_type": "dots1", "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32,
+        "num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True, "n_routed_experts": 4,
+        "n_shared_experts": 1, "num_experts_per_tok": 1,
+    },
+    {
         **_DBRX, "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 5e5},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "moe_jitter_eps": 0},
     },

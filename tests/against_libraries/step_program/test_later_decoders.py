@@ -28,6 +28,11 @@ _GEMMA = {
 _GLOBAL = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
 _DENSE = {**_GEMMA, **_GLOBAL, "hidden_size_per_layer_input": 0}
 _EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 256}
+_TEXT = {**_SIZES, "intermediate_size": 1280, "num_hidden_layers": 4, "num_key_value_heads": 2}
+_TOWER = {
+    "hidden_size": 192, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 512,
+    "image_size": 128, "patch_size": 16,
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {
         **_SIZES, "model_type": "glm4_moe_lite", "intermediate_size": 1024, "moe_intermediate_size": 256,
@@ -51,6 +56,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_SIZES, "model_type": "minicpm3", "intermediate_size": 1280, "num_hidden_layers": 4,
         "num_key_value_heads": 8, "q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 48,
         "qk_rope_head_dim": 16,
+    },
+    "dots1": {
+        **_SIZES, "model_type": "dots1", "intermediate_size": 1536, "moe_intermediate_size": 256,
+        "num_hidden_layers": 4, "first_k_dense_replace": 1, "num_key_value_heads": 8, "n_routed_experts": 8,
+        "n_shared_experts": 2, "num_experts_per_tok": 4,
+    },
+    "smolvlm": {
+        "model_type": "smolvlm", "scale_factor": 4, "text_config": {**_TEXT, "model_type": "llama"},
+        "vision_config": _TOWER, "torch_dtype": "bfloat16",
+    },
+    "idefics3": {
+        "model_type": "idefics3", "scale_factor": 4, "text_config": {**_TEXT, "model_type": "llama"},
+        "vision_config": _TOWER, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    },
+    "llava_onevision": {
+        "model_type": "llava_onevision", "text_config": {**_TEXT, "model_type": "qwen2"},
+        "vision_config": {**_TOWER, "model_type": "siglip_vision_model", "vision_use_head": False},
+        "torch_dtype": "bfloat16",
     },
     "nemotron": {
         **_SIZES, "model_type": "nemotron", "intermediate_size": 1536, "num_hidden_layers": 4,
@@ -80,7 +103,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "audio_config": {"model_type": "gemma4_unified_audio"},
     },
 }  # fmt: skip
-_QUICK = {("gemma4 inputs", "lora", True, 256), ("minicpm3", "lora", False, 256)}
+_QUICK = {
+    ("gemma4 inputs", "lora", True, 256),
+    ("minicpm3", "lora", False, 256),
+    ("dots1", "lora", True, 256),
+}
 _QUICK |= {("nemotron", "full", False, 256), ("mistral4", "full", False, 256), ("afmoe", "full", True, 256)}
 CASES = [
     pytest.param(

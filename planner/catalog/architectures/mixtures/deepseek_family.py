@@ -1,8 +1,8 @@
 """DeepSeek-V2 and V3, GLM-4.7-Flash, Mistral 4, MiniCPM3: multi-head latent attention, a few dense layers,
-then experts beside shared ones.
+then experts beside shared ones; dots.llm1: the same experts behind Qwen3's attention.
 
 Module names, shapes and defaults are those of Transformers 5.23
-(``models/{deepseek_v2,deepseek_v3,glm4_moe_lite,mistral4}``).
+(``models/{deepseek_v2,deepseek_v3,glm4_moe_lite,mistral4,dots1}``).
 Attention without a cache expands the latents to full keys and values for every head, so ``n_kv_heads`` equals
 ``n_heads`` here.
 """
@@ -13,9 +13,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
-from planner.catalog.architectures.dense.llama_family import decoder
+from planner.catalog.architectures.dense.llama_family import (
+    attention_of,
+    decoder,
+    head_norms,
+    with_windows,
+)
 from planner.catalog.architectures.mixtures.moe_family import experts_of, shared_experts
-from planner.catalog.architectures.parts import fused_experts, gated_mlp, reached_by_peft, rms, router
+from planner.catalog.architectures.parts import (
+    fused_experts,
+    gated_mlp,
+    reached_by_peft,
+    rms,
+    router,
+    separate_qkv,
+)
+from planner.catalog.architectures.windows import qwen_windows
 from planner.domain.attention_shape import AttentionSpec, RotaryForm
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec, RouterKind
 from planner.errors import NotModelledError
@@ -51,6 +64,7 @@ _MINICPM3 = {
     "max_position_embeddings": 32_768,
 }
 _GLM = _ClassDefaults(64, 1, 1536, 1, 4, "sigmoid")
+_DOTS1 = _ClassDefaults(128, 2, 1408, 0, None, "sigmoid")
 _MISTRAL4 = _ClassDefaults(128, 1, 2048, 0, 4, "softmax_fp32", in_table=False)
 
 
@@ -229,10 +243,39 @@ def read_minicpm3(fields: ConfigFields) -> ModelSpec:
     return replace(spec, embedding_scale="table")
 
 
+def read_dots1(fields: ConfigFields) -> ModelSpec:
+    """``dots1`` (dots.llm1): Qwen3's attention and windows, DeepSeek V3's layers around it.
+
+    ``e_score_correction_bias`` of each router is a buffer, not a parameter.
+    """
+    hidden, n_layers = fields.integer("hidden_size"), fields.layers("num_hidden_layers")
+    bias, attention = fields.flag("attention_bias", False), attention_of(fields, kv_default=32)
+    base = BlockSpec(
+        attention=attention,
+        mlp=MlpSpec(0, gated=True, activation=fields.text("hidden_act", "silu")),
+        linears=separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias),
+        norms=(rms(hidden, copies=2), *head_norms(attention)),
+    )
+    n_dense = min(fields.count("first_k_dense_replace", default=_DOTS1.first_k_dense_replace), n_layers)
+    blocks = [_dense(fields, base, False)] * n_dense if n_dense else []
+    if n_layers > n_dense:
+        for name in ("n_routed_experts", "n_shared_experts", "num_experts_per_tok"):
+            fields.integer(name)
+        blocks += [_sparse(fields, base, _DOTS1, False)] * (n_layers - n_dense)
+    given = {"max_window_layers": 62, **fields.data, "use_sliding_window": True}
+    windows = qwen_windows(ConfigFields(given, fields.where), n_layers)
+    blocks = [
+        with_windows(replace(block, linears=_reached(block.linears)), [tokens])[0]
+        for block, tokens in zip(blocks, windows, strict=True)
+    ]
+    return decoder(fields, blocks)
+
+
 READERS: dict[str, Callable[[ConfigFields], ModelSpec]] = {
     "deepseek_v2": read_deepseek_v2,
     "deepseek_v3": read_deepseek_v3,
     "glm4_moe_lite": read_glm4_moe_lite,
     "mistral4": read_mistral4,
     "minicpm3": read_minicpm3,
+    "dots1": read_dots1,
 }

@@ -1,8 +1,8 @@
-"""Architectures whose module ships with the checkpoint: Baichuan 1 and 2, ChatGLM 2 to 4, Qwen 1.
+"""Architectures whose module ships with the checkpoint: Baichuan 1 and 2, ChatGLM 2 to 4, Qwen 1, MiniCPM.
 
-Shapes and names come from ``modeling_baichuan.py``, ``modeling_chatglm.py`` and ``modeling_qwen.py`` of the
-model repositories on the Hub (``baichuan-inc/*``, ``THUDM/*``, ``Qwen/*``); the reader of each names what in
-that code decides memory.
+Shapes and names come from ``modeling_baichuan.py``, ``modeling_chatglm.py``, ``modeling_qwen.py`` and
+``modeling_minicpm.py`` of the model repositories on the Hub (``baichuan-inc/*``, ``THUDM/*``, ``Qwen/*``,
+``openbmb/*``); the reader of each names what in that code decides memory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from planner.catalog.architectures.config_fields import ConfigFields
+from planner.catalog.architectures.dense.llama_family import read_llama
 from planner.catalog.architectures.older.gpt_family import bare_model, even_heads
 from planner.catalog.architectures.parts import (
     fused_gated_mlp,
@@ -217,4 +218,34 @@ def read_qwen(fields: ConfigFields) -> ModelSpec:
     )
 
 
-READERS = {"baichuan": read_baichuan, "chatglm": read_chatglm, "qwen": read_qwen}
+def read_minicpm(fields: ConfigFields) -> ModelSpec:
+    """``minicpm``: MiniCPM 1 and 2 and MiniCPM4, Llama's modules; sparse attention and experts are refused.
+
+    What the code does that memory depends on (https://github.com/OpenBMB/MiniCPM model/modeling_minicpm.py):
+
+    - Embeddings and both branches are multiplied by numbers; the head reads a quotient of the last norm's
+      output and a number.
+    - Query and key are turned in fp32 and cast back; keys and values are copied to all heads.
+    - Logits are converted with ``.float()``.
+    """
+    for name, what in (("num_experts", "with experts"), ("sparse_config", "with sparse attention")):
+        if fields.has(name):
+            raise NotModelledError(f"{fields.where}: MiniCPM {what} is not modelled")
+    spec = replace(read_llama(fields), embedding_scale="model", remote_code=True)
+    tied = fields.flag("tie_word_embeddings", True)
+    return replace(spec.with_blocks(_as_minicpm), tied=tied)
+
+
+def _as_minicpm(block: BlockSpec) -> BlockSpec:
+    attention = block.attention
+    expands: SdpaInput = "expanded" if attention.n_kv_heads < attention.n_heads else "grouped"
+    attention = replace(attention, rotary_result="fp32", sdpa_input=expands)
+    return replace(block, attention=attention, scales_branches=True)
+
+
+READERS = {
+    "baichuan": read_baichuan,
+    "chatglm": read_chatglm,
+    "qwen": read_qwen,
+    "minicpm": read_minicpm,
+}

@@ -1,8 +1,8 @@
-"""Towers over the tiles of an image: InternVL and LLaVA-NeXT (LLaVA 1.6); LLaVA-OneVision and
-LLaVA-NeXT-Video, whose weights alone are known.
+"""Towers over the tiles of an image: InternVL and LLaVA-NeXT (LLaVA 1.6); LLaVA-OneVision, LLaVA-NeXT-Video
+and SmolVLM (Idefics3), whose weights alone are known.
 
 Module names, shapes and defaults are those of Transformers 5.23
-(``models/{internvl,llava_next,llava_next_video,llava_onevision}/``); ``_MAX_TILES`` is
+(``models/{internvl,llava_next,llava_next_video,llava_onevision,smolvlm,idefics3}/``); ``_MAX_TILES`` is
 that of ``models/got_ocr2/image_processing_got_ocr2.py``, which InternVL's processor calls.
 """
 
@@ -12,7 +12,12 @@ from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.parts import layer_norm, plain_mlp, rms, unreached_by_peft
-from planner.catalog.architectures.vision.counted_towers import counted_tower, llava_projector, side_of
+from planner.catalog.architectures.vision.counted_towers import (
+    counted_block,
+    counted_tower,
+    llava_projector,
+    side_of,
+)
 from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
 from planner.catalog.architectures.vision.square_vision import clip_tower, language_model, siglip_layers
 from planner.domain.attention_shape import AttentionSpec
@@ -144,6 +149,31 @@ def _next_tower(fields: ConfigFields, vision: ConfigFields, hidden: int) -> Towe
     return replace(tower, code="llava_next", rule=replace(tower.rule, kind="anyres", canvases=canvases))
 
 
+_SMOLVLM_TOWER = {
+    "hidden_size": 1152,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "patch_size": 32,
+}
+"""Where ``SmolVLMVisionConfig`` and ``Idefics3VisionConfig`` differ from SigLIP's class."""
+
+
+def read_smolvlm(fields: ConfigFields) -> ModelSpec:
+    """``smolvlm`` and ``idefics3``: SigLIP's layers, of whose patches ``scale_factor`` squared become a token
+    by one matrix.
+    """
+    spec, vision = language_model(fields, tied_default=False), fields.optional_section("vision_config")
+    tower = {"model_type": "siglip_vision_model", "vision_use_head": False}
+    given = ConfigFields({**_SMOLVLM_TOWER, **vision.data, **tower}, vision.where)
+    width, entry, layers, behind = siglip_layers(given)
+    merged = width * fields.integer("scale_factor", default=2) ** 2
+    projector = counted_block([("proj", merged, spec.hidden_size, False)])
+    counted = counted_tower(width, entry, (layers,), (projector,), listed=False)
+    kind = fields.text("model_type", "")
+    return replace(spec, architecture=kind, vision=replace(counted, behind=behind))
+
+
 def _canvases(fields: ConfigFields) -> tuple[tuple[int, int], ...]:
     """Heights and widths of the canvases that an image is fitted into."""
     listed = fields.data.get("image_grid_pinpoints")
@@ -166,4 +196,6 @@ READERS = {
     "llava_next": read_llava_next,
     "llava_next_video": read_llava_next,
     "llava_onevision": read_llava_next,
+    "smolvlm": read_smolvlm,
+    "idefics3": read_smolvlm,
 }

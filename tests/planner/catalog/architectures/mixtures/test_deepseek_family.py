@@ -6,7 +6,7 @@ import pytest
 
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import load_model
-from planner.errors import NotModelledError
+from planner.errors import InputFileError, NotModelledError
 
 _SMALL = {
     "hidden_size": 48,
@@ -41,3 +41,16 @@ def test_dense_layers_behind_experts_are_refused() -> None:
     fields = {"model_type": "glm4_moe_lite", **_SMALL, "num_experts_per_tok": 2, "n_routed_experts": 4}
     with pytest.raises(NotModelledError, match="mlp_layer_types"):
         model_from_config({**fields, "mlp_layer_types": ["sparse", "dense"] * 3}, "x")
+
+
+def test_dots_has_windows_and_experts_that_its_file_must_name() -> None:
+    """Layers from the 63rd on attend to a window; its class has no number of experts of its own."""
+    experts = {"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 2}
+    small = {**_SMALL, "model_type": "dots1", "first_k_dense_replace": 2, "moe_intermediate_size": 32}
+    spec = model_from_config({**small, **experts, "max_window_layers": 4, "sliding_window": 16}, "x")
+    windows = [
+        (group.block.mlp.n_experts, group.block.attention.window_tokens, group.count) for group in spec.groups
+    ]
+    assert windows == [(0, None, 2), (8, None, 2), (8, 16, 2)]
+    with pytest.raises(InputFileError, match="n_routed_experts"):
+        model_from_config(small, "x")

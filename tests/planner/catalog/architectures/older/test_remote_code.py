@@ -141,3 +141,26 @@ def test_what_cannot_be_built_is_refused(config: dict[str, Any], sentence: str) 
     """With the numbers."""
     with pytest.raises(InputFileError, match=sentence):
         model_from_config(config, "x")
+
+
+@pytest.mark.parametrize("name", ["minicpm-2b", "minicpm4-8b"])
+def test_minicpm_is_llama_with_numbers(name: str) -> None:
+    """Counted by hand; embeddings and branches are multiplied, and the code comes with the checkpoint."""
+    config, spec = _config(name), model_from_config(_config(name), name)
+    hidden, width = config["hidden_size"], config["intermediate_size"]
+    keys = config["num_key_value_heads"] * hidden // config["num_attention_heads"]
+    layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * width + 2 * hidden
+    tables = (1 if config["tie_word_embeddings"] else 2) * config["vocab_size"] * hidden
+    assert spec.param_count == tables + config["num_hidden_layers"] * layer + hidden
+    assert (spec.embedding_scale, spec.remote_code) == ("model", True)
+    assert all(group.block.scales_branches for group in spec.groups)
+    attention = spec.groups[0].block.attention
+    copied = config["num_key_value_heads"] < config["num_attention_heads"]
+    assert (attention.rotary_result, attention.sdpa_input) == ("fp32", "expanded" if copied else "grouped")
+
+
+@pytest.mark.parametrize("more", [{"num_experts": 8}, {"sparse_config": {"kernel_size": 32}}])
+def test_other_minicpms_are_refused(more: dict[str, Any]) -> None:
+    """The mixture and MiniCPM4.1, whose attention is sparse."""
+    with pytest.raises(NotModelledError, match="MiniCPM with"):
+        model_from_config(_config("minicpm-2b") | more, "config.json")

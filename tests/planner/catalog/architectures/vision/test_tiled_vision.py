@@ -36,3 +36,13 @@ def test_nulls_inside_a_section_are_nulls() -> None:
     """LLaVA 1.6 says that its decoder has no window, which the decoder's class has else."""
     spec = spec_of(model_entry("llava-1.6-mistral-7b"))
     assert spec.windows == ()
+
+
+@pytest.mark.parametrize(("name", "merged"), [("smolvlm-256m", 768 * 16), ("smolvlm2-2.2b", 1152 * 9)])
+def test_smolvlm_joins_patches_by_one_matrix(name: str, merged: int) -> None:
+    """As many as the square of the factor; the tower is counted and reads no images."""
+    spec = spec_of(model_entry(name))
+    assert spec.vision is not None
+    (matrix,) = spec.vision.projectors[0].block.linears
+    assert (matrix.in_features, matrix.out_features, matrix.bias) == (merged, spec.hidden_size, False)
+    assert (spec.vision.code, spec.decoder) == ("counted", "llama")
