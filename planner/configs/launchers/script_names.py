@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from planner.configs.tools.other_tools import BRIDGE
@@ -56,6 +57,15 @@ _PROGRAMS = {
     "llamafactory.cli": ("llamafactory-cli",),
     **{f"swift.cli.{each}": ("swift", each) for each in ("sft", "pt", "rlhf")},
 }
+UNREAD_COMMANDS = {
+    "oumi": (("train",), "Oumi"),
+    "xtuner": (("train",), "XTuner"),
+    "autoalign-cli": (("sft", "dpo", "rm"), "AutoAlign"),
+}
+"""First word of a command -> words that train, and the program, whose commands are not read."""
+# Packages whose trainers, started as modules, are not read.
+_UNREAD = {"openrlhf": "OpenRLHF", "verl": "verl", "RL2": "RL2", "safe_rlhf": "Safe-RLHF"}
+_TRAINER = re.compile("train|ppo|finetune")
 # What a command sets in a recipe's ConfigContainer (NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training).
 _OVERRIDES = re.compile(
     r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|(?:micro|global)_batch_size))="
@@ -67,6 +77,22 @@ def as_program(words: list[str]) -> list[str]:
     if words[1:2] == ["-m"] and len(words) > 2 and Path(words[0]).name.startswith("python"):
         return [*_PROGRAMS[words[2]], *words[3:]] if words[2] in _PROGRAMS else words
     return words
+
+
+def unread_program(words: Sequence[str]) -> str:
+    """The program whose trainer a command starts as a module, where it is not read; else empty."""
+    module = next((after for before, after in pairwise(words) if before in ("-m", "--module")), "")
+    package, mark, trainer = module.partition(".")
+    return _UNREAD.get(package, "") if mark and _TRAINER.search(trainer) else ""
+
+
+def refuse_unread_program(path: Path, words: Sequence[str]) -> None:
+    """Raises: NotModelledError where a command is that of a program which is not read."""
+    _, program = UNREAD_COMMANDS.get(Path(words[0]).name, ((), unread_program(words)))
+    if program:
+        raise NotModelledError(
+            f"{path}: command lines of {program} are not read: say the job by flags (plan --help)"
+        )
 
 
 def trains_always(word: str) -> bool:
