@@ -18,6 +18,7 @@ from planner.configs.shared.own_scripts import other_task
 from planner.configs.tools import (
     hf_trainer,
     llama_cookbook,
+    llava,
     lmflow,
     ms_swift,
     ms_swift_megatron,
@@ -126,6 +127,7 @@ _TRAINING = (
     ),
     _tool("lmflow", lmflow, lmflow.read_lmflow, launched=True),
     _tool("llama-cookbook", llama_cookbook, llama_cookbook.read_llama_cookbook),
+    Tool("llava", llava.TOOL, llava.STACK, _NO_MARKS, llava.read_llava, launched=True),
     Tool("unsloth", unsloth_cli.TOOL, unsloth_cli.STACK, _NO_MARKS, unsloth_train.read_unsloth),
     _tool("unsloth-cli", unsloth_cli, unsloth_cli.read_unsloth_cli),
     _tool("peft-sft", peft_sft, peft_sft.read_peft_sft, launched=True),

@@ -46,6 +46,12 @@ _ON_A_TRAINER = _names("finetune_trainer")
 # Scripts that only one tool has, and which train whatever their arguments are: Unsloth's, and those of
 # ms-swift before 3.0 (examples/pytorch/llm).
 _OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli", "llm_sft": "ms-swift", "llm_dpo": "ms-swift"}
+# LLaVA's own script, by its folders (haotian-liu/LLaVA c121f0432).
+_OF_LLAVA, _LLAVA_FOLDER = _names("train train_mem"), "llava/train"
+# LMFlow's other trainers (OptimalScale/LMFlow f3597dba examples), whose arguments look like TRL's, but for
+# the folder of their data.
+_OF_LMFLOW = _names("reward_modeling dpo_train dpov2_train iterative_dpo_train raft_align")
+_ITS_DATA = "--dataset_path"
 # Modules that one tool has, as ``python -m`` names them.
 MODULES_OF = dict.fromkeys(("llama_recipes.finetuning", "llama_cookbook.finetuning"), "llama-cookbook")
 # Modules that are the program of a command, as ``python -m`` names them (accelerate 1.15.0, deepspeed 0.19.8,
@@ -113,6 +119,9 @@ def refuse_script(path: Path, script: str, words: Sequence[str], folder: Path = 
     if place.parent.name == _ITS_FOLDER and place.stem not in _OPEN_INSTRUCT | _ON_A_TRAINER:
         why = "this trainer of open-instruct is not modelled; finetune.py and dpo_tune_cache.py are"
         raise NotModelledError(f"{path}: {show(script)}: {why}")
+    if place.stem in _OF_LMFLOW and _ITS_DATA in words:
+        why = "this trainer of LMFlow is not modelled; finetune.py is: say the job by flags"
+        raise NotModelledError(f"{path}: {show(script)}: {why}")
     parts = _words(script)
     for why, names in _OTHERS.items():
         for name in names.split():
@@ -130,6 +139,8 @@ def said_by_name(script: str, folder: Path = Path()) -> tuple[str, str | None]:
         return task, "transformers"
     if stem in _OPEN_INSTRUCT and parent.name == _ITS_FOLDER:
         return task, "open-instruct"
+    if stem in _OF_LLAVA and f"/{parent.as_posix()}".endswith(f"/{_LLAVA_FOLDER}"):
+        return task, "llava"
     if script in MODULES_OF:
         return task, MODULES_OF[script]
     of_trl = stem in _TRL_SCRIPTS and (task or parent.as_posix().endswith(_TRL_FOLDERS))

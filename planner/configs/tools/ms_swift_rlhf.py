@@ -47,6 +47,7 @@ _HARMLESS = names_in("ms-swift.toml", "harmless_of_rlhf")
 _UNMODELLED = texts_in("ms-swift.toml", "unmodelled_of_rlhf")
 _STUDENT_UNMODELLED = texts_in("ms-swift.toml", "unmodelled_of_students")
 _GRPO_HARMLESS = names_in("ms-swift.toml", "harmless_of_grpo")
+_WHILE_GENERATING = ("offload_model", "offload_optimizer", "sleep_level")
 _RLHF_ARGS = "ms-swift 4.6.0 swift/arguments/rlhf_args.py"
 _PAIRS = ("dpo", "kto", "orpo", "simpo", "cpo")
 _REFERS = ("dpo", "kto", "grpo")
@@ -84,6 +85,9 @@ def read_rlhf(keys: Keys, reading: Reading) -> bool:
         raise keys.not_modelled("use_liger_kernel", LIGER)
     read_chosen_likelihood(keys, reading)
     keys.skip(_HARMLESS)
+    if kind not in ("grpo", "gkd"):
+        # grpo_trainer.py and gkd_trainer.py alone ask for them (offload_context).
+        keys.skip(_WHILE_GENERATING)
     if keys.has("train_type") and kind in _PAIRS:
         # Until c60ceecfe of 2025-05 (rlhf_trainer/dpo_trainer.py get_batch_logps).
         reading.remark(

@@ -39,7 +39,7 @@ def say_one_process(reading: Reading) -> None:
         reading.default("device_map", "auto", _SPREADS[stack])
     elif tool in ("unsloth", "unsloth-cli"):
         reading.alone = Alone(place, sees=sees, unread=_UNREAD)
-    elif tool in ("trl", "peft-sft", "transformers", "lmflow") or is_run_by_0_7(reading):
+    elif tool in ("trl", "peft-sft", "transformers", "lmflow", "llava") or is_run_by_0_7(reading):
         reading.alone = Alone(place, sees=sees, unread=_COPIES)
     elif tool == "llama-factory" and sees != 1:
         reading.alone = Alone(place, _STOPS)

@@ -126,3 +126,11 @@ def test_a_module_of_theirs_that_trains_nothing_is_no_training() -> None:
     """Such as one that answers."""
     with pytest.raises(UsageError, match="no command that starts a training"):
         started(NAME, "python -m openrlhf.cli.interactive_chat --pretrain a")
+
+
+def test_lmflows_reward_model_is_not_read_as_trls() -> None:
+    """Both scripts have one name; the folder of its data is LMFlow's alone."""
+    text = f"deepspeed examples/reward_modeling.py {ARGUMENTS}"
+    assert started(NAME, text).task == "reward"
+    with pytest.raises(NotModelledError, match="trainer of LMFlow"):
+        started(NAME, f"{text} --dataset_path data/rewards")
