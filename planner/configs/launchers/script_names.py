@@ -45,7 +45,12 @@ _OPEN_INSTRUCT, _ITS_FOLDER = _names("finetune dpo_tune dpo_tune_cache"), "open_
 _ON_A_TRAINER = _names("finetune_trainer")
 # Scripts that only one tool has, and which train whatever their arguments are: Unsloth's, and those of
 # ms-swift before 3.0 (examples/pytorch/llm).
-_OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli", "llm_sft": "ms-swift", "llm_dpo": "ms-swift"}
+_OF_ONE_TOOL = {
+    "unsloth-cli": "unsloth-cli",
+    "qlora": "qlora",
+    "llm_sft": "ms-swift",
+    "llm_dpo": "ms-swift",
+}
 # LLaVA's own script, by its folders (haotian-liu/LLaVA c121f0432).
 _OF_LLAVA, _LLAVA_FOLDER = _names("train train_mem"), "llava/train"
 # LMFlow's other trainers (OptimalScale/LMFlow f3597dba examples), whose arguments look like TRL's, but for
