@@ -5,6 +5,7 @@ script of one's own: has each of them the same answer?
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -79,6 +80,9 @@ def answer_of_versions(
     if left := tuple(_left_open(read, given)):
         checked = _with_more(checked, chosen, left)
     every = tuple(pair for pairs in found for pair in pairs)
+    if all(_verdict(each) in _SHORT for each, _ in every):
+        less = _with_less(every[-1], given, options)
+        every, left = (*every, *less), (*left, *(every[-1][1].less if less else ()))
     verdicts = {_verdict(each) for each, _ in every}
     if "fits" not in verdicts or verdicts.isdisjoint(_SHORT):
         return checked, chosen, False
@@ -101,6 +105,19 @@ def _answers(config: str, read: ConfigFile, given: ScenarioRequest, options: Che
             refusal = refusal or error
     if not found and refusal is not None:
         raise refusal
+    return found
+
+
+def _with_less(pair: _Pair, given: ScenarioRequest, options: CheckOptions) -> list[_Pair]:
+    """One answer with each value of what a script may have, which needs less, where it runs."""
+    found, (checked, read) = list[_Pair](), pair
+    for name, (_, value) in read.less.items():
+        if given.is_given(name) or read.request.is_given(name):
+            continue
+        said = ScenarioRequest({name: Given(REQUEST_FIELDS[name].parse(value), "tried here")})
+        one = replace(read, request=merge(read.request, said))
+        with suppress(RefusedCombinationError):
+            found.append((answer_file(checked.config, one, given, options), one))
     return found
 
 
@@ -159,7 +176,7 @@ def _uncertain(every: Sequence[_Pair], names: Sequence[str]) -> _Pair:
         return most, read
     several = len({_stack(checked) for checked, _ in every}) > 1
     each = "; ".join(
-        f"{' '.join([f'--stack {_stack(checked)}'] * several + [_flag(one, name) for name in names])}: "
+        f"{' '.join([f'--stack {_stack(checked)}'] * several + _flags(one, names))}: "
         f"{_verdict(checked).replace('_', ' ')}, {gib(_needs(checked))} GiB"
         for checked, one in every[:_MOST_WAYS]
     )
@@ -168,6 +185,11 @@ def _uncertain(every: Sequence[_Pair], names: Sequence[str]) -> _Pair:
     prediction = replace(most.subject.prediction, verdict="uncertain", reason=text, fits_probability=None)
     subject = replace(most.subject, prediction=prediction)
     return replace(most, subject=subject, remarks=((most.config, text), *most.remarks)), read
+
+
+def _flags(read: ConfigFile, names: Sequence[str]) -> list[str]:
+    """Flags of what was tried."""
+    return [_flag(read, name) for name in names if read.request.is_given(name)]
 
 
 def _flag(read: ConfigFile, name: str) -> str:
