@@ -56,6 +56,7 @@ def answer_of_versions(
     that is not modelled, the newest is answered for, which a remark says.  Of what is on or off by version,
     both are answered, and the one that needs more is the answer.  Of what is a script's own, every way is
     answered that its libraries take, and the one that needs the most is the answer where all end alike.
+    What may need less is tried where nothing fits.
 
     Raises:
         PlannerError: no version has an answer; what the likeliest says.
@@ -80,13 +81,11 @@ def answer_of_versions(
     if left := tuple(_left_open(read, given)):
         checked = _with_more(checked, chosen, left)
     every = tuple(pair for pairs in found for pair in pairs)
-    if all(_verdict(each) in _SHORT for each, _ in every):
-        less = _with_less(every[-1], given, options)
-        every, left = (*every, *less), (*left, *(every[-1][1].less if less else ()))
+    less = _with_less(every, given, options)
     verdicts = {_verdict(each) for each, _ in every}
-    if "fits" not in verdicts or verdicts.isdisjoint(_SHORT):
+    if not less and ("fits" not in verdicts or verdicts.isdisjoint(_SHORT)):
         return checked, chosen, False
-    return *_uncertain(every, left), True
+    return *_uncertain((*every, *less), (*left, *(read.less if less else ()))), True
 
 
 def _answers(config: str, read: ConfigFile, given: ScenarioRequest, options: CheckOptions) -> list[_Pair]:
@@ -108,17 +107,21 @@ def _answers(config: str, read: ConfigFile, given: ScenarioRequest, options: Che
     return found
 
 
-def _with_less(pair: _Pair, given: ScenarioRequest, options: CheckOptions) -> list[_Pair]:
-    """One answer with each value of what a script may have, which needs less, where it runs."""
-    found, (checked, read) = list[_Pair](), pair
+def _with_less(every: Sequence[_Pair], given: ScenarioRequest, options: CheckOptions) -> list[_Pair]:
+    """Where no way of ``every`` fits, the last one with each value of what may need less; nothing where that
+    does not fit, either.
+    """
+    found, (checked, read) = list[_Pair](), every[-1]
+    if any(_verdict(each) not in _SHORT for each, _ in every):
+        return found
     for name, (_, value) in read.less.items():
-        if given.is_given(name) or read.request.is_given(name):
+        if given.is_given(name):
             continue
         said = ScenarioRequest({name: Given(REQUEST_FIELDS[name].parse(value), "tried here")})
         one = replace(read, request=merge(read.request, said))
         with suppress(RefusedCombinationError):
             found.append((answer_file(checked.config, one, given, options), one))
-    return found
+    return [pair for pair in found if _verdict(pair[0]) not in _SHORT]
 
 
 def _left_open(read: ConfigFile, given: ScenarioRequest) -> Mapping[str, tuple[Any, ...]]:
