@@ -470,8 +470,9 @@ def _groups(path: Path, words: Sequence[str]) -> Iterator[tuple[str, list[str]]]
             text, mark, value = word[2:].partition("=")
             name, values = text.replace("-", "_"), [value] if mark else []
         elif _may_be_several(word, values) or (not name and not word.endswith(_DATA_SUFFIXES)):
-            what = "may hold several arguments" if word.startswith("$") else "is no argument"
-            raise UsageError(f"{path}: '{show(word)}' {what}: write out --NAME VALUE")
+            open_ = "may hold several arguments, or name a file: check that, or"
+            what = open_ if word.startswith("$") else "is no argument:"
+            raise UsageError(f"{path}: '{show(word)}' {what} write out --NAME VALUE")
         else:
             values.append(word)
     if name or values:
