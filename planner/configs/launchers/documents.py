@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 
 _READ = re.compile(
-    r"^(?P<before>[ \t]*)read[ \t]+(?:-r[ \t]+)?-(?:r?d)[ \t]*(?:''|\"\")[ \t]+(?:-r[ \t]+)?"
-    r"(?P<name>[A-Za-z_]\w*)[ \t]*<<-?[ \t]*(?P<end>[A-Za-z_]\w*)[ \t]*(?:\|\|[ \t]*(?:true|:))?[ \t]*$"
+    r"^(?P<before>[ \t]*)(?:IFS=(?:''|\"\")?[ \t]+)?read[ \t]+(?:-r[ \t]+)?-(?:r?d)[ \t]*(?:''|\"\")[ \t]+"
+    r"(?:-r[ \t]+)?(?P<name>[A-Za-z_]\w*)[ \t]*<<-?[ \t]*(?P<end>[A-Za-z_]\w*)[ \t]*"
+    r"(?:\|\|[ \t]*(?:true|:))?[ \t]*$"
 )
 # What means the same between double quotes.
 _PLAIN = re.compile(r"[^\"'`\\]*")

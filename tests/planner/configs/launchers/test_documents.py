@@ -16,9 +16,10 @@ BODY = "train.py \\\n   --max_steps 5 \\\n   --output_dir $OUT\n"
 
 def test_a_document_is_the_words_of_its_variable() -> None:
     """A line behind a backslash goes on, and variables of the shell are put in."""
-    text = f"OUT=here\nread -r -d '' job <<EOF\n{BODY}EOF\ntorchrun --nproc_per_node 2 $job\n"
-    job = started(SCRIPT, text)
-    assert (job.script, job.arguments) == ("train.py", {"max_steps": 5, "output_dir": "here"})
+    for read in ("read -r -d ''", 'IFS= read -d "" -r', "read -rd ''"):
+        text = f"OUT=here\n{read} job <<EOF\n{BODY}EOF\ntorchrun --nproc_per_node 2 $job\n"
+        job = started(SCRIPT, text)
+        assert (job.script, job.arguments) == ("train.py", {"max_steps": 5, "output_dir": "here"})
 
 
 @pytest.mark.parametrize(
