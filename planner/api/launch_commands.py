@@ -114,7 +114,7 @@ def command_files(
 def _may_be_the_trainers(document: Document) -> bool:
     """Whether arguments that are read as those of another tool could be read as the Trainer's."""
     try:
-        told = recognise(document).name
+        told = recognise(document, own=True).name
     except UntoldToolError:
         return False
     return told != "transformers" and not other_task(document.table, document.table)

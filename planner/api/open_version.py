@@ -5,6 +5,7 @@ script of one's own: has each of them the same answer?
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -55,6 +56,7 @@ def answer_of_versions(
     that is not modelled, the newest is answered for, which a remark says.  Of what is on or off by version,
     both are answered, and the one that needs more is the answer.  Of what is a script's own, every way is
     answered that its libraries take, and the one that needs the most is the answer where all end alike.
+    What may need less is tried where nothing fits.
 
     Raises:
         PlannerError: no version has an answer; what the likeliest says.
@@ -79,10 +81,11 @@ def answer_of_versions(
     if left := tuple(_left_open(read, given)):
         checked = _with_more(checked, chosen, left)
     every = tuple(pair for pairs in found for pair in pairs)
+    less = _with_less(every, given, options)
     verdicts = {_verdict(each) for each, _ in every}
-    if "fits" not in verdicts or verdicts.isdisjoint(_SHORT):
+    if not less and ("fits" not in verdicts or verdicts.isdisjoint(_SHORT)):
         return checked, chosen, False
-    return *_uncertain(every, left), True
+    return *_uncertain((*every, *less), (*left, *(read.less if less else ()))), True
 
 
 def _answers(config: str, read: ConfigFile, given: ScenarioRequest, options: CheckOptions) -> list[_Pair]:
@@ -102,6 +105,23 @@ def _answers(config: str, read: ConfigFile, given: ScenarioRequest, options: Che
     if not found and refusal is not None:
         raise refusal
     return found
+
+
+def _with_less(every: Sequence[_Pair], given: ScenarioRequest, options: CheckOptions) -> list[_Pair]:
+    """Where no way of ``every`` fits, the last one with each value of what may need less; nothing where that
+    does not fit, either.
+    """
+    found, (checked, read) = list[_Pair](), every[-1]
+    if any(_verdict(each) not in _SHORT for each, _ in every):
+        return found
+    for name, (_, value) in read.less.items():
+        if given.is_given(name):
+            continue
+        said = ScenarioRequest({name: Given(REQUEST_FIELDS[name].parse(value), "tried here")})
+        one = replace(read, request=merge(read.request, said))
+        with suppress(RefusedCombinationError):
+            found.append((answer_file(checked.config, one, given, options), one))
+    return [pair for pair in found if _verdict(pair[0]) not in _SHORT]
 
 
 def _left_open(read: ConfigFile, given: ScenarioRequest) -> Mapping[str, tuple[Any, ...]]:
@@ -159,7 +179,7 @@ def _uncertain(every: Sequence[_Pair], names: Sequence[str]) -> _Pair:
         return most, read
     several = len({_stack(checked) for checked, _ in every}) > 1
     each = "; ".join(
-        f"{' '.join([f'--stack {_stack(checked)}'] * several + [_flag(one, name) for name in names])}: "
+        f"{' '.join([f'--stack {_stack(checked)}'] * several + _flags(one, names))}: "
         f"{_verdict(checked).replace('_', ' ')}, {gib(_needs(checked))} GiB"
         for checked, one in every[:_MOST_WAYS]
     )
@@ -168,6 +188,11 @@ def _uncertain(every: Sequence[_Pair], names: Sequence[str]) -> _Pair:
     prediction = replace(most.subject.prediction, verdict="uncertain", reason=text, fits_probability=None)
     subject = replace(most.subject, prediction=prediction)
     return replace(most, subject=subject, remarks=((most.config, text), *most.remarks)), read
+
+
+def _flags(read: ConfigFile, names: Sequence[str]) -> list[str]:
+    """Flags of what was tried."""
+    return [_flag(read, name) for name in names if read.request.is_given(name)]
 
 
 def _flag(read: ConfigFile, name: str) -> str:

@@ -106,7 +106,7 @@ CHECK_OPTIONS: OwnOptions = {
                 metavar="NAME",
                 help="What the files are for, where their keys do not say it: "
                 "plan, llama-factory, llama-factory-v1, llama-factory-mca, axolotl, open-instruct, "
-                "torchtitan, torchtune, nemo-automodel, ms-swift, ms-swift-megatron, lmflow, "
+                "torchtitan, torchtune, nemo-automodel, ms-swift, ms-swift-megatron, lmflow, llava, qlora, "
                 "llama-cookbook, unsloth, unsloth-cli, peft-sft, trl, transformers, deepspeed or accelerate",
                 show_default=False,
             ),

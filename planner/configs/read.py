@@ -18,12 +18,14 @@ from planner.configs.shared.own_scripts import other_task
 from planner.configs.tools import (
     hf_trainer,
     llama_cookbook,
+    llava,
     lmflow,
     ms_swift,
     ms_swift_megatron,
     nemo_automodel,
     open_instruct,
     peft_sft,
+    qlora,
     torchtitan,
     torchtune,
     trl,
@@ -126,6 +128,8 @@ _TRAINING = (
     ),
     _tool("lmflow", lmflow, lmflow.read_lmflow, launched=True),
     _tool("llama-cookbook", llama_cookbook, llama_cookbook.read_llama_cookbook),
+    Tool("llava", llava.TOOL, llava.STACK, _NO_MARKS, llava.read_llava, launched=True),
+    Tool("qlora", qlora.TOOL, qlora.STACK, _NO_MARKS, qlora.read_qlora, launched=True),
     Tool("unsloth", unsloth_cli.TOOL, unsloth_cli.STACK, _NO_MARKS, unsloth_train.read_unsloth),
     _tool("unsloth-cli", unsloth_cli, unsloth_cli.read_unsloth_cli),
     _tool("peft-sft", peft_sft, peft_sft.read_peft_sft, launched=True),
@@ -185,7 +189,7 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         tool = next((name for name, is_for in _BY_MEGATRON.items() if is_for(document)), None)
     refuse_other_tools(document, "ms-swift" if tool is None and ms_swift.is_ms_swift(document) else tool)
     try:
-        chosen = recognise(document) if tool is None else _named(tool)
+        chosen = recognise(document, own=own) if tool is None else _named(tool)
         return _read_by(chosen, document, beside, tool)
     except (UntoldToolError, UnreadKeyError) as error:
         # A script of one's own has arguments of its own, among which are those of the Trainer.
@@ -281,8 +285,9 @@ def _leave_length(keys: Keys, reading: Reading) -> None:
         reading.needs["seq"] = f"{keys.path}: the length is the script's: say --seq"
 
 
-def recognise(document: Document) -> Tool:
-    """The tool that a file is for, by keys that only its files have.
+def recognise(document: Document, *, own: bool = False) -> Tool:
+    """The tool that a file is for, by keys that only its files have; ``own``: the arguments of a script that
+    no name tells.
 
     Raises:
         UntoldToolError: no tool's keys, or those of several.
@@ -294,7 +299,10 @@ def recognise(document: Document) -> Tool:
     # LLaMA-Factory's v1 calls its model ``model``; a ``train_dataset`` is also in files of others.
     others = {"llama-factory-v1"} if "model_name_or_path" in keys else set()
     # axolotl 0.19.0 utils/schemas/model.py ModelInputConfig: a file without it stops.
-    others |= set() if "base_model" in keys else {"axolotl"}
+    # It takes no arguments in place of a file, whose list of data a script's arguments lack.
+    lacks = "base_model" not in keys or (own and not {"datasets", "pretraining_dataset"} & keys)
+    others |= {"axolotl"} if lacks else set()
+    others |= {"deepspeed", "accelerate"} if own else set()
     for group in (_TRAINING, _REST):
         counts = {tool.name: len(tool.marks & keys) for tool in group if tool.name not in others}
         best = max(counts.values())

@@ -74,7 +74,8 @@ class Reading:
 
     ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for
     it.  ``either``: values of a field that a script may have, the likeliest first, with the sentence that
-    asks for it.  ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: micro-batch x
+    asks for it.  ``less``: a value that a script may have, which needs less, with that sentence.
+    ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: micro-batch x
     accumulation x GPUs, the samples of one step, with the place that gives it; a factor that the file leaves
     open follows from it.
     ``least_batch``: samples that a step has at least, where the accumulation follows from it.
@@ -102,6 +103,7 @@ class Reading:
     remarks: list[Remark] = field(default_factory=list)
     needs: dict[str, str] = field(default_factory=dict)
     either: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    less: dict[str, tuple[str, str]] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     total_batch: tuple[int, str] | None = None
     least_batch: tuple[int, str] | None = None

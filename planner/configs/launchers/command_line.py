@@ -38,16 +38,19 @@ from planner.configs.launchers.launcher_options import (
 from planner.configs.launchers.named_files import from_folder, launch_table, named_file, with_files_here
 from planner.configs.launchers.script_names import (
     MODULES_OF,
+    UNREAD_COMMANDS,
     as_program,
     refuse_script,
+    refuse_unread_program,
     said_by_name,
     trains_always,
+    unread_program,
 )
 from planner.configs.launchers.shell import commands
 from planner.configs.launchers.tune_words import TRAINS_NOTHING, config_and_rest, overridden, refuse_recipe
 from planner.configs.tools.unsloth.unsloth_train import in_sections
 from planner.configs.yaml_or_json import read_document
-from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, UsageError, show
+from planner.errors import REFUSED_BY_TOOL, InputFileError, UsageError, show
 from planner.files.structured import yaml_value
 
 _MOST_CHARACTERS = 65_536
@@ -80,12 +83,6 @@ _SAYS_TOOL = frozenset(launcher for launcher, _ in _PROGRAMS.values()) - {"accel
 _OF_AXOLOTL = names_of(
     "launcher cloud debug debug_text_only debug_num_examples prompter shard main_process_port num_processes"
 )
-# First word of a command -> words that train, and the program.
-_UNREAD_COMMANDS = {
-    "oumi": (("train",), "Oumi", "say the job by flags"),
-    "xtuner": (("train",), "XTuner", "say the job by flags"),
-    "autoalign-cli": (("sft", "dpo", "rm"), "AutoAlign", "say the job by flags"),
-}
 MS_SWIFT, MEGATRON = "ms-swift", "ms-swift-megatron"
 """Names of the tools whose command says its own arguments."""
 _FALSE = "no_"
@@ -161,13 +158,22 @@ def started(path: Path, text: str, number: int | None = None) -> Started:
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
     words, variables, folder = found[0 if number is None else number - 1]
     words, moved = with_files_here(path, words)
+    refuse_unread_program(path, words)
     job = _LAUNCHERS[_launcher(words)](path, words)
     job.stock = "; ".join(filter(None, (job.stock, *moved)))
+    _refuse_open_script(path, job)
     refuse_script(path, job.script, words, folder)
     job.task, tool = said_by_name(job.script, folder)
     job.tool = job.tool or tool
     _take_variables(path, job, variables)
     return job
+
+
+def _refuse_open_script(path: Path, job: Started) -> None:
+    """Raises: UsageError where one variable is all that is launched: it may hold any arguments."""
+    if not job.arguments and _BARE_VARIABLE.fullmatch(job.script):
+        what = "depends on more than this text, and with it all arguments: give the command with --command"
+        raise UsageError(f"{path}: '{show(job.script)}' {what}")
 
 
 def _every_command(path: Path, text: str) -> list[tuple[list[str], dict[str, str], Path]]:
@@ -216,8 +222,8 @@ def _launcher(words: Sequence[str]) -> str:
     name, second = Path(words[0]).name, words[1] if len(words) > 1 else ""
     if name in _PROGRAMS and second in _PROGRAMS[name][1]:
         return _PROGRAMS[name][0]
-    if name in _UNREAD_COMMANDS:
-        return "unread" if second in _UNREAD_COMMANDS[name][0] else ""
+    if name in UNREAD_COMMANDS:
+        return "unread" if second in UNREAD_COMMANDS[name][0] else ""
     if _PYTHON.fullmatch(name):
         module = _option(words, "-m")
         return "torchrun" if module in ("torch.distributed.run", "torch.distributed.launch") else "python"
@@ -241,6 +247,7 @@ def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool
         and (
             kind != "python"
             or _option(words, "-m") in _MODULES
+            or unread_program(words) != ""
             or any(_name(word) in _TRAINS if word.startswith("--") else trains_always(word) for word in words)
         )
     )
@@ -254,11 +261,6 @@ def _name(word: str) -> str:
 def _is_array(words: Sequence[str]) -> bool:
     """Whether a whole command is the words of an array that stayed as it is written."""
     return bool(words) and _SEVERAL.fullmatch(words[0]) is not None
-
-
-def _unread_command(path: Path, words: list[str]) -> Started:
-    _, program, way_out = _UNREAD_COMMANDS[Path(words[0]).name]
-    raise NotModelledError(f"{path}: command lines of {program} are not read: {way_out} (plan --help)")
 
 
 def _options(path: Path, words: Sequence[str], switches: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
@@ -431,7 +433,6 @@ _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
     "axolotl": _axolotl,
     "unsloth": _unsloth,
     "torchtune": _tune,
-    "unread": _unread_command,
 }
 
 
@@ -469,8 +470,9 @@ def _groups(path: Path, words: Sequence[str]) -> Iterator[tuple[str, list[str]]]
             text, mark, value = word[2:].partition("=")
             name, values = text.replace("-", "_"), [value] if mark else []
         elif _may_be_several(word, values) or (not name and not word.endswith(_DATA_SUFFIXES)):
-            what = "may hold several arguments" if word.startswith("$") else "is no argument"
-            raise UsageError(f"{path}: '{show(word)}' {what}: write out --NAME VALUE")
+            open_ = "may hold several arguments, or name a file: check that, or"
+            what = open_ if word.startswith("$") else "is no argument:"
+            raise UsageError(f"{path}: '{show(word)}' {what} write out --NAME VALUE")
         else:
             values.append(word)
     if name or values:

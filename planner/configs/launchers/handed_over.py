@@ -15,6 +15,8 @@ _BREAK = "--"
 # Scripts that start what they are handed on so many machines, and have each number of processes for one.
 _ON_NODES = {"mason.py": "--num_nodes"}
 _PROCESSES = "--num_processes"
+# What Ray starts on its cluster (ray 2.54 job submit).
+_SUBMITS = ("ray", "job", "submit")
 
 
 def handed_over(words: Sequence[str]) -> Iterator[list[str]]:
@@ -22,9 +24,9 @@ def handed_over(words: Sequence[str]) -> Iterator[list[str]]:
 
     What a job's own shell reads between commands (an escaped ``&&``) parts them, too.
     """
-    if _BREAK not in words or not any(word.endswith(".py") for word in words[: words.index(_BREAK)]):
+    own = words[: words.index(_BREAK)] if _BREAK in words else []
+    if not any(word.endswith(".py") for word in own) and tuple(own[:3]) != _SUBMITS:
         return
-    own = words[: words.index(_BREAK)]
     option = next((_ON_NODES[name] for word in own if (name := Path(word).name) in _ON_NODES), "")
     nodes = next((value for name, value in pairwise(own) if name == option), "1")
     command: list[str] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from planner.configs.tools.other_tools import BRIDGE
@@ -44,7 +45,18 @@ _OPEN_INSTRUCT, _ITS_FOLDER = _names("finetune dpo_tune dpo_tune_cache"), "open_
 _ON_A_TRAINER = _names("finetune_trainer")
 # Scripts that only one tool has, and which train whatever their arguments are: Unsloth's, and those of
 # ms-swift before 3.0 (examples/pytorch/llm).
-_OF_ONE_TOOL = {"unsloth-cli": "unsloth-cli", "llm_sft": "ms-swift", "llm_dpo": "ms-swift"}
+_OF_ONE_TOOL = {
+    "unsloth-cli": "unsloth-cli",
+    "qlora": "qlora",
+    "llm_sft": "ms-swift",
+    "llm_dpo": "ms-swift",
+}
+# LLaVA's own script, by its folders (haotian-liu/LLaVA c121f0432).
+_OF_LLAVA, _LLAVA_FOLDER = _names("train train_mem"), "llava/train"
+# LMFlow's other trainers (OptimalScale/LMFlow f3597dba examples), whose arguments look like TRL's, but for
+# the folder of their data.
+_OF_LMFLOW = _names("reward_modeling dpo_train dpov2_train iterative_dpo_train raft_align")
+_ITS_DATA = "--dataset_path"
 # Modules that one tool has, as ``python -m`` names them.
 MODULES_OF = dict.fromkeys(("llama_recipes.finetuning", "llama_cookbook.finetuning"), "llama-cookbook")
 # Modules that are the program of a command, as ``python -m`` names them (accelerate 1.15.0, deepspeed 0.19.8,
@@ -56,6 +68,15 @@ _PROGRAMS = {
     "llamafactory.cli": ("llamafactory-cli",),
     **{f"swift.cli.{each}": ("swift", each) for each in ("sft", "pt", "rlhf")},
 }
+UNREAD_COMMANDS = {
+    "oumi": (("train",), "Oumi"),
+    "xtuner": (("train",), "XTuner"),
+    "autoalign-cli": (("sft", "dpo", "rm"), "AutoAlign"),
+}
+"""First word of a command -> words that train, and the program, whose commands are not read."""
+# Packages whose trainers, started as modules, are not read.
+_UNREAD = {"openrlhf": "OpenRLHF", "verl": "verl", "RL2": "RL2", "safe_rlhf": "Safe-RLHF"}
+_TRAINER = re.compile("train|ppo|finetune")
 # What a command sets in a recipe's ConfigContainer (NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training).
 _OVERRIDES = re.compile(
     r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|(?:micro|global)_batch_size))="
@@ -67,6 +88,22 @@ def as_program(words: list[str]) -> list[str]:
     if words[1:2] == ["-m"] and len(words) > 2 and Path(words[0]).name.startswith("python"):
         return [*_PROGRAMS[words[2]], *words[3:]] if words[2] in _PROGRAMS else words
     return words
+
+
+def unread_program(words: Sequence[str]) -> str:
+    """The program whose trainer a command starts as a module, where it is not read; else empty."""
+    module = next((after for before, after in pairwise(words) if before in ("-m", "--module")), "")
+    package, mark, trainer = module.partition(".")
+    return _UNREAD.get(package, "") if mark and _TRAINER.search(trainer) else ""
+
+
+def refuse_unread_program(path: Path, words: Sequence[str]) -> None:
+    """Raises: NotModelledError where a command is that of a program which is not read."""
+    _, program = UNREAD_COMMANDS.get(Path(words[0]).name, ((), unread_program(words)))
+    if program:
+        raise NotModelledError(
+            f"{path}: command lines of {program} are not read: say the job by flags (plan --help)"
+        )
 
 
 def trains_always(word: str) -> bool:
@@ -87,6 +124,9 @@ def refuse_script(path: Path, script: str, words: Sequence[str], folder: Path = 
     if place.parent.name == _ITS_FOLDER and place.stem not in _OPEN_INSTRUCT | _ON_A_TRAINER:
         why = "this trainer of open-instruct is not modelled; finetune.py and dpo_tune_cache.py are"
         raise NotModelledError(f"{path}: {show(script)}: {why}")
+    if place.stem in _OF_LMFLOW and _ITS_DATA in words:
+        why = "this trainer of LMFlow is not modelled; finetune.py is: say the job by flags"
+        raise NotModelledError(f"{path}: {show(script)}: {why}")
     parts = _words(script)
     for why, names in _OTHERS.items():
         for name in names.split():
@@ -104,6 +144,8 @@ def said_by_name(script: str, folder: Path = Path()) -> tuple[str, str | None]:
         return task, "transformers"
     if stem in _OPEN_INSTRUCT and parent.name == _ITS_FOLDER:
         return task, "open-instruct"
+    if stem in _OF_LLAVA and f"/{parent.as_posix()}".endswith(f"/{_LLAVA_FOLDER}"):
+        return task, "llava"
     if script in MODULES_OF:
         return task, MODULES_OF[script]
     of_trl = stem in _TRL_SCRIPTS and (task or parent.as_posix().endswith(_TRL_FOLDERS))

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from planner.configs.launchers.comments import uncommented
+from planner.configs.launchers.documents import with_documents
+from planner.configs.launchers.script_names import as_program
 from planner.configs.launchers.variables import with_depth, with_values
 from planner.errors import InputFileError
 
@@ -63,7 +65,7 @@ def commands(path: Path, text: str) -> Iterator[Command]:
     Raises:
         InputFileError: quotes that are not closed.
     """
-    text = with_values(text, str(path.parent))
+    text = with_values(with_documents(text), str(path.parent))
     found = list(_simple_commands(path, text))
     unsure = {name for command in found if command.inside or command.chained for name in _changed(command)}
     environment = _Environment(frozenset(unsure))
@@ -281,13 +283,18 @@ def _signs(word: str) -> list[str]:
     return re.findall(r";;&?|;&|.", word) if word != "()" and _TOUCHING.fullmatch(word) else [word]
 
 
+def _launches(words: list[str]) -> bool:
+    """Whether these words start processes of their own, also as a module of Python."""
+    return _LAUNCHERS.fullmatch(as_program(words)[0]) is not None
+
+
 def _bare(command: list[str]) -> list[str]:
     """A command without what stands before its program, and without redirections."""
     words = list(command)
     while words and (_ASSIGNMENT.match(words[0]) or words[0] in _WRAPPERS):
         del words[: 1 + _WRAPPERS.get(words[0], 0)]
     if words[:1] == ["srun"]:
-        del words[: next((index for index, word in enumerate(words) if _LAUNCHERS.fullmatch(word)), 0)]
+        del words[: next((index for index in range(len(words)) if _launches(words[index:])), 0)]
     elif words and words[0].startswith("-"):
         del words[: next((index for index, word in enumerate(words) if _STARTED.fullmatch(word)), 0)]
     end = next((index for index, word in enumerate(words) if word and set(word) <= set("<>&")), len(words))

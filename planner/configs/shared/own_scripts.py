@@ -61,6 +61,13 @@ def leave_dtype(keys: Keys, reading: Reading) -> None:
         reading.either["load_dtype"] = (sentence, ("fp32", "checkpoint"))
 
 
+def leave_loss(keys: Keys, reading: Reading) -> None:
+    """Enter that the script may take its loss without whole logits, which needs less."""
+    if reading.value("loss") is None and reading.value("task") in (None, "sft", "pretrain"):
+        sentence = f"{keys.path}: which loss is taken is the script's: say --loss hf or liger"
+        reading.less["loss"] = (sentence, "liger")
+
+
 def leave_method(keys: Keys, reading: Reading) -> None:
     """Enter that the script may put adapters on, and quantise their base, where nothing says so."""
     said = reading.said.get("method")

@@ -37,9 +37,9 @@ def stock_launch_file_at(path: Path) -> tuple[Document, str] | None:
     return stock_launch_file(name) if known else None
 
 
-def stock_engine(name: str) -> Document | None:
-    """What the file of an engine says that ms-swift ships under this name, ``None`` for others."""
-    found = _document(Path(f"{name}.json"), _tables()["ms-swift"].get(name))
+def stock_engine(name: str, whose: str = "ms-swift") -> Document | None:
+    """What the file of an engine says that a tool ships under this name, ``None`` for others."""
+    found = _document(Path(f"{name}.json"), _tables()[whose].get(name))
     return None if found is None else found[0]
 
 

@@ -13,7 +13,7 @@ from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import read_attention, read_dtype
-from planner.configs.shared.own_scripts import leave_dtype
+from planner.configs.shared.own_scripts import leave_dtype, leave_loss
 from planner.configs.shared.trainer_arguments import (
     need_precision,
     read_distribution,
@@ -101,6 +101,7 @@ def _leave_open(keys: Keys, reading: Reading, *, adapts: bool) -> None:
     if adapts and reading.value("lora_rank") is None:
         sentence = f"{keys.path}: the rank of the adapters is the script's: say --lora-rank"
         reading.either["lora_rank"] = (sentence, ("8", "64"))
+    leave_loss(keys, reading)
     if not keys.has("block_size"):
         leave_dtype(keys, reading)
 

@@ -18,7 +18,7 @@ from planner.configs.shared.model_args import DTYPES, read_attention
 from planner.configs.shared.trainer_arguments import read_precision, read_trainer
 from planner.configs.tools.ms_swift_2 import is_before_3, read_ms_swift_2
 from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_engine, read_processes
-from planner.configs.tools.ms_swift_rlhf import read_rlhf, read_swift_rollout
+from planner.configs.tools.ms_swift_rlhf import read_rlhf, read_swift_rollout, refuse_flat_weights
 from planner.configs.yaml_or_json import Document
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import ADAPTABLE_MODULES, TARGET_PATTERN
@@ -76,6 +76,7 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.said.pop("grad_accum", None)
     _read_evaluation(keys, reading)
     read_engine(keys, reading, beside, ranks=ranks)
+    refuse_flat_weights(keys, reading)
     _remark(keys, reading)
     # Of data they say whether anything is evaluated; the engine's table counts beside ``fsdp`` alone.
     keys.skip(("val_dataset", "cached_val_dataset", "bnb_4bit_compute_dtype", "fsdp_config"))

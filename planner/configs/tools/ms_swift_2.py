@@ -61,7 +61,8 @@ _SINCE_2_3 = ("target_modules", "lora_dropout", "modules_to_save", "device_map_c
 
 def is_before_3(keys: Keys) -> bool:
     """Whether arguments are those of ms-swift before 3.0, which asks for a ``model``."""
-    return any(keys.has(name) for name in _MARKS) or (keys.has("model_type") and not keys.has("model"))
+    later = any(keys.has(name) for name in ("model", "tuner_type", "train_type"))
+    return any(keys.has(name) for name in _MARKS) or (keys.has("model_type") and not later)
 
 
 def read_ms_swift_2(keys: Keys, reading: Reading, beside: Beside) -> None:

@@ -47,6 +47,7 @@ _HARMLESS = names_in("ms-swift.toml", "harmless_of_rlhf")
 _UNMODELLED = texts_in("ms-swift.toml", "unmodelled_of_rlhf")
 _STUDENT_UNMODELLED = texts_in("ms-swift.toml", "unmodelled_of_students")
 _GRPO_HARMLESS = names_in("ms-swift.toml", "harmless_of_grpo")
+_WHILE_GENERATING = ("offload_model", "offload_optimizer", "sleep_level")
 _RLHF_ARGS = "ms-swift 4.6.0 swift/arguments/rlhf_args.py"
 _PAIRS = ("dpo", "kto", "orpo", "simpo", "cpo")
 _REFERS = ("dpo", "kto", "grpo")
@@ -84,6 +85,9 @@ def read_rlhf(keys: Keys, reading: Reading) -> bool:
         raise keys.not_modelled("use_liger_kernel", LIGER)
     read_chosen_likelihood(keys, reading)
     keys.skip(_HARMLESS)
+    if kind not in ("grpo", "gkd"):
+        # grpo_trainer.py and gkd_trainer.py alone ask for them (offload_context).
+        keys.skip(_WHILE_GENERATING)
     if keys.has("train_type") and kind in _PAIRS:
         # Until c60ceecfe of 2025-05 (rlhf_trainer/dpo_trainer.py get_batch_logps).
         reading.remark(
@@ -131,7 +135,36 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
         )
         if keys.is_on("sleep_level"):
             reading.say("vllm_sleep", True, keys.where("sleep_level"))
-    keys.skip(_GRPO_HARMLESS)
+        _read_offloads(keys, reading)
+    keys.skip((*_GRPO_HARMLESS, *_WHILE_GENERATING))
+
+
+def _read_offloads(keys: Keys, reading: Reading) -> None:
+    """What is in host RAM while vLLM generates: counted as on the card, which is more; without vLLM beside it
+    less is counted than is needed.
+
+    Source: ms-swift 4.6.0 rlhf_trainers/grpo_trainer.py offload_context, around rollout_mixin.py _fast_infer.
+    """
+    for name in ("offload_model", "offload_optimizer"):
+        if keys.is_on(name):
+            where = keys.where(name)
+            text = (
+                "counted as on the card while vLLM generates, which is more; host RAM for it is not counted"
+            )
+            reading.remark(where, text)
+            reading.less["generator"] = (where, "vllm-server")
+
+
+def refuse_flat_weights(keys: Keys, reading: Reading) -> None:
+    """Raises: NotModelledError where weights leave parameters that ZeRO keeps in one buffer.
+
+    The buffer stays, and the copies that come back lie beside it until the step ends.
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py _update_model_bit16_weights.
+    """
+    flat = reading.value("sharding") in ("zero1", "zero2") and reading.value("generator") == "vllm"
+    if flat and keys.is_on("offload_model"):
+        text = "beside ZeRO-1 and 2 it keeps a second copy of the weights, which is not modelled; zero3 is"
+        raise keys.not_modelled("offload_model", text)
 
 
 def _read_longest_rollout(keys: Keys, reading: Reading) -> None:

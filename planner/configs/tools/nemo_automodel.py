@@ -41,6 +41,9 @@ _FAMILIES = (
     *_OWN,
     *words("mistral phi phi3 olmo2 granite glm seed_oss gemma gemma2 gemma3_text cohere2"),
 )
+# Names under which configurations have the number of experts.
+_EXPERTS = frozenset(words("num_experts num_local_experts n_routed_experts"))
+_DIVIDED_BY_TORCHTITAN = ("qwen3_moe", "deepseek_v3")
 _OPTIMIZERS = {
     "torch.optim.Adam": ("adamw_torch", "adamw_torch_fused"),
     "torch.optim.AdamW": ("adamw_torch", "adamw_torch_fused"),
@@ -145,6 +148,7 @@ def _read_model(keys: Keys, reading: Reading, loader: str, families: tuple[str, 
     if name is None:
         raise part.not_modelled(_TARGET, "no checkpoint or configuration is named")
     entry = entry_named_in(name.rstrip("/"))
+    _refuse_mixture(place, key, entry)
     if entry is None or entry.config.get("model_type") not in families:
         raise place.not_modelled(
             key, f"AutoModel's layers of {show(name)} are not modelled: name one of {', '.join(families)}"
@@ -166,6 +170,22 @@ def _read_model(keys: Keys, reading: Reading, loader: str, families: tuple[str, 
     part.skip((_TRUST, "use_sdpa_patching", "revision"))
     for unread in part.left_over_here():
         raise part.not_modelled(unread, _CHANGED)
+
+
+def _refuse_mixture(place: Keys, key: str, entry: ModelEntry | None) -> None:
+    """Raises: NotModelledError for a mixture of experts.
+
+    Neighbouring GPUs have some experts of each layer, and FSDP2 divides those over GPUs that have the same
+    ones, as in torchtitan (components/distributed/mesh_utils.py, components/moe/parallelizer.py apply_ep).
+    Left out here: buffers of DeepEP, products of Transformer Engine, and weights that stay gathered behind
+    the forward pass (moe/parallelizer.py ``reshard_after_forward``).
+    """
+    if entry is None or _EXPERTS.isdisjoint(entry.config):
+        return
+    way_out = "say the job by flags (plan --help)"
+    if entry.config.get("model_type") in _DIVIDED_BY_TORCHTITAN:
+        way_out = f"torchtitan's way is plan --model {entry.id} --stack torchtitan@2025 --expert-parallel N"
+    raise place.not_modelled(key, f"AutoModel's kernels and buffers of experts are not modelled: {way_out}")
 
 
 def _read_backend(part: Keys, family: str) -> None:

@@ -22,6 +22,9 @@ _STOPS = (
     f"is not modelled): {_RANKS}"
 )
 _UNREAD = f"what Unsloth makes of several GPUs in one process is not modelled: {_RANKS}, or give one GPU"
+_SPREAD_BY_4 = (
+    f"how Transformers 4 spreads layers over the GPUs of one process is not modelled: {_RANKS}, or give one"
+)
 _SPREADS = {
     "trl": "trl 1.16.0 trainer/utils.py create_model_from_path: auto in one process",
     "axolotl": "axolotl 0.19.0 utils/config/__init__.py choose_device: auto in one process",
@@ -39,7 +42,9 @@ def say_one_process(reading: Reading) -> None:
         reading.default("device_map", "auto", _SPREADS[stack])
     elif tool in ("unsloth", "unsloth-cli"):
         reading.alone = Alone(place, sees=sees, unread=_UNREAD)
-    elif tool in ("trl", "peft-sft", "transformers", "lmflow") or is_run_by_0_7(reading):
+    elif tool == "qlora":
+        reading.alone = Alone(place, sees=sees, unread=_SPREAD_BY_4)
+    elif tool in ("trl", "peft-sft", "transformers", "lmflow", "llava") or is_run_by_0_7(reading):
         reading.alone = Alone(place, sees=sees, unread=_COPIES)
     elif tool == "llama-factory" and sees != 1:
         reading.alone = Alone(place, _STOPS)

@@ -30,7 +30,7 @@ class ConfigFile:
     ``tool``: the program that it is for, ``tool_name`` its name for ``--tool``.  ``remarks``: keys that are
     not counted as they stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be given
     beside it, each field with the sentence that asks for it; ``either``: values that it may have, with that
-    sentence.  ``launch``: the launch file that was found
+    sentence; ``less``: one that it may have, which needs less.  ``launch``: the launch file that was found
     beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
     ``several``: the sharding of several GPUs, where nothing says one.  ``one_batch``: the precision where
     all of them share a batch.  ``alone``: a key that the tool takes
@@ -48,6 +48,7 @@ class ConfigFile:
     ignored: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
     either: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    less: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     total_batch: tuple[int, str] | None = None
     least_batch: tuple[int, str] | None = None
     generated: tuple[int, str] | None = None
@@ -120,6 +121,7 @@ def config_of(reading: Reading) -> ConfigFile:
         ignored=tuple(reading.ignored),
         needs=MappingProxyType(reading.needs),
         either=MappingProxyType(reading.either),
+        less=MappingProxyType(reading.less),
         total_batch=reading.total_batch,
         least_batch=reading.least_batch,
         generated=reading.generated,

@@ -369,3 +369,11 @@ def test_run_clm_of_transformers_is_not_read_as_trl(tmp_path: Path) -> None:
     assert config.tool_name == "transformers"
     values = {name: config.request.get(name) for name in ("seq", "method", "padding", "loss")}
     assert values == {"seq": 4096, "method": "full", "padding": "packed", "loss": None}
+
+
+@pytest.mark.parametrize("key", ["micro_batch_size", "train_batch_size"])
+def test_arguments_of_a_script_are_neither_axolotls_nor_deepspeeds(tmp_path: Path, key: str) -> None:
+    """Axolotl takes a file whose list of data they lack; the other one is a file for a launcher."""
+    path = written(tmp_path, f"base_model: Qwen/Qwen2.5-0.5B\n{key}: 4\nlearning_rate: 1e-5\n")
+    with pytest.raises(NotModelledError, match=f"{key}: unknown key"):
+        read_config_file(path, beside=Beside(script="finetune.py", own=True))

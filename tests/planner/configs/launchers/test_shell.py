@@ -35,6 +35,10 @@ def words(text: str) -> list[list[str]]:
             [["torchrun", "--master_port", "${command}", "a.py"]],
         ),
         ("srun python a.py", [["srun", "python", "a.py"]]),
+        (
+            "srun -n 1 python -m llamafactory.cli train a.yaml",
+            [["python", "-m", "llamafactory.cli", "train", "a.yaml"]],
+        ),
         # The number of a stream touches its redirection; a word before a blank is an argument.
         ("a --b 2 > log 2>&1", [["a", "--b", "2"]]),
         ("a --b 1 2>> log", [["a", "--b", "1"]]),

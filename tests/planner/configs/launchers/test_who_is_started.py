@@ -10,7 +10,7 @@ import pytest
 from planner.api.checks import check_job, command_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.command_line import started
-from planner.errors import ExitCode, NotModelledError
+from planner.errors import ExitCode, NotModelledError, UsageError
 from planner.intake.given.request import from_flags
 
 NAME = Path("command")
@@ -106,3 +106,31 @@ def test_a_number_of_processes_that_is_left_open_is_that_of_the_gpus_given() -> 
     said = " ".join(text for _, text in found.remarks)
     assert "$N" in said
     assert "$M" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("ray job submit --no-wait -- python3 -m openrlhf.cli.train_ppo_ray --pretrain a", "OpenRLHF"),
+        ("torchrun -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=a", "verl"),
+        ("python -m verl.trainer.main_ppo data.train_batch_size=8", "verl"),
+    ],
+)
+def test_modules_of_programs_that_are_not_read_are_named(text: str, program: str) -> None:
+    """Whatever their arguments look like."""
+    with pytest.raises(NotModelledError, match=f"command lines of {program} are not read"):
+        started(NAME, text)
+
+
+def test_a_module_of_theirs_that_trains_nothing_is_no_training() -> None:
+    """Such as one that answers."""
+    with pytest.raises(UsageError, match="no command that starts a training"):
+        started(NAME, "python -m openrlhf.cli.interactive_chat --pretrain a")
+
+
+def test_lmflows_reward_model_is_not_read_as_trls() -> None:
+    """Both scripts have one name; the folder of its data is LMFlow's alone."""
+    text = f"deepspeed examples/reward_modeling.py {ARGUMENTS}"
+    assert started(NAME, text).task == "reward"
+    with pytest.raises(NotModelledError, match="trainer of LMFlow"):
+        started(NAME, f"{text} --dataset_path data/rewards")

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from planner.api.checks import check_job, command_job
+from planner.api.files import CheckOptions
 from planner.configs.shared.own_scripts import other_task
+from planner.intake.given.request import from_flags
+from planner.report.check.checked import Checked
 
 
 @pytest.mark.parametrize(
@@ -40,3 +44,25 @@ from planner.configs.shared.own_scripts import other_task
 def test_another_training_is_told(table: dict[str, Any], unread: tuple[str, ...], found: str) -> None:
     """By a second model whatever the tool says; by other data and losses where it does not read them."""
     assert other_task(table, unread) == found
+
+
+def answered(more: str, **given: object) -> Checked:
+    """The answer for a script of one's own whose whole logits alone are more than the card has."""
+    text = (
+        "torchrun --nproc_per_node 2 mine.py --model_name_or_path unsloth/Llama-3.2-3B-Instruct --bf16 "
+        "--per_device_train_batch_size 2 --block_size 24576 --gradient_checkpointing True "
+        f"--torch_dtype bfloat16 {more}"
+    )
+    flags = from_flags({"gpu": "a100-80-sxm:2", **given})
+    return check_job(command_job(text, CheckOptions()), flags, advise=False)
+
+
+def test_a_loss_of_its_own_may_make_it_fit() -> None:
+    """Which nothing says; a flag or the Trainer's own key does."""
+    found = answered("")
+    assert found.subject is not None, found.failure
+    assert found.subject.prediction.verdict == "uncertain"
+    assert "--method lora --loss liger: fits" in found.subject.prediction.reason
+    for told in (answered("", loss="hf"), answered("--use_liger_kernel False", loss="hf", method="full")):
+        assert told.subject is not None, told.failure
+        assert told.subject.prediction.verdict == "does_not_fit"

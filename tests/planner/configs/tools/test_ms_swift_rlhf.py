@@ -221,3 +221,30 @@ def test_one_visible_gpu_is_one_gpu_of_the_machine() -> None:
     assert checked.subject.scenario.hardware.world_size == 1
     assert any("uses 1 of the 8 GPUs" in text for _, text in checked.remarks)
     assert "device_map" in asked(COMMAND, "a100-80-sxm:8").failure
+
+
+GENERATES = (
+    "--rlhf_type grpo --num_generations 8 --per_device_train_batch_size 8 --max_length 512 --beta 0 "
+    "--max_completion_length 512 --use_vllm true --vllm_mode colocate --sleep_level 1 --offload_model true"
+)
+
+
+@pytest.mark.parametrize(("share", "verdict"), [("0.4", "fits"), ("0.95", "uncertain")])
+def test_weights_that_leave_while_vllm_generates_are_counted_as_there(share: str, verdict: str) -> None:
+    """Which is more; where that does not fit, a job without vLLM beside it says whether less might."""
+    text = f"{COMMAND} {GENERATES} --vllm_gpu_memory_utilization {share} --tuner_type full --deepspeed zero3"
+    checked = asked(f"NPROC_PER_NODE=8 {text}", "a100-80-sxm:8")
+    assert checked.subject is not None, checked.failure
+    assert checked.subject.prediction.verdict == verdict
+    assert any("as on the card" in text for _, text in checked.remarks)
+
+
+def test_weights_of_zero2_do_not_leave() -> None:
+    """Its buffer stays, and copies come back beside it."""
+    text = f"NPROC_PER_NODE=8 {COMMAND} {GENERATES} --tuner_type full --deepspeed zero2"
+    assert "second copy of the weights" in asked(text, "a100-80-sxm:8").failure
+
+
+def test_in_other_trainings_nothing_leaves() -> None:
+    """DPO takes the arguments, and asks for none of them."""
+    assert asked(f"{COMMAND} --rlhf_type dpo --offload_model true --sleep_level 1").failure == ""

@@ -264,3 +264,16 @@ def test_batches_are_made_multiples(tmp_path: Path, multiple: int, seq: int, pad
     text = model(LLAMA_8B) + steps(8) + LOSS + ADAM + CHAT + ", truncation: true}\n" + MULTIPLE % multiple
     found = read(tmp_path, text)
     assert (found.value("seq"), found.value("padding")) == (seq, padding)
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "--model qwen3-30b-a3b --stack torchtitan@2025 --expert-parallel N"),
+        ("mistralai/Mixtral-8x7B-v0.1", "by flags"),
+    ],
+)
+def test_mixtures_are_refused_with_a_way_out(tmp_path: Path, name: str, way_out: str) -> None:
+    """Torchtitan divides its own in the same way, where it has such a model."""
+    with pytest.raises(NotModelledError, match=way_out):
+        read(tmp_path, model(name) + BASE + "distributed: {strategy: fsdp2, ep_size: 8}\n")
