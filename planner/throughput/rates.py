@@ -201,13 +201,14 @@ def reached_share(gpu: GpuSpec, *, fp8: bool = False) -> float:
 
 
 def _flash_share(gpu: GpuSpec, generation: int) -> float:
-    """Part of the usual share of the peak that fused attention reaches on a card; the third generation, which
-    NVIDIA's cards alone have, reaches all of it.
+    """Part of the usual share of the peak that fused attention reaches on a card; the third generation and
+    the fourth, which NVIDIA's cards alone have, reach all of it.
 
     Source: FlashAttention-2 (arXiv 2307.08691) section 4.1: forward and backward 0.3 of the peak on H100, 0.5
     on A100, 2k to 8k tokens; FlashAttention-3 (arXiv 2407.08608) section 1 says why.  B200: 300 to 346 of
     2,250 TFLOP/s at 1k to 16k tokens, hardly more than an H100 (Dao-AILab/flash-attention#1589), and the same
-    is taken for B300.  MI300X: 223 to 232 of 1,307 TFLOP/s at 16,384 tokens
+    is taken for B300.  FlashAttention-4 (its authors' summary) reaches up to 1,613 TFLOP/s there, 1.3 times
+    cuDNN's kernel and 2.7 times Triton's.  MI300X: 223 to 232 of 1,307 TFLOP/s at 16,384 tokens
     (ROCm/flash-attention#142), 0.17 where an A100 has 0.58.  The tensor cores of an H20 do half of an A100's
     work per clock, so that the older products reach their peak, too: a step with the second generation takes
     1.1 times one with the third (modelscope/ms-swift examples/train/flash_attention_3).

@@ -167,11 +167,14 @@ class TestWhatCardsReach:
     @pytest.mark.parametrize(("gpu", "share"), [("h100-sxm", 0.6), ("b200", 0.3), ("b300", 0.3)])
     def test_older_flash_kernels_reach_less_of_newer_cards(self, gpu: str, share: float) -> None:
         """FlashAttention 2 issues the older instructions: 0.6 of the share it has on A100, and as many a
-        second on cards with twice the rate; the third generation does not.
+        second on cards with twice the rate; the third generation and the fourth do not.
         """
         second = scenario(FULL, gpu=gpu)
         second = replace(second, stack=replace(second.stack, cudnn_attention=False))
-        third = replace(second, stack=replace(second.stack, flash_generation=3))
+        third, fourth = (
+            replace(second, stack=replace(second.stack, flash_generation=number)) for number in (3, 4)
+        )
+        assert job(third).rates.attention_flop_per_s == job(fourth).rates.attention_flop_per_s
         ratio = job(second).rates.attention_flop_per_s / job(third).rates.attention_flop_per_s
         assert ratio == pytest.approx(share)
         ada = scenario(FULL, gpu="l40s")
