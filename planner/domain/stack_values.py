@@ -106,6 +106,11 @@ Distillation = Literal[
     "forward_in_pieces",
     "reverse_in_pieces",
 ]
+LogitMetrics = Literal["none", "copied_once", "by_sample", "copied", "copied_twice"]
+"""What a trainer of language models measures on logits: the share of tokens that it gets right, of a copy of
+several samples.  ``by_sample``: and their entropy, of one sample after the other; ``copied``: in pieces;
+``copied_twice``: while the entropy's own copy is there.
+"""
 PairLogps = Literal[
     "none",
     "whole",
