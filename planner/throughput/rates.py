@@ -37,6 +37,8 @@ _REFERENCE_BEST_SHARE: dict[MatmulShapes, float] = {"any": 0.869, "square": 0.84
 # Part of its usual share of the peak that fused attention reaches, by compute capability: FlashAttention 1
 # and 2 where tensor cores reach their peak with asynchronous products only, and what MI300X have for it.
 _FLASH_SHARE = {"9.0": 0.6, "10.0": 0.3, "10.3": 0.3, "gfx942": 0.3}
+# FlexAttention is compiled by Triton, whose kernel FlashAttention-4 beats 2.7 times there (its authors).
+_FLEX_SHARE = {"10.0": 0.37, "10.3": 0.37}
 # An A100's tensor cores do this many times the work of 128 lanes in fp32: what the older products reach.
 _OLDER_PRODUCTS_OVER_FP32 = 8.0
 # Compute capabilities for which there is no FlashAttention 2; torch takes its memory-efficient kernel there.
@@ -91,7 +93,7 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         # 1.7 to 2.3 times as fast as FlashAttention 2 on H100, both ways (huggingface/transformers#48163).
         attention = masked = of_scores * coefficients.attention_efficiency * sustained
     elif generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
-        share = _flash_share(gpu, generation)
+        share = _flex_share(gpu) if recipe.attention == "flex" else _flash_share(gpu, generation)
         attention = of_scores * coefficients.attention_efficiency * share * sustained
     inside = intra_node_bytes_per_s(hardware, coefficients)
     network = _network_bytes_per_s(hardware, coefficients)
@@ -218,6 +220,11 @@ def _flash_share(gpu: GpuSpec, generation: int) -> float:
     if gpu.is_cuda and (generation >= 3 or slow):
         return 1.0
     return _FLASH_SHARE.get(gpu.compute_capability, 1.0)
+
+
+def _flex_share(gpu: GpuSpec) -> float:
+    """The same of FlexAttention, which is taken for FlashAttention 2 where nobody compared it."""
+    return _FLEX_SHARE.get(gpu.compute_capability, _flash_share(gpu, 2))
 
 
 def clock_share(hardware: Hardware) -> float:

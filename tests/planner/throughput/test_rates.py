@@ -181,6 +181,12 @@ class TestWhatCardsReach:
         newer = replace(ada, stack=replace(ada.stack, flash_generation=3))
         assert job(ada).rates.attention_flop_per_s == job(newer).rates.attention_flop_per_s
 
+    @pytest.mark.parametrize(("gpu", "more"), [("h100-sxm", 1.0), ("b200", 0.37 / 0.3), ("b300", 0.37 / 0.3)])
+    def test_flex_attention_is_tritons_on_newer_cards(self, gpu: str, more: float) -> None:
+        """A third of FlashAttention 4, and more than FlashAttention 2; elsewhere as the latter."""
+        flash, flex = (job(scenario(FULL, gpu=gpu, attention=each)).rates for each in ("flash2", "flex"))
+        assert flex.attention_flop_per_s / flash.attention_flop_per_s == pytest.approx(more)
+
     def test_older_flash_kernels_reach_all_of_an_h20(self) -> None:
         """Its tensor cores are slower than an A100's, so older instructions keep them busy."""
         second = scenario(FULL, gpu="h20")
