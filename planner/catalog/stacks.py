@@ -55,7 +55,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "zero3_reuse_elements": (0, 1_000_000_000_000),
     "zero3_sub_group_elements": (0, 1_000_000_000_000),
     "foreach_step_copies": (0, 8),
-    "flash_generation": (1, 3),
+    "flash_generation": (1, 4),
     "offloaded_inputs_kept": (0, 100),
     "roundup_divisions": (0, 64),
 }

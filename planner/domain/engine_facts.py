@@ -87,8 +87,9 @@ class EngineFacts:
     fsdp2_units: Fsdp2Units
     """``ends_apart``: last norm and head are a unit that stays whole.  ``ends_in_root``: they are the
     root's, which is divided again when the model returns, and each matrix of an adapter is a unit;
-    ``root_divided``: the table, too.  ``root_whole``: the root has all around the layers, and stays whole, as
-    the last layer does.  ``..._returned``: all is divided before a loop takes the loss of logits."""
+    ``root_divided``: the table, too; ``all_in_root``: so, but adapters lie with their layers.
+    ``root_whole``: the root has all around the layers, and stays whole, as the last layer does.
+    ``..._returned``: all is divided before a loop takes the loss of logits."""
     fsdp2_parts_tied: bool
     """FSDP2 gathers and reduces a head beside the token table that it is; the optimizer has one of them."""
     fsdp_no_sync: Literal["neither", "fsdp1", "both"]

@@ -18,6 +18,7 @@ from planner.domain.stack_values import (
     FrozenLayers,
     GatedDelta,
     KbitUpcast,
+    LogitMetrics,
     LogitsCopy,
     LossWeights,
     MainGradients,
@@ -200,10 +201,10 @@ class Stack(EngineFacts):
     Of divided sequences: ``gathered_heads``, keys a head at a time; ``exchanged_heads``: tokens for heads."""
     whole_table_gradient: bool
     """Where features are divided, the token table's gradient is that of the whole one, as DTensor's are."""
-    mixture_code: Literal["transformers", "torchtitan-2025", "scattermoe"]
-    """Whose layers run mixtures of experts: those of Transformers, with the kernels of ``scattermoe`` or
-    without, or of torchtitan up to e347b1e5e (2026-02-15), with padded rows of each expert, and an exchange
-    of tokens where GPUs divide experts."""
+    mixture_code: Literal["transformers", "torchtitan-2025", "scattermoe", "liger"]
+    """Whose layers run mixtures of experts: those of Transformers, with the kernels of ``scattermoe`` or of
+    ``liger`` or without, or of torchtitan up to e347b1e5e (2026-02-15), with padded rows of each expert, and
+    an exchange of tokens where GPUs divide experts."""
     host_experts: Literal["none", "bf16", "int8"]
     """How KTransformers holds experts in host RAM, where it computes and trains them; ``none``: cards do."""
     keeps_host_activations: bool
@@ -250,6 +251,7 @@ class Stack(EngineFacts):
     """Full-size logits tensors that are alive at the peak of the loss."""
     loss_backward: tuple[LogitsCopy, ...]
     """Full-size logits at the peak of its backward; ``model_loss``: beside the model's own log-softmax."""
+    logit_metrics: LogitMetrics
     whole_head_in_full: bool
     """Where the loss is cut in pieces, full fine-tuning makes all logits first."""
     liger_sums_wide: Literal["never", "16-bit", "always"]
@@ -260,6 +262,8 @@ class Stack(EngineFacts):
     """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
     liger_models: tuple[str, ...]
     """Types of models whose loss that switch replaces; it changes nothing of others.  ``any``: of all."""
+    liger_experts: tuple[str, ...]
+    """Types of models whose experts become a function of Liger's with its gated activation; or ``none``."""
     liger_by_class: bool
     """That loss is put into classes before a model is loaded: of models that see, into some alone."""
     cut_cross_entropy: bool

@@ -33,10 +33,18 @@ LogitsCopy = Literal[
 """``turned``: the loop shifts its own variable, and its classes are the second dimension: the kernel of
 log-softmax copies what it gets.  Source: torch 2.13 ATen/native/cuda/SoftMax.cu host_softmax."""
 Fsdp2Units = Literal[
-    "ends_apart", "ends_in_root", "root_divided", "root_whole", "root_returned", "ends_returned"
+    "ends_apart",
+    "ends_in_root",
+    "root_divided",
+    "all_in_root",
+    "root_whole",
+    "root_returned",
+    "ends_returned",
 ]
 ADAPTERS_APART: tuple[Fsdp2Units, ...] = ("ends_in_root", "root_divided")
 """Values where each matrix of an adapter is a unit of its own."""
+DIVIDED_ROOTS: tuple[Fsdp2Units, ...] = ("root_divided", "all_in_root")
+"""Values where the root has all around the layers, and is divided again after its forward pass."""
 RETURNED: tuple[Fsdp2Units, ...] = ("root_returned", "ends_returned")
 """Values of ``fsdp2_units`` where all is divided again when the model returns logits to a loop's own loss."""
 Muon = Literal["unread", "matrices", "all", "gathers"]
@@ -106,6 +114,11 @@ Distillation = Literal[
     "forward_in_pieces",
     "reverse_in_pieces",
 ]
+LogitMetrics = Literal["none", "copied_once", "by_sample", "copied", "copied_twice"]
+"""What a trainer of language models measures on logits: the share of tokens that it gets right, of a copy of
+several samples.  ``by_sample``: and their entropy, of one sample after the other; ``copied``: in pieces;
+``copied_twice``: while the entropy's own copy is there.
+"""
 PairLogps = Literal[
     "none",
     "whole",

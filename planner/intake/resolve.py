@@ -257,10 +257,7 @@ def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:
         pairs[name.strip()] = value.strip()
     if model.vision is None:
         pairs.pop("tower_units", None)
-    for name in [name for name, value in pairs.items() if value == "liger"]:
-        pairs[name] = "true"
-        if not takes_liger(model, stack):
-            del pairs[name]
+    _settle_liger(pairs, model, stack)
     classes = pairs.pop("fsdp_layer_class", "").split("+")
     if other := next((name for name in classes if is_layer_of_another(name, model)), ""):
         pairs["fsdp_layer_class"] = other
@@ -268,6 +265,17 @@ def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:
         return stack
     ledger.enter("switches", given.value, given.origin, given.note)
     return with_switches(stack, pairs, given.origin)
+
+
+def _settle_liger(pairs: dict[str, str], model: ModelSpec, stack: Stack) -> None:
+    """Liger's kernels where it has functions for the model, with its experts where it replaces these."""
+    experts = stack.fused_experts and model.architecture in stack.liger_experts
+    if experts and pairs.get("fused_mlp") == "liger":
+        pairs.setdefault("mixture_code", "liger")
+    for name in [name for name in pairs if pairs[name] == "liger" and name != "mixture_code"]:
+        pairs[name] = "true"
+        if not takes_liger(model, stack):
+            del pairs[name]
 
 
 def _resolve_data(ledger: Ledger) -> SampleLengths | None:

@@ -37,6 +37,8 @@ _REFERENCE_BEST_SHARE: dict[MatmulShapes, float] = {"any": 0.869, "square": 0.84
 # Part of its usual share of the peak that fused attention reaches, by compute capability: FlashAttention 1
 # and 2 where tensor cores reach their peak with asynchronous products only, and what MI300X have for it.
 _FLASH_SHARE = {"9.0": 0.6, "10.0": 0.3, "10.3": 0.3, "gfx942": 0.3}
+# FlexAttention is compiled by Triton, whose kernel FlashAttention-4 beats 2.7 times there (its authors).
+_FLEX_SHARE = {"10.0": 0.37, "10.3": 0.37}
 # An A100's tensor cores do this many times the work of 128 lanes in fp32: what the older products reach.
 _OLDER_PRODUCTS_OVER_FP32 = 8.0
 # Compute capabilities for which there is no FlashAttention 2; torch takes its memory-efficient kernel there.
@@ -91,7 +93,7 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         # 1.7 to 2.3 times as fast as FlashAttention 2 on H100, both ways (huggingface/transformers#48163).
         attention = masked = of_scores * coefficients.attention_efficiency * sustained
     elif generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
-        share = _flash_share(gpu, generation)
+        share = _flex_share(gpu) if recipe.attention == "flex" else _flash_share(gpu, generation)
         attention = of_scores * coefficients.attention_efficiency * share * sustained
     inside = intra_node_bytes_per_s(hardware, coefficients)
     network = _network_bytes_per_s(hardware, coefficients)
@@ -201,13 +203,14 @@ def reached_share(gpu: GpuSpec, *, fp8: bool = False) -> float:
 
 
 def _flash_share(gpu: GpuSpec, generation: int) -> float:
-    """Part of the usual share of the peak that fused attention reaches on a card; the third generation, which
-    NVIDIA's cards alone have, reaches all of it.
+    """Part of the usual share of the peak that fused attention reaches on a card; the third generation and
+    the fourth, which NVIDIA's cards alone have, reach all of it.
 
     Source: FlashAttention-2 (arXiv 2307.08691) section 4.1: forward and backward 0.3 of the peak on H100, 0.5
     on A100, 2k to 8k tokens; FlashAttention-3 (arXiv 2407.08608) section 1 says why.  B200: 300 to 346 of
     2,250 TFLOP/s at 1k to 16k tokens, hardly more than an H100 (Dao-AILab/flash-attention#1589), and the same
-    is taken for B300.  MI300X: 223 to 232 of 1,307 TFLOP/s at 16,384 tokens
+    is taken for B300.  FlashAttention-4 (its authors' summary) reaches up to 1,613 TFLOP/s there, 1.3 times
+    cuDNN's kernel and 2.7 times Triton's.  MI300X: 223 to 232 of 1,307 TFLOP/s at 16,384 tokens
     (ROCm/flash-attention#142), 0.17 where an A100 has 0.58.  The tensor cores of an H20 do half of an A100's
     work per clock, so that the older products reach their peak, too: a step with the second generation takes
     1.1 times one with the third (modelscope/ms-swift examples/train/flash_attention_3).
@@ -217,6 +220,11 @@ def _flash_share(gpu: GpuSpec, generation: int) -> float:
     if gpu.is_cuda and (generation >= 3 or slow):
         return 1.0
     return _FLASH_SHARE.get(gpu.compute_capability, 1.0)
+
+
+def _flex_share(gpu: GpuSpec) -> float:
+    """The same of FlexAttention, which is taken for FlashAttention 2 where nobody compared it."""
+    return _FLEX_SHARE.get(gpu.compute_capability, _flash_share(gpu, 2))
 
 
 def clock_share(hardware: Hardware) -> float:

@@ -13,7 +13,7 @@ from torch import nn
 
 from measure.trace.sharding.marks import put_mark
 from measure.trace.tracer import Recorder
-from planner.domain.stack_values import Fsdp2Units
+from planner.domain.stack_values import DIVIDED_ROOTS, Fsdp2Units
 
 ROOT = "(root)"
 _State = Literal["idle", "forward", "before_backward", "after_backward"]
@@ -38,7 +38,8 @@ def make_units(model: Any, layer_list: str, kind: Fsdp2Units = "ends_apart") -> 
 
     A table that is tied to the head goes with it.  PEFT's wrapper hides the last norm,
     which then stays with the root.  ``ends_in_root``: the root has all of these, and is not kept whole;
-    ``root_divided``: the table, too.  ``root_whole``: so, and it is kept whole, as the last layer is.
+    ``root_divided`` and ``all_in_root``: the table, too.  ``root_whole``: so, and it is kept whole, as the
+    last layer is.
     Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, ``_find_final_norm``;
     hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/distributed/fsdp2.py
     prepare_model, of whose units those of adapters are left out; torchtitan 9dec370
@@ -55,7 +56,7 @@ def make_units(model: Any, layer_list: str, kind: Fsdp2Units = "ends_apart") -> 
     if kind == "root_whole":
         layers[-1].stays_whole = True
         return [TracedUnit(ROOT, ("",), stays_whole=True), *layers]
-    if kind == "root_divided":
+    if kind in DIVIDED_ROOTS:
         return [TracedUnit(ROOT, ("",)), *layers]
     if kind == "ends_in_root":
         return [TracedUnit(ROOT, ("",)), *own, *layers]

@@ -10,6 +10,8 @@ from planner.errors import show
 # attn_implementation -> ours.
 ATTENTIONS = {theirs: ours for ours, facts in ATTENTION_FACTS.items() for theirs in facts.names}
 DTYPES = ("bfloat16", "float16", "float32")
+# How names of later generations of FlashAttention end, which need as much memory in less time.
+_GENERATIONS = {"attention_3": 3, "-attn3": 3, "fa3": 3, "attention_4": 4}
 
 
 def read_dtype(keys: Keys, reading: Reading) -> None:
@@ -44,7 +46,11 @@ def read_attention(keys: Keys, name: str, reading: Reading) -> None:
             name, f"attention '{show(said)}' is not modelled; these are: {', '.join(ATTENTIONS)}"
         )
     reading.say("attention", kernel, keys.where(name))
-    if kernel == "flash2" and not said.endswith(("_2", "-attn", "-attn2")):
-        reading.remark(
-            keys.where(name), f"{show(said)} is counted as FlashAttention 2: memory is the same, time is not"
-        )
+    say_generation(said, reading, keys.where(name))
+
+
+def say_generation(kernel: str, reading: Reading, origin: str) -> None:
+    """Enter the generation of FlashAttention that the name of a kernel says: its time, not its memory."""
+    for ending, generation in _GENERATIONS.items():
+        if kernel.lower().endswith(ending):
+            reading.switch("flash_generation", generation, origin)

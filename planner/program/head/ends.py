@@ -21,6 +21,7 @@ from planner.program.head.losses import (
     piecewise_loss,
     split_loss,
 )
+from planner.program.head.metrics import measured
 from planner.program.head.soft_rows import with_soft_rows
 from planner.program.head.streams import joined_streams, split_streams
 from planner.program.layers.layer_inputs import with_layer_inputs
@@ -279,9 +280,18 @@ def returned(torch: Operators, ends: EndsView, outputs: list[Tensor]) -> None:
     elif _keeps_logits(view) or (stage is not None and not (in_turn or _is_megatron(view))):
         # Until the next forward; here until the graph goes.
         torch.outputs = [each.alias() for each in outputs]
-    elif widens(view):
+    else:
         while outputs:
-            torch.to(outputs.pop(), "fp32")
+            _let_go(torch, view, outputs)
+
+
+def _let_go(torch: Operators, view: LayerView, outputs: list[Tensor]) -> None:
+    """The wrapper's copy of logits, and the trainer's metrics of them."""
+    logits = outputs.pop()
+    if widens(view):
+        logits = torch.to(logits, "fp32")
+    if view.stack.logit_metrics != "none":
+        measured(torch, view, logits)
 
 
 def hold(torch: Operators, view: LayerView, kept: list[Tensor]) -> None:

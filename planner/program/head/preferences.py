@@ -23,6 +23,7 @@ from planner.domain.recipes.recipe import PAIR_TASKS
 from planner.program.head.ends import EndsView, all_logits, last_norm, own_loss
 from planner.program.head.joined_pairs import joined_pairs
 from planner.program.head.losses import cross_entropy, full_loss
+from planner.program.head.metrics import entropy
 from planner.program.head.roles import Role
 from planner.program.head.rows import gathered, selective_log_softmax, sum_of
 from planner.program.head.tiles import tiles
@@ -32,7 +33,6 @@ from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, dropout
 
-_ENTROPY_ROWS = 128
 _WHOLE = ("whole", "whole_twice", "whole_with_loss")
 _LET_GO = ("whole_let_go", "unshifted", "tempered")
 _SHIFTED = ("shifted_rows", "fused_rows")
@@ -176,7 +176,7 @@ def _completion_rows(torch: Operators, ends: EndsView, passed: list[Tensor], rol
         return _fused_rows(torch, view, logits[-1])
     out = selective_log_softmax(torch, logits[-1], ends.n_rows)
     if role == "policy" and view.stack.completion_logps != "in_place_alone":
-        _entropy(torch, logits[-1], copies=in_place and not view.single)
+        entropy(torch, logits[-1], copies=in_place and not view.single)
     return out
 
 
@@ -200,18 +200,6 @@ def _divided_in_place(torch: Operators, logits: Tensor) -> Tensor:
     torch.pay([logits], [logits])
     changed = record(torch, logits.alias(), [logits], [], backward)
     return torch.part(changed, logits.count)
-
-
-def _entropy(torch: Operators, logits: Tensor, *, copies: bool) -> None:
-    """Piece by piece, of a copy where the logits are parts of several rows."""
-    _flat = torch.like(logits, "clone") if copies else None
-    # All pieces: log-softmax, exponential, their product and its sum.
-    for reads, writes in ((1, 1), (1, 1), (2, 1), (1, 0)):
-        torch.pay([logits] * reads, [logits] * writes)
-    _piece = [
-        torch.new(Unit.ONE, _ENTROPY_ROWS * logits.count, logits.dtype, op, cost=None)
-        for op in ("log_softmax", "exp", "mul")
-    ]
 
 
 def _last_positions(torch: Operators, hidden: Tensor, unit: Unit) -> Tensor:
@@ -370,7 +358,7 @@ def _shifted_rows(torch: Operators, ends: EndsView, logits: list[Tensor], role: 
     torch.enter("forward_loss")
     if role == "policy":
         if not fused:
-            _entropy(torch, held[0], copies=not view.single)
+            entropy(torch, held[0], copies=not view.single)
         _means(torch, held[0], 1 if view.recipe.task == "kto" else 2)
     held.clear()
     return out

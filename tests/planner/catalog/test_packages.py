@@ -157,10 +157,11 @@ def test_versions_that_change_nothing_say_so() -> None:
 @pytest.mark.parametrize(
     ("package", "version", "stands_in"),
     [
-        ("trl", "1.8", "1.5.0"),
+        ("ms-swift", "4.2", "3.12.6"),
         ("trl", "1.17", "1.16.0"),
         ("transformers", "6.0", "5.23.0"),
         ("trl", "0.26.1", ""),
+        ("trl", "1.8", ""),
         ("torch", "2.13", ""),
     ],
 )
@@ -168,15 +169,14 @@ def test_versions_outside_the_ranges_that_were_read_are_warned_about(
     package: str, version: str, stands_in: str
 ) -> None:
     """Between two ranges and after the last one; inside them there is nothing to say."""
-    scenario = resolve(from_flags({**OFFLOADED, "stack": "trl", "versions": f"{package}=={version}"}))
+    asked = {**OFFLOADED, "stack": "swift" if package == "ms-swift" else "trl"}
+    scenario = resolve(from_flags({**asked, "versions": f"{package}=={version}"}))
     warned = [each for each in scenario.warnings if "was not read" in each]
     assert len(warned) == bool(stands_in)
     if stands_in:
         assert f"{package} {version}: " in warned[0]
         assert f"{stands_in} stands in" in warned[0]
-        of_older = resolve(
-            from_flags({**OFFLOADED, "stack": "trl", "versions": f"{package}=={stands_in}"})
-        ).stack
+        of_older = resolve(from_flags({**asked, "versions": f"{package}=={stands_in}"})).stack
         assert named_facts(scenario.stack) == named_facts(of_older)
 
 

@@ -167,16 +167,25 @@ class TestWhatCardsReach:
     @pytest.mark.parametrize(("gpu", "share"), [("h100-sxm", 0.6), ("b200", 0.3), ("b300", 0.3)])
     def test_older_flash_kernels_reach_less_of_newer_cards(self, gpu: str, share: float) -> None:
         """FlashAttention 2 issues the older instructions: 0.6 of the share it has on A100, and as many a
-        second on cards with twice the rate; the third generation does not.
+        second on cards with twice the rate; the third generation and the fourth do not.
         """
         second = scenario(FULL, gpu=gpu)
         second = replace(second, stack=replace(second.stack, cudnn_attention=False))
-        third = replace(second, stack=replace(second.stack, flash_generation=3))
+        third, fourth = (
+            replace(second, stack=replace(second.stack, flash_generation=number)) for number in (3, 4)
+        )
+        assert job(third).rates.attention_flop_per_s == job(fourth).rates.attention_flop_per_s
         ratio = job(second).rates.attention_flop_per_s / job(third).rates.attention_flop_per_s
         assert ratio == pytest.approx(share)
         ada = scenario(FULL, gpu="l40s")
         newer = replace(ada, stack=replace(ada.stack, flash_generation=3))
         assert job(ada).rates.attention_flop_per_s == job(newer).rates.attention_flop_per_s
+
+    @pytest.mark.parametrize(("gpu", "more"), [("h100-sxm", 1.0), ("b200", 0.37 / 0.3), ("b300", 0.37 / 0.3)])
+    def test_flex_attention_is_tritons_on_newer_cards(self, gpu: str, more: float) -> None:
+        """A third of FlashAttention 4, and more than FlashAttention 2; elsewhere as the latter."""
+        flash, flex = (job(scenario(FULL, gpu=gpu, attention=each)).rates for each in ("flash2", "flex"))
+        assert flex.attention_flop_per_s / flash.attention_flop_per_s == pytest.approx(more)
 
     def test_older_flash_kernels_reach_all_of_an_h20(self) -> None:
         """Its tensor cores are slower than an A100's, so older instructions keep them busy."""

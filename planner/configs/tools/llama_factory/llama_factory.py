@@ -15,6 +15,7 @@ from planner.configs.shared.frozen_layers import read_freeze
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
+from planner.configs.shared.model_args import say_generation
 from planner.configs.shared.preference_tasks import OTHER_REFERENCES, llama_factory_task, read_likelihood
 from planner.configs.shared.trainer_arguments import (
     need_precision,
@@ -253,10 +254,7 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
         reading.needs["attention"] = f"{keys.path}: {choice}: say --attention flash2 or eager"
     elif name != "auto":
         reading.say("attention", _ATTENTIONS[name], keys.where("flash_attn"))
-    if name == "fa3":
-        reading.remark(
-            keys.where("flash_attn"), "fa3 is counted as FlashAttention 2: memory is the same, time is not"
-        )
+    say_generation(name, reading, keys.where("flash_attn"))
 
 
 def _read_v1_kernels(keys: Keys, reading: Reading) -> None:

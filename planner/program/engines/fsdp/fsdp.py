@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable
 from itertools import compress
 
-from planner.domain.stack_values import RETURNED
+from planner.domain.stack_values import DIVIDED_ROOTS, RETURNED
 from planner.domain.term import TermName
 from planner.program.engines.fsdp.fsdp_units import INNER, Units, gradients_inside, pieces
 from planner.program.engines.groups import (
@@ -206,7 +206,7 @@ class Fsdp(Runtime):
         before, inside, after = around(stream, events, self.job.model.head.name)
         root = self.groups.get(ROOT)
         stays = root is None or root.stays
-        if (stays and not self._keeps_root) or self.job.stack.fsdp2_units == "root_divided":
+        if (stays and not self._keeps_root) or self.job.stack.fsdp2_units in DIVIDED_ROOTS:
             self._before_backward(ROOT)
             stream.events += before
         else:

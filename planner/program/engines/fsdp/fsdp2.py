@@ -25,6 +25,7 @@ _IN_ROOT: dict[Fsdp2Units, tuple[str, ...]] = {
     "ends_apart": (),
     "ends_in_root": (TAIL,),
     "root_divided": (TABLE, TAIL),
+    "all_in_root": (TABLE, TAIL),
     "root_whole": (TABLE, TAIL),
     "root_returned": (TABLE, TAIL),
     "ends_returned": (),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation, clamped_gate
 from planner.program.layers.mixture.experts_in_turn import in_turn
+from planner.program.layers.mixture.liger_experts import liger_experts
 from planner.program.layers.mixture.scattered import scattered
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import linear_function
@@ -106,6 +107,9 @@ def experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Te
         # The wrapper of the second tensor is the outer one.
         down_factors = _factors(torch, view, down)
         up_factors = _factors(torch, view, gate_up)
+        if view.stack.mixture_code == "liger":
+            parts = _weight(torch, view, gate_up, up_factors), _weight(torch, view, down, down_factors)
+            return liger_experts(torch, x, weights, (gate_up, down), parts)
         with torch.in_manner(_one_by_one(torch, view, down)):
             return _grouped(torch, view, x, weights, ((gate_up, up_factors), (down, down_factors)))
 

@@ -39,6 +39,7 @@ def model(*, tied: bool = False) -> Any:
         ("ends_apart", [(ROOT, True), TABLE, *LAYERS, TAIL]),
         ("ends_in_root", [(ROOT, False), TABLE, *LAYERS]),
         ("root_divided", [(ROOT, False), *LAYERS]),
+        ("all_in_root", [(ROOT, False), *LAYERS]),
         ("root_whole", [(ROOT, True), LAYERS[0], ("model.layers.1", True)]),
     ],
 )

@@ -86,6 +86,25 @@ def test_old_trl_keeps_probabilities_of_all_logits(tmp_path: Path) -> None:
         read_config_file(written(tmp_path, TRL + "loss_type: dft\ntorch_dtype: bfloat16\n"))
 
 
+@pytest.mark.parametrize(
+    ("kernel", "switches"),
+    [
+        ("flash_attention_2", None),
+        ("flash_attention_3", ("flash_generation=3",)),
+        ("kernels-community/vllm-flash-attn3", ("flash_generation=3",)),
+        ("flash_attention_4", ("flash_generation=4",)),
+    ],
+)
+def test_later_generations_of_flash_attention(
+    tmp_path: Path, kernel: str, switches: tuple[str, ...] | None
+) -> None:
+    """They need as much memory as the second, and less time."""
+    config = read_config_file(written(tmp_path, f"{TRL}attn_implementation: {kernel}\n"))
+
+    assert config.request.get("attention") == "flash2"
+    assert config.request.get("switches") == switches
+
+
 def test_unsloth_that_is_off_changes_nothing(tmp_path: Path) -> None:
     """A key of scripts in TRL's manner; where it is on, other kernels train."""
     assert read_config_file(written(tmp_path, TRL + "use_unsloth: false\n")).ignored == ()

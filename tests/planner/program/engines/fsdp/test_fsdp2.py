@@ -86,6 +86,23 @@ def test_axolotls_root_has_the_table_too_and_trains_what_was_loaded() -> None:
     assert "sharded gradient" not in {op for op, *_ in rows(subject, "backward_2")}
 
 
+@pytest.mark.parametrize(
+    ("transformers", "arrives"),
+    [("5.11.0", [2 * (TABLE + TAIL), *[2 * LAYER] * LAYERS]), ("5.12.0", [2 * TABLE, *[2 * LAYER] * LAYERS])],
+)
+def test_an_older_accelerate_leaves_all_around_the_layers_to_the_root(
+    transformers: str, arrives: list[int]
+) -> None:
+    """Before 1.14 the root is divided again after its forward pass.
+
+    gpt-oss-20b on eight GPUs: 3 GiB more, as measured by source ``halo`` with 1.11.
+    """
+    subject = job(versions=(f"transformers=={transformers}",))
+    found = [n_bytes for op, n_bytes, _ in rows(subject, "forward_2") if op == "all_gather_output"]
+
+    assert found == arrives
+
+
 def test_a_root_that_stays_whole_has_all_around_the_layers_and_the_last_layer_stays_too() -> None:
     """Table, last norm and head arrive at once and are reduced at the end, four bytes each;
     backward gathers all layers but the last again.
