@@ -13,7 +13,7 @@ Ignored: host memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.domain.term import TermName
 from planner.program.engines.groups import EMBEDDINGS, HEAD
@@ -70,7 +70,7 @@ class Zero3(DeepSpeed):
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         n_around = 2 if job.recipe.adapter is None else 3 + job.stack.adapters_call_model
-        around = tuple(Module() for _ in range(n_around))
+        around = tuple(Module() for _ in range(n_around + job.model.value_head))
         self._own = DividedModel(Coordinator(self), around=around)
         self._reference: DividedModel | None = None
         # That which scores, and that whose model runs.
@@ -78,6 +78,7 @@ class Zero3(DeepSpeed):
         self._shares = job.recipe.has_reference and job.recipe.adapter is not None
         self._has_hooks, self._again = True, set[Module]()
         self._trained_parts: list[int] = []
+        self._untied: list[int] = []
         self._groups: list[list[Param]] = []
         self._bucket: list[tuple[Param, int | None]] = []
         self._filled = 0
@@ -97,10 +98,12 @@ class Zero3(DeepSpeed):
             self.weights = load_whole(self.stream, self.job)
             return
         self.stream.enter("load")
-        for param in sorted(self._own.live, key=lambda each: each.term == "adapters"):
+        base = [each for each in self._own.live if each.term != "adapters"]
+        self._build(base, self.params)
+        for param in self._own.live:
             if param.term == "adapters":
                 self.stream.enter("adapters")
-            self._divide_one(param)
+                self._divide_one(param)
         second, scoring = second_job(self.job), reward_job(self.job)
         if second is not None:
             self._reference = self._load_beside(second, self.compared, SECOND_GATHER_STREAM)
@@ -119,9 +122,30 @@ class Zero3(DeepSpeed):
         coordinator = Coordinator(self, reference_settings(self.job), stream)
         made = DividedModel(coordinator, around=(Module(), Module()))
         made.note(parts, params_of(job, parts), self._read_by_loss(job))
-        for param in made.live:
-            self._divide_one(param)
+        self._build([*made.live], params_of(job, parts))
         return made
+
+    def _build(self, base: Sequence[Param], params: Mapping[str, Sequence[Param]]) -> None:
+        """A model is made, each parameter divided at once, and then filled from its checkpoint.
+
+        A head that is tied to the token table is made before it is tied.  From then on only its own methods
+        refer to it, until garbage is collected.  To be filled, each parameter is whole once more.
+        Source: transformers 5.23 modeling_utils.py from_pretrained, integrations/deepspeed.py
+        _load_state_dict_into_zero3_model; DeepSpeed 0.19.8 runtime/zero/partition_parameters.py
+        _convert_to_deepspeed_param (``param.partition``...).
+        """
+        for param in base:
+            self._divide_one(param)
+        if not self.job.stack.runs_trainer:
+            return
+        for param in {*params[EMBEDDINGS]} & {*params[HEAD]}:
+            whole = self.take(param.n_bytes, _WHOLE)
+            if not self.settings.offloads_params:
+                part = -(-param.elements // self.settings.world) * param.element_bytes
+                self._untied.append(self.take(part, Purpose("ds_tensor", param.term)))
+            self.free(whole)
+        for param in base:
+            self._gather_alone(param)
 
     @property
     def _loads_whole(self) -> bool:
@@ -155,6 +179,7 @@ class Zero3(DeepSpeed):
         """
         settings = self.settings
         if self.job.stack.runs_trainer and not self._loads_whole:
+            self.free(*self._untied)
             # transformers 4.57 and 5.19 trainer.py _inner_training_loop (``accelerator.free_memory``).
             self.stream.empty_cache()
         self._divide()
@@ -184,10 +209,12 @@ class Zero3(DeepSpeed):
         if not settings.offloads_optimizer:
             self.take(sum(self._part(each) for each in trained) * settings.element_bytes, _GRADIENTS)
         for param in trained:
-            self._hook_into(param)
+            self._gather_alone(param)
 
-    def _hook_into(self, param: Param) -> None:
-        """A parameter is whole while it gets its hook (``create_reduce_and_remove_grad_hooks``)."""
+    def _gather_alone(self, param: Param) -> None:
+        """A parameter is whole for a while: for its values, and for its hook
+        (``create_reduce_and_remove_grad_hooks``).
+        """
         n_bytes = self._part(param) * param.element_bytes
         whole = self.take(n_bytes * self.settings.world, _HOOKED)
         if self.job.stack.zero3_hooks_into_copies:
