@@ -209,8 +209,19 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             f"task '{recipe.task}'",
             "the dry run of its script (measure trace --gpu CARD -- PROGRAM)",
         ),
+        (
+            recipe.batch.images is not None,
+            "images",
+            "--images-per-sample 0, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
+        ),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),
+        (
+            # Nothing here marks that the loss reads the weight while the model runs, so that it stays whole.
+            recipe.loss == "liger" and recipe.sharding.is_zero3,
+            "Liger's loss, which does not call the head, under zero3",
+            "--loss hf, --sharding zero2, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
+        ),
         (
             scenario.reads_head and recipe.sharding.gathers_weights,
             f"a loss that reads the head's weight without calling the head, under {recipe.sharding},",
