@@ -89,7 +89,7 @@ class TracedZero3:
         methods refer to it, until the Trainer collects garbage.
         Source: transformers 5.23 modeling_utils.py from_pretrained, integrations/deepspeed.py
         _load_state_dict_into_zero3_model; DeepSpeed 0.19.8 runtime/zero/partition_parameters.py
-        _convert_to_deepspeed_param.
+        _convert_to_deepspeed_param (methods that refer to their parameter).
         """
         settings, stream = self._settings, self._stream
         if self._filled or settings.quantized or not settings.begins_empty:
