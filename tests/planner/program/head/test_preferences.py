@@ -18,12 +18,9 @@ from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.units import MIB
 
-DIVIDED_RESERVED = 0.1
-"""Of the row under ZeRO-3, for which plan reserves 9.6 % more.
-
-Transformers makes a tied head under ``zero.Init`` before it ties it: 272 MB, and its part of 68 MB.  Then it
-gathers each weight once.  The parts of the second model lie elsewhere then, and DeepSpeed's empty cache is
-205 MB smaller.  ``plan`` has neither.
+DIVIDED_RESERVED = 0.045
+"""Of rows of TRL and ms-swift under ZeRO-3: where parts of the second model lie beside those of the first is
+left out, as is the order in which garbage is collected.
 """
 SWIFT = Path(__file__).parents[3] / "against_libraries/programs/swift.csv"
 DIVIDED = SWIFT.with_name("preferences_divided.csv")
@@ -175,5 +172,5 @@ def test_references_are_divided(row: dict[str, str]) -> None:
         for level in ("allocated", "reserved")
     )
     assert allocated == pytest.approx(int(row["allocated_bytes"]), rel=0.006)
-    bound = 0.003 if said["stack"] == "llama-factory" else 0.045
+    bound = 0.003 if said["stack"] == "llama-factory" else DIVIDED_RESERVED
     assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=bound)
