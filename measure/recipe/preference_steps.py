@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -93,22 +92,29 @@ class _ValueHead(nn.Module):
         return value
 
 
-def add_value_head(model: Any, width: int) -> None:
-    """A number for each token beside the logits of words,
-    as trl 0.24.0 models/modeling_value_head.py makes and returns them.
-    """
-    model.v_head = _ValueHead(width)
-    inner = model.forward.__func__
+class WithValueHead(nn.Module):
+    """A model inside of one that gives a number for each token beside the logits of words.
 
-    def forward(
-        self: Any, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        outputs = inner(self, *args, **kwargs)
+    It is a module of its own, into which an engine hooks.  What it does not have is that of the model inside.
+    Source: trl 0.24.0 models/modeling_value_head.py AutoModelForCausalLMWithValueHead.forward.
+    """
+
+    def __init__(self, model: Any, width: int) -> None:
+        super().__init__()
+        self.pretrained_model, self.v_head = model, _ValueHead(width)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("pretrained_model"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Logits of words in fp32, their loss, and the values."""
+        outputs = self.pretrained_model(*args, **kwargs)
         value = self.v_head(outputs.hidden_states[-1]).squeeze(-1)
         logits = outputs.logits
         return logits.float() if logits.dtype != torch.float32 else logits, outputs.loss, value
-
-    model.forward = MethodType(forward, model)
 
 
 Loss = Callable[[Passes, Inputs], torch.Tensor]

@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.kbit import prepare_for_kbit
 from measure.recipe.modules import config_fields, find_layer_list
-from measure.recipe.preference_steps import add_value_head
+from measure.recipe.preference_steps import WithValueHead
 from measure.recipe.trained import checkpoint_activations, freeze
 from measure.trace.cuda.quantized import CONSTANTS, Params4bit, dora_reads_stand_ins, quantize_on_meta
 from measure.trace.record import Role, TracedBlock
@@ -113,7 +113,7 @@ def build_on_meta(scenario: Scenario, config: Any) -> Built:
             with dora_reads_stand_ins():
                 model = adapted(model, recipe.adapter, scenario.model)
         if scenario.model.value_head:
-            add_value_head(model, scenario.model.hidden_size)
+            model = WithValueHead(model, scenario.model.hidden_size)
     model.train()
     if recipe.attention == "flash2":
         _use_flash(model, scenario.model.id)

@@ -209,13 +209,14 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             f"task '{recipe.task}'",
             "the dry run of its script (measure trace --gpu CARD -- PROGRAM)",
         ),
+        (
+            recipe.batch.images is not None,
+            "images",
+            "--images-per-sample 0, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
+        ),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),
-        (
-            scenario.reads_head and recipe.sharding.gathers_weights,
-            f"a loss that reads the head's weight without calling the head, under {recipe.sharding},",
-            "--sharding zero2, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
-        ),
+        *_losses_that_read_the_head(scenario),
         (
             recipe.has_reference_model
             and (recipe.uses_deepspeed or recipe.uses_fsdp)
@@ -230,6 +231,26 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             raise NotModelledError(
                 f"{what} cannot be traced yet; use {way_out}, or ask for a prediction: plan --model ..."
             )
+
+
+def _losses_that_read_the_head(scenario: Scenario) -> tuple[tuple[bool, str, str], ...]:
+    """Losses that read the head's weight under engines that divide it: whether it is so, what it is, the way
+    out.
+    """
+    recipe = scenario.recipe
+    return (
+        (
+            # Nothing here marks that the loss reads the weight while the model runs, so that it stays whole.
+            recipe.loss == "liger" and recipe.sharding.is_zero3,
+            "Liger's loss, which does not call the head, under zero3",
+            "--loss hf, --sharding zero2, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
+        ),
+        (
+            scenario.reads_head and recipe.sharding.gathers_weights,
+            f"a loss that reads the head's weight without calling the head, under {recipe.sharding},",
+            "--sharding zero2, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
+        ),
+    )
 
 
 def _untraced_divisions(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,12 +15,16 @@ from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import AllocEvent, read_jsonl
 from planner.api.measure_process import run_measure
 from planner.cli.outcome import Outcome, drawn, json_text
+from planner.domain.stack import Stack
 from planner.errors import UnknownArchitectureError
 from planner.report.prediction.subject import Subject, exit_code_of
 from planner.report.prediction.to_json import prediction_document
 from planner.report.trace.alone import alone_sections
-from planner.report.trace.comparison import beside_document, beside_sections, put_beside
+from planner.report.trace.comparison import OtherVersion, beside_document, beside_sections, put_beside
 from planner.report.trace.requests import difference_of
+
+_RUN = ("torch", "transformers", "peft")
+"""Packages whose own code makes the traced step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +53,28 @@ def run_trace(flags: Mapping[str, object], *, config: str | None, force: bool) -
 def answer_beside(subject: Subject, answer: TraceAnswer, output_format: str) -> Outcome:
     """Both answers row by row; the exit code is that of the prediction."""
     traced, prediction = answer.document, subject.prediction
-    beside = put_beside(prediction, traced, difference_of(subject.scenario, answer.events))
+    difference = difference_of(subject.scenario, answer.events)
+    beside = put_beside(prediction, traced, difference, other_versions(subject.scenario.stack))
     code = exit_code_of(prediction)
     if output_format == "json":
         whole = prediction_document(subject).model_dump(by_alias=True)
         return Outcome(json_text(beside_document(beside, whole, traced)), code)
     return drawn(beside_sections(beside), output_format, code)
+
+
+def other_versions(stack: Stack) -> tuple[OtherVersion, ...]:
+    """Packages that the trace runs in another version than that of ``stack``: it has what is installed."""
+    found = []
+    for package, planned in stack.versions:
+        if package not in _RUN:
+            continue
+        try:
+            installed = version(package).partition("+")[0]
+        except PackageNotFoundError:
+            continue
+        if installed != planned:
+            found.append(OtherVersion(package, planned, installed))
+    return tuple(found)
 
 
 def answer_alone(

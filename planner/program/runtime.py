@@ -158,7 +158,7 @@ class Runtime:
             stream.events += each.events("backward_end")
         for aside in first:
             self.let_go(aside)
-        asides = [self._ask(given) for given in self.after]
+        asides = self._ask_after(made)
         stream.events += self._beside
         self._beside = array("q", [event for each in asides for event in each[-1].events("returns_again")])
         stream.events += made[-1].events("forward_loss")
@@ -198,7 +198,7 @@ class Runtime:
         made = self.run_aside(_in_units(parts, EVALUATED), waits=self._waits)
         for each in first:
             self.let_go(each)
-        asides = [self._ask(aside, EVALUATED) for aside in self.after]
+        asides = self._ask_after(made, EVALUATED)
         self.stream.events += made[-1].events("forward_loss")
         if self._waits:
             self._end_autocast(made)
@@ -260,6 +260,17 @@ class Runtime:
             self._end_autocast(made)
         self.stream.events += made[-1].events("forward_out")
         return made
+
+    def _ask_after(
+        self, made: list[Instance], units: Mapping[Unit, Unit] | None = None
+    ) -> list[list[Instance]]:
+        """The passes behind the forward of ``made``."""
+        asides = []
+        for given in self.after:
+            asides.append(self._ask(given, units))
+            if given is self.itself:
+                self.stream.events += made[-1].events("forward_itself")
+        return asides
 
     def _ask(self, aside: Sequence[Part], units: Mapping[Unit, Unit] | None = None) -> list[Instance]:
         """One of the passes beside that of the policy, which may be one of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from planner.allocator.documents.summary import summarize, timeline_of
 from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import AllocEvent, write_jsonl
 from planner.api import bounded, measure_process
+from planner.cli import trace_process
 from planner.cli.main import main
 from planner.cli.trace_process import trace_arguments
 from planner.domain.term import ALLOCATED_TERM_ORDER
@@ -115,6 +117,31 @@ def test_json_holds_both_documents_and_the_rows(monkeypatch: pytest.MonkeyPatch,
     row = next(each for each in document["terms"] if each["name"] == "saved_activations")
     assert row["trace_bytes"] == 30 * MIB
     assert row["difference_bytes"] == row["plan_bytes"] - 30 * MIB
+
+
+def test_versions_that_differ_are_named_with_the_flag_that_makes_them_alike(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """The trace runs what is installed, and the stack says what ``plan`` answers for; no note where both are
+    the same.
+    """
+    installed = {"torch": "2.13.0+cpu", "transformers": "5.23.0"}
+
+    def version(package: str) -> str:
+        if package not in installed:
+            raise PackageNotFoundError(package)
+        return installed[package]
+
+    monkeypatch.setattr(trace_process, "version", version)
+    answer(monkeypatch, 0, DOCUMENT)
+    same = "transformers==5.23.0,torch==2.13.0"
+    assert main([*JOB, "--trace", "--json", "--versions", "transformers==5.6.0,torch==2.13.0"]) == 0
+    found = json.loads(capsys.readouterr().out)["versions"]
+    assert found == [{"package": "transformers", "plan": "5.6.0", "trace": "5.23.0"}]
+    assert main([*JOB, "--trace", "--versions", "transformers==5.6.0,torch==2.13.0"]) == 0
+    assert "--versions transformers==5.23.0" in " ".join(capsys.readouterr().out.split())
+    assert main([*JOB, "--trace", "--json", "--versions", same]) == 0
+    assert json.loads(capsys.readouterr().out)["versions"] == []
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,11 @@ from measure.dry_run.libraries.importing import Change, OnImport
 
 # What layers of torch.nn.modules.rnn call.
 _OF_CUDNN = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+# Source: torch 2.13 aten/src/ATen/native/cudnn/RNN.cpp asks cudnnGetRNNTempSpaceSizes for both.
+_OF_CUDNN_ALONE = (
+    "is one kernel of cuDNN, which alone knows what it keeps for backward and works in; "
+    "torch.backends.cudnn.enabled = False in the program runs torch's own kernels, which take other bytes"
+)
 _SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 
 
@@ -78,8 +83,8 @@ def _compiler(refuse: Callable[[str, str], NoReturn], guesses: Guesses) -> Any:
 
 def _on_the_host(run: Callable[..., Any], refuse: Callable[[str, str], NoReturn]) -> Callable[..., Any]:
     def recurrent(batch: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if batch.is_cuda:
-            refuse("a recurrent layer", "is one kernel of cuDNN, whose memory is not known")
+        if batch.is_cuda and torch.backends.cudnn.enabled:
+            refuse("a recurrent layer", _OF_CUDNN_ALONE)
         return run(batch, *args, **kwargs)
 
     return recurrent

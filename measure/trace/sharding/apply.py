@@ -102,7 +102,7 @@ class _Execution:
         runtime: ShardingEngine,
         stream: RankRecords,
         recipe: Recipe,
-        second: ShardingEngine | None = None,
+        second: TracedZero3 | None = None,
     ) -> None:
         self._runtime, self._stream, self._recipe, self._second = runtime, stream, recipe, second
         self._parameters: dict[tuple[str, str], TracedParameter] = {}
@@ -144,6 +144,9 @@ class _Execution:
     def _still_loads(self, record: Record) -> bool:
         if record.place.stage in _LOADING:
             return True
+        if self._second is not None:
+            self._second.fill()
+            self._second.collect()
         groups = self._runtime.shard_groups()
         steps = record_steps(as_shards(groups), self._recipe, _STEPS) if groups else []
         self._runtime.set_up(on_host(steps) if self._recipe.offloads_optimizer else steps)

@@ -84,9 +84,12 @@ class TracedCoordinator:
         """``reset_step``, when the model's forward begins:
         from the second time on the order of modules is known.  ``trains``: a backward comes.
         """
+        # Its handles keep their flat buffers until all are done (``_clean_inflight_param_registry``).
+        flats = []
         for live in list(self._in_flight):
-            self._ask(live)
+            flats.append(self._ask(live))
             self._release_one(live)
+        self._stream.free(*flats)
         self._complete = bool(self._recorded)
         order = [(live, step) for step, module in enumerate(self._recorded) for live in self._of(module)]
         self._queue = deque(order)
@@ -118,7 +121,7 @@ class TracedCoordinator:
                 live.active.add(owner)
             if live in self._in_flight:
                 self._wait_for_oldest()
-                self._ask(live)
+                self._stream.free(self._ask(live))
                 self._asked.append(self._n_late)
         if self._complete:
             self._prefetch({live for live in needed if live.fetched_for < self._step})
@@ -200,7 +203,7 @@ class TracedCoordinator:
     def release_all(self, everything: Iterable[TracedUse]) -> None:
         """``release_and_reset_all``, when the optimizer steps."""
         for live in everything:
-            self._ask(live)
+            self._stream.free(self._ask(live))
             live.active.clear()
             self._release_one(live)
         self._asked.clear()
@@ -261,13 +264,14 @@ class TracedCoordinator:
             live.status = "in flight"
             self._in_flight[live] = handle
 
-    def _ask(self, live: TracedUse) -> None:
-        """``AllGatherCoalescedHandle.wait``: the parts of every parameter are copied together;
-        the buffer goes with the last.
+    def _ask(self, live: TracedUse) -> TracedBlock | None:
+        """``AllGatherCoalescedHandle.wait``: the parts of every parameter are copied together.
+
+        Gives the buffer with the last, to be freed.
         """
         handle = self._in_flight.pop(live, None)
         if handle is None:
-            return
+            return None
         if not handle.complete:
             handle.complete = True
             for each in handle.parameters:
@@ -275,8 +279,7 @@ class TracedCoordinator:
                     each.block = self._stream.take(each.parameter.n_bytes, _WHOLE)
                 each.status = "here"
         handle.asked += 1
-        if handle.asked == len(handle.parameters):
-            self._stream.free(handle.flat)
+        return handle.flat if handle.asked == len(handle.parameters) else None
 
     def _release_one(self, live: TracedUse) -> None:
         if live.status == "here" and not live.active:

@@ -43,6 +43,7 @@ class ZeroSettings:
     ``flattens_on_card``: trained weights become one buffer there, and not on the host.
     ``begins_empty``: the Trainer empties the cache before the engine is made.  ``makes_graph``: the forward
     pass leaves a graph, as it does not where layers are checkpointed in the reentrant manner.
+    ``untied_elements``: of a head that is divided before it is tied; 0 for none.
 
     ``rank`` is the process that is traced.
     """
@@ -67,6 +68,7 @@ class ZeroSettings:
     checks_overflow: bool
     flattens_on_card: bool
     begins_empty: bool
+    untied_elements: int
     prefetch_elements: int
     persistence_elements: int
     max_live_elements: int
@@ -212,6 +214,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         checks_overflow=recipe.numerics.precision == "fp16-mixed",
         flattens_on_card=stack.zero12_flattens_on_gpu,
         begins_empty=stack.runs_trainer,
+        untied_elements=int(scenario.model.token_embedding.param_count) if scenario.model.tied else 0,
         host=HostSettings(
             stack.pins_offload,
             stack.pins_masters == "always" or (stack.pins_masters == "as_set" and stack.pins_offload),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from measure.trace.record import Record, Role, TracedBlock
+from measure.trace.record import Place, Record, Role, TracedBlock
 from measure.trace.sharding.coordinator import TracedCoordinator, TracedUse
 from measure.trace.sharding.runtime_settings import ZeroSettings
 from measure.trace.sharding.shard_records import REDUCE_STREAM, RankRecords, Steps, TracedPurpose
@@ -53,6 +53,8 @@ class TracedZero3:
         self._groups: list[list[TracedParameter]] = []
         self._steps: Steps = []
         self._bucket: list[tuple[TracedParameter, TracedBlock | None]] = []
+        self._filled, self._untied = False, list[TracedBlock]()
+        self._loaded_at: Place | None = None
         self._coordinator = TracedCoordinator(stream, settings, lambda name: self._of_module.get(name, []))
         self._gradient_lag = 0 if settings.waits_for_copies else _GRADIENT_LAG
 
@@ -72,9 +74,43 @@ class TracedZero3:
             whole = self._stream.take(n_bytes, TracedPurpose(_WHOLE.name, role, module=record.block.module))
             self._undivided.append((parameter, record.block, whole))
             return
+        if role == "adapters":
+            self.fill()
+        else:
+            self._loaded_at = record.place
         made = self._stream.take(parameter.n_bytes, _WHOLE)
         self._keep_part(parameter, record.block)
         self._stream.free(made)
+
+    def fill(self) -> None:
+        """What was made without weights gets those of the checkpoint, once: each parameter is whole for it.
+
+        A head that is tied to the token table was divided before it was tied.  From then on only its own
+        methods refer to it, until the Trainer collects garbage.
+        Source: transformers 5.23 modeling_utils.py from_pretrained, integrations/deepspeed.py
+        _load_state_dict_into_zero3_model; DeepSpeed 0.19.8 runtime/zero/partition_parameters.py
+        _convert_to_deepspeed_param (methods that refer to their parameter).
+        """
+        settings, stream = self._settings, self._stream
+        if self._filled or settings.quantized or not settings.begins_empty:
+            return
+        self._filled, place = True, stream.place
+        stream.place = self._loaded_at or place
+        if settings.untied_elements:
+            width = next(iter(self._live.values())).parameter.element_bytes
+            whole = stream.take(settings.untied_elements * width, _WHOLE)
+            if not settings.offloads_params:
+                n_bytes = -(-settings.untied_elements // settings.world) * width
+                self._untied.append(stream.take(n_bytes, TracedPurpose("ds_tensor", "weights")))
+            stream.free(whole)
+        for live in self._live.values():
+            self._gather_alone(live.parameter)
+        stream.place = place
+
+    def collect(self) -> None:
+        """Garbage goes (``accelerator.free_memory``)."""
+        self._stream.free(*self._untied)
+        self._untied.clear()
 
     def _keep_part(self, parameter: TracedParameter, block: TracedBlock) -> None:
         persists = self._live[parameter.key].persists
@@ -113,7 +149,9 @@ class TracedZero3:
         the bucket and the buffer for gradients come and stay.
         """
         self._steps, settings, stream = steps, self._settings, self._stream
+        self.fill()
         if settings.begins_empty:
+            self.collect()
             stream.empty_cache()
         self._divide()
         trained = [each for group in self._groups for each in group]
@@ -141,10 +179,12 @@ class TracedZero3:
         else:
             stream.take(sum(self._part(each) for each in trained) * settings.element_bytes, _GRADIENTS)
         for each in trained:
-            self._hook_into(each)
+            self._gather_alone(each)
 
-    def _hook_into(self, parameter: TracedParameter) -> None:
-        """A parameter is whole while it gets its hook (``create_reduce_and_remove_grad_hooks``)."""
+    def _gather_alone(self, parameter: TracedParameter) -> None:
+        """A parameter is whole for a while: for its values, and for its hook
+        (``create_reduce_and_remove_grad_hooks``).
+        """
         n_bytes = self._part(parameter) * parameter.element_bytes
         whole = self._stream.take(n_bytes * self._settings.world, _HOOKED)
         if self._settings.hooks_into_copies:

@@ -285,10 +285,10 @@ def _kto_whole(torch: Operators, ends: EndsView, logits: list[Tensor], role: Rol
     if role == "divergence":
         unit, count, dtype = logits[0].unit, logits[0].count, logits[0].dtype
         logits.clear()
-        _copies = torch.new(unit, count, dtype, "index", cost=[Tensor(None, unit, count, dtype)])
+        torch.outputs = [torch.new(unit, count, dtype, "index", cost=[Tensor(None, unit, count, dtype)])]
         return out
     torch.outputs = [logits.pop().alias()] if role == "reference" else []
-    torch.enter("forward_loss")
+    torch.enter("forward_itself")
     logits.clear()
     return out
 

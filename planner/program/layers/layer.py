@@ -59,7 +59,7 @@ def _in_turn(
         until, inline = view.block.keeps_normed[number], view.block.inline_mlp and part is feed_forward
         residual = x = torch.reshaped(x, is_view=True) if inline else x
         if before:
-            x = _normed(torch, view, before[number], x)
+            x = _normed(torch, view, before[number], x, f"norm {number}")
         if until == "layer":
             kept.append(x)
         normed, passed = None if until == "part" else x, [x]
@@ -77,7 +77,7 @@ def _in_turn(
             normed = None
         x = torch.reshaped(x, is_view=True) if inline else x
         if view.block.norms_sums:
-            x = _normed(torch, view, _norms_around(view)[1][number], x)
+            x = _normed(torch, view, _norms_around(view)[1][number], x, f"norm {number + 2}")
     del normed
     width = view.block.layer_inputs_width
     return add_layer_input(torch, view, _norms_of(view)[4], x, kept) if width else x
@@ -92,7 +92,7 @@ def _branch(
         kept.append(x)
     x = _dropped(torch, view, x)
     if behind and not view.block.norms_sums:
-        x = _normed(torch, view, behind[number], x)
+        x = _normed(torch, view, behind[number], x, f"norm {number + 2}")
     if view.block.weighs_branches:
         # A variable refers to the product with a vector: transformers 5.23 models/internvl.
         count = view.block.extra_params / 2
@@ -133,8 +133,8 @@ def _both(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return torch.add(mixed, attended)
 
 
-def _normed(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
-    return _wrapped(torch, view, lambda torch, view, x: norm(torch, view, spec, x), x)
+def _normed(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, name: str) -> Tensor:
+    return _wrapped(torch, view, lambda torch, view, x: norm(torch, view, spec, x, name), x)
 
 
 def _wrapped(torch: Operators, view: LayerView, part: Part, x: Tensor) -> Tensor:
@@ -168,11 +168,11 @@ def _parallel(torch: Operators, view: LayerView, trained: LayerView, x: Tensor) 
     norms = _norms_of(view)
     if len(norms) > 1 and not view.block.norms_first:
         attended = _dropped(torch, view, attention(torch, view, norm(torch, view, norms[0], x)))
-        fed = _dropped(torch, view, feed_forward(torch, trained, norm(torch, view, norms[1], x)))
+        fed = _dropped(torch, view, feed_forward(torch, trained, norm(torch, view, norms[1], x, "norm 1")))
         return _sum(torch, view, x, attended, fed)
     first = second = norm(torch, view, norms[0], x)
     if view.block.norms_first:
-        second = norm(torch, view, norms[1], x)
+        second = norm(torch, view, norms[1], x, "norm 1")
     attended = _dropped(torch, view, attention(torch, view, first))
     fed = _dropped(torch, view, feed_forward(torch, trained, second))
     return _sum(torch, view, x, attended, fed)

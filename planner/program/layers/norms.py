@@ -17,8 +17,11 @@ _FUSED = ("cast", "narrowed", "returned", "autocast")
 
 
 def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, name: str = "norm") -> Tensor:
-    """The module ``name``: one norm of ``spec`` over ``x``."""
-    with torch.inside(name):
+    """The module ``name``: one norm of ``spec`` over ``x``.
+
+    What stands behind a space tells several of one name in a layer apart, for engines that hook into modules.
+    """
+    with torch.inside(name, name.partition(" ")[0]):
         if not spec.weight and spec.kind == "rms" and spec.scaling != "turned":
             return _l2_norm(torch, spec, x)
         weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)

@@ -233,6 +233,7 @@ PartStage = Literal[
     "forward_next",
     "forward_end",
     "forward_out",
+    "forward_itself",
     "forward_loss",
     "backward",
     "backward_next",
@@ -241,7 +242,8 @@ PartStage = Literal[
     "returns_again",
 ]
 """When events of a part happen.  ``forward_next``: when the next layer has run; ``forward_end``: when
-autocast ends; ``forward_out``: what the head does after that; ``forward_loss``: what is done when other
+autocast ends; ``forward_out``: what the head does after that; ``forward_itself``: when the
+model has been asked beside that; ``forward_loss``: what is done when other
 passes have run, too.  ``backward_next``: when the layer before has gone back; ``backward_out``: when hooks
 let go; ``backward_end``: when the graph goes; ``returns_again``: when the model has returned in the next
 micro-step."""

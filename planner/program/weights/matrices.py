@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from planner.domain.model import LinearSpec
 from planner.domain.recipes.recipe import Quantization
+from planner.program.ops.autograd import record
 from planner.program.ops.casts import autocast, linear_function, rows_of, weight_copy
 from planner.program.ops.collectives import entering, leaving
 from planner.program.ops.operators import Operators
@@ -43,7 +44,18 @@ def _own_part(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) ->
         return base_product(torch, view, spec, x)
     if is_fused(view, spec):
         return fused_linear(torch, view, spec, x)
+    if view.recipe.sharding.is_zero3:
+        x = _handed_on(torch, x)
     return with_adapter(torch, view, spec, x, _base_layer)
+
+
+def _handed_on(torch: Operators, x: Tensor) -> Tensor:
+    """An input that DeepSpeed's hook hands on: gradients of all that reads it are summed before the next
+    module's are.
+
+    Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _post_backward_module_hook.
+    """
+    return record(torch, x.alias(), [x], [], lambda _, gradient: [gradient])
 
 
 def _base_layer(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:

@@ -50,10 +50,20 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherVersion:
+    """A package whose code the trace runs, in another version than the one that ``plan`` answers for."""
+
+    package: str
+    plan: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanBesideTrace:
     """Both instruments' answers to one scenario; ``phase`` is the one in which the trace allocated most.
 
-    ``difference``: the first request in which they part; ``None`` where all are equal.
+    ``difference``: the first request in which they part; ``None`` where all are equal.  ``versions``:
+    packages of which both have another one.
     """
 
     phase: str
@@ -65,10 +75,14 @@ class PlanBesideTrace:
     terms: tuple[Pair, ...]
     host: tuple[Pair, ...] = ()
     difference: Difference | None = None
+    versions: tuple[OtherVersion, ...] = ()
 
 
 def put_beside(
-    prediction: Prediction, traced: TraceDocument, difference: Difference | None = None
+    prediction: Prediction,
+    traced: TraceDocument,
+    difference: Difference | None = None,
+    versions: tuple[OtherVersion, ...] = (),
 ) -> PlanBesideTrace:
     """Line up what both say: peaks, allocated and reserved by phase,
     and the terms in the phase of the trace's peak.
@@ -94,6 +108,7 @@ def put_beside(
         terms=_terms(memory, traced),
         host=_host(prediction, traced),
         difference=difference,
+        versions=versions,
     )
 
 
@@ -148,11 +163,12 @@ def beside_sections(beside: PlanBesideTrace) -> list[Section]:
         "Difference: plan less trace.  Of peak: of the trace's peak.  The trace has full rows and much room.",
         "dim",
     )
+    notes = (note, *_versions(beside.versions))
     phases: list[Block] = []
     for title, pairs in (("allocated", beside.allocated), ("reserved", beside.reserved)):
         phases += [_grid(title, pairs), Note("")]
     sections = [
-        Section("Plan and trace in GiB (2^30 bytes)", (_grid("peak", beside.peaks), note)),
+        Section("Plan and trace in GiB (2^30 bytes)", (_grid("peak", beside.peaks), *notes)),
         Section("By phase", tuple(phases[:-1])),
         Section(
             f"Terms in {beside.phase}, where the trace has its peak, at {where}",
@@ -172,6 +188,15 @@ def beside_sections(beside: PlanBesideTrace) -> list[Section]:
         title = f"The first request that differs, number {beside.difference.number:,} after loading"
         sections.append(Section(title, (_requests(beside.difference), Note(_LEFT_OUT, "dim"))))
     return sections
+
+
+def _versions(several: tuple[OtherVersion, ...]) -> tuple[Note, ...]:
+    """What part of a difference other versions may be, and how to compare like with like."""
+    if not several:
+        return ()
+    said = ", ".join(f"{each.package} {each.plan} and {each.trace}" for each in several)
+    flag = ",".join(f"{each.package}=={each.trace}" for each in several)
+    return (Note(f"Versions of plan and trace differ: {said}.  The same for both: --versions {flag}", "dim"),)
 
 
 def _requests(difference: Difference) -> Grid:
@@ -207,6 +232,7 @@ def beside_document(
         name: [_entry(pair) for pair in getattr(beside, name)]
         for name in ("peaks", "allocated", "reserved", "terms", "host")
     }
+    tables["versions"] = [asdict(each) for each in beside.versions]
     place = {"phase": beside.phase, "operator": beside.operator, "module": beside.module}
     whole: dict[str, Any] = {
         "first_difference": None if beside.difference is None else asdict(beside.difference)

@@ -17,7 +17,7 @@ import torch
 
 from measure.recipe.preference_steps import (
     Passes,
-    add_value_head,
+    WithValueHead,
     disable_dropout,
     preference_loss,
     selective_log_softmax,
@@ -151,8 +151,7 @@ def test_a_value_head_scores_the_last_token_that_is_no_padding() -> None:
             states = input_ids[..., None].expand(*input_ids.shape, 2).float()
             return SimpleNamespace(logits=states.bfloat16(), hidden_states=(states * 9, states), loss=None)
 
-    model: Any = Words()
-    add_value_head(model, 2)
+    model = WithValueHead(Words(), 2)
     torch.nn.init.ones_(model.v_head.summary.weight)
     torch.nn.init.zeros_(model.v_head.summary.bias)
     disable_dropout(model)

@@ -98,6 +98,14 @@ def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
             {"method": "full", "sharding": "fsdp", "task": "orpo", "loss": "chunked", "stack": "trl"},
             "reads the head's weight without calling the head, under fsdp, .* use --sharding zero2",
         ),
+        (
+            {"method": "full", "sharding": "zero3", "loss": "liger"},
+            "Liger's loss, which does not call the head, under zero3 .* use --loss hf",
+        ),
+        (
+            {"model": "qwen2-vl-2b", "method": "lora", "images_per_sample": 1, "image_size": "56x56"},
+            "images cannot be traced yet; use --images-per-sample 0",
+        ),
         ({"method": "full", "offload": "activations"}, "offload 'activations' .* use --offload optimizer"),
         ({"method": "lora", "stack": "unsloth", "offload": "none"}, "the fused kernels of stack 'unsloth"),
         ({"method": "lora", "stack": "axolotl"}, "the adapter kernels of stack 'axolotl'"),
@@ -107,7 +115,7 @@ def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
         ),
     ],
 )
-def test_what_is_not_traced_is_refused_with_a_way_out(flags: dict[str, str], words: str) -> None:
+def test_what_is_not_traced_is_refused_with_a_way_out(flags: dict[str, str | int], words: str) -> None:
     """FSDP1 and k-bit bases that cannot be divided end with a sentence that names another setting,
     not with wrong numbers.
     """

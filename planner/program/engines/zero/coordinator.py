@@ -133,10 +133,12 @@ class Coordinator:
         self._clean()
 
     def _clean(self) -> None:
-        """``_clean_inflight_param_registry``."""
+        """``_clean_inflight_param_registry``, whose handles keep their flat buffers until its end."""
+        flats: list[int | None] = []
         for live in list(self._in_flight):
-            self._ask(live)
+            flats.append(self._ask(live))
             self._release_one(live)
+        self._engine.free(*flats)
 
     def fetch(self, module: Module, *, forward: bool, recomputes: bool) -> None:
         """``fetch_sub_module``: gather what the module needs, wait for it,
@@ -161,7 +163,7 @@ class Coordinator:
                 live.active.add(owner)
             if live in self._in_flight:
                 self._wait_for_oldest()
-                self._ask(live)
+                self._engine.free(self._ask(live))
                 self._asked.append(self._n_late)
             n_new += live.fetched_for < self._step
         if self._next < len(self._order):
@@ -266,7 +268,7 @@ class Coordinator:
     def release_all(self, everything: Iterable[Live]) -> None:
         """``release_and_reset_all``, when the optimizer steps."""
         for live in everything:
-            self._ask(live)
+            self._engine.free(self._ask(live))
             live.active.clear()
             self._release_one(live)
         self._asked.clear()
@@ -357,13 +359,14 @@ class Coordinator:
         self._engine.wait(0)
         self._n_back = self._n_late
 
-    def _ask(self, live: Live) -> None:
-        """``AllGatherCoalescedHandle.wait``: every parameter is copied together;
-        the buffer goes with the last one asked for.
+    def _ask(self, live: Live) -> int | None:
+        """``AllGatherCoalescedHandle.wait``: every parameter is copied together.
+
+        Gives the buffer with the last one asked for, to be freed.
         """
         handle = self._in_flight.pop(live, None)
         if handle is None:
-            return
+            return None
         if not handle.complete:
             handle.complete = True
             for each in handle.parameters:
@@ -371,8 +374,7 @@ class Coordinator:
                     each.slot = self._engine.take(each.param.n_bytes, self._whole, each.param)
                 each.status = "here"
         handle.asked += 1
-        if handle.asked == len(handle.parameters):
-            self._engine.free(handle.flat)
+        return handle.flat if handle.asked == len(handle.parameters) else None
 
     def divide_inside(self, live: Live) -> None:
         """``_partition_param_sec``: whenever a whole parameter is given back,

@@ -128,3 +128,13 @@ def test_without_overlap_all_on_the_card_is_in_one_stream() -> None:
     assert (gathered.stream, pinned.stream) == (MAIN_STREAM, HOST_STREAMS["pinned"])
     stream.free_late(gathered, 3)
     assert [each.waits for each in stream.records if not each.alloc] == [False]
+
+
+def test_a_model_is_filled_after_it_is_divided_and_its_head_tied() -> None:
+    """Only the Trainer's models: each parameter is whole once more, and the part of a head that is tied
+    later goes when garbage is collected.
+    """
+    stream, _ = ready(begins_empty=True, untied_elements=20)
+    assert taken(stream, "_allgather_params_sequential") == [20 * 2, 4 * 2] * 2
+    assert taken(stream, "ds_tensor") == [10 * 2, 2 * 2, 10 * 2]
+    assert "ds_tensor" not in held(stream)

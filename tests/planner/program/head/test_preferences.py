@@ -18,23 +18,9 @@ from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.units import MIB
 
-DIVIDED_RESERVED = 0.1
-"""Of the row under ZeRO-3, for which plan reserves 9.6 % more.
-
-Transformers makes a tied head under ``zero.Init`` before it ties it: 272 MB, and its part of 68 MB.  Then it
-gathers each weight once.  The parts of the second model lie elsewhere then, and DeepSpeed's empty cache is
-205 MB smaller.  ``plan`` has neither.
-"""
-APART = {
-    "task=kto method=lora model=llama-3.2-1b seq=1024 batch=4": 0.07,
-    "task=kto method=lora model=smollm2-135m seq=1024 batch=4 offload": 0.07,
-    "task=kto method=full model=smollm2-135m seq=1024 batch=4 offload": 0.075,
-    "task=reward method=full model=smollm2-135m seq=1024 batch=2": 0.15,
-}
-"""LLaMA-Factory's jobs whose reserved peak is off, of equal allocated ones.
-
-Of the reward model large blocks come and go in the same order and lie elsewhere: of what is prefetched,
-blocks of 2 MB differ.
+DIVIDED_RESERVED = 0.045
+"""Of rows of TRL and ms-swift under ZeRO-3: where parts of the second model lie beside those of the first is
+left out, as is the order in which garbage is collected.
 """
 SWIFT = Path(__file__).parents[3] / "against_libraries/programs/swift.csv"
 DIVIDED = SWIFT.with_name("preferences_divided.csv")
@@ -165,8 +151,8 @@ def test_peaks_are_those_of_swift_rlhf(row: dict[str, str]) -> None:
     "row", list(csv.DictReader(DIVIDED.open(encoding="utf-8"))), ids=lambda row: row["job"]
 )
 def test_references_are_divided(row: dict[str, str]) -> None:
-    """TRL 1.16.0 and LLaMA-Factory 0.9.5 on four cards: allocated within 0.6 %, reserved within 4.5 % but for
-    jobs of ``APART`` (see ``DIVIDED_RESERVED``).
+    """TRL 1.16.0 and LLaMA-Factory 0.9.5 on four cards: allocated within 0.6 %, reserved within 4.5 %, and
+    that of LLaMA-Factory within 0.3 %.
 
     TRL's KTO asks the policy itself first, whose engine so records an order of modules without a backward
     pass; that of LLaMA-Factory asks it again behind its forward.  Files of the latter name its own
@@ -186,5 +172,5 @@ def test_references_are_divided(row: dict[str, str]) -> None:
         for level in ("allocated", "reserved")
     )
     assert allocated == pytest.approx(int(row["allocated_bytes"]), rel=0.006)
-    apart = next((bound for words, bound in APART.items() if words in row["job"]), 0.045)
-    assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=apart)
+    bound = 0.003 if said["stack"] == "llama-factory" else DIVIDED_RESERVED
+    assert reserved == pytest.approx(int(row["reserved_bytes"]), rel=bound)

@@ -216,3 +216,19 @@ def test_before_0_19_3_the_end_of_a_backward_gives_nothing_back(keeps: bool, giv
     coordinator.fetch(table, forward=True, recomputes=False)
     coordinator.release(table, forward=True)
     assert engine.new()[-1] == -20
+
+
+def test_buffers_that_nobody_asked_for_go_when_all_of_them_are_copied() -> None:
+    """``_clean_inflight_param_registry`` keeps its handles until its end (DeepSpeed 0.18.4 and 0.19.8)."""
+    engine = Engine()
+    coordinator = Coordinator(engine)  # type: ignore[arg-type]
+    several = modules(10, 10, 10, 10)
+    everything = [live for module in several for live in module.own]
+    one_pass(coordinator, several, engine)
+    coordinator.new_pass(everything)
+    coordinator.fetch(several[0], forward=True, recomputes=False)
+    coordinator.release(several[0], forward=True)
+    engine.new()
+    coordinator.new_pass(everything)
+    # A flat buffer for two of ten elements each: each is copied and goes, then the buffer.
+    assert engine.new() == [20, 20, -20, -20, -40]
