@@ -189,16 +189,18 @@ def reached_share(gpu: GpuSpec, *, fp8: bool = False) -> float:
     another name have its share.
     Source: stas00/ml-engineering, Maximum Achievable Matmul FLOPS: A100 SXM 0.87, H100 SXM 0.80, B200 0.78,
     MI300X 0.51, in fp8 H100 0.71, B200 0.76; AMD's page on achievable FLOPs: MI300X 0.49 in fp8;
-    zzc0721/torch-performance-test-data: A100 SXM 0.85, L40S 0.74, RTX 3090 1.08, RTX 5090 1.14.  A T4 has
-    0.65 in single products and 0.37 in a row of them, where its 70 W set the clock
+    zzc0721/torch-performance-test-data: A100 SXM 0.85, H100 PCIe 0.66, L40S 0.74, RTX 3090 1.08,
+    RTX 5090 1.14.  A T4 has 0.65 in single products and 0.37 in a row of them, where its 70 W set the clock
     (forums.developer.nvidia.com/t/about-gpu-peak-performance/264462).
     """
     best, rated = gpu.best_matmul_flop_per_s, gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
+    shapes = gpu.best_matmul_shapes
     if fp8 and gpu.best_fp8_matmul_flop_per_s is not None:
-        best, rated = gpu.best_fp8_matmul_flop_per_s, gpu.fp8_flop_per_s
-    if best is None or gpu.best_matmul_shapes is None or rated is None:
+        # Whoever measured those searched over shapes.
+        best, rated, shapes = gpu.best_fp8_matmul_flop_per_s, gpu.fp8_flop_per_s, "any"
+    if best is None or shapes is None or rated is None:
         return 1.0
-    reference = 1.0 if accumulates_at_half_rate(gpu) else _REFERENCE_BEST_SHARE[gpu.best_matmul_shapes]
+    reference = 1.0 if accumulates_at_half_rate(gpu) else _REFERENCE_BEST_SHARE[shapes]
     return best / rated / reference
 
 
