@@ -19,10 +19,12 @@ from planner.throughput.time_inputs import TimedJob
 FLOP_PER_MAC = 2
 # Tensor cores are fed in units of 16 bytes; a product that cannot be takes about twice as long.
 _UNALIGNED = 2.0
-# Fused attention loses half a tile per row of tiles and the start of each: an A100 reaches 0.50 of its peak
-# at 2,048 tokens and 0.58 at 8,192 (FlashAttention-2, arXiv 2307.08691), as s / (s + 463) does.  The
-# coefficient is that at 4,096 tokens.
-_ATTENTION_RAMP_TOKENS, _ATTENTION_TOKENS = 463, 4096
+# Chunks of 64 tokens give tensor cores small products one after the other, so that multiprocessors set the
+# pace and not those: beside their bytes kernels of flash-linear-attention do so much FLOP for each
+# instruction that the card can issue.  96 heads of 128 features on 8,192 tokens take 1.20 ms forward and 4.18
+# backward on a B200 (5.0, 3.5; pytorch/helion examples/linear/BENCHMARKS.md), 3.20 forward on an H20 (2.8;
+# MoonshotAI/FlashKDA BENCHMARK_H20.md).
+_CHUNKED_FLOP_PER_INSTRUCTION = 3.5
 # Beside products a score needs its exponential, whatever the width of a head: as long as products of 15
 # features take, so that on an A100 heads of 64 features reach 0.9 of what those of 128 do (FlashAttention-2,
 # figure 4, unchecked: 171, 189 TFLOP/s, 16,384 tokens; 119, 133 at 1,024).  Heads above 128 features need
@@ -39,7 +41,7 @@ def product_seconds(job: TimedJob, kind: Product, macs: Number, values: Mapping[
     products write follows the arithmetic of each tile and is counted with them.  Twice as long where rows of
     the result do not begin at multiples of 16 bytes.  Products of LLM.int8 have their own speed, which holds
     all that is done beside them; those in fp32 run without tensor cores; those in fp8 reach as much of their
-    peak as those in 16 bits.
+    peak as those in 16 bits; those of a delta rule's chunks are bound by instructions.
     Source: NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization, tensor core
     requirements; CUTLASS ``efficient_gemm.md`` (main loop and epilogue); rasbt/LLMs-from-scratch, ch05 bonus
     on training speed: 50,257 to 50,304 words saves 8.8 of 73 ms, as long as its head needs.
@@ -52,6 +54,8 @@ def product_seconds(job: TimedJob, kind: Product, macs: Number, values: Mapping[
         rate = rates.fp8_flop_per_s
     if kind.dtype == "int8":
         rate = rate * job.coefficients.int8_relative_speed
+    if kind.chunked and rates.instructions_per_s is not None:
+        rate = minimum(rate, _CHUNKED_FLOP_PER_INSTRUCTION * rates.instructions_per_s)
     seconds = FLOP_PER_MAC * macs / rate
     if kind.rows is None:
         return seconds
@@ -86,7 +90,7 @@ def attention_seconds(
         pairs = pairs * (1 + micro.spread**2)
     if kind.pairs == "band":
         pairs = pairs * (micro.real / micro.computed) ** 2
-    return FLOP_PER_MAC * macs * pairs * attention_ramp(keys) * slower / rate
+    return FLOP_PER_MAC * macs * pairs * slower / rate
 
 
 def mean_keys(kind: FusedAttention, length: Number) -> Number:
@@ -104,14 +108,6 @@ def mean_keys(kind: FusedAttention, length: Number) -> Number:
     return width - width * (width - 1) / (2 * length)
 
 
-def attention_ramp(length: Number) -> Number:
-    """Time of fused attention over that at 4,096 tokens, for as much work.
-
-    Source: FlashAttention-2 (arXiv 2307.08691), as above.
-    """
-    return (1 + _ATTENTION_RAMP_TOKENS / length) / (1 + _ATTENTION_RAMP_TOKENS / _ATTENTION_TOKENS)
-
-
 def moving_seconds(job: TimedJob, n_bytes: Number) -> Number:
     """Operators that take as long as device memory needs for what they read and write; seconds.
 
@@ -120,6 +116,17 @@ def moving_seconds(job: TimedJob, n_bytes: Number) -> Number:
     Source: the operators of :mod:`planner.program`, which name the code.
     """
     return n_bytes / job.rates.memory_bytes_per_s
+
+
+def start_seconds(job: TimedJob, n_kernels: Number) -> Number:
+    """What kernels take whatever they move or multiply: they fill the card, run empty,
+    and the next one begins; seconds.
+
+    Formula: kernels x time for each.
+    Source: te42kyfo/gpu-benches, gpu-small-kernels, which fits streams of kernels of all sizes as
+    ``T = V / (a + V / b)``; coefficient ``kernel_s`` is that ``a`` where the data does not fit the cache.
+    """
+    return n_kernels * job.coefficients.kernel_s
 
 
 # Instructions per weight of bitsandbytes' 4-bit kernel as long as it found values by nested branches, of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from planner.arrays import is_zero, maximum, minimum, sqrt
+from planner.arrays import is_zero, maximum, minimum
 from planner.domain.prediction import TimePrediction
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
@@ -44,10 +44,7 @@ _GPU_FORMULAS = {
     "parallel_collectives": "parallel_time:parallel_seconds",
     "sharding_copies": "communication:sharding_copy_seconds",
 }
-# Kernels over weights: as long in a short micro-step as in a long one.
-_WHATEVER_THE_LENGTH = frozenset({"weight_casts", "dequantization", "sharding_copies"})
 _HOST_TERMS = frozenset({"launch", "sharding_hooks", "module_walks"})
-_NO_TIME_S = 1e-12
 
 
 def predict_time(
@@ -78,7 +75,7 @@ def predict_time(
     seconds["sharding_copies"] = sharding_copy_seconds(job)
     terms = _gpu_terms(job, seconds)
     gpu_s: Number = sum((term.seconds for term in terms), 0.0)
-    terms += _host_terms(job, terms, gpu_s, seconds)
+    terms += _host_terms(job, gpu_s, seconds)
     terms += _once_per_step_terms(job, gpu_s)
     step_s: Number = sum((term.seconds - term.overlapped_s for term in terms), 0.0)
     predicted = _prediction(job, tuple(terms), step_s)
@@ -118,9 +115,7 @@ def launch_seconds(job: TimedJob, n_operators: Number) -> Number:
     return n_operators * job.coefficients.launch_s
 
 
-def _host_terms(
-    job: TimedJob, gpu_terms: list[TimeTerm], gpu_s: Number, seconds: Mapping[str, Number]
-) -> list[TimeTerm]:
+def _host_terms(job: TimedJob, gpu_s: Number, seconds: Mapping[str, Number]) -> list[TimeTerm]:
     """Issuing operators and running sharding hooks: hidden as long as the GPU has work,
     except where the host waits for it.
     """
@@ -128,29 +123,11 @@ def _host_terms(
     waiting = count * launch_seconds(job, seconds.get("waits", 0.0))
     launch = count * launch_seconds(job, seconds["launches"])
     hooks, exposed = count * hook_seconds(job), count * waiting_hook_seconds(job)
-    varying = sum((term.seconds for term in gpu_terms if term.name not in _WHATEVER_THE_LENGTH), 0.0)
-    hidden = both_busy_seconds(gpu_s, launch - waiting, varying, job.micro.spread)
-    hidden_hooks = maximum(
-        both_busy_seconds(gpu_s, launch - waiting + hooks - exposed, varying, job.micro.spread) - hidden, 0.0
-    )
+    hidden = minimum(gpu_s, launch - waiting)
+    hidden_hooks = minimum(gpu_s, launch - waiting + hooks - exposed) - hidden
     terms = _term("launch", launch, "step_time:launch_seconds", hidden)
     terms += _term("sharding_hooks", hooks, "communication:hook_seconds", hidden_hooks)
     return terms + _term("module_walks", walk_seconds(job), "kernel_time:walk_seconds")
-
-
-def both_busy_seconds(gpu_s: Number, host_s: Number, varying_s: Number, spread: Number) -> Number:
-    """How long kernels and host are busy at the same time, where the time of the kernels differs from
-    micro-step to micro-step.
-
-    A short micro-step waits for the host and a long one for the kernels, so the longer of both is, on
-    average, longer than the longer of both averages.  With kernel times spread evenly over ``gpu_s +- w``,
-    where ``w = sqrt(3) x spread x varying_s`` and at most ``varying_s``, both are busy for
-    ``host_s - t^2 / 4 w - max(0, host_s - gpu_s - w)``, with ``t = host_s - gpu_s + w`` within 0 and ``2 w``.
-    Source: integral of the maximum of a constant and a uniform variable.
-    """
-    half = maximum(minimum(sqrt(3.0) * spread, 1.0) * varying_s, _NO_TIME_S)
-    into = minimum(maximum(host_s - gpu_s + half, 0.0), 2 * half)
-    return host_s - into * into / (4 * half) - maximum(host_s - gpu_s - half, 0.0)
 
 
 def _once_per_step_terms(job: TimedJob, gpu_s: Number) -> list[TimeTerm]:

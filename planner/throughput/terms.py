@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,12 @@ from planner.throughput.kernel_time import (
     expansion_seconds,
     moving_seconds,
     product_seconds,
+    start_seconds,
 )
 from planner.throughput.time_inputs import TimedJob
+
+# What is counted in operators of the host, not in seconds.
+_COUNTS = ("launches", "waits")
 
 
 def pass_seconds(job: TimedJob, passes: Pass) -> dict[str, Number]:
@@ -56,25 +61,36 @@ def aside_seconds(job: TimedJob) -> Number:
 
 def kernel_seconds(found: Mapping[str, Number]) -> Number:
     """All terms together, without the counts beside them."""
-    return sum((seconds for name, seconds in found.items() if name not in ("launches", "waits")), 0.0)
+    return sum((seconds for name, seconds in found.items() if name not in _COUNTS), 0.0)
 
 
 def _read(job: TimedJob, counted: Counted) -> dict[str, Number]:
     values, sums = job.values, dict[tuple[str, Kind], Number]()
     for cost in counted.costs:
-        term = term_of(cost)
-        if term is None:
-            continue
         # What a kernel of attention computes of all pairs is its own affair.
         value = 1.0 if isinstance(cost.kind, FusedAttention) else values[cost.unit]
-        key = (term, cost.kind)
-        sums[key] = sums.get(key, 0.0) + cost.amount * value
+        for key in _keys(cost):
+            sums[key] = sums.get(key, 0.0) + cost.amount * value
     found: dict[str, Number] = {}
     for (term, kind), amount in sums.items():
-        found[term] = found.get(term, 0.0) + _seconds(job, kind, amount, values)
+        taken = amount if term in _COUNTS else _seconds(job, kind, amount, values)
+        found[term] = found.get(term, 0.0) + taken
     if "dequantization" in found:
         found["dequantization"] = found["dequantization"] / job.coefficients.dequantize_relative_speed
     return found
+
+
+def _keys(cost: Cost) -> Iterator[tuple[str, Kind]]:
+    """Where some work counts: its term and kind; a launch is host time,
+    and a start of a kernel in the term of its operators.
+    """
+    term = term_of(cost)
+    if term is None:
+        return
+    yield term, cost.kind
+    started = term_of(replace(cost, kind="bytes")) if cost.kind == "launches" else None
+    if started is not None:
+        yield started, "launches"
 
 
 def _seconds(job: TimedJob, kind: Kind, amount: Any, values: Mapping[Unit, Number]) -> Number:
@@ -84,13 +100,13 @@ def _seconds(job: TimedJob, kind: Kind, amount: Any, values: Mapping[Unit, Numbe
         return attention_seconds(job, kind, amount, values)
     if isinstance(kind, Unpacking):
         return expansion_seconds(job, kind, amount)
-    return moving_seconds(job, amount) if kind == "bytes" else amount
+    return moving_seconds(job, amount) if kind == "bytes" else start_seconds(job, amount)
 
 
 def term_of(cost: Cost) -> str | None:
     """The term that some work counts to; ``None`` where a rate of another kind holds it."""
-    if isinstance(cost.kind, str) and cost.kind in ("launches", "waits"):
-        return cost.kind
+    if cost.kind in ("launches", "calls", "waits"):
+        return "waits" if cost.kind == "waits" else "launches"
     if isinstance(cost.kind, ToHost):
         return None
     if cost.share in ("weight_casts", "dequantization"):

@@ -158,6 +158,18 @@ class Coefficients:
             "(tinygrad/open-gpu-kernel-modules#6)",
         ),
     )
+    kernel_s: float = prior(
+        2.5 / MEGA,
+        0.5 / MEGA,
+        5.0 / MEGA,
+        "s per kernel",
+        by(
+            "document_text",
+            "what a streaming kernel takes beside its bytes, in graphs of 10,000: "
+            "A40 1.9 us at 67 MB, A100 2.7, H200 3.1 and L40 3.2 at 168 MB (te42kyfo/gpu-benches, "
+            "gpu-small-kernels)",
+        ),
+    )
     launch_s: float = prior(
         17.5 / MEGA,
         3.0 / MEGA,

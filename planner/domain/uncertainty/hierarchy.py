@@ -47,6 +47,7 @@ FREEDOM: Mapping[str, Freedom] = MappingProxyType(
         "attention_efficiency": Freedom(0.25, machine=0.2),
         "attention_efficiency_flash1": Freedom(0.2, machine=0.2),
         "memory_efficiency": Freedom(0.12, machine=0.15),
+        "kernel_s": Freedom(0.3),
         "launch_s": Freedom(0.4, machine=0.5),
         "int8_relative_speed": Freedom(0.4, machine=0.4),
         "dequantize_relative_speed": Freedom(0.4, machine=0.3),

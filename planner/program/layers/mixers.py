@@ -133,6 +133,7 @@ def _delta_rule(
     views = heads[2:] if copied else heads
     copies = [*heads[: 3 - len(views)], *(torch.like(each, "clone") for each in views)]
     value, dtype, macs = copies[2], copies[2].dtype, spec.macs_per_token
+    products = Product(dtype, chunked=True)
     normed: list[Tensor] = []
     for copy in copies[:2]:
         normed += [
@@ -144,11 +145,11 @@ def _delta_rule(
     _kept = _of_chunks(torch, spec, value)
     # Every tensor between the kernels is read by the next one.
     torch.pay(_kept)
-    out = torch.like(value, "delta_rule", cost=Multiplies(Product(dtype), Unit.TOKENS, macs, [value]))
+    out = torch.like(value, "delta_rule", cost=Multiplies(products, Unit.TOKENS, macs, [value]))
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         made = _gradients(torch, spec, kept[4], gradient)
-        torch.spend(Product(dtype), Unit.TOKENS, 3 * macs)
+        torch.spend(products, Unit.TOKENS, 3 * macs)
         for number in (0, 1):
             made[number] = torch.like(kept[2 * number], "l2norm_backward")
         return made

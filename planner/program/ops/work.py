@@ -24,11 +24,13 @@ class Product:
 
     ``rows``: of each stored matrix, so many for each of a unit; ``None`` where the other operand is as long,
     or a few ranks wide.  ``aligned``: whether rows of the result begin at multiples of 16 bytes.
+    ``chunked``: those of a delta rule, of a chunk of tokens each.
     """
 
     dtype: Dtype
     rows: tuple[Unit, float] | None = None
     aligned: bool = True
+    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,10 @@ class ToHost:
     unit_bytes: float
 
 
-Kind = Product | FusedAttention | Unpacking | ToHost | Literal["bytes", "launches", "waits"]
-"""``waits``: launches between which the host waits for the GPU."""
+Kind = Product | FusedAttention | Unpacking | ToHost | Literal["bytes", "launches", "waits", "calls"]
+"""``waits``: launches between which the host waits for the GPU; ``calls``: Python that launches nothing,
+counted in operators that take the host as long.
+"""
 Key = tuple[Direction, Share, Kind]
 Work = Mapping[Key, Mapping["Unit", float]]
 """So much of each kind for each of a unit."""

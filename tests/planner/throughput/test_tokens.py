@@ -1,12 +1,7 @@
-"""Time of micro-steps whose lengths differ: when the host shows, what narrow heads cost,
-and how unsure it all is.
-"""
+"""Time of micro-steps: when the host shows, what narrow heads cost."""
 
 from __future__ import annotations
 
-from statistics import pstdev
-
-import numpy as np
 import pytest
 
 from planner.domain.scenario import Scenario
@@ -15,7 +10,7 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.ops.work import FusedAttention
 from planner.throughput.kernel_time import attention_seconds
-from planner.throughput.step_time import both_busy_seconds, predict_time
+from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
 
 PRIORS = Coefficients()
@@ -42,42 +37,13 @@ def job(the_scenario: Scenario) -> TimedJob:
     return found
 
 
-class TestKernelsAndHost:
-    """How long both are busy at once."""
-
-    @pytest.mark.parametrize("host_s", [0.2, 1.0, 3.0])
-    def test_equal_lengths_leave_the_shorter_of_both(self, host_s: float) -> None:
-        """Without spread it is the minimum."""
-        assert both_busy_seconds(1.0, host_s, 1.0, 0.0) == pytest.approx(min(1.0, host_s))
-
-    @pytest.mark.parametrize("host_s", [0.1, 0.7, 1.0, 1.4, 5.0])
-    def test_it_is_the_mean_over_times_spread_evenly(self, host_s: float) -> None:
-        """The mean of min(kernels, host) over a million kernel times, evenly between 0.6 and 1.4 seconds."""
-        kernels = np.linspace(0.6, 1.4, 1_000_001)
-        spread = pstdev([0.6, 1.4]) / 3**0.5
-        assert both_busy_seconds(1.0, host_s, 1.0, spread) == pytest.approx(
-            np.minimum(kernels, host_s).mean(), rel=1e-5
-        )
-
-    def test_no_kernel_takes_less_than_no_time(self) -> None:
-        """However much lengths differ: times reach from 0 to twice the mean at most."""
-        assert both_busy_seconds(1.0, 1.0, 1.0, 5.0) == pytest.approx(0.75)
-
-    def test_a_grid_is_answered_like_its_points(self) -> None:
-        """Arrays give what numbers give."""
-        hosts = np.array([0.2, 1.0, 3.0])
-        found = both_busy_seconds(1.0, hosts, 0.8, 0.4)
-        assert list(found) == pytest.approx([both_busy_seconds(1.0, float(host), 0.8, 0.4) for host in hosts])
-
-    def test_uneven_lengths_let_the_host_show(self) -> None:
-        """Where kernels and host take about as long,
-        a step of natural lengths is longer than one of equal ones of that mean.
-        """
-        uneven, even = scenario(model="qwen2.5-3b"), scenario(model="qwen2.5-3b", seq="1000")
-        natural, packed = predict_time(uneven, PRIORS), predict_time(even, PRIORS)
-        assert natural is not None
-        assert packed is not None
-        assert natural.step_s > 1.05 * packed.step_s
+def test_the_longer_of_kernels_and_host_is_what_a_micro_step_takes() -> None:
+    """On 300 tokens a model of 1.5B waits for the host, on 1,500 one of 14B for its kernels."""
+    for model, tokens, waits_for_host in (("qwen2.5-1.5b", "300", True), ("qwen2.5-14b", "1500", False)):
+        found = predict_time(scenario(model=model, tokens_per_sample=tokens), PRIORS)
+        assert found is not None
+        (launch,) = (each for each in found.terms if each.name == "launch")
+        assert (launch.overlapped_s < launch.seconds) == waits_for_host
 
 
 def test_narrow_heads_are_slower() -> None:
