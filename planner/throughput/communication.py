@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.anatomy.packing import stored_bytes
-from planner.arrays import minimum, where
+from planner.arrays import maximum, minimum, where
 from planner.domain.recipes.recipe import DTYPE_BYTES, GATHERED_FP8, Number
 from planner.domain.stack_values import ADAPTERS_APART
 from planner.program.weights.float8 import in_float8
@@ -371,8 +371,9 @@ def overlapping_share(job: TimedJob) -> Number:
     """Share of collectives that hides behind the kernels at most:
     none under ZeRO stages 1 and 2 without ``overlap_comm``, nor under stage 0, which sums behind backward.
 
-    FSDP knows the order of its layers and prefetches whole ones; ZeRO-3 prefetches a bucket smaller than a
-    layer from hooks of modules, and DDP can hide its reduction behind backward only.
+    FSDP knows the order of its layers and prefetches whole ones: only its ends show
+    (:func:`_ends`).  ZeRO-3 prefetches a bucket smaller than a layer from hooks of modules, and DDP can hide
+    its reduction behind backward only.
     Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py average_tensor (a stream of its own only with
     ``overlap_comm``, else the kernels' own), switch ``zero12_overlap``; torch 2.13
     ``fsdp/_fully_shard/_fsdp_param_group.py``.
@@ -380,7 +381,26 @@ def overlapping_share(job: TimedJob) -> Number:
     sharding = job.recipe.sharding
     if sharding.is_zero012 and not (sharding.is_zero12 and job.scenario.stack.zero12_overlap):
         return 0.0
-    return job.coefficients.comm_overlap_fsdp if job.recipe.uses_fsdp else job.coefficients.comm_overlap
+    return 1 - _ends(job) if job.recipe.uses_fsdp else job.coefficients.comm_overlap
+
+
+def _ends(job: TimedJob) -> Number:
+    """Part of FSDP's collectives beside which no kernels run.
+
+    Formula: all that is outside of the layers, and the first of them, gathered once per micro-step and
+    reduced as often as gradients are, over all that is moved.  The root unit holds the tables, the head and
+    the last norm; it is gathered before the first layer and reduced behind it, when backward has ended.
+    Source: torch 2.13 ``distributed/fsdp/_runtime_utils.py`` _root_pre_forward and
+    _post_backward_final_callback; ``fsdp/_fully_shard/_fsdp_param_group.py``, which prefetches the next layer
+    and waits for the reduction of the last.
+    Ignored: heads that recipes wrap as a unit of their own, and that layers may be of several sizes.
+    """
+    model = job.own.model
+    in_layers = sum(block.param_count * count for block, count in model.blocks()) / model.param_count
+    ends = 1 - in_layers * (1 - 1 / model.n_layers)
+    gathered, reduced = gathered_bytes(job), reduced_bytes(job)
+    times = (2 if job.recipe.sharding.divides_weights else 1) + passes_aside(job)
+    return ends * (gathered / times + reduced) / maximum(gathered + reduced, 1.0)
 
 
 def hook_seconds(job: TimedJob) -> Number:

@@ -58,7 +58,7 @@ def predict_time(
 
     GPU kernels of a micro-step run one after another.  The host issues them ahead, so a micro-step takes the
     longer of both; int8 products wait for the GPU at every matrix, so their issue time adds.  Collectives and
-    weight fetches hide behind the kernels by ``comm_overlap`` (FSDP: ``comm_overlap_fsdp``) at most, and slow
+    weight fetches hide behind the kernels by ``comm_overlap`` (FSDP: all but its ends) at most, and slow
     them; gradient transfers, the CPU update and NVMe do not hide.
     Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run,
     where it is asked for.

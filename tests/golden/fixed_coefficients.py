@@ -32,7 +32,6 @@ VALUES = {
     "dequantize_relative_speed": 1.0,
     "length_variation": 0.8,
     "comm_overlap": 0.5,
-    "comm_overlap_fsdp": 0.85,
     "kernel_time_beside_collectives": 1.189,
     "hook_s": 6.5e-05,
     "pcie_efficiency": 0.5,

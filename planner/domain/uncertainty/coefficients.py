@@ -219,18 +219,6 @@ class Coefficients:
         "of collective time",
         by("assumed", "ZeRO-3 gathers a bucket ahead; half for want of a figure"),
     )
-    comm_overlap_fsdp: float = prior(
-        0.85,
-        0.3,
-        1.0,
-        "of collective time",
-        by(
-            "table_fit",
-            "torch 2.13 _fsdp_param_group.py gathers the next layer and reduces the last on streams of its "
-            "own: a first gather and the last reduction show; its place in 0.7-1 was chosen with published "
-            "tables in sight (torchtitan, LLM Foundry)",
-        ),
-    )
     kernel_time_beside_collectives: float = prior(
         1.189,
         1.0,

@@ -53,7 +53,6 @@ FREEDOM: Mapping[str, Freedom] = MappingProxyType(
         "dequantize_relative_speed": Freedom(0.4, machine=0.3),
         "length_variation": Freedom(0.3),
         "comm_overlap": Freedom(0.2, machine=0.2),
-        "comm_overlap_fsdp": Freedom(0.1, machine=0.1),
         # from 1.08 to 1.31, two spreads each way: kernels differ, means less
         "kernel_time_beside_collectives": Freedom(0.05),
         "hook_s": Freedom(0.6, machine=0.8),

@@ -16,6 +16,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.ops.work import Unpacking
+from planner.throughput.communication import overlapping_share
 from planner.throughput.kernel_time import expansion_seconds
 from planner.throughput.offload import cpu_adam_seconds
 from planner.throughput.rates import (
@@ -230,36 +231,41 @@ class TestWhatCardsReach:
 class TestOverlap:
     """Gathers of FSDP hide behind kernels more than those of ZeRO-3."""
 
-    def test_fsdp_hides_more(self) -> None:
-        """Each engine has a share of its own, and moving one does not move the other."""
+    def test_fsdp_shows_its_ends(self) -> None:
+        """What is outside of the layers, and one of them, gathered once of twice and reduced; ZeRO-3 shows a
+        half.
+        """
         fsdp, zero3 = scenario(FULL, sharding="fsdp"), scenario(FULL, sharding="zero3")
-        tight = replace(PRIORS, comm_overlap_fsdp=0.3)
-        assert shown(predicted(fsdp), "collectives") < shown(predicted(fsdp, tight), "collectives")
-        assert shown(predicted(zero3), "collectives") == shown(predicted(zero3, tight), "collectives")
+        layer = fsdp.model.groups[0].block.param_count
+        outside = fsdp.model.param_count - fsdp.model.n_layers * layer
+        ends = (outside + layer) / fsdp.model.param_count
+        moved = {"gathered": 2 * 2, "reduced": 4}
+        parts = (moved["gathered"] / 2 + moved["reduced"]) / sum(moved.values())
+        assert overlapping_share(job(fsdp)) == pytest.approx(1 - ends * parts, rel=0.01)
+        assert overlapping_share(job(zero3)) == PRIORS.comm_overlap
 
     def test_what_overlaps_slows_the_kernels(self) -> None:
         """0.189 of every 1.189 hidden seconds come back, as kernels beside them take longer;
         nothing where nothing hides.
         """
-        hidden = replace(PRIORS, comm_overlap_fsdp=1.0)
-        one = scenario(FULL, sharding="fsdp", gpu="h100-sxm", batch="8", seq="8192")
-        (term,) = [each for each in predicted(one, hidden).terms if each.name == "collectives"]
-        assert 1 - term.overlapped_s / term.seconds == pytest.approx(0.189 / 1.189)
-        (shown_all,) = [
-            each
-            for each in predicted(one, replace(PRIORS, comm_overlap_fsdp=0.0)).terms
+        one = scenario(FULL, sharding="zero3", gpu="h100-sxm", batch="8", seq="8192")
+        overlapped = [
+            each.overlapped_s / each.seconds
+            for share in (0.95, 0.0)
+            for each in predicted(one, replace(PRIORS, comm_overlap=share)).terms
             if each.name == "collectives"
         ]
-        assert shown_all.overlapped_s == 0
+        assert overlapped == pytest.approx([0.95 / 1.189, 0])
 
     def test_waiting_for_a_network_slows_nothing(self) -> None:
         """Beyond the time that the bytes take inside a node, hidden seconds are gained whole:
         the card only waits.
         """
-        hidden = replace(PRIORS, comm_overlap_fsdp=1.0, network_bytes_per_s_per_gpu=2e9)
+        slow = replace(PRIORS, network_bytes_per_s_per_gpu=2e9)
         many = scenario(FULL, sharding="fsdp", nodes="2", batch="16", seq="8192")
-        (term,) = [each for each in predicted(many, hidden).terms if each.name == "collectives"]
-        assert 0 < 1 - term.overlapped_s / term.seconds < 0.08
+        (term,) = [each for each in predicted(many, slow).terms if each.name == "collectives"]
+        at_most = overlapping_share(job(many))
+        assert 0 < at_most - term.overlapped_s / term.seconds < 0.08
 
     def test_a_bridge_has_to_be_said(self) -> None:
         """Two RTX 3090 talk over PCIe as bought, which the report prints as assumed,
