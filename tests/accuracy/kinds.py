@@ -102,6 +102,11 @@ def _held(
 
 
 def _widened(residual: Residual, scenario: Scenario, blind: Calibration, unseen: Calibration) -> Residual:
-    more = unseen.doubt(scenario).n_unseen - blind.doubt(scenario).n_unseen
-    below = residual.scale if residual.below is None else residual.below
-    return replace(residual, scale=float(widened(residual.scale, more)), below=float(widened(below, more)))
+    seen, left_out = blind.doubt(scenario), unseen.doubt(scenario)
+    more = left_out.n_unseen - seen.n_unseen
+    rates = residual.key.of == "time" and left_out.generation_unseen and not seen.generation_unseen
+    above, below = (
+        float(widened(each, more, rates_unseen=rates))
+        for each in (residual.scale, residual.scale if residual.below is None else residual.below)
+    )
+    return replace(residual, scale=above, below=below)

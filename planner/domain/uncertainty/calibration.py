@@ -138,7 +138,12 @@ class Calibration:
         """
         gpu = scenario.hardware.gpu
         unsourced = gpu.rates_are_unsourced or gpu.vendor not in self.support.vendors
-        return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario), unsourced)
+        return Doubt(
+            len(self.extrapolates(scenario)),
+            lengths_are_unknown(scenario),
+            unsourced,
+            gpu.generation not in self.support.generations,
+        )
 
     def spread_for(self, key: SpreadKey) -> Spread | None:
         """The distribution for a number of this kind, or the nearest coarser one;

@@ -45,6 +45,9 @@ _FIXED_BYTES = 2.0 * GIB
 _TIME_DEVIATION = 0.08
 _MACHINE = FREEDOM["launch_s"].machine / _TIME_DEVIATION
 _UNSOURCED_RATES = FREEDOM["gpu_rate"].machine / _TIME_DEVIATION
+# Rates of a generation of cards that no calibrated record had: as far off as the stated range of what
+# products reach of their peak.
+_UNSEEN_RATES = FREEDOM["matmul_efficiency"].spread / _TIME_DEVIATION
 # What each thing that no record had may add: half of what a peak that is all transient scatters by.
 _UNSEEN = 0.5
 # Of a peak below this, the interval is taken in bytes: as a ratio to a few MiB,
@@ -59,22 +62,25 @@ class Doubt:
     ``n_unseen``: things about it that no calibrated record had.  ``lengths_unknown``: samples are padded to
     the longest of their batch, and how long they are is not given.  ``rates_unsourced``: no source says how
     fast the card is, such as a rented card of unknown chip, or how much of its rates the libraries of its
-    vendor reach in training.
+    vendor reach in training.  ``generation_unseen``: cards of its generation are among what no record had.
     """
 
     n_unseen: int = 0
     lengths_unknown: bool = False
     rates_unsourced: bool = False
+    generation_unseen: bool = False
 
 
-def widened(scale: Number, n_unseen: int) -> Number:
-    """A scale with what things that no calibrated record had may add.
+def widened(scale: Number, n_unseen: int, *, rates_unseen: bool = False) -> Number:
+    """A scale with what things that no calibrated record had may add; of a time also what ``rates_unseen``
+    may, those of a generation of cards.
 
     Formula: sqrt(scale^2 + n x unseen^2), with half of a scale of 1 for each thing, whatever the rest
-    scatters by.  So code that nobody read may hold another copy of what is counted element by element, and
-    a prediction that would be narrow widens most.
+    scatters by, and for rates 1.5.  So code that nobody read may hold another copy of what is counted element
+    by element, and a prediction that would be narrow widens most.
     """
-    wide: Number = (scale * scale + n_unseen * _UNSEEN**2) ** 0.5
+    rates = _UNSEEN_RATES if rates_unseen else 0.0
+    wide: Number = (scale * scale + n_unseen * _UNSEEN**2 + rates**2) ** 0.5
     return wide
 
 
@@ -175,4 +181,4 @@ def time_scale(time: TimePrediction, doubt: Doubt, *, below: bool = False) -> Nu
     guessed = _UNTOLD_LENGTHS if doubt.lengths_unknown else 1.0
     rates = _UNSOURCED_RATES if doubt.rates_unsourced else 0.0
     own = (1 + (_MACHINE * machine_share(time, below=below)) ** 2 + rates**2) ** 0.5
-    return widened(own, doubt.n_unseen) * guessed
+    return widened(own, doubt.n_unseen, rates_unseen=doubt.generation_unseen) * guessed

@@ -90,6 +90,15 @@ def test_each_thing_that_no_record_had_adds_half_of_a_scale(
     assert widened(scale, n_unseen) == pytest.approx(expected)
 
 
+def test_rates_of_an_unseen_generation_add_what_products_may_be_off() -> None:
+    """As squares: 4 + 1.5 x 1.5 is 6.25; times alone have rates, so other scales of the same doubt stay."""
+    assert widened(2.0, 0, rates_unseen=True) == pytest.approx(2.5)
+    unseen = Doubt(generation_unseen=True)
+    quick = step(TimeTerm("matmul", 2.0, ""))
+    assert time_scale(quick, unseen) == pytest.approx((time_scale(quick, SURE) ** 2 + 1.5**2) ** 0.5)
+    assert need_scale(MEMORY, unseen) == need_scale(MEMORY, SURE)
+
+
 def step(*terms: TimeTerm) -> TimePrediction:
     """A step of two seconds."""
     return TimePrediction(terms, 2.0, 1.0, 1.0, 1.0, 1.0, None, None, None)
