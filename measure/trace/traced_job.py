@@ -31,7 +31,7 @@ from measure.trace.trainer_step import run_step
 from planner.allocator.events import AllocEvent
 from planner.catalog.left_whole import left_whole_paths
 from planner.domain.recipes.recipe import Recipe
-from planner.domain.recipes.sharding import FSDP1, HSDP1, ZERO0
+from planner.domain.recipes.sharding import ZERO0
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, PlannerError
@@ -198,7 +198,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     unscales = recipe.numerics.precision == "fp16-mixed"
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
-        *_untraced_divisions(recipe),
+        *_untraced_divisions(recipe, stack),
         (
             unscales and trained == "fp16" and not recipe.uses_deepspeed,
             "fp16 gradients under loss scaling, which torch refuses to unscale,",
@@ -253,7 +253,7 @@ def _losses_that_read_the_head(scenario: Scenario) -> tuple[tuple[bool, str, str
     )
 
 
-def _untraced_divisions(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
+def _untraced_divisions(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str], ...]:
     """What is divided, or computed in fp8, in a way that is not traced: whether it is so, what it is,
     the way out.
     """
@@ -266,7 +266,11 @@ def _untraced_divisions(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
             "DeepSpeed's engine without ZeRO",
             "the dry run of a program, or --sharding ddp",
         ),
-        (recipe.sharding in (FSDP1, HSDP1), f"sharding '{recipe.sharding}'", "--sharding fsdp"),
+        (
+            recipe.uses_fsdp and not recipe.sharding.dtensors and stack.fsdp_units != "layer",
+            f"units of '{recipe.sharding}' that are parts of layers",
+            "--sharding fsdp",
+        ),
         (recipe.numerics.fp8 != "none", "products in fp8", "--fp8 none"),
     )
 

@@ -118,7 +118,8 @@ def prepare(model: Any, scenario: Scenario, device: str = "cpu") -> None:
         add_fused_head(model)
     else:
         install_loss(model, recipe)
-    if recipe.numerics.mixed and not (recipe.uses_deepspeed or recipe.uses_fsdp):
+    casts_itself = recipe.uses_fsdp and (recipe.sharding.dtensors or not scenario.stack.runs_trainer)
+    if recipe.numerics.mixed and not (recipe.uses_deepspeed or casts_itself):
         _wrap_forward(model, DTYPES[recipe.numerics.compute_dtype], device)
     elif (
         recipe.has_own_loss

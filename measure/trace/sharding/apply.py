@@ -9,8 +9,15 @@ from measure.trace.labels import to_events
 from measure.trace.record import Place, Record, TracedBlock
 from measure.trace.sharding.flat_optimizer import as_shards, on_host, record_steps
 from measure.trace.sharding.fsdp import FsdpRank
+from measure.trace.sharding.fsdp1 import FlatRank
+from measure.trace.sharding.late_records import LateRecords
 from measure.trace.sharding.marks import MARK
-from measure.trace.sharding.runtime_settings import fsdp_settings, reference_settings, zero_settings
+from measure.trace.sharding.runtime_settings import (
+    flat_settings,
+    fsdp_settings,
+    reference_settings,
+    zero_settings,
+)
 from measure.trace.sharding.shard_records import RankRecords, Steps
 from measure.trace.sharding.sharded_parameters import TracedParameter, parameter_of
 from measure.trace.sharding.zero3 import TracedZero3
@@ -66,6 +73,9 @@ def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
     """
     recipe = scenario.recipe
     if recipe.uses_fsdp:
+        if not recipe.sharding.dtensors:
+            late = LateRecords(_free_number(records))
+            return _Execution(FlatRank(late, flat_settings(scenario)), late, recipe).run(records)
         stream = RankRecords(_free_number(records))
         return _Execution(FsdpRank(stream, fsdp_settings(scenario)), stream, recipe).run(records)
     settings = zero_settings(scenario)

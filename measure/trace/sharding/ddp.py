@@ -40,7 +40,7 @@ def with_buckets(records: list[Record], *, finds_unused: bool) -> list[Record]:
                 sizes.append(parameter.n_bytes)
         if loading and record.place.stage not in ("load", "adapters"):
             loading = False
-            _broadcast(stream, loaded)
+            broadcast(stream, loaded)
             if finds_unused:
                 _take_buckets(stream, sizes)
             else:
@@ -60,7 +60,7 @@ def _take_buckets(stream: RankRecords, sizes: list[int]) -> None:
         stream.take(n_bytes, _BUCKET)
 
 
-def _broadcast(stream: RankRecords, tensors: list[tuple[int, bool, int]]) -> None:
+def broadcast(stream: RankRecords, tensors: list[tuple[int, bool, int]]) -> None:
     """Copies of tensors of one dtype (width, whether it is a float), by their first tensors.
 
     Two are on their way at once, a tensor that is sent without a copy among them.

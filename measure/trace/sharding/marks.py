@@ -22,6 +22,7 @@ Moment = Literal[
     "after_backward",
     "gradient",
     "start_of_backward",
+    "host_waits",
     "end_of_backward",
 ]
 MARK: Role = "mark"
@@ -35,7 +36,8 @@ def put_mark(
     """
     with recorder.modules.at(module):
         mark = recorder.take(0, f"{moment} {name}".rstrip(), MARK)
-        mark.marked = marked
+        # Outside of all modules the recorder names that of the node that runs.
+        mark.module, mark.marked = module, marked
         recorder.give_back(mark)
 
 

@@ -16,6 +16,7 @@ _REDUCE_BUCKET = 500_000_000
 _PREFETCH_BUCKET = 50_000_000
 _PERSISTENCE = 100_000
 _FP32 = 4
+_ALIGNED_BYTES = 16
 # What "auto" stands for in transformers 5.23 integrations/deepspeed.py trainer_config_finalize.
 _PREFETCH_SHARE = 0.9
 _PERSISTENCE_WIDTHS = 10
@@ -143,6 +144,47 @@ def fsdp_settings(scenario: Scenario) -> FsdpSettings:
         widens=scenario.stack.fsdp2_widens,
         replicates=hybrid and int(hardware.nodes) > 1,
         reshards_after_forward=recipe.sharding.divides_weights,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSettings:
+    """An FSDP1 run: the parameters of a unit are one flat tensor, divided over ``shards`` processes.
+
+    ``mixed``, ``quantized``, ``reduces_last_only``, ``replicates``, ``reshards_after_forward``: as of
+    :class:`FsdpSettings`.  ``aligned_elements``: parameters begin at multiples of it.  ``prefetches``:
+    the unit before is sent for when a backward begins.
+    """
+
+    shards: int
+    mixed: bool
+    quantized: bool
+    offloads: bool
+    reduces_last_only: bool
+    replicates: bool
+    reshards_after_forward: bool
+    aligned_elements: int
+    prefetches: bool
+
+
+def flat_settings(scenario: Scenario) -> FlatSettings:
+    """The settings of an FSDP1 scenario, with what begins with ``fsdp1_`` of its stack.
+
+    Source: torch 2.13 distributed/fsdp/_flat_param.py _get_aligned_numel (``use_orig_params``).
+    """
+    recipe, stack = scenario.recipe, scenario.stack
+    width = DTYPE_BYTES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else _FP32
+    both = fsdp_settings(scenario)
+    return FlatSettings(
+        both.shards,
+        both.mixed,
+        both.quantized,
+        both.offloads,
+        both.reduces_last_only,
+        both.replicates,
+        both.reshards_after_forward,
+        aligned_elements=1 if stack.fsdp1_flat else _ALIGNED_BYTES // width,
+        prefetches=stack.fsdp1_prefetches,
     )
 
 

@@ -14,10 +14,11 @@ from measure.recipe.adapters import DTYPES
 from measure.recipe.optimizers import parameter_groups
 from measure.trace.cuda.quantized import is_packed
 from measure.trace.record import ParameterNote
+from measure.trace.sharding.flat_units import FlatHooks, make_flat_units, marking_waits
 from measure.trace.sharding.fsdp_units import TracedUnit, UnitHooks, make_units, unit_of
 from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.module_hooks import hook_modules
-from measure.trace.sharding.runtime_settings import makes_buckets_early
+from measure.trace.sharding.runtime_settings import flat_settings, makes_buckets_early
 from measure.trace.sharding.sharded_parameters import FROZEN
 from measure.trace.sharding.zero3_linear import linear_of_zero3
 from measure.trace.tracer import Recorder
@@ -61,14 +62,15 @@ def run_sharded_step(
         prepare(reference, scenario)
         note_parameters(reference, recorder, [])
         hook_modules(reference, recorder)
-    units = make_units(model, layer_list, scenario.stack.fsdp2_units) if recipe.uses_fsdp else []
+    units = _units_of(model, scenario, layer_list)
     note_parameters(model, recorder, units, one_group=scenario.stack.one_optimizer_group)
-    hooks = UnitHooks(model, units, recorder)
+    is_flat = recipe.uses_fsdp and not recipe.sharding.dtensors
     if recipe.sharding.is_zero3:
         hook_modules(model, recorder)
     batch = Inputs(scenario, model.config.get_text_config().vocab_size)
     losses = losses_of(model, reference, scenario, recorder)
     mark_gradients(model, recorder)
+    hooks = _flat_hooks(model, units, recorder, scenario) if is_flat else UnitHooks(model, units, recorder)
 
     def begins() -> None:
         if makes_buckets_early(scenario):
@@ -78,10 +80,34 @@ def run_sharded_step(
         hooks.end_of_backward()
         put_mark(recorder, "end_of_backward", "")
 
-    with recorder, linear_of_zero3() if recipe.sharding.is_zero3 else nullcontext():
+    with (
+        recorder,
+        linear_of_zero3() if recipe.sharding.is_zero3 else nullcontext(),
+        marking_waits(recorder) if is_flat else nullcontext(),
+    ):
         for number in range(4 if int(recipe.batch.grad_accum) > 1 else 2):
             micro_step(model, recorder, number, batch, BackwardHooks(begins, ended), losses)
         recorder.close()
+
+
+def _flat_hooks(
+    model: Any, units: list[TracedUnit], recorder: Recorder, scenario: Scenario
+) -> FlatHooks:
+    settings = flat_settings(scenario)
+    return FlatHooks(
+        model, units, recorder, shards_fp32=settings.mixed, prefetches=settings.prefetches
+    )
+
+
+def _units_of(model: Any, scenario: Scenario, layer_list: str) -> list[TracedUnit]:
+    """What FSDP gathers together; nothing under another engine."""
+    recipe, stack = scenario.recipe, scenario.stack
+    if not recipe.uses_fsdp:
+        return []
+    if recipe.sharding.dtensors:
+        return make_units(model, layer_list, stack.fsdp2_units)
+    apart = stack.fsdp1_wraps_adapters and recipe.adapter is not None
+    return make_flat_units(model, layer_list, wraps_adapters=apart)
 
 
 def note_parameters(

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, Trai
 
 ROW: dict[str, str] = json.loads(sys.argv[1])
 MODELS = {f"qwen2.5-{size.lower()}": f"Qwen/Qwen2.5-{size}" for size in ("0.5B", "1.5B", "7B")}
-MODELS["llama-3.1-8b"] = "meta-llama/Llama-3.1-8B"
+MODELS |= {f"llama-{size.lower()}": f"meta-llama/Llama-{size}" for size in ("3.2-1B", "3.1-8B")}
+MODELS["granite-3.0-1b-a400m"] = "ibm-granite/granite-3.0-1b-a400m-base"
 AUTO = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 OFFLOADS = {"optimizer": "offload_optimizer", "params": "offload_param"}
 AGAIN = {"use_reentrant": False}
@@ -34,7 +35,10 @@ def engine() -> dict[str, Any]:
     sharding, offload = ROW["sharding"], ROW["offload"]
     if sharding in ("fsdp", "fsdp1"):
         version, reshards = (1, "FULL_SHARD") if sharding == "fsdp1" else (2, True)
-        fsdp = {"version": version, "reshard_after_forward": reshards, "cpu_offload": "params" in offload}
+        fsdp: dict[str, Any] = {"version": version, "reshard_after_forward": reshards}
+        fsdp["cpu_offload"] = "params" in offload
+        if version == 1:
+            fsdp["backward_prefetch"] = "backward_pre"  # as files of ``accelerate config`` have it
         return {"fsdp": True, "fsdp_config": fsdp}
     if sharding == "ddp":
         return {}
