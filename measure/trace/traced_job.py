@@ -215,7 +215,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             "--images-per-sample 0, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
         ),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
-        *_divided_kbit_bases(recipe),
+        *_divided_kbit_bases(recipe, stack),
         *_losses_that_read_the_head(scenario),
         (
             recipe.has_reference_model
@@ -300,7 +300,7 @@ def _untraced_stacks(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str
     return tuple((is_so, f"{what} of stack '{stack.id}'", way_out) for is_so, what in untraced)
 
 
-def _divided_kbit_bases(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
+def _divided_kbit_bases(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str], ...]:
     """K-bit bases that the engine would divide in a way that is not traced: whether it is so, what it is,
     the way out.
     """
@@ -324,5 +324,13 @@ def _divided_kbit_bases(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
                 f"{numerics.compute_dtype},"
             ),
             f"--quant-storage {numerics.compute_dtype}",
+        ),
+        (
+            # torch 2.13 distributed/fsdp/_flat_param.py _validate_tensors_to_flatten.
+            recipe.sharding.is_fsdp1
+            and four_bit
+            and (storage is None or stack.kbit_upcast_over(recipe) in ("all", "norms")),
+            f"4-bit matrices and norms of two dtypes under {recipe.sharding}, which torch does not flatten,",
+            "--sharding fsdp",
         ),
     )

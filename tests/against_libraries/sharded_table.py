@@ -75,6 +75,7 @@ qwen2.5-1.5b  full  fsdp1  4  none              4  true   2  1024
 qwen2.5-1.5b  full  fsdp1  2  optimizer+params  1  true   2  1024
 qwen2.5-1.5b  lora  fsdp1  2  none              1  false  2  1024
 qwen2.5-1.5b  lora  fsdp1  2  none              4  true   2  1024
+qwen2.5-1.5b  qlora fsdp1  2  none              1  true   2  1024  bf16
 llama-3.2-1b  full  fsdp1  2  none              4  false  2  1024
 llama-3.2-1b  full  fsdp1  8  none              1  false  4  1024
 llama-3.1-8b  full  fsdp1  8  none              1  true   1  2048
@@ -106,6 +107,8 @@ def path() -> Path:
 def scenario_of(row: Mapping[str, str]) -> Scenario:
     """The scenario of a job, with the Trainer's defaults."""
     flags: dict[str, object] = {name: row[name] for name in KEY if row[name]}
+    if (row["method"], row["sharding"]) == ("qlora", "fsdp1"):
+        flags["switches"] = "kbit_upcast=none"  # as the program has it
     return resolve(from_flags({**flags, "gpu": CARD, "stack": "hf-trainer@5"}))
 
 

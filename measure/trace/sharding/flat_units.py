@@ -28,7 +28,7 @@ def make_flat_units(model: nn.Module, layer_list: str, *, wraps_adapters: bool) 
     """The root, which stays whole until its backward; each decoder layer; and, beside adapters, each module
     without others inside whose weight is trained.
     """
-    layers = [f"{layer_list}.{index}" for index in range(len(model.get_submodule(layer_list)))]
+    layers = [f"{layer_list}.{name}" for name, _ in model.get_submodule(layer_list).named_children()]
     leaves = [
         name for name, module in model.named_modules() if wraps_adapters and name and _is_trained_leaf(module)
     ]
@@ -36,9 +36,13 @@ def make_flat_units(model: nn.Module, layer_list: str, *, wraps_adapters: bool) 
     return [TracedUnit(ROOT, ("",), stays_whole=True), *(TracedUnit(name, (name,)) for name in names)]
 
 
+def _children(module: nn.Module) -> list[nn.Module]:
+    return list(module.children())
+
+
 def _is_trained_leaf(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
-    return not [*module.children()] and isinstance(weight, torch.Tensor) and weight.requires_grad
+    return not _children(module) and isinstance(weight, torch.Tensor) and weight.requires_grad
 
 
 @contextmanager
@@ -86,7 +90,7 @@ class FlatHooks:
         for unit in units:
             module = model.get_submodule(unit.modules[0])
             trained = _has_own_trained(module, unit, units, model)
-            if trained and unit.place != ROOT and [*module.children()]:
+            if trained and unit.place != ROOT and _children(module):
                 self._trained.append(unit)
             self._wrap(unit, module, trained=trained)
 

@@ -12,7 +12,7 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
-from measure.trace.record import OUTSIDE, HostName, Record, TracedBlock
+from measure.trace.record import OUTSIDE, HostName, Record, Role, TracedBlock
 from measure.trace.sharding.ddp import broadcast
 from measure.trace.sharding.flat_units import NEEDS_BACKWARD
 from measure.trace.sharding.fsdp_units import ROOT
@@ -116,7 +116,7 @@ class FlatRank:
     def _in_order(self) -> list[_Unit]:
         """Adapters are units inside of that of their layer."""
         layers = [each for each in self._units.values() if each.name != ROOT]
-        inside = {each.name: [] for each in layers}
+        inside: dict[str, list[_Unit]] = {each.name: [] for each in layers}
         for each in layers:
             around = next((name for name in inside if each.name.startswith(f"{name}.")), each.name)
             inside[around].append(each)
@@ -129,7 +129,7 @@ class FlatRank:
         whole = unit.blocks or [self._stream.take(each.elements * width, _WHOLE) for each in unit.parameters]
         broadcast(self._stream, [(width, True, each.n_bytes) for each in whole])
         flat = self._stream.take(self._elements(unit) * width, _JOINED)
-        role = "adapters" if unit.own else "weights"
+        role: Role = "adapters" if unit.own else "weights"
         shard = self._stream.take(self._shard_elements(unit) * width, TracedPurpose("shard", role))
         self._stream.free(flat, *whole)
         unit.blocks, unit.shard = [], shard
@@ -195,7 +195,7 @@ class FlatRank:
             self._reduce(unit, boundary=boundary)
 
     def end_of_backward(self, *, boundary: bool) -> None:
-        """``_post_backward_final_callback``; behind it the loop looks at the loss, for which the host waits."""
+        """``_post_backward_final_callback``; behind it the loop looks at the loss, and the host waits."""
         del boundary
         self._order.clear()
         for unit in self._units.values():
@@ -250,13 +250,15 @@ class FlatRank:
     # -- gathering
 
     def _unshard(self, unit: _Unit) -> None:
-        """``_unshard``: the limit on gathers counts those, too, that find all in its place."""
+        """``_unshard``: the limit on gathers counts those, too, that find all in its place, and a part on the
+        host is sent for and cast once more (``pre_unshard``).
+        """
         if not self._initialised:
             self._initialise()
         settings, part = self._settings, self._shard_elements(unit)
         cast = uploaded = None
         stored, seen = self._stored_bytes(unit), self._seen_bytes(unit)
-        if unit.whole is None:
+        if unit.whole is None or settings.offloads:
             cast = self._stream.take(part * seen, _CAST) if stored != seen else None
             uploaded = self._stream.take(part * stored, _UPLOADED) if settings.offloads else None
             if cast is not None:
@@ -265,7 +267,7 @@ class FlatRank:
             self._stream.wait_for(self._frees.popleft())
         if unit.whole is None:
             unit.whole = self._stream.take(part * settings.shards * seen, _GATHERED)
-            self._stream.free_behind(cast or uploaded)
+        self._stream.free_behind(cast or uploaded)
 
     def _reshard(self, unit: _Unit, *, frees: bool, in_gathers: bool = False) -> None:
         """``_reshard``: what is given back in another stream than that of the gathers comes back later."""

@@ -90,13 +90,9 @@ def run_sharded_step(
         recorder.close()
 
 
-def _flat_hooks(
-    model: Any, units: list[TracedUnit], recorder: Recorder, scenario: Scenario
-) -> FlatHooks:
+def _flat_hooks(model: Any, units: list[TracedUnit], recorder: Recorder, scenario: Scenario) -> FlatHooks:
     settings = flat_settings(scenario)
-    return FlatHooks(
-        model, units, recorder, shards_fp32=settings.mixed, prefetches=settings.prefetches
-    )
+    return FlatHooks(model, units, recorder, shards_fp32=settings.mixed, prefetches=settings.prefetches)
 
 
 def _units_of(model: Any, scenario: Scenario, layer_list: str) -> list[TracedUnit]:

@@ -17,7 +17,30 @@ def _units_unread(case: Case) -> bool:
     return case.recipe.sharding.dtensors or not mixtures or (in_root and reentrant)
 
 
+def _flattens_two_dtypes(case: Case) -> bool:
+    """Whether 4-bit matrices of bitsandbytes are stored in another dtype than the norms beside them."""
+    numerics, stack = case.numerics, case.stack
+    of_bitsandbytes = numerics.quantization in ("nf4", "fp4") and stack.model_code != "own"
+    if not (case.recipe.sharding.is_fsdp1 and of_bitsandbytes):
+        return False
+    widens = stack.kbit_upcast_over(case.recipe) in ("all", "norms")
+    return numerics.quant_storage != ("fp32" if widens else numerics.load_dtype)
+
+
 FSDP_RULES = (
+    Rule(
+        # torch 2.13 distributed/fsdp/_flat_param.py _validate_tensors_to_flatten.
+        "fsdp1-flattens-one-dtype",
+        "refuse",
+        "FSDP1 stops at a layer whose 4-bit matrices and norms are not stored in one dtype: give "
+        "--quant-storage the dtype of loading, with a script that does not widen norms (TRL, LLaMA-Factory, "
+        f"--switches kbit_upcast=none), or use --sharding fsdp [{REFUSED_BY_TOOL}]",
+        _flattens_two_dtypes,
+        lambda case: (
+            f"matrices as {case.numerics.quant_storage or 'bytes'}, loaded as {case.numerics.load_dtype}, "
+            f"widened: {case.stack.kbit_upcast_over(case.recipe)}"
+        ),
+    ),
     Rule(
         "fsdp-class-of-another",
         "refuse",

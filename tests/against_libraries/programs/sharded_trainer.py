@@ -85,7 +85,8 @@ if __name__ == "__main__":
     model = load(
         MODELS[ROW["model"]], dtype=torch.bfloat16, use_cache=False, quantization_config=quantization()
     )
-    if ROW["method"] == "qlora":
+    # FSDP1 flattens one dtype alone, so that TRL leaves the norms as they are under it (1.16 sft_trainer.py).
+    if ROW["method"] == "qlora" and ROW["sharding"] != "fsdp1":
         prepare: Any = prepare_model_for_kbit_training
         model = prepare(model, use_gradient_checkpointing=checkpoints, gradient_checkpointing_kwargs=AGAIN)
     if ROW["method"] != "full":

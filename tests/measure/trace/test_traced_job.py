@@ -72,12 +72,21 @@ def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
     ("flags", "words"),
     [
         (
-            {"method": "lora", "sharding": "fsdp1"},
-            "sharding 'fsdp1' cannot be traced yet; use --sharding fsdp",
+            {
+                "method": "full",
+                "model": "mixtral-8x7b",
+                "sharding": "fsdp1",
+                "switches": "fsdp_units=feed_forward",
+            },
+            "units of 'fsdp1' that are parts of layers cannot be traced yet; use --sharding fsdp",
         ),
         (
             {"method": "qlora", "sharding": "zero3"},
             "stored as bytes under zero3, .* use --quant-storage bf16",
+        ),
+        (
+            {"method": "qlora", "sharding": "fsdp1", "quant_storage": "bf16"},
+            "norms of two dtypes under fsdp1, which torch does not flatten, .* use --sharding fsdp",
         ),
         (
             {"method": "qlora", "sharding": "fsdp", "quant_storage": "fp32"},
@@ -116,15 +125,15 @@ def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
     ],
 )
 def test_what_is_not_traced_is_refused_with_a_way_out(flags: dict[str, str | int], words: str) -> None:
-    """FSDP1 and k-bit bases that cannot be divided end with a sentence that names another setting,
-    not with wrong numbers.
+    """Units inside of layers and k-bit bases that cannot be divided end with a sentence that names another
+    setting, not with wrong numbers.
     """
     common = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "gpus": "2", "seq": "64"}
     with pytest.raises(NotModelledError, match=words):
         refuse_what_is_not_traced(resolve(from_flags({**common, **flags}), force=True))
 
 
-@pytest.mark.parametrize("sharding", ["none", "ddp", "zero1", "zero2", "zero3", "fsdp"])
+@pytest.mark.parametrize("sharding", ["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1"])
 def test_plain_jobs_are_traced(sharding: str) -> None:
     """Nothing is refused beside what has a reason."""
     gpus = 1 if sharding == "none" else 2

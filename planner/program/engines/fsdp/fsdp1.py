@@ -187,22 +187,26 @@ class Fsdp1(Fsdp):
 
     def unshard(self, group: Group) -> None:
         """``_unshard``: shards that are wider are cast in a stream of their own;
-        all parts arrive in the flat tensor.
+        all parts arrive in the flat tensor.  Those on the host are sent for and cast once more where the flat
+        tensor is whole (``pre_unshard``).
         """
         if not self._initialised:
             self._initialise()
-        if group.whole:
+        if group.whole and not self.offloads:
             return
-        given = [self._cast(group.shard_bytes, "shard from the host")] if self.offloads else []
+        given = []
         if group.narrows:
             apart = self.job.stack.fsdp1_wraps_adapters
             cast_bytes = group.cast_bytes if apart else group.whole_bytes
             given.append(self._cast(cast_bytes / self.sizes.n, "_mp_shard"))
+        if self.offloads:
+            given.append(self._cast(group.shard_bytes, "shard from the host"))
         if len(given) > 1:
-            self.free(given.pop(0))
-        group.whole = [
-            self.take(group.whole_bytes, "gathered_parameters", "_full_param_padded", GATHER_STREAM)
-        ]
+            self.free(given.pop())
+        if not group.whole:
+            group.whole = [
+                self.take(group.whole_bytes, "gathered_parameters", "_full_param_padded", GATHER_STREAM)
+            ]
         for slot in given:
             self.stream.free_late(slot, _CAST_LAG)
 

@@ -50,6 +50,9 @@ ON_HOST: Flags = {
 MUON: Flags = {"method": "full", "optimizer": "muon", "stack": "llama-factory"}
 CLASS: Flags = {"model": "mixtral-8x7b", "sharding": "fsdp", "gpus": 2}
 UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_forward"]}
+FLAT: Flags = {
+    "quantization": "nf4", "gpus": 2, "sharding": "fsdp1", "quant_storage": "bf16", "load_dtype": "bf16"
+}  # fmt: skip
 
 TAUGHT: Flags = {"task": "gkd", "stack": "trl", "teacher_model": "llama-2-13b"}
 SCORED: Flags = {
@@ -552,15 +555,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"precision": "fp32", "load_dtype": "fp32"},
     ),
     "packed-base-loaded-whole": (
-        {"quantization": "nf4", "gpus": 2, "sharding": "fsdp1", "quant_storage": "bf16"},
-        {
-            "quantization": "nf4",
-            "gpus": 2,
-            "sharding": "fsdp1",
-            "quant_storage": "bf16",
-            "stack": "trl@0.24",
-        },
+        {**FLAT, "switches": "kbit_upcast=none"},
+        {**FLAT, "stack": "trl@0.24"},
     ),
+    "fsdp1-flattens-one-dtype": (FLAT, {**FLAT, "switches": "kbit_upcast=none"}),
     "model-newer-than-stack": (
         {"model": "ministral-3-3b", "stack": "trl@0.24"},
         {"model": "ministral-3-3b", "stack": "trl"},
