@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from measure.trace.record import OUTSIDE, HostName, Record, Role, TracedBlock
 from measure.trace.sharding.ddp import broadcast
@@ -82,7 +83,7 @@ class FlatRank:
             return
         name, own = _unit_of(parameter)
         unit = self._units.setdefault(name, _Unit(name, own))
-        unit.parameters.append(parameter)
+        unit.parameters.insert(_place_of(parameter, unit.parameters), parameter)
         if self._settings.quantized:
             n_bytes = parameter.elements * parameter.stored_bytes
             role, module = record.block.role, record.block.module
@@ -373,6 +374,20 @@ class FlatRank:
             unit.reduced = kept
         self._stream.free_behind(unit.flat)
         unit.flat = None
+
+
+def _place_of(parameter: TracedParameter, others: list[TracedParameter]) -> int:
+    """Adapters come after all others, but in a flat parameter they follow what they adapt: behind the last
+    one whose module has most in common with theirs.
+    """
+    path = parameter.key[0].split(".")
+
+    def in_common(other: TracedParameter) -> int:
+        pairs = zip(path, other.key[0].split("."), strict=False)
+        return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+
+    most = max(map(in_common, others), default=0)
+    return max((index + 1 for index, each in enumerate(others) if in_common(each) == most), default=0)
 
 
 def _unit_of(parameter: TracedParameter) -> tuple[str, bool]:

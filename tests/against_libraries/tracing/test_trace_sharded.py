@@ -106,7 +106,7 @@ def test_repeated_periods_equal_all_layers(stage: str) -> None:
     assert len(repeated) == len(every)
 
 
-@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3", "fsdp"])
+@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3", "fsdp", "fsdp1"])
 def test_gradients_of_one_size_that_come_together_are_told_apart(stage: str) -> None:
     """Those of a norm's weight and bias: each is freed once, in a trace of a few layers as in one of all."""
     setup = Setup(sharding=stage, world=2, mixed=True, optimizer="adamw_torch")  # type: ignore[arg-type]
