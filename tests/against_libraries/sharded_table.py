@@ -81,6 +81,7 @@ llama-3.2-1b  full  fsdp1  8  none              1  false  4  1024
 llama-3.1-8b  full  fsdp1  8  none              1  true   1  2048
 llama-3.1-8b  lora  fsdp1  4  none              1  true   2  2048
 granite-3.0-1b-a400m full fsdp1 4 none          1  true   2  1024
+pythia-410m   full  fsdp1  2  none              1  false  2  1024
 qwen2.5-7b    full  zero2  8  optimizer         1  true   1  1024
 qwen2.5-7b    full  zero2  8  none              1  true   1  2048
 qwen2.5-7b    full  zero3  8  none              1  true   2  2048

@@ -14,6 +14,7 @@ ROW: dict[str, str] = json.loads(sys.argv[1])
 MODELS = {f"qwen2.5-{size.lower()}": f"Qwen/Qwen2.5-{size}" for size in ("0.5B", "1.5B", "7B")}
 MODELS |= {f"llama-{size.lower()}": f"meta-llama/Llama-{size}" for size in ("3.2-1B", "3.1-8B")}
 MODELS["granite-3.0-1b-a400m"] = "ibm-granite/granite-3.0-1b-a400m-base"
+MODELS["pythia-410m"] = "EleutherAI/pythia-410m"
 AUTO = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 OFFLOADS = {"optimizer": "offload_optimizer", "params": "offload_param"}
 AGAIN = {"use_reentrant": False}
