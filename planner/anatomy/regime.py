@@ -97,8 +97,9 @@ def frozen_regime(regime: Regime, recipe: Recipe) -> Regime:
 def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, copies_table: bool) -> Regime:
     engine, numerics, is_lora = recipe.sharding.engine, recipe.numerics, recipe.method == "lora"
     compute = DTYPE_BYTES[numerics.compute_dtype]
-    # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself, without autocast.  Accelerate
-    # puts the model under it before FSDP1 wraps it: 1.15 accelerator.py prepare_model (``native_amp``).
+    # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself, without autocast.
+    # Accelerate puts the model under it before FSDP1 wraps it: 1.15 accelerator.py prepare_model
+    # (``native_amp``).
     under_autocast = engine == "native" or (recipe.sharding.is_fsdp1 and stack.runs_trainer)
     autocast = under_autocast and numerics.mixed
     base, outside, norm_weight = _weight_bytes(recipe, stack)
