@@ -97,11 +97,7 @@ def frozen_regime(regime: Regime, recipe: Recipe) -> Regime:
 def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, copies_table: bool) -> Regime:
     engine, numerics, is_lora = recipe.sharding.engine, recipe.numerics, recipe.method == "lora"
     compute = DTYPE_BYTES[numerics.compute_dtype]
-    # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself, without autocast.
-    # Accelerate puts the model under it before FSDP1 wraps it: 1.15 accelerator.py prepare_model
-    # (``native_amp``).
-    under_autocast = engine == "native" or (recipe.sharding.is_fsdp1 and stack.runs_trainer)
-    autocast = under_autocast and numerics.mixed
+    autocast = _is_under_autocast(recipe, stack)
     base, outside, norm_weight = _weight_bytes(recipe, stack)
     # FSDP gathers weights in the compute dtype: inside blocks all is 16-bit although shards are fp32.
     gathers = engine == "fsdp" and numerics.mixed
@@ -138,6 +134,17 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, co
         adapter_seen=(compute if gathers else trained) if is_lora else 0,
         sees_adapter_shards=is_lora and gathers and recipe.sharding.is_fsdp1 and stack.fsdp1_wraps_adapters,
     )
+
+
+def _is_under_autocast(recipe: Recipe, stack: Stack) -> bool:
+    """DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself, without autocast.
+
+    But Accelerate puts a model under it before FSDP1 wraps that: 1.15 accelerator.py prepare_model
+    (``native_amp``).
+    """
+    sharding = recipe.sharding
+    casts = sharding.engine == "native" or (sharding.is_fsdp1 and stack.runs_trainer)
+    return recipe.numerics.mixed and casts
 
 
 def _widens_copies(stack: Stack, engine: Engine) -> bool:
