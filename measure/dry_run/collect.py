@@ -92,6 +92,10 @@ class _Collector:
             return known
         if block.op.endswith("workspace"):
             return "workspace"
+        if block.op == "storage.resize_":
+            # Both versions of FSDP gather into storages that they had emptied.
+            # Source: torch 2.13 distributed/utils.py _alloc_storage, _fully_shard/_fsdp_param.py alloc_storage.
+            return "gathered_parameters"
         if block.place.stage in ("forward", "backward"):
             source = self._blocks.get(event.source)
             if (
