@@ -94,7 +94,7 @@ class _Collector:
             return "workspace"
         if block.op == "storage.resize_":
             # Both versions of FSDP gather into storages that they had emptied.
-            # Source: torch 2.13 distributed/utils.py _alloc_storage, _fully_shard/_fsdp_param.py alloc_storage.
+            # Source: torch 2.13 distributed/utils.py _alloc_storage, fsdp/_fully_shard/_fsdp_param.py.
             return "gathered_parameters"
         if block.place.stage in ("forward", "backward"):
             source = self._blocks.get(event.source)
