@@ -101,7 +101,9 @@ def _units_of(model: Any, scenario: Scenario, layer_list: str) -> list[TracedUni
     if not recipe.uses_fsdp:
         return []
     if recipe.sharding.dtensors:
-        return make_units(model, layer_list, stack.fsdp2_units)
+        units = make_units(model, layer_list, stack.fsdp2_units)
+        units[0].stays_whole |= stack.fsdp2_root_stays
+        return units
     apart = stack.fsdp1_wraps_adapters and recipe.adapter is not None
     return make_flat_units(model, layer_list, wraps_adapters=apart)
 
