@@ -36,20 +36,27 @@ MemoryScope = Literal["per_gpu", "all_gpus"]
 HostMemoryKind = Literal["rss_peak", "rss_mark", "cgroup", "installed_min"]
 HostMemoryScope = Literal["process", "node"]
 Use = Literal[
-    "repeat", "loop_time", "link_unknown", "power_unknown", "length_at_peak_unknown", "data_on_card"
+    "repeat",
+    "loop_time",
+    "link_unknown",
+    "power_unknown",
+    "routing_unknown",
+    "length_at_peak_unknown",
+    "data_on_card",
 ]
 """Why a row is scored but not fitted.
 
 ``repeat``: nothing of it is fitted, because it repeats another row.  ``loop_time``: not its time, which is of
 more than training steps.  ``link_unknown``: not its time, because nobody knows the link between its GPUs; it
 is not scored either.  ``power_unknown``: the same, because the source says that its cards were limited in
-power, and not to what.  ``length_at_peak_unknown``: not its memory, because nobody knows the length of its
-longest batch.  ``data_on_card``: not its memory, because the loop holds its whole data set on the card, and
-no source says how many bytes that is.
+power, and not to what.  ``routing_unknown``: the same, because the samples of a mixture repeat one text, and
+nobody knows what each expert gets of them.  ``length_at_peak_unknown``: not its memory, because nobody knows
+the length of its longest batch.  ``data_on_card``: not its memory, because the loop holds its whole data set
+on the card, and no source says how many bytes that is.
 """
 NOT_ITS_MEMORY: frozenset[Use] = frozenset({"length_at_peak_unknown", "data_on_card"})
 """Rows whose peak is scored and not fitted."""
-TIME_NOT_SCORED: frozenset[Use] = frozenset({"link_unknown", "power_unknown"})
+TIME_NOT_SCORED: frozenset[Use] = frozenset({"link_unknown", "power_unknown", "routing_unknown"})
 NOT_ITS_TIME: frozenset[Use] = TIME_NOT_SCORED | {"loop_time"}
 """Rows whose time is not fitted."""
 

@@ -39,6 +39,9 @@ RULES: Mapping[str, str] = {
     "power_unknown": (
         "the column use says that nobody knows the power limit of its cards; only its time is left out"
     ),
+    "routing_unknown": (
+        "the column use says that nobody knows what experts get of repeated text; only its time is left out"
+    ),
     "lengths_untold": ("samples have natural lengths whose mean is not said; only its time is left out"),
     "length_at_peak_unknown": (
         "the column use says that nobody knows its longest batch; only its memory is left out"

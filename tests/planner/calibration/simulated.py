@@ -26,7 +26,7 @@ TRUTH = replace(
     Coefficients(),
     context_bytes=380.0 * MIB,
     matmul_efficiency=0.6,
-    memory_efficiency=0.65,
+    memory_efficiency=0.7,
 )
 EVERYWHERE = dict.fromkeys(MACHINES, TRUTH)
 

@@ -35,9 +35,11 @@ QLORA_ON_MANY: Flags = {"model": "70b", "method": "qlora", "gpu": "4090:4", "seq
 QLORA_DIVIDED: Flags = {
     "model": "34b",
     "method": "qlora",
-    "gpu": "3090:2",
-    "seq": "2048",
-    "sharding": "fsdp1",
+    "gpu": "a100-40-sxm:2",
+    "gpu_memory": "36GiB",
+    "seq": "4096",
+    "batch": "2",
+    "sharding": "fsdp",
 }
 OLD_CARD: Flags = {"model": "3b", "method": "full", "gpu": "t4", "seq": "2048"}
 EAGER: Flags = {

@@ -135,7 +135,7 @@ def test_the_stack_is_offered_before_host_ram_and_data() -> None:
 
 
 def test_quantised_storage_is_a_lever_of_its_own() -> None:
-    """34B QLoRA on two 24 GiB cards needs less by it; where nothing is divided it is not offered."""
+    """34B QLoRA on two cards of 36 GiB needs less by it; where nothing is divided it is not offered."""
     offered = by_flags(levers(scenario(QLORA_DIVIDED)))
     assert offered["--quant-storage bf16"].saves_bytes > 0.4 * GIB
     assert not {

@@ -37,6 +37,7 @@ TIMES: dict[str, RunRecord] = {
     "loop_time": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 2, use="loop_time"),
     "link_unknown": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 3, use="link_unknown"),
     "power_unknown": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 4, use="power_unknown"),
+    "routing_unknown": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 5, use="routing_unknown"),
     "lengths_untold": replace(GOOD, id="x", padding="longest", tokens_per_sample=None),
     "not_timed": replace(GOOD, id="x", step_time_s=None, run_time_s=3600.0),
 }
@@ -105,6 +106,7 @@ def test_only_what_is_wrong_is_doubtful() -> None:
         "loop_time",
         "link_unknown",
         "power_unknown",
+        "routing_unknown",
         "length_at_peak_unknown",
         "data_on_card",
     }
