@@ -83,7 +83,7 @@ def answer_of_versions(
     every = tuple(pair for pairs in found for pair in pairs)
     less = _with_less(every, given, options)
     verdicts = {_verdict(each) for each, _ in every}
-    if not less and ("fits" not in verdicts or verdicts.isdisjoint(_SHORT)):
+    if not less and (verdicts.issubset(_SHORT) or verdicts.isdisjoint(_SHORT)):
         return checked, chosen, False
     return *_uncertain((*every, *less), (*left, *(read.less if less else ()))), True
 
@@ -112,7 +112,7 @@ def _with_less(every: Sequence[_Pair], given: ScenarioRequest, options: CheckOpt
     does not fit, either.
     """
     found, (checked, read) = list[_Pair](), every[-1]
-    if any(_verdict(each) not in _SHORT for each, _ in every):
+    if any(_verdict(each) == "fits" for each, _ in every):
         return found
     for name, (_, value) in read.less.items():
         if given.is_given(name):

@@ -47,6 +47,7 @@ _NO_FLEX = frozenset(
 NO_LABELS = frozenset(
     {
         *("afmoe", "apertus", "baichuan", "bamba", "btlm", "chatglm", "cohere", "cohere2", "dbrx"),
+        *("dots1", "minicpm"),
         *("ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
         *("glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "gpt_from_scratch", "granite"),
         *("granitemoe", "granitemoehybrid", "internlm", "internlm2", "internlm3", "lfm2", "lfm2_moe"),

@@ -40,8 +40,8 @@ def product_seconds(job: TimedJob, kind: Product, macs: Number, values: Mapping[
     of a loss are cut so that they do.  What
     products write follows the arithmetic of each tile and is counted with them.  Twice as long where rows of
     the result do not begin at multiples of 16 bytes.  Products of LLM.int8 have their own speed, which holds
-    all that is done beside them; those in fp32 run without tensor cores; those in fp8 reach as much of their
-    peak as those in 16 bits; those of a delta rule's chunks are bound by instructions.
+    all that is done beside them.  Those in fp32 run without tensor cores; those in fp8 reach as much of their
+    peak as those in 16 bits.  Those of a delta rule's chunks are bound by instructions.
     Source: NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization, tensor core
     requirements; CUTLASS ``efficient_gemm.md`` (main loop and epilogue); rasbt/LLMs-from-scratch, ch05 bonus
     on training speed: 50,257 to 50,304 words saves 8.8 of 73 ms, as long as its head needs.

@@ -188,7 +188,7 @@ def reached_share(gpu: GpuSpec, *, fp8: bool = False) -> float:
     boost above the rated clock and reach all of it (RTX 4090).  Cards of a chip that was measured under
     another name have its share.
     Source: stas00/ml-engineering, Maximum Achievable Matmul FLOPS: A100 SXM 0.87, H100 SXM 0.80, B200 0.78,
-    MI300X 0.51, in fp8 H100 0.71, B200 0.76; AMD's page on achievable FLOPs: MI300X 0.49 in fp8;
+    MI300X 0.51, in fp8 H100 0.71, B200 0.76.  AMD's page on achievable FLOPs: MI300X 0.49 in fp8.
     zzc0721/torch-performance-test-data: A100 SXM 0.85, H100 PCIe 0.66, L40S 0.74, RTX 3090 1.08,
     RTX 5090 1.14.  A T4 has 0.65 in single products and 0.37 in a row of them, where its 70 W set the clock
     (forums.developer.nvidia.com/t/about-gpu-peak-performance/264462).

@@ -65,7 +65,7 @@ GRPO = (
 )
 
 
-def grpo(folder: Path, model: str, gpu: str, tokens: int = 512, **given: bool) -> planner.FileAnswer:
+def grpo(folder: Path, model: str, gpu: str, tokens: int = 512, **given: object) -> planner.FileAnswer:
     """The answer for a file that leaves ``beta`` to TRL: 0.04 up to 0.18, 0 since."""
     path = folder / "grpo.yaml"
     text = GRPO.replace("completion_length: 512", f"completion_length: {tokens}")
@@ -89,9 +89,9 @@ def test_a_switch_that_the_version_decides_is_tried_both_ways(tmp_path: Path) ->
 
 def test_a_switch_that_the_verdict_hangs_on_is_uncertain(tmp_path: Path) -> None:
     """Both needs are named, with the flag of each."""
-    job = "Qwen/Qwen2.5-7B", "h100-sxm", 1024
-    answer = grpo(tmp_path, *job)
-    assert grpo(tmp_path, *job, compare_reference=False).verdict == "fits"
-    assert grpo(tmp_path, *job, compare_reference=True).verdict == "does_not_fit"
+    job, memory = ("Qwen/Qwen2.5-7B", "a100-80-sxm", 256), "66GiB"
+    answer = grpo(tmp_path, *job, gpu_memory=memory)
+    assert grpo(tmp_path, *job, gpu_memory=memory, compare_reference=False).verdict == "fits"
+    assert grpo(tmp_path, *job, gpu_memory=memory, compare_reference=True).verdict == "does_not_fit"
     assert answer.verdict == "uncertain"
     assert any("--no-compare-reference: fits" in remark for remark in answer.remarks)

@@ -142,7 +142,7 @@ def test_what_trl_turns_to_fp32(method: str, flags: dict[str, Any], upcast: str)
         ("lora", {}, False),
         ("lora", {"gpus": 2}, True),
         ("qlora", {"gpus": 2, "sharding": "zero3"}, False),
-        ("qlora", {"gpus": 2, "sharding": "fsdp1"}, False),
+        ("qlora", {"gpus": 2, "sharding": "fsdp"}, False),
     ],
 )
 def test_ends_pass_through_fp32_where_they_are_on_the_card(

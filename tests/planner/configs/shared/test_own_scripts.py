@@ -50,7 +50,7 @@ def answered(more: str, **given: object) -> Checked:
     """The answer for a script of one's own whose whole logits alone are more than the card has."""
     text = (
         "torchrun --nproc_per_node 2 mine.py --model_name_or_path unsloth/Llama-3.2-3B-Instruct --bf16 "
-        "--per_device_train_batch_size 2 --block_size 24576 --gradient_checkpointing True "
+        "--per_device_train_batch_size 2 --block_size 28672 --gradient_checkpointing True "
         f"--torch_dtype bfloat16 {more}"
     )
     flags = from_flags({"gpu": "a100-80-sxm:2", **given})
