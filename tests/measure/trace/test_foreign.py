@@ -113,10 +113,15 @@ def test_an_architecture_without_formulas_is_traced(
     ("fields", "code", "says"),
     [
         ({"model_type": "nosuch"}, 6, "architecture 'nosuch' is neither modelled"),
-        ({"model_type": "bert", "num_hidden_layers": 1}, 6, "needs values, which fake tensors do not have"),
+        ({"model_type": "bert", "num_hidden_layers": 1}, 6, "'bert' is an encoder"),
+        (
+            {"model_type": "data2vec-text", "num_hidden_layers": 1},
+            6,
+            "needs values, which fake tensors do not have",
+        ),
         ({"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 32}, 6, "it has no attention heads"),
         (
-            {"model_type": "t5", "auto_map": {"AutoModelForCausalLM": "evil--x.Y"}},
+            {"model_type": "timesfm", "auto_map": {"AutoModelForCausalLM": "evil--x.Y"}},
             6,
             "a causal language model cannot be made of it",
         ),
