@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from planner.domain.recipes.attention_kernels import Attention
@@ -56,8 +58,15 @@ on the card, and no source says how many bytes that is.
 """
 NOT_ITS_MEMORY: frozenset[Use] = frozenset({"length_at_peak_unknown", "data_on_card"})
 """Rows whose peak is scored and not fitted."""
-TIME_NOT_SCORED: frozenset[Use] = frozenset({"link_unknown", "power_unknown", "routing_unknown"})
-NOT_ITS_TIME: frozenset[Use] = TIME_NOT_SCORED | {"loop_time"}
+TIME_NOT_SCORED: Mapping[Use, str] = MappingProxyType(
+    {
+        "link_unknown": "the link between its GPUs",
+        "power_unknown": "the power limit of its GPUs",
+        "routing_unknown": "what each expert gets of its samples",
+    }
+)
+"""Rows whose time is not compared, and what nobody knows of them."""
+NOT_ITS_TIME: frozenset[Use] = frozenset({*TIME_NOT_SCORED, "loop_time"})
 """Rows whose time is not fitted."""
 
 

@@ -16,7 +16,7 @@ from planner.domain.prediction import (
     TimePrediction,
 )
 from planner.domain.recipes.recipe import Number
-from planner.domain.run_record import HostMemoryScope, RunRecord, Use
+from planner.domain.run_record import TIME_NOT_SCORED, HostMemoryScope, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase
 from planner.domain.uncertainty.calibration import Calibration
@@ -38,12 +38,6 @@ THROUGHPUT_COLUMNS = ("step_time_s", "samples_per_s", "tokens_per_s", "run_time_
 SETUP_PHASES: frozenset[Phase] = frozenset({"load", "adapters"})
 KIND_WHEN_BLANK: MemoryLevel = "driver"
 _CPU = "cpu"
-# What of a job nobody knows that its time depends on.
-_UNKNOWN: dict[Use, str] = {
-    "link_unknown": "the link between its GPUs",
-    "power_unknown": "the power limit of its GPUs",
-    "routing_unknown": "what each expert gets of its samples",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +215,8 @@ def compare_throughput(record: RunRecord, time: TimePrediction | None) -> tuple[
     column = throughput_column(record)
     if column is None:
         return None, ""
-    if record.use in _UNKNOWN:
-        return None, f"{column}: {_UNKNOWN[record.use]} is not known"
+    if record.use in TIME_NOT_SCORED:
+        return None, f"{column}: {TIME_NOT_SCORED[record.use]} is not known"
     if lengths_untold(record):
         return None, f"{column}: the mean length of the samples is not said"
     if time is None:

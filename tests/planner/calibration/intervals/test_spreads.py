@@ -394,7 +394,8 @@ def test_a_peak_of_a_few_mib_scatters_by_bytes(tmp_path: Path) -> None:
         for level, interval in found.uncertainty.memory:
             peak = float(getattr(found.memory, f"{level}_peak_bytes"))
             assert 0 <= interval.low <= peak
-            assert 64 * MIB < interval.high - peak < 2048 * MIB
+            least = 64 if level == "allocated" else 100
+            assert least * MIB < interval.high - peak < 2048 * MIB
 
 
 def test_what_lengths_pile_up_is_the_least_sure() -> None:
