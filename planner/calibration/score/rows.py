@@ -215,7 +215,7 @@ def compare_throughput(record: RunRecord, time: TimePrediction | None) -> tuple[
     column = throughput_column(record)
     if column is None:
         return None, ""
-    if record.use in TIME_NOT_SCORED:
+    if record.use is not None and record.use in TIME_NOT_SCORED:
         return None, f"{column}: {TIME_NOT_SCORED[record.use]} is not known"
     if lengths_untold(record):
         return None, f"{column}: the mean length of the samples is not said"
