@@ -55,6 +55,8 @@ def test_other_kinds_are_refused_with_the_same_way_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", [
     *("bertin-project/bertin-gpt-j-6B", "BAAI/bge-multilingual-gemma2", "intfloat/e5-mistral-7b-instruct"),
+    *("TeichAI/Qwen3-8B-Claude-4.5-Opus-High-Reasoning-Distill", "owner/granite-4-claude-opus-distill"),
+    *("owner/pegasus-llama-8b", "nlpconnect/vit-gpt2-image-captioning"),
     *("BAAI/bge-en-icl", "bigcode/starcoder2-15b", "Qwen/Qwen3-Embedding-8B", "EleutherAI/gpt-neox-20b"),
 ])  # fmt: skip
 def test_decoders_with_such_a_word_are_no_encoders(name: str) -> None:
