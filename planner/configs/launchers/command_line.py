@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +63,6 @@ _TRAINS = names_of(
     "per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps learning_rate "
     "peft_method"
 )
-# What evaluates or answers, by a launcher; behind an option it may be a value.
-_TRAINS_NOT = names_of("lm_eval lighteval vllm --prepare_ds_only")
 # Modules that train.
 _MODULES = ("axolotl.cli.train", "llamafactory.launcher", *MODULES_OF)
 # First word of a command -> its launcher here, and second words that train.
@@ -243,18 +240,11 @@ def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool
         return is_on(variables, "USE_V1")
     if kind == "torchtune":
         return TRAINS_NOTHING.isdisjoint(words)
-    if works_otherwise(words) and not any(_name(word) in _TRAINS for word in words if word.startswith("--")):
+    said = any(_name(word) in _TRAINS for word in words if word.startswith("--"))
+    if not kind or works_otherwise(words, said=said):
         return False
-    return (
-        bool(kind)
-        and _TRAINS_NOT.isdisjoint(word for before, word in pairwise(("", *words)) if before[:2] != "--")
-        and (
-            kind != "python"
-            or _option(words, "-m") in _MODULES
-            or unread_program(words) != ""
-            or any(_name(word) in _TRAINS if word.startswith("--") else trains_always(word) for word in words)
-        )
-    )
+    known = kind != "python" or _option(words, "-m") in _MODULES or unread_program(words) != ""
+    return known or said or any(map(trains_always, words))
 
 
 def _name(word: str) -> str:

@@ -275,8 +275,7 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
     if copies != 1 and shards == 1:
         reading.say("sharding", "ddp", part.where(_COPIES))
         return
-    if isinstance(shards, int) and not isinstance(shards, bool) and shards > 1:
-        reading.shards = Shards(shards, where)
+    reading.shards = Shards(shards, where) if isinstance(shards, int) and shards > 1 else None
     # Reductions are in fp32 whatever is gathered: mixed_precision_reduce has no other value.
     reading.switch("fsdp_reduces_fp32", True, where)
     kind = "fsdp-grad-op" if never else "fsdp"
