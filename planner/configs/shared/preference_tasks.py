@@ -20,6 +20,11 @@ _LLAMA_FACTORY_LOSSES: dict[str, Task] = {
     "kto_pair": "dpo",
     "orpo": "orpo",
     "simpo": "simpo",
+    # Nobody checks values of a file (transformers 5.23.0 hf_argparser.py parse_dict), and what compares with
+    # a reference goes to TRL (train/dpo/trainer.py compute_preference_loss): its losses of four
+    # log-probabilities that ask for nothing else (trl 0.9.6 to 0.18.2 trainer/dpo_trainer.py dpo_loss), in
+    # whose place 0.24 takes sigmoid's.
+    **dict.fromkeys(("robust", "exo_pair", "sppo_hard", "nca_pair", "aot", "aot_pair"), "dpo"),
 }
 OTHER_REFERENCE = "a reference that is another model is not modelled"
 OTHER_REFERENCES = texts_in("llama-factory.toml", "other_references")

@@ -39,6 +39,7 @@ def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
     [
         (LLAMA_FACTORY + "stage: dpo\n", "dpo"),
         (LLAMA_FACTORY + "stage: dpo\npref_loss: ipo\n", "dpo"),
+        (LLAMA_FACTORY + "stage: dpo\npref_loss: robust\n", "dpo"),
         (LLAMA_FACTORY + "stage: dpo\npref_loss: orpo\n", "orpo"),
         (LLAMA_FACTORY + "stage: rm\n", "reward"),
         (LLAMA_FACTORY + "stage: dpo\npref_loss: simpo\n", "simpo"),
