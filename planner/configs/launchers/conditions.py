@@ -7,9 +7,10 @@ Source: POSIX.1-2017 ``test``, 2.9.4.1 (if) and 2.9.4 (case); ``[[ ]]`` of bash 
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from operator import eq, ge, gt, le, lt, ne
@@ -42,7 +43,7 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}|\$\([ \t]*seq[ \t]+(?:(\d+)[ \t]+)?(\d+
 _LEAVES = re.compile(r"(?:^|[\s;&|{])(?:break|continue)\b")
 # What may be another one in each turn.
 _ADDS_UP = re.compile(r"^[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*(?:\[.*\])?(?:\+=|=.*[$`])|\(\(|\blet[ \t]")
-_MOST_VALUES, _MOST_LINES = 12, 4_000
+_MOST_VALUES, _MOST_RUNS, _MOST_LINES = 12, 60, 4_000
 _DONE = re.compile(r"^[ \t]*done[ \t]*(?:#.*)?$")
 _BRACKETS = {"[": "]", "[[": "]]"}
 _NUMBERS = {"-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le}
@@ -121,9 +122,13 @@ def _is_one_of(word: str, patterns: str) -> bool:
     return any(fnmatchcase(word, each.strip().strip("\"'")) for each in patterns.split("|"))
 
 
-def unrolled(lines: Sequence[Line], start: int, fill: Callable[[str], str]) -> list[str] | None:
+def unrolled(
+    lines: Sequence[Line], start: int, fill: Callable[[str], str], most: int
+) -> tuple[list[str], int] | None:
     """The lines with a loop over literals, which begins at ``start``, as those that set each and run the
-    body; ``None`` where there is no such loop.  Where the body does not ask for the value, it runs once.
+    body, and how many times, ``most`` at most; ``None`` where there is no such loop.
+
+    Where the body does not ask for the value, it runs once.
     """
     if not lines[start][0].lstrip().startswith("for"):
         return None
@@ -140,11 +145,24 @@ def unrolled(lines: Sequence[Line], start: int, fill: Callable[[str], str]) -> l
         # The variable keeps the last one behind the loop.
         values = values[-1:]
     alone = len(values) == 1
-    if not values or len(values) > _MOST_VALUES or (not alone and any(map(_LEAVES.search, body))):
+    every = math.prod((len(values), *map(len, _loops_in(body, fill))))
+    if not values or len(values) > min(_MOST_VALUES, most) or (not alone and every > _MOST_RUNS):
+        return None
+    if not alone and any(map(_LEAVES.search, body)):
         return None
     runs = [line for value in values for line in (f"{found[1]}={value}", *body)]
     texts = [*(line for line, _ in lines[:start]), *runs, *(line for line, _ in lines[end + 1 :])]
-    return texts if alone or len(texts) <= _MOST_LINES else None
+    return (texts, len(values)) if alone or len(texts) <= _MOST_LINES else None
+
+
+def _loops_in(body: Sequence[str], fill: Callable[[str], str]) -> Iterator[list[str]]:
+    """The values of each loop over literals in a body."""
+    for line in body:
+        if line.lstrip().startswith("for"):
+            head = fill(line)
+            found = _OVER.match(head) or _TO.match(head)
+            if found and (values := _values(found)):
+                yield values
 
 
 def _values(head: re.Match[str]) -> list[str]:

@@ -58,7 +58,7 @@ def with_files_here(path: Path, words: Sequence[str]) -> tuple[list[str], list[s
     for word in words:
         name, mark, file = word.rpartition("=")
         away = file.startswith(("/", "$")) and file.endswith(_SUFFIXES)
-        away = away and not os.path.exists(file)  # noqa: PTH110 - Path.exists fails at names that are too long
+        away = away and not os.path.exists(file)  # noqa: PTH110 - Path.exists fails at long names
         # A variable at its beginning is a folder.
         here = file_ending_alike(Path("/", file), path) if away else None
         if here is not None:

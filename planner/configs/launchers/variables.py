@@ -117,7 +117,7 @@ _ARITHMETIC = re.compile(
 _IN_ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)|\$\[([^\[\]]*)\]")
 _IN_BRACKETS = re.compile(rf"\([ \t]*({_SUM})[ \t]*\)")
 _BARE_NAME = re.compile(rf"(?<![$\w]){_NAME}\b")
-_MOST_WORDS, _MOST_LOOPS = 8_000, 20
+_MOST_WORDS, _MOST_TURNS = 8_000, 200
 _TERM = re.compile(r"\d+|[-+*/%]")
 
 
@@ -266,16 +266,16 @@ def _numbered(words: Sequence[str]) -> str:
     return " ".join(map(str, range(len(words))))
 
 
-def _filled(text: str, folder: str, loops: int = _MOST_LOOPS) -> tuple[str, Known]:
-    """The lines as :func:`with_values` has them, and what is known behind the last one; of so many ``loops``
-    over literals the body runs.
+def _filled(text: str, folder: str, turns: int = _MOST_TURNS) -> tuple[str, Known]:
+    """The lines as :func:`with_values` has them, and what is known behind the last one; bodies of loops over
+    literals run so many ``turns`` in all.
     """
     lines, known = list[str](), Known(_set_again(text), folder if _PLAIN.fullmatch(folder) else "")
     goes_on, pending, end = False, list[str](), ""
     left = list(with_depth(text))
     for number in range(len(left)):
-        if loops and not goes_on and (longer := _written_out(left, number, known)) is not None:
-            return _filled("\n".join(longer), folder, loops - 1)
+        if turns and not goes_on and (longer := _written_out(left, number, known, turns)) is not None:
+            return _filled("\n".join(longer[0]), folder, turns - longer[1])
         first = left[number][1] == 1 and not goes_on
         if first and (block := decided(left, number, known.tested)):
             left[number : number + len(block)] = block
@@ -302,17 +302,19 @@ def _filled(text: str, folder: str, loops: int = _MOST_LOOPS) -> tuple[str, Know
     return "\n".join(lines), known
 
 
-def _written_out(left: Sequence[tuple[str, int]], number: int, known: Known) -> list[str] | None:
-    """The lines with a loop over literals, or a file that is sourced, written out where it stands; ``None``
-    where there is none.
+def _written_out(
+    left: Sequence[tuple[str, int]], number: int, known: Known, turns: int
+) -> tuple[list[str], int] | None:
+    """The lines with a loop over literals, or a file that is sourced, written out where it stands, and how
+    many of the ``turns`` that takes; ``None`` where there is none.
     """
     line, depth = left[number]
     if depth == 1:
-        return unrolled(left, number, partial(known.fill, depth=0))
+        return unrolled(left, number, partial(known.fill, depth=0), turns)
     sourced = None if depth or _FROM_ELSEWHERE.match(line) is None else _sourced(known.fill(line, 0), known)
     if sourced is None:
         return None
-    return [*(each for each, _ in left[:number]), *sourced, *(each for each, _ in left[number + 1 :])]
+    return [*(each for each, _ in left[:number]), *sourced, *(each for each, _ in left[number + 1 :])], 1
 
 
 def _sourced(line: str, known: Known) -> list[str] | None:

@@ -160,3 +160,15 @@ def test_the_branch_of_a_literal_is_read(value: str, found: str) -> None:
 def test_a_case_that_is_open_is_left(text: str) -> None:
     """What nobody knows, a branch that goes on or ends the script, a pattern that is a variable."""
     assert with_values(text).endswith("a $N")
+
+
+def test_nested_loops_are_not_hundreds_of_commands() -> None:
+    """All of them stay as they are written where they would be."""
+
+    def runs(size: int) -> list[str]:
+        heads = "".join(f"for {name} in {{1..{size}}}; do\n" for name in "BCD")
+        found = with_values(f"{heads}a $B $C $D\ndone\ndone\ndone").splitlines()
+        return [line for line in found if line.startswith("a ")]
+
+    assert (len(runs(3)), runs(3)[-1]) == (27, "a 3 3 3")
+    assert runs(8) == ["a $B $C $D"]
