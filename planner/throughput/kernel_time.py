@@ -33,8 +33,8 @@ _SCORE_FEATURES, _USUAL_HEAD = 15, 128
 # Above 128 features torch's memory-efficient kernel cannot hold its results in registers: it adds each tile's
 # share to device memory (``kOutputInRF``, ``kKeepOutputInRF``), and the pace is set by multiprocessors, not
 # by tensor cores.  Heads of 512 features, FLOP for each instruction that a card can issue, forward and
-# backward: H200 3.9 and 1.3, B200 4.7 and 1.4, H20 2.9 and 1.2, L20 2.0 and 1.0 (xlite-dev/ffpa-attn
-# bench/README.md at 92e1d3b, column SDPA); an A100 4.0 forward, of 256 (facebookresearch/xformers#587).
+# backward: H200 3.9 and 1.3, B200 4.6 and 1.3, H20 2.8 and 1.2, L20 2.0 and 1.0 (xlite-dev/ffpa-attn
+# bench/README.md at 92e1d3b, column SDPA, causal); for older cards no measurement was found.
 _WIDE_FLOP_PER_INSTRUCTION, _WIDE_BACKWARD = 4.0, 1.3
 # Heads that cuDNN's kernel takes, by compute capability, beside those of DeepSeek on the newer cards.
 _CUDNN_WIDEST = {"9.0": 256, "10.0": 128, "10.3": 128}
