@@ -51,7 +51,8 @@ class Rates:
 
     ``peak_flop_per_s`` is the rated dense peak (the denominator of utilisation).  ``matmul``, ``attention``
     and ``fp32`` are the sustained FLOP/s of products in 16 bits, of fused attention and of products in fp32.
-    ``masked_attention`` is that of the fused kernel that takes any mask.  ``memory``: bytes/s.
+    ``masked_attention`` is that of the fused kernel that takes any mask, ``cudnn_attention`` that of cuDNN's,
+    which torch asks first; ``None`` where it does not.  ``memory``: bytes/s.
     ``host_link``: bytes/s of one GPU to or from its host.  ``collective``: bytes/s that each GPU receives in
     a ring.  ``network``: the same between nodes.  ``instructions``: instructions of single threads per s,
     ``None`` where the card is not NVIDIA's.  ``fp8``: products of 8-bit floats, ``None`` where nobody knows
@@ -69,6 +70,7 @@ class Rates:
     network_bytes_per_s: Number
     instructions_per_s: Number | None = None
     fp8_flop_per_s: Number | None = None
+    cudnn_attention_flop_per_s: Number | None = None
 
 
 def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> Rates | None:
@@ -82,25 +84,13 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
     reached = _product_efficiency(gpu, coefficients) * sustained
     matmul = fp32 if regime.compute == 4 else peak * reached
-    # Torch's fused attention takes fp32 as it is, without tensor cores;
-    # FlashAttention's package is given 16 bits.
-    in_fp32 = regime.is_wide and not ATTENTION_FACTS[recipe.attention].is_flash
-    of_scores = gpu.fp32_flop_per_s or peak if in_fp32 else peak
-    masked = of_scores * coefficients.attention_efficiency_flash1 * _flash_share(gpu, 1) * sustained
-    attention = masked
-    generation = scenario.stack.flash_generation
-    if scenario.runs_cudnn and not in_fp32:
-        # 1.7 to 2.3 times as fast as FlashAttention 2 on H100, both ways (huggingface/transformers#48163).
-        attention = masked = of_scores * coefficients.attention_efficiency * sustained
-    elif generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
-        share = _flex_share(gpu) if recipe.attention == "flex" else _flash_share(gpu, generation)
-        attention = of_scores * coefficients.attention_efficiency * share * sustained
+    usual, masked, cudnn = _attention_rates(scenario, regime, coefficients, peak * sustained)
     inside = intra_node_bytes_per_s(hardware, coefficients)
     network = _network_bytes_per_s(hardware, coefficients)
     return Rates(
         peak_flop_per_s=peak,
         matmul_flop_per_s=matmul,
-        attention_flop_per_s=attention,
+        attention_flop_per_s=usual,
         masked_attention_flop_per_s=masked,
         fp32_flop_per_s=fp32,
         memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s
@@ -111,7 +101,30 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         network_bytes_per_s=network,
         instructions_per_s=_instructions_per_s(gpu, sustained),
         fp8_flop_per_s=_fp8_flop_per_s(gpu, coefficients, sustained),
+        cudnn_attention_flop_per_s=cudnn,
     )
+
+
+def _attention_rates(
+    scenario: Scenario, regime: Regime, coefficients: Coefficients, peak: Number
+) -> tuple[Number, Number, Number | None]:
+    """FLOP/s of fused attention, of the kernel that takes any mask, and of cuDNN's where torch asks it first.
+
+    Formula: their shares of ``peak``.  Torch's own take fp32 as it is, without tensor cores; FlashAttention's
+    package is given 16 bits.
+    Source: coefficients ``attention_efficiency`` and ``attention_efficiency_flash1``; cuDNN 1.7 to 2.3 times
+    as fast as FlashAttention 2 on H100, both ways (huggingface/transformers#48163).
+    """
+    gpu, recipe, generation = scenario.hardware.gpu, scenario.recipe, scenario.stack.flash_generation
+    in_fp32 = regime.is_wide and not ATTENTION_FACTS[recipe.attention].is_flash
+    if in_fp32 and gpu.fp32_flop_per_s is not None:
+        peak = gpu.fp32_flop_per_s * coefficients.gpu_rate * clock_share(scenario.hardware)
+    usual = masked = peak * coefficients.attention_efficiency_flash1 * _flash_share(gpu, 1)
+    if generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
+        share = _flex_share(gpu) if recipe.attention == "flex" else _flash_share(gpu, generation)
+        usual = peak * coefficients.attention_efficiency * share
+    asks_cudnn = scenario.runs_cudnn and not in_fp32
+    return usual, masked, peak * coefficients.attention_efficiency if asks_cudnn else None
 
 
 def _product_efficiency(gpu: GpuSpec, coefficients: Coefficients, *, fp8: bool = False) -> Number:
