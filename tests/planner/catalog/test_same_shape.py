@@ -29,6 +29,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("mistral-community/Mixtral-8x22B-v0.1", "mixtral-8x22b", "bf16"),
     ("unsloth/mistral-7b", "mistral-7b-v0.1", "bf16"),
     ("unsloth/gemma-2-9b", "gemma-2-9b", "fp32"),
+    ("someone/gemma-2-9b-base", "gemma-2-9b", "fp32"),
     ("someone/gemma-2-9b-it-stories", "gemma-2-9b-it", "bf16"),
     ("allenai/Llama-3.1-Tulu-3-8B-SFT", "llama-3.1-8b", "bf16"),
     ("someone/dolphin-2.9-llama3-8b", "llama-3-8b", "bf16"),
