@@ -249,7 +249,8 @@ class BlockSpec:
     ``inline_mlp``: the feed-forward part is no module, so that its input goes with its first product (OPT).
     ``layer_inputs_width``: features for each token of the inputs that all layers have beside the stream
     (Gemma 4).  ``streams``: of how many streams each layer computes one, and corrects the others by it
-    (Gemma 3n).
+    (Gemma 3n).  ``wide_stream``: what layers add to is fp32, and norms read it in the dtype of their weight
+    (Mamba 2 alone).
     """
 
     attention: AttentionSpec
@@ -272,6 +273,7 @@ class BlockSpec:
     inline_mlp: bool = False
     layer_inputs_width: int = 0
     streams: int = 1
+    wide_stream: bool = False
     mixer: MixerSpec | None = None
 
     @property

@@ -75,6 +75,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "gpt_bigcode", "n_embd": 512, "n_head": 8, "n_layer": 4, "vocab_size": 4096,
         "pad_token_id": 0, "torch_dtype": "bfloat16",
     },
+    "mamba2": {
+        "model_type": "mamba2", "hidden_size": 512, "num_heads": 16, "state_size": 64, "n_groups": 2,
+        "num_hidden_layers": 4, "vocab_size": 4096, "chunk_size": 128, "torch_dtype": "bfloat16",
+        "pad_token_id": 0,
+    },
     "biogpt": {
         **_SIZES, "model_type": "biogpt", "num_hidden_layers": 4, "intermediate_size": 2048,
     },
@@ -136,12 +141,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "audio_config": {"model_type": "gemma4_unified_audio"},
     },
 }  # fmt: skip
+# PEFT's adapter fails on the router of Phi-3.5-MoE, and it refuses one of Mamba 2's output projection.
+_TARGETS = {"phimoe": "q_proj;k_proj;v_proj;o_proj", "mamba2": "in_proj"}
+_WITHOUT_SDPA = ("gpt_neo", "mamba2")
 _QUICK = {
     ("gemma4 inputs", "lora", True, 256),
     ("minicpm3", "lora", False, 256),
     ("dots1", "lora", True, 256),
 }
 _QUICK |= {("phimoe", "lora", False, 256), ("gpt_neo", "full", True, 256), ("gpt_bigcode", "lora", True, 256)}
+_QUICK |= {("mamba2", "full", False, 256), ("idefics2", "lora", True, 256)}
 _QUICK |= {("nemotron", "full", False, 256), ("mistral4", "full", False, 256), ("afmoe", "full", True, 256)}
 CASES = [
     pytest.param(
@@ -164,10 +173,8 @@ def test_allocated_is_that_of_the_traced_modules(
         "model": "config.json", "method": method, "gpu": "a100-80-sxm", "seq": seq, "batch": 2,
         "optimizer": "adamw_torch",
     }  # fmt: skip
-    # PEFT's adapter fails on the router of Phi-3.5-MoE, and no fused kernel is there for GPT-Neo.
-    targets = "q_proj;k_proj;v_proj;o_proj" if kind == "phimoe" else "all-linear"
-    flags |= {"attention": "eager"} if kind == "gpt_neo" else {}
-    adapter = {"lora_rank": 8, "lora_dropout": 0, "lora_targets": targets}
+    flags |= {"attention": "eager"} if kind in _WITHOUT_SDPA else {}
+    adapter = {"lora_rank": 8, "lora_dropout": 0, "lora_targets": _TARGETS.get(kind, "all-linear")}
     flags |= adapter if method == "lora" else {}
     words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     words += ["--gradient-checkpointing" if again else "--no-gradient-checkpointing", "--all-layers"]

@@ -17,7 +17,6 @@ from planner.catalog.architectures.vision.square_vision import language_model, s
 from planner.domain.model import BlockGroup, BlockSpec, ModelSpec
 from planner.domain.vision import TowerSpec
 
-
 _DEFAULTS = {
     "cohere2": {"vocab_size": 256_000},
     "lfm2": {"vocab_size": 65_536},
