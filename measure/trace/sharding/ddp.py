@@ -10,7 +10,7 @@ Before that all weights are copied to be sent, at least 250 MiB at a time and tw
 
 from __future__ import annotations
 
-from measure.trace.record import Record, TracedBlock
+from measure.trace.record import OUTSIDE, ParameterNote, Record, TracedBlock
 from measure.trace.sharding.shard_records import RankRecords, TracedPurpose
 from measure.trace.sharding.sharded_parameters import parameter_of
 from planner.units import MIB
@@ -29,18 +29,18 @@ def with_buckets(records: list[Record], *, finds_unused: bool) -> list[Record]:
     """
     stream = RankRecords(1 + max(record.block.id for record in records))
     sizes: list[int] = []
-    loaded: list[tuple[int, bool, int]] = []
+    loaded: list[TracedBlock] = []
     loading, has_stepped = True, False
     first: TracedBlock | None = None
     for record in records:
         parameter = parameter_of(record)
         if parameter is not None:
-            loaded.append((parameter.element_bytes, parameter.is_float, record.block.n_bytes))
+            loaded.append(record.block)
             if parameter.trained:
                 sizes.append(parameter.n_bytes)
         if loading and record.place.stage not in ("load", "adapters"):
             loading = False
-            broadcast(stream, loaded)
+            broadcast(stream, _in_module_order(loaded))
             if finds_unused:
                 _take_buckets(stream, sizes)
             else:
@@ -53,6 +53,22 @@ def with_buckets(records: list[Record], *, finds_unused: bool) -> list[Record]:
             _take_buckets(stream, sizes)
         stream.pass_on(record)
     return stream.records
+
+
+def _in_module_order(loaded: list[TracedBlock]) -> list[tuple[int, bool, int]]:
+    """Width, whether it is a float, and bytes of all parameters in the order of their modules
+    (distributed/utils.py ``_sync_module_states``); they were loaded in another one.
+    """
+    notes = [
+        (each.parameter, each.place.layer, each.n_bytes) for each in loaded if each.parameter is not None
+    ]
+    inside = min((note.number for note, layer, _ in notes if layer != OUTSIDE), default=0)
+
+    def place(of: tuple[ParameterNote, int, int]) -> tuple[int, int, int]:
+        note, layer, _ = of
+        return (1 if layer != OUTSIDE else 2 * (note.number > inside)), layer, note.number
+
+    return [(note.element_bytes, note.is_float, n_bytes) for note, _, n_bytes in sorted(notes, key=place)]
 
 
 def _take_buckets(stream: RankRecords, sizes: list[int]) -> None:
