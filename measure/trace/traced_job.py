@@ -146,7 +146,8 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     situation = Situation(
         batch.is_padded,
         recorder,
-        int(batch.rows * batch.tokens_per_sample),
+        # Of one sample that is as long as the cap, and others of the mean length.
+        int(batch.seq_len + (batch.rows - 1) * batch.tokens_per_sample),
         scenario.hardware.gpu.counted_multiprocessors,
         has_flash=not lacks_flash2(scenario.hardware.gpu),
     )
