@@ -9,7 +9,7 @@ that a checkpoint's own order differs from that of the model where nothing sorts
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from planner.anatomy.adapted_matrices import is_adapted
 from planner.anatomy.packing import constants_bytes, packed_bytes
@@ -58,7 +58,7 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
         replace(stream, whole, prepared)
     if job.recipe.adapter is not None:
         stream.enter("adapters")
-    weights += add_adapters(stream, job, weights)
+    weights = _in_module_order([*weights, *add_adapters(stream, job, weights)])
     if job.recipe.rollout is not None and job.recipe.rollout.scores_itself:
         # That of the reward model, frozen, which PEFT makes in fp32 (peft 0.12 peft_model.py load_adapter).
         add_adapters(stream, job, weights)
@@ -70,6 +70,17 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
     # When the Trainer makes the engine.
     replace(stream, weights, engine_dtypes(job, weights))
     return weights
+
+
+def _in_module_order(weights: Sequence[Weight]) -> list[Weight]:
+    """As ``Module.parameters`` gives them: an adapter comes with the matrix that it is beside."""
+    places = {each.name: place for place, each in enumerate(weights) if not each.adapter}
+
+    def place(of: tuple[int, Weight]) -> int:
+        number, each = of
+        return places.get(each.name.rpartition(" lora_")[0], number) if each.adapter else number
+
+    return [each for _, each in sorted(enumerate(weights), key=place)]
 
 
 def _load_beside(stream: RequestStream, job: Job) -> None:

@@ -84,6 +84,8 @@ def flash_attention(*, padded: bool, real_tokens: int) -> Iterator[None]:
         )
         stack.enter_context(mock.patch.object(flash, "_is_packed_sequence", ask))
         stack.enter_context(
-            mock.patch.dict(masks._global_mapping, {"flash_attention_2": partial(_answer_mask, padded, real_tokens)})
+            mock.patch.dict(
+                masks._global_mapping, {"flash_attention_2": partial(_answer_mask, padded, real_tokens)}
+            )
         )
         yield

@@ -10,9 +10,9 @@ Before that all weights are copied to be sent, at least 250 MiB at a time and tw
 
 from __future__ import annotations
 
-from measure.trace.record import OUTSIDE, ParameterNote, Record, TracedBlock
+from measure.trace.record import Record, TracedBlock
 from measure.trace.sharding.shard_records import RankRecords, TracedPurpose
-from measure.trace.sharding.sharded_parameters import parameter_of
+from measure.trace.sharding.sharded_parameters import in_module_order, parameter_of
 from planner.units import MIB
 
 _BUCKET = TracedPurpose("DDP bucket", "gradient_buckets")
@@ -40,7 +40,7 @@ def with_buckets(records: list[Record], *, finds_unused: bool) -> list[Record]:
                 sizes.append(parameter.n_bytes)
         if loading and record.place.stage not in ("load", "adapters"):
             loading = False
-            broadcast(stream, _in_module_order(loaded))
+            broadcast(stream, [_sent(each) for each in in_module_order(loaded, lambda block: block)])
             if finds_unused:
                 _take_buckets(stream, sizes)
             else:
@@ -55,20 +55,9 @@ def with_buckets(records: list[Record], *, finds_unused: bool) -> list[Record]:
     return stream.records
 
 
-def _in_module_order(loaded: list[TracedBlock]) -> list[tuple[int, bool, int]]:
-    """Width, whether it is a float, and bytes of all parameters in the order of their modules
-    (distributed/utils.py ``_sync_module_states``); they were loaded in another one.
-    """
-    notes = [
-        (each.parameter, each.place.layer, each.n_bytes) for each in loaded if each.parameter is not None
-    ]
-    inside = min((note.number for note, layer, _ in notes if layer != OUTSIDE), default=0)
-
-    def place(of: tuple[ParameterNote, int, int]) -> tuple[int, int, int]:
-        note, layer, _ = of
-        return (1 if layer != OUTSIDE else 2 * (note.number > inside)), layer, note.number
-
-    return [(note.element_bytes, note.is_float, n_bytes) for note, _, n_bytes in sorted(notes, key=place)]
+def _sent(block: TracedBlock) -> tuple[int, bool, int]:
+    assert block.parameter is not None
+    return block.parameter.element_bytes, block.parameter.is_float, block.n_bytes
 
 
 def _take_buckets(stream: RankRecords, sizes: list[int]) -> None:

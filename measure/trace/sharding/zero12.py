@@ -13,7 +13,7 @@ from measure.trace.record import Record, TracedBlock
 from measure.trace.sharding.partition import TracedFlatGroup, merged, sent_together
 from measure.trace.sharding.runtime_settings import ZeroSettings
 from measure.trace.sharding.shard_records import MAIN_STREAM, REDUCE_STREAM, RankRecords, Steps, TracedPurpose
-from measure.trace.sharding.sharded_parameters import TracedParameter
+from measure.trace.sharding.sharded_parameters import TracedParameter, in_module_order
 from planner.allocator.compiled import MOST_LAG
 
 _FP32, _FP64 = 4, 8
@@ -86,7 +86,7 @@ class TracedZero12:
         The cache is emptied before each (:449, :462).
         """
         self._steps, settings = steps, self._settings
-        for record, held in self._to_cast:
+        for record, held in in_module_order(self._to_cast, lambda each: each[0].block):
             self._stream.pass_on(replace(record, place=self._stream.place))
             self._stream.free(held)
         for group in self._groups:
