@@ -42,7 +42,7 @@ class Ddp(Runtime):
         """Everything whole, then the buckets."""
         self.weights = load_whole(self.stream, self.job)
         self._make_equal()
-        trained = [each for each in self.weights if each.trained]
+        trained = [each for each in self.weights if each.requires_gradient]
         self._gradient_bytes = [
             n_elements(self.job, each) * ELEMENT_BYTES[each.dtype] for each in reversed(trained)
         ]

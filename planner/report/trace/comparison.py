@@ -164,7 +164,7 @@ def beside_sections(beside: PlanBesideTrace) -> list[Section]:
     """Tables for people."""
     where = f"{beside.operator or 'no operator'} ({beside.module or 'no module'})"
     note = Note(
-        "Difference: plan less trace.  Of peak: of the trace's peak.  The trace has padded rows and much room.",
+        "Difference: plan less trace.  Of peak: of the trace's peak.  The trace pads rows, with much room.",
         "dim",
     )
     notes = (note, *_versions(beside.versions))
