@@ -72,6 +72,7 @@ class ParameterNote:
     an engine cast it.  ``group``: that of the optimizer, -1 where frozen.  ``unit``, ``stays_whole``: what
     FSDP gathers it with outside of layers, and whether that stays until its backward.  ``is_float``: whether
     an engine can divide it.  ``n_names``: modules that have it.  ``in_graph``: the graph has a view of it.
+    ``number``: its place among the parameters of the model that was traced.
     """
 
     name: str
@@ -84,6 +85,7 @@ class ParameterNote:
     is_float: bool = True
     n_names: int = 1
     in_graph: bool = False
+    number: int = 0
 
 
 @dataclass(slots=True)

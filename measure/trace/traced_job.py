@@ -21,6 +21,7 @@ from measure.trace.expansion import repeat
 from measure.trace.host_records import HostMemory, host_memory
 from measure.trace.labels import to_events
 from measure.trace.layers import layer_pattern, shortened
+from measure.trace.loading import sorts, with_loader
 from measure.trace.period import TRACED_PERIODS, Irregular
 from measure.trace.record import Record, Trace
 from measure.trace.sharding.apply import apply_runtime
@@ -115,7 +116,12 @@ def _with_buckets(records: list[Record], scenario: Scenario) -> list[Record]:
 
 
 def trace_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
-    """Records of the whole model, from a few periods of its layers where they repeat."""
+    """Records of the whole model, and what its loader and the Trainer do around loading."""
+    return with_loader(_records_of_model(scenario, config, options), scenario)
+
+
+def _records_of_model(scenario: Scenario, config: Any, options: TraceOptions) -> list[Record]:
+    """From a few periods of its layers where they repeat."""
     uneven = scenario.recipe.train_layers or left_whole_paths(scenario.model)
     if not options.all_layers and not uneven:
         pattern = layer_pattern(scenario, config)
@@ -140,7 +146,8 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     situation = Situation(
         batch.is_padded,
         recorder,
-        int(batch.rows * batch.tokens_per_sample),
+        # Of one sample that is as long as the cap, and others of the mean length.
+        int(batch.seq_len + (batch.rows - 1) * batch.tokens_per_sample),
         scenario.hardware.gpu.counted_multiprocessors,
         has_flash=not lacks_flash2(scenario.hardware.gpu),
     )
@@ -152,7 +159,7 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     with FakeTensorMode(), shims(situation), recorder.modules.watching(models, built.layer_list):
         try:
             for number, model in enumerate(models):
-                materialize(model, recorder, number)
+                materialize(model, recorder, number, by_names=sorts(scenario))
             if _is_sharded(scenario):
                 run_sharded_step(built.model, scenario, recorder, built.layer_list, built.reference)
             else:

@@ -22,6 +22,7 @@ from planner.report.prediction.to_json import prediction_document
 from planner.report.trace.alone import alone_sections
 from planner.report.trace.comparison import OtherVersion, beside_document, beside_sections, put_beside
 from planner.report.trace.requests import difference_of
+from planner.report.trace.updates import updates_of
 
 _RUN = ("torch", "transformers", "peft")
 """Packages whose own code makes the traced step."""
@@ -54,7 +55,8 @@ def answer_beside(subject: Subject, answer: TraceAnswer, output_format: str) -> 
     """Both answers row by row; the exit code is that of the prediction."""
     traced, prediction = answer.document, subject.prediction
     difference = difference_of(subject.scenario, answer.events)
-    beside = put_beside(prediction, traced, difference, other_versions(subject.scenario.stack))
+    versions, updates = other_versions(subject.scenario.stack), updates_of(subject.scenario, answer.events)
+    beside = put_beside(prediction, traced, difference, versions, updates)
     code = exit_code_of(prediction)
     if output_format == "json":
         whole = prediction_document(subject).model_dump(by_alias=True)

@@ -9,7 +9,7 @@ that a checkpoint's own order differs from that of the model where nothing sorts
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from planner.anatomy.adapted_matrices import is_adapted
 from planner.anatomy.packing import constants_bytes, packed_bytes
@@ -23,6 +23,7 @@ from planner.program.request_stream import RequestStream
 from planner.program.weights.fake_quantized import SCALE_BYTES, is_rounded
 from planner.units import KIB, MIB
 
+_LAYERS = "layers"
 _SCALED = 64
 """Elements of one scale.  Source: bitsandbytes 0.50 functional.quantize_4bit."""
 
@@ -58,7 +59,7 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
         replace(stream, whole, prepared)
     if job.recipe.adapter is not None:
         stream.enter("adapters")
-    weights += add_adapters(stream, job, weights)
+    weights = _in_module_order([*weights, *add_adapters(stream, job, weights)])
     if job.recipe.rollout is not None and job.recipe.rollout.scores_itself:
         # That of the reward model, frozen, which PEFT makes in fp32 (peft 0.12 peft_model.py load_adapter).
         add_adapters(stream, job, weights)
@@ -70,6 +71,17 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
     # When the Trainer makes the engine.
     replace(stream, weights, engine_dtypes(job, weights))
     return weights
+
+
+def _in_module_order(weights: Sequence[Weight]) -> list[Weight]:
+    """As ``Module.parameters`` gives them: an adapter comes with the matrix that it is beside."""
+    places = {each.name: place for place, each in enumerate(weights) if not each.adapter}
+
+    def place(of: tuple[int, Weight]) -> int:
+        number, each = of
+        return places.get(each.name.rpartition(" lora_")[0], number) if each.adapter else number
+
+    return [each for _, each in sorted(enumerate(weights), key=place)]
 
 
 def _load_beside(stream: RequestStream, job: Job) -> None:
@@ -151,7 +163,13 @@ def arrive(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
     replaces later.
     """
     if job.stack.loads_sorted and loader_places(job):
-        inside = {linear.name for linear, _ in job.model.linears() if linear.group in ("attention", "mixer")}
+        # GPT-2's ``attn`` and those named after it stand before ``mlp``, ``self_attn`` behind it.
+        behind = job.model.token_embedding.name != "wte"
+        inside = {
+            linear.name
+            for linear, _ in job.model.linears()
+            if (linear.group in ("attention", "mixer")) == behind
+        }
         ordered = sorted(weights, key=lambda each: _place_by_name(each, inside))
     else:
         ordered = sorted(weights, key=lambda each: prepared_dtype(job, each) == each.dtype)
@@ -165,17 +183,19 @@ def arrive(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
 def _place_by_name(weight: Weight, inside: Collection[str]) -> tuple[int, int, bool, str]:
     """Where the name of a weight stands among those of the checkpoint.
 
-    ``lm_head``, ``model.embed_tokens``, layers by their numbers, ``model.norm``, what sees.  In a layer come
-    norms, ``mlp``, ``self_attn``, and in each of them matrices by the alphabet;
-    ``inside``: names of matrices of attention and of what stands in its place.
+    ``lm_head``, ``model.embed_tokens``, layers by their numbers, ``model.norm``, what sees; tables such as
+    ``wte`` stand behind the layers.  In a layer come norms, ``mlp``, ``self_attn``, and in each of them
+    matrices by the alphabet;
+    ``inside``: names of matrices of the part that comes last, attention or what stands in its place.
     Source: transformers 5.23 core_model_loading.py dot_natural_key.
-    Ignored: modules of other names, as GPT-2's ``attn``; norms between matrices, and experts that are put
-    together, which come by the first of their tensors.
+    Ignored: modules of other names; that both parts of GPT-2 have a ``c_proj``; norms between matrices, and
+    experts that are put together, which come by the first of their tensors.
     """
     if weight.name.startswith(SEEING):
         return 4, 0, False, ""
     if weight.outside:
-        return (0 if weight.name.startswith("head") else 3 if weight.kind == "norm" else 1), 0, False, ""
+        ahead = weight.kind == "table" and weight.name < _LAYERS
+        return (0 if weight.name.startswith("head") else 1 if ahead else 3), 0, False, ""
     _, number, name, *_ = weight.name.split()
     return 2, int(number), name in inside, "" if weight.kind == "norm" else name
 

@@ -43,13 +43,13 @@ def _answer_unpadding(real_tokens: int, mask: torch.Tensor) -> tuple[torch.Tenso
     return indices, edges, mask.shape[-1]
 
 
-def _answer_mask(padded: bool, **options: Any) -> torch.Tensor | None:
+def _answer_mask(padded: bool, real_tokens: int, **options: Any) -> torch.Tensor | None:
     """``flash_attention_mask``: the two-dimensional mask where there is padding, else none."""
     mask: torch.Tensor | None = options.get("attention_mask")
     if mask is None:
         return None
     mask.all()
-    return mask[:, -int(options["kv_length"]) :] if padded else None
+    return mask[:, -int(options["kv_length"]) :] if padded and real_tokens < mask.numel() else None
 
 
 def _not_packed(ask: Callable[..., Any], *given: Any, **named: Any) -> bool:
@@ -84,6 +84,8 @@ def flash_attention(*, padded: bool, real_tokens: int) -> Iterator[None]:
         )
         stack.enter_context(mock.patch.object(flash, "_is_packed_sequence", ask))
         stack.enter_context(
-            mock.patch.dict(masks._global_mapping, {"flash_attention_2": partial(_answer_mask, padded)})
+            mock.patch.dict(
+                masks._global_mapping, {"flash_attention_2": partial(_answer_mask, padded, real_tokens)}
+            )
         )
         yield

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from measure.trace.record import Record, TracedBlock
 from measure.trace.sharding.shard_records import RankRecords, TracedPurpose
-from measure.trace.sharding.sharded_parameters import parameter_of
+from measure.trace.sharding.sharded_parameters import in_module_order, parameter_of
 from planner.units import MIB
 
 _BUCKET = TracedPurpose("DDP bucket", "gradient_buckets")
@@ -29,18 +29,18 @@ def with_buckets(records: list[Record], *, finds_unused: bool) -> list[Record]:
     """
     stream = RankRecords(1 + max(record.block.id for record in records))
     sizes: list[int] = []
-    loaded: list[tuple[int, bool, int]] = []
+    loaded: list[TracedBlock] = []
     loading, has_stepped = True, False
     first: TracedBlock | None = None
     for record in records:
         parameter = parameter_of(record)
         if parameter is not None:
-            loaded.append((parameter.element_bytes, parameter.is_float, record.block.n_bytes))
+            loaded.append(record.block)
             if parameter.trained:
                 sizes.append(parameter.n_bytes)
         if loading and record.place.stage not in ("load", "adapters"):
             loading = False
-            broadcast(stream, loaded)
+            broadcast(stream, [_sent(each) for each in in_module_order(loaded, lambda block: block)])
             if finds_unused:
                 _take_buckets(stream, sizes)
             else:
@@ -53,6 +53,11 @@ def with_buckets(records: list[Record], *, finds_unused: bool) -> list[Record]:
             _take_buckets(stream, sizes)
         stream.pass_on(record)
     return stream.records
+
+
+def _sent(block: TracedBlock) -> tuple[int, bool, int]:
+    assert block.parameter is not None
+    return block.parameter.element_bytes, block.parameter.is_float, block.n_bytes
 
 
 def _take_buckets(stream: RankRecords, sizes: list[int]) -> None:

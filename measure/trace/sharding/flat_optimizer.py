@@ -31,10 +31,13 @@ class Shards:
 def record_steps(shards: Shards, recipe: Recipe, n_steps: int) -> list[list[list[Record]]]:
     """What each of ``n_steps`` steps allocates and frees, group by group; fp32 shards,
     and gradients that are there already.
+
+    The recorder sees them made: what it does not know it takes for new where an operator returns it.
     """
     recorder = Recorder()
     with FakeTensorMode(), shims(Situation(False, recorder)):
-        groups = [[nn.Parameter(torch.empty(shape)) for shape in shapes] for shapes in shards.groups]
+        with recorder:
+            groups = [[nn.Parameter(torch.empty(shape)) for shape in shapes] for shapes in shards.groups]
         optimizer = optimizer_over(
             nn.Module(), [{"params": tensors, "weight_decay": 0.0} for tensors in groups], recipe
         )
@@ -48,8 +51,9 @@ def _one_group(optimizer: torch.optim.Optimizer, index: int, recorder: Recorder)
     DeepSpeed steps group by group (zero/stage_1_and_2.py ``_optimizer_step``).
     """
     groups: Any = optimizer.param_groups
-    for tensor in groups[index]["params"]:
-        tensor.grad = torch.empty_like(tensor)
+    with recorder:
+        for tensor in groups[index]["params"]:
+            tensor.grad = torch.empty_like(tensor)
     start = len(recorder.trace.records)
     recorder.enter_stage("optimizer_step")
     with recorder:

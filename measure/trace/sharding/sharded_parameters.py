@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from measure.trace.record import Record
+from measure.trace.record import OUTSIDE, Record, TracedBlock
 
+Loaded = TypeVar("Loaded")
 FROZEN = -1
 """Group of a parameter that no optimizer has."""
 
@@ -67,3 +70,19 @@ def parameter_of(record: Record) -> TracedParameter | None:
         note.n_names,
         note.in_graph,
     )
+
+
+def in_module_order(several: Sequence[Loaded], block_of: Callable[[Loaded], TracedBlock]) -> list[Loaded]:
+    """Parameters in the order of ``Module.parameters``; a loader brings them in another one.
+
+    Of repeated layers each has the numbers of the one that was traced.
+    """
+    notes = [(block.parameter, block.place.layer) for block in map(block_of, several) if block.parameter]
+    inside = min((note.number for note, layer in notes if layer != OUTSIDE), default=0)
+
+    def place(each: Loaded) -> tuple[int, int, int]:
+        block = block_of(each)
+        number, layer = block.parameter.number if block.parameter else 0, block.place.layer
+        return 1 if layer != OUTSIDE else 2 * (number > inside), layer, number
+
+    return sorted(several, key=place)

@@ -118,7 +118,7 @@ def note_parameters(
     numbers: dict[torch.Tensor, int] = {}
     for number, group in enumerate(parameter_groups(model, one=one_group)):
         numbers |= dict.fromkeys(group, number)
-    for full_name, tensor in model.named_parameters():
+    for number, (full_name, tensor) in enumerate(model.named_parameters()):
         block = recorder.block_of(tensor)
         if block is not None:
             module, _, name = full_name.rpartition(".")
@@ -134,4 +134,5 @@ def note_parameters(
                 tensor.is_floating_point(),
                 n_names[tensor],
                 getattr(tensor, "in_graph", False),
+                number,
             )

@@ -7,14 +7,17 @@ contiguous, reduced in buckets and scattered (``contiguous_gradients``, ``reduce
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from measure.trace.record import Record, TracedBlock
 from measure.trace.sharding.partition import TracedFlatGroup, merged, sent_together
 from measure.trace.sharding.runtime_settings import ZeroSettings
 from measure.trace.sharding.shard_records import MAIN_STREAM, REDUCE_STREAM, RankRecords, Steps, TracedPurpose
-from measure.trace.sharding.sharded_parameters import TracedParameter
+from measure.trace.sharding.sharded_parameters import TracedParameter, in_module_order
 from planner.allocator.compiled import MOST_LAG
 
 _FP32, _FP64 = 4, 8
+_HELD = TracedPurpose("parameter before it is cast", "")
 _BUCKET = TracedPurpose("ipg_buffer", "gradient_buckets")
 _SENT = TracedPurpose("flatten(bucket)", "gradient_buckets")
 _STAGING = TracedPurpose("temp_grad_buffer_for_gpu_offload", "gradient_buckets")
@@ -38,6 +41,7 @@ class TracedZero12:
         self._stream, self._settings = stream, settings
         self._weights: dict[tuple[str, str], TracedBlock] = {}
         self._trained: list[TracedParameter] = []
+        self._to_cast: list[tuple[Record, TracedBlock]] = []
         self._groups: tuple[TracedFlatGroup, ...] = ()
         self._own: set[tuple[str, str]] = set()
         self._on_host: set[tuple[str, str]] = set()
@@ -53,9 +57,16 @@ class TracedZero12:
 
     def load(self, parameter: TracedParameter, record: Record) -> None:
         """The engine moves the 16-bit module to the device whole (engine.py
-        ``_configure_distributed_model``).
+        ``_configure_distributed_model``).  A k-bit model is there, and cast when all has come
+        (``_cast_module_mixed_precision``).
         """
-        self._stream.pass_on(record)
+        if self._settings.quantized and parameter.stored_bytes != parameter.element_bytes:
+            held = TracedPurpose(_HELD.name, record.block.role, module=record.block.module)
+            self._to_cast.append(
+                (record, self._stream.take(parameter.elements * parameter.stored_bytes, held))
+            )
+        else:
+            self._stream.pass_on(record)
         if parameter.trained:
             self._trained.append(parameter)
             self._weights[parameter.key] = record.block
@@ -75,6 +86,9 @@ class TracedZero12:
         The cache is emptied before each (:449, :462).
         """
         self._steps, settings = steps, self._settings
+        for record, held in in_module_order(self._to_cast, lambda each: each[0].block):
+            self._stream.pass_on(replace(record, place=self._stream.place))
+            self._stream.free(held)
         for group in self._groups:
             first = self._weights[group.parameters[0].key]
             role, width = first.role, group.parameters[0].element_bytes

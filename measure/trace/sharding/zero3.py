@@ -14,7 +14,7 @@ from measure.trace.record import Place, Record, Role, TracedBlock
 from measure.trace.sharding.coordinator import TracedCoordinator, TracedUse
 from measure.trace.sharding.runtime_settings import ZeroSettings
 from measure.trace.sharding.shard_records import REDUCE_STREAM, RankRecords, Steps, TracedPurpose
-from measure.trace.sharding.sharded_parameters import TracedParameter
+from measure.trace.sharding.sharded_parameters import TracedParameter, in_module_order
 
 _FP32, _FP64 = 4, 8
 _WHOLE = TracedPurpose("parameter before it is divided", "workspace")
@@ -197,9 +197,8 @@ class TracedZero3:
         """A model that the engine finds whole: all parameters are cast
         (``_cast_module_mixed_precision``), then divided (``_convert_to_zero_parameters``).
         """
-        cast = [
-            (parameter, block, self._cast(parameter, whole)) for parameter, block, whole in self._undivided
-        ]
+        found = in_module_order(self._undivided, lambda each: each[1])
+        cast = [(parameter, block, self._cast(parameter, whole)) for parameter, block, whole in found]
         for parameter, block, whole in cast:
             self._keep_part(parameter, block)
             self._stream.free(whole)

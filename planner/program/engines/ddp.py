@@ -42,7 +42,7 @@ class Ddp(Runtime):
         """Everything whole, then the buckets."""
         self.weights = load_whole(self.stream, self.job)
         self._make_equal()
-        trained = [each for each in self.weights if each.trained]
+        trained = [each for each in self.weights if each.requires_gradient]
         self._gradient_bytes = [
             n_elements(self.job, each) * ELEMENT_BYTES[each.dtype] for each in reversed(trained)
         ]
@@ -74,15 +74,8 @@ class Ddp(Runtime):
         return self.stream.allocate(Unit.ONE, n_bytes, "gradient_buckets", ("ddp", "", "bucket"))
 
     def _make_equal(self) -> None:
-        """Every rank gets the first one's weights; an adapter comes with the module that it is in."""
-        weights = self.weights
-        places = {each.name: place for place, each in enumerate(weights) if not each.adapter}
-        order = [
-            places.get(each.name.rpartition(" lora_")[0], place) if each.adapter else place
-            for place, each in enumerate(weights)
-        ]
-        in_order = [weights[place] for place in sorted(range(len(weights)), key=order.__getitem__)]
-        broadcast(self.stream, "ddp", ((each.dtype, self._n_bytes(each)) for each in in_order))
+        """Every rank gets the first one's weights."""
+        broadcast(self.stream, "ddp", ((each.dtype, self._n_bytes(each)) for each in self.weights))
 
     def _n_bytes(self, weight: Weight) -> float:
         if weight.packed:

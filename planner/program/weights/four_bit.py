@@ -34,7 +34,8 @@ def linear_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
 
 
 def packed_parameter(torch: Operators, view: LayerView, spec: LinearSpec, owner: str = "") -> None:
-    """A matrix as it is stored, where that is a parameter: of bitsandbytes, or where others say its dtype.
+    """A matrix as it is stored, where that is a parameter: of bitsandbytes, or where others say its dtype;
+    and the bias beside it.
 
     ``owner``: the module inside the running one that has it.
     """
@@ -46,6 +47,8 @@ def packed_parameter(torch: Operators, view: LayerView, spec: LinearSpec, owner:
     # ``ctx.tensors`` has ``B``, a view (bitsandbytes 0.50.2 autograd/_functions.py MatMul4Bit).
     in_graph = numerics.quantization in ("nf4", "fp4")
     torch.parameter(Unit.ONE, count, stored, trained=False, owner=owner, in_graph=in_graph)
+    if spec.bias and numerics.quantization in BITSANDBYTES:
+        torch.parameter(Unit.ONE, spec.bias_count, view.dtypes.base, trained=False, owner=owner)
 
 
 def product_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:

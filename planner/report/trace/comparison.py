@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from planner.allocator.documents.trace_document import TraceDocument
-from planner.domain.prediction import MemoryPrediction, Prediction
+from planner.domain.prediction import MemoryPrediction, PhasePeak, Prediction
 from planner.domain.term import ALLOCATED_TERM_ORDER, in_words
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.render.numbers import gib
 from planner.report.trace.requests import Difference, Request
+from planner.report.trace.updates import UPDATE, Updates
 from planner.units import GIB
 
 BESIDE_SCHEMA_ID: Final = "planner/beside@1"
@@ -83,13 +84,16 @@ def put_beside(
     traced: TraceDocument,
     difference: Difference | None = None,
     versions: tuple[OtherVersion, ...] = (),
+    updates: Updates | None = None,
 ) -> PlanBesideTrace:
     """Line up what both say: peaks, allocated and reserved by phase,
-    and the terms in the phase of the trace's peak.
+    and the terms in the phase of the trace's peak.  ``updates``: those that the trace has.
     """
     memory = prediction.memory
     highest, most_reserved = traced.allocated_peak_bytes, traced.reserved_peak_bytes
-    planned = {each.phase: each for each in memory.phases}
+    planned: dict[str, PhasePeak | Updates] = {each.phase: each for each in memory.phases}
+    if updates is not None:
+        planned[UPDATE] = updates
     pairs = [(each, planned[each.phase]) for each in traced.phases]
     return PlanBesideTrace(
         phase=traced.peak.phase,
@@ -160,7 +164,7 @@ def beside_sections(beside: PlanBesideTrace) -> list[Section]:
     """Tables for people."""
     where = f"{beside.operator or 'no operator'} ({beside.module or 'no module'})"
     note = Note(
-        "Difference: plan less trace.  Of peak: of the trace's peak.  The trace has full rows and much room.",
+        "Difference: plan less trace.  Of peak: of the trace's peak.  The trace pads rows, with much room.",
         "dim",
     )
     notes = (note, *_versions(beside.versions))

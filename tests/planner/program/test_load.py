@@ -333,6 +333,18 @@ def test_transformers_5_loads_by_the_names_of_tensors() -> None:
     assert unsorted == order(with_stack(subject, loader_places="kbit"))
 
 
+def test_the_names_of_gpt_2_stand_in_another_order() -> None:
+    """``h`` before ``wpe`` and ``wte``, and in a layer ``attn`` before ``mlp``."""
+    stream = RequestStream()
+    weights = load_whole(stream, job("gpt2-large", "qlora", load_dtype="bf16"))
+    loaded = [each.name for each in sorted(weights, key=lambda each: each.slot) if each.packed]
+    matrices = [name for name in loaded if name.startswith("layer 3 ")]
+    assert matrices[0] == "layer 3 c_attn"
+    assert loaded[-1].startswith("layer 35 ")
+    table = next(slot for slot in range(len(stream.units)) if stream.place(slot) == ("load", "wte", "weight"))
+    assert table > max(each.slot for each in weights if each.packed)
+
+
 def test_the_trainer_gives_the_cache_back_when_the_model_is_there() -> None:
     """Not a loop of one's own, nor where DeepSpeed's engine brings the model to the card."""
 

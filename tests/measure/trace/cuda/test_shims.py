@@ -424,6 +424,17 @@ def test_scaled_gradients_are_taken_not_to_overflow() -> None:
     assert stepped == [False, True]
 
 
+@pytest.mark.parametrize("real", [64, 63])
+def test_flash_attention_gets_no_mask_where_all_tokens_are_real(real: int) -> None:
+    """A batch of one sample is as long as that sample."""
+    from transformers import masking_utils
+
+    with FakeTensorMode(), BY_NAME["flash_attention"].apply(Situation(True, Recorder(), real)):
+        ask = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"]
+        mask = ask(attention_mask=torch.ones((1, 64), dtype=torch.bool), kv_length=64)
+    assert (mask is None) == (real == 64)
+
+
 @pytest.mark.parametrize("padded", [True, False])
 def test_flash_attention_keeps_real_tokens_only(padded: bool) -> None:
     """Query, key, value, output and one fp32 number per row and head;

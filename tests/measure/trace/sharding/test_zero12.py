@@ -12,7 +12,16 @@ import pytest
 from measure.trace.sharding.runtime_settings import HostSettings
 from measure.trace.sharding.shard_records import RankRecords
 from measure.trace.sharding.zero12 import TracedZero12
-from tests.measure.trace.sharding.made import FIRST_ID, gradient, held, loading, parameter, taken, zero
+from tests.measure.trace.sharding.made import (
+    FIRST_ID,
+    frozen,
+    gradient,
+    held,
+    loading,
+    parameter,
+    taken,
+    zero,
+)
 
 MATRIX, VECTOR = parameter("weight", 3, 4), parameter("bias", 10)
 
@@ -40,6 +49,21 @@ def test_weights_become_one_buffer_with_a_master_of_this_part(on_card: bool) -> 
         if on_card
         else ["empty", "empty", "torch.cuda.empty_cache", "bit16_groups_flat"]
     )
+
+
+def test_a_k_bit_model_is_cast_when_all_of_it_is_there() -> None:
+    """What adapters' preparation widened lies beside its 16-bit copy; packed bytes stay as they are."""
+    wide, packed = frozen("norm", 64, stored_bytes=4), frozen("packed", 8, element_bytes=1, stored_bytes=1)
+    stream = RankRecords(FIRST_ID)
+    rank = TracedZero12(stream, zero(quantized=True))
+    for number, each in enumerate((wide, packed, MATRIX, VECTOR)):
+        rank.load(each, loading(each, number))
+    assert taken(stream, "empty") == [8, *(each.n_bytes for each in (MATRIX, VECTOR))]
+    rank.shard_groups()
+    rank.set_up([[[]], [[]]])
+    assert taken(stream, "parameter before it is cast") == [256]
+    assert taken(stream, "empty")[-1] == 128
+    assert held(stream)["parameter before it is cast"] == 0
 
 
 def test_own_gradients_gather_in_one_buffer_and_step_in_fp32() -> None:

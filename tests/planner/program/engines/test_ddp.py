@@ -103,3 +103,10 @@ def test_buckets_hold_every_gradient_once_and_stay() -> None:
     tables = 2 * 151_936 * 896
     assert sum(stream.unit_bytes[slot] for slot in copies) == 2 * 494_032_768 - tables
     assert {~slot for slot in copies} <= set(stream.events)
+
+
+def test_a_tower_without_images_has_room_in_the_buckets() -> None:
+    """Its parameters require gradients that never come: SmolVLM has 256,484,928 of two bytes."""
+    flags = {**FLAGS, "model": "smolvlm-256m", "gradient_checkpointing": False}
+    stream = step_of(job_of(resolve(from_flags(flags)), Coefficients()))
+    assert sum(stream.unit_bytes[slot] for slot in buckets_of(stream)) == 2 * 256_484_928

@@ -13,6 +13,7 @@ from planner.domain.term import HostTerm, Phase, Term, TermName
 from planner.report.render.layout import Grid
 from planner.report.trace.comparison import Pair, beside_document, beside_sections, put_beside
 from planner.report.trace.requests import Difference, Request
+from planner.report.trace.updates import Updates
 from planner.units import GIB
 
 
@@ -86,6 +87,17 @@ def test_peaks_and_phases_are_measured_by_the_peaks_of_the_trace() -> None:
     assert (beside.phase, beside.operator, beside.module) == ("backward", "aten::mm", "layers.0")
     first = beside.peaks[0]
     assert (first.difference_bytes, first.difference_of_peak) == (-GIB, pytest.approx(-0.1))
+
+
+def test_updates_are_those_that_the_trace_has() -> None:
+    """Not the most of all that the program makes."""
+    trace = traced()
+    phases = [*trace.phases, trace.phases[0].model_copy(update={"phase": "optimizer_step"})]
+    beside = put_beside(
+        predicted(), trace.model_copy(update={"phases": phases}), updates=Updates(7 * GIB, 10 * GIB)
+    )
+    assert gib_of(beside.allocated)[-1] == ("optimizer_step", 7, 8, 10)
+    assert gib_of(beside.reserved)[-1] == ("optimizer_step", 10, 8, 12)
 
 
 def test_terms_are_those_of_the_phase_of_the_peak() -> None:
