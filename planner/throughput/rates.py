@@ -86,7 +86,9 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     # FlashAttention's package is given 16 bits.
     in_fp32 = regime.is_wide and not ATTENTION_FACTS[recipe.attention].is_flash
     of_scores = gpu.fp32_flop_per_s or peak if in_fp32 else peak
-    masked = of_scores * coefficients.attention_efficiency_flash1 * _flash_share(gpu, 1) * sustained
+    # A share that tensor cores reach says nothing of arithmetic without them.
+    old_share = 1.0 if in_fp32 else _flash_share(gpu, 1)
+    masked = of_scores * coefficients.attention_efficiency_flash1 * old_share * sustained
     attention = masked
     generation = scenario.stack.flash_generation
     if scenario.runs_cudnn and not in_fp32:
@@ -94,7 +96,7 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         attention = masked = of_scores * coefficients.attention_efficiency * sustained
     elif generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
         share = _flex_share(gpu) if recipe.attention == "flex" else _flash_share(gpu, generation)
-        attention = of_scores * coefficients.attention_efficiency * share * sustained
+        attention = of_scores * coefficients.attention_efficiency * (1.0 if in_fp32 else share) * sustained
     inside = intra_node_bytes_per_s(hardware, coefficients)
     network = _network_bytes_per_s(hardware, coefficients)
     return Rates(
