@@ -8,7 +8,14 @@ from planner.api.answering import How, answer_job
 from planner.domain.term import LENGTH_CACHE
 from planner.report.prediction.subject import peaks_to_show, terms_at_peak
 
-UPDATE = {"model": "qwen3-8b", "method": "full", "gpu": "b200:2", "sharding": "ddp", "stack": "torchtune", "batch": 3}
+UPDATE = {
+    "model": "qwen3-8b",
+    "method": "full",
+    "gpu": "b200:2",
+    "sharding": "ddp",
+    "stack": "torchtune",
+    "batch": 3,
+}
 HEAD = {"model": "qwen3-0.6b", "method": "lora", "gpu": "b200", "stack": "hf-trainer@5", "batch": 8}
 
 
