@@ -82,9 +82,9 @@ def prediction_of(job: Job, done: Replayed, least: Number) -> MemoryPrediction:
     outer = outside.driver_terms(job)
     around = _sum(outer, DRIVER_TERMS)
     limit = job.hardware.limit_bytes
-    allocated = {each.phase: each.allocated_bytes for each in done.phases}
     more, extra = outside.outlier_terms(job), outside.outlier_weight_bytes(job)
-    allocated_peak = maximum(*allocated.values()) + extra
+    allocated = {each.phase: each.allocated_bytes + _in_phase(more, each.phase) for each in done.phases}
+    allocated_peak = maximum(*allocated.values())
     slack = done.reserved_bytes + extra - allocated_peak
     piled = done.length_cache_bytes
     uncapped = allocated_peak + slack + piled + around

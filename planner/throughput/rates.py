@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.anatomy.regime import Regime
+from planner.anatomy.regime import WIDE_BYTES, Regime
 from planner.arrays import minimum
 from planner.domain.board import server_of
 from planner.domain.hardware import GpuSpec, Hardware, MatmulShapes
@@ -81,22 +81,8 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     sustained = coefficients.gpu_rate * clock_share(hardware)
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
     reached = _product_efficiency(gpu, coefficients) * sustained
-    matmul = fp32 if regime.compute == 4 else peak * reached
-    # Torch's fused attention takes fp32 as it is, without tensor cores;
-    # FlashAttention's package is given 16 bits.
-    in_fp32 = regime.is_wide and not ATTENTION_FACTS[recipe.attention].is_flash
-    of_scores = gpu.fp32_flop_per_s or peak if in_fp32 else peak
-    # A share that tensor cores reach says nothing of arithmetic without them.
-    old_share = 1.0 if in_fp32 else _flash_share(gpu, 1)
-    masked = of_scores * coefficients.attention_efficiency_flash1 * old_share * sustained
-    attention = masked
-    generation = scenario.stack.flash_generation
-    if scenario.runs_cudnn and not in_fp32:
-        # 1.7 to 2.3 times as fast as FlashAttention 2 on H100, both ways (huggingface/transformers#48163).
-        attention = masked = of_scores * coefficients.attention_efficiency * sustained
-    elif generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
-        share = _flex_share(gpu) if recipe.attention == "flex" else _flash_share(gpu, generation)
-        attention = of_scores * coefficients.attention_efficiency * (1.0 if in_fp32 else share) * sustained
+    matmul = fp32 if regime.compute == WIDE_BYTES else peak * reached
+    attention, masked = _attention_flop_per_s(scenario, regime, coefficients, peak)
     inside = intra_node_bytes_per_s(hardware, coefficients)
     network = _network_bytes_per_s(hardware, coefficients)
     return Rates(
@@ -114,6 +100,32 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         instructions_per_s=_instructions_per_s(gpu, sustained),
         fp8_flop_per_s=_fp8_flop_per_s(gpu, coefficients, sustained),
     )
+
+
+def _attention_flop_per_s(
+    scenario: Scenario, regime: Regime, coefficients: Coefficients, peak: float
+) -> tuple[Number, Number]:
+    """FLOP/s of fused attention, and of the kernel that takes any mask.
+
+    Torch's fused attention takes fp32 as it is, without tensor cores, of which shares say nothing then;
+    FlashAttention's package is given 16 bits.
+    """
+    gpu, kernel = scenario.hardware.gpu, scenario.recipe.attention
+    sustained = coefficients.gpu_rate * clock_share(scenario.hardware)
+    is_wide = regime.is_wide or regime.compute == WIDE_BYTES
+    in_fp32 = is_wide and not ATTENTION_FACTS[kernel].is_flash
+    of_scores = (gpu.fp32_flop_per_s or peak if in_fp32 else peak) * sustained
+    if scenario.runs_cudnn and not in_fp32:
+        # 1.7 to 2.3 times as fast as FlashAttention 2 on H100, both ways (huggingface/transformers#48163).
+        return of_scores * coefficients.attention_efficiency, of_scores * coefficients.attention_efficiency
+    share = 1.0 if in_fp32 else _flash_share(gpu, 1)
+    masked = of_scores * coefficients.attention_efficiency_flash1 * share
+    generation = scenario.stack.flash_generation
+    if generation <= 1 or gpu.compute_capability in _WITHOUT_FLASH:
+        return masked, masked
+    if not in_fp32:
+        share = _flex_share(gpu) if kernel == "flex" else _flash_share(gpu, generation)
+    return of_scores * coefficients.attention_efficiency * share, masked
 
 
 def _product_efficiency(gpu: GpuSpec, coefficients: Coefficients, *, fp8: bool = False) -> Number:
@@ -164,7 +176,7 @@ def _instructions_per_s(gpu: GpuSpec, sustained: Number) -> Number | None:
 
 
 def _compute_dtype(recipe: Recipe, regime: Regime) -> str:
-    if regime.compute == 4:
+    if regime.compute == WIDE_BYTES:
         return "fp32"
     named = recipe.numerics.compute_dtype
     return named if named != "fp32" else recipe.numerics.load_dtype
