@@ -67,7 +67,7 @@ def attention_forward_macs(model: ModelSpec, length: Number) -> Number:
     total: Number = 0
     for group in model.groups:
         spec = group.block.attention
-        kind = FusedAttention("flash", spec.head_dim, "band", spec.window_tokens)
+        kind = FusedAttention("flash", (spec.head_dim, spec.value_head_dim), "band", spec.window_tokens)
         features = spec.n_heads * (spec.head_dim + spec.value_head_dim)
         total = total + group.count * features * mean_keys(kind, length)
     return total

@@ -30,6 +30,15 @@ _CHUNKED_FLOP_PER_INSTRUCTION = 3.5
 # figure 4, unchecked: 171, 189 TFLOP/s, 16,384 tokens; 119, 133 at 1,024).  Heads above 128 features need
 # more registers than that gains.
 _SCORE_FEATURES, _USUAL_HEAD = 15, 128
+# Above 128 features torch's memory-efficient kernel cannot hold its results in registers: it adds each tile's
+# share to device memory (``kOutputInRF``, ``kKeepOutputInRF``), and the pace is set by multiprocessors, not
+# by tensor cores.  Heads of 512 features, FLOP for each instruction that a card can issue, forward and
+# backward: H200 3.9 and 1.3, B200 4.6 and 1.3, H20 2.8 and 1.2, L20 2.0 and 1.0 (xlite-dev/ffpa-attn
+# bench/README.md at 92e1d3b, column SDPA, causal); for older cards no measurement was found.
+_WIDE_FLOP_PER_INSTRUCTION, _WIDE_BACKWARD = 4.0, 1.3
+# Heads that cuDNN's kernel takes, by compute capability, beside those of DeepSeek on the newer cards.
+_CUDNN_WIDEST = {"9.0": 256, "10.0": 128, "10.3": 128}
+_DEEPSEEK_HEAD = (192, 128)
 
 
 def product_seconds(job: TimedJob, kind: Product, macs: Number, values: Mapping[Unit, Number]) -> Number:
@@ -73,13 +82,12 @@ def attention_seconds(
     Formula: FLOP of the pairs that it computes over its rate.  Backward it computes the scores again: five
     products for the two of forward.  Without a mask that is the causal half; FlashAttention's package leaves
     out padding and what a window hides.  With a mask (padding, a window, a bias) torch takes its
-    memory-efficient kernel and computes the whole square, as fast as the first FlashAttention.  Towers see
-    whole pieces: a window or an image each.
+    memory-efficient kernel and computes the whole square.  Towers see whole pieces: a window or an image
+    each.
     Source: FlashAttention-2 (arXiv 2307.08691); transformers 5.23 ``integrations/sdpa_attention.py``;
     :mod:`planner.program.ops.kernels`.
     """
-    micro, rates, batch = job.micro, job.rates, job.recipe.batch
-    rate = rates.attention_flop_per_s if kind.kernel == "flash" else rates.masked_attention_flop_per_s
+    micro, batch = job.micro, job.recipe.batch
     slower = (1 + _SCORE_FEATURES / min(kind.width, _USUAL_HEAD)) / (1 + _SCORE_FEATURES / _USUAL_HEAD)
     keys, rows = micro.length, micro.computed
     if kind.pairs == "piece":
@@ -90,7 +98,31 @@ def attention_seconds(
         pairs = pairs * (1 + micro.spread**2)
     if kind.pairs == "band":
         pairs = pairs * (micro.real / micro.computed) ** 2
-    return FLOP_PER_MAC * macs * pairs * slower / rate
+    return FLOP_PER_MAC * macs * pairs * slower / attention_rate(job, kind)
+
+
+def attention_rate(job: TimedJob, kind: FusedAttention) -> Number:
+    """Sustained FLOP/s of one attention kernel.
+
+    Formula: cuDNN's where torch asks it first and it takes the heads; FlashAttention's; or that of the
+    kernel that takes masks, as fast as the first FlashAttention, above 128 features as instructions allow.
+    Source: torch 2.13 ``ATen/native/transformers/cuda``: sdp_utils.cpp ``check_cudnn_tensor_shapes``,
+    mem_eff_attention/kernels/generate_kernels.py, kernel_backward.h.
+    """
+    rates = job.rates
+    if rates.cudnn_attention_flop_per_s is not None and _fits_cudnn(job, kind):
+        return rates.cudnn_attention_flop_per_s
+    if kind.kernel == "flash":
+        return rates.attention_flop_per_s
+    if max(kind.widths) <= _USUAL_HEAD or rates.instructions_per_s is None:
+        return rates.masked_attention_flop_per_s
+    per_instruction = _WIDE_BACKWARD if kind.backward else _WIDE_FLOP_PER_INSTRUCTION
+    return minimum(rates.masked_attention_flop_per_s, per_instruction * rates.instructions_per_s)
+
+
+def _fits_cudnn(job: TimedJob, kind: FusedAttention) -> bool:
+    widest = _CUDNN_WIDEST[job.scenario.hardware.gpu.compute_capability]
+    return max(kind.widths) <= widest or kind.widths == _DEEPSEEK_HEAD
 
 
 def mean_keys(kind: FusedAttention, length: Number) -> Number:

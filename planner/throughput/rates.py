@@ -51,7 +51,8 @@ class Rates:
 
     ``peak_flop_per_s`` is the rated dense peak (the denominator of utilisation).  ``matmul``, ``attention``
     and ``fp32`` are the sustained FLOP/s of products in 16 bits, of fused attention and of products in fp32.
-    ``masked_attention`` is that of the fused kernel that takes any mask.  ``memory``: bytes/s.
+    ``masked_attention`` is that of the fused kernel that takes any mask, ``cudnn_attention`` that of cuDNN's,
+    which torch asks first; ``None`` where it does not.  ``memory``: bytes/s.
     ``host_link``: bytes/s of one GPU to or from its host.  ``collective``: bytes/s that each GPU receives in
     a ring.  ``network``: the same between nodes.  ``instructions``: instructions of single threads per s,
     ``None`` where the card is not NVIDIA's.  ``fp8``: products of 8-bit floats, ``None`` where nobody knows
@@ -69,6 +70,7 @@ class Rates:
     network_bytes_per_s: Number
     instructions_per_s: Number | None = None
     fp8_flop_per_s: Number | None = None
+    cudnn_attention_flop_per_s: Number | None = None
 
 
 def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> Rates | None:
@@ -82,13 +84,13 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
     reached = _product_efficiency(gpu, coefficients) * sustained
     matmul = fp32 if regime.compute == WIDE_BYTES else peak * reached
-    attention, masked = _attention_flop_per_s(scenario, regime, coefficients, peak)
+    usual, masked, cudnn = _attention_rates(scenario, regime, coefficients, peak * sustained)
     inside = intra_node_bytes_per_s(hardware, coefficients)
     network = _network_bytes_per_s(hardware, coefficients)
     return Rates(
         peak_flop_per_s=peak,
         matmul_flop_per_s=matmul,
-        attention_flop_per_s=attention,
+        attention_flop_per_s=usual,
         masked_attention_flop_per_s=masked,
         fp32_flop_per_s=fp32,
         memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s
@@ -99,33 +101,32 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         network_bytes_per_s=network,
         instructions_per_s=_instructions_per_s(gpu, sustained),
         fp8_flop_per_s=_fp8_flop_per_s(gpu, coefficients, sustained),
+        cudnn_attention_flop_per_s=cudnn,
     )
 
 
-def _attention_flop_per_s(
-    scenario: Scenario, regime: Regime, coefficients: Coefficients, peak: float
-) -> tuple[Number, Number]:
-    """FLOP/s of fused attention, and of the kernel that takes any mask.
+def _attention_rates(
+    scenario: Scenario, regime: Regime, coefficients: Coefficients, peak: Number
+) -> tuple[Number, Number, Number | None]:
+    """FLOP/s of fused attention, of the kernel that takes any mask, and of cuDNN's where torch asks it first.
 
-    Torch's fused attention takes fp32 as it is, without tensor cores, of which shares say nothing then;
-    FlashAttention's package is given 16 bits.
+    Formula: their shares of ``peak``.  Torch's own take fp32 as it is, without tensor cores and what these
+    reach, and cuDNN's takes none; FlashAttention's package is given 16 bits.
+    Source: coefficients ``attention_efficiency`` and ``attention_efficiency_flash1``; cuDNN 1.7 to 2.3 times
+    as fast as FlashAttention 2 on H100, both ways (huggingface/transformers#48163).
     """
-    gpu, kernel = scenario.hardware.gpu, scenario.recipe.attention
-    sustained = coefficients.gpu_rate * clock_share(scenario.hardware)
+    gpu, recipe, generation = scenario.hardware.gpu, scenario.recipe, scenario.stack.flash_generation
     is_wide = regime.is_wide or regime.compute == WIDE_BYTES
-    in_fp32 = is_wide and not ATTENTION_FACTS[kernel].is_flash
-    of_scores = (gpu.fp32_flop_per_s or peak if in_fp32 else peak) * sustained
-    if scenario.runs_cudnn and not in_fp32:
-        # 1.7 to 2.3 times as fast as FlashAttention 2 on H100, both ways (huggingface/transformers#48163).
-        return of_scores * coefficients.attention_efficiency, of_scores * coefficients.attention_efficiency
-    share = 1.0 if in_fp32 else _flash_share(gpu, 1)
-    masked = of_scores * coefficients.attention_efficiency_flash1 * share
-    generation = scenario.stack.flash_generation
-    if generation <= 1 or gpu.compute_capability in _WITHOUT_FLASH:
-        return masked, masked
-    if not in_fp32:
-        share = _flex_share(gpu) if kernel == "flex" else _flash_share(gpu, generation)
-    return of_scores * coefficients.attention_efficiency * share, masked
+    in_fp32 = is_wide and not ATTENTION_FACTS[recipe.attention].is_flash
+    if in_fp32 and gpu.fp32_flop_per_s is not None:
+        peak = gpu.fp32_flop_per_s * coefficients.gpu_rate * clock_share(scenario.hardware)
+    old_share = 1.0 if in_fp32 else _flash_share(gpu, 1)
+    usual = masked = peak * coefficients.attention_efficiency_flash1 * old_share
+    if generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
+        share = _flex_share(gpu) if recipe.attention == "flex" else _flash_share(gpu, generation)
+        usual = peak * coefficients.attention_efficiency * (1.0 if in_fp32 else share)
+    asks_cudnn = scenario.runs_cudnn and not in_fp32
+    return usual, masked, peak * coefficients.attention_efficiency if asks_cudnn else None
 
 
 def _product_efficiency(gpu: GpuSpec, coefficients: Coefficients, *, fp8: bool = False) -> Number:

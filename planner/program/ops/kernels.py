@@ -320,13 +320,13 @@ def fused_cost(
     FlashAttention's package leaves pairs outside of a window out, and padding.
     """
     spec = view.block.attention
-    width, window = (spec.head_dim + spec.value_head_dim) / 2, spec.window_tokens
-    kind = FusedAttention(kernel, width, pairs)
+    widths, window = (spec.head_dim, spec.value_head_dim), spec.window_tokens
+    kind = FusedAttention(kernel, widths, pairs, backward=products == BACKWARD_PRODUCTS)
     if spec.pieces != "none":
         kind = replace(kind, pairs="piece", window=window)
     elif ATTENTION_FACTS[view.recipe.attention].is_flash:
         kind = replace(kind, pairs="band", window=window)
-    return Multiplies(kind, Unit.PAIRS, products * spec.n_heads * width)
+    return Multiplies(kind, Unit.PAIRS, products * spec.n_heads * kind.width)
 
 
 def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

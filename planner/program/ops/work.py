@@ -37,15 +37,21 @@ class Product:
 class FusedAttention:
     """Calls of one attention kernel, counted in multiply-accumulates over all pairs of a query and a key.
 
-    ``width``: features of a head, mean of keys and values.  ``pairs``: which of them the kernel computes:
-    those of the causal triangle, of the square, of the window in it, or of a piece (``window`` tokens, or an
-    image).
+    ``widths``: features of a head of queries and keys, and of one of values.  ``pairs``: which of them the
+    kernel computes: those of the causal triangle, of the square, of the window in it, or of a piece
+    (``window`` tokens, or an image).  ``backward``: whether it makes gradients.
     """
 
     kernel: Literal["flash", "efficient"]
-    width: float
+    widths: tuple[int, int]
     pairs: Literal["triangle", "square", "band", "piece"]
     window: int | None = None
+    backward: bool = False
+
+    @property
+    def width(self) -> float:
+        """Features of a head, mean of keys and values."""
+        return sum(self.widths) / 2
 
 
 @dataclass(frozen=True, slots=True)

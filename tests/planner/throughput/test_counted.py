@@ -137,7 +137,7 @@ def test_one_more_token_reads_what_was_cached_and_a_prompt_does_not() -> None:
 
 def test_gradients_reach_a_tower_whose_attention_has_a_backward() -> None:
     """That of the language model does not count, nor does its forward."""
-    kind = FusedAttention("flash", 64, "square")
+    kind = FusedAttention("flash", (64, 64), "square")
     backward = Cost("tower", "backward", "attention", kind, Unit.PATCH_PAIRS, 1.0)
     assert Counted((backward,), 0).reaches_tower
     for other in (

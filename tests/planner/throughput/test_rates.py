@@ -203,12 +203,13 @@ class TestWhatCardsReach:
         """
         asked = {"gpu": "h100-sxm", "attention": "sdpa"}
         new = job(scenario(FULL, **asked)).rates
-        assert new.attention_flop_per_s == new.masked_attention_flop_per_s == 0.5 * new.peak_flop_per_s
+        assert new.cudnn_attention_flop_per_s == 0.5 * new.peak_flop_per_s
         old = job(scenario(FULL, **asked, versions="torch==2.10.0")).rates
         package = job(scenario(FULL, gpu="h100-sxm", attention="flash2")).rates
         assert old.attention_flop_per_s == package.attention_flop_per_s == 0.3 * new.peak_flop_per_s
-        assert old.masked_attention_flop_per_s < new.masked_attention_flop_per_s
+        assert old.cudnn_attention_flop_per_s is package.cudnn_attention_flop_per_s is None
         ada = job(scenario(FULL, gpu="l40s", attention="sdpa")).rates
+        assert ada.cudnn_attention_flop_per_s is None
         assert ada.masked_attention_flop_per_s < ada.attention_flop_per_s
 
     @pytest.mark.parametrize("torch", ["2.5.1", "2.13.0"])

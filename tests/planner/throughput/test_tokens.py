@@ -50,7 +50,7 @@ def test_narrow_heads_are_slower() -> None:
     """Fused attention with heads of 64 features reaches 0.9 of the rate of 128; wider heads gain nothing."""
     held = job(scenario(model="qwen2.5-0.5b"))
     narrow, usual, wide = (
-        attention_seconds(held, FusedAttention("flash", width, "triangle"), 1.0, held.values)
+        attention_seconds(held, FusedAttention("flash", (width, width), "triangle"), 1.0, held.values)
         for width in (64, 128, 256)
     )
     assert usual / narrow == pytest.approx(0.905, abs=0.001)
