@@ -4,6 +4,7 @@ which are read in place of real ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,10 @@ from planner.files.reading import read_text
 
 COMMAND = "command"
 """How a command given as text is called, where a config has its name."""
-SCRIPT_SUFFIX = ".sh"
+_SCRIPT_SUFFIXES = (".sh", ".bash")
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+# A shell in the first line, without which sbatch takes no script (SLURM 24.05 sbatch.1): run.slurm, a.job.
+_OF_A_SHELL = re.compile(r"#![ \t]*\S*/(?:env[ \t]+)?(?:-S[ \t]+)?(?:ba|da|k|z)?sh\b")
 _NO_FILE = "none"
 _MOST_COMMANDS = 100
 
@@ -42,10 +46,15 @@ class CommandFiles:
 
 def is_script(config: str) -> bool:
     """Whether a file holds commands: a launch script, or a Markdown file that shows one of a training."""
-    if not config.endswith(MARKDOWN):
-        return config.endswith(SCRIPT_SUFFIX)
+    if config.endswith(_SCRIPT_SUFFIXES):
+        return True
+    if config.endswith(_CONFIG_SUFFIXES):
+        return False
     try:
-        return how_many(Path(config), _text_of(Path(config))) > 0
+        text = _text_of(Path(config))
+        return (
+            how_many(Path(config), text) > 0 if config.endswith(MARKDOWN) else bool(_OF_A_SHELL.match(text))
+        )
     except PlannerError:
         return False
 
@@ -99,7 +108,7 @@ def command_files(
         remarks.append(f"{show(job.script)} is taken to hand its arguments to the tool that their names say")
     if job.stock:
         remarks.append(job.stock)
-    if takes_defaults(script):
+    if takes_defaults(script, str(path.parent)):
         remarks.append("variables and arguments are counted with the defaults that the script gives them")
     own = not job.says_its_tool and job.tool is None
     read = replace(

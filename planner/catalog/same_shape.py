@@ -43,6 +43,8 @@ _STORED: dict[str, Literal["fp32", "bf16", "fp16"]] = {
     "float16": "fp16",
 }
 _IN_DTYPE = re.compile(rf"[-_.](?:{'|'.join(_STORED)})$", re.IGNORECASE)
+# Said of a model whose own name says nothing: "gemma-2-9b-base" beside "gemma-2-9b-it".
+_BASE = re.compile(r"[-_]base$", re.IGNORECASE)
 # Sees or hears; has another head; is an adapter; has other layers, experts or attention; is a toy,
 # or not for torch.
 _OTHER_MODULES = frozenset({
@@ -118,7 +120,8 @@ def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
     packed = QUANTISED.search(name) or QUANTISED.search(owner) or RELEASED_IN_FP8.fullmatch(name)
     if packed or converted or len(stored) > 1:
         return Kin((), None)
-    found = _copied(_IN_DTYPE.sub("", name), index) or _fine_tuned(words, index.ids)
+    plain = _IN_DTYPE.sub("", name)
+    found = _copied(plain, index) or _copied(_BASE.sub("", plain), index) or _fine_tuned(words, index.ids)
     return Kin(found, stored.pop() if stored else None)
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from planner.configs.launchers.comments import uncommented
+from planner.configs.launchers.comments import closes_quotes
 from planner.errors import InputFileError
 
 MARKDOWN = ".md"
@@ -23,14 +23,7 @@ def shell_of(text: str) -> str:
     as it leaves a quote open, is left out.
     """
     blocks = ("\n".join(_PROMPT.sub("", line) for line in block) for block in _blocks(text, _OF_SHELLS))
-    return "\n".join(block for block in blocks if _closes_quotes(block))
-
-
-def _closes_quotes(block: str) -> bool:
-    quote = ""
-    for line in block.splitlines():
-        quote = uncommented(line, quote)[1]
-    return not quote
+    return "\n".join(block for block in blocks if closes_quotes(block.splitlines()))
 
 
 def yaml_of(path: Path, text: str) -> str:

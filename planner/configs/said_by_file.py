@@ -56,6 +56,17 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
+class Shards:
+    """Over how many GPUs a file has FSDP2 divide.  ``copies``: GPUs beyond these hold copies; else the tool
+    stops at them.
+    """
+
+    count: int
+    origin: str
+    copies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Models at which the tool stops beside a key: which, and the sentence that says so.
 
@@ -87,6 +98,7 @@ class Reading:
     the place that settles it.  ``alone``: a key that the tool takes on one GPU only.
     ``most_pixels``: of an image, above which the tool makes it smaller, with sides of whole multiples.
     ``fits``: other stacks that the keys of the file fit as well.
+    ``shards``: over how many GPUs FSDP2 divides.
     ``longest``: tokens of a sample, above which the tool stops with an error, with the place that says them.
     ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
     that the dtype of the checkpoint decides the precision.  ``one_process``: place of a launch that starts
@@ -115,6 +127,7 @@ class Reading:
     several: tuple[str, str] | None = None
     one_batch: tuple[str, str] | None = None
     alone: Alone | None = None
+    shards: Shards | None = None
     most_pixels: tuple[int, int] | None = None
     longest: tuple[int, str] | None = None
     script: str = ""

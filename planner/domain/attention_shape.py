@@ -8,7 +8,7 @@ from typing import Literal
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed", "unbound"]
-RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "crossed_views", "complex"]
+RotaryForm = Literal["halves", "repeated_pairs", "crossed", "crossed_views", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
 RotaryResult = Literal["wider", "input", "fp32", "floated"]
 Pieces = Literal["none", "window", "image"]
@@ -39,7 +39,7 @@ class AttentionSpec:
     rotary_width: int = 0
     """Features of each head that rotary positions turn; 0: all."""
     rotary_form: RotaryForm = "halves"
-    """What the second product of ``x * cos + turned(x) * sin`` reads: swapped ``halves`` or ``pairs``;
+    """What the second product of ``x * cos + turned(x) * sin`` reads: swapped ``halves`` or pairs;
     ``repeated_pairs``: of tables that each layer repeats for both of a pair; ``crossed``: products of halves
     with tables of one, then joined (``crossed_views``: with the first half of whole tables); ``complex``: one
     product of complex numbers.

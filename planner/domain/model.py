@@ -67,6 +67,7 @@ RouterKind = Literal[
     "every",
     "beside",
     "selected",
+    "sampled",
 ]
 BranchSum = Literal["branches", "in_place", "stream"]
 SumsInside = Literal["none", "mlp", "both"]
@@ -203,6 +204,7 @@ class MlpSpec:
       the experts run behind a dense part of ``shared_width`` (Gemma 4)
     - ``selected``: a softmax in the dtype of logits that an ``nn.Linear`` makes; matrices of an expert are
       taken out of parameters of all (DBRX); ``jitters``: its input is multiplied by random numbers
+    - ``sampled``: experts are drawn by logits that an ``nn.Linear`` makes (Phi-3.5-MoE); ``jitters`` too
 
     ``shared_first``: the shared expert has no gate and runs before the router.  ``scales_gate``: the product
     of the gate and the output are multiplied by numbers (Falcon-H1).  ``sparse_gate``: of the gate's product
@@ -247,7 +249,8 @@ class BlockSpec:
     ``inline_mlp``: the feed-forward part is no module, so that its input goes with its first product (OPT).
     ``layer_inputs_width``: features for each token of the inputs that all layers have beside the stream
     (Gemma 4).  ``streams``: of how many streams each layer computes one, and corrects the others by it
-    (Gemma 3n).
+    (Gemma 3n).  ``wide_stream``: what layers add to is fp32, and norms read it in the dtype of their weight
+    (Mamba 2 alone).
     """
 
     attention: AttentionSpec
@@ -270,6 +273,7 @@ class BlockSpec:
     inline_mlp: bool = False
     layer_inputs_width: int = 0
     streams: int = 1
+    wide_stream: bool = False
     mixer: MixerSpec | None = None
 
     @property
@@ -336,7 +340,8 @@ class ModelSpec:
     ``wide_logits``: the model casts them to fp32.  ``masks_first``: masks are made before the rows of
     positions are looked up (OPT); ``makes_window_mask``: one of windows is made though no layer may have a
     window (Qwen2-MoE).  ``value_head``: beside the head of words one of a single
-    number, which alone is trained for. ``vision``: the tower of a model that sees, ``decoder``:
+    number, which alone is trained for.  ``mask_bytes``: masks of all pairs of positions that come with the
+    weights (GPT-Neo).  ``vision``: the tower of a model that sees, ``decoder``:
     the architecture of its other part.  ``text_class``: the class
     by which Transformers loads such a checkpoint without its tower, where it has one.  ``loads_whole``:
     AutoModelForCausalLM takes the class with the tower all the same.  ``stored``: how the checkpoint holds
@@ -373,6 +378,7 @@ class ModelSpec:
     masks_first: bool = False
     makes_window_mask: bool = False
     value_head: bool = False
+    mask_bytes: int = 0
     vision: TowerSpec | None = None
     decoder: str = ""
     text_class: str = ""

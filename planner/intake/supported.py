@@ -32,12 +32,13 @@ Source: torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp ``check_flash_att
 
 # Source: transformers 5.23.0 models/*/modeling_*.py,
 # `_supports_sdpa` and `_supports_flash_attn` absent or False.
-_NO_SDPA = frozenset({"bloom", "mpt", "gptj", "gpt_oss"})
-_NO_FLASH = frozenset({"bloom", "mpt", "llama4", "llama4_text"})
+_NO_SDPA = frozenset({"bloom", "mamba2", "mpt", "gpt_neo", "gptj", "gpt_oss"})
+_NO_FLASH = frozenset({"bloom", "mamba2", "mpt", "llama4", "llama4_text"})
 # Models without ``_supports_flex_attn``, or a part of which has none.  Source: transformers 5.23.0 models.
 _NO_FLEX = frozenset(
     {
-        *("bloom", "falcon", "falcon_h1", "gpt2", "gpt_bigcode", "gptj", "jamba", "mpt", "olmoe", "stablelm"),
+        *("bloom", "falcon", "falcon_h1", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "jamba", "mpt", "olmoe"),
+        *("mamba2", "stablelm"),
         *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_vl"),
         *("qwen3_5_text", "qwen3_5_moe_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_text"),
     }
@@ -51,7 +52,16 @@ NO_LABELS = frozenset(
         *("ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
         *("glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "gpt_from_scratch", "granite"),
         *("granitemoe", "granitemoehybrid", "internlm", "internlm2", "internlm3", "lfm2", "lfm2_moe"),
-        *("llama4", "llama4_text", "minimax_m2", "mosaic_gpt", "mpt_causal_lm", "nemotron_h", "olmoe"),
+        *(
+            "llama4",
+            "llama4_text",
+            "mamba2",
+            "minimax_m2",
+            "mosaic_gpt",
+            "mpt_causal_lm",
+            "nemotron_h",
+            "olmoe",
+        ),
         *("qwen", "qwen3_5_moe", "qwen3_5_moe_text"),
     }
 )
@@ -162,6 +172,18 @@ def lacks_model(stack: Stack, model: ModelSpec) -> bool:
     """Whether the stack has a Transformers 4, and the class of the model, or of its decoder, came with 5."""
     came_with_5 = needed_version(model) >= (5, 0, 0) and model.architecture not in _BRINGS_CODE
     return came_with_5 and minor_of_transformers_4(stack) is not None
+
+
+# Architectures of which the classes of Transformers 5 alone were read, though older releases have some, too.
+_READ_IN_5 = frozenset(
+    {"aya_vision", "biogpt", "gpt_bigcode", "gpt_neo", "idefics2", "lfm2_vl", "mamba2", "phimoe"}
+)
+
+
+def is_unread(stack: Stack, model: ModelSpec) -> bool:
+    """Whether the stack runs code of the model that nobody read: a Transformers 4, or none."""
+    another = stack.model_code != "transformers-5" or minor_of_transformers_4(stack) is not None
+    return model.architecture in _READ_IN_5 and another
 
 
 def needed_version(model: ModelSpec) -> tuple[int, int, int]:

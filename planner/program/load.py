@@ -306,6 +306,8 @@ def take_workspaces(stream: RequestStream, job: Job) -> None:
     """
     if row_bytes := table_row_bytes(job):
         stream.allocate(Unit.TABLE_ROWS, row_bytes, "other_temporaries", ("load", "rotary_emb", "tables"))
+    if mask_bytes := job.model.mask_bytes:
+        stream.allocate(Unit.ONE, mask_bytes, "other_temporaries", ("load", "attn", "bias"))
     _take_scales(stream, job)
     stream.workspace = stream.allocate(
         Unit.ONE, cublas_workspace_bytes(job), "other_temporaries", ("products", "cublas", "workspace")

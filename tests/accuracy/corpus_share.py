@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.api.launch_commands import SCRIPT_SUFFIX
+from planner.api.launch_commands import is_script
 from planner.cli.main import main as plan
 from planner.configs.launchers.command_line import how_many, started
 from planner.configs.read import recognise
@@ -164,7 +164,7 @@ def tally(root: Path, listed: Path | None, gpu: str) -> dict[str, Tally]:
     for folder, file in files_of(root, listed):
         os.chdir(root / folder)
         tool, left_out = "none", ""
-        if file.endswith(SCRIPT_SUFFIX):
+        if is_script(file):
             tool, left_out = told_of_script(Path(file))
         else:
             with contextlib.suppress(PlannerError):

@@ -47,6 +47,12 @@ FUSED_EXPERTS = frozenset(
 )
 
 
+COMPARED_ELSEWHERE = frozenset({"biogpt", "dbrx", "dots1", "gpt_bigcode", "gpt_neo", "phimoe"})
+"""Architectures of the catalog that are compared with the trace in other files: those whose trace is in two
+sizes alone (``step_program/test_later_decoders.py``), and DBRX (``dry_run/test_selected_experts.py``).
+"""
+
+
 def tiny_fields(model: str) -> dict[str, Any]:
     """The ``config.json`` of a catalog model with all widths divided by as much as its heads become fewer."""
     fields = text_fields(model)

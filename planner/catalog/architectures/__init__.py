@@ -30,7 +30,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "dense.gemma_family": ("gemma", "gemma2", "gemma3_text", "gemma3"),
     "dense.gemma3n": ("gemma3n_text",),
     "dense.gemma4": ("gemma4_text", "gemma4_unified_text"),
-    "mixtures.moe_family": ("mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe"),
+    "mixtures.moe_family": ("mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe", "phimoe"),
     "mixtures.later_mixtures": (
         "glm4_moe",
         "glm4v_moe_text",
@@ -53,6 +53,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "mixtures.gpt_oss": ("gpt_oss",),
     "dense.internlm": ("internlm", "internlm2", "internlm3"),
     "older.gpt_family": ("gpt2", "gptj", "gpt_neox", "opt"),
+    "older.gpt_kin": ("gpt_neo", "gpt_bigcode", "biogpt"),
     "older.bloom_falcon_mpt": ("bloom", "falcon", "mpt"),
     "older.llm_foundry": ("mpt_causal_lm", "mosaic_gpt"),
     "older.from_scratch": ("gpt_from_scratch",),
@@ -61,7 +62,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "dense.stablelm": ("stablelm", "cohere", "nemotron"),
     "dense.glm": ("glm", "glm4", "glm4v_text"),
     "hybrids.short_conv": ("lfm2", "lfm2_moe"),
-    "hybrids.mamba2": ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
+    "hybrids.mamba2": ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h"),
     "hybrids.jamba": ("jamba",),
     "hybrids.gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "vision.glm_vision": ("glm4v", "glm46v", "glm4v_moe"),
@@ -77,6 +78,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "smolvlm",
         "idefics3",
     ),
+    "vision.text_alone": ("aya_vision", "idefics2", "lfm2_vl"),
     "vision.qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     "older.remote_code": ("baichuan", "chatglm", "qwen", "minicpm"),
 }

@@ -9,7 +9,7 @@ from planner.configs.launchers.deepspeed_json import read_deepspeed, swap_for_cp
 from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, FsdpKeys, read_fsdp, referred
 from planner.configs.launchers.launch import LAUNCH_LINE, OPEN_NODES, VISIBLE
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
-from planner.configs.said_by_file import Reading
+from planner.configs.said_by_file import Reading, Shards
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys, is_left_open
 from planner.configs.shared.model_args import read_attention
@@ -191,6 +191,8 @@ def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
             _read_kernel(part, name.removesuffix("sp_size") + "sp_attn_implementation", reading)
         elif name.endswith("replicate_size") and (part.count(name) or 1) > 1:
             _read_replicas(part, name, reading)
+        elif name.endswith("shard_size") and (shards := part.count(name) or 1) > 1:
+            reading.shards = Shards(shards, part.where(name))
     part.skip(part.left_over_here())
 
 

@@ -11,11 +11,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from planner.configs.launchers.handed_over import handed_over
+from planner.configs.launchers.launch import OPEN_NODES
 from planner.configs.launchers.launched_processes import (
     LOADS_ON_HOST,
     ONE_PROCESS,
@@ -45,6 +45,7 @@ from planner.configs.launchers.script_names import (
     said_by_name,
     trains_always,
     unread_program,
+    works_otherwise,
 )
 from planner.configs.launchers.shell import commands
 from planner.configs.launchers.tune_words import TRAINS_NOTHING, config_and_rest, overridden, refuse_recipe
@@ -62,8 +63,6 @@ _TRAINS = names_of(
     "per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps learning_rate "
     "peft_method"
 )
-# What evaluates or answers, by a launcher; behind an option it may be a value.
-_TRAINS_NOT = names_of("lm_eval lighteval vllm")
 # Modules that train.
 _MODULES = ("axolotl.cli.train", "llamafactory.launcher", *MODULES_OF)
 # First word of a command -> its launcher here, and second words that train.
@@ -241,16 +240,11 @@ def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool
         return is_on(variables, "USE_V1")
     if kind == "torchtune":
         return TRAINS_NOTHING.isdisjoint(words)
-    return (
-        bool(kind)
-        and _TRAINS_NOT.isdisjoint(word for before, word in pairwise(("", *words)) if before[:2] != "--")
-        and (
-            kind != "python"
-            or _option(words, "-m") in _MODULES
-            or unread_program(words) != ""
-            or any(_name(word) in _TRAINS if word.startswith("--") else trains_always(word) for word in words)
-        )
-    )
+    said = any(_name(word) in _TRAINS for word in words if word.startswith("--"))
+    if not kind or works_otherwise(words, said=said):
+        return False
+    known = kind != "python" or _option(words, "-m") in _MODULES or unread_program(words) != ""
+    return known or said or any(map(trains_always, words))
 
 
 def _name(word: str) -> str:
@@ -312,6 +306,9 @@ def _launch_table(path: Path, options: dict[str, Any]) -> tuple[dict[str, Any], 
         table, stock = launch_table(path, file)
     for name in ("m", "module", "no_python", "quiet", "q", "num_cpu_threads_per_process", "multi_gpu"):
         options.pop(name, None)
+    if all("$" in str(options.get(name, "")) for name in ("num_machines", "num_processes")):
+        # How many there are in all is open as well, so a node's GPUs decide.
+        options[OPEN_NODES] = options.pop("num_machines")
     kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM"}
     chosen = next((kind for name, kind in kinds.items() if options.pop(name, False)), None)
     for name in list(options):

@@ -6,6 +6,7 @@ Source: POSIX.1-2017 2.2 (quoting) and 2.3 (a comment begins where a word would)
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _PART = re.compile(
     r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?P<quote>['"]).*|(?<![^\s;&|()<>])(?P<comment>\#).*""", re.DOTALL
@@ -21,3 +22,11 @@ def uncommented(line: str, quote: str = "") -> tuple[str, str]:
         if part["quote"]:
             return line, part["quote"]
     return line, ""
+
+
+def closes_quotes(lines: Iterable[str]) -> bool:
+    """Whether no quote is open behind lines of a shell."""
+    quote = ""
+    for line in lines:
+        quote = uncommented(line, quote)[1]
+    return not quote

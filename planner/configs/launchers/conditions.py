@@ -1,15 +1,17 @@
 """Conditions of a shell text whose outcome its literals decide: ``if [ "$N" -gt 1 ]; then`` where ``N=4``,
-and loops over one value.  Nothing is run, and nothing is asked of the machine: a file that may be there
+and loops over literals.  Nothing is run, and nothing is asked of the machine: a file that may be there
 decides nothing.
 
-Source: POSIX.1-2017 ``test`` and 2.9.4.1 (if); ``[[ ]]`` of bash 5.2.
+Source: POSIX.1-2017 ``test``, 2.9.4.1 (if) and 2.9.4 (case); ``[[ ]]`` of bash 5.2.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from operator import eq, ge, gt, le, lt, ne
 
@@ -20,14 +22,28 @@ _ELSE = re.compile(r"^[ \t]*else[ \t]*(?:#.*)?$")
 _BRANCH = re.compile(r"^[ \t]*(?:elif|else)\b")
 _END = re.compile(r"^[ \t]*fi[ \t]*(?:#.*)?$")
 _STOPS = re.compile(r"^[ \t]*(?:exit|return)\b")
+_CASE = re.compile(r"^[ \t]*case[ \t]+(.*?)[ \t]+in[ \t]*(?:#.*)?$")
+_PATTERN = re.compile(r"^[ \t]*\(?([^()$`]+)\)(.*)$")
+_ENDS_BRANCH = re.compile(r";;[ \t]*(?:#.*)?$")
+_GOES_ON = re.compile(r";;?&[ \t]*(?:#.*)?$")
+_ESAC = re.compile(r"^[ \t]*esac[ \t]*(?:#.*)?$")
 _NAME = r"([A-Za-z_][A-Za-z0-9_]*)"
-_OVER_ONE = re.compile(
-    rf"^[ \t]*for[ \t]+{_NAME}[ \t]+in[ \t]+(\"?[\w./:,@%+=-]{{1,1000}}\"?)[ \t]*(;[ \t]*do)?[ \t]*(?:#.*)?$"
+_VALUE = r"\"?[\w./:,@%+=-]{1,1000}\"?"
+_DO = r"[ \t]*(?P<do>;[ \t]*do)?[ \t]*(?:#.*)?$"
+_OVER = re.compile(
+    rf"^[ \t]*for[ \t]+{_NAME}[ \t]+in[ \t]+(?P<values>{_VALUE}(?:[ \t]+{_VALUE})*"
+    rf"|\{{\d{{1,4}}\.\.\d{{1,4}}\}}|\$\([ \t]*seq(?:[ \t]+\d{{1,4}}){{1,2}}[ \t]*\)){_DO}"
 )
-_TO_ONE = re.compile(
-    rf"^[ \t]*for[ \t]*\(\([ \t]*{_NAME}=(0);[ \t]*\1[ \t]*<[ \t]*1;[ \t]*(?:\1\+\+|\+\+\1)[ \t]*\)\)"
-    r"[ \t]*(;[ \t]*do)?[ \t]*(?:#.*)?$"
+_TO = re.compile(
+    rf"^[ \t]*for[ \t]*\(\([ \t]*{_NAME}=(?P<first>\d{{1,4}});[ \t]*\1[ \t]*<(?P<also>=?)[ \t]*"
+    rf"(?P<last>\d{{1,4}});[ \t]*(?:\1\+\+|\+\+\1|\1\+=1)[ \t]*\)\){_DO}"
 )
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}|\$\([ \t]*seq[ \t]+(?:(\d+)[ \t]+)?(\d+)[ \t]*\)")
+# Whoever leaves a turn, or the loop, decides which values are run.
+_LEAVES = re.compile(r"(?:^|[\s;&|{])(?:break|continue)\b")
+# What may be another one in each turn.
+_ADDS_UP = re.compile(r"^[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*(?:\[.*\])?(?:\+=|=.*[$`])|\(\(|\blet[ \t]")
+_MOST_VALUES, _MOST_RUNS, _MOST_LINES = 12, 60, 4_000
 _DONE = re.compile(r"^[ \t]*done[ \t]*(?:#.*)?$")
 _BRACKETS = {"[": "]", "[[": "]]"}
 _NUMBERS = {"-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le}
@@ -41,6 +57,8 @@ def decided(lines: Sequence[Line], start: int, fill: Callable[[str], str]) -> li
 
     ``fill``: puts in what is known.  A branch that ends the script is none that somebody launches.
     """
+    if case := _CASE.match(lines[start][0]):
+        return _chosen(lines, start, fill(case[1]))
     if _HEAD.match(lines[start][0]) is None:
         return None
     ends = (
@@ -62,23 +80,100 @@ def decided(lines: Sequence[Line], start: int, fill: Callable[[str], str]) -> li
     return _kept(lines, range(start, end + 1), range(0))
 
 
-def once(lines: Sequence[Line], start: int, fill: Callable[[str], str]) -> list[str] | None:
-    """The lines with a loop over one value, which begins at ``start``, as those that set it and run once;
-    ``None`` where there is no such loop.
+def _chosen(lines: Sequence[Line], start: int, written: str) -> list[Line] | None:
+    """The lines of a ``case`` of a literal, without the branches of other patterns."""
+    ends = (
+        index for index in range(start, len(lines)) if lines[index][1] == 1 and _ESAC.match(lines[index][0])
+    )
+    end = next(ends, None)
+    word = _one_word(written)
+    if end is None or word is None or any(_GOES_ON.search(line) for line, _ in lines[start:end]):
+        return None
+    kept, chosen, inside, runs = [("", 0)] * (end + 1 - start), False, False, False
+    for index in range(start + 1, end):
+        line, depth = lines[index]
+        first = None if inside or depth > 1 else _PATTERN.match(line)
+        if first is None and not inside:
+            if line.strip() and not line.lstrip().startswith("#"):
+                return None
+            continue
+        if first is not None:
+            runs = not chosen and _is_one_of(word, first[1])
+        text = first[2] if first else line
+        inside = depth > 1 or _ENDS_BRANCH.search(text) is None
+        if runs:
+            if _STOPS.match(text):
+                return None
+            kept[index - start] = (text if inside else _ENDS_BRANCH.sub("", text), depth - 1)
+            chosen = chosen or not inside
+    return None if inside else kept
+
+
+def _one_word(written: str) -> str | None:
+    """A text as the one literal that a shell takes it for."""
+    try:
+        words = shlex.split(written)
+    except ValueError:
+        return None
+    return None if len(words) != 1 or _UNKNOWN.search(words[0]) else words[0]
+
+
+def _is_one_of(word: str, patterns: str) -> bool:
+    return any(fnmatchcase(word, each.strip().strip("\"'")) for each in patterns.split("|"))
+
+
+def unrolled(
+    lines: Sequence[Line], start: int, fill: Callable[[str], str], most: int
+) -> tuple[list[str], int] | None:
+    """The lines with a loop over literals, which begins at ``start``, as those that set each and run the
+    body, and how many times, ``most`` at most; ``None`` where there is no such loop.
+
+    Where the body does not ask for the value, it runs once.
     """
     if not lines[start][0].lstrip().startswith("for"):
         return None
     head = fill(lines[start][0])
-    found = _OVER_ONE.match(head) or _TO_ONE.match(head)
+    found = _OVER.match(head) or _TO.match(head)
     depth, inside = lines[start][1], range(start + 1, len(lines))
     ends = (index for index in inside if lines[index][1] == depth and _DONE.match(lines[index][0]))
     end = next(ends, None)
-    if found is None or end is None or not (found[3] or lines[start + 1][0].strip() == "do"):
+    if found is None or end is None or not (found["do"] or lines[start + 1][0].strip() == "do"):
         return None
-    empty = (end,) if found[3] else (start + 1, end)
-    texts = ["" if index in empty else line for index, (line, _) in enumerate(lines)]
-    texts[start] = f"{found[1]}={found[2]}"
-    return texts
+    body = [line for line, _ in lines[start + (1 if found["do"] else 2) : end]]
+    values = _values(found)
+    if not any(re.search(rf"\b{found[1]}\b", line) or _ADDS_UP.search(line) for line in body):
+        # The variable keeps the last one behind the loop.
+        values = values[-1:]
+    alone = len(values) == 1
+    every = math.prod((len(values), *map(len, _loops_in(body, fill))))
+    if not values or len(values) > min(_MOST_VALUES, most) or (not alone and every > _MOST_RUNS):
+        return None
+    if not alone and any(map(_LEAVES.search, body)):
+        return None
+    runs = [line for value in values for line in (f"{found[1]}={value}", *body)]
+    texts = [*(line for line, _ in lines[:start]), *runs, *(line for line, _ in lines[end + 1 :])]
+    return (texts, len(values)) if alone or len(texts) <= _MOST_LINES else None
+
+
+def _loops_in(body: Sequence[str], fill: Callable[[str], str]) -> Iterator[list[str]]:
+    """The values of each loop over literals in a body."""
+    for line in body:
+        if line.lstrip().startswith("for"):
+            head = fill(line)
+            found = _OVER.match(head) or _TO.match(head)
+            if found and (values := _values(found)):
+                yield values
+
+
+def _values(head: re.Match[str]) -> list[str]:
+    """The values that a loop goes through."""
+    if "values" not in head.groupdict():
+        return [str(each) for each in range(int(head["first"]), int(head["last"]) + bool(head["also"]))]
+    numbers = _RANGE.fullmatch(head["values"])
+    if numbers is None:
+        return head["values"].split()
+    first, last = (numbers[1], numbers[2]) if numbers[2] else (numbers[3] or "1", numbers[4])
+    return [str(each) for each in range(int(first), int(last) + 1)]
 
 
 def _is_branch(line: Line) -> bool:

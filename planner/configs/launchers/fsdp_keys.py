@@ -22,6 +22,7 @@ _HARMLESS = names_in("fsdp.toml", "harmless")
 _MIXTURE = re.compile(r"(?:MoE|MoeBlock|MoEBlock)$")
 _PART_OF_LAYER = re.compile(r"(?:MLP|Mlp|Experts?|Attention)$")
 _OF_TOWER = re.compile(r"Vision|^(?:CLIP|Siglip|Pixtral)")
+_MOST_PARTS = 30
 _SUFFIXES = (".json", ".yaml", ".yml", ".conf")
 DEEPSPEED_FILE = (
     "say where it is: --deepspeed FILE, or one of zero2, zero2_offload, zero3 and zero3_offload, as ms-swift "
@@ -71,8 +72,8 @@ def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
     where tools look, then in the folders above the config, from which its job may be launched, and that is
     remarked on.
 
-    One that comes with a tool and is in neither place is known by its folder and name,
-    and that is remarked on.
+    One of another machine is that here whose path ends alike; one that comes with a tool and is in neither
+    place is known by its folder and name.  Both are remarked on.
 
     Raises:
         InputFileError: it is in neither place, or cannot be read.
@@ -85,6 +86,9 @@ def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
     if (path := found_file(named, keys.path)) is not None:
         if path not in (keys.path.parent / named, named):
             reading.remark(keys.where(name), f"found as {show(str(path))}, above this file")
+        return remark_on_twice(read_document(path), reading)
+    if (path := file_ending_alike(named, keys.path)) is not None:
+        reading.remark(keys.where(name), f"{show(str(named))} is not here: taken as {show(str(path))}")
         return remark_on_twice(read_document(path), reading)
     if (stock := stock_file(named)) is not None:
         reading.remark(keys.where(name), f"{show(str(named))} is not here: taken as {stock[1]}")
@@ -108,6 +112,15 @@ def found_file(named: Path, config: Path) -> Path | None:
         if os.path.isfile(place / named):  # noqa: PTH113 - Path.is_file fails at names that are too long
             return place / named
     return None
+
+
+def file_ending_alike(named: Path, config: Path) -> Path | None:
+    """The file here whose path ends as that of a file of another machine, by folder and name at least."""
+    parts = named.parts[1:]
+    if not named.is_absolute() or len(parts) > _MOST_PARTS:
+        return None
+    ends = (Path(*parts[start:]) for start in range(len(parts) - 1))
+    return next(filter(None, (found_file(end, config) for end in ends)), None)
 
 
 def _expanded(name: str) -> Path:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.configs.launchers.fsdp_keys import found_file
+from planner.configs.launchers.fsdp_keys import file_ending_alike, found_file
 from planner.configs.shared.stock import stock_launch_file_at
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, UsageError, show
 
 _SUFFIXES = (".json", ".yaml", ".yml", ".conf")
-_MOST_PARTS = 30
 
 
 def named_file(path: Path, file: Any) -> Path:
@@ -58,15 +57,13 @@ def with_files_here(path: Path, words: Sequence[str]) -> tuple[list[str], list[s
     found, sentences = list[str](), list[str]()
     for word in words:
         name, mark, file = word.rpartition("=")
-        parts = Path(file).parts[1:]
-        away = file.startswith(("/", "$")) and file.endswith(_SUFFIXES) and len(parts) <= _MOST_PARTS
-        if away and not os.path.exists(file):  # noqa: PTH110 - Path.exists fails at names that are too long
-            ends = (Path(*parts[start:]) for start in range(len(parts) - 1))
-            if here := next((each for end in ends if (each := found_file(end, path))), None):
-                sentences.append(f"{show(file)} is not here: taken as {show(str(here))}")
-                found.append(f"{name}{mark}{here}")
-                continue
-        found.append(word)
+        away = file.startswith(("/", "$")) and file.endswith(_SUFFIXES)
+        away = away and not os.path.exists(file)  # noqa: PTH110 - Path.exists fails at long names
+        # A variable at its beginning is a folder.
+        here = file_ending_alike(Path("/", file), path) if away else None
+        if here is not None:
+            sentences.append(f"{show(file)} is not here: taken as {show(str(here))}")
+        found.append(word if here is None else f"{name}{mark}{here}")
     return found, sentences
 
 

@@ -77,6 +77,15 @@ UNREAD_COMMANDS = {
 # Packages whose trainers, started as modules, are not read.
 _UNREAD = {"openrlhf": "OpenRLHF", "verl": "verl", "RL2": "RL2", "safe_rlhf": "Safe-RLHF"}
 _TRAINER = re.compile("train|ppo|finetune")
+# What evaluates, answers or prepares, by a launcher; behind an option it may be a value.
+_OTHER_PROGRAMS = _names("lm_eval lighteval vllm --prepare_ds_only")
+# Words of a script's name that say other work, unless another one says a training; modules of Axolotl that
+# train nothing (axolotl 0.19.0 cli).
+_OTHER_WORK = re.compile(
+    "eval|infer|predict|generat|merg|convert|preprocess|serv(?:e|er|ing)$|benchmark|demo$"
+)
+_TRAINING = re.compile("train|tun|sft|dpo|grpo|kto|rlhf|ppo|learn|distil")
+_OF_AXOLOTL = re.compile(r"axolotl\.cli\.(?!train$)")
 # What a command sets in a recipe's ConfigContainer (NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training).
 _OVERRIDES = re.compile(
     r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|(?:micro|global)_batch_size))="
@@ -95,6 +104,19 @@ def unread_program(words: Sequence[str]) -> str:
     module = next((after for before, after in pairwise(words) if before in ("-m", "--module")), "")
     package, mark, trainer = module.partition(".")
     return _UNREAD.get(package, "") if mark and _TRAINER.search(trainer) else ""
+
+
+def works_otherwise(words: Sequence[str], *, said: bool) -> bool:
+    """Whether a command does other work than a training, as its program says, or the name of its script or
+    module where no argument has ``said`` a training.
+    """
+    if not _OTHER_PROGRAMS.isdisjoint(word for before, word in pairwise(("", *words)) if before[:2] != "--"):
+        return True
+    script = next((word for word in words if word.endswith(".py")), "")
+    module = next((after for before, after in pairwise(words) if before in ("-m", "--module")), "")
+    stem = Path(script).stem.lower()
+    named = any(map(_OTHER_WORK.match, re.split("[^a-z]+", stem))) and not _TRAINING.search(stem)
+    return not said and (named or _OF_AXOLOTL.match(module) is not None)
 
 
 def refuse_unread_program(path: Path, words: Sequence[str]) -> None:

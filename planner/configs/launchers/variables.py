@@ -13,11 +13,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from planner.configs.launchers.comments import uncommented
-from planner.configs.launchers.conditions import decided, once
+from planner.configs.launchers.conditions import decided, unrolled
+from planner.errors import InputFileError
+from planner.files.reading import read_text
+from planner.units import KIB
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _SETS = rf"^[ \t]*(?:export[ \t]+|declare[ \t]+-a[ \t]+)?({_NAME})"
@@ -40,9 +45,13 @@ _PRINTED = re.compile(rf"\bprintf[ \t]+-v[ \t]+({_NAME})")
 # What may set any variable; ``set`` with options of the shell sets none, nor does what prepares a shell or an
 # environment of Python.
 _FROM_ELSEWHERE = re.compile(
-    r"^[ \t]*(?:eval(?=[ \t])(?!.*\bhook\b)|(?:read|unset|set(?=[ \t]+--(?:[ \t]|$)))(?=[ \t])"
+    r"^[ \t]*(?:eval(?=[ \t])(?!.*\bhook\b)|set(?=[ \t]+--(?:[ \t]|$))"
     r"|(?:source|\.)(?=[ \t])(?!.*(?:\bactivate|bashrc|profile|conda\.sh)\b))"
 )
+_SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]+\"?([\w./:,@%+=-]{1,1000})\"?[ \t]*(?:#.*)?$")
+_MOST_SOURCED = 64 * KIB
+# What sets, or takes away, the variables that it names.
+_NAMES_THEM = re.compile(r"(?:^|[\s;&|(])(?:read|unset|mapfile|readarray)((?:[ \t]+[^\s;&|<>]+)*)")
 _SHIFTS = re.compile(r"(?:^|[\s;&|])(?:shift|getopts)\b")
 # So long that no path is longer, and that variables of variables do not grow without an end.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=-]{0,1000}")
@@ -108,21 +117,22 @@ _ARITHMETIC = re.compile(
 _IN_ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)|\$\[([^\[\]]*)\]")
 _IN_BRACKETS = re.compile(rf"\([ \t]*({_SUM})[ \t]*\)")
 _BARE_NAME = re.compile(rf"(?<![$\w]){_NAME}\b")
-_MOST_WORDS, _MOST_LOOPS = 8_000, 20
+_MOST_WORDS, _MOST_TURNS = 8_000, 200
 _TERM = re.compile(r"\d+|[-+*/%]")
 
 
 def with_values(text: str, folder: str = "") -> str:
     """``text`` with literal variables and the arithmetic of whole numbers put in, line by line, and without
-    loops over arguments that nobody gives; ``folder``: that of the script, where it is known.
+    loops over arguments that nobody gives; ``folder``: that of the script, where it is known, from which
+    files are read that the shell is told to ``source``.
     """
     return _filled(_without_arguments(text), folder)[0]
 
 
-def takes_defaults(text: str) -> bool:
+def takes_defaults(text: str, folder: str = "") -> bool:
     """Whether a value of :func:`with_values` is a default that something outside may change."""
     alone = _without_arguments(text)
-    return alone != text or _filled(alone, "")[1].took_default
+    return alone != text or _filled(alone, folder)[1].took_default
 
 
 def _without_arguments(text: str) -> str:
@@ -256,17 +266,17 @@ def _numbered(words: Sequence[str]) -> str:
     return " ".join(map(str, range(len(words))))
 
 
-def _filled(text: str, folder: str, loops: int = _MOST_LOOPS) -> tuple[str, Known]:
-    """The lines as :func:`with_values` has them, and what is known behind the last one; of so many ``loops``
-    over one value the body runs.
+def _filled(text: str, folder: str, turns: int = _MOST_TURNS) -> tuple[str, Known]:
+    """The lines as :func:`with_values` has them, and what is known behind the last one; bodies of loops over
+    literals run so many ``turns`` in all.
     """
     lines, known = list[str](), Known(_set_again(text), folder if _PLAIN.fullmatch(folder) else "")
     goes_on, pending, end = False, list[str](), ""
     left = list(with_depth(text))
     for number in range(len(left)):
+        if turns and not goes_on and (longer := _written_out(left, number, known, turns)) is not None:
+            return _filled("\n".join(longer[0]), folder, turns - longer[1])
         first = left[number][1] == 1 and not goes_on
-        if first and loops and (body := once(left, number, partial(known.fill, depth=0))):
-            return _filled("\n".join(body), folder, loops - 1)
         if first and (block := decided(left, number, known.tested)):
             left[number : number + len(block)] = block
         line, depth = left[number]
@@ -290,6 +300,30 @@ def _filled(text: str, folder: str, loops: int = _MOST_LOOPS) -> tuple[str, Know
             lines[-1] = ""
         goes_on = line.endswith("\\")
     return "\n".join(lines), known
+
+
+def _written_out(
+    left: Sequence[tuple[str, int]], number: int, known: Known, turns: int
+) -> tuple[list[str], int] | None:
+    """The lines with a loop over literals, or a file that is sourced, written out where it stands, and how
+    many of the ``turns`` that takes; ``None`` where there is none.
+    """
+    line, depth = left[number]
+    if depth == 1:
+        return unrolled(left, number, partial(known.fill, depth=0), turns)
+    sourced = None if depth or _FROM_ELSEWHERE.match(line) is None else _sourced(known.fill(line, 0), known)
+    if sourced is None:
+        return None
+    return [*(each for each, _ in left[:number]), *sourced, *(each for each, _ in left[number + 1 :])], 1
+
+
+def _sourced(line: str, known: Known) -> list[str] | None:
+    """The lines of a file beside the script, or in the present folder, that a line has the shell read."""
+    found = _SOURCES.match(line)
+    for place in (Path(known.folder or "."), Path()):
+        with suppress(InputFileError):
+            return read_text(place / found[1], _MOST_SOURCED).splitlines() if found else None
+    return None
 
 
 def _computed(line: str) -> str:
@@ -327,6 +361,8 @@ def _set_by(line: str) -> Iterator[str]:
         return
     yield from _SET_ANYWHERE.findall(line if _DECLARES.match(line) else _QUOTED.sub(" ", line))
     yield from _PRINTED.findall(line)
+    for names in _NAMES_THEM.findall(_QUOTED.sub(" ", line)):
+        yield from re.findall(rf"(?<![\w-]){_NAME}\b", names) or ("REPLY", "MAPFILE")
     for in_brackets, behind_let in _RECKONED.findall(line):
         text = in_brackets or behind_let
         yield from (name or other for name, other in _SETS_IN_ARITHMETIC.findall(text))

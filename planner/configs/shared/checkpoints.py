@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from planner.catalog.models import entry_named_in, known_by_folder, storage_of
 from planner.catalog.same_shape import QUANTISED, RELEASED_IN_FP8, quantization_named
 from planner.configs.said_by_file import Reading
@@ -18,6 +20,14 @@ _BRING_CODE = ("falcon", "mpt", "phi", "phi3", "deepseek_v2", "deepseek_v3")
 # https://github.com/axolotl-ai-cloud/axolotl examples/trinity/README.md: 24.9 GiB in 4 bits, which tensors of
 # 16 bits exceed.
 _UNREAD_CODE = ("afmoe",)
+# With fewer slashes it may be a Hub id.
+_PARTS_OF_A_PATH, _MOST_ABOVE = 2, 3
+# Words of folders inside of a run: stages, steps and settings.
+_OF_A_RUN = re.compile(
+    r"(?:full|sft|dpo|kto|orpo|simpo|grpo|ppo|pt|hf|final|best|last|latest|merged|models?|checkpoints?|ckpts?"
+    r"|outputs?|global|steps?|epochs?|ep|iter|stage|run|seed|lr|bs|v|wd|warm(?:up)?|len(?:gth)?|actor"
+    r"|huggingface)?(?:\d+(?:e\d*)?)?"
+)
 _FIELDS = ("quantization", "double_quant", "quant_storage")
 
 
@@ -75,13 +85,29 @@ def _say_model(keys: Keys, name: str, model: str, reading: Reading) -> None:
         beside = (keys.path.parent / model).exists()
     except (OSError, ValueError):
         beside = True
-    known = None if beside else known_by_folder(model)
+    known = None if beside else _named_after(model)
     if known is None:
         reading.say("model", model, where)
         return
     text = f"{show(model)} is not here: unless --model says another, {known} is counted, after its name"
     reading.say("model", known, where, text)
     reading.remark(where, text)
+
+
+def _named_after(model: str) -> str | None:
+    """The known model that a folder is named after, else the one that a folder above those of a run is:
+    ``saves/Qwen2.5-7B/full/step_100``.
+    """
+    if (known := known_by_folder(model)) is not None or model.count("/") < _PARTS_OF_A_PATH:
+        return known
+    inner = model.rstrip("/").split("/")
+    for _ in range(_MOST_ABOVE):
+        words = re.split(r"[-_.=]", inner.pop().lower())
+        if not all(map(_OF_A_RUN.fullmatch, words)) or not inner:
+            return None
+        if known := known_by_folder(f"{'/'.join(inner)}/"):
+            return known
+    return None
 
 
 def remark_on_own_code(keys: Keys, model: str, reading: Reading, trusts: str = "") -> None:

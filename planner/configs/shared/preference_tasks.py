@@ -20,6 +20,11 @@ _LLAMA_FACTORY_LOSSES: dict[str, Task] = {
     "kto_pair": "dpo",
     "orpo": "orpo",
     "simpo": "simpo",
+    # Nobody checks values of a file (transformers 5.23.0 hf_argparser.py parse_dict), and what compares with
+    # a reference goes to TRL (train/dpo/trainer.py compute_preference_loss): its losses of four
+    # log-probabilities that ask for nothing else (trl 0.9.6 to 0.18.2 trainer/dpo_trainer.py dpo_loss), in
+    # whose place 0.24 takes sigmoid's.
+    **dict.fromkeys(("robust", "exo_pair", "sppo_hard", "nca_pair", "aot", "aot_pair"), "dpo"),
 }
 OTHER_REFERENCE = "a reference that is another model is not modelled"
 OTHER_REFERENCES = texts_in("llama-factory.toml", "other_references")
@@ -73,7 +78,7 @@ _TRL_SHARED = words(
     beta max_prompt_length generate_during_eval label_smoothing reference_free disable_dropout
     """
 )
-_WORD = re.compile(r"(?<![a-z])(online[-_]?dpo|sft|dpo|kto|orpo|simpo|reward)(?![a-z])")
+_WORD = re.compile(r"(?<![a-z])(online[-_]?dpo|sft|dpo|kto|orpo|simpo|grpo|reward)(?![a-z])")
 TRL_HARMLESS = (*_TRL_KEYS, *_TRL_SHARED, *names_in("trl.toml", "harmless_of_preferences"))
 
 
@@ -198,6 +203,20 @@ def read_trl_adapters(reading: Reading) -> None:
 _OF_PREFERENCES = ("dpo", "kto", "orpo", "simpo")
 
 
+def said_by_path(keys: Keys) -> list[str]:
+    """Words of a file's name and of the two folders that it is in that name a trainer, the nearest first."""
+    parts = reversed(keys.path.absolute().parts[-3:])
+    return [match[1] for part in parts if (match := _WORD.search(part.lower()))]
+
+
+def has_prompts_alone(keys: Keys) -> bool:
+    """Whether lengths of prompt and completion stand without one of both, as in GRPO's files.
+
+    Source: trl 0.15.2 trainer/grpo_config.py, which has no max_length; those of preferences have it.
+    """
+    return any(map(keys.has, ("max_prompt_length", "max_completion_length"))) and not keys.has("max_length")
+
+
 def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
     """Enter the task of a file of TRL that trains from preferences; whether it is one.
 
@@ -211,18 +230,14 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
     if told is None and keys.get("loss_type") == "simpo":  # of CPO's trainer alone
         told = "loss_type"
     shared = next((name for name in _TRL_SHARED if keys.has(name)), None)
-    words = [
-        match[1]
-        for part in reversed(keys.path.absolute().parts[-3:])
-        if (match := _WORD.search(part.lower()))
-    ]
-    if told is None and shared is None and not script and words[:1] in ([], ["sft"]):
+    words = said_by_path(keys)
+    if told is None and shared is None and not script and words[:1] in ([], ["sft"], ["grpo"]):
         return False
     keys.refuse_switched_on(_TRL_UNMODELLED)
     if script:
         reading.say("task", script, str(keys.path), "the script's name")
         return True
-    named = next((word for word in words if word != "sft"), None)
+    named = next((word for word in words if word not in ("sft", "grpo")), None)
     if named is not None and named.startswith("online"):
         raise NotModelledError(f"{keys.path}: the path says {named}: {_GENERATED}")
     if named is not None:
@@ -234,8 +249,9 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
         reading.say("task", _TRL_KEYS.get(told, "simpo"), keys.where(told), "of this trainer alone")
     else:
         why = "several trainers of preferences have this key"
-        reading.needs["task"] = f"{keys.where(shared or '')}: {why}: say --task dpo, kto, orpo or simpo"
+        tasks = "dpo, kto, orpo, simpo or grpo" if has_prompts_alone(keys) else "dpo, kto, orpo or simpo"
+        reading.needs["task"] = f"{keys.where(shared or '')}: {why}: say --task {tasks}"
         # A loss may be that of a trainer of one's own.
-        if keys.as_written("loss_type") is None:
+        if keys.as_written("loss_type") is None and not has_prompts_alone(keys):
             reading.either["task"] = (reading.needs["task"], _OF_PREFERENCES)
     return True

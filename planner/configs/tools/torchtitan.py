@@ -10,7 +10,7 @@ below.
 from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.configs.said_by_file import Reading
+from planner.configs.said_by_file import Reading, Shards
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtitan_debug import debug_shape
@@ -275,6 +275,7 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
     if copies != 1 and shards == 1:
         reading.say("sharding", "ddp", part.where(_COPIES))
         return
+    reading.shards = Shards(shards, where) if isinstance(shards, int) and shards > 1 else None
     # Reductions are in fp32 whatever is gathered: mixed_precision_reduce has no other value.
     reading.switch("fsdp_reduces_fp32", True, where)
     kind = "fsdp-grad-op" if never else "fsdp"
@@ -286,7 +287,7 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
         reading.say("replicas", part.count(_COPIES), part.where(_COPIES))
         reading.say("sharding", "hsdp", part.where(_COPIES))
         return
-    if isinstance(shards, int) and not isinstance(shards, bool) and shards > 1:
+    if reading.shards:
         reading.say("sharding", kind, where)
     elif shards != 1 and not pipeline:
         reading.several = (kind, f"{_PLACE} Parallelism.data_parallel_shard_degree: -1 means all GPUs")

@@ -23,8 +23,10 @@ from planner.configs.shared.own_scripts import leave_dtype, leave_method
 from planner.configs.shared.preference_tasks import (
     LIGER,
     TRL_HARMLESS,
+    has_prompts_alone,
     read_chosen_likelihood,
     read_precomputed,
+    said_by_path,
     trl_task,
 )
 from planner.configs.shared.rollouts import UP_TO_0_17, read_rollout
@@ -125,12 +127,16 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
 
 
 def _trains_on_generated(keys: Keys, reading: Reading, named: str) -> bool:
-    """Whether a file trains on what the model generates, by keys that no other trainer has, or by the
-    script's name, which says the task ``named``; then its task is entered.
+    """Whether a file trains on what the model generates, by keys that no other trainer has, by the script's
+    name, which says the task ``named``, or by its path; then its task is entered.
     """
     told = next((name for name in _GENERATED if keys.has(name)), None)
     if told is None and named == "grpo":
         reading.say("task", "grpo", str(keys.path), "the script's name")
+        return True
+    if told is None and not named and said_by_path(keys)[:1] == ["grpo"] and has_prompts_alone(keys):
+        reading.say("task", "grpo", str(keys.path), "the path says grpo")
+        reading.remark(str(keys.path), "read as a file for grpo, as its path says; --task says another")
         return True
     if told is None:
         return False

@@ -10,10 +10,11 @@ from types import MappingProxyType
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import TOOL_NAMES, read_config
-from planner.configs.said_by_file import Alone, Reading, Remark, Stop
+from planner.configs.said_by_file import Alone, Reading, Remark, Shards, Stop
 from planner.configs.tools.torchtitan import is_torchtitan
 from planner.configs.yaml_or_json import read_document
 from planner.domain.origin import tool_default
+from planner.domain.recipes.sharding import FSDP, HSDP
 from planner.errors import (
     REFUSED_BY_TOOL,
     InputFileError,
@@ -41,7 +42,8 @@ class ConfigFile:
     beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
     ``several``: the sharding of several GPUs, where nothing says one.  ``one_batch``: the precision where
     all of them share a batch.  ``alone``: a key that the tool takes
-    on one GPU only, or how many GPUs it uses of a machine.  ``most_pixels``: of an image, and what its sides
+    on one GPU only, or how many GPUs it uses of a machine.  ``shards``: over how many of them FSDP2 divides.
+    ``most_pixels``: of an image, and what its sides
     are multiples of where it had more.  ``longest``: tokens of a sample, above which the tool stops, with the
     place that says them.  ``in_weights_dtype``: place of what says that the dtype of the
     checkpoint decides the precision.  ``served``: place of what has vLLM on GPUs of its own, and how many
@@ -65,6 +67,7 @@ class ConfigFile:
     several: Given | None = None
     one_batch: Given | None = None
     alone: Alone | None = None
+    shards: Shards | None = None
     most_pixels: tuple[int, int] | None = None
     longest: tuple[int, str] | None = None
     in_weights_dtype: str = ""
@@ -140,6 +143,7 @@ def config_of(reading: Reading) -> ConfigFile:
         several=None if reading.several is None else _several(reading, *reading.several),
         one_batch=None if reading.one_batch is None else Given(*reading.one_batch),
         alone=reading.alone,
+        shards=reading.shards,
         most_pixels=reading.most_pixels,
         longest=reading.longest,
         in_weights_dtype=reading.in_weights_dtype,
@@ -174,6 +178,8 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
         _refuse_longer(request, *config.longest)
     if config.several is not None and request.get("sharding") is None and _batches(request) > 1:
         request = merge(ScenarioRequest({"sharding": config.several}), request)
+    if config.shards is not None and not (flags.is_given("sharding") or flags.is_given("replicas")):
+        request = _with_copies(request, config.shards)
     if config.one_batch is not None and not flags.is_given("precision") and _share_one_batch(request):
         request = merge(request, ScenarioRequest({"precision": config.one_batch}))
     request = _with_micro_batches(config, request)
@@ -309,6 +315,35 @@ def _alone(alone: Alone, request: ScenarioRequest, *, divided: bool) -> Scenario
     if alone.otherwise:
         raise NotModelledError(alone.otherwise)
     return request
+
+
+def _with_copies(request: ScenarioRequest, shards: Shards) -> ScenarioRequest:
+    """``request`` with the copies of what so many GPUs divide, where the job has more of them.
+
+    Source: axolotl 0.19.0 utils/distributed.py _get_parallel_config_kwargs; torchtitan e347b1e5e
+    distributed/parallel_dims.py _validate; accelerate 1.15.0 parallelism_config.py _validate_accelerator.
+    """
+    gpus = _batches(request)
+    if gpus == 1 and request.get("gpu") is None:
+        return request
+    copies, rest = divmod(gpus, shards.count * (request.get("replicas") or 1))
+    if rest or not copies or (copies > 1 and not shards.copies):
+        every = shards.count * (request.get("replicas") or 1) * degrees(request).gpus
+        more = ", or a multiple" if shards.copies else ""
+        raise UsageError(
+            f"{shards.origin}: the degrees ask for {every} GPUs{more}, and the job has {_gpus(request)}; "
+            f"say --gpu X:{every} [{REFUSED_BY_TOOL}]"
+        )
+    if copies == 1:
+        return request
+    if request.get("sharding") != FSDP.name:
+        raise NotModelledError(
+            f"{shards.origin}: copies beside sharding {request.get('sharding')} are not modelled; FSDP2 is"
+        )
+    note = f"{copies} copies of what {shards.count} GPUs divide"
+    found = {"sharding": HSDP.name, "replicas": copies}
+    given = {name: Given(value, shards.origin, note) for name, value in found.items()}
+    return merge(request, ScenarioRequest(given))
 
 
 def _on(request: ScenarioRequest, gpus: int, place: str, note: str) -> ScenarioRequest:

@@ -15,7 +15,8 @@ _OF_LORA = ("lora_rank", "lora_dropout", "dora")
 _UNPATCHED = frozenset({
     *("afmoe", "bloom", "cohere", "deepseek_v2", "deepseek_v3", "falcon", "falcon_h1", "glm4_moe"),
     "glm4_moe_lite",
-    *("gpt2", "gpt_neox", "gptj", "lfm2", "lfm2_moe", "llama4", "minimax_m2", "mllama", "mpt", "olmo"),
+    *("biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "lfm2", "lfm2_moe", "llama4"),
+    *("minimax_m2", "mllama", "mpt", "olmo"),
     *("olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "stablelm"),
     *("glm4v", "internvl", "llava", "llava_next", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe"),
 })  # fmt: skip

@@ -81,7 +81,7 @@ def _is_plain(group: BlockGroup) -> bool:
     mlp = group.block.mlp
     biased = any(spec.bias for spec in group.block.linears if spec.group == "expert")
     plain = mlp.gated and not biased and mlp.activation != "clamped_swiglu"
-    return not mlp.n_experts or (plain and mlp.router not in ("every", "selected"))
+    return not mlp.n_experts or (plain and mlp.router not in ("every", "sampled", "selected"))
 
 
 def _drops_on_experts(case: Case) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.catalog.packages import parsed_version
 from planner.intake.rules.rule import Case, Rule
-from planner.intake.supported import lacks_model, needed_version
+from planner.intake.supported import is_unread, lacks_model, needed_version
 
 
 def _is_older(case: Case) -> bool:
@@ -19,6 +19,14 @@ def _transformers(case: Case) -> str:
 
 
 VERSION_RULES = (
+    Rule(
+        "model-unread-in-stack",
+        "not-modelled",
+        "Of this architecture the modules of Transformers 5 were read, not those of this stack: use a "
+        "--stack with version 5, such as hf-trainer",
+        lambda case: is_unread(case.stack, case.model) and not lacks_model(case.stack, case.model),
+        lambda case: f"{case.model.architecture}, in a stack of {case.stack.id}",
+    ),
     Rule(
         "model-newer-than-versions",
         "warn",

@@ -397,6 +397,8 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     for spec in model.final_norms[int(model.embedding_norm) :]:
         if spec.on == "hidden":
             hidden = norm(torch, view, spec, hidden)
+    if view.block.wide_stream:
+        hidden = torch.to(hidden, view.dtypes.table)
     if model.logit_softcap and not _caps_logits(view):
         hidden = _capped(torch, [hidden])
     for linear_spec in model.extra_linears:

@@ -12,6 +12,7 @@ from planner.program.layers.mixture.dispatched import dispatched
 from planner.program.layers.mixture.every_expert import every_expert
 from planner.program.layers.mixture.experts import experts, router
 from planner.program.layers.mixture.on_host import on_host
+from planner.program.layers.mixture.sampled_experts import sampled_experts
 from planner.program.layers.mixture.selected_experts import selected_experts
 from planner.program.ops.collectives import gathered
 from planner.program.ops.operators import Operators
@@ -81,6 +82,10 @@ def inline_feed_forward(torch: Operators, view: LayerView, passed: list[Tensor])
         return linear(torch, view, view.linears("mlp_mid")[0], passed.pop())
 
 
+_CHOOSERS = {"selected": selected_experts, "sampled": sampled_experts}
+"""Mixtures that have no other part than their experts, by how they choose them."""
+
+
 def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """Routed experts, and the shared one: with a gate of its own it runs before them, else behind; Trinity's
     between the router and the experts.
@@ -96,8 +101,8 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return dispatched(torch, view, x, shared)
     if view.stack.host_experts != "none":
         return on_host(torch, view, x, shared)
-    if mlp.router == "selected":
-        return selected_experts(torch, view, x)
+    if (of_its_own := _CHOOSERS.get(mlp.router)) is not None:
+        return of_its_own(torch, view, x)
     if mlp.router == "every":
         return every_expert(torch, view, x, shared)
     if not mlp.shared_width:

@@ -59,7 +59,11 @@ def _in_turn(
         until, inline = view.block.keeps_normed[number], view.block.inline_mlp and part is feed_forward
         residual = x = torch.reshaped(x, is_view=True) if inline else x
         if before:
-            x = _normed(torch, view, before[number], x, f"norm {number}")
+            seen = torch.to(x, view.dtypes.norm) if view.block.wide_stream else x
+            x = _normed(torch, view, before[number], seen, f"norm {number}")
+            del seen
+        if view.block.wide_stream:
+            residual = torch.to(residual, "fp32")
         if until == "layer":
             kept.append(x)
         normed, passed = None if until == "part" else x, [x]

@@ -18,7 +18,7 @@ from planner.program.ops.tensors import Unit
 from planner.program.parameters import Weight
 from planner.program.request_stream import RequestStream
 from planner.program.update.states import BLOCK, is_in_blocks, states_of, sums_of
-from planner.program.update.step_kernels import Make, States, adam_mini, exchanged_muon, like, muon
+from planner.program.update.step_kernels import Make, States, adam_mini, like, muon
 
 Step = Callable[[Make, States, Sequence[Weight]], None]
 """One step over parameters, of which it makes the states before it needs them."""
@@ -58,8 +58,7 @@ def _steps_of(job: Job, trained: Sequence[Weight], *, first: bool) -> Iterator[t
         yield partial(apollo, rank=rank, first=first), trained
     elif optimizer == "muon":
         n_parts = int(job.recipe.shards(job.hardware)) if job.recipe.sharding.dtensors else 1
-        exchanges = n_parts > 1 and job.stack.muon == "all"
-        yield partial(exchanged_muon if exchanges else muon, n_parts=n_parts), trained
+        yield partial(muon, n_parts=n_parts), trained
     elif optimizer == "adam_mini":
         yield adam_mini, trained
     else:

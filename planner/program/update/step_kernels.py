@@ -5,17 +5,16 @@ Source: adam_mini 1.1.1 (zyushun/Adam-mini at 402aadf) adam_mini/adam_mini.py Ad
 0.9.5 third_party/muon/muon.py Muon.step, zeropower_via_newtonschulz5, which axolotl 0.19.0
 contribs/mit/muon/muon.py has, too, and compiles; of matrices that FSDP2 divides,
 hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/optimizers/muon_optimizer.py, and
-torch 2.13 distributed/tensor/placement_types.py Shard._to_replicate_tensor, _shard_tensor;
-axolotl-contribs-mit 0.0.6 contribs/mit/muon/dist_muon.py DistMuon.step, dion/opt_utils.py AsyncRuntime,
-dion/scalar_opts.py.
+torch 2.13 distributed/tensor/placement_types.py Shard._to_replicate_tensor, _shard_tensor.
 Ignored: tensors of one number for each row or head; in Adam-mini the second moments of biases; copies of
 rows that do not divide by the number of GPUs.  Also that compiled iterations make fewer of these tensors, and
-that Axolotl leaves parameters of one dimension as they are.
+that Axolotl leaves parameters of one dimension as they are.  Its GPUs exchange whole matrices, as many at once
+as there are GPUs (axolotl-contribs-mit 0.0.6 contribs/mit/muon/dist_muon.py): far below what passes hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,65 +72,6 @@ def muon(make: Make, states: States, trained: Sequence[Weight], n_parts: int = 1
     del gradient  # ``g = p.grad`` of the first that Adam steps.
     _stepped_by_adam(make, states, trained)
     del gathered, update, part
-
-
-def exchanged_muon(make: Make, states: States, trained: Sequence[Weight], n_parts: int) -> None:
-    """Matrices of one shape, as many at once as ``n_parts`` GPUs: each GPU gets all rows of one of them, and
-    gives parts of its update back.  A batch is sent while the one before is computed and one more returns.
-    AdamW steps tables and head together, then the rest.
-    """
-    alike: dict[object, list[Weight]] = {}
-    for each in filter(is_orthogonalized, trained):
-        alike.setdefault((each.shape, each.dtype), []).append(each)
-    running: list[Iterator[None]] = []
-    for matrices in alike.values():
-        for first in range(0, len(matrices), n_parts):
-            newest = _exchanged(make, states, matrices[first : first + n_parts], n_parts)
-            next(newest)
-            running = [newest, *_advanced(running)]
-    while running:
-        running = _advanced(running)
-    rest = [each for each in trained if not is_orthogonalized(each)]
-    for ends in (True, False):
-        _stepped_at_once(make, states, [each for each in rest if (each.outside and each.decays) == ends])
-
-
-def _advanced(running: list[Iterator[None]]) -> list[Iterator[None]]:
-    """The batches that are not done behind their next exchange."""
-    done = object()
-    return [each for each in running if next(each, done) is not done]
-
-
-def _exchanged(make: Make, states: States, batch: Sequence[Weight], n_parts: int) -> Iterator[None]:
-    """One batch up to each exchange; momenta in bf16 are what is sent, and empty tensors fill a short one."""
-    like_all = batch[0]
-    for each in batch:
-        states(each)
-    _filling = [like(make, like_all, "empty_like") for _ in range(3 * (n_parts - len(batch)))]
-
-    def parts(op: str) -> list[Any]:
-        return [make(like_all.unit, 2 * like_all.count, like_all.name, op) for _ in range(n_parts)]
-
-    _sent = parts("to") if like_all.dtype != "bf16" else []
-    received = parts("empty_like")
-    yield
-    (unit, rows), columns = like_all.shape
-    whole = replace(like_all, shape=((unit, rows * n_parts), columns), dtype="bf16")
-    _single = like(make, whole, "cat")
-    _update = _orthogonalized(make, whole)
-    del _single
-    if rows * n_parts > columns[1]:
-        received = parts("contiguous")
-        del _update
-    yield
-    del received
-
-
-def _stepped_at_once(make: Make, states: States, group: Sequence[Weight]) -> None:
-    """Squares, denominators and quotients of all, as ``foreach`` makes them."""
-    for each in group:
-        states(each)
-    _made = [like(make, each, op) for op in ("mul", "sqrt", "div") for each in group]
 
 
 def _stepped_by_adam(make: Make, states: States, trained: Sequence[Weight]) -> None:

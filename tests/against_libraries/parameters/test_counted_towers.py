@@ -103,6 +103,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "idefics3", "text_config": {**_TEXT, "model_type": "llama"},
         "tie_word_embeddings": True, "vision_config": {"image_size": 64},
     },
+    "aya_vision": {
+        "model_type": "aya_vision", "alignment_intermediate_size": 320, "vision_config": {
+            "model_type": "siglip_vision_model", **_SQUARE, "hidden_size": 144, "image_size": 364,
+            "vision_use_head": False,
+        },
+        "text_config": {**_TEXT, "model_type": "cohere2"},
+    },
+    "idefics2": {
+        "model_type": "idefics2", "text_config": {**_TEXT, "model_type": "mistral"},
+        "perceiver_config": {"resampler_n_latents": 8, "resampler_depth": 2, "resampler_n_heads": 4,
+        "resampler_head_dim": 24, "num_key_value_heads": 2},
+        "vision_config": {**_SQUARE, "hidden_size": 144, "image_size": 112},
+    },
+    "lfm2_vl": {
+        "model_type": "lfm2_vl", "projector_hidden_size": 320, "text_config": {
+            **_TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention"],
+        },
+        "vision_config": {"model_type": "siglip2_vision_model", **_LAYERS, "vision_use_head": False},
+    },
     "llama4": {
         "model_type": "llama4", "text_config": {
             **_SIZES, "model_type": "llama4_text", "num_hidden_layers": 4, "vocab_size": 512, "head_dim": 64,

@@ -22,7 +22,10 @@ torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
 SHIPPED = {
+    "biogpt",
     "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
     "gptj",
     "gpt_neox",
     "opt",
@@ -79,6 +82,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "gptj": _small("gptj", n_positions=32, n_embd=48, n_layer=2, n_head=4, rotary_dim=8),
     "gpt_neox": _small("gpt_neox", **_GATED),
     "opt": _small("opt", ffn_dim=80, **_WIDE),
+    "gpt_neo": _small("gpt_neo", hidden_size=48, num_layers=24, num_heads=4),
+    "gpt_bigcode": _small("gpt_bigcode", n_positions=32, n_embd=48, n_layer=2, n_head=4),
+    "biogpt": _small("biogpt", **_WIDE),
     "bloom": _small("bloom", hidden_size=48, n_layer=2, n_head=4),
     "falcon": _small("falcon", **_WIDE),
     "mpt": _small("mpt", d_model=48, n_layers=2, n_heads=4),
@@ -94,6 +100,17 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gptj", {"n_inner": 80}),
     ("gptj", {"tie_word_embeddings": True}),
     ("gpt_neox", {"attention_bias": False, "use_parallel_residual": False, "tie_word_embeddings": True}),
+    (
+        "gpt_neo",
+        {
+            "intermediate_size": 80,
+            "attention_types": [[["global"], 2], [["local"], 1]],
+            "num_layers": 3,
+            "tie_word_embeddings": False,
+        },
+    ),
+    ("gpt_bigcode", {"multi_query": False, "n_inner": 80, "tie_word_embeddings": False}),
+    ("biogpt", {"intermediate_size": 80, "max_position_embeddings": 32, "tie_word_embeddings": False}),
     ("opt", {"word_embed_proj_dim": 24, "do_layer_norm_before": False}),
     ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "_remove_final_layer_norm": True}),
     ("bloom", {"tie_word_embeddings": False}),

@@ -18,7 +18,7 @@ torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
 KINDS = {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next", "ernie4_5_moe"}
-KINDS |= {"jamba", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe"}
+KINDS |= {"jamba", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe", "mamba2"}
 NAMES = sorted(
     name
     for name in model_ids()
@@ -93,6 +93,19 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("nemotron_h", _NEMOTRON | _UNGATED | {"hybrid_override_pattern": "ME*E"}),
     ("nemotron_h", _NEMOTRON | _UNGATED | {"hybrid_override_pattern": "ME*-", "moe_latent_size": 16}),
+    ("mamba2", {"num_heads": 4, "head_dim": 24, "n_groups": 2, "state_size": 16}),
+    (
+        "mamba2",
+        {
+            "num_heads": 8,
+            "head_dim": 24,
+            "expand": 4,
+            "state_size": 20,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     ("jamba", {"num_experts": 4, "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1}),
     (
         "jamba",

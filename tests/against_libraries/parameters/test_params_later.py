@@ -55,6 +55,10 @@ CONFIGS: list[dict[str, Any]] = [
         "num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True, "n_routed_experts": 4,
         "n_shared_experts": 1, "num_experts_per_tok": 1,
     },
+    {**_SIZES, "model_type": "phimoe", "intermediate_size": 128, "num_hidden_layers": 2,
+     "num_key_value_heads": 2, "num_local_experts": 4, "attention_bias": True, "lm_head_bias": True},
+    {**_SIZES, "model_type": "phimoe", "num_hidden_layers": 2, "num_key_value_heads": 4, "head_dim": 32,
+     "tie_word_embeddings": True},
     {
         **_DBRX, "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 5e5},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "moe_jitter_eps": 0},

@@ -16,7 +16,7 @@ import_or_skip("peft")
 from matrix.models import MODELS
 from scenarios import Setup
 from test_trace_stream import FULL, LORA, assert_same_program, bytes_in_order, operators_of
-from tiny_families import FUSED_EXPERTS, WITHOUT_SDPA, tiny_fields
+from tiny_families import COMPARED_ELSEWHERE, FUSED_EXPERTS, WITHOUT_SDPA, tiny_fields
 from tiny_traces import Small, fake_trace, peaks, real_trace, small_scenario
 from torch.autograd.grad_mode import _force_original_view_tracking
 
@@ -105,7 +105,7 @@ def test_how_views_are_found_again_changes_views_only(model: str) -> None:
 def test_every_architecture_of_the_catalog_is_among_them() -> None:
     """No model type that ships with Transformers is left out;
     those that need code of their own, or kernels of CUDA in layers without attention, cannot run here.
-    Nor can DBRX, which asks each expert for its tokens (``dry_run/test_selected_experts.py``).  dots.llm1 is
+    Nor can DBRX, which asks each expert for its tokens (``dry_run/test_selected_experts.py``).  Others are
     traced in two sizes (``step_program/test_later_decoders.py``).
     """
     import transformers
@@ -122,4 +122,4 @@ def test_every_architecture_of_the_catalog_is_among_them() -> None:
         if kind in transformers.CONFIG_MAPPING:
             shipped.add(kind)
     assert len(shipped) > 30
-    assert shipped - covered == {"dbrx", "dots1"}
+    assert shipped - covered == COMPARED_ELSEWHERE

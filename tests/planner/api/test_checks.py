@@ -65,6 +65,26 @@ def test_scripts_are_commands_and_cannot_be_written() -> None:
         check_and_write(script, NOTHING, "new.sh")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "is_command"),
+    [
+        ("a.slurm", "#!/bin/bash\n#SBATCH --nodes=2\n", True),
+        ("train", "#!/usr/bin/env bash\n", True),
+        ("a.job", "#! /bin/sh\n", True),
+        ("a.bash", "", True),
+        ("a.py", "#!/usr/bin/env python3\n", False),
+        ("a.slurm", "base_model: gpt2\n", False),
+        ("a.yaml", "#!/bin/bash\n", False),
+    ],
+)
+def test_a_shell_in_the_first_line_makes_a_script(
+    tmp_path: Path, name: str, text: str, is_command: bool
+) -> None:
+    """Whatever it is called, unless its name is that of a config."""
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert CheckJob(str(tmp_path / name), OPTIONS).is_command is is_command
+
+
 def test_each_command_of_a_script_is_a_job(tmp_path: Path) -> None:
     """With its number; one that cannot be answered does not stop the others.  A script with one command, with
     none or that is not there is one job.

@@ -106,7 +106,7 @@ def test_impossible_configs_are_refused(kind: str, change: dict[str, Any], said:
     ("qwen2", {"num_key_value_heads": 2, "layer_types": ["linear_attention"] * 4}),
     ("gemma3_text", {"use_bidirectional_attention": True}),
     ("phi3small", {}),
-    ("phimoe", {}),
+    ("xglm", {}),
 ])  # fmt: skip
 def test_variants_without_formulas_are_not_guessed(kind: str, change: dict[str, Any]) -> None:
     """Layers, encoders and architectures that no formula covers end without a verdict."""

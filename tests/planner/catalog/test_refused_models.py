@@ -42,9 +42,10 @@ def test_encoders_are_named_as_such_and_the_dry_run_is_offered(name: str, what: 
 @pytest.mark.parametrize("name", [
     *("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen2-Audio-7B-Instruct", "moonshotai/Kimi-VL-A3B-Instruct"),
     *("openbmb/MiniCPM-V-4_5", "microsoft/Phi-3.5-vision-instruct", "OpenGVLab/InternVL2_5-8B"),
-    *("deepseek-ai/DeepSeek-V3.2-Exp", "zai-org/GLM-5", "state-spaces/mamba-2.8b-hf"),
+    *("deepseek-ai/DeepSeek-V3.2-Exp", "zai-org/GLM-5", "moonshotai/Kimi-Linear-48B-A3B-Instruct"),
+    *("state-spaces/mamba-2.8b-hf", "tiiuae/falcon-mamba-7b"),
     *("inclusionAI/Ling-mini-2.0", "nvidia/Llama-3_3-Nemotron-Super-49B-v1", "XiaomiMiMo/MiMo-7B-RL"),
-    *("LiquidAI/LFM2-VL-1.6B", "bigcode/starcoder", "EleutherAI/gpt-neo-2.7B"),
+    *("LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct", "PaddlePaddle/PaddleOCR-VL", "microsoft/Phi-mini-MoE-instruct"),
 ])  # fmt: skip
 def test_other_kinds_are_refused_with_the_same_way_out(name: str) -> None:
     """Decoders and towers that nobody read."""

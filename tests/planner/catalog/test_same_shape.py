@@ -29,6 +29,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("mistral-community/Mixtral-8x22B-v0.1", "mixtral-8x22b", "bf16"),
     ("unsloth/mistral-7b", "mistral-7b-v0.1", "bf16"),
     ("unsloth/gemma-2-9b", "gemma-2-9b", "fp32"),
+    ("someone/gemma-2-9b-base", "gemma-2-9b", "fp32"),
     ("someone/gemma-2-9b-it-stories", "gemma-2-9b-it", "bf16"),
     ("allenai/Llama-3.1-Tulu-3-8B-SFT", "llama-3.1-8b", "bf16"),
     ("someone/dolphin-2.9-llama3-8b", "llama-3-8b", "bf16"),
@@ -91,6 +92,7 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     *("nvidia/NVIDIA-Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16", "LinkSoul/Chinese-Llama-2-7b"),
     *("google/paligemma2-3b-pt-640", "infly/OpenCoder-3B-Instruct"),
     *("zai-org/GLM-OCR", "zai-org/GLM-4-9B-V"),
+    *("CohereForAI/aya-vision-32b", "LiquidAI/LFM2-VL-1.6B"),
     *("hfl/chinese-llama-2-7b-16k", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b",
     "someone/llama-3-8b-reward"),
 ])  # fmt: skip
@@ -106,7 +108,7 @@ def test_what_a_name_does_not_settle_is_refused(hub_id: str) -> None:
     *("mistralai/Devstral-Small-2-24B-Instruct-2512", "someone/Ministral-3-14B-Instruct-2512"),
     *("mistralai/Mistral-Medium-3.5-128B", "mistralai/Mistral-Small-4-119B-2603"),
     # Layers, towers or encoders of which there is no prediction.
-    *("nvidia/Llama-3.1-Nemotron-51B-Instruct", "Qwen/Qwen2.5-Omni-7B", "CohereForAI/aya-vision-32b"),
+    *("nvidia/Llama-3.1-Nemotron-51B-Instruct", "Qwen/Qwen2.5-Omni-7B"),
     *("fixie-ai/ultravox-v0_5-llama-3_1-8b", "AIDC-AI/Ovis1.6-Llama3.2-3B"),
 ])  # fmt: skip
 def test_what_is_known_to_be_otherwise_has_no_prediction(hub_id: str) -> None:

@@ -42,6 +42,7 @@ MODELS = (
     "stablelm-3b-4e1t", "glm-4-9b-0414", "internlm2-7b", "baichuan-7b", "chatglm3-6b", "qwen-7b", "phi-2",
     "smollm3-3b",
     "olmo-2-7b",
+    "gpt-neo-125m", "starcoderbase-1b", "biogpt", "phi-3.5-moe", "mamba2-130m", "idefics2-8b",
 )  # fmt: skip
 _KEY_FILES = ("transformers.toml", "llama-factory.toml", "trl.toml", "lmflow.toml", "axolotl.toml")
 CONFIG_KEYS = sorted(

@@ -82,9 +82,7 @@ def read_cohere(fields: ConfigFields) -> ModelSpec:
     ``use_qk_norm`` keeps a weight for every feature of every head (shape heads by head size).
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention = replace(
-        _grouped_heads(fields, hidden), rotary_form="pairs", rotary_result="fp32", head_norms_last=True
-    )
+    attention = replace(_grouped_heads(fields, hidden), rotary_result="fp32", head_norms_last=True)
     bias = fields.flag("attention_bias", False)
     norms: tuple[NormSpec, ...] = (layer_norm(hidden, bias=False),)
     if fields.flag("use_qk_norm", False):

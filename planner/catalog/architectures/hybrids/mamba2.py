@@ -1,4 +1,4 @@
-"""Models with layers of Mamba 2: Granite 4 H, Bamba, Nemotron-H, Falcon-H1.
+"""Models with layers of Mamba 2: Granite 4 H, Bamba, Nemotron-H, Falcon-H1; and Mamba 2 alone.
 
 Module names, shapes and defaults are those of Transformers 5.23
 (``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
@@ -88,7 +88,7 @@ def _mixer_norms(spec: Mamba2Spec) -> tuple[NormSpec, ...]:
 def mixed_block(full: BlockSpec, spec: Mamba2Spec, hidden: int, *, bias: bool) -> BlockSpec:
     """The block ``full`` with a mixer in place of its attention."""
     dense = [linear for linear in full.linears if linear.group != "attention"]
-    n_before = len(dense) if full.linears[-1].group == "attention" else 0
+    n_before = len(dense) if dense and full.linears[-1].group == "attention" else 0
     return replace(
         full,
         attention=NO_ATTENTION,
@@ -299,7 +299,31 @@ def _nemotron_kinds(fields: ConfigFields) -> list[str]:
     return kinds
 
 
+def read_mamba2(fields: ConfigFields) -> ModelSpec:
+    """``mamba2``: mixers alone, each behind a norm, which add to a stream in fp32."""
+    hidden = fields.integer("hidden_size")
+    mixer = Mamba2Spec(
+        heads=fields.integer("num_heads", default=128),
+        head_dim=fields.integer("head_dim", default=64),
+        groups=fields.integer("n_groups", default=8),
+        state=fields.integer("state_size", default=128),
+        kernel=fields.integer("conv_kernel", default=4),
+        chunk=fields.integer("chunk_size", default=256),
+        conv_bias=fields.flag("use_conv_bias", True),
+    )
+    if mixer.width != fields.integer("expand", default=2) * hidden:
+        raise fields.fail(f"num_heads times head_dim is {mixer.width}, not expand times hidden_size")
+    bias = fields.flag("use_bias", False)
+    empty = BlockSpec(NO_ATTENTION, _NO_MLP, (), (rms(hidden),))
+    block = mixed_block(empty, _checked(fields, mixer), hidden, bias=bias)
+    block = replace(block, wide_stream=fields.flag("residual_in_fp32", True))
+    spec = decoder(fields, [block] * fields.layers("num_hidden_layers"))
+    table = replace(spec.token_embedding, name="embeddings")
+    return replace(spec, token_embedding=table, wide_logits=True)
+
+
 READERS = {
+    "mamba2": read_mamba2,
     "granitemoehybrid": read_granite4,
     "bamba": read_bamba,
     "falcon_h1": read_falcon_h1,

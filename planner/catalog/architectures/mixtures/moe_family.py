@@ -1,4 +1,5 @@
-"""Mixtures of experts around Llama's attention: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, Granite-MoE.
+"""Mixtures of experts around Llama's attention: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, Granite-MoE;
+Phi-3.5-MoE.
 
 Module names, shapes and defaults are those of Transformers 5.23
 (``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``): the experts of a
@@ -21,6 +22,7 @@ from planner.catalog.architectures.dense.llama_family import (
 from planner.catalog.architectures.parts import (
     fused_experts,
     gated_mlp,
+    layer_norm,
     reached_by_peft,
     rms,
     router,
@@ -169,6 +171,31 @@ def read_qwen2_moe(fields: ConfigFields) -> ModelSpec:
     return replace(spec, makes_window_mask=True)
 
 
+def read_phimoe(fields: ConfigFields) -> ModelSpec:
+    """``phimoe`` (Phi-3.5-MoE): Mixtral's block between layer norms, experts drawn by chance.
+
+    No name of a matrix reaches its experts: PEFT 0.21 has no table for this type.
+    """
+    hidden, bias = fields.integer("hidden_size"), fields.flag("attention_bias", False)
+    attention = attention_of(fields, window_tokens=fields.optional_integer("sliding_window"), kv_default=8)
+    top_k = fields.integer("num_experts_per_tok", default=2)
+    if top_k != 2:
+        raise fields.fail(f"num_experts_per_tok is {top_k}, and the code draws two")
+    width = fields.integer("intermediate_size", default=6400)
+    mlp = experts_of(fields, width, fields.integer("num_local_experts", default=16), top_k)
+    noisy = fields.is_positive("input_jitter_noise", 0.0)
+    mlp = replace(mlp, router="sampled", jitters=noisy)
+    linears = (
+        *separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias),
+        LinearSpec("router", "router", hidden, mlp.n_experts, "mlp_in", kind="subclass"),
+        *fused_experts(hidden, mlp),
+    )
+    block = BlockSpec(attention, mlp, linears, (layer_norm(hidden, copies=2),))
+    spec = decoder(fields, [block] * fields.layers("num_hidden_layers"))
+    head = replace(spec.head, bias=fields.flag("lm_head_bias", False))
+    return replace(spec, head=head, final_norms=(layer_norm(hidden),))
+
+
 def shared_experts(hidden: int, width: int, *, bias: bool = False) -> tuple[LinearSpec, ...]:
     """The gated MLP that every token passes beside its experts."""
     return tuple(replace(linear, group="shared_expert") for linear in gated_mlp(hidden, width, bias=bias))
@@ -195,4 +222,5 @@ READERS = {
     "granitemoe": read_granitemoe,
     "qwen2_moe": read_qwen2_moe,
     "qwen3_moe": read_qwen3_moe,
+    "phimoe": read_phimoe,
 }

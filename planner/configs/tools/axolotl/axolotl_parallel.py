@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from planner.configs.said_by_file import Alone, Reading
+from planner.configs.said_by_file import Alone, Reading, Shards
 from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import read_sync
@@ -16,7 +16,8 @@ from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.errors import show
 
 _REFUSED = texts_in("axolotl.toml", "unmodelled_parallel")
-_DIVIDED = ("tensor_parallel_size", "context_parallel_size", "dp_shard_size")
+_SHARDS = "dp_shard_size"
+_DIVIDED = ("tensor_parallel_size", "context_parallel_size", _SHARDS)
 # The second name is the older one, which counts where the first is not given.
 _CONTEXT = ("context_parallel_size", "sequence_parallel_degree")
 _GATHERED_HEADS = "varlen_llama3"
@@ -35,7 +36,7 @@ def _needs_other_gpus(keys: Keys, reading: Reading) -> bool:
     if experts > 1 and any("expert_parallel" in plugin for plugin in keys.names("plugins")):
         name, what = "expert_parallel_size", f"an expert-parallel degree of {experts}"
         beside = " where DeepEP is installed"
-    elif replicas > 1 and degrees["dp_shard_size"] > 1:
+    elif replicas > 1 and degrees[_SHARDS] > 1:
         name, what, beside = "dp_replicate_size", f"a degree of replicas of {replicas}", ""
     else:
         return False
@@ -51,7 +52,7 @@ def _needs_other_gpus(keys: Keys, reading: Reading) -> bool:
 
 
 def read_parallel(keys: Keys, reading: Reading) -> None:
-    """Enter over how many GPUs a sequence is divided; what that goes with is checked later.
+    """Enter over how many GPUs FSDP and a sequence are divided; what that goes with is checked later.
 
     Raises:
         InputFileError: a degree that is no count.
@@ -61,6 +62,8 @@ def read_parallel(keys: Keys, reading: Reading) -> None:
     if _needs_other_gpus(keys, reading):
         return
     keys.refuse_above_one(_REFUSED)
+    if (shards := keys.count(_SHARDS) or 1) > 1:
+        reading.shards = Shards(shards, keys.where(_SHARDS), copies=True)
     if keys.flag("fp8"):
         if keys.get("fp8_config"):
             raise keys.not_modelled("fp8_config", "a recipe of one's own for fp8 is not modelled")

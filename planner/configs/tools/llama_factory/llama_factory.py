@@ -251,7 +251,9 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
             "LLaMA-Factory trains Gemma 2 with FlashAttention 2 where that is installed, else with "
             "eager attention"
         )
-        reading.needs["attention"] = f"{keys.path}: {choice}: say --attention flash2 or eager"
+        sentence = f"{keys.path}: {choice}: say --attention flash2 or eager"
+        reading.needs["attention"] = sentence
+        reading.either["attention"] = (sentence, ("eager", "flash2"))
     elif name != "auto":
         reading.say("attention", _ATTENTIONS[name], keys.where("flash_attn"))
     say_generation(name, reading, keys.where("flash_attn"))

@@ -20,7 +20,7 @@ def selected_experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What the experts add to the stream; variables are those of the loop, which keeps them for one turn."""
     mlp = view.block.mlp
     if mlp.jitters:
-        x = _jittered(torch, x)
+        x = jittered(torch, x)
     chooser = next(each for each in view.linears("mlp_in") if each.group == "router")
     logits = linear(torch, view, chooser, torch.reshaped(x))
     weights = torch.chosen(torch.softmax(logits), mlp.top_k)
@@ -41,7 +41,7 @@ def selected_experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return out
 
 
-def _jittered(torch: Operators, x: Tensor) -> Tensor:
+def jittered(torch: Operators, x: Tensor) -> Tensor:
     """``x`` times numbers around 1, in place."""
     noise = torch.like(x, "empty_like")
     torch.pay([x, noise], [x])

@@ -109,6 +109,9 @@ def test_degrees_and_replicas() -> None:
     )
     tensors = {"parallelism_config_tp_size": 2, "parallelism_config_cp_size": 1}
     assert read(FSDP2 | {"parallelism_config": tensors}).value("tensor_parallel") == 2
+    divided = read(FSDP2 | {"parallelism_config": {"parallelism_config_dp_shard_size": 4}})
+    assert divided.shards is not None
+    assert (divided.shards.count, divided.shards.copies) == (4, False)
     spread: dict[str, Any] = {"parallelism_config": {"parallelism_config_sp_size": 8}}
     assert read({"distributed_type": "DEEPSPEED"} | spread).value("context_parallel") == 8
     spread["parallelism_config"]["parallelism_config_sp_attn_implementation"] = "flash_attention_2"

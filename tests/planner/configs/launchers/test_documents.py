@@ -24,7 +24,13 @@ def test_a_document_is_the_words_of_its_variable() -> None:
 
 @pytest.mark.parametrize(
     "start",
-    ["read -r job <<EOF", "read -r -d '' job <<'EOF'", "read -r -d '' job <<< EOF", "cat <<EOF"],
+    [
+        "read -r job <<EOF",
+        "read -r -d '' job <<'EOF'",
+        "read -r -d '' job <<< EOF",
+        "sbatch <<EOF",
+        "cat > a <<EOF",
+    ],
 )
 def test_what_is_no_whole_document_stays(start: str) -> None:
     """One line of it, one whose backslashes stay, a text in one line, and what goes to another program."""
@@ -51,3 +57,19 @@ def test_a_document_with_another_program_is_refused_for_it() -> None:
     text = "read -r -d '' job <<EOF\nopenrlhf.cli.train_sft \\\n  --pretrain a\nEOF\ndeepspeed --module $job"
     with pytest.raises(NotModelledError, match="OpenRLHF"):
         started(SCRIPT, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cat <<'EOF'\nDon't say --max_steps.\nEOF",
+        "cat <<EOF\nUsage: torchrun other.py --max_steps 9\nEOF",
+        "python - <<EOF\nprint('torchrun other.py --max_steps 9')\nEOF",
+        "cat > notes.txt <<EOF\nIt isn't one.\nEOF",
+        "# cat <<EOF",
+    ],
+)
+def test_text_that_no_shell_runs_is_left_out(text: str) -> None:
+    """Printed, another language's, or with a quote that nothing closes."""
+    job = started(SCRIPT, f"{text}\ntorchrun --nproc_per_node 2 train.py --max_steps 5\n")
+    assert job.arguments == {"max_steps": 5}

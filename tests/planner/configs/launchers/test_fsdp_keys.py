@@ -149,3 +149,19 @@ def test_a_bare_name_is_not_looked_for_above(tmp_path: Path) -> None:
     script = tmp_path / "lora" / "run.sh"
     (tmp_path / "z.json").write_text("{}", encoding="utf-8")
     assert found_file(Path("z.json"), script) is None
+
+
+def test_a_file_of_another_machine_is_the_one_whose_path_ends_alike(tmp_path: Path) -> None:
+    """By folder and name at least, and in place of one that a tool ships."""
+    config = tmp_path / "train" / "a" / "train.yaml"
+    config.parent.mkdir(parents=True)
+    (tmp_path / "train" / "ds_z3_config.json").write_text('{"stage": 2}', encoding="utf-8")
+    away = {"deepspeed": "/other/mine/train/ds_z3_config.json", "bare": "/other/mine/z9.json"}
+    reading, keys = Reading(config, "a trainer"), Keys(config, away)
+    assert referred(keys, "deepspeed", DEEPSPEED_FILE, reading).table == {"stage": 2}
+    assert [remark.text.partition(": ")[0] for remark in reading.remarks] == [
+        "/other/mine/train/ds_z3_config.json is not here"
+    ]
+    (tmp_path / "z9.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputFileError, match="neither beside this file"):
+        referred(keys, "bare", DEEPSPEED_FILE, reading)

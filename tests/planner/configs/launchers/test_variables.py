@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from planner.configs.launchers.variables import takes_defaults, with_values
@@ -55,11 +57,11 @@ def test_a_literal_is_put_in(text: str, last: str) -> None:
         "N='a $(b)'\na $N",
         "if [ $1 ]; then\nN=8\nfi\na $N",
         "N=8\nif b; then\nN=4\nfi\na $N",
-        "for N in 1 2; do\nb\ndone\na $N",
-        "for M in 1; do\nfor N in 1 2; do\nb\ndone\ndone\na $N",
+        "for N in $(b); do\nb\ndone\na $N",
+        "for M in 1; do\nfor N in $(b); do\nb\ndone\ndone\na $N",
         "for N in ${M[@]}; do\nb\ndone\na $N",
         "f() {\nfor N in 1; do\nb\ndone\n}\na $N",
-        "N=1\nfor i in 1 2; do\na $N",
+        "N=1\nfor i in $(b); do\na $N",
         "f() {\nN=8\n}\na $N",
         "N=8\n[ $1 ] && N=4\na $N",
         "N=8\nN+=4\na $N",
@@ -130,3 +132,24 @@ def test_a_loop_over_arguments_does_not_run(condition: str) -> None:
 def test_variables_of_variables_do_not_grow_without_an_end() -> None:
     """Each line doubles the value, until it is too long to be put in."""
     assert len(with_values("A=a\n" + "A=$A$A\n" * 60)) < 10_000
+
+
+def test_what_is_read_changes_only_what_it_names() -> None:
+    """And the variable that has an answer without a name."""
+    assert with_values("N=8\nread -p 'go on?' -n 1 -r\na $N").endswith("a 8")
+    assert with_values("N=8\nread -r N\na $N").endswith("a $N")
+    assert with_values("N=8\nunset M\na $N").endswith("a 8")
+    assert with_values("N=8\nwhile read -r N; do\na $N\ndone").splitlines()[2] == "a $N"
+    assert with_values("REPLY=8\nread\na $REPLY").endswith("a $REPLY")
+
+
+def test_a_sourced_file_that_is_there_is_read(tmp_path: Path) -> None:
+    """As the shell would, where it stands; one that is not there may set anything."""
+    (tmp_path / "more.sh").write_text("N=4\nM=2\n", encoding="utf-8")
+    text = "N=8\nsource more.sh\na $N ${M:-1}"
+    assert with_values(text, str(tmp_path)).endswith("a 4 2")
+    assert with_values("D=$(dirname $0)\n. $D/more.sh\na $N", str(tmp_path)).endswith("a 4")
+    assert with_values(text).endswith("a $N ${M:-1}")
+    assert with_values("N=8\nif b; then\nsource more.sh\nfi\na $N", str(tmp_path)).endswith("a $N")
+    (tmp_path / "more.sh").write_text("source more.sh\nN=4\n", encoding="utf-8")
+    assert with_values(text, str(tmp_path)).endswith("a 4 ${M:-1}")

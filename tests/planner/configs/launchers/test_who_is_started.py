@@ -9,7 +9,7 @@ import pytest
 
 from planner.api.checks import check_job, command_job
 from planner.api.files import CheckOptions
-from planner.configs.launchers.command_line import started
+from planner.configs.launchers.command_line import how_many, started
 from planner.errors import ExitCode, NotModelledError, UsageError
 from planner.intake.given.request import from_flags
 
@@ -134,3 +134,22 @@ def test_lmflows_reward_model_is_not_read_as_trls() -> None:
     assert started(NAME, text).task == "reward"
     with pytest.raises(NotModelledError, match="trainer of LMFlow"):
         started(NAME, f"{text} --dataset_path data/rewards")
+
+
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [
+        ("accelerate launch -m axolotl.cli.inference a.yml", 0),
+        ("accelerate launch -m axolotl.cli.train a.yml --prepare_ds_only", 0),
+        ("accelerate launch -m axolotl.cli.train a.yml", 1),
+        ("torchrun --nproc_per_node 8 src/eval_math.py --model_name_or_path gpt2 --max_length 64", 0),
+        ("accelerate launch run_inference.py --model_name_or_path gpt2", 0),
+        ("deepspeed merge_lora.py --base_model gpt2", 0),
+        ("torchrun train_and_eval.py --model_name_or_path gpt2", 1),
+        ("torchrun evaluation.py --model_name_or_path gpt2 --learning_rate 1e-5", 1),
+        ("torchrun retrieval.py --model_name_or_path gpt2", 1),
+    ],
+)
+def test_what_a_name_says_to_do_otherwise_trains_nothing(command: str, count: int) -> None:
+    """Unless arguments of a training stand beside it."""
+    assert how_many(Path("run.sh"), command) == count

@@ -31,6 +31,8 @@ def read(folder: Path, model: str) -> ConfigFile:
         ("/m/Qwen3-0.6B-mine", "qwen3-0.6b"),
         ("/path/to/Qwen2.5-Math-7B", "qwen2.5-7b"),
         ("saves/Qwen3-8b-sft/checkpoint-3000/", "qwen3-8b"),
+        ("saves/Llama-3-8B/full/sft_epoch2_lr5e-6/checkpoint-500", "llama-3-8b"),
+        ("out/qwen2_5_vl_7b_mine/hf_1834", "qwen2.5-vl-7b"),
         ("/hf/models--Qwen--Qwen2.5-7B-Instruct/snapshots/5d8e171e5ee60e8c", "qwen2.5-7b"),
     ],
 )
@@ -45,7 +47,16 @@ def test_a_folder_of_another_machine_is_the_model_of_its_name(tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     "model",
-    ["/out/checkpoint-900", "saves/qwen2.5/full/sft", "/m/Qwen3-0.6B-lora", "/m/qwen2.5-14B-addtoken"],
+    [
+        *("/out/checkpoint-900", "saves/qwen2.5/full/sft", "/m/Qwen3-0.6B-lora", "/m/qwen2.5-14B-addtoken"),
+        # Of an adapter, of another model, or stored packed.
+        *(
+            "saves/Qwen3-0.6B/lora/sft",
+            "/m/Qwen3-0.6B/reward",
+            "/m/Qwen3-0.6B/phi9",
+            "/m/Qwen3-0.6B-GPTQ/sft",
+        ),
+    ],
 )
 def test_another_folder_is_asked_for(tmp_path: Path, model: str) -> None:
     """A name that tells no model, or one of other shapes, says nothing."""

@@ -39,6 +39,7 @@ def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
     [
         (LLAMA_FACTORY + "stage: dpo\n", "dpo"),
         (LLAMA_FACTORY + "stage: dpo\npref_loss: ipo\n", "dpo"),
+        (LLAMA_FACTORY + "stage: dpo\npref_loss: robust\n", "dpo"),
         (LLAMA_FACTORY + "stage: dpo\npref_loss: orpo\n", "orpo"),
         (LLAMA_FACTORY + "stage: rm\n", "reward"),
         (LLAMA_FACTORY + "stage: dpo\npref_loss: simpo\n", "simpo"),
@@ -93,6 +94,21 @@ def test_a_trl_file_of_any_trainer_is_answered_where_all_end_alike(tmp_path: Pat
     assert needed() == max(needed(task=task) for task in ("dpo", "kto", "orpo", "simpo"))
     Path(job.config).write_text(TRL + "beta: 0.1\nloss_type: rpo\n", encoding="utf-8")
     assert "say --task" in check_job(job, from_flags({"gpu": "a100-80-sxm"})).failure
+
+
+def test_a_path_tells_a_trainer_that_generates_by_its_nearest_word(tmp_path: Path) -> None:
+    """Of a file with lengths of prompts and completions alone; without such a word it is asked."""
+    # TRL as above has a max_length, which GRPO's trainer does not.
+    plain = TRL.replace("max_length: 512\n", "") + "max_prompt_length: 512\nmax_completion_length: 64\n"
+    assert "max_length" not in plain
+    config = read(tmp_path, plain, "recipes/grpo/config.yaml")
+    assert (config.request.get("task"), config.request.get("completion_length")) == ("grpo", 64)
+    assert any("as its path says" in remark.text for remark in config.remarks)
+    assert read(tmp_path, plain, "grpo/dpo/config.yaml").request.get("task") == "dpo"
+    assert read(tmp_path, TRL, "recipes/grpo/config.yaml").request.get("task") is None
+    job = CheckJob(str(tmp_path / "config.yaml"), CheckOptions())
+    Path(job.config).write_text(plain, encoding="utf-8")
+    assert "simpo or grpo" in check_job(job, from_flags({"gpu": "a100-80-sxm"})).failure
 
 
 @pytest.mark.parametrize(

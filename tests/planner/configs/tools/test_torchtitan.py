@@ -9,7 +9,7 @@ import pytest
 from planner.catalog.stacks import load_stack
 from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
-from planner.errors import InputFileError, NotModelledError, UnreadCombinationError
+from planner.errors import InputFileError, NotModelledError, UnreadCombinationError, UsageError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -317,3 +317,17 @@ def test_a_pipeline_divides_the_batch_of_a_file(tmp_path: Path) -> None:
     plain = read(tmp_path, BASE.replace("local_batch_size = 1", "local_batch_size = 8") + PIPELINE)
     found = {name: said.value for name, said in plain.said.items()}
     assert (found["batch"], found["pipeline_microbatches"], found["grad_accum"]) == (1, 8, 8)
+
+
+def test_degrees_ask_for_so_many_gpus(tmp_path: Path) -> None:
+    """torchtitan stops on another number than their product."""
+    degrees = "[parallelism]\ndata_parallel_shard_degree = 4\ntensor_parallel_degree = 2\n"
+    path, nodes = tmp_path / "train.toml", {"gpu": "h100-sxm:8", "nodes": 2}
+    read(tmp_path, BASE + degrees)
+    with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"}))
+    with pytest.raises(UsageError, match="ask for 8 GPUs, and the job has 16"):
+        with_flags(read_config_file(path), from_flags(nodes))
+    read(tmp_path, BASE + degrees + "data_parallel_replicate_degree = 2\n")
+    with_flags(read_config_file(path), from_flags(nodes))
+    with pytest.raises(UsageError, match="ask for 16 GPUs, and the job has 8"):
+        with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"}))

@@ -127,6 +127,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "gemma-3n-e2b", "stack": "torchtune"},
         {"model": "gemma-3n-e2b", "stack": "trl"},
     ),
+    "model-unread-in-stack": (
+        {"model": "starcoderbase-1b", "stack": "hf-trainer@4"},
+        {"model": "starcoderbase-1b", "stack": "hf-trainer"},
+    ),
     "model-newer-than-versions": (
         {"model": "qwen3-0.6b", "stack": "hf-trainer@4"},
         {"model": "qwen3-0.6b", "stack": "hf-trainer@4", "versions": ["transformers==4.51.3"]},

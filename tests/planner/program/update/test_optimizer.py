@@ -308,27 +308,14 @@ def test_muon_of_axolotl(model: str, flags: dict[str, Any], allocated: int) -> N
 
 def test_muon_of_axolotl_under_fsdp2() -> None:
     """The dry run of Axolotl 0.19.0 with examples/qwen2/muon-pretrain-fsdp2.yaml for eight H100: 25.08 GiB at
-    the loss, 0.54 GiB in the optimizer's step.
+    the loss.
     """
     flags = {"model": "qwen2.5-0.5b", "method": "full", "gpu": "h100-sxm:8", "seq": 2048, "batch": 4}
     flags |= {"optimizer": "muon", "stack": "axolotl", "sharding": "fsdp", "padding": "packed"}
     flags |= {"gradient_checkpointing": False, "attention": "flash2"}
     phases = replayed(job_of(resolve(from_flags(flags)), Coefficients())).phases
-    found = {each.phase: int(each.allocated_bytes) / 2**30 for each in phases}
-    assert max(found.values()) == pytest.approx(25.08, rel=0.005)
-    assert found["optimizer_step"] == pytest.approx(0.54, rel=0.03)
-
-
-def test_muon_exchanges_matrices_that_fsdp2_divides() -> None:
-    """Three matrices of 1,024 x 512 in bf16 on eight GPUs are one batch of eight: room for five more
-    gradients, momenta and parameters, a whole one that arrives, four in its last iteration, two squares.
-    """
-    flags = {"model": "qwen2.5-0.5b", "method": "full", "gpu": "h100-sxm:8", "seq": 512, "optimizer": "muon"}
-    subject = job_of(resolve(from_flags({**flags, "stack": "axolotl", "sharding": "fsdp"})), Coefficients())
-    parts = [replace(matrix(128, 512), dtype="bf16")] * 3
-    part, square = 2 * 128 * 512, 2 * 512 * 512
-    requests = stepped(subject, parts, first=False)
-    assert (sum(requests), most(requests)) == (0, (3 * 5 + 8 + 8 + 4 * 8) * part + 2 * square)
+    found = max(int(each.allocated_bytes) for each in phases)
+    assert found / 2**30 == pytest.approx(25.08, rel=0.005)
 
 
 def test_muon_gathers_matrices_that_fsdp2_divides() -> None:

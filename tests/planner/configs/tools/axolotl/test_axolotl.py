@@ -435,3 +435,21 @@ def test_every_micro_batch_may_reduce_gradients(tmp_path: Path) -> None:
     assert "fsdp_no_sync=neither" in read(tmp_path, each).request.get("switches")
     for text in (BASE + "accelerator_config: {split_batches: true}\n", each + "xformers_attention:\n"):
         assert "fsdp_no_sync=neither" not in (read(tmp_path, text).request.get("switches") or ())
+
+
+SHARDS = BASE + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\ndp_shard_size: 2\n"
+
+
+def test_gpus_beyond_the_shards_hold_copies(tmp_path: Path) -> None:
+    """As many copies as there are groups; a flag says another way, and other numbers end the job."""
+    config = read(tmp_path, SHARDS)
+    two, eight = (with_flags(config, from_flags({"gpu": f"h100-sxm:{count}"})) for count in (2, 8))
+    assert (two.get("sharding"), two.get("replicas")) == ("fsdp", None)
+    assert (eight.get("sharding"), eight.get("replicas")) == ("hsdp", 4)
+    said = with_flags(config, from_flags({"gpu": "h100-sxm:8", "sharding": "zero3"}))
+    assert said.get("replicas") is None
+    with pytest.raises(UsageError, match=r"dp_shard_size.*ask for 2 GPUs, or a multiple, and the job has 3"):
+        with_flags(config, from_flags({"gpu": "h100-sxm:3"}))
+    whole = read(tmp_path, SHARDS.replace("reshard_after_forward: true", "reshard_after_forward: false"))
+    with pytest.raises(NotModelledError, match="copies beside sharding fsdp-grad-op"):
+        with_flags(whole, from_flags({"gpu": "h100-sxm:8"}))

@@ -368,11 +368,12 @@ def test_a_packed_checkpoint_that_nothing_knows_asks_how_it_is_stored(
 
 def test_gemma_2_asks_which_attention_is_installed(tmp_path: Path) -> None:
     """model/model_utils/attention.py takes FlashAttention 2 where it is installed,
-    else eager attention, never sdpa.
+    else eager attention, never sdpa; a check tries both.
     """
     text = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-2-2b")
     with pytest.raises(UsageError, match="say --attention flash2 or eager"):
         with_flags(read(tmp_path, text), from_flags({"gpu": "4090"}))
+    assert read(tmp_path, text).either["attention"][1] == ("eager", "flash2")
     assert read(tmp_path, text + "flash_attn: disabled\n").request.get("attention") == "eager"
 
 
