@@ -52,17 +52,8 @@ NO_LABELS = frozenset(
         *("ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
         *("glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "gpt_from_scratch", "granite"),
         *("granitemoe", "granitemoehybrid", "internlm", "internlm2", "internlm3", "lfm2", "lfm2_moe"),
-        *(
-            "llama4",
-            "llama4_text",
-            "mamba2",
-            "minimax_m2",
-            "mosaic_gpt",
-            "mpt_causal_lm",
-            "nemotron_h",
-            "olmoe",
-        ),
-        *("qwen", "qwen3_5_moe", "qwen3_5_moe_text"),
+        *("llama4", "llama4_text", "mamba2", "minimax_m2", "mosaic_gpt", "mpt_causal_lm", "nemotron_h"),
+        *("olmoe", "qwen", "qwen3_5_moe", "qwen3_5_moe_text"),
     }
 )
 # Modules that ship with the checkpoint and write attention out.  Source:
