@@ -12,7 +12,7 @@ from planner.units import GIB
 
 # A free list is a sorted list of single integers, size above address:
 # comparing them is what makes the search fast.
-ADDRESS_BITS = 64
+ADDRESS_BITS = 128
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
 # Far above any card: without a limit an expandable segment may grow to this.

@@ -162,13 +162,13 @@ def resolve_gpu_id(name: str) -> str:
             f"gpu is one kind of card, but '{show(name)}' has a comma; plan search compares several: "
             "plan search --gpu 4090,l40s"
         )
-    size = _size_in(name)
+    size = size_in(name)
     listed = f"plan gpus {size} lists the cards of that size" if size else "plan gpus lists them"
     hint = f"{listed}; or give a card's memory alone: --gpu-memory {size or '8GB'}"
     raise UnknownNameError("GPU", show(name), () if size else index.aliases, hint=hint)
 
 
-def _size_in(name: str) -> str:
+def size_in(name: str) -> str:
     """``24GB`` where that is all that a name says."""
     found = re.fullmatch(r"\s*([1-9][0-9]{0,3})\s*G(i?)B?\s*", name, re.IGNORECASE)
     return f"{found[1]}G{found[2]}B" if found else ""

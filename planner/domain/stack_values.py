@@ -48,8 +48,9 @@ DIVIDED_ROOTS: tuple[Fsdp2Units, ...] = ("root_divided", "all_in_root")
 RETURNED: tuple[Fsdp2Units, ...] = ("root_returned", "ends_returned")
 """Values of ``fsdp2_units`` where all is divided again when the model returns logits to a loop's own loss."""
 Muon = Literal["unread", "matrices", "all", "gathers"]
-"""``all``: it stops at tensors of three dimensions.  ``gathers``: whole gradients of what FSDP2 divides; of the
-update each GPU gets its part, and AdamW steps adapters."""
+"""``all``: it stops at tensors of three dimensions.  ``gathers``: whole gradients of what FSDP2 divides;
+of the update each GPU gets its part, and AdamW steps adapters.
+"""
 MainGradients = Literal["fp32", "bf16"]
 AdamStates = Literal["masters", "precise", "precise_bf16"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]

@@ -82,9 +82,9 @@ def prediction_of(job: Job, done: Replayed, least: Number) -> MemoryPrediction:
     outer = outside.driver_terms(job)
     around = _sum(outer, DRIVER_TERMS)
     limit = job.hardware.limit_bytes
-    allocated = {each.phase: each.allocated_bytes for each in done.phases}
     more, extra = outside.outlier_terms(job), outside.outlier_weight_bytes(job)
-    allocated_peak = maximum(*allocated.values()) + extra
+    allocated = {each.phase: each.allocated_bytes + _in_phase(more, each.phase) for each in done.phases}
+    allocated_peak = maximum(*allocated.values())
     slack = done.reserved_bytes + extra - allocated_peak
     piled = done.length_cache_bytes
     uncapped = allocated_peak + slack + piled + around
@@ -92,10 +92,12 @@ def prediction_of(job: Job, done: Replayed, least: Number) -> MemoryPrediction:
     # A job that fits is capped by the card, because the allocator returns cached blocks;
     # one that does not is shown whole.
     driver = uncapped if limit is None else where(must_have > limit, uncapped, minimum(uncapped, limit))
+    limiting = max(allocated, key=lambda phase: mean(allocated[phase] + _in_phase(outer, phase)))
     return MemoryPrediction(
-        terms=(*_terms(job, done), *more, *_slack_terms(slack, piled), *outer),
+        # A phase that limits comes again in each step, and then meets what shorter batches left.
+        terms=(*_terms(job, done), *more, *_slack_terms(slack, piled, _LATER | {limiting}), *outer),
         phases=tuple(_phase_peaks(done, outer, more)),
-        limiting_phase=max(allocated, key=lambda phase: mean(allocated[phase] + _in_phase(outer, phase))),
+        limiting_phase=limiting,
         allocated_peak_bytes=allocated_peak,
         reserved_peak_bytes=minimum(allocated_peak + slack + piled, maximum(allocated_peak, driver - around)),
         driver_peak_bytes=driver,
@@ -137,8 +139,8 @@ _EXPANDED: dict[Quantization, str] = {
 }
 
 
-def _slack_terms(slack: Number, piled: Number) -> tuple[Term, ...]:
-    named = (("caching allocator", slack, _ALL, REPLAY), (LENGTH_CACHE, piled, _LATER, _LENGTHS))
+def _slack_terms(slack: Number, piled: Number, piled_in: frozenset[Phase]) -> tuple[Term, ...]:
+    named = (("caching allocator", slack, _ALL, REPLAY), (LENGTH_CACHE, piled, piled_in, _LENGTHS))
     return tuple(
         Term("allocator_slack", label, n_bytes, "transient", phases, written)
         for label, n_bytes, phases, written in named

@@ -155,7 +155,7 @@ def _reserve(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None
             packed_bytes(numerics, each.count) if each.packed else each.unit_bytes for each in weights
         )
     place = "load", "", "warmup"
-    stream.free(stream.allocate(Unit.ONE, n_bytes, "other_temporaries", place))
+    stream.free(stream.allocate(Unit.ONE, n_bytes, "weights", place))
 
 
 def arrive(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:

@@ -55,6 +55,7 @@ _BAD_ADVICE = frozenset(
         "liger-not-in-stack",
         "bf16-without-units",
         "fused-experts-not-quantized",
+        "own-linears-not-quantized",
         "nf4-sharded-without-storage",
         "gpu-speed-unknown",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.anatomy.regime import Regime
+from planner.anatomy.regime import WIDE_BYTES, Regime
 from planner.arrays import minimum
 from planner.domain.board import server_of
 from planner.domain.hardware import GpuSpec, Hardware, MatmulShapes
@@ -83,7 +83,7 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     sustained = coefficients.gpu_rate * clock_share(hardware)
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
     reached = _product_efficiency(gpu, coefficients) * sustained
-    matmul = fp32 if regime.compute == 4 else peak * reached
+    matmul = fp32 if regime.compute == WIDE_BYTES else peak * reached
     usual, masked, cudnn = _attention_rates(scenario, regime, coefficients, peak * sustained)
     inside = intra_node_bytes_per_s(hardware, coefficients)
     network = _network_bytes_per_s(hardware, coefficients)
@@ -110,19 +110,21 @@ def _attention_rates(
 ) -> tuple[Number, Number, Number | None]:
     """FLOP/s of fused attention, of the kernel that takes any mask, and of cuDNN's where torch asks it first.
 
-    Formula: their shares of ``peak``.  Torch's own take fp32 as it is, without tensor cores; FlashAttention's
-    package is given 16 bits.
+    Formula: their shares of ``peak``.  Torch's own take fp32 as it is, without tensor cores and what these
+    reach, and cuDNN's takes none; FlashAttention's package is given 16 bits.
     Source: coefficients ``attention_efficiency`` and ``attention_efficiency_flash1``; cuDNN 1.7 to 2.3 times
     as fast as FlashAttention 2 on H100, both ways (huggingface/transformers#48163).
     """
     gpu, recipe, generation = scenario.hardware.gpu, scenario.recipe, scenario.stack.flash_generation
-    in_fp32 = regime.is_wide and not ATTENTION_FACTS[recipe.attention].is_flash
+    is_wide = regime.is_wide or regime.compute == WIDE_BYTES
+    in_fp32 = is_wide and not ATTENTION_FACTS[recipe.attention].is_flash
     if in_fp32 and gpu.fp32_flop_per_s is not None:
         peak = gpu.fp32_flop_per_s * coefficients.gpu_rate * clock_share(scenario.hardware)
-    usual = masked = peak * coefficients.attention_efficiency_flash1 * _flash_share(gpu, 1)
+    old_share = 1.0 if in_fp32 else _flash_share(gpu, 1)
+    usual = masked = peak * coefficients.attention_efficiency_flash1 * old_share
     if generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
         share = _flex_share(gpu) if recipe.attention == "flex" else _flash_share(gpu, generation)
-        usual = peak * coefficients.attention_efficiency * share
+        usual = peak * coefficients.attention_efficiency * (1.0 if in_fp32 else share)
     asks_cudnn = scenario.runs_cudnn and not in_fp32
     return usual, masked, peak * coefficients.attention_efficiency if asks_cudnn else None
 
@@ -175,7 +177,7 @@ def _instructions_per_s(gpu: GpuSpec, sustained: Number) -> Number | None:
 
 
 def _compute_dtype(recipe: Recipe, regime: Regime) -> str:
-    if regime.compute == 4:
+    if regime.compute == WIDE_BYTES:
         return "fp32"
     named = recipe.numerics.compute_dtype
     return named if named != "fp32" else recipe.numerics.load_dtype

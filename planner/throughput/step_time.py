@@ -58,8 +58,8 @@ def predict_time(
 
     GPU kernels of a micro-step run one after another.  The host issues them ahead, so a micro-step takes the
     longer of both; int8 products wait for the GPU at every matrix, so their issue time adds.  Collectives and
-    weight fetches hide behind the kernels by ``comm_overlap`` (FSDP: all but its ends) at most, and slow
-    them; gradient transfers, the CPU update and NVMe do not hide.
+    weight fetches hide behind both by ``comm_overlap`` (FSDP: all but its ends) at most, and slow
+    the kernels; gradient transfers, the CPU update and NVMe do not hide.
     Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run,
     where it is asked for.
     """
@@ -75,8 +75,12 @@ def predict_time(
     seconds["sharding_copies"] = sharding_copy_seconds(job)
     terms = _gpu_terms(job, seconds)
     gpu_s: Number = sum((term.seconds for term in terms), 0.0)
-    terms += _host_terms(job, gpu_s, seconds)
-    terms += _once_per_step_terms(job, gpu_s)
+    on_host_terms = _host_terms(job, gpu_s, seconds)
+    # Where the host sets the pace, kernels wait for it and collectives do not.
+    issuing = (term for term in on_host_terms if term.name != "module_walks")
+    passes_s: Number = gpu_s + sum((term.seconds - term.overlapped_s for term in issuing), 0.0)
+    terms += on_host_terms
+    terms += _once_per_step_terms(job, passes_s)
     step_s: Number = sum((term.seconds - term.overlapped_s for term in terms), 0.0)
     predicted = _prediction(job, tuple(terms), step_s)
     if not explain:
@@ -130,8 +134,8 @@ def _host_terms(job: TimedJob, gpu_s: Number, seconds: Mapping[str, Number]) -> 
     return terms + _term("module_walks", walk_seconds(job), "kernel_time:walk_seconds")
 
 
-def _once_per_step_terms(job: TimedJob, gpu_s: Number) -> list[TimeTerm]:
-    """Update, collectives and offload; what is prefetched hides behind kernels, each GPU second only once."""
+def _once_per_step_terms(job: TimedJob, passes_s: Number) -> list[TimeTerm]:
+    """Update, collectives and offload; what is prefetched hides behind the passes, each second only once."""
     recipe, overlap = job.recipe, job.coefficients.comm_overlap
     update, issued = optimizer_seconds(job), update_launch_seconds(job)
     terms = _term("optimizer_step", update, "kernel_time:optimizer_seconds")
@@ -143,13 +147,13 @@ def _once_per_step_terms(job: TimedJob, gpu_s: Number) -> list[TimeTerm]:
     hidden: Number = 0.0
     if recipe.sharding.communicates:
         seconds = collective_seconds(job)
-        hidden = minimum(seconds * overlapping_share(job), gpu_s)
+        hidden = minimum(seconds * overlapping_share(job), passes_s)
         terms += _term(
             "collectives", seconds, "communication:collective_seconds", gained_seconds(job, hidden)
         )
     if recipe.offload != "none":
         moved, rate = transfers(job), job.rates.host_link_bytes_per_s
-        fetch_hidden = minimum(moved.fetched / rate * overlap, maximum(0.0, gpu_s - hidden))
+        fetch_hidden = minimum(moved.fetched / rate * overlap, maximum(0.0, passes_s - hidden))
         terms += _term(
             "host_transfers", (moved.fetched + moved.exposed) / rate, "offload:transfers", fetch_hidden
         )

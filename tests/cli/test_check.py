@@ -52,6 +52,14 @@ def test_each_config_gets_one_line_and_the_worst_code_is_the_exit_code(
     assert "none.yaml: no such file" in out
 
 
+def test_an_address_is_told_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is fetched: the page is to be saved first."""
+    assert main(["check", "https://example.com/train.yaml", "--gpu", "4090"]) == 2
+    told = capsys.readouterr().out
+    assert "an address" in told
+    assert told.count("example.com") == 1
+
+
 def test_a_command_is_checked_beside_files(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from planner.cli.main import main
 from planner.intake.given.fields import headings
 from planner.intake.given.flags import request_fields
 from planner.report.prediction.document import PredictionDocument
+from planner.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
@@ -569,6 +570,15 @@ def test_a_part_of_a_name_lists_those_cards_alone(capsys: Captured) -> None:
     assert "(24)" in capsys.readouterr().out
     assert main(["gpus", "nosuchcard"]) == 2
     assert "unknown GPU 'nosuchcard'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["8gb", "8 GiB", "48GB"])
+def test_a_size_lists_the_cards_that_are_sold_with_it(capsys: Captured, size: str) -> None:
+    """And none whose name has the digits of it at the end of a larger number."""
+    assert main(["gpus", size, "--json"]) == 0
+    sold = {card["marketing_memory_bytes"] for card in json.loads(capsys.readouterr().out)["gpus"]}
+    assert sold == {int(re.findall(r"\d+", size)[0]) * GIB}
+    assert main(["gpus", "7gb"]) == 2
 
 
 @pytest.mark.parametrize("memory", [[], ["--gpu-memory", "192GB"]])

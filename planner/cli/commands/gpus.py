@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from itertools import groupby
 
-from planner.catalog.gpus import gpu_ids, gpu_spellings, load_gpu, resolve_gpu_id
+from planner.catalog.gpus import gpu_ids, gpu_spellings, load_gpu, resolve_gpu_id, size_in
 from planner.catalog.index import fold_name
 from planner.cli.listing import listing, table
 from planner.cli.outcome import Outcome
 from planner.domain.hardware import GpuSpec
+from planner.errors import UsageError
 from planner.report.render.layout import Column, Note, Section
 from planner.units import GIB, GIGA, TERA
 
@@ -39,6 +40,7 @@ def list_gpus(name: str | None, output_format: str) -> Outcome:
 
     Raises:
         UnknownNameError: no card's name holds ``name``; says the nearest.
+        UsageError: no card is sold with so much memory.
     """
     ids = gpu_ids() if name is None else _named(name)
     cards = [load_gpu(each) for each in ids]
@@ -53,11 +55,25 @@ def list_gpus(name: str | None, output_format: str) -> Outcome:
 
 
 def _named(name: str) -> tuple[str, ...]:
-    """Ids with a spelling that holds ``name``; where there is none, the one card that it stands for."""
+    """Ids of the cards of a size, or with a spelling that holds ``name``;
+    where there is none, the one card that it stands for.
+    """
+    if size := size_in(name):
+        return _of_size(size)
     found = tuple(
         each for each in gpu_ids() if any(fold_name(name) in spelling for spelling in gpu_spellings(each))
     )
     return found or (resolve_gpu_id(name),)
+
+
+def _of_size(size: str) -> tuple[str, ...]:
+    """Ids of the cards that are sold with so much memory.  Names would not do: 48 GB hold 8 GB."""
+    cards = (load_gpu(each) for each in gpu_ids())
+    sold = {card.id: round((card.marketing_memory_bytes or 0) / GIB) for card in cards}
+    found = tuple(each for each, n_gib in sold.items() if f"{n_gib}GB" == size.replace("i", ""))
+    if not found:
+        raise UsageError(f"no card of {size} is listed; plan gpus lists all")
+    return found
 
 
 def _title(card: GpuSpec) -> str:

@@ -15,7 +15,14 @@ from planner.configs.tools.torchtitan import is_torchtitan
 from planner.configs.yaml_or_json import read_document
 from planner.domain.origin import tool_default
 from planner.domain.recipes.sharding import FSDP, HSDP
-from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, UnknownNameError, UsageError
+from planner.errors import (
+    REFUSED_BY_TOOL,
+    InputFileError,
+    NotModelledError,
+    UnknownNameError,
+    UsageError,
+    show,
+)
 from planner.intake.given.fields import REQUEST_FIELDS, missing_fields, split_count
 from planner.intake.given.request import Given, ScenarioRequest, from_toml, merge
 from planner.intake.images import parse_size
@@ -86,6 +93,8 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
         NotModelledError: the file asks for something that no formula covers.
     """
     file = Path(path)
+    if "://" in str(path):
+        raise InputFileError(show(str(path)), "an address, not a file: save what it shows, and name that")
     if tool is not None and tool not in TOOL_NAMES:
         raise UnknownNameError("tool", tool[:60], TOOL_NAMES, hint=f"allowed: {', '.join(TOOL_NAMES)}")
     if tool == OWN_TOOL or (tool is None and file.suffix == ".toml" and not _is_torchtitan(file)):

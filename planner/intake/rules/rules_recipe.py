@@ -285,6 +285,20 @@ RECIPE_RULES = (
         lambda case: f"{format_gib(_fused_expert_bytes(case))} of experts are not quantised",
     ),
     Rule(
+        # transformers 5.23 integrations/bitsandbytes.py replace_with_bnb_linear: type(module) is nn.Linear.
+        "own-linears-not-quantized",
+        "warn",
+        "From Transformers 5 on bitsandbytes skips linear layers of a model's own class, so this model "
+        "stays in 16 or 32 bits; --stack hf-trainer@4 quantises it",
+        lambda case: (
+            case.numerics.quantization in BITSANDBYTES
+            and case.stack.passes_over != "nothing"
+            and any(
+                linear.kind == "subclass" and linear.group != "router" for linear, _ in case.model.linears()
+            )
+        ),
+    ),
+    Rule(
         "fused-experts-adapted",
         "warn",
         "PEFT adapts a fused expert tensor by a copy of all of it, which backward keeps: lora_targets "

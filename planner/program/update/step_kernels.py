@@ -8,8 +8,8 @@ hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/opti
 torch 2.13 distributed/tensor/placement_types.py Shard._to_replicate_tensor, _shard_tensor.
 Ignored: tensors of one number for each row or head; in Adam-mini the second moments of biases; copies of
 rows that do not divide by the number of GPUs.  Also that compiled iterations make fewer of these tensors, and
-that Axolotl leaves parameters of one dimension as they are.  Its GPUs exchange whole matrices, as many at once
-as there are GPUs (axolotl-contribs-mit 0.0.6 contribs/mit/muon/dist_muon.py): far below what passes hold.
+that Axolotl leaves parameters of one dimension as they are.  Its GPUs exchange whole matrices, as many at
+once as there are GPUs (axolotl-contribs-mit 0.0.6 contribs/mit/muon/dist_muon.py): far below what passes hold.
 """
 
 from __future__ import annotations

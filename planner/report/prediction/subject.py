@@ -91,10 +91,6 @@ def peaks_to_show(prediction: Prediction) -> PhasePeak:
     or without its limit where the job does not fit.
     """
     memory = prediction.memory
-    if prediction.verdict == "does_not_fit":
-        for peak in memory.phases:
-            if peak.phase == memory.limiting_phase:
-                return peak
     return PhasePeak(
         memory.limiting_phase,
         memory.allocated_peak_bytes,

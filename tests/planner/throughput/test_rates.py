@@ -212,6 +212,15 @@ class TestWhatCardsReach:
         assert ada.cudnn_attention_flop_per_s is None
         assert ada.masked_attention_flop_per_s < ada.attention_flop_per_s
 
+    @pytest.mark.parametrize("torch", ["2.5.1", "2.13.0"])
+    def test_what_tensor_cores_reach_says_nothing_of_attention_in_fp32(self, torch: str) -> None:
+        """Torch's kernel takes fp32 without them, and cuDNN's takes none: cards differ as their rates do."""
+        wide = {"attention": "sdpa", "precision": "fp32", "load_dtype": "fp32", "versions": f"torch=={torch}"}
+        one, two = (job(scenario(FULL, gpu=card, **wide)).rates for card in ("h100-sxm", "b200"))
+        assert two.attention_flop_per_s / one.attention_flop_per_s == pytest.approx(75 / 67)
+        assert two.masked_attention_flop_per_s / one.masked_attention_flop_per_s == pytest.approx(75 / 67)
+        assert two.masked_attention_flop_per_s < two.attention_flop_per_s
+
     def test_an_mi300x_has_slower_attention(self) -> None:
         """0.17 of its peak where an A100 reaches 0.58, whichever generation the stack names: there is no
         third for it.

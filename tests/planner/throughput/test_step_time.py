@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,23 @@ def test_every_term_names_its_formula_and_numbers(llama: ModelSpec) -> None:
             module, function = part.formula.split(":")
             assert callable(getattr(importlib.import_module(module), function))
             assert any(character.isdigit() for character in part.detail)
+
+
+@pytest.mark.parametrize("sharding", ["zero3", "fsdp"])
+def test_a_step_that_waits_for_the_host_is_no_longer_on_a_faster_card(sharding: str) -> None:
+    """Collectives run on while kernels wait to be issued: no second is missed twice."""
+    flags = {"model": "7b", "method": "lora", "gpus": "2", "nodes": "2", "sharding": sharding, "seq": "128"}
+    base = resolve(from_flags({**flags, "gpu": "h100-sxm"}))
+    gpu = base.hardware.gpu
+    rates = {
+        name: getattr(gpu, name)
+        for name in ("bf16_flop_per_s", "fp32_flop_per_s", "memory_bandwidth_bytes_per_s")
+    }
+    steps = []
+    for times in (1.0, 1.5, 2.0, 4.0, 8.0):
+        card = replace(gpu, **{name: rate * times for name, rate in rates.items() if rate})
+        steps.append(float(predicted(replace(base, hardware=replace(base.hardware, gpu=card))).step_s))
+    assert all(faster <= slower * (1 + 1e-9) for slower, faster in pairwise(steps))
 
 
 def test_tiny_batches_wait_for_the_host(llama: ModelSpec) -> None:

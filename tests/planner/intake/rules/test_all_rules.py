@@ -367,6 +367,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "mixtral-8x7b", "method": "qlora"},
         {"model": "mixtral-8x7b", "method": "qlora", "stack": "hf-trainer@4"},
     ),
+    "own-linears-not-quantized": (
+        {"model": "falcon-7b", "method": "qlora"},
+        {"model": "falcon-7b", "method": "qlora", "stack": "hf-trainer@4"},
+    ),
     "four-bit-computes-in-fp32": (
         {"method": "qlora", "stack": "swift"},
         {"method": "qlora", "stack": "swift", "load_dtype": "bf16"},

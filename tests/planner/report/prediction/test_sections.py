@@ -28,9 +28,9 @@ from tests.planner.report.prediction.made import (
 
 
 def test_what_does_not_fit_says_how_much_it_needs() -> None:
-    """Without room the first line gives the least that is needed, not a peak that the card has cut off."""
+    """The first line gives the least that is needed, the table what a card with enough memory would show."""
     made = short_of_memory()
-    memory = replace(made.memory, driver_peak_bytes=4 * GIB, must_have_bytes=6 * GIB)
+    memory = replace(made.memory, must_have_bytes=6 * GIB)
     text = draw(Subject(scenario(), replace(made, memory=memory)))
     assert text.startswith("DOES NOT FIT: needs 6.00 of 4.00 GiB per GPU; ")
     assert re.search(r"^driver +5\.03 +126 % ", text, re.MULTILINE)
