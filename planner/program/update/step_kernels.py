@@ -9,7 +9,7 @@ torch 2.13 distributed/tensor/placement_types.py Shard._to_replicate_tensor, _sh
 Ignored: tensors of one number for each row or head; in Adam-mini the second moments of biases; copies of
 rows that do not divide by the number of GPUs.  Also that compiled iterations make fewer of these tensors, and
 that Axolotl leaves parameters of one dimension as they are.  Its GPUs exchange whole matrices, as many at
-once as there are GPUs (axolotl-contribs-mit 0.0.6 contribs/mit/muon/dist_muon.py): far below what passes hold.
+once as there are GPUs (axolotl-contribs-mit 0.0.6 contribs/mit/muon/dist_muon.py), far below what is held.
 """
 
 from __future__ import annotations
