@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rules_recipe import adapted_expert_bytes
 
 
 def _units_unread(case: Case) -> bool:
@@ -48,6 +49,13 @@ FSDP_RULES = (
         f"class, or none [{REFUSED_BY_TOOL}]",
         lambda case: case.recipe.uses_fsdp and bool(case.stack.fsdp_layer_class),
         lambda case: f"{case.stack.fsdp_layer_class} is none of {case.model.architecture}",
+    ),
+    Rule(
+        "fsdp1-adapts-fused-experts",
+        "not-modelled",
+        "Copies that PEFT makes of fused expert tensors are not modelled where FSDP1 flattens those; use "
+        "--sharding fsdp, or --lora-targets attention",
+        lambda case: case.recipe.sharding.is_fsdp1 and adapted_expert_bytes(case) > 0,
     ),
     Rule(
         "fsdp-units-elsewhere",

@@ -566,6 +566,22 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {**FLAT, "switches": "kbit_upcast=none"},
         {**FLAT, "stack": "trl@0.24"},
     ),
+    "fsdp1-adapts-fused-experts": (
+        {
+            "model": "olmoe-1b-7b",
+            "method": "lora",
+            "gpus": 2,
+            "sharding": "fsdp1",
+            "lora_targets": ("all-linear",),
+        },
+        {
+            "model": "olmoe-1b-7b",
+            "method": "lora",
+            "gpus": 2,
+            "sharding": "fsdp1",
+            "lora_targets": ("attention",),
+        },
+    ),
     "fsdp1-flattens-one-dtype": (FLAT, {**FLAT, "switches": "kbit_upcast=none"}),
     "model-newer-than-stack": (
         {"model": "ministral-3-3b", "stack": "trl@0.24"},
