@@ -53,6 +53,11 @@ def _one_of(name: str, help_text: str, choices: tuple[str, ...], spellings: Spel
     return RequestField(name, "choice", help_text, choices=choices, spellings=spellings)
 
 
+# Torch's own names, whose step over lists is the default on a GPU (torch 2.13 optim/adamw.py); Adam has as
+# many states.
+_OF_TORCH = (("adamw", "adamw_torch"), ("adam", "adamw_torch"))
+
+
 def _named(names_of: Mapping[str, tuple[str, ...]]) -> Spellings:
     return tuple((name, choice) for choice, names in names_of.items() for name in names)
 
@@ -211,7 +216,7 @@ _FIELDS = (
         "optimizer",
         "Optimizer, by its name in Hugging Face",
         OPTIMIZERS,
-        _named({optimizer: facts.trainer_names for optimizer, facts in OPTIMIZER_FACTS.items()}),
+        _named({name: facts.trainer_names for name, facts in OPTIMIZER_FACTS.items()}) + _OF_TORCH,
     ),
     RequestField(
         "optimizer_in_backward",

@@ -27,6 +27,8 @@ from planner.units import GIB
         ("precision", "bf16_mixed", "bf16-mixed"),
         ("load_dtype", "bfloat16", "bf16"),
         ("optimizer", "adamw_bnb_8bit", "adamw_8bit"),
+        ("optimizer", "adamw", "adamw_torch"),
+        ("optimizer", "adam", "adamw_torch"),
         ("attention", "flash_attention_2", "flash2"),
         ("sharding", "FSDP2", "fsdp"),
         ("lora_targets", "q_proj; v_proj,q_proj", ("q_proj", "v_proj")),
@@ -80,7 +82,7 @@ def test_sizes_need_a_unit_and_a_range(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "typed", "meant"), [("method", "qlorra", "qlora"), ("optimizer", "adamw", "adamw_torch")]
+    ("name", "typed", "meant"), [("method", "qlorra", "qlora"), ("optimizer", "adamw_toch", "adamw_torch")]
 )
 def test_an_unknown_choice_names_the_nearest(name: str, typed: str, meant: str) -> None:
     """A typing error is answered with what was probably meant."""
