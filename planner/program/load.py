@@ -9,6 +9,7 @@ that a checkpoint's own order differs from that of the model where nothing sorts
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from planner.anatomy.adapted_matrices import is_adapted
@@ -74,12 +75,23 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
 
 
 def _in_module_order(weights: Sequence[Weight]) -> list[Weight]:
-    """As ``Module.parameters`` gives them: an adapter comes with the matrix that it is beside."""
-    places = {each.name: place for place, each in enumerate(weights) if not each.adapter}
+    """As ``Module.parameters`` gives them: an adapter comes with the matrix that it is beside.
+
+    Both parts of a layer of GPT-2 have a matrix of one name; their adapters come in the same order.
+    """
+    places = defaultdict[str, list[int]](list)
+    for number, each in enumerate(weights):
+        if not each.adapter:
+            places[each.name].append(number)
+    seen = Counter[str]()
 
     def place(of: tuple[int, Weight]) -> int:
         number, each = of
-        return places.get(each.name.rpartition(" lora_")[0], number) if each.adapter else number
+        beside = places.get(each.name.rpartition(" lora_")[0]) if each.adapter else None
+        if beside is None:
+            return number
+        seen[each.name] += 1
+        return beside[min(seen[each.name], len(beside)) - 1]
 
     return [each for _, each in sorted(enumerate(weights), key=place)]
 

@@ -52,6 +52,8 @@ def snapshot_of(events: Iterable[AllocEvent], settings_text: str = "") -> dict[s
     }
 
 
+# A reader takes no more than 64 bits of an address, the model has more of them.
+_OF_A_CARD = (1 << 62) - 1
 # Action, address, bytes, stream.
 _Log = list[tuple[str, int, int, int]]
 
@@ -173,7 +175,7 @@ class _Snapshot:
         self.entries.append(
             {
                 "action": action,
-                "addr": address,
+                "addr": address & _OF_A_CARD,
                 "size": n_bytes,
                 "stream": made.stream if stream is None else stream,
                 "time_us": len(self.entries),
@@ -217,14 +219,14 @@ class _Snapshot:
             state, made = held.get(block.address, ("inactive", None))
             wanted = 0 if made is None else made.n_bytes
             frames = [] if made is None else self._frames(made)
-            place = {"address": block.address, "size": block.size, "requested_size": wanted}
+            place = {"address": block.address & _OF_A_CARD, "size": block.size, "requested_size": wanted}
             blocks.append({**place, "state": state, "frames": frames})
             totals[state] += block.size
             requested += wanted
             block = block.next
         return {
             "device": 0,
-            "address": head.address,
+            "address": head.address & _OF_A_CARD,
             "total_size": sum(totals.values()),
             "allocated_size": totals["active_allocated"],
             "active_size": totals["active_allocated"] + totals["active_awaiting_free"],
