@@ -85,6 +85,29 @@ def test_a_command_is_checked_beside_files(
     assert "no config is given" in err
 
 
+def test_commands_that_ask_for_one_job_are_told_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A loop over what changes no byte, such as learning rates, is one answer; JSON has each of them."""
+    train = (
+        "trl sft --model_name_or_path Qwen/Qwen3-0.6B --use_peft --max_length 1024 --learning_rate $rate "
+        "--output_dir out"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text(f"for rate in 1e-4 2e-4 3e-4; do\n{train}\ndone\n")
+    code, out, _ = run(capsys, str(script), "--gpu", "4090")
+    assert code == 0
+    assert out.startswith("FITS: ")
+    assert "run.sh#1 and 2 alike" in out
+    code, out, _ = run(capsys, str(script), "--gpu", "4090", "--json")
+    names = [Path(each["config"]).name for each in json.loads(out)["results"]]
+    assert names == ["run.sh#1", "run.sh#2", "run.sh#3"]
+    script.write_text(f"{script.read_text()}{train.replace('$rate', '1e-4')} --packing\n")
+    _, out, _ = run(capsys, str(script), "--gpu", "4090")
+    rows = [line.split("  ")[-1].strip() for line in out.splitlines() if line.startswith("FITS ")]
+    assert rows == ["run.sh#1 and 2 alike", "run.sh#4"]
+
+
 def test_the_worst_of_several_codes_follows_the_published_order() -> None:
     """1, 2, 6, 3, 5, 4, 0."""
     order = [ExitCode(code) for code in (1, 2, 6, 3, 5, 4, 0)]

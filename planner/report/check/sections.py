@@ -7,6 +7,7 @@ from __future__ import annotations
 import os.path
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import PurePath
 
@@ -53,19 +54,34 @@ def check_sections(checked: Sequence[Checked], allowed: Collection[ExitCode] = (
     """The report of one config, or the table of several;
     those with an exit code that is ``allowed`` may be launched.
     """
-    if len(checked) == 1:
-        sections = (
-            _failed(checked[0])
-            if checked[0].subject is None
-            else _one(checked[0], checked[0].subject, allowed)
-        )
+    told = _told(checked)
+    if len(told) > 1:
+        sections = _several(told, checked, allowed)
+    elif told[0].subject is None:
+        sections = _failed(told[0])
     else:
-        sections = _several(checked, allowed)
+        sections = _one(told[0], told[0].subject, allowed)
     sections = (
         *sections,
         *(Section("", tuple(_dry_run(each, each.traced))) for each in checked if each.traced is not None),
     )
     return tuple(section for section in sections if section.blocks)
+
+
+def _told(checked: Sequence[Checked]) -> list[Checked]:
+    """Commands of a script that ask for one job, as those of a loop over learning rates do, as the first of
+    them, which counts the others.
+    """
+    alike: dict[tuple[str, ...], list[Checked]] = {}
+    for number, each in enumerate(checked):
+        script, mark, _ = each.config.rpartition("#")
+        is_same = bool(mark and each.flags) and each.subject is not None and each.traced is None
+        key = (script, each.accelerate, each.flags) if is_same else (str(number),)
+        alike.setdefault(key, []).append(each)
+    return [
+        replace(first, config=f"{first.config} and {len(others)} alike") if others else first
+        for first, *others in alike.values()
+    ]
 
 
 def _dry_run(each: Checked, traced: Traced) -> Iterator[Block]:
@@ -219,15 +235,17 @@ def fix_lines(config: str, fix: Fix) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _several(checked: Sequence[Checked], allowed: Collection[ExitCode]) -> tuple[Section, ...]:
+def _several(
+    told: Sequence[Checked], checked: Sequence[Checked], allowed: Collection[ExitCode]
+) -> tuple[Section, ...]:
     folder = _common_folder(checked)
     above = (Note(f"In {folder}:", "dim"),) if folder else ()
-    grid = Grid(_COLUMNS, tuple(_row(each, folder) for each in checked))
-    brief = len(checked) > BRIEF_ABOVE
-    read = [_read(each, each.subject, folder, brief=brief) for each in checked if each.subject is not None]
+    grid = Grid(_COLUMNS, tuple(_row(each, folder) for each in told))
+    brief = len(told) > BRIEF_ABOVE
+    read = [_read(each, each.subject, folder, brief=brief) for each in told if each.subject is not None]
     return (
         Section("", (*above, grid)),
-        Section("", tuple(_failure_note(each, folder) for each in checked if each.subject is None)),
+        Section("", tuple(_failure_note(each, folder) for each in told if each.subject is None)),
         *read,
         Section("", tuple(_shared(checked))),
         Section("", (_count(checked, allowed),)),
