@@ -33,7 +33,7 @@ def test_what_a_model_is_told_by_its_layers() -> None:
     """Experts and states are told by what layers hold, not by fields that other architectures have, too."""
     dense = {**TINY, "num_experts": 8}
     assert _description(dense).family == "dense"
-    experts = {"model_type": "phimoe", **SIZES, **GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
+    experts = {"model_type": "minimax", **SIZES, **GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
     mixture = _description(experts)
     assert mixture.family == "mixture"
     assert (mixture.model.groups[0].block.mlp.n_experts, mixture.model.groups[0].block.mlp.top_k) == (4, 2)
@@ -132,7 +132,7 @@ def test_an_architecture_without_formulas_is_traced(
             "field 'num_hidden_layers' is 1000000000, above the limit of 2000",
         ),
         (
-            {"model_type": "phimoe", **SIZES, **GROUPED, "num_local_experts": 10**6},
+            {"model_type": "minimax", **SIZES, **GROUPED, "num_local_experts": 10**6},
             2,
             "field 'num_local_experts' is 1000000, above the limit of 2000",
         ),
