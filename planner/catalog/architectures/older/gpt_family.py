@@ -56,6 +56,44 @@ def bare_model(
     )
 
 
+def gpt_block(
+    fields: ConfigFields,
+    attention: AttentionSpec,
+    linears: tuple[LinearSpec, ...],
+    activation: str,
+    *,
+    drops: bool,
+) -> BlockSpec:
+    """GPT-2's block around the matrices of its attention; variables keep what branches read and return."""
+    hidden = linears[0].in_features
+    width = fields.integer("n_inner", "intermediate_size", default=4 * hidden)
+    return BlockSpec(
+        attention=attention,
+        mlp=MlpSpec(width, gated=False, activation=fields.text("activation_function", activation)),
+        linears=linears + plain_mlp(hidden, width, ("c_fc", "c_proj"), bias=True, kind=linears[0].kind),
+        norms=(layer_norm(hidden, copies=2),),
+        dropouts=2 * int(drops),
+        drops_inside=True,
+        keeps_attended=True,
+        keeps_normed=("sum", "sum"),
+    )
+
+
+def gpt_model(fields: ConfigFields, blocks: list[BlockSpec], positions: int, n_masks: int = 0) -> ModelSpec:
+    """GPT-2's model around its blocks; ``n_masks``: how many masks of all pairs of positions it keeps."""
+    hidden = blocks[0].linears[0].in_features
+    return replace(
+        bare_model(fields, blocks, token_embedding(fields, hidden, "wte")),
+        tied=fields.flag("tie_word_embeddings", True),
+        max_position_tokens=positions,
+        final_norms=(layer_norm(hidden),),
+        extra_embeddings=(EmbeddingSpec("wpe", positions, hidden, shared=True),),
+        drops_by_module=True,
+        mask_bytes=n_masks * positions**2,
+        checkpoint_dtype="fp32",
+    )
+
+
 def read_gpt2(fields: ConfigFields) -> ModelSpec:
     """``gpt2``: fused ``c_attn`` and MLP as ``Conv1D`` (weight stored transposed), learned positions,
     tied head.
@@ -65,39 +103,22 @@ def read_gpt2(fields: ConfigFields) -> ModelSpec:
             f"{fields.where}: GPT-2 with cross-attention is an encoder-decoder part, which is not modelled"
         )
     hidden, heads = fields.integer("n_embd", "hidden_size"), fields.integer("n_head", "num_attention_heads")
-    positions = fields.integer("n_positions", "max_position_embeddings", default=1024)
-    width = fields.integer("n_inner", default=4 * hidden)
-    drops = fields.is_positive("attn_pdrop", 0.1)
     attention = replace(
         even_heads(fields, hidden, heads),
         position="learned",
         fused_qkv=True,
         eager_scores="compute",
-        dropout=drops,
+        dropout=fields.is_positive("attn_pdrop", 0.1),
     )
-    block = BlockSpec(
-        attention=attention,
-        mlp=MlpSpec(width, gated=False, activation=fields.text("activation_function", "gelu_new")),
-        linears=fused_qkv(attention, hidden, ("c_attn", "c_proj"), biases=(True, True), kind="conv1d")
-        + plain_mlp(hidden, width, ("c_fc", "c_proj"), bias=True, kind="conv1d"),
-        norms=(layer_norm(hidden, copies=2),),
-        dropouts=2 * int(fields.is_positive("resid_pdrop", 0.1)),
-        drops_inside=True,
-        keeps_attended=True,
-        keeps_normed=("sum", "sum"),
+    linears = fused_qkv(attention, hidden, ("c_attn", "c_proj"), biases=(True, True), kind="conv1d")
+    drops = fields.is_positive("resid_pdrop", 0.1)
+    block = gpt_block(fields, attention, linears, "gelu_new", drops=drops)
+    spec = gpt_model(
+        fields,
+        [block] * fields.layers("n_layer", "num_hidden_layers"),
+        fields.integer("n_positions", "max_position_embeddings", default=1024),
     )
-    table = token_embedding(fields, hidden, "wte")
-    spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table)
-    return replace(
-        spec,
-        embedding_dropout=fields.is_positive("embd_pdrop", 0.1),
-        drops_by_module=True,
-        tied=fields.flag("tie_word_embeddings", True),
-        max_position_tokens=positions,
-        final_norms=(layer_norm(hidden),),
-        extra_embeddings=(EmbeddingSpec("wpe", positions, hidden, shared=True),),
-        checkpoint_dtype="fp32",
-    )
+    return replace(spec, embedding_dropout=fields.is_positive("embd_pdrop", 0.1))
 
 
 def read_gptj(fields: ConfigFields) -> ModelSpec:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import MAX_LAYERS, ConfigFields
-from planner.catalog.architectures.older.gpt_family import bare_model, even_heads
+from planner.catalog.architectures.older.gpt_family import bare_model, even_heads, gpt_block, gpt_model
 from planner.catalog.architectures.parts import (
     fused_qkv,
     layer_norm,
@@ -19,47 +19,11 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     token_embedding,
 )
-from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, MlpSpec, ModelSpec
 from planner.errors import NotModelledError
 
 # BioGptLearnedPositionalEmbedding keeps two rows more than there are positions (modeling_biogpt.py).
 _BIOGPT_POSITION_OFFSET = 2
-
-
-def _gpt_block(
-    fields: ConfigFields, attention: AttentionSpec, linears: tuple[LinearSpec, ...], default: str
-) -> BlockSpec:
-    """GPT-2's block around its attention, whose variables keep what the branches read and return."""
-    hidden = linears[0].in_features
-    width = fields.integer("n_inner", "intermediate_size", default=4 * hidden)
-    drops = "resid_pdrop" if fields.has("resid_pdrop") else "resid_dropout"
-    return BlockSpec(
-        attention=attention,
-        mlp=MlpSpec(width, gated=False, activation=fields.text("activation_function", default)),
-        linears=linears + plain_mlp(hidden, width, ("c_fc", "c_proj"), bias=True),
-        norms=(layer_norm(hidden, copies=2),),
-        dropouts=2 * int(fields.is_positive(drops, 0.0)),
-        drops_inside=True,
-        keeps_attended=True,
-        keeps_normed=("sum", "sum"),
-    )
-
-
-def _of_blocks(fields: ConfigFields, blocks: list[BlockSpec], positions: int, n_masks: int) -> ModelSpec:
-    """The model around its blocks; ``n_masks``: how many masks of all pairs of positions it keeps."""
-    hidden = blocks[0].linears[0].in_features
-    spec = bare_model(fields, blocks, token_embedding(fields, hidden, "wte"))
-    return replace(
-        spec,
-        tied=fields.flag("tie_word_embeddings", True),
-        max_position_tokens=positions,
-        final_norms=(layer_norm(hidden),),
-        extra_embeddings=(EmbeddingSpec("wpe", positions, hidden, shared=True),),
-        drops_by_module=True,
-        mask_bytes=n_masks * positions**2,
-        checkpoint_dtype="fp32",
-    )
 
 
 def read_gpt_neo(fields: ConfigFields) -> ModelSpec:
@@ -81,8 +45,9 @@ def read_gpt_neo(fields: ConfigFields) -> ModelSpec:
     )
     query, key, value, _ = separate_qkv(attention, hidden)
     linears = (query, key, value, LinearSpec("out_proj", "attention", hidden, hidden, "attn_out", True))
-    block = _gpt_block(fields, attention, linears, "gelu_new")
-    spec = _of_blocks(fields, [block] * n_layers, positions, n_layers)
+    drops = fields.is_positive("resid_dropout", 0.0)
+    block = gpt_block(fields, attention, linears, "gelu_new", drops=drops)
+    spec = gpt_model(fields, [block] * n_layers, positions, n_layers)
     return replace(spec, embedding_dropout=fields.is_positive("embed_dropout", 0.0))
 
 
@@ -119,9 +84,9 @@ def read_gpt_bigcode(fields: ConfigFields) -> ModelSpec:
     )
     attention = replace(attention, n_kv_heads=1) if shared else attention
     linears = fused_qkv(attention, hidden, ("c_attn", "c_proj"), biases=(True, True))
-    data = {"resid_pdrop": 0.1, **fields.data}
-    block = _gpt_block(ConfigFields(data, fields.where), attention, linears, "gelu_pytorch_tanh")
-    spec = _of_blocks(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), positions, 1)
+    drops = fields.is_positive("resid_pdrop", 0.1)
+    block = gpt_block(fields, attention, linears, "gelu_pytorch_tanh", drops=drops)
+    spec = gpt_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), positions, 1)
     return replace(spec, embedding_dropout=fields.is_positive("embd_pdrop", 0.1))
 
 
