@@ -14,7 +14,12 @@ TRAINER_BATCH = 8
 """Samples of a micro-step where nobody gives any to the Trainer: transformers 5.23.0 training_args.py."""
 EVAL_BATCH = 8
 """Samples of one evaluation step where nobody says any: transformers 5.23.0 training_args.py."""
-_CUDNN_FIRST = ("9.0", "10.0", "10.3")
+CUDNN_HEADS = {"9.0": 256, "10.0": 128, "10.3": 128}
+"""Where torch asks cuDNN's attention first, by compute capability, and the widest heads that this takes.
+
+Source: torch 2.13 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` check_prefer_cudnn_attention,
+check_cudnn_tensor_shapes.
+"""
 
 
 def segments_grow(stack: Stack, n_gpus: int, n_nodes: int = 1, *, deepspeed: bool = False) -> bool:
@@ -128,12 +133,8 @@ class Scenario:
 
     @property
     def runs_cudnn(self) -> bool:
-        """Whether torch's fused attention takes cuDNN's kernels, with a mask, too.
-
-        Source: torch 2.11 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``
-        check_prefer_cudnn_attention.
-        """
-        prefers = self.stack.cudnn_attention and self.hardware.gpu.compute_capability in _CUDNN_FIRST
+        """Whether torch's fused attention asks cuDNN's kernels first, with a mask, too."""
+        prefers = self.stack.cudnn_attention and self.hardware.gpu.compute_capability in CUDNN_HEADS
         return prefers and self.recipe.attention == "sdpa"
 
     def assumption(self, name: str) -> Assumption | None:

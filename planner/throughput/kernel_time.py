@@ -10,6 +10,7 @@ from planner.arrays import maximum, minimum
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Adapter, Number
+from planner.domain.scenario import CUDNN_HEADS
 from planner.domain.stack import Stack
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.ops.work import FusedAttention, Product, Unpacking
@@ -36,8 +37,7 @@ _SCORE_FEATURES, _USUAL_HEAD = 15, 128
 # backward: H200 3.9 and 1.3, B200 4.6 and 1.3, H20 2.8 and 1.2, L20 2.0 and 1.0 (xlite-dev/ffpa-attn
 # bench/README.md at 92e1d3b, column SDPA, causal); for older cards no measurement was found.
 _WIDE_FLOP_PER_INSTRUCTION, _WIDE_BACKWARD = 4.0, 1.3
-# Heads that cuDNN's kernel takes, by compute capability, beside those of DeepSeek on the newer cards.
-_CUDNN_WIDEST = {"9.0": 256, "10.0": 128, "10.3": 128}
+# Of DeepSeek, whose heads cuDNN's kernel takes on newer cards, too.
 _DEEPSEEK_HEAD = (192, 128)
 
 
@@ -121,7 +121,7 @@ def attention_rate(job: TimedJob, kind: FusedAttention) -> Number:
 
 
 def _fits_cudnn(job: TimedJob, kind: FusedAttention) -> bool:
-    widest = _CUDNN_WIDEST[job.scenario.hardware.gpu.compute_capability]
+    widest = CUDNN_HEADS[job.scenario.hardware.gpu.compute_capability]
     return max(kind.widths) <= widest or kind.widths == _DEEPSEEK_HEAD
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 
@@ -11,7 +11,7 @@ from planner.calibration.fit.calibrate import calibrate
 from planner.calibration.fit.screen import RULES, screen
 from planner.calibration.fit.targets import MAX_SHARE_OF_PEAK, Target, most_of_peak, targets_of
 from planner.calibration.fit.unused import doubtful, unused_readings
-from planner.domain.run_record import RunRecord
+from planner.domain.run_record import RunRecord, Use
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.records import read_records
 from tests.accuracy.published import published_dir
@@ -98,18 +98,7 @@ def test_only_what_is_wrong_is_doubtful() -> None:
     """
     rows = [GOOD, *CASES.values(), *TIMES.values(), *PEAKS.values()]
     named = [replace(each, id=f"{each.id}{number}") for number, each in enumerate(rows)]
-    wrong = {
-        "below_weights",
-        "duplicate",
-        "repeat",
-        "impossible_rate",
-        "loop_time",
-        "link_unknown",
-        "power_unknown",
-        "routing_unknown",
-        "length_at_peak_unknown",
-        "data_on_card",
-    }
+    wrong = {"below_weights", "duplicate", "impossible_rate", *get_args(Use)}
     assert {each.rule for each in doubtful(named)} == wrong
 
 
