@@ -32,13 +32,13 @@ Source: torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp ``check_flash_att
 
 # Source: transformers 5.23.0 models/*/modeling_*.py,
 # `_supports_sdpa` and `_supports_flash_attn` absent or False.
-_NO_SDPA = frozenset({"bloom", "mamba2", "mpt", "gpt_neo", "gptj", "gpt_oss"})
-_NO_FLASH = frozenset({"bloom", "mamba2", "mpt", "llama4", "llama4_text"})
+_NO_SDPA = frozenset({"bloom", "codegen", "mamba2", "mpt", "gpt_neo", "gptj", "gpt_oss", "vaultgemma"})
+_NO_FLASH = frozenset({"bloom", "codegen", "mamba2", "mpt", "llama4", "llama4_text"})
 # Models without ``_supports_flex_attn``, or a part of which has none.  Source: transformers 5.23.0 models.
 _NO_FLEX = frozenset(
     {
         *("bloom", "falcon", "falcon_h1", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "jamba", "mpt", "olmoe"),
-        *("mamba2", "stablelm"),
+        *("codegen", "mamba2", "stablelm"),
         *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_vl"),
         *("qwen3_5_text", "qwen3_5_moe_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_text"),
     }
@@ -48,7 +48,8 @@ _NO_FLEX = frozenset(
 NO_LABELS = frozenset(
     {
         *("afmoe", "apertus", "baichuan", "bamba", "btlm", "chatglm", "cohere", "cohere2", "dbrx"),
-        *("dots1", "minicpm"),
+        *("codegen", "cwm", "dots1", "flex_olmo", "hyperclovax", "jais2", "minicpm", "nanochat"),
+        *("vaultgemma", "youtu"),
         *("ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
         *("glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "gpt_from_scratch", "granite"),
         *("granitemoe", "granitemoehybrid", "internlm", "internlm2", "internlm3", "lfm2", "lfm2_moe"),
@@ -167,7 +168,11 @@ def lacks_model(stack: Stack, model: ModelSpec) -> bool:
 
 # Architectures of which the classes of Transformers 5 alone were read, though older releases have some, too.
 _READ_IN_5 = frozenset(
-    {"aya_vision", "biogpt", "gpt_bigcode", "gpt_neo", "idefics2", "lfm2_vl", "mamba2", "phimoe"}
+    {
+        *("aya_vision", "biogpt", "codegen", "cwm", "flex_olmo", "gpt_bigcode", "gpt_neo", "helium"),
+        *("hyperclovax", "idefics2", "jais2", "lfm2_vl", "mamba2", "nanochat", "phimoe", "vaultgemma"),
+        "youtu",
+    }
 )
 
 

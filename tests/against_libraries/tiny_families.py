@@ -47,7 +47,12 @@ FUSED_EXPERTS = frozenset(
 )
 
 
-COMPARED_ELSEWHERE = frozenset({"biogpt", "dbrx", "dots1", "gpt_bigcode", "gpt_neo", "phimoe"})
+COMPARED_ELSEWHERE = frozenset(
+    {
+        *("biogpt", "codegen", "cwm", "dbrx", "dots1", "flex_olmo", "gpt_bigcode", "gpt_neo", "helium"),
+        *("jais2", "phimoe", "youtu"),
+    }
+)
 """Architectures of the catalog that are compared with the trace in other files: those whose trace is in two
 sizes alone (``step_program/test_later_decoders.py``), and DBRX (``dry_run/test_selected_experts.py``).
 """

@@ -15,8 +15,8 @@ _OF_LORA = ("lora_rank", "lora_dropout", "dora")
 _UNPATCHED = frozenset({
     *("afmoe", "bloom", "cohere", "deepseek_v2", "deepseek_v3", "falcon", "falcon_h1", "glm4_moe"),
     "glm4_moe_lite",
-    *("biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "lfm2", "lfm2_moe", "llama4"),
-    *("minimax_m2", "mllama", "mpt", "olmo"),
+    *("biogpt", "codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "lfm2", "lfm2_moe"),
+    *("flex_olmo", "llama4", "minimax_m2", "mllama", "mpt", "olmo", "youtu"),
     *("olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "stablelm"),
     *("glm4v", "internvl", "llava", "llava_next", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe"),
 })  # fmt: skip
@@ -24,7 +24,7 @@ _UNPATCHED = frozenset({
 # layers are fp32, where axolotl 0.19.0 kernels/lora.py matmul_lora adds fp32 factors to a 16-bit product in
 # place.  transformers 5.16.1 activations.py ReLUSquaredActivation, XIELUActivation; bitsandbytes 0.50.2
 # nn/modules.py Linear4bit.forward.
-_WIDE_LAYERS = frozenset({"apertus", "arcee"})
+_WIDE_LAYERS = frozenset({"apertus", "arcee", "jais2", "nanochat"})
 _ROTATED = ("none", "nf4", "fp4", "int8", "gptq-int4", "awq-int4")
 
 

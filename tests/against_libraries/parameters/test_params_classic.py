@@ -23,6 +23,7 @@ transformers = import_or_skip("transformers")
 
 SHIPPED = {
     "biogpt",
+    "codegen",
     "gpt2",
     "gpt_bigcode",
     "gpt_neo",
@@ -80,6 +81,7 @@ _GATED = _WIDE | {"intermediate_size": 80}
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": _small("gpt2", n_positions=32, n_embd=48, n_layer=2, n_head=4),
     "gptj": _small("gptj", n_positions=32, n_embd=48, n_layer=2, n_head=4, rotary_dim=8),
+    "codegen": _small("codegen", n_positions=32, n_embd=48, n_layer=2, n_head=4, rotary_dim=8),
     "gpt_neox": _small("gpt_neox", **_GATED),
     "opt": _small("opt", ffn_dim=80, **_WIDE),
     "gpt_neo": _small("gpt_neo", hidden_size=48, num_layers=24, num_heads=4),
@@ -98,6 +100,7 @@ SMALL: dict[str, dict[str, Any]] = {
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"n_inner": 80, "tie_word_embeddings": False}),
     ("gptj", {"n_inner": 80}),
+    ("codegen", {"n_inner": 80, "tie_word_embeddings": True}),
     ("gptj", {"tie_word_embeddings": True}),
     ("gpt_neox", {"attention_bias": False, "use_parallel_residual": False, "tie_word_embeddings": True}),
     (

@@ -19,6 +19,7 @@ _GEMMA = {
     **_SIZES, "model_type": "gemma3n_text", "head_dim": 16, "vocab_size_per_layer_input": 80,
     "hidden_size_per_layer_input": 8, "laurel_rank": 4,
 }  # fmt: skip
+_GROUPED = {**_SIZES, "intermediate_size": 128, "num_hidden_layers": 2, "num_key_value_heads": 2}
 _DBRX = {"model_type": "dbrx", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 96}
 CONFIGS: list[dict[str, Any]] = [
     {**_GEMMA, "num_hidden_layers": 10, "num_kv_shared_layers": 4, "intermediate_size": 128},
@@ -64,6 +65,23 @@ CONFIGS: list[dict[str, Any]] = [
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "moe_jitter_eps": 0},
     },
     {**_DBRX, "attn_config": {"clip_qkv": 8.0, "rope_theta": 1e4}},
+    {**_GROUPED, "model_type": "cwm"},
+    {**_GROUPED, "model_type": "cwm", "head_dim": 24, "mlp_bias": True, "tie_word_embeddings": True},
+    {**_GROUPED, "model_type": "hyperclovax", "head_dim": 24, "attention_bias": True, "mlp_bias": True},
+    {**_GROUPED, "model_type": "hyperclovax", "use_post_norm": False, "tie_word_embeddings": True},
+    {**_GROUPED, "model_type": "helium", "head_dim": 16},
+    {**_GROUPED, "model_type": "helium", "head_dim": 16, "attention_bias": True, "mlp_bias": True,
+     "tie_word_embeddings": True},
+    {**_GROUPED, "model_type": "jais2"},
+    {**_GROUPED, "model_type": "jais2", "attention_bias": False, "mlp_bias": False},
+    {**_GROUPED, "model_type": "nanochat", "attention_bias": True, "tie_word_embeddings": True},
+    {**_GROUPED, "model_type": "vaultgemma", "head_dim": 24, "attention_bias": True},
+    {**_GROUPED, "model_type": "flex_olmo"},
+    {**_GROUPED, "model_type": "flex_olmo", "num_experts": 4, "num_experts_per_tok": 2,
+     "attention_bias": True, "tie_word_embeddings": True},
+    {**_SIZES, "model_type": "youtu", "intermediate_size": 128, "num_hidden_layers": 2,
+     "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 24, "qk_nope_head_dim": 16,
+     "qk_rope_head_dim": 8, "v_head_dim": 12, "tie_word_embeddings": False},
 ]  # fmt: skip
 
 

@@ -67,6 +67,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2, "num_local_experts": 8, "attention_bias": True, "lm_head_bias": True,
         "input_jitter_noise": 0.01,
     },
+    "cwm": {**_TEXT, "model_type": "cwm", "head_dim": 64, "sliding_window": 128},
+    "hyperclovax": {**_TEXT, "model_type": "hyperclovax", "residual_multiplier": 0.5},
+    "helium": {**_TEXT, "model_type": "helium", "head_dim": 64},
+    "jais2": {**_TEXT, "model_type": "jais2"},
+    "nanochat": {**_TEXT, "model_type": "nanochat"},
+    "vaultgemma": {**_TEXT, "model_type": "vaultgemma", "head_dim": 64, "sliding_window": 128},
+    "flex_olmo": {
+        **_TEXT, "model_type": "flex_olmo", "intermediate_size": 384, "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "youtu": {
+        **_TEXT, "model_type": "youtu", "num_key_value_heads": 8, "q_lora_rank": 192, "kv_lora_rank": 128,
+        "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64,
+    },
+    "codegen": {
+        "model_type": "codegen", "n_embd": 512, "n_head": 8, "n_layer": 4, "vocab_size": 4096,
+        "rotary_dim": 32, "pad_token_id": 0, "torch_dtype": "bfloat16",
+    },
     "gpt_neo": {
         "model_type": "gpt_neo", "hidden_size": 512, "num_heads": 8, "num_layers": 4, "vocab_size": 4096,
         "attention_types": [[["global", "local"], 2]], "pad_token_id": 0, "torch_dtype": "bfloat16",
@@ -143,7 +161,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # PEFT's adapter fails on the router of Phi-3.5-MoE, and it refuses one of Mamba 2's output projection.
 _TARGETS = {"phimoe": "q_proj;k_proj;v_proj;o_proj", "mamba2": "in_proj"}
-_WITHOUT_SDPA = ("gpt_neo", "mamba2")
+_WITHOUT_SDPA = ("codegen", "gpt_neo", "mamba2", "vaultgemma")
 _QUICK = {
     ("gemma4 inputs", "lora", True, 256),
     ("minicpm3", "lora", False, 256),
@@ -152,6 +170,8 @@ _QUICK = {
 _QUICK |= {("phimoe", "lora", False, 256), ("gpt_neo", "full", True, 256), ("gpt_bigcode", "lora", True, 256)}
 _QUICK |= {("mamba2", "full", False, 256), ("idefics2", "lora", True, 256)}
 _QUICK |= {("nemotron", "full", False, 256), ("mistral4", "full", False, 256), ("afmoe", "full", True, 256)}
+_QUICK |= {("helium", "full", False, 256), ("nanochat", "lora", True, 256), ("flex_olmo", "lora", False, 256)}
+_QUICK |= {("codegen", "lora", False, 256), ("hyperclovax", "full", True, 256)}
 CASES = [
     pytest.param(
         kind, method, again, seq, marks=() if (kind, method, again, seq) in _QUICK else pytest.mark.slow

@@ -56,12 +56,12 @@ def read_gemma2(fields: ConfigFields) -> ModelSpec:
     """
     n_layers = fields.layers("num_hidden_layers")
     attention = attention_of(fields, heads_default=8, kv_default=4, head_dim_default=256)
-    attention = replace(attention, softcap=_is_capped(fields, "attn_logit_softcapping", default=True))
+    attention = replace(attention, softcap=is_capped(fields, "attn_logit_softcapping", default=True))
     block = _block(fields, attention, fields.text("hidden_activation", "gelu_pytorch_tanh"), n_hidden_norms=4)
     windows = layer_windows(fields, n_layers, window_field(fields, 4096), alternating_types(n_layers, 2))
     spec = with_scaling(decoder(fields, with_windows(block, windows), tied_default=True), "one_plus")
     spec = replace(spec, embedding_scale="table")
-    return replace(spec, logit_softcap=_is_capped(fields, "final_logit_softcapping", default=True))
+    return replace(spec, logit_softcap=is_capped(fields, "final_logit_softcapping", default=True))
 
 
 def read_gemma3_text(fields: ConfigFields) -> ModelSpec:
@@ -79,7 +79,7 @@ def read_gemma3_text(fields: ConfigFields) -> ModelSpec:
     attention = attention_of(fields, heads_default=8, kv_default=4, head_dim_default=256)
     attention = replace(
         attention,
-        softcap=_is_capped(fields, "attn_logit_softcapping", default=False),
+        softcap=is_capped(fields, "attn_logit_softcapping", default=False),
         head_norms_last=True,
         tables_by_window=True,
     )
@@ -90,7 +90,7 @@ def read_gemma3_text(fields: ConfigFields) -> ModelSpec:
     with_vocab = ConfigFields({"vocab_size": _GEMMA3_TEXT_VOCAB, **fields.data}, fields.where)
     spec = with_scaling(decoder(with_vocab, with_windows(block, windows), tied_default=True), "one_plus")
     spec = replace(spec, embedding_scale="table")
-    return replace(spec, logit_softcap=_is_capped(fields, "final_logit_softcapping", default=False))
+    return replace(spec, logit_softcap=is_capped(fields, "final_logit_softcapping", default=False))
 
 
 def read_gemma3(fields: ConfigFields) -> ModelSpec:
@@ -110,7 +110,7 @@ def read_gemma3(fields: ConfigFields) -> ModelSpec:
     return replace(spec, architecture="gemma3", vision=tower)
 
 
-def _is_capped(fields: ConfigFields, name: str, *, default: bool) -> bool:
+def is_capped(fields: ConfigFields, name: str, *, default: bool) -> bool:
     """Whether a soft cap is on: absent means the class's default, null means off."""
     value = fields.data.get(name, default)
     if value is None or isinstance(value, bool):

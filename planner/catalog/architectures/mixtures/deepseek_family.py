@@ -65,6 +65,7 @@ _MINICPM3 = {
 }
 _GLM = _ClassDefaults(64, 1, 1536, 1, 4, "sigmoid")
 _DOTS1 = _ClassDefaults(128, 2, 1408, 0, None, "sigmoid")
+_YOUTU = replace(_V3, in_table=False)
 _MISTRAL4 = _ClassDefaults(128, 1, 2048, 0, 4, "softmax_fp32", in_table=False)
 
 
@@ -243,6 +244,13 @@ def read_minicpm3(fields: ConfigFields) -> ModelSpec:
     return replace(spec, embedding_scale="table")
 
 
+def read_youtu(fields: ConfigFields) -> ModelSpec:
+    """``youtu``: DeepSeek V3's attention in dense layers alone, tied head."""
+    given = {"tie_word_embeddings": True, **fields.data}
+    given["first_k_dense_replace"] = fields.layers("num_hidden_layers")
+    return _read(ConfigFields(given, fields.where), _YOUTU, mlp_bias=fields.flag("mlp_bias", False))
+
+
 def read_dots1(fields: ConfigFields) -> ModelSpec:
     """``dots1`` (dots.llm1): Qwen3's attention and windows, DeepSeek V3's layers around it.
 
@@ -278,4 +286,5 @@ READERS: dict[str, Callable[[ConfigFields], ModelSpec]] = {
     "mistral4": read_mistral4,
     "minicpm3": read_minicpm3,
     "dots1": read_dots1,
+    "youtu": read_youtu,
 }

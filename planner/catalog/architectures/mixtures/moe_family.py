@@ -1,5 +1,5 @@
-"""Mixtures of experts around Llama's attention: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, Granite-MoE;
-Phi-3.5-MoE.
+"""Mixtures of experts around Llama's attention: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, FlexOlmo,
+Granite-MoE; Phi-3.5-MoE.
 
 Module names, shapes and defaults are those of Transformers 5.23
 (``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``): the experts of a
@@ -27,6 +27,7 @@ from planner.catalog.architectures.parts import (
     rms,
     router,
     separate_qkv,
+    with_scaling,
 )
 from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, window_field
 from planner.domain.attention_shape import AttentionSpec
@@ -97,6 +98,18 @@ def read_olmoe(fields: ConfigFields) -> ModelSpec:
     linears = reached_by_peft(block.linears, *SPLIT_NAMES)
     block = replace(block, linears=linears, norms=block.norms + wide_head_norms(attention))
     return decoder(fields, [block] * fields.layers("num_hidden_layers"))
+
+
+def read_flex_olmo(fields: ConfigFields) -> ModelSpec:
+    """``flex_olmo``: OLMoE's layers with OLMo 2's attention, norms behind both branches."""
+    given = {"num_experts": 7, "num_experts_per_tok": 5, **fields.data}
+    spec = read_olmoe(ConfigFields(given, fields.where))
+
+    def normed_last(block: BlockSpec) -> BlockSpec:
+        attention = replace(block.attention, rotary_result="input")
+        return replace(block, attention=attention, reads_stream=True)
+
+    return with_scaling(spec.with_blocks(normed_last), "wide")
 
 
 def read_granitemoe(fields: ConfigFields) -> ModelSpec:
@@ -223,4 +236,5 @@ READERS = {
     "qwen2_moe": read_qwen2_moe,
     "qwen3_moe": read_qwen3_moe,
     "phimoe": read_phimoe,
+    "flex_olmo": read_flex_olmo,
 }

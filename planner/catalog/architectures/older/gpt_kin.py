@@ -1,4 +1,5 @@
-"""Kin of GPT-2 that came after it: GPT-Neo, GPTBigCode (StarCoder, SantaCoder) and BioGPT.
+"""Kin of GPT-2 that came after it: GPT-Neo, GPTBigCode (StarCoder, SantaCoder), CodeGen,
+BioGPT.
 
 Module names, shapes and defaults are those of Transformers 5.23
 (``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import MAX_LAYERS, ConfigFields
-from planner.catalog.architectures.older.gpt_family import bare_model, even_heads, gpt_block, gpt_model
+from planner.catalog.architectures.older.gpt_family import bare_model, even_heads, gpt_block, gpt_model, read_gptj
 from planner.catalog.architectures.parts import (
     fused_qkv,
     layer_norm,
@@ -90,6 +91,18 @@ def read_gpt_bigcode(fields: ConfigFields) -> ModelSpec:
     return replace(spec, embedding_dropout=fields.is_positive("embd_pdrop", 0.1))
 
 
+def read_codegen(fields: ConfigFields) -> ModelSpec:
+    """``codegen``: GPT-J's block, whose query, key and value are copied out of one product."""
+
+    def fused(block: BlockSpec) -> BlockSpec:
+        attention = replace(block.attention, fused_qkv=True, fused_parts="indexed")
+        hidden = block.linears[0].in_features
+        linears = fused_qkv(attention, hidden, ("qkv_proj", "out_proj"), biases=(False, False))
+        return replace(block, attention=attention, linears=linears + block.linears[-2:])
+
+    return read_gptj(fields).with_blocks(fused)
+
+
 def _biogpt_block(fields: ConfigFields, hidden: int, *, drops: bool) -> BlockSpec:
     width = fields.integer("intermediate_size", default=4096)
     attention = replace(
@@ -137,4 +150,9 @@ def read_biogpt(fields: ConfigFields) -> ModelSpec:
     )
 
 
-READERS = {"gpt_neo": read_gpt_neo, "gpt_bigcode": read_gpt_bigcode, "biogpt": read_biogpt}
+READERS = {
+    "gpt_neo": read_gpt_neo,
+    "gpt_bigcode": read_gpt_bigcode,
+    "codegen": read_codegen,
+    "biogpt": read_biogpt,
+}
