@@ -43,6 +43,7 @@ MODELS = (
     "smollm3-3b",
     "olmo-2-7b",
     "gpt-neo-125m", "starcoderbase-1b", "biogpt", "phi-3.5-moe", "mamba2-130m", "idefics2-8b",
+    "helium-1-preview-2b", "cwm-32b", "jais-2-8b", "youtu-llm-2b", "salesforce-codegen-350m",
 )  # fmt: skip
 _KEY_FILES = ("transformers.toml", "llama-factory.toml", "trl.toml", "lmflow.toml", "axolotl.toml")
 CONFIG_KEYS = sorted(
