@@ -31,7 +31,15 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "dense.gemma_family": ("gemma", "gemma2", "gemma3_text", "gemma3"),
     "dense.gemma3n": ("gemma3n_text",),
     "dense.gemma4": ("gemma4_text", "gemma4_unified_text"),
-    "mixtures.moe_family": ("mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe", "phimoe", "flex_olmo"),
+    "mixtures.moe_family": (
+        "mixtral",
+        "olmoe",
+        "granitemoe",
+        "qwen2_moe",
+        "qwen3_moe",
+        "phimoe",
+        "flex_olmo",
+    ),
     "mixtures.later_mixtures": (
         "glm4_moe",
         "glm4v_moe_text",

@@ -11,7 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import MAX_LAYERS, ConfigFields
-from planner.catalog.architectures.older.gpt_family import bare_model, even_heads, gpt_block, gpt_model, read_gptj
+from planner.catalog.architectures.older.gpt_family import (
+    bare_model,
+    even_heads,
+    gpt_block,
+    gpt_model,
+    read_gptj,
+)
 from planner.catalog.architectures.parts import (
     fused_qkv,
     layer_norm,
