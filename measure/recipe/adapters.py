@@ -13,7 +13,13 @@ from planner.intake.linears import GROUP_TARGETS
 
 SCORE = "score"
 """The head of a reward model, by its name in Transformers, which PEFT trains whole."""
+_MARKS = ("lora_", "oft_", "vera_")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def is_of_adapters(name: str) -> bool:
+    """Whether a parameter or buffer of this full name came with PEFT's adapters."""
+    return any(f".{mark}" in name for mark in (*_MARKS, "modules_to_save."))
 
 
 def _attention_paths(model: nn.Module, spec: ModelSpec) -> list[str]:
@@ -74,6 +80,8 @@ def adapted(model: Any, adapter: Adapter, spec: ModelSpec) -> Any:
     config: peft.PeftConfig
     if adapter.oft_block_size:
         config = peft.OFTConfig(oft_block_size=adapter.oft_block_size, **common)
+    elif adapter.vera:
+        config = peft.VeraConfig(r=int(adapter.rank), vera_dropout=adapter.dropout, **common)
     else:
         config = peft.LoraConfig(
             r=int(adapter.rank),
@@ -85,6 +93,6 @@ def adapted(model: Any, adapter: Adapter, spec: ModelSpec) -> Any:
         )
     made = peft.get_peft_model(model, config, autocast_adapter_dtype=adapter.dtype == "fp32")
     for name, tensor in made.named_parameters():
-        if ("lora_" in name or "oft_" in name) and tensor.dtype != DTYPES[adapter.dtype]:
+        if any(mark in name for mark in _MARKS) and tensor.dtype != DTYPES[adapter.dtype]:
             tensor.data = tensor.data.to(DTYPES[adapter.dtype])
     return made

@@ -20,7 +20,7 @@ from transformers import modeling_flash_attention_utils
 from transformers.initialization import no_tie_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from measure.recipe.adapters import DTYPES, adapted
+from measure.recipe.adapters import DTYPES, adapted, is_of_adapters
 from measure.recipe.kbit import prepare_for_kbit
 from measure.recipe.modules import config_fields, find_layer_list
 from measure.recipe.preference_steps import WithValueHead
@@ -276,7 +276,7 @@ def materialize(model: nn.Module, recorder: Recorder, number: int = 0, *, by_nam
     owners = _owners(model)
     recorder.enter_stage("load", number)
     with recorder:
-        base = {tensor: places for tensor, places in owners.items() if not _is_adapter(places[0][2])}
+        base = {tensor: places for tensor, places in owners.items() if not is_of_adapters(places[0][2])}
         cast: dict[Any, TracedBlock] = {}
         come: set[torch.Tensor] = set()
         for tensor in _in_order(base, by_names=by_names):
@@ -294,7 +294,7 @@ def materialize(model: nn.Module, recorder: Recorder, number: int = 0, *, by_nam
     recorder.enter_stage("adapters", number)
     with recorder:
         for tensor, places in owners.items():
-            if _is_adapter(places[0][2]):
+            if is_of_adapters(places[0][2]):
                 _replace(tensor, places, recorder)
 
 
@@ -325,14 +325,10 @@ def _owners(model: nn.Module) -> Mapping[torch.Tensor, list[_Place]]:
     return owners
 
 
-def _is_adapter(name: str) -> bool:
-    return ".lora_" in name or ".modules_to_save." in name
-
-
 def _role(name: str) -> Role:
     if name.rpartition(".")[2] in CONSTANTS:
         return "quantization_constants"
-    return "adapters" if _is_adapter(name) else "weights"
+    return "adapters" if is_of_adapters(name) else "weights"
 
 
 def _held_as(tensor: Any, places: list[_Place], number: int, recorder: Recorder) -> TracedBlock:

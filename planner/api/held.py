@@ -157,17 +157,22 @@ def quantization_of(held: TrainerJob) -> Mapping[str, Any] | None:
 
 
 def refuse_uneven(peft: Any) -> None:
-    """Refuse adapters that differ from matrix to matrix, and other kinds than LoRA.
+    """Refuse adapters that differ from matrix to matrix, and other kinds than LoRA and VeRA.
 
     Raises:
         NotModelledError: such a setting, by name.
     """
-    kind = str(getattr(peft.peft_type, "value", peft.peft_type)).upper()
-    if kind != "LORA":
-        raise NotModelledError(f"peft_config: '{show(kind)}' is not modelled; LORA is")
+    kind = adapter_kind(peft)
+    if kind not in ("LORA", "VERA"):
+        raise NotModelledError(f"peft_config: '{show(kind)}' is not modelled; LORA and VERA are")
     for name in _UNEVEN:
         if getattr(peft, name, None):
             raise NotModelledError(f"peft_config.{name}: adapters on part of the matrices are not modelled")
+
+
+def adapter_kind(peft: Any) -> str:
+    """What PEFT calls the kind of an adapter, such as ``LORA``."""
+    return str(getattr(peft.peft_type, "value", peft.peft_type)).upper()
 
 
 def dtype_of_base(held: TrainerJob) -> str | None:
@@ -186,7 +191,7 @@ def dtype_of_base(held: TrainerJob) -> str | None:
 
 
 def dtype_of_adapters(held: TrainerJob) -> str | None:
-    """Dtype of the LoRA matrices, ``None`` where there are none or they differ."""
+    """Dtype of the trained adapters, ``None`` where there are none or they differ."""
     found = {str(parameter.dtype) for name, parameter in _parameters(held.model) if _is_of_adapter(name)}
     return _FLOATS.get(found.pop()) if len(found) == 1 else None
 
@@ -230,7 +235,7 @@ def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_of_adapter(name: str) -> bool:
-    return ".lora_" in name or ".modules_to_save." in name
+    return any(mark in name for mark in (".lora_", ".vera_", ".modules_to_save."))
 
 
 def _active_peft(model: Any) -> Any:

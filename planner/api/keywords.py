@@ -60,6 +60,7 @@ class AlikeFlags(TypedDict, total=False):
     freeze: Names
     dora: bool
     oft_block_size: int | str
+    vera: bool
     optimizer_in_backward: bool
     optimizer_rank: int | str
     gradient_checkpointing: bool

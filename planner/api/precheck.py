@@ -15,6 +15,7 @@ from planner.api.answers import Answer
 from planner.api.building import answer_of
 from planner.api.held import (
     TrainerJob,
+    adapter_kind,
     arguments_of,
     defaults_of,
     dtype_of_adapters,
@@ -191,13 +192,17 @@ def _say_model(held: TrainerJob, reading: Reading) -> None:
 
 
 def _say_adapters(peft: Any, reading: Reading) -> None:
-    """LoRA as PEFT holds it; names of single layers' matrices become those of the matrices (peft 0.21
-    tuners/lora/config.py).
+    """LoRA and VeRA as PEFT holds them; names of single layers' matrices become those of the matrices (peft
+    0.21 tuners/lora/config.py, tuners/vera/config.py).
     """
     place = "peft_config"
     reading.say("method", "lora", place)
     reading.say("lora_rank", int(peft.r), f"{place}.r")
-    reading.say("lora_dropout", float(peft.lora_dropout), f"{place}.lora_dropout")
+    if adapter_kind(peft) == "VERA":
+        reading.say("vera", True, f"{place}.peft_type")
+        reading.say("lora_dropout", float(peft.vera_dropout), f"{place}.vera_dropout")
+    else:
+        reading.say("lora_dropout", float(peft.lora_dropout), f"{place}.lora_dropout")
     targets = peft.target_modules
     if targets is None:
         raise UsageError(

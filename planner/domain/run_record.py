@@ -165,6 +165,7 @@ class RunRecord:
     train_layers: tuple[str, ...] = ()
     dora: bool | None = None
     oft_block_size: int | None = None
+    vera: bool | None = None
     optimizer_in_backward: bool | None = None
     optimizer_rank: int | None = None
     fp8: Fp8 | None = None

@@ -148,6 +148,8 @@ class Stack(EngineFacts):
     oft: Literal["unread", "twice", "apart", "alike"]
     """Who turns the input of a quantised matrix: the wrapper of all (``alike``), or one that leaves
     casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies before (``twice``)."""
+    vera: Literal["unread", "one_wrapper"]
+    """Whether VeRA's only wrapper, that of all bases, was read."""
 
     # Layers
     model_code: Literal["transformers-4", "transformers-5", "own", "megatron-core"]

@@ -64,6 +64,7 @@ from planner.intake.supported import (
 from planner.intake.tasks import keeps_dropout, takes_tiles
 from planner.intake.train_layers import trained_parts
 
+_VERA_RANK = 256
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
 _SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"
 _NO_CAST_NOTE = "without autocast a step computes in the dtype of its weights"
@@ -365,14 +366,17 @@ def _resolve_adapter(
     block_size: int = (
         ledger.choose("oft_block_size", 0, "assumed") if ledger.is_given("oft_block_size") else 0
     )
+    vera = ledger.is_given("vera") and bool(ledger.choose("vera", False, "assumed"))
+    rank = (_VERA_RANK, "assumed", "default of PEFT's VeraConfig") if vera else (defaults.lora_rank, origin)
     return Adapter(
-        rank=0 if block_size else ledger.choose("lora_rank", defaults.lora_rank, origin),
+        rank=0 if block_size else ledger.choose("lora_rank", *rank),
         targets=_resolve_targets(ledger, setting),
         dropout=0.0 if block_size else _resolve_dropout(ledger, setting, task),
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
         dora=ledger.is_given("dora") and bool(ledger.choose("dora", False, "assumed")),
         oft_block_size=block_size,
+        vera=vera,
     )
 
 

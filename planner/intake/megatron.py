@@ -35,7 +35,7 @@ def check_megatron(scenario: Scenario) -> None:
 def _of_recipe(scenario: Scenario) -> Iterator[str]:
     recipe, numerics, adapter = scenario.recipe, scenario.recipe.numerics, scenario.recipe.adapter
     some_layers = recipe.checkpoint_policy != "full" or recipe.checkpoint_every != 1
-    odd = adapter is not None and (adapter.dora or adapter.oft_block_size or adapter.modules_to_save)
+    odd = adapter is not None and (not adapter.is_plain or adapter.modules_to_save)
     narrow = numerics.quantization != "none" or numerics.fp8 != "none"
     plain = (numerics.precision, numerics.load_dtype) == ("bf16", "bf16")
     own = DISTRIBUTED_OPTIMIZER.name

@@ -18,7 +18,7 @@ from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT
 from planner.domain.term import TermName
 from planner.program.job import Job, reward_job, second_job
 from planner.program.ops.tensors import ELEMENT_BYTES, PRODUCTS, Dtype, Unit
-from planner.program.parameters import SEEING, Weight, adapter_weights, model_weights
+from planner.program.parameters import SEEING, Weight, adapter_weights, model_weights, shared_matrices
 from planner.program.position_tables import table_row_bytes
 from planner.program.request_stream import RequestStream
 from planner.program.weights.fake_quantized import SCALE_BYTES, is_rounded
@@ -307,7 +307,8 @@ def add_adapters(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> 
     """LoRA matrices in the recipe's dtype, and copies of saved modules in the dtype of their originals,
     until a stack widens them.
 
-    OFT's rotations have the places above the diagonal in two buffers.
+    OFT's rotations have the places above the diagonal in two buffers; VeRA's layers share two matrices, as
+    wide as the widest of them.
     Source: peft 0.21 tuners/lora/layer.py update_layer, tuners/oft/layer.py OFTRotationModule, utils/other.py
     ModulesToSaveWrapper.
     """
@@ -317,6 +318,8 @@ def add_adapters(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> 
     if job.model.tied and table in originals:
         originals["head"] = originals[table]
     cast = engine_dtypes(job, made) if casts_on_host(job) else {}
+    for name, width in shared_matrices(job):
+        stream.allocate(Unit.RANK, width * job.regime.adapter, "adapters", ("adapters", name, "weight"))
     for each in made:
         each.dtype = cast.get(id(each), originals.get(each.name, each.dtype))
         each.slot = stream.allocate(each.unit, each.unit_bytes, "adapters", ("adapters", each.name, "weight"))

@@ -331,11 +331,21 @@ def _head(job: Job) -> Iterator[Weight]:
     yield from _bias(head, "head", 1)
 
 
+def shared_matrices(job: Job) -> tuple[tuple[str, int], ...]:
+    """VeRA's two matrices, by how wide they are beside the rank: as the widest input and output."""
+    adapter = job.recipe.adapter
+    if adapter is None or not adapter.vera:
+        return ()
+    adapted = [each for each, _ in _named_linears(job.model) if is_adapted(each, adapter.targets)]
+    widest = max(each.in_features for each in adapted), max(each.out_features for each in adapted)
+    return tuple(zip(("vera_A", "vera_B"), widest, strict=True))
+
+
 def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
     """``A`` of (rank, in) and ``B`` of (out, rank);
     a tensor of all experts has a rank for each of them.  DoRA adds (out).
 
-    OFT has one tensor instead, of (blocks, numbers of a triangle).
+    OFT has one tensor instead, of (blocks, numbers of a triangle); VeRA has vectors of (out) and (rank).
     """
     adapter = job.recipe.adapter
     assert adapter is not None
@@ -343,6 +353,10 @@ def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
         size = oft_block_size(linear.in_features, adapter.oft_block_size)
         shape = ((Unit.ONE, linear.in_features / size), (Unit.ONE, size * (size - 1) / 2))
         yield Weight(f"{name} oft_R", "matrix", shape, adapter.dtype, trained=True)
+        return
+    if adapter.vera:
+        for part, size in (("b", (Unit.ONE, linear.out_features)), ("d", (Unit.RANK, 1))):
+            yield Weight(f"{name} vera_lambda_{part}", "matrix", (size,), adapter.dtype, trained=True)
         return
     count = n_tensors(job.stack, linear)
     rank = (Unit.RANK, linear.rank_factor * linear.copies / count)

@@ -124,7 +124,7 @@ def test_any_accepted_values_resolve_or_are_refused(data: st.DataObject) -> None
         recorded = [entry.name for entry in scenario.assumptions]
         assert len(recorded) == len(set(recorded))
         assert {name for name in chosen if not name.endswith("_parallel")} - set(recorded) <= {
-            "lora_rank", "lora_targets", "lora_dropout", "dora", "oft_block_size", "adapter_dtype",
+            "lora_rank", "lora_targets", "lora_dropout", "dora", "vera", "oft_block_size", "adapter_dtype",
             "modules_to_save", "device_map",
         }  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from measure.recipe.adapters import DTYPES
+from measure.recipe.adapters import DTYPES, is_of_adapters
 from measure.recipe.optimizers import parameter_groups
 from measure.trace.cuda.quantized import is_packed
 from measure.trace.record import ParameterNote
@@ -42,7 +42,7 @@ def cast_for_engine(model: Any, scenario: Scenario) -> None:
     was_divided = recipe.sharding.is_zero3 and recipe.numerics.quantization == "none"
     keeps_adapters = was_divided and not scenario.stack.zero3_casts_adapters
     for name, tensor in model.named_parameters():
-        adapter = ".lora_" in name or ".modules_to_save." in name
+        adapter = is_of_adapters(name)
         tensor.stored_bytes = tensor.element_size()
         if tensor.is_floating_point() and not is_packed(tensor) and not (adapter and keeps_adapters):
             tensor.data = tensor.data.to(dtype)

@@ -41,6 +41,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "modules_to_save": "modules_to_save",
         "dora": "dora",
         "oft_block_size": "oft_block_size",
+        "vera": "vera",
     },
 }
 """Part of a recipe -> flat name -> attribute of the part."""

@@ -99,7 +99,8 @@ def _adapter(adapter: Adapter) -> str:
     """The kind of adapters where they are not LoRA's alone, with their rank or the size of their blocks."""
     if adapter.oft_block_size:
         return f"oft b={adapter.oft_block_size}"
-    return f"{'dora ' if adapter.dora else ''}r={plain_number(adapter.rank)}"
+    kind = "dora " if adapter.dora else "vera " if adapter.vera else ""
+    return f"{kind}r={plain_number(adapter.rank)}"
 
 
 def _task(recipe: Recipe) -> tuple[str, ...]:

@@ -133,7 +133,8 @@ class Adapter:
     ``targets`` is ``("all-linear",)``, ``("attention",)`` or module names.  ``modules_to_save`` are trained
     whole; PEFT keeps the frozen original beside the trainable copy.  ``dora``: rows of base and adapter
     together are scaled by a trained magnitude.  ``oft_block_size``: other than 0, there are no such matrices
-    (rank 0) but OFT's rotations, which turn so many neighbouring inputs of a matrix at a time.
+    (rank 0) but OFT's rotations, which turn so many neighbouring inputs of a matrix at a time.  ``vera``: all
+    linears share one frozen ``A`` and one ``B``, and each trains a vector behind either of them.
     """
 
     rank: Number
@@ -143,6 +144,12 @@ class Adapter:
     dtype: Dtype
     dora: bool
     oft_block_size: int = 0
+    vera: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """LoRA's two matrices and nothing else."""
+        return not (self.dora or self.oft_block_size or self.vera)
 
     @property
     def saved_names(self) -> frozenset[str]:

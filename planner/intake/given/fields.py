@@ -207,6 +207,11 @@ _FIELDS = (
         "flag",
         "Scale the rows of base and adapter together by a trained magnitude (DoRA, PEFT use_dora)",
     ),
+    RequestField(
+        "vera",
+        "flag",
+        "Train vectors behind two frozen matrices that all layers share (VeRA; --lora-rank is their rank)",
+    ),
     _count(
         "oft_block_size",
         "Turn so many neighbouring inputs of a matrix at a time, without LoRA matrices (OFT)",

@@ -9,7 +9,7 @@ from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.rules.rules_recipe import adapted_expert_bytes, adapts_head
 
-_OF_LORA = ("lora_rank", "lora_dropout", "dora")
+_OF_LORA = ("lora_rank", "lora_dropout", "dora", "vera")
 # axolotl 0.19.0 monkeypatch/lora_kernels.py patch_self_attn_lora, called for every architecture of the
 # catalog with transformers 5.16.1: it finds no attention class of these, or not the lines that it replaces.
 _UNPATCHED = frozenset({
@@ -25,7 +25,8 @@ _UNPATCHED = frozenset({
 # place.  transformers 5.16.1 activations.py ReLUSquaredActivation, XIELUActivation; bitsandbytes 0.50.2
 # nn/modules.py Linear4bit.forward.
 _WIDE_LAYERS = frozenset({"apertus", "arcee", "jais2", "nanochat"})
-_ROTATED = ("none", "nf4", "fp4", "int8", "gptq-int4", "awq-int4")
+_SCALED = ("none", "nf4", "fp4", "int8")
+_ROTATED = (*_SCALED, "gptq-int4", "awq-int4")
 
 
 def _has_dora(case: Case) -> bool:
@@ -50,10 +51,14 @@ def _rotates(case: Case) -> bool:
     return case.adapter is not None and case.adapter.oft_block_size > 0
 
 
-def _rotates_elsewhere(case: Case) -> bool:
-    """Whether OFT meets weights or engines of which nobody compared it with the trace."""
+def _has_vera(case: Case) -> bool:
+    return case.adapter is not None and case.adapter.vera
+
+
+def _is_elsewhere(case: Case, bases: tuple[str, ...]) -> bool:
+    """Whether OFT or VeRA meets weights or engines of which nobody compared it with the trace."""
     divided = case.recipe.sharding.engine != "native" or case.recipe.checkpoint_policy == "selective-op"
-    return divided or case.numerics.quantization not in _ROTATED or adapts_head(case) or _has_stacked(case)
+    return divided or case.numerics.quantization not in bases or adapts_head(case) or _has_stacked(case)
 
 
 def _has_stacked(case: Case) -> bool:
@@ -162,7 +167,7 @@ ADAPTER_RULES = (
         "OFT is modelled over unquantised, bitsandbytes, GPTQ and AWQ matrices of models without experts, "
         "where every GPU holds everything and layers are checkpointed whole; use --sharding ddp or none, "
         "or LoRA without --oft-block-size",
-        lambda case: _rotates(case) and _rotates_elsewhere(case),
+        lambda case: _rotates(case) and _is_elsewhere(case, _ROTATED),
     ),
     Rule(
         "oft-without-autocast",
@@ -177,5 +182,28 @@ ADAPTER_RULES = (
         "OFT has no LoRA matrices; leave these options out, or --oft-block-size",
         lambda case: _rotates(case) and bool(_lora_beside_rotations(case)),
         lambda case: ", ".join(_lora_beside_rotations(case)),
+    ),
+    Rule(
+        "vera-unread",
+        "not-modelled",
+        "Nobody read how this stack computes VeRA; use --stack hf-trainer@5, or LoRA without --vera",
+        lambda case: (
+            _has_vera(case) and (case.stack.vera == "unread" or case.stack.adapter_kernels != "eager")
+        ),
+        lambda case: case.stack.id,
+    ),
+    Rule(
+        "vera-elsewhere",
+        "not-modelled",
+        "VeRA is modelled over unquantised and bitsandbytes matrices of models without experts, where every "
+        "GPU holds everything and layers are checkpointed whole; use --sharding ddp or none, or LoRA without "
+        "--vera",
+        lambda case: _has_vera(case) and _is_elsewhere(case, _SCALED),
+    ),
+    Rule(
+        "vera-with-dora",
+        "refuse",
+        "VeRA and DoRA are two kinds of adapters; leave --dora or --vera out",
+        lambda case: _has_vera(case) and _has_dora(case),
     ),
 )

@@ -114,7 +114,7 @@ def _is_unread_on_host(case: Case) -> bool:
     recipe, adapter = case.recipe, case.adapter
     if case.stack.host_experts == "none" or _host_refuses(case):
         return False
-    plain = adapter is not None and not (adapter.dora or adapter.oft_block_size or adapter.modules_to_save)
+    plain = adapter is not None and adapter.is_plain and not adapter.modules_to_save
     usual = recipe.numerics.quantization == "none" and recipe.optimizer.startswith("adamw_torch")
     read = case.model.architecture in _ON_HOST and recipe.task == "sft" and recipe.offload == "none"
     return not (plain and usual and read and case.stack.fused_experts)

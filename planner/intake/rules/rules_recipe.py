@@ -23,7 +23,7 @@ from planner.words import words
 
 # Methods that name a quantisation, and which may be given beside them.
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", *sorted(PREPACKED)), "int8": ("int8",)}
-_LORA_FIELDS = words("lora_rank lora_targets lora_dropout adapter_dtype dora oft_block_size")
+_LORA_FIELDS = words("lora_rank lora_targets lora_dropout adapter_dtype dora oft_block_size vera")
 _FOUR_BIT = ("nf4", "fp4")
 
 

@@ -90,7 +90,7 @@ def _is_plain_lora(case: Case) -> bool:
     an error there, for what they compute again is divided by then.
     """
     recipe, adapter = case.recipe, case.recipe.adapter
-    plain = adapter is not None and not (adapter.dora or adapter.modules_to_save or adapter.oft_block_size)
+    plain = adapter is not None and adapter.is_plain and not adapter.modules_to_save
     again = recipe.checkpoint_reentrant or not recipe.gradient_checkpointing
     return plain and again and case.stack.adapter_kernels == "eager"
 

@@ -426,4 +426,5 @@ def part_of(x: Tensor, count: float, unit: Unit | None = None) -> Tensor:
 
 def _larger(x: Tensor, other: Tensor) -> bool:
     """Whether ``x`` is not the one that is broadcast: units of a batch are larger than those of a weight."""
-    return (x.unit is not Unit.ONE, x.count) >= (other.unit is not Unit.ONE, other.count)
+    of_weight = (Unit.ONE, Unit.RANK)
+    return (x.unit not in of_weight, x.count) >= (other.unit not in of_weight, other.count)

@@ -12,6 +12,9 @@ from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
+FOUR_BIT = ("nf4", "fp4")
+"""Matrices whose result PEFT copies before it adds to it."""
+
 
 def factors(torch: Operators, view: LayerView, spec: LinearSpec, owner: str = "") -> tuple[Tensor, Tensor]:
     """The matrices ``A``, from the input to the rank, and ``B``, from the rank to the output.

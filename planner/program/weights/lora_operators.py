@@ -17,10 +17,10 @@ from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.weights.dora import with_dora
-from planner.program.weights.lora import dropped, factors, times
+from planner.program.weights.lora import FOUR_BIT, dropped, factors, times
 from planner.program.weights.oft import with_rotation
+from planner.program.weights.vera import with_vectors
 
-_FOUR_BIT = ("nf4", "fp4")
 LEAVES_CASTS = BITSANDBYTES | {"awq-int4", "aqlm"}
 """Bases beside which PEFT leaves casts to autocast, where that is on."""
 
@@ -30,10 +30,12 @@ def with_adapter(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor,
 
     PEFT casts ``x`` to the dtype of the adapter, but leaves that to autocast over weights of bitsandbytes,
     AWQ and AQLM.  The sum has the dtype of the base's result again, except over those weights under autocast.
-    OFT turns ``x`` instead.
+    OFT turns ``x`` instead, and VeRA multiplies by vectors.
     """
     if view.recipe.adapter is not None and view.recipe.adapter.oft_block_size:
         return with_rotation(torch, view, spec, x, base)
+    if view.recipe.adapter is not None and view.recipe.adapter.vera:
+        return with_vectors(torch, view, spec, x, base)
     passed = [base(torch, view, spec, x)]
     with torch.counted_as("adapters"):
         return _with_branch(torch, view, spec, x, passed)
@@ -46,7 +48,7 @@ def _with_branch(
     quantization = view.recipe.numerics.quantization if view.quantized(spec) else "none"
     leaves_casts = quantization in LEAVES_CASTS
     result = passed.pop()
-    if quantization in _FOUR_BIT:
+    if quantization in FOUR_BIT:
         result = torch.contiguous(result)
     given, converts = result.dtype, leaves_casts and not view.dtypes.autocast
     if converts or not leaves_casts:

@@ -196,6 +196,18 @@ def test_dora_is_read() -> None:
     assert said["dora"] == "true"
 
 
+def test_a_real_model_with_vera_is_read(tmp_path: Path) -> None:
+    """Its rank and its dropout have names of their own; the count of trained parameters agrees."""
+    peft = import_or_skip("peft")
+    vera = peft.VeraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM", vera_dropout=0.1)
+    trainer = real_trainer(peft.get_peft_model(real_model(), vera), tmp_path, bf16=True)
+    answer = planner.precheck(trainer, gpu="4090", seq=16)
+    said = origin_of(answer)
+    asked = ("vera", "lora_rank", "lora_dropout", "adapter_dtype")
+    assert [said[name] for name in asked] == ["true", "8", "0.1", "fp32"]
+    assert not any("parameters" in warning for warning in answer.warnings)
+
+
 def test_other_quantisations_are_read_from_the_config_or_not_modelled() -> None:
     """A base that came packed is counted as it is stored; one of another library gets no number."""
     packed, other = (

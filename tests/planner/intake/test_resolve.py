@@ -80,6 +80,7 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "freeze",
         "dora",
         "oft_block_size",
+        "vera",
         "optimizer_rank",
         "versions",
         "switches",

@@ -57,6 +57,7 @@ FULL = RunRecord(
     train_layers=("last:8", "norm"),
     dora=True,
     oft_block_size=32,
+    vera=True,
     optimizer_in_backward=True,
     optimizer_rank=128,
     fp8="rowwise",

@@ -249,6 +249,12 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
             "stack": "llama-factory",
         },
     ),
+    "vera-unread": ({"vera": True, "stack": "unsloth"}, {"vera": True, "stack": "hf-trainer@5"}),
+    "vera-elsewhere": (
+        {"vera": True, "gpus": 2, "sharding": "zero2"},
+        {"vera": True, "gpus": 2, "sharding": "ddp"},
+    ),
+    "vera-with-dora": ({"vera": True, "dora": True}, {"vera": True}),
     "oft-with-lora-options": ({"oft_block_size": 32, "lora_rank": 8}, {"oft_block_size": 32}),
     "optimizer-of-whole-matrices": (
         {**MUON, "gpus": 2, "sharding": "zero2"},
