@@ -122,6 +122,11 @@ class AttentionSpec:
     """
 
     @property
+    def has_sloped_mask(self) -> bool:
+        """Whether the mask of a pass is one for each head, with its slopes: Falcon's with ALiBi."""
+        return self.makes_mask and self.position == "alibi"
+
+    @property
     def q_width(self) -> int:
         """Query features per token."""
         return self.n_heads * self.head_dim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from planner.anatomy.adapted_matrices import is_adapted, is_merged
 from planner.anatomy.quantized_matrices import is_quantizable
@@ -10,11 +11,14 @@ from planner.anatomy.regime import Regime, frozen_regime
 from planner.anatomy.trained_parts import parts_of
 from planner.domain.model import BlockSpec, LinearSpec
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, FLASH_WIDEST
-from planner.domain.recipes.recipe import Offload, Recipe
+from planner.domain.recipes.recipe import Number, Offload, Recipe
 from planner.domain.stack import Stack
 from planner.intake.supported import lacks_flash2
 from planner.program.job import Job
 from planner.program.ops.tensors import Dtype
+
+MASK_KEYS = 16
+"""A mask's rows are padded to a multiple of so many keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,14 @@ class LayerView:
         ]
 
 
+def pads_mask(keys: Number) -> bool:
+    """Whether the rows of a mask over so many keys are no multiple of the kernel's alignment; in a grid:
+    any.
+    """
+    uneven: Any = keys % MASK_KEYS != 0
+    return uneven if isinstance(uneven, bool) else bool(uneven.any())
+
+
 def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = False) -> LayerView:
     """One kind of layer of ``job``; ``trained``: whether its own weights are; ``mlp_only``:
     those of its feed-forward part.
@@ -171,6 +183,7 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
         mlp_only,
         has_flash=not lacks_flash2(job.hardware.gpu),
         ranks=1 if stack.host_experts == "none" else int(job.hardware.world_size),
+        pads_mask=block.attention.has_sloped_mask and pads_mask(job.recipe.batch.seq_len),
     )
 
 

@@ -2,8 +2,8 @@
 
 Source: transformers 5.23 masking_utils.py create_causal_mask, create_sliding_window_causal_mask, sdpa_mask,
 eager_mask.
-Ignored: what older Transformers make of a mask on the way; alibi slopes, one number for each head and
-position.
+Ignored: what older Transformers make of a mask on the way; alibi slopes before they are part of a mask:
+one number for each head and position.
 """
 
 from __future__ import annotations
@@ -83,4 +83,17 @@ def _mask(torch: Operators, view: LayerView) -> Tensor:
         mask = torch.new(Unit.PAIRS, 1, view.dtypes.table, "where")
     if view.block.attention.fills_scores:
         mask = torch.like(mask, "to", "bool")
-    return mask
+    return _with_slopes(torch, view, mask) if view.block.attention.has_sloped_mask else mask
+
+
+def _with_slopes(torch: Operators, view: LayerView, mask: Tensor) -> Tensor:
+    """Numbers that have the slopes of each head.
+
+    Source: models/falcon/modeling_falcon.py FalconModel.forward, ``masked_fill``.
+    """
+    if mask.dtype == "bool":
+        mask = torch.new(Unit.PAIRS, 1, view.dtypes.table, "where")
+    below = torch.like(mask, "lt", "bool")
+    filled = torch.new(Unit.PAIRS, view.block.attention.n_heads, view.dtypes.table, "masked_fill")
+    del below
+    return filled

@@ -26,8 +26,6 @@ _WIDTH_MULTIPLE = 8
 _TILE_COLUMNS = (32, 64, 96, 128)
 Kernel = Literal["flash", "flex", "efficient", "math"]
 Pairs = Literal["triangle", "square"]
-MASK_KEYS = 16
-"""A mask's rows are padded to a multiple of so many keys."""
 PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 """Products of a query's and a key's features, and of probabilities and values;
 backward the scores once more, and four gradients.
@@ -163,16 +161,17 @@ def spread(torch: Operators, x: Tensor, times: int) -> Tensor:
 
 
 def _bias(torch: Operators, view: LayerView, query: Tensor) -> Tensor | None:
-    """The mask as the kernel reads it: additive, in the query's dtype, made anew in each layer.
+    """The mask as the kernel reads it: additive, in the query's dtype; a boolean one is made anew in each layer.
 
     Source: ``convert_boolean_attn_mask``, ``pad_bias``; a mask in the embeddings' dtype is cast by autocast.
     """
     if view.stack.sdpa_mask == "given":
         return torch.shared.get(MASK)
-    if view.stack.sdpa_mask == "stream":
-        same = view.dtypes.table == query.dtype
-        mask = torch.shared.get(MASK) if same else torch.new(Unit.PAIRS, 1, query.dtype, "to")
-        return torch.new(Unit.PAIRS, 1, query.dtype, "pad") if view.pads_mask else mask
+    spec = view.block.attention
+    if view.stack.sdpa_mask == "stream" or spec.has_sloped_mask:
+        same, masks = view.dtypes.table == query.dtype, spec.n_heads if spec.has_sloped_mask else 1
+        mask = torch.shared.get(MASK) if same else torch.new(Unit.PAIRS, masks, query.dtype, "to")
+        return torch.new(Unit.PAIRS, masks, query.dtype, "pad") if view.pads_mask else mask
     additive = torch.new(Unit.PAIRS, 1, query.dtype, "zeros_like")
     _inverted = torch.new(Unit.PAIRS, 1, "bool", "logical_not")
     return additive

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.domain.model import LinearSpec
-from planner.program.ops.kernels import MASK_KEYS
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
-from planner.program.view import LayerView
+from planner.program.view import MASK_KEYS, LayerView
 from planner.program.vision.tower_parts import SeeingView
 from planner.program.weights.matrices import base_product
 

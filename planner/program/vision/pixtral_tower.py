@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from planner.domain.recipes.recipe import Number
 from planner.domain.vision import TowerCode
 from planner.program.head.ends import require_gradient
 from planner.program.head.inputs import MASK, has_mask
 from planner.program.layers.activations import activation
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import record
-from planner.program.ops.kernels import MASK_KEYS
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.recorded_part import Shape
@@ -61,14 +58,6 @@ def beside_mask(view: LayerView, dtype: Dtype, *, pads: bool = False) -> LayerVi
     dtypes = replace(view.dtypes, table=dtype)
     stack = replace(view.stack, sdpa_mask="stream")
     return replace(view, masked=True, embedded=dtype, dtypes=dtypes, stack=stack, pads_mask=pads)
-
-
-def pads_mask(patches: Number) -> bool:
-    """Whether the rows of a mask over so many patches are no multiple of the kernel's alignment; in a grid:
-    any.
-    """
-    uneven: Any = patches % MASK_KEYS != 0
-    return uneven if isinstance(uneven, bool) else bool(uneven.any())
 
 
 def given_to_layers(view: LayerView, dtype: Dtype) -> dict[str, Shape]:

@@ -20,13 +20,12 @@ from planner.program.ops.tensors import Unit
 from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Part
-from planner.program.view import LayerView, tower_view
+from planner.program.view import LayerView, pads_mask, tower_view
 from planner.program.vision.pixtral_tower import (
     BLOCK_MASK,
     JOINED_PROJECTORS,
     beside_mask,
     given_to_layers,
-    pads_mask,
 )
 from planner.program.vision.tower import (
     TOKEN_EMBEDS,

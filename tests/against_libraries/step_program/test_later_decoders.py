@@ -85,6 +85,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "codegen", "n_embd": 512, "n_head": 8, "n_layer": 4, "vocab_size": 4096,
         "rotary_dim": 32, "pad_token_id": 0, "torch_dtype": "bfloat16",
     },
+    "falcon with slopes": {
+        **_SIZES, "model_type": "falcon", "num_hidden_layers": 4, "alibi": True, "bias": True,
+        "multi_query": False, "parallel_attn": False,
+    },
     "gpt_neo": {
         "model_type": "gpt_neo", "hidden_size": 512, "num_heads": 8, "num_layers": 4, "vocab_size": 4096,
         "attention_types": [[["global", "local"], 2]], "pad_token_id": 0, "torch_dtype": "bfloat16",
@@ -172,6 +176,7 @@ _QUICK |= {("mamba2", "full", False, 256), ("idefics2", "lora", True, 256)}
 _QUICK |= {("nemotron", "full", False, 256), ("mistral4", "full", False, 256), ("afmoe", "full", True, 256)}
 _QUICK |= {("helium", "full", False, 256), ("nanochat", "lora", True, 256), ("flex_olmo", "lora", False, 256)}
 _QUICK |= {("codegen", "lora", False, 256), ("hyperclovax", "full", True, 256)}
+_QUICK |= {("falcon with slopes", "lora", True, 256)}
 CASES = [
     pytest.param(
         kind, method, again, seq, marks=() if (kind, method, again, seq) in _QUICK else pytest.mark.slow
