@@ -144,7 +144,7 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     recorder = Recorder(KERNEL_WORKSPACES, product_workspace_bytes=products)
     batch = scenario.recipe.batch
     situation = Situation(
-        batch.is_padded,
+        batch.masks_padding,
         recorder,
         # Of one sample that is as long as the cap, and others of the mean length.
         int(batch.seq_len + (batch.rows - 1) * batch.tokens_per_sample),
