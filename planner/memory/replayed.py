@@ -38,6 +38,7 @@ from planner.units import MIB
 # The minimum is searched to a 128th of what is allocated, and no finer than this.
 _LEAST_STEP_BYTES = 64 * MIB
 _STEPS = 128
+_LOADING = ("load", "adapters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,27 @@ def without_card(scenario: Scenario) -> Scenario:
 def _run(scenario: Scenario) -> ReplayedProgram:
     # No coefficient moves a request.
     job = job_of(scenario, Coefficients())
+    several = job.recipe.sharding.is_zero12 and job.hardware.world_size > 1
+    return max((_of_process(job, each) for each in ((0, -1) if several else (-1,))), key=_needs_bytes)
+
+
+def _of_process(job: Job, process: int) -> ReplayedProgram:
+    job = replace(job, process=process)
     stream = program_of(job)
     events = slot_events(stream, job)
     return ReplayedProgram(stream, events, replay_slots(events))
+
+
+def _needs_bytes(run: ReplayedProgram) -> tuple[int, ...]:
+    """Most bytes reserved, then those of the steps alone, and most bytes allocated in them.
+
+    The last process keeps the gradients that come first, when most activations are still there; the first
+    has the token table, whose gradient is widened for its norm.
+    """
+    phases = zip(run.stream.phases, run.done.phases, strict=True)
+    steps = [each for (_, phase), each in phases if phase not in _LOADING]
+    reserved, allocated = (each.reserved_bytes for each in steps), (each.allocated_bytes for each in steps)
+    return run.done.reserved_bytes, max(reserved), max(allocated)
 
 
 @lru_cache(maxsize=4096)

@@ -36,7 +36,7 @@ def program_of(job: Job) -> RequestStream:
         job.evaluates,
     ]
     return _program(
-        JobByKey((job.model, job.stack, recipe.without_sizes, job.hardware.gpu, rank, gpus, *flags), job)
+        JobByKey((job.model, job.stack, recipe.without_sizes, job.hardware.gpu, rank, gpus, job.process, *flags), job)
     )
 
 

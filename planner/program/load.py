@@ -177,11 +177,7 @@ def arrive(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
     if job.stack.loads_sorted and loader_places(job):
         # GPT-2's ``attn`` and those named after it stand before ``mlp``, ``self_attn`` behind it.
         behind = job.model.token_embedding.name != "wte"
-        inside = {
-            linear.name
-            for linear, _ in job.model.linears()
-            if (linear.group in ("attention", "mixer")) == behind
-        }
+        inside = {linear.name for linear, _ in job.model.linears() if linear.mixes_tokens == behind}
         ordered = sorted(weights, key=lambda each: _place_by_name(each, inside))
     else:
         ordered = sorted(weights, key=lambda each: prepared_dtype(job, each) == each.dtype)

@@ -172,7 +172,7 @@ def model_weights(job: Job) -> list[Weight]:
         each.outside = True
     made = [*seeing, *made, *last]
     halves = {
-        linear.name for group in model.groups for linear in group.block.linears if linear.group != "attention"
+        linear.name for group in model.groups for linear in group.block.linears if not linear.mixes_tokens
     }
     for each in made:
         each.trained = _is_trained(model, parts, each, halves)

@@ -81,6 +81,11 @@ def _attend(
     key = autocast(torch, view, key)
     query = autocast(torch, view, query)
     kernel = kernel_of(view, query, masked=masked)
+    if kernel == "flash" and query.dtype == "fp32":
+        # FlashAttention takes no fp32: inputs go back to the dtype of loading where norms made them wide.
+        # transformers 5.23 modeling_flash_attention_utils.py fa_peft_integration_check.
+        loaded = view.recipe.numerics.load_dtype
+        query, key, value = (torch.to(each, loaded) for each in (query, key, value))
     if kernel == "math":
         return _unfused(torch, view, query, key, value)
     if kernel == "flex":
@@ -349,7 +354,7 @@ def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     del scaled_key
     scores = torch.contiguous(scores, "add")
     scores = torch.softmax(scores)
-    _returned = torch.like(scores, "to", given)
+    _returned = scores if scores.dtype == given else torch.like(scores, "to", given)
     out = _product(torch, (scores, _broadcast(torch, view, value, times)), Unit.TOKENS, spec.out_width)
     out = torch.to(_batched(torch, view, out, forward=False), given)
     out.head_by_head = True
@@ -388,5 +393,10 @@ def _batched(torch: Operators, view: LayerView, x: Tensor, *, forward: bool = Tr
 
 
 def _broadcast(torch: Operators, view: LayerView, x: Tensor, times: int) -> Tensor:
-    """Heads of keys or values for all queries: a copy, of one sample a view; their gradients are summed."""
+    """Heads of keys or values for all queries: a copy, of one sample a view; their gradients are summed.
+
+    Heads that were copied for each query are a batch already.
+    """
+    if times == 1 and x.head_by_head:
+        return x
     return (spread if view.single else repeat_kv)(torch, x, times)
