@@ -657,6 +657,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 6, "generations": 4},
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "generations": 4},
     ),
+    "vllm-share-short": (
+        {"task": "grpo", "stack": "trl", "gpu": "rtx4090", "generator": "vllm", "vllm_memory": 0.3},
+        {"task": "grpo", "stack": "trl", "gpu": "rtx4090", "generator": "vllm", "vllm_memory": 0.7},
+    ),
     "ppo-engine": (
         {"task": "ppo", "stack": "llama-factory@0.8", "seq": 512, "method": "full"},
         {"task": "ppo", "stack": "llama-factory@0.8", "seq": 512, "method": "lora"},
