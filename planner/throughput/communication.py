@@ -153,20 +153,27 @@ def reduced_bytes(job: TimedJob) -> Number:
         return 2 * once
     if recipe.sharding.is_zero12:
         return once * (recipe.batch.grad_accum + 1)
-    reduces_once = recipe.sharding.reduces_last_only(job.scenario.stack.fsdp_no_sync)
-    return once if reduces_once else once * _meetings(job)
+    return once * _reductions(job)
+
+
+def _reductions(job: TimedJob) -> Number:
+    """How often per step FSDP and ZeRO-3 reduce gradients."""
+    reduces_once = job.recipe.sharding.reduces_last_only(job.scenario.stack.fsdp_no_sync)
+    return 1 if reduces_once else _meetings(job)
 
 
 def replica_bytes(job: TimedJob) -> Number:
-    """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard among copies.
+    """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard among copies,
+    behind each reduction inside of one.
 
-    Source: torch ``distributed/fsdp/_fully_shard/_fsdp_collectives.py`` foreach_reduce.
+    Source: torch 2.13 ``distributed/fsdp/_fully_shard/_fsdp_collectives.py`` foreach_reduce,
+    ``_fully_shard.py`` set_requires_gradient_sync; ``_runtime_utils.py`` _reduce_grad (FSDP1).
     """
     recipe, hardware = job.recipe, job.scenario.hardware
     if recipe.sharding.scope != "node":
         return 0
     shard = job.own.updated * job.regime.gradient
-    return 2 * shard * ring_fraction(recipe.copies(hardware))
+    return 2 * shard * ring_fraction(recipe.copies(hardware)) * _reductions(job)
 
 
 def update_bytes(job: TimedJob) -> Number:
