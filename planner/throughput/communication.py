@@ -332,7 +332,7 @@ def sharding_copy_seconds(job: TimedJob) -> Number:
     """Copies between collectives' buffers and weights or gradients, on the stream of the kernels;
     seconds per micro-step.
 
-    FSDP2 copies every gathered weight out of the buffer (read, write; forward and backward).  It copies every
+    FSDP2 copies every gathered weight out of the buffer (read, write; as often as it gathers), and every
     gradient into the buffer that is reduced (read in the compute dtype, written in that of the reduction).
     FSDP1 gathers in place and joins the gradients of a layer (read, write).
     Source: torch 2.13 ``fsdp/_fully_shard/_fsdp_collectives.py`` foreach_all_gather_copy_out,
@@ -344,10 +344,10 @@ def sharding_copy_seconds(job: TimedJob) -> Number:
     if not recipe.uses_fsdp:
         return 0.0
     width = min(DTYPE_BYTES[recipe.numerics.compute_dtype], regime.gradient)
-    # Version 2 gathers into one buffer and copies each weight out of it;
-    # its hybrid kind is taken as the same version.
-    if recipe.sharding.frees_blocks:
-        moved = 2 * 2 * stored_param_bytes(job) + job.own.trained * (width + regime.gradient)
+    # Version 2 gathers into one buffer and copies each weight out of it.
+    if recipe.sharding.dtensors:
+        times = 2 if recipe.sharding.divides_weights else 1
+        moved = times * 2 * stored_param_bytes(job) + job.own.trained * (width + regime.gradient)
     else:
         moved = 2 * job.own.trained * width
     return moved / job.rates.memory_bytes_per_s * _meetings(job) / recipe.batch.grad_accum
