@@ -7,7 +7,7 @@ Source of the allocator's rules: :mod:`planner.allocator.caching_allocator`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, pstdev
@@ -227,18 +227,30 @@ def _most_reserved(job: Job, stream: RequestStream, events: SlotEvents, order: i
     lengths = drawn_longest(job, order)
     if len(lengths) <= 1:
         return 0
+    sizes = [stream.sizes(_values(job.at_length(each.tokens))) for each in lengths]
+    if job.model.stage is None and int(job.recipe.batch.grad_accum) == 1:
+        return max(replay_parts(events, _whole_steps(events, sizes)))
     later = [begin for begin, phase in stream.phases if phase == "forward_2"]
     # Of a pipeline all micro-steps of a step run at once.
     start = later[-1] if job.model.stage is None else later[0]
     updates = [begin for begin, phase in stream.phases if phase == "optimizer_step"]
     update, end = updates[0], next(begin for begin in updates if begin > start)
     again, *_ = passing(events.events[start:end], len(events.sizes))
-    sizes = [stream.sizes(_values(job.at_length(each.tokens))) for each in lengths]
     n_first = sum(each.micro_step < int(job.recipe.batch.grad_accum) for each in lengths)
     before = [events.events[:update], *[again] * (n_first - 1)]
     behind = [events.events[update:end], *[again] * (len(sizes) - n_first)]
     parts = [*zip(before, sizes, strict=False), *zip(behind, sizes[n_first - 1 :], strict=True)]
     return max(replay_parts(events, [*parts, (events.events[end:], sizes[-1])]))
+
+
+def _whole_steps(
+    events: SlotEvents, sizes: Sequence[Sequence[int]]
+) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Each batch as a step of its own: its gradients are gone before the next one runs forward."""
+    begin, end = events.again
+    again, *_ = passing(events.events[begin:end], len(events.sizes))
+    between = [(again, each) for each in sizes[1:-1]]
+    return [(events.events[:begin], sizes[0]), *between, (events.events[begin:], sizes[-1])]
 
 
 def _by_phase(stream: RequestStream, events: SlotEvents, done: SlotReplay) -> Iterator[PhaseBytes]:

@@ -219,6 +219,16 @@ SYSTEM_RULES = (
         ),
     ),
     Rule(
+        "epochs-without-samples",
+        "warn",
+        "Passes over the samples say how long a run takes only beside their number: add --samples",
+        lambda case: (
+            case.scenario.run.n_samples is None
+            and "epochs" in case.given
+            and case.given["epochs"].origin == "cli"
+        ),
+    ),
+    Rule(
         "replicas-without-hsdp",
         "refuse",
         "replicas are copies of what hsdp divides: use --sharding hsdp",

@@ -115,8 +115,9 @@ class Space:
         if "price" in names:
             cards, prices = self.choices.get("gpu", ()), self.choices["price"]
             if len(cards) != len(prices):
+                choices = f"{len(cards)} choices" if len(cards) > 1 else "1 choice"
                 raise UsageError(
-                    f"--price gives {len(prices)} prices for {len(cards) or 1} choices of --gpu: give one, "
+                    f"--price gives {len(prices)} prices for {choices} of --gpu: give one, "
                     "or one for each choice"
                 )
             names.remove("price")
