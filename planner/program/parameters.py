@@ -126,7 +126,7 @@ def parameters_of(job: Job) -> tuple[Parameters, ...]:
 def _parameters(described: JobByKey) -> tuple[Parameters, ...]:
     job, regime = described.job, described.job.regime
     base, adapters = model_weights(job), adapter_weights(job)
-    known = {each.name for each in base}
+    known = {each.name for each in base} | ({"head"} if job.model.tied else set())
     packed = packed_bytes(job.recipe.numerics, 1)
     found: dict[tuple[object, ...], tuple[Weight, float]] = {}
     counts = Counter[tuple[object, ...]]()
