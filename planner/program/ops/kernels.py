@@ -105,6 +105,8 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
     spec = view.block.attention
     if ATTENTION_FACTS[view.recipe.attention].is_flash:
         return "flex" if view.recipe.attention == "flex" else "flash"
+    if view.stack.sdpa_kernel != "any":
+        return view.stack.sdpa_kernel
     is_wide, is_shared = query.dtype == "fp32", spec.n_kv_heads != spec.n_heads
     one_for_all = _sdpa_input(view) == "broadcast" and is_shared
     flash_fits = spec.head_dim == spec.value_head_dim and spec.head_dim <= FLASH_WIDEST

@@ -31,6 +31,7 @@ def view_of(
         "recipe": SimpleNamespace(attention="sdpa", parallel=ALONE),
         "stack": SimpleNamespace(
             sdpa_mask="bool",
+            sdpa_kernel="any",
             copies_kv_heads="none",
             tells_samples=lambda _: False,
         ),
@@ -208,3 +209,15 @@ def test_the_kernel_of_a_card_without_flash(n_kv_heads: int, dtype: Any, masked:
     """Before compute capability 8.0 no kernel takes heads in groups, and none but the unfused one bf16."""
     view = view_of(AttentionSpec(4, n_kv_heads, 64, 64), masked=masked, has_flash=False)
     assert kernel_of(view, Tensor(None, Unit.TOKENS, 4 * 64, dtype), masked=masked) == kernel
+
+
+@pytest.mark.parametrize("kernel", ["efficient", "math"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_one_kernel_that_a_program_leaves(kernel: str, *, masked: bool) -> None:
+    """Torch's ``sdpa_kernel`` switches the others off; FlashAttention's package is none of them."""
+    view = view_of(AttentionSpec(4, 4, 64, 64), masked=masked)
+    query = Tensor(None, Unit.TOKENS, 4 * 64, "bf16")
+    view.stack.sdpa_kernel = kernel  # type: ignore[misc, assignment]
+    assert kernel_of(view, query, masked=masked) == kernel
+    view.recipe.attention = "flash2"  # type: ignore[misc]
+    assert kernel_of(view, query, masked=masked) == "flash"
