@@ -366,8 +366,8 @@ def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
         yield Weight(f"{name} oft_R", "matrix", shape, adapter.dtype, trained=True)
         return
     if adapter.vera:
-        for part, size in (("b", (Unit.ONE, linear.out_features)), ("d", (Unit.RANK, 1))):
-            yield Weight(f"{name} vera_lambda_{part}", "matrix", (size,), adapter.dtype, trained=True)
+        for part, counted in (("b", (Unit.ONE, linear.out_features)), ("d", (Unit.RANK, 1))):
+            yield Weight(f"{name} vera_lambda_{part}", "matrix", (counted,), adapter.dtype, trained=True)
         return
     count = n_tensors(job.stack, linear)
     rank = (Unit.RANK, linear.rank_factor * linear.copies / count)
