@@ -166,7 +166,11 @@ def _assumed(checked: Checked, subject: Subject) -> Iterator[AssumedSetting]:
     if batch.padding != "packed" and "tokens_per_sample" in assumed:
         length = plain_number(batch.seq_len)
         text = f"every sample is counted with {int(batch.seq_len):,} tokens"
-        yield AssumedSetting("tokens_per_sample", length, text, ("--tokens-per-sample N",))
+        ways: tuple[str, ...] = ("--tokens-per-sample N",)
+        if batch.padding == "longest":
+            text += ", while lengths that vary leave blocks in the cache, up to the whole card"
+            ways = ("--data FILE", *ways)
+        yield AssumedSetting("tokens_per_sample", length, text, ways)
     yield from _assumed_images(scenario)
 
 

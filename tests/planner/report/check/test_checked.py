@@ -75,7 +75,7 @@ def assumed(checked: dict[str, Any] | None = None, **flags: object) -> list[tupl
     return [(each.setting, each.value, each.flags) for each in found]
 
 
-LENGTH = ("tokens_per_sample", "2048", ("--tokens-per-sample N",))
+LENGTH = ("tokens_per_sample", "2048", ("--data FILE", "--tokens-per-sample N"))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,11 @@ def test_copies_on_each_gpu_are_told_with_the_files_that_could_be_meant(
 ) -> None:
     """Three of them at most."""
     assert assumed({"candidates": candidates}) == [("sharding", "ddp", flags), LENGTH]
+
+
+def test_rows_of_one_length_need_no_file_of_lengths() -> None:
+    """They leave no blocks of other sizes in the cache."""
+    assert assumed(padding="max_length")[-1] == ("tokens_per_sample", "2048", ("--tokens-per-sample N",))
 
 
 @pytest.mark.parametrize(
