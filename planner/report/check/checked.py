@@ -167,7 +167,7 @@ def _assumed(checked: Checked, subject: Subject) -> Iterator[AssumedSetting]:
         length = plain_number(batch.seq_len)
         text = f"every sample is counted with {int(batch.seq_len):,} tokens"
         ways: tuple[str, ...] = ("--tokens-per-sample N",)
-        if batch.padding == "longest":
+        if batch.padding == "longest" and scenario.stack.piles_up and not scenario.segments_grow:
             text += ", while lengths that vary leave blocks in the cache, up to the whole card"
             ways = ("--data FILE", *ways)
         yield AssumedSetting("tokens_per_sample", length, text, ways)

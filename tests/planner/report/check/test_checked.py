@@ -96,9 +96,10 @@ def test_copies_on_each_gpu_are_told_with_the_files_that_could_be_meant(
     assert assumed({"candidates": candidates}) == [("sharding", "ddp", flags), LENGTH]
 
 
-def test_rows_of_one_length_need_no_file_of_lengths() -> None:
-    """They leave no blocks of other sizes in the cache."""
-    assert assumed(padding="max_length")[-1] == ("tokens_per_sample", "2048", ("--tokens-per-sample N",))
+@pytest.mark.parametrize("flags", [{"padding": "max_length"}, {"switches": "expandable_segments=on"}])
+def test_no_file_of_lengths_is_asked_for_where_lengths_leave_nothing(flags: dict[str, Any]) -> None:
+    """Rows of one length leave no blocks of other sizes in the cache, nor do segments that grow."""
+    assert assumed(**flags)[-1] == ("tokens_per_sample", "2048", ("--tokens-per-sample N",))
 
 
 @pytest.mark.parametrize(
