@@ -161,7 +161,7 @@ def spread(torch: Operators, x: Tensor, times: int) -> Tensor:
 
 
 def _bias(torch: Operators, view: LayerView, query: Tensor) -> Tensor | None:
-    """The mask as the kernel reads it: additive, in the query's dtype; a boolean one is made anew in each layer.
+    """The mask as the kernel reads it: additive, in the query's dtype; of booleans, made anew in each layer.
 
     Source: ``convert_boolean_attn_mask``, ``pad_bias``; a mask in the embeddings' dtype is cast by autocast.
     """
