@@ -30,7 +30,16 @@ from planner.domain.uncertainty.interval import (
     SpreadKey,
     interval_around,
 )
-from planner.domain.uncertainty.scale import Doubt, lifted, memory_scale, need_scale, time_scale, widened
+from planner.domain.uncertainty.scale import (
+    Doubt,
+    lifted,
+    memory_scale,
+    need_scale,
+    time_scale,
+    widened,
+    widest_need_scale,
+)
+from planner.memory.certain import least_certain_bytes
 from planner.memory.fullest_stage import fullest_job, on_whole_nodes, stage_words
 from planner.memory.host import predict_host
 from planner.memory.quick import predict_quick
@@ -195,6 +204,26 @@ def predict_with(
     if isinstance(model, Calibration):
         return estimate_calibrated(scenario, model, explain=explain, quick=quick, why=why)
     return estimate(scenario, model, explain=explain, quick=quick, why=why)
+
+
+def is_too_large(scenario: Scenario, model: Coefficients | Calibration) -> bool:
+    """Whether weights, states and gradients alone are so many that a job does not fit, which
+    :func:`predict_with` would say, too; no program is read for them.
+
+    What needs more has no better chance: it is farther above the limit, and scatters no more than a job of
+    which nothing is counted.
+    """
+    limit = scenario.hardware.limit_bytes
+    if not limit or scenario.recipe.parallel.pipeline > 1:
+        return False
+    calibration = model if isinstance(model, Calibration) else None
+    job = job_of(scenario, model.coefficients_for(scenario) if isinstance(model, Calibration) else model)
+    need = float(least_certain_bytes(job)) - _assumed_reach(scenario)[0]
+    spread = calibration.spread_for(SpreadKey("need")) if calibration else None
+    if need <= limit or calibration is None or spread is None:
+        return need > limit
+    moved, widest = float(lifted(need)) - need, float(widest_need_scale(need, calibration.doubt(scenario)))
+    return spread.share_below(math.log((limit + moved) / (need + moved)) / widest) <= TAIL
 
 
 def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibration) -> Uncertainty:

@@ -144,7 +144,7 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     recorder = Recorder(KERNEL_WORKSPACES, product_workspace_bytes=products)
     batch = scenario.recipe.batch
     situation = Situation(
-        batch.is_padded,
+        batch.masks_padding,
         recorder,
         # Of one sample that is as long as the cap, and others of the mean length.
         int(batch.seq_len + (batch.rows - 1) * batch.tokens_per_sample),
@@ -248,8 +248,8 @@ def _losses_that_read_the_head(scenario: Scenario) -> tuple[tuple[bool, str, str
     return (
         (
             # Nothing here marks that the loss reads the weight while the model runs, so that it stays whole.
-            recipe.loss == "liger" and recipe.sharding.is_zero3,
-            "Liger's loss, which does not call the head, under zero3",
+            recipe.loss != "hf" and recipe.sharding.is_zero3,
+            f"loss '{recipe.loss}', which does not call the head, under zero3",
             "--loss hf, --sharding zero2, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
         ),
         (

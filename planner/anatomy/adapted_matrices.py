@@ -52,7 +52,7 @@ def _parent_matches(parent: str, linear: LinearSpec) -> bool:
     if linear.group == "attention":
         return "att" in last or last == "mixer"
     if linear.group == "mixer":
-        return last in ("mamba", "mixer")
+        return last in ("mamba", "mixer", "conv")
     feeds_forward = linear.group in ("mlp", "expert", "shared_expert")
     return feeds_forward and last in ("mlp", "feed_forward", "experts", "shared_expert")
 

@@ -11,12 +11,13 @@ from planner.api.open_length import answer_at_any_length
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
 from planner.intake.given.config_file import ConfigFile, overruled, with_flags
-from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.fields import REQUEST_FIELDS, missing_fields
 from planner.intake.given.request import Given, ScenarioRequest, merge, require
 from planner.intake.given.request_field import PARTS
 from planner.report.check.checked import Checked
 
-_EXAMPLE = "plan check train.yaml --gpu 4090"
+_EXAMPLES = {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"}
+"""Of fields that have no default."""
 _OF_IMAGES = ("images_per_sample", "image_size")
 
 
@@ -69,7 +70,9 @@ def answer_file(
             read.longest[0] if read.longest else None,
         )
     request = with_flags(read, given)
-    require(request, *PARTS, example=_EXAMPLE, prefix="--")
+    missing = missing_fields(request.is_given, PARTS)
+    said = "".join(f" --{name} {_EXAMPLES[name]}" for name in missing)
+    require(request, *PARTS, example=f"plan check train.yaml{said}", prefix="--")
     subject = answer_request(request, How(options.calibration, options.force, advise=False, why=why))
     remarks = tuple((remark.origin, remark.text) for remark in (*read.remarks, *overruled(read, request)))
     return Checked(

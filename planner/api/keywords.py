@@ -45,6 +45,7 @@ class AlikeFlags(TypedDict, total=False):
     compare_reference: bool
     generator: str
     vllm_memory: float | str
+    vllm_tensor_parallel: int | str
     vllm_sleep: bool
     reward_model: Text
     reward_dtype: str

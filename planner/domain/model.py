@@ -124,6 +124,11 @@ class LinearSpec:
         return 1 if self.asked_rank else max(1, len(self.legacy_names))
 
     @property
+    def mixes_tokens(self) -> bool:
+        """Whether it belongs to attention, or to what stands in its place."""
+        return self.group in ("attention", "mixer")
+
+    @property
     def weight_count(self) -> int:
         """Weight elements over all copies, without bias."""
         return self.in_features * self.out_features * self.copies

@@ -135,7 +135,7 @@ class Scenario:
     def runs_cudnn(self) -> bool:
         """Whether torch's fused attention asks cuDNN's kernels first, with a mask, too."""
         prefers = self.stack.cudnn_attention and self.hardware.gpu.compute_capability in CUDNN_HEADS
-        return prefers and self.recipe.attention == "sdpa"
+        return prefers and self.recipe.attention == "sdpa" and self.stack.sdpa_kernel == "any"
 
     def assumption(self, name: str) -> Assumption | None:
         """The entry of one field; ``None`` where none was made."""

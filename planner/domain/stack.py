@@ -196,6 +196,9 @@ class Stack(EngineFacts):
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
     cudnn_attention: bool
     """On Hopper and data center Blackwell ``sdpa`` takes cuDNN's kernels, with a mask, too."""
+    sdpa_kernel: Literal["any", "efficient", "math"]
+    """The one kernel that the program leaves torch's fused attention (``torch.nn.attention.sdpa_kernel``,
+    ``torch.backends.cuda.enable_flash_sdp(False)``); ``any``: torch chooses."""
     device_map: Literal["unread", "layer", "largest"]
     """Room that a GPU gets beyond an even share (``device_map``): for a layer or the largest module."""
     model_parallel: ModelParallel

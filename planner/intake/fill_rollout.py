@@ -17,7 +17,8 @@ from planner.intake.tasks import with_score
 
 ROLLOUT_FIELDS = (
     *("generations", "completion_length", "generation_steps", "iterations"),
-    *("compare_reference", "generator", "vllm_memory", "vllm_sleep", "reward_model", "reward_dtype"),
+    *("compare_reference", "generator", "vllm_memory", "vllm_tensor_parallel", "vllm_sleep"),
+    *("reward_model", "reward_dtype"),
 )
 """Flags of tasks that generate, which no other task takes."""
 _CONFIG = "trl 1.16.0 trainer/grpo_config.py"
@@ -44,9 +45,8 @@ def resolve_rollout(ledger: Ledger, task: Task) -> Rollout | None:
     generator: Generator = ledger.choose(
         "generator", "transformers", "assumed", f"{_CONFIG}: use_vllm is off"
     )
-    beside = generator == "vllm"
     iterations: int = ledger.choose("iterations", 1, "assumed", f"{_CONFIG}: num_iterations")
-    return Rollout(
+    rollout = Rollout(
         completion_tokens=_completion(ledger),
         generations=ledger.choose("generations", 8, "assumed", f"{_CONFIG}: num_generations"),
         micro_steps=ledger.choose("generation_steps", None, "assumed")
@@ -55,11 +55,20 @@ def resolve_rollout(ledger: Ledger, task: Task) -> Rollout | None:
         iterations=iterations,
         has_reference=ledger.choose("compare_reference", False, "assumed", f"{_CONFIG}: beta is 0"),
         generator=generator,
-        vllm_share=ledger.choose("vllm_memory", 0.3, "assumed", f"{_CONFIG}: vllm_gpu_memory_utilization")
-        if beside
-        else 0.0,
-        vllm_sleeps=beside
-        and ledger.choose("vllm_sleep", False, "assumed", f"{_CONFIG}: vllm_enable_sleep_mode is off"),
+    )
+    return _beside_vllm(ledger, rollout) if generator == "vllm" else rollout
+
+
+def _beside_vllm(ledger: Ledger, rollout: Rollout) -> Rollout:
+    """With what a vLLM on the same cards takes."""
+    divided = f"{_CONFIG}: vllm_tensor_parallel_size"
+    return replace(
+        rollout,
+        vllm_share=ledger.choose("vllm_memory", 0.3, "assumed", f"{_CONFIG}: vllm_gpu_memory_utilization"),
+        vllm_sleeps=ledger.choose(
+            "vllm_sleep", False, "assumed", f"{_CONFIG}: vllm_enable_sleep_mode is off"
+        ),
+        vllm_gpus=ledger.choose("vllm_tensor_parallel", 1, "assumed", divided),
     )
 
 

@@ -19,14 +19,15 @@ _PARENTS: dict[LinearGroup, tuple[str, ...]] = {
     "shared_expert": ("mlp.shared_expert", "mlp.shared_experts", "shared_mlp"),
     "router": ("mlp", "block_sparse_moe"),
 }
-_IN_MIXER = ("conv", "linear_attn")
-"""Parents of the projections of a layer without attention."""
-_FEED_FORWARD: dict[LinearGroup, tuple[str, ...]] = {
+_IN_MIXER = ("linear_attn",)
+"""Parents of the projections of linear attention."""
+_OF_LFM2: dict[LinearGroup, tuple[str, ...]] = {
     "mlp": ("feed_forward",),
     "expert": ("feed_forward.experts", "feed_forward.experts.0"),
     "router": ("feed_forward",),
+    "mixer": ("conv",),
 }
-_OTHERWISE = {"lfm2": _FEED_FORWARD, "lfm2_moe": _FEED_FORWARD}
+_OTHERWISE = {"lfm2": _OF_LFM2, "lfm2_moe": _OF_LFM2}
 _NAMED_LIKE_LLAMA = """
     apertus cohere cohere2 deepseek_v3 gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4
     gemma4_unified glm glm4 gpt_oss granite granitemoe internlm3 llama mistral mixtral olmo

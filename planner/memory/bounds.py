@@ -10,25 +10,20 @@ that may be copied: no architecture is far above that, whatever the length of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planner.anatomy.packing import constants_bytes
 from planner.arrays import maximum
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.unmodelled import Range
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.attention_kernels import Attention
 from planner.domain.recipes.recipe import Number
-from planner.domain.term import DRIVER_TERMS, STATE_TERMS, TermName
-from planner.memory.outside import driver_terms
+from planner.domain.term import STATE_TERMS, TermName
+from planner.memory.certain import certain_bytes, outside_bytes
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import Job, job_of
-from planner.program.ops.sizes import unit_values
-from planner.program.parameters import Parameters
-from planner.program.update.states import states_of
 
-_PAGED = "paged_optimizer_states"
 _NEVER_SCORES = ("flash2",)
 """Kernels that take no mask, so that no code can make them give all scores."""
 
@@ -76,7 +71,9 @@ def plain_decoder(model: ModelSpec) -> ModelSpec:
 def rest_of(job: Job) -> tuple[Number, Number]:
     """What the program of ``job`` needs beside weights and states, allocated and reserved."""
     done, held = predict_replayed(job, minimum_too=False), _held(certain_bytes(job))
-    return done.allocated_peak_bytes - held, done.uncapped_driver_bytes - _outside(job, paged=True) - held
+    return done.allocated_peak_bytes - held, done.uncapped_driver_bytes - outside_bytes(
+        job, paged=True
+    ) - held
 
 
 def units_of(job: Job, plain: Job) -> tuple[Number, Number]:
@@ -126,10 +123,10 @@ def bounds_of(job: Job, plain: Job, within: Range) -> Bounds:
     Source: ``data/unmodelled.toml``.
     """
     certain, (low_unit, high_unit) = certain_bytes(job), units_of(job, plain)
-    held, outside = _held(certain), _outside(job, paged=False)
+    held, outside = _held(certain), outside_bytes(job, paged=False)
     seen = held + within.low * low_unit if within.decides else 0
     low = maximum(sum(certain.values()), seen) + outside
-    high = maximum(low, held + within.high * high_unit + _outside(job, paged=True))
+    high = maximum(low, held + within.high * high_unit + outside_bytes(job, paged=True))
     whole = {name: round(float(n_bytes)) for name, n_bytes in certain.items()}
     least, most = round(float(low)), round(float(high))
     return Bounds(whole, round(float(outside)), least, most, job.hardware.limit_bytes, within)
@@ -137,49 +134,3 @@ def bounds_of(job: Job, plain: Job, within: Range) -> Bounds:
 
 def _held(certain: Mapping[TermName, Number]) -> Number:
     return sum(n_bytes for name, n_bytes in certain.items() if name in STATE_TERMS)
-
-
-def _outside(job: Job, *, paged: bool) -> Number:
-    """Context and NCCL; what is paged may be elsewhere when memory is short."""
-    terms = (each for each in driver_terms(job) if each.name in DRIVER_TERMS)
-    return sum(each.n_bytes for each in terms if paged or each.name != _PAGED)
-
-
-def certain_bytes(job: Job) -> dict[TermName, Number]:
-    """Bytes on one GPU of each state, and of the gradients that are there while the optimizer steps.
-
-    Formula: elements times bytes of each, over the GPUs that divide it.  Ignored: rounding to blocks, flat
-    buffers and what an engine holds beside its part; so each is a lower bound.
-    Source: :mod:`planner.program.parameters`, :mod:`planner.program.update.states`,
-    :mod:`planner.anatomy.regime`, which the step program reads, too.
-    """
-    found: dict[TermName, Number] = {}
-    for name, n_bytes in _parts(job):
-        found[name] = found.get(name, 0) + n_bytes
-    return {name: n_bytes for name, n_bytes in found.items() if n_bytes}
-
-
-def _parts(job: Job) -> Iterator[tuple[TermName, Number]]:
-    regime, own = job.regime, job.weight_shards
-    adapters = job.recipe.shards(job.hardware) if job.recipe.sharding.divides_weights else 1
-    yield "quantization_constants", sum(constants_bytes(job.recipe.numerics, job.packed)) / own
-    for each in job.parameters:
-        held = each.count * job.elements(each) * each.element_bytes
-        yield ("adapters", held / adapters) if each.weight.adapter else ("weights", held / own)
-    for each in job.trained_parameters:
-        elements = each.count * job.elements(each) / job.optimizer_shards
-        yield "master_weights", elements * regime.master
-        yield "optimizer_states", _states(job, each) / job.optimizer_shards
-        if not job.recipe.optimizer_in_backward:
-            width = regime.gradient if regime.engine == "deepspeed" else each.element_bytes
-            yield "gradients", elements * width
-
-
-def _states(job: Job, each: Parameters) -> Number:
-    """Bytes of the states of equal parameters that are the allocator's; paged ones may be elsewhere."""
-    values = unit_values(job)
-    weight = replace(each.weight, dtype="fp32") if job.regime.state == 4 else each.weight
-    total: Number = sum(
-        state.unit_bytes * values[state.unit] for state in states_of(job, weight) if not state.paged
-    )
-    return each.count * total

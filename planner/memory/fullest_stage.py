@@ -78,9 +78,11 @@ def stage_words(job: Job) -> tuple[str, ...]:
         which = f"{stage.rank + 1} of {stage.ranks} (cuda:{stage.rank})"
         return (f"Memory is that of GPU {which}, which needs most: {stage.chunks[0]} layers{ends}",)
     held = most_held(stage)
+    many = "es" * (held > 1)
+    # A micro-batch goes through each run of layers in a pass of its own.
+    what = f"micro-batch{many}" if len(stage.chunks) == 1 else f"pass{many} through one run of them"
     said = (
         f"Memory is that of group {stage.rank + 1} of the pipeline's {stage.ranks}, which needs most: "
-        f"{' and '.join(map(str, stage.chunks))} layers{ends}, activations of {held} "
-        f"micro-batch{'es' * (held > 1)} at once"
+        f"{' and '.join(map(str, stage.chunks))} layers{ends}, activations of {held} {what} at once"
     )
     return (said,)

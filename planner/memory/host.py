@@ -20,6 +20,7 @@ from planner.memory.outside import paged_bytes
 from planner.program.engines.zero.deepspeed_settings import settings_of
 from planner.program.host_copies import WAITING, copies_to_host
 from planner.program.job import Job
+from planner.program.load import loader_places
 from planner.program.ops.sizes import unit_values
 from planner.program.parameters import Parameters
 
@@ -47,6 +48,23 @@ def mapped_checkpoint_bytes(job: Job) -> Number:
     if numerics.arrives_packed:
         held = stored_bytes(numerics, job.packed) + (job.base_params - job.packed.elements) * whole
     return held * job.model.parts
+
+
+def loaded_weights_bytes(job: Job) -> Number:
+    """Weights in fp32 that each process makes of 16-bit files in host RAM, and holds until they move to the
+    card.
+
+    Formula: 4 bytes for each parameter.  None where the loader brings them to the card itself; of the files'
+    own dtype their mapped pages are the weights.
+    Source: transformers 5.23 core_model_loading.py (each tensor ``.to`` the dtype); a real model of 267
+    million parameters: 1,018 MiB of anonymous memory in fp32, 9 MiB in the dtype of its files.
+    Ignored: fp16 of bf16 files, as few loaders leave that in host RAM; FSDP, where a launch file may leave
+    the loading to the first process; a second model; copies of Transformers 4 in the files' dtype.
+    """
+    wide = job.recipe.numerics.load_dtype == "fp32" != job.model.checkpoint_dtype
+    if not wide or not job.stack.runs_trainer or loader_places(job) or job.recipe.sharding.gathers_weights:
+        return 0
+    return job.base_params * DTYPE_BYTES["fp32"]
 
 
 def pinned_bytes(exact_bytes: Number) -> Number:
@@ -292,14 +310,16 @@ _TERMS: dict[str, Callable[[Job], Number]] = {
     "expert_activations": host_activation_bytes,
     "expert_buffers": host_buffer_bytes,
     "saved_copy": saved_copy_bytes,
+    "loaded_weights": loaded_weights_bytes,
     "mapped_checkpoint": mapped_checkpoint_bytes,
 }
 """Terms of the report, and what writes each of them down."""
 _EXPERTS = tuple(name for name in _TERMS if name.startswith("expert_"))
 """Those that one process has, of all nodes."""
-_EARLY = ("process", "offloaded_parameters", "pinned_cache")
+_EARLY = ("process", "offloaded_parameters", "pinned_cache", "loaded_weights")
 _DETAILS = {
     "saved_copy": "while a checkpoint is saved",
+    "loaded_weights": "while the model is loaded",
     "mapped_checkpoint": "shared on a node, reclaimable",
     **dict.fromkeys(_EXPERTS, "in one process"),
 }
@@ -348,6 +368,6 @@ def predict_host(job: Job) -> HostPrediction:
         setup_per_node_bytes=early * gpus + shared,
         steps_per_process_bytes=own + once,
         steps_per_node_bytes=own * gpus + once,
-        required_per_node_bytes=(own + saved) * gpus + once,
+        required_per_node_bytes=maximum((own + saved) * gpus + once, early * gpus),
         available_bytes=job.hardware.host.memory_bytes,
     )

@@ -7,7 +7,7 @@ Source of the allocator's rules: :mod:`planner.allocator.caching_allocator`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, pstdev
@@ -38,6 +38,7 @@ from planner.units import MIB
 # The minimum is searched to a 128th of what is allocated, and no finer than this.
 _LEAST_STEP_BYTES = 64 * MIB
 _STEPS = 128
+_LOADING = ("load", "adapters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,27 @@ def without_card(scenario: Scenario) -> Scenario:
 def _run(scenario: Scenario) -> ReplayedProgram:
     # No coefficient moves a request.
     job = job_of(scenario, Coefficients())
+    several = job.recipe.sharding.is_zero12 and job.hardware.world_size > 1
+    return max((_of_process(job, each) for each in ((0, -1) if several else (-1,))), key=_needs_bytes)
+
+
+def _of_process(job: Job, process: int) -> ReplayedProgram:
+    job = replace(job, process=process)
     stream = program_of(job)
     events = slot_events(stream, job)
     return ReplayedProgram(stream, events, replay_slots(events))
+
+
+def _needs_bytes(run: ReplayedProgram) -> tuple[int, ...]:
+    """Most bytes reserved, then those of the steps alone, and most bytes allocated in them.
+
+    The last process keeps the gradients that come first, when most activations are still there; the first
+    has the token table, whose gradient is widened for its norm.
+    """
+    phases = zip(run.stream.phases, run.done.phases, strict=True)
+    steps = [each for (_, phase), each in phases if phase not in _LOADING]
+    reserved, allocated = (each.reserved_bytes for each in steps), (each.allocated_bytes for each in steps)
+    return run.done.reserved_bytes, max(reserved), max(allocated)
 
 
 @lru_cache(maxsize=4096)
@@ -208,18 +227,30 @@ def _most_reserved(job: Job, stream: RequestStream, events: SlotEvents, order: i
     lengths = drawn_longest(job, order)
     if len(lengths) <= 1:
         return 0
+    sizes = [stream.sizes(_values(job.at_length(each.tokens))) for each in lengths]
+    if job.model.stage is None and int(job.recipe.batch.grad_accum) == 1:
+        return max(replay_parts(events, _whole_steps(events, sizes)))
     later = [begin for begin, phase in stream.phases if phase == "forward_2"]
     # Of a pipeline all micro-steps of a step run at once.
     start = later[-1] if job.model.stage is None else later[0]
     updates = [begin for begin, phase in stream.phases if phase == "optimizer_step"]
     update, end = updates[0], next(begin for begin in updates if begin > start)
     again, *_ = passing(events.events[start:end], len(events.sizes))
-    sizes = [stream.sizes(_values(job.at_length(each.tokens))) for each in lengths]
     n_first = sum(each.micro_step < int(job.recipe.batch.grad_accum) for each in lengths)
     before = [events.events[:update], *[again] * (n_first - 1)]
     behind = [events.events[update:end], *[again] * (len(sizes) - n_first)]
     parts = [*zip(before, sizes, strict=False), *zip(behind, sizes[n_first - 1 :], strict=True)]
     return max(replay_parts(events, [*parts, (events.events[end:], sizes[-1])]))
+
+
+def _whole_steps(
+    events: SlotEvents, sizes: Sequence[Sequence[int]]
+) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Each batch as a step of its own: its gradients are gone before the next one runs forward."""
+    begin, end = events.again
+    again, *_ = passing(events.events[begin:end], len(events.sizes))
+    between = [(again, each) for each in sizes[1:-1]]
+    return [(events.events[:begin], sizes[0]), *between, (events.events[begin:], sizes[-1])]
 
 
 def _by_phase(stream: RequestStream, events: SlotEvents, done: SlotReplay) -> Iterator[PhaseBytes]:

@@ -8,6 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
+from planner.domain.recipes.recipe import Recipe
+from planner.intake.supported import lacks_flash2
 from planner.intake.tasks import takes_rows
 from planner.program.job import Job, job_of
 from planner.program.parameters import JobByKey
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 
+def _asks_room(recipe: Recipe) -> bool:
+    """Whether a program depends on the size of the card: DeepSpeed's stages 1 and 2 flatten weights where it
+    has room, and vLLM wakes up to a share of it.
+    """
+    return recipe.sharding.is_zero12 or (recipe.rollout is not None and recipe.rollout.vllm_sleeps)
+
+
 def program_of(job: Job) -> RequestStream:
     """The program of ``job``, which it may share with jobs of other sizes."""
     recipe, batch = job.recipe, job.recipe.batch
@@ -30,19 +39,20 @@ def program_of(job: Job) -> RequestStream:
     # Engines count the elements of parts.
     divides = recipe.sharding.engine != "native"
     gpus = (job.hardware.gpus_per_node, job.hardware.nodes) if divides else ()
+    gpu = job.hardware.gpu
+    card = lacks_flash2(gpu), gpu.visible_memory_bytes if _asks_room(recipe) else None
     flags = [
         *_flags(job, batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum),
         batch.images is None,
         job.evaluates,
     ]
-    return _program(
-        JobByKey((job.model, job.stack, recipe.without_sizes, job.hardware.gpu, rank, gpus, *flags), job)
-    )
+    key = (job.model, job.stack, recipe.without_sizes, card, rank, gpus, job.process, *flags)
+    return _program(JobByKey(key, job))
 
 
 # One of a large model takes some five megabytes.
-# A search over counts of GPUs meets the same ones at each count.
-@lru_cache(maxsize=64)
+# A search over cards, or over counts of them, meets the same ones on each card and at each count.
+@lru_cache(maxsize=256)
 def _program(structure: JobByKey) -> RequestStream:
     return step_of(structure.job)
 

@@ -30,11 +30,13 @@ class Job:
     """A scenario ready for the formulas.
 
     ``model``, ``recipe``, ``stack`` and ``hardware`` are the scenario's, the model as its stack builds it.
+    ``process``: the one that is followed where processes differ (ZeRO-1 and 2), 0 or the last one, -1.
     """
 
     scenario: Scenario
     coefficients: Coefficients
     regime: Regime
+    process: int = -1
     # Read hundreds of times for one estimate, so they are fields and no look-ups.
     model: ModelSpec = field(init=False)
     recipe: Recipe = field(init=False)

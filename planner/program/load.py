@@ -22,7 +22,6 @@ from planner.program.parameters import SEEING, Weight, adapter_weights, model_we
 from planner.program.position_tables import table_row_bytes
 from planner.program.request_stream import RequestStream
 from planner.program.weights.fake_quantized import SCALE_BYTES, is_rounded
-from planner.units import KIB, MIB
 
 _LAYERS = "layers"
 _SCALED = 64
@@ -177,11 +176,7 @@ def arrive(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
     if job.stack.loads_sorted and loader_places(job):
         # GPT-2's ``attn`` and those named after it stand before ``mlp``, ``self_attn`` behind it.
         behind = job.model.token_embedding.name != "wte"
-        inside = {
-            linear.name
-            for linear, _ in job.model.linears()
-            if (linear.group in ("attention", "mixer")) == behind
-        }
+        inside = {linear.name for linear, _ in job.model.linears() if linear.mixes_tokens == behind}
         ordered = sorted(weights, key=lambda each: _place_by_name(each, inside))
     else:
         ordered = sorted(weights, key=lambda each: prepared_dtype(job, each) == each.dtype)
@@ -345,7 +340,7 @@ def take_workspaces(stream: RequestStream, job: Job) -> None:
         stream.allocate(Unit.ONE, mask_bytes, "other_temporaries", ("load", "attn", "bias"))
     _take_scales(stream, job)
     stream.workspace = stream.allocate(
-        Unit.ONE, cublas_workspace_bytes(job), "other_temporaries", ("products", "cublas", "workspace")
+        Unit.WORKSPACE, 1, "other_temporaries", ("products", "cublas", "workspace")
     )
     if job.stack.keeps_expanded_weight and job.recipe.numerics.quantization in ("nf4", "fp4"):
         packed = (each.weight.matrices for each in job.parameters if each.weight.packed)
@@ -385,12 +380,3 @@ def settle_workspace(stream: RequestStream) -> None:
         if stream.engine_begins is not None:
             stream.take_again(stream.workspace, PRODUCTS, stream.engine_begins)
         stream.put_off(stream.workspace, PRODUCTS)
-
-
-def cublas_workspace_bytes(job: Job) -> int:
-    """32 MiB from compute capability 9.0 on, else 8.125 MiB.
-
-    Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp parseChosenWorkspaceSize.
-    """
-    major = job.hardware.gpu.compute_capability.partition(".")[0]
-    return 32 * MIB if major.isdecimal() and int(major) >= 9 else 2 * 4 * MIB + 8 * 16 * KIB

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -124,9 +124,10 @@ def parameters_of(job: Job) -> tuple[Parameters, ...]:
 
 @lru_cache(maxsize=256)
 def _parameters(described: JobByKey) -> tuple[Parameters, ...]:
-    job, regime = described.job, described.job.regime
+    regime = described.job.regime
+    job, times = _of_one_layer_each(described.job)
     base, adapters = model_weights(job), adapter_weights(job)
-    known = {each.name for each in base}
+    known = {each.name for each in base} | ({"head"} if job.model.tied else set())
     packed = packed_bytes(job.recipe.numerics, 1)
     found: dict[tuple[object, ...], tuple[Weight, float]] = {}
     counts = Counter[tuple[object, ...]]()
@@ -142,8 +143,18 @@ def _parameters(described: JobByKey) -> tuple[Parameters, ...]:
             width = regime.adapter
         key = (width, each.kind, each.shape, each.trained, each.unread, each.packed, each.adapter, copied)
         found.setdefault(key, (each, width))
-        counts[key] += 1
+        counts[key] += times[int(each.name.split()[1])] if times and each.name.startswith("layer ") else 1
     return tuple(Parameters(*found[key], count) for key, count in counts.items())
+
+
+def _of_one_layer_each(job: Job) -> tuple[Job, list[int]]:
+    """The job with one layer of each kind, and how many there are; as it is where layers of a kind differ."""
+    model = job.model
+    if job.recipe.train_layers or model.stage is not None:
+        return job, []
+    shallow = replace(model, groups=tuple(replace(each, count=1) for each in model.groups))
+    times = [each.count for each in model.groups]
+    return replace(job, scenario=replace(job.scenario, model=shallow)), times
 
 
 def model_weights(job: Job) -> list[Weight]:
@@ -172,7 +183,7 @@ def model_weights(job: Job) -> list[Weight]:
         each.outside = True
     made = [*seeing, *made, *last]
     halves = {
-        linear.name for group in model.groups for linear in group.block.linears if linear.group != "attention"
+        linear.name for group in model.groups for linear in group.block.linears if not linear.mixes_tokens
     }
     for each in made:
         each.trained = _is_trained(model, parts, each, halves)
@@ -355,8 +366,8 @@ def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
         yield Weight(f"{name} oft_R", "matrix", shape, adapter.dtype, trained=True)
         return
     if adapter.vera:
-        for part, size in (("b", (Unit.ONE, linear.out_features)), ("d", (Unit.RANK, 1))):
-            yield Weight(f"{name} vera_lambda_{part}", "matrix", (size,), adapter.dtype, trained=True)
+        for part, counted in (("b", (Unit.ONE, linear.out_features)), ("d", (Unit.RANK, 1))):
+            yield Weight(f"{name} vera_lambda_{part}", "matrix", (counted,), adapter.dtype, trained=True)
         return
     count = n_tensors(job.stack, linear)
     rank = (Unit.RANK, linear.rank_factor * linear.copies / count)

@@ -11,7 +11,8 @@ import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
@@ -122,7 +123,11 @@ class Template:
 
     def in_units(self, units: Mapping[Unit, Unit]) -> Template:
         """The same with other units in place of those named."""
-        return replace(self, units=tuple(units.get(unit, unit) for unit in self.units))
+        made, changed = copy(self), tuple(units.get(unit, unit) for unit in self.units)
+        # Not ``replace``, which would look for what crosses once more.
+        object.__setattr__(made, "units", changed)
+        object.__setattr__(made, "columns", self.columns._replace(units=array("B", changed)))
+        return made
 
 
 def _foreign(events: Sequence[int]) -> tuple[int, ...]:

@@ -229,8 +229,8 @@ class Instance:
                 gone.append(index)
             else:
                 moved[index] = ~port
-        early = {self.slot(slot) for where, slot in self.early if where == stage} - {None}
-        if early:
+        if self.early:
+            early = {self.slot(slot) for where, slot in self.early if where == stage} - {None}
             places = {*self.template.foreign[stage], *self.template.shared_at[stage]}
             gone += [index for index in places if ~moved[index] in early]
         for index in sorted(gone, reverse=True):

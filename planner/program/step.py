@@ -215,7 +215,8 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     ]
     around[2] = head_view(job, around[2])
     needs_entry = makes_input_require_gradient(job.recipe, job.stack)
-    ends = EndsView(job.model, around[0], around[1], around[2], _kinds(layers), needs_entry, job.rows_apart)
+    model, kinds = _without_depth(job.model), _kinds(layers)
+    ends = EndsView(model, around[0], around[1], around[2], kinds, needs_entry, job.rows_apart)
     mode = Mode(gradients, role)
     before, stage = _before_layers(job, ends, mode), job.model.stage
     parts, shares, entry = before.parts, before.shares, before.parts[-1].template.out
@@ -246,6 +247,12 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     if stage is not None and not stage.has(HEAD):
         return [*parts, Part("head", _handed(ends, entry, "left", gradients), 1)] if stage.in_turn else parts
     return [*parts, Part("head", _last(ends, entry, tuple(shares.items()), mode), 1)]
+
+
+@lru_cache(maxsize=64)
+def _without_depth(model: ModelSpec) -> ModelSpec:
+    """Nothing around the layers asks how many there are, so that models of any depth share it."""
+    return replace(model, groups=tuple(replace(group, count=1) for group in model.groups))
 
 
 def _kinds(layers: list[LayerView]) -> tuple[LayerView, ...]:
@@ -287,13 +294,15 @@ def _layers(job: Job, trained: TrainedParts) -> list[LayerView]:
     The head alone asks for the loss: without it a layer runs once for all losses.
     """
     job = replace(job, scenario=replace(job.scenario, recipe=replace(job.recipe, loss="hf")))
-    states = ((True, False), (False, False), (True, True))
-    known = [
-        {state: layer_view(job, group.block, trained=state[0], mlp_only=state[1]) for state in states}
-        for group in job.model.groups
-    ]
-    kinds = [views for views, group in zip(known, job.model.groups, strict=True) for _ in range(group.count)]
-    return [views[number in trained.layers, number in trained.mlp_only] for number, views in enumerate(kinds)]
+    known: dict[tuple[int, bool, bool], LayerView] = {}
+    views = []
+    blocks = ((kind, each.block) for kind, each in enumerate(job.model.groups) for _ in range(each.count))
+    for number, (kind, block) in enumerate(blocks):
+        key = kind, number in trained.layers, number in trained.mlp_only
+        if key not in known:
+            known[key] = layer_view(job, block, trained=key[1], mlp_only=key[2])
+        views.append(known[key])
+    return views
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,14 +101,21 @@ def read_records(
 
 
 def told_at_once(lines: Iterable[Quarantined]) -> str:
-    """What is wrong with lines, each with its number: the first ten problems, and how many more there are."""
-    return _first_ten(
-        [
-            f"line {each.line}: {one}" if each.line else one
-            for each in lines
-            for one in each.reason.split(BETWEEN)
-        ]
-    )
+    """What is wrong with lines, each with its number: the first ten problems, and how many more there are.
+
+    Lines with one and the same problem, as those of a file that is no text, are told once.
+    """
+    numbers: dict[str, list[int]] = {}
+    for each in lines:
+        numbers.setdefault(each.reason, []).append(each.line)
+    told: list[str] = []
+    for reason, found in numbers.items():
+        problems = reason.split(BETWEEN)
+        if len(problems) == 1 and len(found) > 1:
+            told.append(f"line {found[0]} and {len(found) - 1} more: {reason}")
+        else:
+            told += [f"line {line}: {one}" if line else one for line in found for one in problems]
+    return _first_ten(told)
 
 
 def _first_ten(problems: Sequence[str]) -> str:

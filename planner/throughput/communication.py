@@ -153,20 +153,27 @@ def reduced_bytes(job: TimedJob) -> Number:
         return 2 * once
     if recipe.sharding.is_zero12:
         return once * (recipe.batch.grad_accum + 1)
-    reduces_once = recipe.sharding.reduces_last_only(job.scenario.stack.fsdp_no_sync)
-    return once if reduces_once else once * _meetings(job)
+    return once * _reductions(job)
+
+
+def _reductions(job: TimedJob) -> Number:
+    """How often per step FSDP and ZeRO-3 reduce gradients."""
+    reduces_once = job.recipe.sharding.reduces_last_only(job.scenario.stack.fsdp_no_sync)
+    return 1 if reduces_once else _meetings(job)
 
 
 def replica_bytes(job: TimedJob) -> Number:
-    """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard among copies.
+    """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard among copies,
+    behind each reduction inside of one.
 
-    Source: torch ``distributed/fsdp/_fully_shard/_fsdp_collectives.py`` foreach_reduce.
+    Source: torch 2.13 ``distributed/fsdp/_fully_shard/_fsdp_collectives.py`` foreach_reduce,
+    ``_fully_shard.py`` set_requires_gradient_sync; ``_runtime_utils.py`` _reduce_grad (FSDP1).
     """
     recipe, hardware = job.recipe, job.scenario.hardware
     if recipe.sharding.scope != "node":
         return 0
     shard = job.own.updated * job.regime.gradient
-    return 2 * shard * ring_fraction(recipe.copies(hardware))
+    return 2 * shard * ring_fraction(recipe.copies(hardware)) * _reductions(job)
 
 
 def update_bytes(job: TimedJob) -> Number:
@@ -325,7 +332,7 @@ def sharding_copy_seconds(job: TimedJob) -> Number:
     """Copies between collectives' buffers and weights or gradients, on the stream of the kernels;
     seconds per micro-step.
 
-    FSDP2 copies every gathered weight out of the buffer (read, write; forward and backward).  It copies every
+    FSDP2 copies every gathered weight out of the buffer (read, write; as often as it gathers), and every
     gradient into the buffer that is reduced (read in the compute dtype, written in that of the reduction).
     FSDP1 gathers in place and joins the gradients of a layer (read, write).
     Source: torch 2.13 ``fsdp/_fully_shard/_fsdp_collectives.py`` foreach_all_gather_copy_out,
@@ -337,10 +344,10 @@ def sharding_copy_seconds(job: TimedJob) -> Number:
     if not recipe.uses_fsdp:
         return 0.0
     width = min(DTYPE_BYTES[recipe.numerics.compute_dtype], regime.gradient)
-    # Version 2 gathers into one buffer and copies each weight out of it;
-    # its hybrid kind is taken as the same version.
-    if recipe.sharding.frees_blocks:
-        moved = 2 * 2 * stored_param_bytes(job) + job.own.trained * (width + regime.gradient)
+    # Version 2 gathers into one buffer and copies each weight out of it.
+    if recipe.sharding.dtensors:
+        times = 2 if recipe.sharding.divides_weights else 1
+        moved = times * 2 * stored_param_bytes(job) + job.own.trained * (width + regime.gradient)
     else:
         moved = 2 * job.own.trained * width
     return moved / job.rates.memory_bytes_per_s * _meetings(job) / recipe.batch.grad_accum

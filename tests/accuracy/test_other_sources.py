@@ -109,7 +109,7 @@ GROUPS = {
     "nvidia-nemo": {"automodel_mem", "automodel_perf"},
     "unsloth": {"unsloth_readme", "llamafactory_via_unsloth"},
     "fms-acceleration": {"fms_accel_main", "fms_accel_granite"},
-    "litgpt": {"litgpt_config_hub", "litgpt_resource"},
+    "litgpt": {"litgpt_config_hub", "litgpt_resource", "litgpt_thunder"},
     "llm-foundry": {"llm_foundry", "llm_foundry_2"},
 }
 MEASURED = (

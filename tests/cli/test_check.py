@@ -170,6 +170,16 @@ def test_without_a_gpu_the_flag_is_asked_for(capsys: pytest.CaptureFixture[str])
     assert "missing --gpu; for example: plan check train.yaml --gpu 4090" in " ".join(out.split())
 
 
+def test_the_example_says_all_that_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With what the message names, the file is answered."""
+    path = tmp_path / "train.yaml"
+    path.with_suffix(".toml").write_text("", encoding="utf-8")
+    code, out, _ = run(capsys, str(path.with_suffix(".toml")))
+    assert code == 2
+    example = " ".join(out.split()).partition("train.yaml ")[2].split()
+    assert run(capsys, str(path.with_suffix(".toml")), *example)[0] == 0
+
+
 def test_unknown_keys_and_values_not_taken_over_are_printed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -208,7 +208,7 @@ def test_prices_go_with_their_cards_and_the_cheapest_is_first(capsys: Captured) 
         costs = [recipe["cost_usd"] for recipe in group["recipes"]]
         assert costs == sorted(costs)
         assert {recipe["gpu"] for recipe in group["recipes"]} == {"h100-sxm", "a100-80-sxm"}
-    assert "2 prices for 1 choices of --gpu" in refused(capsys, f"{ONE_CARD} --price 1,2")
+    assert "2 prices for 1 choice of --gpu" in refused(capsys, f"{ONE_CARD} --price 1,2")
 
 
 def test_offload_that_nobody_asked_for_is_a_last_resort(capsys: Captured) -> None:

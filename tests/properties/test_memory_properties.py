@@ -16,6 +16,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from planner.catalog.hf_config import model_from_config
+from planner.catalog.location import data_dir
 from planner.domain.prediction import MemoryPrediction
 from planner.domain.recipes.attention_kernels import ATTENTIONS
 from planner.domain.recipes.flat_recipe import with_flat
@@ -27,14 +28,16 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import RefusedCombinationError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.memory.certain import certain_bytes, least_certain_bytes
 from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.memory.structures import program_of
-from planner.predicting import estimate
+from planner.predicting import estimate, is_too_large, predict_with
 from planner.program.head.loss_pieces import piece_tokens
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
+from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.variants import with_flags, with_sizes
 from planner.units import GIB
 
@@ -297,6 +300,29 @@ def test_wider_adapters_never_hold_less(flags: Flags) -> None:
     scenario = resolve(from_flags(flags))
     narrow, wide = (memory(with_flags(scenario, {"adapter-dtype": dtype})) for dtype in ("bf16", "fp32"))
     assert wide.state_bytes >= narrow.state_bytes
+
+
+@PROPERTY
+@given(jobs())
+def test_no_job_asks_for_less_than_is_certain(flags: Flags) -> None:
+    """Weights, states and gradients by their counts are a lower bound, whatever the engine and optimizer."""
+    one = job(resolve(from_flags(flags)))
+    certain = float(sum(certain_bytes(one).values()))
+    assert certain <= float(predict_quick(one).allocated_peak_bytes) * (1 + ROUNDING)
+
+
+@PROPERTY
+@given(jobs(), st.floats(0.2, 1.2))
+def test_what_is_too_large_does_not_fit(flags: Flags, share: float) -> None:
+    """What a search says of a job by what is certain is what its reading says, on a card of any size."""
+    scenario = resolve(from_flags(flags))
+    calibration = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
+    room = int(share * float(least_certain_bytes(job_of(scenario, PRIORS))))
+    gpu = replace(scenario.hardware.gpu, visible_memory_bytes=room)
+    smaller = replace(scenario, hardware=replace(scenario.hardware, gpu=gpu))
+    for model in (calibration, PRIORS):
+        verdict = predict_with(smaller, model, quick=True).verdict
+        assert verdict == "does_not_fit" or not is_too_large(smaller, model)
 
 
 @PROPERTY

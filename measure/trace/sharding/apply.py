@@ -165,6 +165,10 @@ class _Execution:
     def _module_record(self, record: Record) -> None:
         if record.block.id in self._handed_over and not record.alloc:
             return  # the runtime frees it
+        if record.block.parameter is not None and self._recipe.sharding.gathers_weights:
+            # A module puts another tensor in the place of a parameter that was divided: Linear4bit of
+            # bitsandbytes 0.50 casts its bias in the first pass.
+            return
         self._stream.pass_on(record)
 
     def _at_mark(self, record: Record) -> None:

@@ -110,9 +110,9 @@ class FsdpRank:
         ]
 
     def set_up(self, steps: Steps) -> None:
-        """Nothing is allocated before the first forward, but a k-bit model is divided,
-        parameter by parameter.  Shards of tied parameters by their other names go when all are in their
-        places (fsdp2_load_full_state_dict).
+        """Nothing is allocated before the first forward, but a k-bit model is divided.  What was whole goes
+        when all of it is, as a state dict refers to it (``original_sd`` of fsdp2_prepare_model).  Shards of
+        tied parameters by their other names go when all are in their places (fsdp2_load_full_state_dict).
         """
         self._steps = steps
         again = []
@@ -122,9 +122,9 @@ class FsdpRank:
             again.append(self._stream.take(self._settings.shard_elements(parameter) * width, _AGAIN))
             self._stream.free(whole)
         self._stream.free(*again)
-        for parameter, block, whole in self._undivided:
+        for parameter, block, _ in self._undivided:
             self._keep_shard(parameter, block)
-            self._stream.free(whole)
+        self._stream.free(*(whole for _, _, whole in self._undivided))
         self._undivided = []
 
     def at(self, moment: str, module: str, aliases: str) -> None:

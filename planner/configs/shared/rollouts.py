@@ -188,7 +188,8 @@ def _read_generator(keys: Keys, reading: Reading, unsaid: str, *, old: bool) -> 
 
 def remark_divided(keys: Keys, reading: Reading, key: str) -> None:
     """Say how a vLLM that several GPUs share is counted; ``key``: of their number."""
-    if (keys.count(key) or 1) > 1:
+    if (gpus := keys.count(key) or 1) > 1:
+        reading.say("vllm_tensor_parallel", gpus, keys.where(key))
         text = "counted as if each GPU generated for itself: vLLM's share of each is the same"
         reading.remark(keys.where(key), text)
 

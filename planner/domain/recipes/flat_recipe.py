@@ -100,6 +100,7 @@ def generated_values(recipe: Recipe) -> dict[str, Any]:
     found |= {"generator": rollout.generator, "compare_reference": rollout.has_reference}
     if rollout.generator == "vllm":
         found |= {"vllm_memory": rollout.vllm_share, "vllm_sleep": rollout.vllm_sleeps}
+        found["vllm_tensor_parallel"] = rollout.vllm_gpus
     if rollout.reward is not None:
         found["reward_dtype"] = rollout.reward.load_dtype
     return found

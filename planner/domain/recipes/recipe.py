@@ -272,13 +272,25 @@ class Batch:
 
     @property
     def is_padded(self) -> bool:
-        """Whether batches hold padding, so that attention needs a mask.  In a grid:
-        whether any of its scenarios does.
+        """Whether samples are padded, or have lengths of their own.  In a grid:
+        whether those of any of its scenarios are.
         """
         if self.padding == "packed":
             return False
         shorter: Any = self.tokens_per_sample < self.seq_len
         return shorter if isinstance(shorter, bool) else bool(shorter.any())
+
+    @property
+    def masks_padding(self) -> bool:
+        """Whether attention needs a mask for padding: a row alone has none where the longest row ends it.
+
+        Source: transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa (``padding_mask.all()``).
+        """
+        several: Any = self.rows > 1
+        alone = self.padding == "longest" and not (
+            several if isinstance(several, bool) else bool(several.any())
+        )
+        return self.is_padded and not alone
 
 
 @dataclass(frozen=True, slots=True)

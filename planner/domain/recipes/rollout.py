@@ -33,7 +33,8 @@ class Rollout:
     completions of one prompt.  ``micro_steps``: how many micro-batches are generated at once; ``None`` as
     many as an optimizer step takes.  ``iterations``: how often each completion is trained on.
     ``has_reference``: whether the model as it was before is asked.  ``vllm_share``: of the card's memory,
-    which vLLM takes beside the training.  ``vllm_sleeps``: it gives that back while the model is trained.
+    which vLLM takes beside the training.  ``vllm_gpus``: how many GPUs divide its weights.  ``vllm_sleeps``:
+    it gives its share back while the model is trained.
     ``reward``: the model that scores; ``None`` where functions do, which need no card.  ``scores_itself``:
     the policy scores with a second adapter, as large as its own.
     """
@@ -46,5 +47,13 @@ class Rollout:
     generator: Generator = "transformers"
     vllm_share: float = 0.0
     vllm_sleeps: bool = False
+    vllm_gpus: int = 1
     reward: FrozenModel | None = None
     scores_itself: bool = False
+
+    def vllm_weight_bytes(self, params: float) -> float:
+        """Bytes of vLLM's own 16-bit weights on one GPU.
+
+        Source: vllm config/model.py (dtype ``auto``: that of the checkpoint, and 16 bits for one of fp32).
+        """
+        return 2 * params / self.vllm_gpus

@@ -124,6 +124,11 @@ def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:
     return widened(_root(memory.must_have_bytes, held), doubt.n_unseen)
 
 
+def widest_need_scale(need_bytes: Number, doubt: Doubt) -> Number:
+    """No job that needs so much or more has a larger :func:`need_scale`: nothing of it is counted."""
+    return widened(_root(need_bytes, 1.0), doubt.n_unseen)
+
+
 def _root(value: Number, *parts: Number) -> Number:
     """Independent causes add as squares: parts of a peak ``value``, what every peak scatters,
     and bytes that know no size.

@@ -334,6 +334,7 @@ _FIELDS = (
         above_low=True,
         below_high=True,
     ),
+    _count("vllm_tensor_parallel", "GPUs over which each vLLM divides its weights (grpo)", 1_024),
     RequestField(
         "vllm_sleep", "flag", "vLLM gives its memory back while the model is trained (sleep mode; grpo)"
     ),

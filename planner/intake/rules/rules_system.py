@@ -68,7 +68,7 @@ def _above_label(case: Case) -> bool:
 def _makes_scores(case: Case) -> bool:
     shapes = [group.block.attention for group in case.model.groups]
     grouped = any(each.sdpa_input == "grouped" and each.n_kv_heads < each.n_heads for each in shapes)
-    hands_over = case.stack.copies_kv_heads in ("none", "wide") and not case.recipe.batch.is_padded
+    hands_over = case.stack.copies_kv_heads in ("none", "wide") and not case.recipe.batch.masks_padding
     return lacks_flash2(case.gpu) and case.recipe.attention == "sdpa" and grouped and hands_over
 
 
@@ -216,6 +216,16 @@ SYSTEM_RULES = (
                 or case.recipe.parallel.divides
                 or case.recipe.rollout is not None
             )
+        ),
+    ),
+    Rule(
+        "epochs-without-samples",
+        "warn",
+        "Passes over the samples say how long a run takes only beside their number: add --samples",
+        lambda case: (
+            case.scenario.run.n_samples is None
+            and "epochs" in case.given
+            and case.given["epochs"].origin == "cli"
         ),
     ),
     Rule(

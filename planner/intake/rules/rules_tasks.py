@@ -12,6 +12,7 @@ from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.supported import NO_LABELS
 from planner.intake.tasks import scores_by_value, takes_tiles
+from planner.units import GIB
 
 # How a stack takes log-probabilities -> tasks whose trainer of that age was read.
 _READ: dict[str, frozenset[Task]] = {
@@ -178,6 +179,30 @@ def _uneven(case: Case) -> bool:
     return bool(generated % recipe.rollout.generations != 0)
 
 
+def _vllm_weights(case: Case) -> float:
+    """Bytes that vLLM's weights take of one GPU at least: a packed policy may have 4 bits there, too.
+
+    Source: trl 1.16.0 generation/vllm_generation.py _init_vllm (``quantization``).
+    """
+    rollout = case.recipe.rollout
+    if rollout is None or rollout.generator != "vllm" or case.model.stored is not None:
+        return 0.0
+    whole = rollout.vllm_weight_bytes(case.model.param_count)
+    return whole if case.numerics.quantization == "none" else whole / 4
+
+
+def _vllm_share(case: Case) -> float:
+    rollout, visible = case.recipe.rollout, case.gpu.visible_memory_bytes
+    return 0.0 if rollout is None or visible is None else rollout.vllm_share * visible
+
+
+def _vllm_text(case: Case) -> str:
+    needed, visible = _vllm_weights(case), case.gpu.visible_memory_bytes or 1
+    said = f"{needed / GIB:.1f} GiB of weights in a share of {_vllm_share(case) / GIB:.1f} GiB"
+    least = math.ceil((needed / visible + 0.05) * 20) / 20
+    return f"{said}; --vllm-memory {least:.2f} would do for a start" if least < 1 else said
+
+
 def _uneven_text(case: Case) -> str:
     rollout = case.recipe.rollout
     steps = case.recipe.generation_micro_steps
@@ -201,6 +226,15 @@ TASK_RULES = (
         f"raise --batch, or change --generations [{REFUSED_BY_TOOL}]",
         _uneven,
         _uneven_text,
+    ),
+    Rule(
+        # vllm v1/core/kv_cache_utils.py check_enough_kv_cache_memory: no memory left for the cache.
+        "vllm-share-short",
+        "refuse",
+        "vLLM stops where its share of the card does not hold its own weights and a cache; raise "
+        f"--vllm-memory, or divide it by --vllm-tensor-parallel [{REFUSED_BY_TOOL}]",
+        lambda case: case.gpu.visible_memory_bytes is not None and _vllm_weights(case) > _vllm_share(case),
+        _vllm_text,
     ),
     Rule(
         "generation-divided",

@@ -215,10 +215,15 @@ def part_of(weight: Weight) -> str:
 
 def comes_whole(job: Job) -> bool:
     """Whether the model is on every card before it is divided: that of some stacks (``fsdp_loads``),
-    and a k-bit one of some versions of Transformers.
+    a k-bit one of some versions of Transformers, and one of whose matrices the engine divides none.
+
+    Buffers, as those of GPTQ and AWQ, go to the card of each process, wherever they waited.
+    Source: torch 2.13 distributed/fsdp/_init_utils.py ``_move_states_to_device``.
     """
-    loads_packed = job.recipe.numerics.quantization != "none" and not job.stack.kbit_waits_on_host
-    return loads_packed or job.stack.fsdp_loads == "whole"
+    stack, recipe = job.stack, job.recipe
+    stays = stack.model_code != "own" and not recipe.divides_base
+    loads_packed = recipe.numerics.quantization != "none" and (stays or not stack.kbit_waits_on_host)
+    return loads_packed or stack.fsdp_loads == "whole"
 
 
 def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:

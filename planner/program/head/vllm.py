@@ -7,7 +7,7 @@ rlhf_trainers/rollout_mixin.py _fast_infer (``aggressive_empty_cache``).
 
 from __future__ import annotations
 
-from planner.domain.recipes.recipe import DTYPE_BYTES, Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.term import TermName
 from planner.program.job import Job
 from planner.program.ops.tensors import Unit
@@ -53,7 +53,7 @@ def wake(stream: RequestStream, job: Job, part: str) -> int | None:
     if rollout is None or not rollout.vllm_sleeps:
         return None
     rest = float(share_bytes(job) - standing_bytes(job))
-    weights = min(job.model.param_count * DTYPE_BYTES["bf16"], rest)
+    weights = min(rollout.vllm_weight_bytes(job.model.param_count), rest)
     stream.empty_cache()
     n_bytes = weights if part == "weights" else rest - weights
     return stream.allocate(Unit.ONE, n_bytes, _TERM, ("generation", "vLLM", f"wake_up {part}"))

@@ -22,15 +22,15 @@ def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, name: str
     What stands behind a space tells several of one name in a layer apart, for engines that hook into modules.
     """
     with torch.inside(name, name.partition(" ")[0]):
-        if not spec.weight and spec.kind == "rms" and spec.scaling != "turned":
+        if spec.kind == "layer" and spec.scaling in _FUSED:
+            return _layer_norm(torch, view, spec, x)
+        if not spec.weight and spec.scaling != "turned":
             return _l2_norm(torch, spec, x)
         weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
         if spec.scaling == "turned":
             return _turned_norm(torch, view, spec, x)
         if spec.scaling == "operators":
             return _by_operators(torch, view, spec, x, weight)
-        if spec.kind == "layer" and spec.scaling in _FUSED:
-            return _layer_norm(torch, view, spec, x, weight)
         if view.stack.fused_norm:
             return _fused_rms_norm(torch, x, weight)
         return _rms_norm(torch, spec, x, weight, wide=view.stack.scales_norms_wide)
@@ -93,16 +93,17 @@ def _by_operators(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, 
     return torch.add(torch.mul(weight, quotient), shift)
 
 
-def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
+def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
     """``nn.LayerNorm``: one kernel that saves its input, in fp32 under autocast; some code casts it back."""
     given = torch.to(x, "fp32") if view.dtypes.autocast or spec.scaling == "narrowed" else x
     if spec.scaling == "autocast":
         given = torch.to(x, view.product_dtype(x.dtype))
     out = torch.like(given, "native_layer_norm")
     dtype, shape = given.dtype, shape_of(given)
-    parameters = [weight] if spec.weight else []
-    if spec.bias:
-        parameters.append(torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base))
+    parameters = [
+        torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
+        for _ in range(spec.weight + spec.bias)
+    ]
     if view.dtypes.autocast and given.dtype == "fp32":
         # Small tensors, which take the host as long as large ones.
         torch.spend("launches", Unit.ONE, sum(each.dtype != "fp32" for each in parameters))

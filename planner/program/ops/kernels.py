@@ -81,6 +81,11 @@ def _attend(
     key = autocast(torch, view, key)
     query = autocast(torch, view, query)
     kernel = kernel_of(view, query, masked=masked)
+    if kernel == "flash" and query.dtype == "fp32":
+        # FlashAttention takes no fp32: inputs go back to the dtype of loading where norms made them wide.
+        # transformers 5.23 modeling_flash_attention_utils.py fa_peft_integration_check.
+        loaded = view.recipe.numerics.load_dtype
+        query, key, value = (torch.to(each, loaded) for each in (query, key, value))
     if kernel == "math":
         return _unfused(torch, view, query, key, value)
     if kernel == "flex":
@@ -100,6 +105,8 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
     spec = view.block.attention
     if ATTENTION_FACTS[view.recipe.attention].is_flash:
         return "flex" if view.recipe.attention == "flex" else "flash"
+    if view.stack.sdpa_kernel != "any":
+        return view.stack.sdpa_kernel
     is_wide, is_shared = query.dtype == "fp32", spec.n_kv_heads != spec.n_heads
     one_for_all = _sdpa_input(view) == "broadcast" and is_shared
     flash_fits = spec.head_dim == spec.value_head_dim and spec.head_dim <= FLASH_WIDEST
@@ -161,7 +168,7 @@ def spread(torch: Operators, x: Tensor, times: int) -> Tensor:
 
 
 def _bias(torch: Operators, view: LayerView, query: Tensor) -> Tensor | None:
-    """The mask as the kernel reads it: additive, in the query's dtype; of booleans, made anew in each layer.
+    """The mask as the kernel reads it: additive, in the query's dtype; each layer makes a boolean one anew.
 
     Source: ``convert_boolean_attn_mask``, ``pad_bias``; a mask in the embeddings' dtype is cast by autocast.
     """
@@ -349,7 +356,7 @@ def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     del scaled_key
     scores = torch.contiguous(scores, "add")
     scores = torch.softmax(scores)
-    _returned = torch.like(scores, "to", given)
+    _returned = scores if scores.dtype == given else torch.like(scores, "to", given)
     out = _product(torch, (scores, _broadcast(torch, view, value, times)), Unit.TOKENS, spec.out_width)
     out = torch.to(_batched(torch, view, out, forward=False), given)
     out.head_by_head = True
@@ -388,5 +395,10 @@ def _batched(torch: Operators, view: LayerView, x: Tensor, *, forward: bool = Tr
 
 
 def _broadcast(torch: Operators, view: LayerView, x: Tensor, times: int) -> Tensor:
-    """Heads of keys or values for all queries: a copy, of one sample a view; their gradients are summed."""
+    """Heads of keys or values for all queries: a copy, of one sample a view; their gradients are summed.
+
+    Heads that were copied for each query are a batch already.
+    """
+    if times == 1 and x.head_by_head:
+        return x
     return (spread if view.single else repeat_kv)(torch, x, times)

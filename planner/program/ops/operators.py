@@ -305,7 +305,7 @@ class Operators(Tape):
         of ``x`` first.  Neither gradient is a view.
         Source: DeepSpeed 0.19.8 runtime/zero/linear.py LinearFunctionForZeroStage3; 0.12.6 the same.
         """
-        op = "matmul" if by_deepspeed else "mm" if bias is None else "addmm"
+        op = "mm" if bias is None or by_deepspeed else "addmm"
         inputs = [x, weight] if bias is None else [x, weight, bias]
         saved = [x, weight] if by_deepspeed else save_for(self, x, weight, *inputs[2:])
         size = out if isinstance(out, tuple) else (x.unit, out)
@@ -357,7 +357,7 @@ class Operators(Tape):
             reads = [three[number] for number in operands]
             return Multiplies(Product(three[0].dtype), of_scores, macs, reads)
 
-        out = self.new(to_unit, to_count, x.dtype, "bmm", cost=cost(0, 1))
+        out = self.new(to_unit, to_count, x.dtype, "baddbmm" if scaled else "bmm", cost=cost(0, 1))
         out.head_by_head = True
         needs = x.node is not None, other.node is not None
 

@@ -18,6 +18,7 @@ from planner.program.head.loss_pieces import (
 from planner.program.job import Job
 from planner.program.ops.tensors import EVALUATED, Unit
 from planner.program.position_tables import table_rows
+from planner.units import KIB, MIB
 
 FILLED_ROWS = 8
 """Rows of each expert are filled up to a multiple of so many."""
@@ -31,7 +32,16 @@ def unit_values(job: Job) -> dict[Unit, Number]:
         recipe = replace(job.recipe, batch=replace(job.recipe.batch, micro_batch=n_samples))
         evaluated = _units_of(replace(job, scenario=replace(job.scenario, recipe=recipe)))
     evaluated = {EVALUATED[unit]: value for unit, value in evaluated.items() if unit in EVALUATED}
-    return trained | evaluated | _generated_units(job)
+    return trained | evaluated | _generated_units(job) | {Unit.WORKSPACE: _workspace_bytes(job)}
+
+
+def _workspace_bytes(job: Job) -> int:
+    """cuBLAS's: 32 MiB from compute capability 9.0 on, else 8.125 MiB.
+
+    Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp parseChosenWorkspaceSize.
+    """
+    major = job.hardware.gpu.compute_capability.partition(".")[0]
+    return 32 * MIB if major.isdecimal() and int(major) >= 9 else 2 * 4 * MIB + 8 * 16 * KIB
 
 
 def _units_of(job: Job) -> dict[Unit, Number]:

@@ -115,6 +115,8 @@ class Unit(IntEnum):
     EVAL_PIECE_LOGITS = 56
     PIECES = 57
     """Pieces of a loss that is computed in pieces."""
+    WORKSPACE = 58
+    """Bytes of cuBLAS's workspace."""
 
 
 EVALUATED = {

@@ -18,7 +18,7 @@ from planner.units import GIB
 
 BESIDE_SCHEMA_ID: Final = "planner/beside@1"
 # What every process holds, and files that are mapped: no allocation of a training step.
-_UNTRACED_HOST_TERMS = frozenset({"process", "saved_copy", "mapped_checkpoint"})
+_UNTRACED_HOST_TERMS = frozenset({"process", "saved_copy", "loaded_weights", "mapped_checkpoint"})
 _LEFT_OUT = "Left out: requests below 2 KiB, and tensors of one number for each token."
 _AMOUNTS = (
     Column("plan", "right"),

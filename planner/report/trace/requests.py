@@ -15,10 +15,10 @@ from planner.allocator.events import AllocEvent
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.memory.replayed import run_of
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.request_stream import RequestStream
-from planner.program.step import step_of
 
 SMALLEST_BYTES = 2048
 _LOADING = {"load", "adapters"}
@@ -80,7 +80,7 @@ def of_trace(
 
 def of_program(job: Job, ignored: Collection[int], phases: Collection[str] = ()) -> list[Request]:
     """Requests of the step program in ``phases``; in all where none is named."""
-    stream, phase = step_of(job), ""
+    stream, phase = run_of(job).stream, ""
     sizes = stream.sizes({unit: float(count) for unit, count in unit_values(job).items()})
     begins: dict[int, str] = dict(stream.phases)
     found = _Requests(ignored)

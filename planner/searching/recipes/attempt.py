@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
@@ -16,7 +17,7 @@ from planner.domain.uncertainty.interval import TAIL
 from planner.errors import RefusedCombinationError
 from planner.intake.resolve import complete
 from planner.intake.rules.all_rules import FORCE_HINT
-from planner.predicting import predict_with
+from planner.predicting import is_too_large, predict_with
 from planner.searching.recipes.space import Option, Space, TypedFlags
 from planner.units import HOUR_S
 
@@ -30,21 +31,28 @@ DEFAULT_CONFIDENCE = 1 - TAIL
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One recipe with its answer by ``model``.
+    """One recipe with its answer by ``model``, which is read when it is asked for.
 
     ``n_changes``: settings that nobody asked for and that differ from the stack's own.  ``config`` is the
     file below the flags.  ``offloads``: the search moved state to host RAM by itself.  ``option`` is what was
-    tried, but for the sizes.
+    tried, but for the sizes.  ``is_too_large``: its answer, which nobody asked for yet, says that it does not
+    fit.
     """
 
     flags: TypedFlags
     scenario: Scenario
-    prediction: Prediction
+    answer: Callable[[], Prediction]
     n_changes: int
     model: Model
     option: Option
     config: str | None = None
     offloads: bool = False
+    is_too_large: bool = False
+
+    @property
+    def prediction(self) -> Prediction:
+        """The answer."""
+        return self.answer()
 
     @property
     def sample_s(self) -> float | None:
@@ -118,13 +126,20 @@ def attempt(
     except RefusedCombinationError as error:
         return type(error)(str(error).removesuffix(FORCE_HINT))
     offloads = "offload" in option.flags and not space.is_given("offload")
-    prediction = predict_with(scenario, model, quick=quick)
-    return Tried(flags, scenario, prediction, option.n_changes, model, option, space.config_file, offloads)
+    too_large, answer = quick and is_too_large(scenario, model), _answer(scenario, model, quick=quick)
+    if not too_large:
+        answer()
+    file = space.config_file
+    return Tried(flags, scenario, answer, option.n_changes, model, option, file, offloads, too_large)
+
+
+def _answer(scenario: Scenario, model: Model, *, quick: bool) -> Callable[[], Prediction]:
+    return cache(partial(predict_with, scenario, model, quick=quick))
 
 
 def confirmed(tried: Tried) -> Tried:
     """The same recipe with the answer that ``plan`` gives: its step is replayed."""
-    return replace(tried, prediction=predict_with(tried.scenario, tried.model))
+    return replace(tried, answer=_answer(tried.scenario, tried.model, quick=False), is_too_large=False)
 
 
 def rank(tried: Tried) -> tuple[float, int, float, float]:

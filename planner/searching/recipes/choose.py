@@ -72,7 +72,7 @@ def try_sizes(pool: Pool, option: Option, model: Model) -> bool:
         for size in run:
             tried = pool.tries(option, model, size)
             fits = pool.fits(tried) or fits
-            if tried is not None and tried.prediction.verdict == "does_not_fit":
+            if tried is not None and (tried.is_too_large or tried.prediction.verdict == "does_not_fit"):
                 break
     return fits
 

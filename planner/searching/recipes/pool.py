@@ -77,7 +77,9 @@ class Pool:
 
     def fits(self, tried: Tried | None) -> bool:
         """Whether a recipe counts as fitting."""
-        return tried is not None and state_of(tried.prediction, self.confidence) == "fits"
+        if tried is None or tried.is_too_large:
+            return False
+        return state_of(tried.prediction, self.confidence) == "fits"
 
     def training_of(self, flags: TypedFlags) -> Training:
         """What a recipe trains: the settings that tell ways of training apart, with their values."""

@@ -115,8 +115,9 @@ class Space:
         if "price" in names:
             cards, prices = self.choices.get("gpu", ()), self.choices["price"]
             if len(cards) != len(prices):
+                choices = f"{len(cards)} choices" if len(cards) > 1 else "1 choice"
                 raise UsageError(
-                    f"--price gives {len(prices)} prices for {len(cards) or 1} choices of --gpu: give one, "
+                    f"--price gives {len(prices)} prices for {choices} of --gpu: give one, "
                     "or one for each choice"
                 )
             names.remove("price")
@@ -258,7 +259,7 @@ def _axis(space: Space, base: Scenario, name: str) -> list[dict[str, str | bool]
         others = [not recipe.gradient_checkpointing]
     elif name == "optimizer":
         others = [*_OPTIMIZERS_OF_FULL] if recipe.method == "full" and base.hardware.gpu.is_cuda else []
-    elif name == "loss" or recipe.attention == "eager" or recipe.batch.is_padded:
+    elif name == "loss" or recipe.attention == "eager" or recipe.batch.masks_padding:
         # Without a mask torch's own kernel is FlashAttention 2 already.
         others = [str(move.flags[name]) for move in moves(base) if move.topic == name]
     return [{}, *({name: other} for other in others if other != getattr(recipe, name))]

@@ -109,7 +109,7 @@ def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
         ),
         (
             {"method": "full", "sharding": "zero3", "loss": "liger"},
-            "Liger's loss, which does not call the head, under zero3 .* use --loss hf",
+            "loss .liger., which does not call the head, under zero3 .* use --loss hf",
         ),
         (
             {"model": "qwen2-vl-2b", "method": "lora", "images_per_sample": 1, "image_size": "56x56"},

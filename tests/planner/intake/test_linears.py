@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from planner.anatomy.adapted_matrices import is_adapted
 from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.linears import linear_names, reaches_experts
@@ -17,6 +18,16 @@ def test_linear_names_of_a_model() -> None:
     """The names that lora_targets may use, in the order of the model."""
     names = linear_names(scenario_of().model)
     assert names == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+
+
+def test_a_convolution_in_place_of_attention_is_none() -> None:
+    """LFM2: the projections of attention alone, 4 in each of 6 layers; a path names those of either."""
+    model = scenario_of(model="lfm2-1.2b", method="lora").model
+    counts = [
+        sum(count for linear, count in model.linears() if is_adapted(linear, (target,)))
+        for target in ("attention", "self_attn.out_proj", "conv.out_proj")
+    ]
+    assert counts == [24, 6, 10]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "generator",
         "vllm_memory",
         "vllm_sleep",
+        "vllm_tensor_parallel",
         "reward_model",
         "reward_dtype",
         "data",

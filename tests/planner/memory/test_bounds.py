@@ -13,7 +13,8 @@ from planner.domain.term import STATE_TERMS
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.bounds import bounds_of, certain_bytes, plain_decoder, rest_of, units_of
+from planner.memory.bounds import bounds_of, plain_decoder, rest_of, units_of
+from planner.memory.certain import certain_bytes
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import Job, job_of
 from tests.accuracy.architecture_ranges import family_of

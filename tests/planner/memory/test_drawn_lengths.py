@@ -20,7 +20,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory import replayed
-from planner.memory.drawn_lengths import drawn_longest, longest_of_batch_tokens, micro_steps
+from planner.memory.drawn_lengths import NewLongest, drawn_longest, longest_of_batch_tokens, micro_steps
 from planner.memory.replayed_peak import predict_replayed
 from planner.predicting import estimate
 from planner.program.job import Job, job_of
@@ -95,6 +95,17 @@ def test_batches_of_drawn_lengths_leave_nothing_where_segments_grow(monkeypatch:
     piled = [replayed.replayed(job(switches=f"expandable_segments={each}")) for each in ("on", "off")]
     assert piled[0].length_cache_bytes <= 2 * LARGE_SEGMENT_BYTES
     assert piled[1].length_cache_bytes > GIB
+
+
+def test_a_longer_batch_finds_no_gradients_of_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without accumulation each batch is a whole step, whose update frees them: batches of one length, step
+    after step, reserve what two steps do.
+    """
+    lengths = [NewLongest(step, CAP) for step in range(4)]
+    monkeypatch.setattr(replayed, "drawn_longest", lambda *_: lengths)
+    flags = {"model": "qwen2.5-1.5b", "method": "full", "gradient_checkpointing": False}
+    made = replayed.replayed(job(**flags))
+    assert made.length_cache_bytes <= LARGE_SEGMENT_BYTES
 
 
 def test_it_counts_in_reserved_and_not_in_what_must_be_held() -> None:

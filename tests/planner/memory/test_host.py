@@ -83,6 +83,27 @@ def test_sub_groups_of_no_elements_are_parameters() -> None:
     assert apart == pytest.approx(whole, rel=0.5)
 
 
+@pytest.mark.parametrize(
+    ("said", "copies"),
+    [
+        ({"sharding": "ddp"}, True),
+        ({"sharding": "zero2"}, True),
+        ({"sharding": "ddp", "load_dtype": "bf16"}, False),
+        ({"sharding": "zero3"}, False),
+        ({"sharding": "ddp", "stack": "llama-factory"}, False),
+        ({"sharding": "ddp", "stack": "plain-torch"}, False),
+    ],
+)
+def test_16_bit_files_become_fp32_in_host_ram(said: dict[str, str], copies: bool) -> None:
+    """4 bytes of each weight in each of two processes, before they move to the cards."""
+    subject = job(**{"stack": "hf-trainer@5", "load_dtype": "fp32", "method": "lora", **said})
+    host, whole = predict_host(subject), 4 * subject.base_params
+    assert held(subject).get("loaded_weights", 0) == whole * copies
+    if copies:
+        assert host.required_per_node_bytes == 2 * (whole + held(subject)["process"])
+        assert host.steps_per_node_bytes < host.required_per_node_bytes < host.setup_per_node_bytes
+
+
 def test_stages_1_and_2_copy_all_weights_to_the_host_to_save() -> None:
     """Frozen ones too, on every process, as they lie on the GPU:
     2 bytes of each weight and of the adapters; not in the steps.

@@ -14,8 +14,11 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.structures import alike, program_of
 from planner.program.job import job_of
+from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.searching.variants import with_sizes
+from planner.units import MIB
 
 PRIORS = Coefficients()
 
@@ -69,6 +72,28 @@ def test_a_shared_program_is_that_of_each_job(flags: dict[str, object]) -> None:
         assert shared.events == own.events
         assert (shared.kinds, shared.streams, shared.units) == (own.kinds, own.streams, own.units)
         assert shared.unit_bytes == pytest.approx(own.unit_bytes)
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero2", "zero3", "fsdp"])
+@pytest.mark.parametrize("gpu", ["t4", "4090", "h100-sxm", "b200-sxm", "mi300x"])
+def test_a_card_s_program_is_its_own_whichever_card_came_first(gpu: str, sharding: str) -> None:
+    """A card decides kernels, cuBLAS's workspace and, under ZeRO-2, where weights are flattened."""
+    flags: dict[str, object] = {"model": "qwen2-0.5b", "method": "full", "sharding": sharding}
+    program_of(job_of(base(**flags, gpus=2), PRIORS))
+    job = job_of(base(**flags, gpu=gpu, gpus=2), PRIORS)
+    shared, own = program_of(job), step_of(job)
+    assert (shared.events, shared.kinds, shared.streams) == (own.events, own.kinds, own.streams)
+    assert (shared.units, shared.unit_bytes) == (own.units, own.unit_bytes)
+
+
+@pytest.mark.parametrize(("sharding", "shared"), [("ddp", True), ("zero3", True), ("zero2", False)])
+def test_cards_share_a_program_that_asks_for_no_room(sharding: str, shared: bool) -> None:
+    """Kernels of an A100 run on an H100; cuBLAS's workspace differs, and is a unit."""
+    flags: dict[str, object] = {"model": "qwen2-0.5b", "method": "lora", "sharding": sharding, "gpus": 2}
+    older, newer = (job_of(base(**flags, gpu=gpu), PRIORS) for gpu in ("a100-40-sxm", "h100-sxm"))
+    assert (program_of(older) is program_of(newer)) == shared
+    assert unit_values(older)[Unit.WORKSPACE] == 8.125 * MIB
+    assert unit_values(newer)[Unit.WORKSPACE] == 32 * MIB
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,12 @@ def test_copies_are_widened_with_all_that_is_trained(stack: str, switches: str, 
     assert head.regime.residual == 2
 
 
+def test_the_copy_of_a_head_that_is_tied_is_as_wide_as_other_copies() -> None:
+    """The base has no parameter of its name: it is as wide as the table, not as an adapter."""
+    subject = job(model="qwen2.5-0.5b", modules_to_save="lm_head")
+    assert stored_bytes(subject) == standing(subject, "weights", "adapters")
+
+
 @pytest.mark.parametrize("sharding", ["fsdp", "zero3"])
 @pytest.mark.parametrize("offload", ["none", "optimizer+params"])
 def test_scales_of_divided_matrices_stay_whole_on_the_card(sharding: str, offload: str) -> None:

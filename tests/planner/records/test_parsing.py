@@ -447,3 +447,11 @@ def test_a_mark_of_some_editors_is_no_text(tmp_path: Path, name: str) -> None:
     content = csv_text({}) if name.endswith("csv") else json_line()
     path.write_text("\ufeff" + content, encoding="utf-8")
     assert len(read_records([path]).records) == 1
+
+
+def test_one_problem_of_many_lines_is_told_once(tmp_path: Path) -> None:
+    """A file that is no text, with its first line and how many more there are."""
+    path = tmp_path / "runs.jsonl"
+    path.write_bytes(b"\xff\xfe\n" * 30)
+    with pytest.raises(InputFileError, match=r"no record is left: line 1 and 28 more: [^;]*; line 30: "):
+        read_records([path], by_row=True)

@@ -223,6 +223,15 @@ class TestCollectives:
         assert gathered_bytes(held) == pytest.approx(2 * 2 * 2 * PARAMS * 7 / 8)
         assert replica_bytes(held) == pytest.approx(2 * held.regime.gradient * PARAMS / 8 / 2)
 
+    def test_copies_meet_behind_each_reduction(self, llama: ModelSpec) -> None:
+        """In both micro-steps where the loop asks for no accumulation without reduction, else in the last."""
+        across = scenario(llama, recipe(sharding="hsdp"), gpus_per_node=8, nodes=2)
+        each, last = (
+            replica_bytes(job(replace(across, stack=replace(across.stack, id=said, fsdp_no_sync=said))))
+            for said in ("neither", "both")
+        )
+        assert each == pytest.approx(2 * last)
+
     def test_every_gpu_of_a_node_has_a_ring_across_nodes(self, llama: ModelSpec) -> None:
         """Eight shards share the network; of two copies on one node each has its own links."""
         across = scenario(llama, recipe(sharding="hsdp"), gpus_per_node=8, nodes=2, network_bytes_per_s=GIGA)

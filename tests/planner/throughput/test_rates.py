@@ -370,6 +370,12 @@ class TestShardingCopies:
         assert job(one).regime.gradient == 4
         assert moved / job(one).own.trained == pytest.approx(14, rel=0.01)
 
+    def test_weights_that_stay_are_copied_once(self) -> None:
+        """One gather of 2-byte weights, and the gradients as before: 10 in all."""
+        one = scenario(FULL, sharding="fsdp-grad-op")
+        moved = shown(predicted(one), "sharding_copies") * job(one).rates.memory_bytes_per_s
+        assert moved / job(one).own.trained == pytest.approx(10, rel=0.01)
+
     def test_version_1_joins_gradients_only(self) -> None:
         """It gathers in place; the gradients of a layer are read and written once."""
         one = scenario(FULL, sharding="fsdp1")

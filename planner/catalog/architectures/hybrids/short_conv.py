@@ -67,8 +67,8 @@ def _block(fields: ConfigFields, kind: str, mlp: MlpSpec, linears: tuple[LinearS
         projections = (query, key, value, replace(out, name="out_proj"))
         return BlockSpec(attention, mlp, (*projections, *linears), (*norms, *head_norms(attention)))
     mixer = ShortConvSpec(hidden, fields.integer("conv_L_cache", default=3), fields.flag("conv_bias", False))
-    inner = LinearSpec("in_proj", "attention", hidden, 3 * hidden, "attn_in", mixer.bias)
-    outer = LinearSpec("out_proj", "attention", hidden, hidden, "attn_out", mixer.bias)
+    inner = LinearSpec("in_proj", "mixer", hidden, 3 * hidden, "attn_in", mixer.bias)
+    outer = LinearSpec("out_proj", "mixer", hidden, hidden, "attn_out", mixer.bias)
     block = BlockSpec(NO_ATTENTION, mlp, (inner, outer, *linears), norms)
     return replace(block, mixer=mixer, extra_params=hidden * (mixer.kernel + int(mixer.bias)))
 

@@ -62,7 +62,7 @@ class Units:
             linear.name
             for group in job.model.groups
             for linear in group.block.linears
-            if (linear.group == "expert" if experts else linear.group != "attention")
+            if (linear.group == "expert" if experts else not linear.mixes_tokens)
         }
 
     @property

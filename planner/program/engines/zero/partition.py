@@ -41,9 +41,10 @@ class FlatGroup:
 
     def own(self, rank: int) -> dict[Param, int]:
         """Parameters of which process ``rank`` (-1: the last) updates some elements, and how many."""
-        number = rank % self.world
-        found = {each: sum(n for owner, n in self.slices(each) if owner == number) for each in self.params}
-        return {each: n for each, n in found.items() if n}
+        first = rank % self.world * self.part
+        ends = ((each, start, start + each.elements) for each, start in self._starts.items())
+        found = {each: min(end, first + self.part) - max(start, first) for each, start, end in ends}
+        return {each: n for each, n in found.items() if n > 0}
 
 
 def merged(slices: Iterable[tuple[int, int]]) -> list[int]:

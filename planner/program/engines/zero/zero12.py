@@ -57,7 +57,7 @@ class Zero12(DeepSpeed):
         settings = self.settings
         groups = optimizer_groups(self.job, self.trained)
         self._groups = [FlatGroup(members, settings.world) for members in groups]
-        self._own = self._own_of_rank()
+        self._own = {each: n for group in self._groups for each, n in group.own(self.job.process).items()}
         for group in self._groups:
             self._group_of |= dict.fromkeys(group.params, group)
             width = group.params[0].element_bytes
@@ -70,20 +70,6 @@ class Zero12(DeepSpeed):
             self.take(max(each.n_bytes for each in self.trained), _STAGING)
         else:
             self.free(*[self.take(group.part * FP32, _INITIAL) for group in self._groups])
-
-    def _own_of_rank(self) -> dict[Param, int]:
-        """Parameters of which this rank updates some elements, and how many.
-
-        The first or the last rank, whichever keeps more.  Under stage 2 a gradient that two of them share
-        counts whole for both.  Stage 1 keeps every gradient, and an optimizer on the host takes them, so the
-        one counts whose largest gradient is larger: its norm is taken in fp64.
-        """
-        last, first = (
-            {each: n for group in self._groups for each, n in group.own(rank).items()} for rank in (-1, 0)
-        )
-        if self._is_first_stage or self.settings.offloads_optimizer:
-            return max(last, first, key=lambda own: max(own.values(), default=0))
-        return max(last, first, key=lambda own: sum(each.elements for each in own))
 
     def _flatten(self, group: FlatGroup, width: int) -> None:
         """On the card where it has room for all trained weights twice (``flatten_on_accelerator``),

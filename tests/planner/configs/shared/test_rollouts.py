@@ -133,7 +133,7 @@ def test_a_vllm_that_sleeps_and_is_divided(tmp_path: Path) -> None:
     """Both are of the colocated one; in a server neither takes memory of these cards."""
     said = "vllm_enable_sleep_mode: true\nvllm_tensor_parallel_size: 2\nuse_vllm: true\nvllm_mode: "
     beside = rollout_of(tmp_path, f"{TRL}{said}colocate\n", seq=1024)
-    assert (beside.generator, beside.vllm_sleeps) == ("vllm", True)
+    assert (beside.generator, beside.vllm_sleeps, beside.vllm_gpus) == ("vllm", True, 2)
     assert not rollout_of(tmp_path, f"{TRL}{said}server\n", seq=1024).vllm_sleeps
     assert not rollout_of(tmp_path, f"{TRL}use_vllm: true\nvllm_mode: colocate\n", seq=1024).vllm_sleeps
 

@@ -84,6 +84,24 @@ def test_shorter_samples_are_padded_unless_they_are_packed(
     assert not replace(BATCH, seq_len=np.array([100.0, 300.0])).is_padded
 
 
+@pytest.mark.parametrize(
+    ("changes", "masks"),
+    [
+        ({"micro_batch": 1}, False),
+        ({"micro_batch": 1, "padding": "max_length"}, True),
+        ({"micro_batch": 1, "is_paired": True}, True),
+        ({"micro_batch": np.array([1, 2])}, True),
+    ],
+)
+def test_a_row_that_is_the_longest_of_its_batch_has_no_padding(
+    changes: dict[str, object], masks: bool
+) -> None:
+    """Its samples still have lengths of their own."""
+    batch = replace(BATCH, **{"padding": "longest", **changes})  # type: ignore[arg-type]
+    assert batch.is_padded
+    assert batch.masks_padding is masks
+
+
 def test_a_pair_is_two_sequences() -> None:
     """Of each sample."""
     assert (BATCH.rows, replace(BATCH, is_paired=True).rows) == (4, 8)

@@ -663,6 +663,11 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 6, "generations": 4},
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "generations": 4},
     ),
+    "epochs-without-samples": ({"epochs": 3}, {"epochs": 3, "samples": 1000}),
+    "vllm-share-short": (
+        {"task": "grpo", "stack": "trl", "gpu": "rtx4090", "generator": "vllm", "vllm_memory": 0.3},
+        {"task": "grpo", "stack": "trl", "gpu": "rtx4090", "generator": "vllm", "vllm_memory": 0.7},
+    ),
     "ppo-engine": (
         {"task": "ppo", "stack": "llama-factory@0.8", "seq": 512, "method": "full"},
         {"task": "ppo", "stack": "llama-factory@0.8", "seq": 512, "method": "lora"},

@@ -35,6 +35,25 @@ def test_generations_are_whole_prompts(batch: int, gpus: int, generations: int, 
 
 
 @pytest.mark.parametrize(
+    ("more", "stops"),
+    [
+        ({}, True),
+        ({"vllm_memory": 0.6}, False),
+        ({"gpus": 2, "vllm_tensor_parallel": 2}, False),
+        ({"method": "qlora"}, False),
+        ({"generator": "vllm-server"}, False),
+        ({"gpu": "a100-80-sxm"}, False),
+    ],
+)
+def test_the_share_of_vllm_holds_its_weights(more: dict[str, object], stops: bool) -> None:
+    """12.55 GiB of Llama 2 7B in 0.3 of a card of 24 GB, or of 80 GB; in two of them; in 4 bits."""
+    job = {**TRL, "task": "grpo", "model": "llama-2-7b", "gpu": "rtx4090", "method": "lora"}
+    said = warned("vllm-share-short", **{**job, "generator": "vllm", **more})
+    assert bool(said) == stops
+    assert ("12.6 GiB" in said) == stops
+
+
+@pytest.mark.parametrize(
     ("flags", "answers"),
     [
         ({"task": "dpo", "sharding": "zero2"}, False),

@@ -102,3 +102,12 @@ def test_a_norm_in_one_kernel_with_positions_saves_its_input_and_a_number_for_ea
     assert one.kept == Counter({("rms_norm_rope", "TOKENS", 2 * 4): 1})
     assert one.made("backward") == [("rms_norm_rope_backward", "TOKENS", NARROW)]
     assert several.kept - one.kept == Counter({("clone", "TOKENS", 32 * 2): 2})
+
+
+def test_a_layer_norm_without_a_weight_has_no_parameters() -> None:
+    """OLMo's: an engine that divides them finds none."""
+    view, spec = view_of("full", norm="bf16"), NormSpec("layer", 64, weight=False, scaling="narrowed")
+
+    run = Run(lambda torch, x: norm(torch, view, spec, x), "bf16")
+
+    assert run.torch.parameters == []

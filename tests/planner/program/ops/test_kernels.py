@@ -13,7 +13,7 @@ from planner.domain.attention_shape import AttentionSpec
 from planner.domain.recipes.parallel import ALONE
 from planner.program.ops.kernels import fused_attention, kernel_of
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Tensor, Unit
+from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.recorded_part import Shape, Template, Terms, run
 from planner.program.view import Dtypes, LayerView
 
@@ -31,6 +31,7 @@ def view_of(
         "recipe": SimpleNamespace(attention="sdpa", parallel=ALONE),
         "stack": SimpleNamespace(
             sdpa_mask="bool",
+            sdpa_kernel="any",
             copies_kv_heads="none",
             tells_samples=lambda _: False,
         ),
@@ -40,18 +41,18 @@ def view_of(
     return SimpleNamespace(**fields, **given)  # type: ignore[return-value]
 
 
-def recorded(view: LayerView) -> Template:
+def recorded(view: LayerView, dtype: Dtype = "bf16") -> Template:
     """One kernel run forward and backward on a query,
     and on keys and values that are parts of nothing else.
     """
     spec = view.block.attention
 
     def part(torch: Operators, x: Tensor) -> Tensor:
-        key = torch.parameter(Unit.TOKENS, spec.k_width, "bf16", trained=True)
-        value = torch.parameter(Unit.TOKENS, spec.v_width, "bf16", trained=True)
+        key = torch.parameter(Unit.TOKENS, spec.k_width, dtype, trained=True)
+        value = torch.parameter(Unit.TOKENS, spec.v_width, dtype, trained=True)
         return fused_attention(torch, view, x, key, value)
 
-    return run(part, Shape(spec.q_width, "bf16", True), TERMS)
+    return run(part, Shape(spec.q_width, dtype, True), TERMS)
 
 
 def made(template: Template, stage: str) -> list[tuple[str, float, Unit]]:
@@ -89,6 +90,24 @@ def test_flex_copies_shared_heads_where_queries_are_no_power_of_two(heads: int, 
         *keys,
         *summed,
     ]
+
+
+def test_flash_casts_fp32_inputs_to_the_dtype_of_loading() -> None:
+    """Norms in fp32 over a packed base make them; the kernel takes 16 bits."""
+    view = view_of(AttentionSpec(HEADS, SHARED, WIDTH, WIDTH))
+    view.recipe.attention = "flash2"  # type: ignore[misc]
+    view.recipe.numerics = SimpleNamespace(load_dtype="bf16")  # type: ignore[misc, assignment]
+    forward = made(recorded(view, "fp32"), "forward")
+    casts = [("to", QUERY, Unit.TOKENS), ("to", KEY, Unit.TOKENS), ("to", KEY, Unit.TOKENS)]
+    assert forward[:4] == [*casts, ("flash_attention", QUERY, Unit.TOKENS)]
+
+
+def test_the_unfused_kernel_copies_heads_of_groups_once() -> None:
+    """Key and value for each query, the query as a batch; scores in fp32 are returned as they are."""
+    template = recorded(view_of(AttentionSpec(HEADS, SHARED, WIDTH, WIDTH), single=False), "fp32")
+    ops = [op for op, _, _ in made(template, "forward")]
+    assert ops.count("clone") == 4  # those three, and the output
+    assert "to" not in ops
 
 
 def test_some_code_copies_shared_heads_for_every_kernel() -> None:
@@ -190,3 +209,15 @@ def test_the_kernel_of_a_card_without_flash(n_kv_heads: int, dtype: Any, masked:
     """Before compute capability 8.0 no kernel takes heads in groups, and none but the unfused one bf16."""
     view = view_of(AttentionSpec(4, n_kv_heads, 64, 64), masked=masked, has_flash=False)
     assert kernel_of(view, Tensor(None, Unit.TOKENS, 4 * 64, dtype), masked=masked) == kernel
+
+
+@pytest.mark.parametrize("kernel", ["efficient", "math"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_one_kernel_that_a_program_leaves(kernel: str, *, masked: bool) -> None:
+    """Torch's ``sdpa_kernel`` switches the others off; FlashAttention's package is none of them."""
+    view = view_of(AttentionSpec(4, 4, 64, 64), masked=masked)
+    query = Tensor(None, Unit.TOKENS, 4 * 64, "bf16")
+    view.stack.sdpa_kernel = kernel  # type: ignore[misc, assignment]
+    assert kernel_of(view, query, masked=masked) == kernel
+    view.recipe.attention = "flash2"  # type: ignore[misc]
+    assert kernel_of(view, query, masked=masked) == "flash"

@@ -121,8 +121,8 @@ def test_a_bias_and_deepspeed_make_the_inputs_gradient_first() -> None:
         ("sum", 32 * 2),
     ]
     assert after(lambda t: part(t, biased=False, by_deepspeed=True))[1] == [
-        ("matmul", 128),
-        ("matmul", 64 * 32 * 2),
+        ("mm", 128),
+        ("mm", 64 * 32 * 2),
     ]
 
 
@@ -161,3 +161,16 @@ def test_parameters_are_counted_once_and_again_when_code_runs_again() -> None:
     assert first.node.parameter == again.node.parameter == 0
     assert first.node.grad is not None, "a gradient from the micro-step before"
     assert torch.modules[torch.parameters[0].module] == ("norm",)
+
+
+def test_a_scaled_batched_product_is_an_operator_of_its_own() -> None:
+    """``baddbmm``, which selective checkpoints do not keep; nor do they see a sum in DeepSpeed's product."""
+    torch = Operators()
+    torch.enter("forward")
+    x = torch.new(Unit.TOKENS, 4, "bf16", "input")
+    for scaled in (False, True):
+        torch.bmm(x, x, (Unit.PAIRS, 2), scaled=scaled)
+    weight, bias = torch.new(Unit.ONE, 16, "bf16", "input"), torch.new(Unit.ONE, 4, "bf16", "input")
+    for by_deepspeed in (False, True):
+        torch.mm(x, weight, 4, bias=bias, by_deepspeed=by_deepspeed)
+    assert [op for _, op in torch.ops if op != "input"] == ["bmm", "baddbmm", "addmm", "mm"]

@@ -28,7 +28,7 @@ def recipe(batch: int = 2, *, rate: float = 8.0, need: float = 5.0, **changed: A
     time = replace(said.time, samples_per_s=rate, tokens_per_s=1024 * rate)
     prediction: Prediction = replace(said, **{"memory": memory, "time": time, **changed})
     flags = {"method": "qlora", "batch": str(batch)}
-    return Tried(flags, asked, prediction, 0, Coefficients(), Option(flags, cast("Any", None), 0))
+    return Tried(flags, asked, lambda: prediction, 0, Coefficients(), Option(flags, cast("Any", None), 0))
 
 
 def answer(*groups: RecipeGroup, **changed: Any) -> FoundRecipes:

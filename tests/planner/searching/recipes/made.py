@@ -53,4 +53,4 @@ def tried(
     )
     option = Option(flags or {}, cast("Any", None), n_changes)
     said, asked = cast("Any", prediction), cast("Any", scenario)
-    return Tried(flags or {}, asked, said, n_changes, Coefficients(), option)
+    return Tried(flags or {}, asked, lambda: said, n_changes, Coefficients(), option)

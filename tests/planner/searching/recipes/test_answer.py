@@ -25,7 +25,7 @@ def recipe(batch: int, *, rate: float = 8.0, method: str = "lora", fits: bool = 
     said = replace(
         said, time=replace(said.time, samples_per_s=rate), verdict="fits" if fits else "does_not_fit"
     )
-    return Tried({}, asked, said, 0, Coefficients(), Option({}, cast("Any", None), 0))
+    return Tried({}, asked, lambda: said, 0, Coefficients(), Option({}, cast("Any", None), 0))
 
 
 def pool(**tried: list[Tried]) -> Pool:
@@ -42,7 +42,7 @@ def first_two(fitting: list[Tried]) -> tuple[Tried, ...]:
 def test_a_row_that_does_not_fit_when_replayed_makes_room() -> None:
     """The quick reading may call a miss a fit; the next one is listed in its place."""
     rows = [recipe(8), recipe(4), recipe(4)]
-    miss = replace(rows[0], prediction=recipe(8, fits=False).prediction)
+    miss = replace(rows[0], answer=recipe(8, fits=False).answer)
     found = answer_of(pool(lora=rows), first_two, lambda each: miss if each is rows[0] else each)
     (group,) = found.groups
     assert group.rows == (rows[1], rows[2])

@@ -66,7 +66,7 @@ def test_prices_go_with_their_cards() -> None:
     assert places == [("a", "1", "4"), ("a", "1", "8"), ("b", "2", "4"), ("b", "2", "8")]
     with pytest.raises(UsageError, match="3 prices for 2 choices of --gpu"):
         list(Space(*read_choices({"gpu": "a,b", "price": "1,2,3"})).places())
-    with pytest.raises(UsageError, match="2 prices for 1 choices"):
+    with pytest.raises(UsageError, match="2 prices for 1 choice of"):
         list(Space(*read_choices({"gpu": "a", "price": "1,2"})).places())
 
 

@@ -216,6 +216,29 @@ def test_packed_matrices_wait_on_the_host_and_come_back_to_be_flat() -> None:
     assert gone.issuperset(packed)
 
 
+@pytest.mark.parametrize("sharding", ["fsdp1", "fsdp"])
+@pytest.mark.parametrize("packed", ["gptq-int4", "awq-int4"])
+def test_buffers_are_whole_on_every_card_though_they_waited_on_the_host(packed: str, sharding: str) -> None:
+    """Two elements in a byte."""
+    subject = job(
+        method="lora",
+        quantization=packed,
+        load_dtype="bf16",
+        sharding=sharding,
+        switches="kbit_waits_on_host=true,kbit_upcast=none",
+    )
+    stream, values = step_of(subject), unit_values(subject)
+    begins = next(begin for begin, phase in stream.phases if phase == "forward")
+    loaded = stream.events[:begins]
+    gone = {~event for event in loaded if event < 0}
+    kept = [
+        round(float(stream.unit_bytes[event] * values[Unit(stream.units[event])]))
+        for event in loaded
+        if event >= 0 and event not in gone and stream.term(event) == "weights"
+    ]
+    assert sum(kept) >= LAYERS * (LAYER - 2 * WIDTH) // 2
+
+
 def test_weights_that_stay_whole_are_gathered_once_and_seen_narrow_until_backward() -> None:
     """TRL 1.16.0 on fake tensors, Qwen2.5 0.5B on four cards: 2.612 GiB in the first loss, as here."""
     for sharding, n_again in (("fsdp1", LAYERS - 1), ("fsdp1-grad-op", 0)):

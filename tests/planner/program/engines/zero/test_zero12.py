@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from planner.allocator.compiled import MOST_LAG
+from planner.allocator.slots import replay_slots
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.replayed import run_of
+from planner.memory.replayed import run_of, slot_events
 from planner.program.engines.params import Param
 from planner.program.engines.zero.partition import FlatGroup, merged, sent_together
 from planner.program.job import Job, job_of
@@ -239,10 +241,22 @@ def test_an_offloaded_optimizer_takes_buckets_anyway() -> None:
     assert allocated(stream, sizes, "ipg_buffer")
 
 
-def test_stage_1_is_asked_of_the_rank_with_the_largest_gradient() -> None:
-    """The norm of the token table, which the first rank owns whole, is taken in fp64."""
-    stream, sizes = stream_of(sharding="zero1")
-    assert max(allocated(stream, sizes, "norm in fp64")) == 8 * 151_936 * 896
+@pytest.mark.parametrize(
+    ("flags", "process"),
+    [
+        ({"sharding": "zero1"}, 0),
+        ({"sharding": "zero2", "model": "tinyllama-1.1b", "gpus": "8", "batch": "8"}, -1),
+    ],
+)
+def test_the_process_that_reserves_more_is_followed(flags: dict[str, str], process: int) -> None:
+    """The first takes the norm of the token table in fp64; the last keeps gradients when most activations
+    are still there.
+    """
+    job = job_of_flags(**flags)
+    events = [slot_events(step_of(replace(job, process=each)), job) for each in (0, -1)]
+    reserved = [replay_slots(each).reserved_bytes for each in events]
+    assert reserved[process] == max(reserved) > min(reserved)
+    assert run_of(job).done.reserved_bytes == max(reserved)
 
 
 @pytest.mark.parametrize(
