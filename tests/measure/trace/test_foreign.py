@@ -26,7 +26,7 @@ from planner.domain.model import ModelSpec
 from planner.errors import ExitCode, InputFileError, NotModelledError, UnknownArchitectureError
 from tests.against_libraries.scenarios import GROUPED, SIZES
 
-TINY: dict[str, Any] = {"model_type": "jais2", **SIZES, **GROUPED, "num_hidden_layers": 8}
+TINY: dict[str, Any] = {"model_type": "diffllama", **SIZES, **GROUPED, "num_hidden_layers": 8}
 
 
 def test_what_a_model_is_told_by_its_layers() -> None:
@@ -99,7 +99,7 @@ def test_an_architecture_without_formulas_is_traced(
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY))
     held = sum(-(-each.numel() * 2 // 512) * 512 for each in model.parameters())
     assert held <= weights <= held + 2**21  # a block of more than 1 MiB is not always split
-    assert "no reader for 'jais2'" in err
+    assert "no reader for 'diffllama'" in err
     job = ["--model", _written(tmp_path, TINY), "--method", "lora", "--gpu", "4090", "--seq", "32"]
     assert plan([*job, "--precision", "bf16", "--json"]) == ExitCode.FITS
     bounds = json.loads(capsys.readouterr().out)["bounds"]
@@ -125,7 +125,7 @@ def test_an_architecture_without_formulas_is_traced(
             6,
             "a causal language model cannot be made of it",
         ),
-        ({"model_type": "jais2", "num_hidden_layers": "many"}, 2, "Transformers refuses this config"),
+        ({"model_type": "diffllama", "num_hidden_layers": "many"}, 2, "Transformers refuses this config"),
         (
             {**TINY, "num_hidden_layers": 10**9},
             2,
@@ -225,7 +225,7 @@ def test_targets_are_checked_against_the_modules(tmp_path: Path, capsys: pytest.
 def test_the_error_that_the_catalog_raises_is_the_one_that_is_caught() -> None:
     """An unknown architecture keeps its name and its place, and is a gap of the model, not of the input."""
     with pytest.raises(UnknownArchitectureError) as caught:
-        model_from_config({"model_type": "jais2"}, "here")
-    assert (caught.value.where, caught.value.model_type) == ("here", "jais2")
+        model_from_config({"model_type": "diffllama"}, "here")
+    assert (caught.value.where, caught.value.model_type) == ("here", "diffllama")
     assert isinstance(caught.value, NotModelledError)
     assert not isinstance(caught.value, InputFileError)
