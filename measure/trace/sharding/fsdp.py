@@ -189,15 +189,13 @@ class FsdpRank:
         for each in unit.parameters if settings.offloads else ():
             shard, stored = settings.shard_elements(each), settings.stored_bytes(each)
             uploaded = self._stream.take(shard * stored, _UPLOADED)
-            cast = (
-                self._stream.take(shard * each.element_bytes, _CAST) if stored != each.element_bytes else None
-            )
+            cast = self._stream.take(shard * each.element_bytes, _CAST) if settings.casts(each) else None
             self._stream.free(uploaded if cast else None)
             inputs.append(cast or uploaded)
         sizes = [settings.shard_elements(each) * each.element_bytes for each in unit.parameters]
-        widened = [settings.stored_bytes(each) != each.element_bytes for each in unit.parameters]
-        if any(widened) and not settings.offloads:
-            inputs.append(self._stream.take(sum(compress(sizes, widened)), _CAST))
+        cast_ones = [settings.casts(each) for each in unit.parameters]
+        if any(cast_ones) and not settings.offloads:
+            inputs.append(self._stream.take(sum(compress(sizes, cast_ones)), _CAST))
         unit.received = self._stream.take(sum(sizes) * settings.shards, _RECEIVED)
         self._stream.free(*inputs)
 
@@ -235,8 +233,7 @@ class FsdpRank:
         before: TracedBlock | None = None
         for each in unit.parameters:
             n_bytes = self._settings.shard_elements(each) * each.element_bytes
-            casts = self._settings.stored_bytes(each) != each.element_bytes
-            cast = self._stream.take(n_bytes, _OWN_CAST) if casts else None
+            cast = self._stream.take(n_bytes, _OWN_CAST) if self._settings.casts(each) else None
             self._stream.free(before)
             unit.whole.append(self._stream.take(n_bytes, _PARAMETER))
             before = cast

@@ -86,7 +86,7 @@ class FsdpSettings:
     whole on every GPU before it is divided.  ``loads_each_name``: a tied parameter is loaded once for each of
     its modules.  ``reduces_last_only``: gradients of a micro-step that is not the last stay whole.
     ``reduces_fp32``: 16-bit gradients are reduced in fp32.  ``replicates``: the shards of a node are repeated
-    on others.
+    on others.  ``halves_differ``: weights are stored in one 16-bit dtype and computed with in the other.
     """
 
     shards: int
@@ -99,6 +99,12 @@ class FsdpSettings:
     widens: bool
     replicates: bool
     reshards_after_forward: bool
+    halves_differ: bool = False
+
+    def casts(self, parameter: TracedParameter) -> bool:
+        """Whether a shard is cast to be gathered (torch 2.13 _fsdp_param.py ``_to_dtype_if_needed``)."""
+        stored = self.stored_bytes(parameter)
+        return stored != parameter.element_bytes or (self.halves_differ and stored < _FP32)
 
     def stored_bytes(self, parameter: TracedParameter) -> int:
         """Bytes of each element of a shard: fp32 where it is trained in mixed precision,
@@ -144,6 +150,8 @@ def fsdp_settings(scenario: Scenario) -> FsdpSettings:
         widens=scenario.stack.fsdp2_widens,
         replicates=hybrid and int(hardware.nodes) > 1,
         reshards_after_forward=recipe.sharding.divides_weights,
+        halves_differ=recipe.numerics.mixed
+        and {recipe.numerics.load_dtype, recipe.numerics.compute_dtype} == {"bf16", "fp16"},
     )
 
 

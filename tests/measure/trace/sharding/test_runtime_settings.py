@@ -97,3 +97,10 @@ def test_a_hybrid_job_divides_inside_of_a_node() -> None:
     whole = fsdp_settings(job(sharding="fsdp", nodes=2))
     assert (whole.shards, whole.replicates) == (4, False)
     assert not fsdp_settings(job(sharding="fsdp-grad-op")).reshards_after_forward
+
+
+@pytest.mark.parametrize(("load_dtype", "casts"), [("bf16", True), ("fp16", False)])
+def test_a_frozen_shard_is_cast_from_one_half_to_the_other(load_dtype: str, casts: bool) -> None:
+    """FSDP2 gathers in the dtype of the computation, as wide as it is stored."""
+    given = {"method": "lora", "sharding": "fsdp", "precision": "fp16-mixed", "load_dtype": load_dtype}
+    assert fsdp_settings(job(**given)).casts(frozen("weight", 4, 4)) is casts
