@@ -40,6 +40,7 @@ HostMemoryScope = Literal["process", "node"]
 Use = Literal[
     "repeat",
     "loop_time",
+    "clock_locked",
     "link_unknown",
     "power_unknown",
     "routing_unknown",
@@ -49,8 +50,9 @@ Use = Literal[
 """Why a row is scored but not fitted.
 
 ``repeat``: nothing of it is fitted, because it repeats another row.  ``loop_time``: not its time, which is of
-more than training steps.  ``link_unknown``: not its time, because nobody knows the link between its GPUs; it
-is not scored either.  ``power_unknown``: the same, because the source says that its cards were limited in
+more than training steps.  ``clock_locked``: not its time, because its cards ran at a locked clock.
+``link_unknown``: not its time, because nobody knows the link between its GPUs; it is not scored either.
+``power_unknown``: the same, because the source says that its cards were limited in
 power, and not to what.  ``routing_unknown``: the same, because the samples of a mixture repeat one text, and
 nobody knows what each expert gets of them.  ``length_at_peak_unknown``: not its memory, because nobody knows
 the length of its longest batch.  ``data_on_card``: not its memory, because the loop holds its whole data set
@@ -66,7 +68,7 @@ TIME_NOT_SCORED: Mapping[Use, str] = MappingProxyType(
     }
 )
 """Rows whose time is not compared, and what nobody knows of them."""
-NOT_ITS_TIME: frozenset[Use] = frozenset({*TIME_NOT_SCORED, "loop_time"})
+NOT_ITS_TIME: frozenset[Use] = frozenset({*TIME_NOT_SCORED, "loop_time", "clock_locked"})
 """Rows whose time is not fitted."""
 
 

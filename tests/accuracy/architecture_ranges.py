@@ -55,10 +55,12 @@ class Compared:
 
 @lru_cache(maxsize=1)
 def known_models() -> Mapping[str, ModelSpec]:
-    """The smallest model of each architecture; of those that see the language model."""
+    """The smallest model of each architecture that has attention; of those that see the language model."""
     found: dict[str, ModelSpec] = {}
     for model in (spec_of(model_entry(each)) for each in model_ids()):
         name, text = model.decoder or model.architecture, model.text_part() if model.vision else model
+        if not any(group.block.attends for group in text.groups):
+            continue  # without heads there is no plain decoder of its sizes
         if name not in found or text.param_count < found[name].param_count:
             found[name] = text
     return found

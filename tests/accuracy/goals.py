@@ -25,7 +25,7 @@ from tests.accuracy.kinds import KindCoverage, kind_coverage
 _MEMORY_LEVELS: tuple[SpreadOf, ...] = ("allocated", "reserved", "driver")
 _OTHERS = "other grade-A sources"
 # Rules of the fit that say that a time is not what the record says it is, or is there twice.
-_UNCLEAR = frozenset({"impossible_rate", "loop_time", "repeat", "duplicate"})
+_UNCLEAR = frozenset({"impossible_rate", "loop_time", "clock_locked", "repeat", "duplicate"})
 
 
 @dataclass(frozen=True, slots=True)

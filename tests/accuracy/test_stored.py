@@ -49,7 +49,7 @@ def test_a_figure_that_is_another_one_is_named() -> None:
     now["date"] = "2001-01-01"
     now["coverage"]["driver"] += 0.009
     assert differences(before, now) == []
-    now["coverage"]["driver"] += 0.01
+    now["coverage"]["driver"] += 0.02
     document = next(iter(now["documents"]))
     now["documents"][document]["false_fit"] += 1
     gone = now["goals"].pop()

@@ -33,6 +33,7 @@ RULES: Mapping[str, str] = {
     "loop_time": (
         "the column use says that its time is of more than training steps; only its time is left out"
     ),
+    "clock_locked": ("the column use says that its cards ran at a locked clock; only its time is left out"),
     "link_unknown": (
         "the column use says that nobody knows the link between its GPUs; only its time is left out"
     ),
