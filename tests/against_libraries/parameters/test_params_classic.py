@@ -14,6 +14,7 @@ import pytest
 
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.location import data_dir
+from planner.catalog.models import model_ids
 from planner.domain.model import BlockSpec, ModelSpec, NormSpec
 from planner.files.structured import read_toml
 from tests.extras import import_or_skip
@@ -68,8 +69,8 @@ def _entries(types: set[str]) -> dict[str, dict[str, Any]]:
 
 SHIPPED_ENTRIES, REMOTE_ENTRIES = _entries(SHIPPED), _entries(REMOTE)
 ALL_ENTRIES = SHIPPED_ENTRIES | REMOTE_ENTRIES
-MADE_BY_TOOLS = ("qwen-7b-plus-4-layers",)
-"""Made of another model by a tool; nobody published their weights."""
+MADE_BY_TOOLS = ("qwen-7b-plus-4-layers", *(name for name in model_ids() if name.startswith("nntile-")))
+"""Made of another model by a tool, or for a benchmark; nobody published their weights."""
 
 
 def _small(kind: str, **fields: Any) -> dict[str, Any]:

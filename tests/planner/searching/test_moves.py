@@ -48,9 +48,10 @@ def test_a_full_fine_tune_is_offered_the_usual_ways_out() -> None:
 def test_a_vllm_beside_the_training_may_sleep() -> None:
     """Not one that does, nor one on other cards."""
     grpo = {**FULL_ON_SMALL, "task": "grpo", "stack": "trl", "generations": 4}
+    beside = {"generator": "vllm", "vllm_memory": "0.6"}
     offered = [
         "--vllm-sleep" in {flags_of(move) for move in moves(scenario({**grpo, **more}))}
-        for more in ({"generator": "vllm"}, {"generator": "vllm", "vllm_sleep": True}, {})
+        for more in (beside, {**beside, "vllm_sleep": True}, {})
     ]
     assert offered == [True, False, False]
 
