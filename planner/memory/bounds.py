@@ -71,9 +71,8 @@ def plain_decoder(model: ModelSpec) -> ModelSpec:
 def rest_of(job: Job) -> tuple[Number, Number]:
     """What the program of ``job`` needs beside weights and states, allocated and reserved."""
     done, held = predict_replayed(job, minimum_too=False), _held(certain_bytes(job))
-    return done.allocated_peak_bytes - held, done.uncapped_driver_bytes - outside_bytes(
-        job, paged=True
-    ) - held
+    around = held + outside_bytes(job, paged=True)
+    return done.allocated_peak_bytes - held, done.uncapped_driver_bytes - around
 
 
 def units_of(job: Job, plain: Job) -> tuple[Number, Number]:

@@ -15,6 +15,7 @@ from planner.program.job import Job, job_of
 from planner.program.parameters import JobByKey
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
+from planner.program.view import MASK_KEYS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +60,7 @@ def _program(structure: JobByKey) -> RequestStream:
 
 def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: Any) -> list[Any]:
     """What sizes switch: one sample or pair (:attr:`Job.single`, :attr:`Job.single_chosen`), masks of
-    padding and of each window, and gradients that are added.
+    padding and of each window, masks with slopes whose rows are padded, and gradients that are added.
     """
     flags = [(micro_batch == 1) | job.stack.joins_rows(job.recipe), accumulation > 1]
     if takes_rows(job.recipe, job.stack):
@@ -68,6 +69,8 @@ def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: A
         flags.append(accumulation > 2)  # a micro-step in the middle
     if job.recipe.batch.padding != "packed":
         flags.append(tokens < length)
+    if any(group.block.attention.has_sloped_mask for group in job.model.groups):
+        flags.append(length % MASK_KEYS != 0)
     return [*flags, *(length >= window for window in job.model.windows)]
 
 

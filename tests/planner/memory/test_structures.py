@@ -111,6 +111,16 @@ def test_one_pair_does_not_run_like_several(stack: str, task: str, parts: int) -
     assert len([*alike(grid)]) == parts
 
 
+def test_a_mask_with_slopes_is_copied_where_its_rows_are_uneven() -> None:
+    """Falcon with ALiBi: rows of 1,000 keys are padded in each layer, those of 1,008 and 1,024 are not."""
+    scenario = base(model="falcon-rw-1b", method="lora", padding="longest", attention="sdpa")
+    even, next_, uneven = (
+        program_of(job_of(at(scenario, 4, length, 8, length - 100), PRIORS)) for length in (1008, 1024, 1000)
+    )
+    assert even is next_
+    assert uneven is not even
+
+
 def test_masks_say_where_each_job_stands() -> None:
     """One sample or several, below and above the window of 4,096 tokens:
     four parts that cover the grid once.
