@@ -49,7 +49,7 @@ FUSED_EXPERTS = frozenset(
 
 COMPARED_ELSEWHERE = frozenset(
     {
-        *("biogpt", "codegen", "cwm", "dbrx", "dots1", "flex_olmo", "gpt_bigcode", "gpt_neo", "helium"),
+        *("biogpt", "codegen", "cwm", "dbrx", "dots1", "gpt_bigcode", "gpt_neo", "helium"),
         *("jais2", "phimoe", "youtu"),
     }
 )
