@@ -14,7 +14,7 @@ from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, llama_block, with_windows
 from planner.catalog.architectures.parts import layer_norm, plain_mlp, rms, separate_qkv
 from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, window_field
-from planner.domain.model import BlockSpec, MlpSpec, ModelSpec
+from planner.domain.model import BlockSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def read_starcoder2(fields: ConfigFields) -> ModelSpec:
@@ -57,16 +57,23 @@ def read_seed_oss(fields: ConfigFields) -> ModelSpec:
 
 def read_arcee(fields: ConfigFields) -> ModelSpec:
     """``arcee``: Llama's attention, and a feed-forward part of two matrices around a squared ReLU."""
+    block = relu2_block(fields, rms(fields.integer("hidden_size"), copies=2), bias=False)
+    return decoder(fields, [block] * fields.layers("num_hidden_layers"))
+
+
+def relu2_block(fields: ConfigFields, norms: NormSpec, *, bias: bool) -> BlockSpec:
+    """Llama's attention and two matrices around a squared ReLU; ``bias``: of all where the config says
+    nothing.
+    """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention, bias = attention_of(fields), fields.flag("attention_bias", False)
-    block = BlockSpec(
+    attention, of_attention = attention_of(fields), fields.flag("attention_bias", bias)
+    return BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=False, activation=fields.text("hidden_act", "relu2")),
-        linears=separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias)
-        + plain_mlp(hidden, width, ("up_proj", "down_proj"), bias=fields.flag("mlp_bias", False)),
-        norms=(rms(hidden, copies=2),),
+        linears=separate_qkv(attention, hidden, qkv_bias=of_attention, out_bias=of_attention)
+        + plain_mlp(hidden, width, ("up_proj", "down_proj"), bias=fields.flag("mlp_bias", bias)),
+        norms=(norms,),
     )
-    return decoder(fields, [block] * fields.layers("num_hidden_layers"))
 
 
 def read_ministral(fields: ConfigFields) -> ModelSpec:

@@ -19,6 +19,7 @@ from planner.catalog.architectures.dense.llama_family import (
     read_granite,
     with_windows,
 )
+from planner.catalog.architectures.dense.llama_kin import relu2_block
 from planner.catalog.architectures.parts import layer_norm, plain_mlp, rms, separate_qkv, with_scaling
 from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, window_field
 from planner.domain.model import BlockSpec, MlpSpec, ModelSpec, NormSpec
@@ -56,16 +57,9 @@ def read_helium(fields: ConfigFields) -> ModelSpec:
 
 
 def read_jais2(fields: ConfigFields) -> ModelSpec:
-    """``jais2``: Llama's attention between layer norms, two matrices around a squared ReLU, bias."""
-    hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention, bias = attention_of(fields), fields.flag("attention_bias", True)
-    block = BlockSpec(
-        attention=attention,
-        mlp=MlpSpec(width, gated=False, activation=fields.text("hidden_act", "relu2")),
-        linears=separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias)
-        + plain_mlp(hidden, width, ("up_proj", "down_proj"), bias=fields.flag("mlp_bias", True)),
-        norms=(layer_norm(hidden, copies=2),),
-    )
+    """``jais2``: Arcee's block with layer norms and bias."""
+    hidden = fields.integer("hidden_size")
+    block = relu2_block(fields, layer_norm(hidden, copies=2), bias=True)
     spec = decoder(fields, [block] * fields.layers("num_hidden_layers"))
     return replace(spec, final_norms=(layer_norm(hidden),))
 
