@@ -223,6 +223,11 @@ def _smaller(first: Number, second: Number) -> Number:
     return smaller
 
 
+def _anywhere(condition: Any) -> bool:
+    """Whether it holds; in a grid: for any of its scenarios."""
+    return condition if isinstance(condition, bool) else bool(condition.any())
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Sizes of one optimizer step.
@@ -277,8 +282,7 @@ class Batch:
         """
         if self.padding == "packed":
             return False
-        shorter: Any = self.tokens_per_sample < self.seq_len
-        return shorter if isinstance(shorter, bool) else bool(shorter.any())
+        return _anywhere(self.tokens_per_sample < self.seq_len)
 
     @property
     def masks_padding(self) -> bool:
@@ -286,11 +290,7 @@ class Batch:
 
         Source: transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa (``padding_mask.all()``).
         """
-        several: Any = self.rows > 1
-        alone = self.padding == "longest" and not (
-            several if isinstance(several, bool) else bool(several.any())
-        )
-        return self.is_padded and not alone
+        return self.is_padded and (self.padding != "longest" or _anywhere(self.rows > 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,9 +409,8 @@ class Recipe:
         """
         if self.rollout is None or self.task == "ppo":
             return self.rollout is not None
-        changes: Any = self.batch.grad_accum % (self.generation_micro_steps * self.rollout.iterations) != 0
-        changed = changes if isinstance(changes, bool) else bool(changes.any())
-        return changed or self.rollout.generator != "transformers"
+        changes = self.batch.grad_accum % (self.generation_micro_steps * self.rollout.iterations) != 0
+        return _anywhere(changes) or self.rollout.generator != "transformers"
 
     @property
     def saves_on_host(self) -> bool:
