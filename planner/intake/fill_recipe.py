@@ -64,7 +64,7 @@ from planner.intake.supported import (
 from planner.intake.tasks import keeps_dropout, takes_tiles
 from planner.intake.train_layers import trained_parts
 
-_VERA_RANK = 256
+_VERA_RANK, _VERA = 256, "peft 0.21.2 tuners/vera/config.py VeraConfig"
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
 _SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"
 _NO_CAST_NOTE = "without autocast a step computes in the dtype of its weights"
@@ -306,10 +306,12 @@ def _adapter_dtype(setting: RecipeContext, numerics: Numerics, sharding: Shardin
     return numerics.load_dtype, "the dtype in which the base is loaded, as PEFT before 0.12 makes them"
 
 
-def _resolve_dropout(ledger: Ledger, setting: RecipeContext, task: Task) -> float:
-    """That of the stack, or zero where the trainer says so."""
+def _resolve_dropout(ledger: Ledger, setting: RecipeContext, task: Task, *, vera: bool) -> float:
+    """That of the stack or of VeRA, or zero where the trainer says so."""
     if keeps_dropout(task, setting.stack):
-        return ledger.choose("lora_dropout", setting.defaults.lora_dropout, setting.origin)
+        value = 0.0 if vera else setting.defaults.lora_dropout
+        told = ("assumed", f"{_VERA}: vera_dropout") if vera else (setting.origin, "")
+        return ledger.choose("lora_dropout", value, *told)
     ledger.enter("lora_dropout", 0.0, "derived", f"the trainer for {task} sets every dropout to zero")
     return 0.0
 
@@ -367,11 +369,11 @@ def _resolve_adapter(
         ledger.choose("oft_block_size", 0, "assumed") if ledger.is_given("oft_block_size") else 0
     )
     vera = ledger.is_given("vera") and bool(ledger.choose("vera", False, "assumed"))
-    rank = (_VERA_RANK, "assumed", "default of PEFT's VeraConfig") if vera else (defaults.lora_rank, origin)
+    rank = (_VERA_RANK, "assumed", f"{_VERA}: r") if vera else (defaults.lora_rank, origin)
     return Adapter(
         rank=0 if block_size else ledger.choose("lora_rank", *rank),
         targets=_resolve_targets(ledger, setting),
-        dropout=0.0 if block_size else _resolve_dropout(ledger, setting, task),
+        dropout=0.0 if block_size else _resolve_dropout(ledger, setting, task, vera=vera),
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
         dora=ledger.is_given("dora") and bool(ledger.choose("dora", False, "assumed")),
@@ -381,9 +383,7 @@ def _resolve_adapter(
 
 
 def _resolve_train_layers(ledger: Ledger, model: ModelSpec) -> tuple[str, ...]:
-    """What is trained where that is not everything; entered only where it was given,
-    since a full fine-tune means all.
-    """
+    """What is trained where that is not everything; entered only where it was given: else it is all."""
     if not ledger.is_given("train_layers"):
         return ()
     given: tuple[str, ...] = ledger.choose("train_layers", (), "assumed")

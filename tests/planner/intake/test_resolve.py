@@ -242,3 +242,10 @@ def test_trl_forces_reentrant_checkpoints_and_adapters_of_the_base_under_zero3(
     assert recipe.adapter is not None
     assert recipe.adapter.dtype == dtype
     assert reentrant in (None, recipe.checkpoint_reentrant)
+
+
+def test_vera_has_the_defaults_of_its_own_config() -> None:
+    """PEFT's VeraConfig drops nothing and has a rank of its own, whatever the stack does with LoRA."""
+    flags = {"model": "8b", "method": "lora", "gpu": "a100-80-sxm", "seq": "512", "stack": "trl"}
+    adapters = [resolve(from_flags({**flags, **more})).recipe.adapter for more in ({}, {"vera": True})]
+    assert [(each.rank, each.dropout) for each in adapters if each] == [(16, 0.05), (256, 0.0)]
