@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from test_checkpoint_every import program_bytes
+from test_oft import EQUAL as OF_OFT
 from test_trained_layers import assert_same_requests, scenario_of
 
 from measure.trace.traced_job import trace_events
@@ -18,17 +19,13 @@ from planner.throughput.terms import pass_seconds
 from planner.throughput.time_inputs import job_of as timed_job_of
 
 EQUAL: dict[str, dict[str, Any]] = {
-    "kept": {"gradient_checkpointing": False},
+    **{name: flags for name, flags in OF_OFT.items() if "oft_block_size" not in flags},
     "dropout": {"gradient_checkpointing": True, "lora_dropout": 0.1},
     "two-projections": {
         "gradient_checkpointing": True,
         "lora_targets": ("q_proj", "up_proj"),
         "lora_rank": 16,
     },
-    "16-bit": {"gradient_checkpointing": True, "adapter_dtype": "bf16"},
-    "over-4-bit": {"method": "qlora", "gradient_checkpointing": True},
-    "over-int8": {"method": "int8", "gradient_checkpointing": True},
-    "without-autocast": {"precision": "bf16", "load_dtype": "bf16", "adapter_dtype": "bf16"},
     "ddp": {"gradient_checkpointing": True, "gpus": 2},
 }
 
