@@ -247,12 +247,9 @@ def levers(
 
     In each kind what makes the job fit comes first; of changes that cost time, money or host RAM the one that
     slows a step least, on the same cards before others.  Else the largest saver is first.
-    Where no single change is enough that costs nothing or time, two and three are tried together, then pairs
-    that cost money, then any; and a cheaper method with as much on top as it takes.
-    Other cards and numbers of them are offered where the job does not fit for sure.
-    At most ``MAX_ESTIMATES`` estimates of several changes or other cards, fewer of large programs.
-    ``alone``: single changes on the same cards only, replayed near the limit.  ``kinds``: of a job that fits,
-    what is shown; others are not estimated.
+    Where no single change is enough that costs nothing or time, several are tried together, the cheap first;
+    and a cheaper method with as much on top as it takes.  Other cards come where the job surely does not fit.
+    ``alone``: single changes on the same cards, replayed near the limit.  ``kinds``: what is estimated.
     """
     judge = _Judge(scenario, model, quick=alone, kinds=kinds)
     judge.left = judge.left if alone else min(judge.left, n_affordable(scenario))
@@ -274,7 +271,7 @@ def levers(
         nodes = (_downhill(first, first.tries([move])) for move in more_nodes(scenario))
         found += next(filter(None, nodes), [])
         methods = [trial for trial in singles if trial.move.topic == "method"]
-        found += [] if any(trial.lever.fits for trial in methods) else _downhill(first, methods)
+        found += [trial for trial in _downhill(first, methods) if trial not in methods]
         trials += judge.again(found)
         if not any(trial.lever.fits for trial in trials):
             trials += [trial for trial in judge.tries(one_process(scenario)) if trial.lever.fits]
