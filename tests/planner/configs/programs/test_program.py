@@ -260,6 +260,47 @@ def test_a_value_that_is_not_in_the_text_is_asked_for(tmp_path: Path) -> None:
     assert job(program(tmp_path, open_rate)) == job(program(tmp_path, TRAINER))
 
 
+def test_settings_may_stand_in_a_class_or_a_text(tmp_path: Path) -> None:
+    """As constants of a class, by its name or an instance, with an argument in place of one, or split."""
+    settings = """
+class Settings:
+    batch: int = 4
+    rank = 8
+    targets = "q_proj,v_proj"
+settings = Settings(rank=16)
+settings.show()
+"""
+    text = TRAINER.replace("import torch", f"{settings}import torch", 1).replace(
+        "size=4", "size=Settings.batch"
+    )
+    text = text.replace("r=16", "r=settings.rank").replace(
+        '["q_proj", "v_proj"]', 'settings.targets.split(",")'
+    )
+    assert job(program(tmp_path, text)) == job(program(tmp_path, TRAINER))
+
+
+def test_a_cell_that_is_no_python_is_left_out_unless_it_trains(tmp_path: Path) -> None:
+    """Cells of a shell, and output that was pasted into one."""
+    cells = [
+        {"cell_type": "code", "source": text} for text in ("%%bash\nfor x in *; do", "| a | b |", TRAINER)
+    ]
+    notebook = tmp_path / "train.ipynb"
+    notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    assert job(notebook) == job(program(tmp_path, TRAINER))
+    cells[1]["source"] = "trainer = Trainer("
+    notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    with pytest.raises(InputFileError, match="not Python 3"):
+        read(notebook)
+
+
+def test_ends_among_unsloths_targets_are_trained_whole(tmp_path: Path) -> None:
+    """They are moved to modules_to_save (unsloth models/llama.py get_peft_model)."""
+    targets = 'r=32, target_modules=["q_proj", "lm_head", "embed_tokens"]'
+    adapter = job(program(tmp_path, UNSLOTH.replace("r=32", targets))).recipe.adapter
+    assert adapter is not None
+    assert (adapter.targets, set(adapter.modules_to_save)) == (("q_proj",), {"lm_head", "embed_tokens"})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -268,8 +309,8 @@ def test_a_value_that_is_not_in_the_text_is_asked_for(tmp_path: Path) -> None:
         ("x = 1\0", "not Python"),
         ("x = " + "(" * 500 + ")" * 500, "not Python"),
         ("x = " + "-" * 3000 + "1", "not Python"),
-        ("def f():\n    f()\nf()", "calls itself without end"),
-        ("def f():\n    f()\n    f()\nf()", "calls itself without end"),
+        ("from trl import SFTTrainer\ndef f():\n    f()\nf()", "calls itself without end"),
+        ("from trl import SFTTrainer\ndef f():\n    f()\n    f()\nf()", "calls itself without end"),
         ("import torch\nprint(torch.ones(1))", "it makes no trainer"),
         ("from transformers import HfArgumentParser\np = HfArgumentParser(A)", "its settings are arguments"),
     ],
