@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse
 
 
 def _asked(case: Case) -> bool:
@@ -28,18 +28,16 @@ def _unread(case: Case) -> str:
 
 
 FLOAT8_RULES = (
-    Rule(
+    refuse(
         "fp8-not-on-card",
-        "refuse",
         "The card has no units for products of 8-bit floats: use --fp8 none",
         lambda case: (
             _asked(case) and case.gpu.bf16_flop_per_s is not None and case.gpu.fp8_flop_per_s is None
         ),
         lambda case: case.gpu.name,
     ),
-    Rule(
+    not_modelled(
         "fp8-unread",
-        "not-modelled",
         "Training in fp8 is modelled for full fine-tunes of dense models in bf16, by torchao's Float8Linear, "
         "alone, under DDP and under FSDP2",
         lambda case: _asked(case) and bool(_unread(case)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.domain.stack import Stack
 from planner.errors import REFUSED_BY_TOOL
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, refuse, warn
 from planner.intake.supported import stops_at_liger_loss
 
 
@@ -19,23 +19,20 @@ def _offers(stack: Stack) -> bool:
 
 
 LIGER_RULES = (
-    Rule(
+    warn(
         "liger-not-in-stack",
-        "warn",
         "This stack has no switch for the Liger loss",
         lambda case: case.recipe.loss == "liger" and not _offers(case.stack),
         lambda case: case.stack.id,
     ),
-    Rule(
+    warn(
         "liger-lacks-model",
-        "warn",
         "Liger's fused loss is not made for this model here: all logits are",
         _is_passed_over,
         lambda case: f"{case.model.architecture}, {case.stack.id}",
     ),
-    Rule(
+    refuse(
         "liger-loss-refused",
-        "refuse",
         f"Liger stops at its fused loss for Granite: leave it out, or say --loss hf [{REFUSED_BY_TOOL}]",
         lambda case: case.recipe.loss == "liger" and stops_at_liger_loss(case.model, case.stack),
         lambda case: case.model.id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.domain.recipes.recipe import LANGUAGE_TASKS
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse
 
 _BLOCK = 32
 """Elements that share a scale in MXFP4."""
@@ -55,34 +55,30 @@ def _rounds_nothing(case: Case) -> bool:
 
 
 QAT_RULES = (
-    Rule(
+    not_modelled(
         "qat-unread",
-        "not-modelled",
         "Rounding as if quantised is modelled for dense models of torchtune's recipes without torch.compile, "
         "and for full fine-tunes of Axolotl; leave --qat out",
         lambda case: _asked(case) and bool(_unread(case)),
         lambda case: f"{_unread(case)} beside it was not read",
     ),
-    Rule(
+    refuse(
         # torchtune 0.6.1 modules/peft/lora.py QATLoRALinear.__init__.
         "qat-group-undivided",
-        "refuse",
         "torchtune adapts only matrices whose inputs are whole groups; say a --qat-group that divides them",
         lambda case: _asked(case) and bool(_undivided(case)),
         lambda case: f"{_undivided(case)} has no whole groups of {case.numerics.qat_group}",
     ),
-    Rule(
+    refuse(
         "qat-group-alone",
-        "refuse",
         "--qat-group says in what groups --qat rounds weights, and --qat is not given, or ternary, which "
         "rounds whole matrices",
         lambda case: (
             "qat_group" in case.given and ("qat" not in case.given or case.numerics.qat == "ternary")
         ),
     ),
-    Rule(
+    refuse(
         "qat-rounds-nothing",
-        "refuse",
         "No matrix of a layer has inputs that are whole groups, so that nothing is rounded; say a "
         "--qat-group that divides them",
         lambda case: _asked(case) and _rounds_nothing(case),

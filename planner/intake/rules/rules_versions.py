@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.catalog.packages import parsed_version
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, warn
 from planner.intake.supported import is_unread, lacks_model, needed_version
 
 
@@ -19,17 +19,15 @@ def _transformers(case: Case) -> str:
 
 
 VERSION_RULES = (
-    Rule(
+    not_modelled(
         "model-unread-in-stack",
-        "not-modelled",
         "Of this architecture the modules of Transformers 5 were read, not those of this stack: use a "
         "--stack with version 5, such as hf-trainer",
         lambda case: is_unread(case.stack, case.model) and not lacks_model(case.stack, case.model),
         lambda case: f"{case.model.architecture}, in a stack of {case.stack.id}",
     ),
-    Rule(
+    warn(
         "model-newer-than-versions",
-        "warn",
         "The stack's Transformers is older than this architecture, which runs there at most by code of a "
         "checkpoint: it is counted as newer ones have it; say --stack or --versions",
         _is_older,
