@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PARAMETER, TARGET_PATTERN
-from planner.errors import InputFileError, NotModelledError, UnreadKeyError, show
+from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, UnreadKeyError, UsageError, show
 
 # What a key may hold that switches something off.
 _PLAIN = (bool, int, float, str, type(None))
@@ -247,6 +247,10 @@ class Keys:
     def not_modelled(self, name: str, why: str) -> NotModelledError:
         """The error about a key whose effect no formula covers."""
         return NotModelledError(f"{self.where(name)}: {why}")
+
+    def stops(self, name: str, why: str) -> UsageError:
+        """The error about a key at which the tool itself stops."""
+        return UsageError(f"{self.where(name)}: {why} [{REFUSED_BY_TOOL}]")
 
     def refuse_switched_on(self, reasons: Mapping[str, str]) -> None:
         """Read keys that change memory or time in a way that no formula covers; off, they say nothing.

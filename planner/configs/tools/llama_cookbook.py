@@ -19,7 +19,7 @@ from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import read_given_launch
 from planner.configs.yaml_or_json import Document
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 
 TOOL = "llama-cookbook 0.0.5"
 STACK = "llama-cookbook"
@@ -150,10 +150,7 @@ def _read_sizes(keys: Keys, reading: Reading) -> None:
         reading.default("eval_batch", 1, f"{_PLACE}/training.py: run_validation, val_batch_size")
     strategy = keys.text("batching_strategy")
     if strategy not in (None, "packing", "padding"):
-        raise UsageError(
-            f"{keys.where('batching_strategy')}: it is packing or padding, not {show(strategy)} "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops("batching_strategy", f"it is packing or padding, not {show(strategy)}")
     if strategy == "padding":
         where = keys.where("batching_strategy")
         reading.say("padding", "longest", where)
@@ -212,12 +209,10 @@ def _read_quantisation(keys: Keys, reading: Reading, *, fsdp: bool) -> None:
     value = keys.get(name)
     bits = "8bit" if isinstance(value, bool) or str(value).lower() == "true" else str(value)
     if bits not in ("4bit", "8bit"):
-        raise UsageError(f"{keys.where(name)}: it is 4bit or 8bit, not {show(value)} [{REFUSED_BY_TOOL}]")
+        raise keys.stops(name, f"it is 4bit or 8bit, not {show(value)}")
     if bits == "8bit":
         if fsdp:
-            raise UsageError(
-                f"{keys.where(name)}: finetuning.py stops at 8bit under FSDP [{REFUSED_BY_TOOL}]"
-            )
+            raise keys.stops(name, "finetuning.py stops at 8bit under FSDP")
         reading.say("quantization", "int8", keys.where(name))
         keys.skip(packed)
         return
@@ -239,8 +234,7 @@ def _read_fsdp(keys: Keys, reading: Reading, *, old: bool) -> None:
     """FSDP1 with a unit for each layer, and for each matrix of an adapter."""
     reading.say("sharding", "fsdp1", keys.where("enable_fsdp"))
     if keys.has("sharding_strategy"):
-        where = keys.where("sharding_strategy")
-        raise UsageError(f"{where}: it arrives as text, of which FSDP knows none [{REFUSED_BY_TOOL}]")
+        raise keys.stops("sharding_strategy", "it arrives as text, of which FSDP knows none")
     if keys.flag("fsdp_cpu_offload"):
         reading.say("offload", "optimizer+params", keys.where("fsdp_cpu_offload"), "FSDP offloads both")
     again = keys.flag("fsdp_activation_checkpointing")

@@ -24,7 +24,7 @@ from planner.configs.shared.trainer_arguments import (
 )
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGETS_OF_PEFT
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 
 TOOL = "LMFlow 1.1.0"
 STACK = "lmflow"
@@ -129,7 +129,7 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
     if bits == 8:
         reading.say("quantization", "int8", keys.where("quant_bit"))
     elif bits != 4:
-        raise UsageError(f"{keys.where('quant_bit')}: LMFlow stops: it is 4 or 8 [{REFUSED_BY_TOOL}]")
+        raise keys.stops("quant_bit", "LMFlow stops: it is 4 or 8")
     else:
         kind = keys.text("quant_type") or "nf4"
         if kind not in ("nf4", "fp4"):

@@ -25,7 +25,7 @@ from planner.configs.shared.trainer_arguments import (
 )
 from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_processes
 from planner.domain.model import ModelSpec
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 from planner.files.structured import read_toml
 
 TOOL, STACK = "ms-swift 2.0.0", "swift@1"
@@ -131,10 +131,7 @@ def _read_method(keys: Keys, reading: Reading) -> None:
     if not bits:
         return
     if kind == "full":
-        raise UsageError(
-            f"{keys.where('quantization_bit')}: a quantised base is trained through adapters only "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops("quantization_bit", "a quantised base is trained through adapters only")
     where = keys.where("quantization_bit")
     reading.say("quantization", "int8" if bits == 8 else four_bits, where)
     if bits == 4 and double is None:

@@ -21,7 +21,7 @@ from planner.configs.shared.trainer_arguments import (
     read_given_launch,
 )
 from planner.configs.yaml_or_json import Document, read_document
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import UsageError, show
 
 _PROCESSES, _NODES, _VISIBLE = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
 _SPREADS = (
@@ -132,10 +132,7 @@ def _start_alone(reading: Reading, why: str) -> None:
 def _say_processes(env: Keys, reading: Reading, counts: tuple[int, int], visible: int | None) -> None:
     per_node, nodes = counts
     if visible is not None and visible % per_node:
-        raise UsageError(
-            f"{env.where(_VISIBLE)}: {visible} GPUs cannot be shared alike by {per_node} processes "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise env.stops(_VISIBLE, f"{visible} GPUs cannot be shared alike by {per_node} processes")
     if visible is not None and visible > per_node and str(env.get("SWIFT_SINGLE_DEVICE_MODE")) != "1":
         raise env.not_modelled(_VISIBLE, _SPREADS)
     reading.say("gpus", per_node, env.where(_PROCESSES))

@@ -16,7 +16,7 @@ from planner.configs.shared.keys import Keys
 from planner.configs.tools.nemo_automodel_vision import SEEING_FAMILIES, read_seeing
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PATTERN
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 from planner.words import words
 
 TOOL = "NeMo AutoModel 0.5.0"
@@ -318,8 +318,7 @@ def _read_fused_loss(part: Keys, reading: Reading) -> None:
     """
     where = part.where(_TARGET)
     if "keeps_hidden_states" not in reading.switches:
-        sentence = "AutoModel stops without model.output_hidden_states true"
-        raise UsageError(f"{where}: {sentence} [{REFUSED_BY_TOOL}]")
+        raise part.stops(_TARGET, "AutoModel stops without model.output_hidden_states true")
     reading.say("loss", _CUT, where, "of which a switch makes cut cross entropy")
     reading.switch("cut_cross_entropy", True, where)
     part.skip(("logit_softcapping",))

@@ -22,7 +22,7 @@ from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtune_age import LINEAR_LOSS, Age, read_age, read_length
 from planner.configs.tools.torchtune_models import BUILDERS, positions, tables
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document, read_document
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 from planner.files.reading import read_text
 
 TOOL = "torchtune 0.6.1"
@@ -154,9 +154,8 @@ def _read_adapters(part: Keys, reading: Reading, *, quantised: bool) -> None:
     reading.say("method", "lora", part.where(COMPONENT))
     if part.holds("apply_lora_to_output") and "gemma" in _component(part):
         # torchtune 0.6.1 models/gemma/_model_builders.py, models/gemma2/_model_builders.py.
-        raise UsageError(
-            f"{part.where('apply_lora_to_output')}: torchtune's builders of Gemma have no such argument: "
-            f"leave it out [{REFUSED_BY_TOOL}]"
+        raise part.stops(
+            "apply_lora_to_output", "torchtune's builders of Gemma have no such argument: leave it out"
         )
     reading.take(part, {"lora_rank": "lora_rank", "lora_dropout": "lora_dropout"})
     named = part.names("lora_attn_modules")
@@ -190,9 +189,10 @@ def _read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:
     if part is not None and kind == _DPO:
         if reading.value("method") == "full":
             # recipes/full_dpo_distributed.py sets the reference up from ref_checkpointer.
-            raise UsageError(
-                f"{part.where(COMPONENT)}: no recipe of torchtune runs it without adapters and without a "
-                f"ref_checkpointer: take a lora builder [{REFUSED_BY_TOOL}]"
+            raise part.stops(
+                COMPONENT,
+                "no recipe of torchtune runs it without adapters and without a ref_checkpointer: take a "
+                "lora builder",
             )
         reading.say("task", "dpo", part.where(COMPONENT))
         part.skip(("beta", "label_smoothing"))
@@ -295,9 +295,10 @@ def _read_data(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.stops.append(Stop(lambda model: model.architecture == "gemma2", sentence))
         if reading.value("seq") is None:
             # torchtune 0.6.1 datasets/*.py: ValueError.
-            raise UsageError(
-                f"{data.where('packed')}: torchtune packs samples up to tokenizer.max_seq_len alone, which "
-                f"the file does not say: add it there [{REFUSED_BY_TOOL}]"
+            raise data.stops(
+                "packed",
+                "torchtune packs samples up to tokenizer.max_seq_len alone, which the file does not say: "
+                "add it there",
             )
         reading.say("padding", "packed", data.where("packed"))
     data.skip(data.left_over_here())
@@ -319,9 +320,9 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     if keys.flag("optimizer_in_bwd"):
         if keys.get("clip_grad_norm") is not None:
             # torchtune 0.6.1 recipes/full_finetune_single_device.py and full_finetune_distributed.py:186.
-            raise UsageError(
-                f"{keys.where('clip_grad_norm')}: torchtune clips no gradients beside optimizer_in_bwd: "
-                f"leave one of them out [{REFUSED_BY_TOOL}]"
+            raise keys.stops(
+                "clip_grad_norm",
+                "torchtune clips no gradients beside optimizer_in_bwd: leave one of them out",
             )
         reading.say("optimizer_in_backward", True, keys.where("optimizer_in_bwd"))
     part.skip(("lr", "weight_decay", "betas", "eps", "fused", "momentum"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.keys import Keys
-from planner.errors import REFUSED_BY_TOOL, UsageError
 
 _WITHOUT_NUM_EXPERTS = ("granitemoe", "granitemoehybrid", "phimoe")
 
@@ -21,7 +20,7 @@ def refuse_unkept_length(keys: Keys, reading: Reading) -> None:
     is_cut = not keys.holds("max_length") or keys.get("max_length") is not None
     if is_cut and reading.value("task") in (None, "sft"):
         why = "TRL 1.16.0 stops without packing: true or max_length: null (with --seq)"
-        raise UsageError(f"{keys.where('padding_free')}: {why} [{REFUSED_BY_TOOL}]")
+        raise keys.stops("padding_free", f"{why}")
 
 
 def stop_at_router_loss(keys: Keys, reading: Reading) -> None:

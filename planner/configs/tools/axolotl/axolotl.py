@@ -49,7 +49,7 @@ from planner.configs.tools.axolotl.axolotl_parts import (
 from planner.configs.tools.axolotl.axolotl_plugins import read_plugins
 from planner.configs.tools.axolotl.axolotl_qat import read_qat
 from planner.configs.tools.axolotl.axolotl_vision import read_images
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 
 TOOL = "Axolotl 0.19.0"
 STACK = "axolotl"
@@ -145,9 +145,8 @@ def _read_task(keys: Keys, reading: Reading, *, age: Age) -> None:
         read_chosen_likelihood(keys, reading)
         read_features(keys, reading)
     if keys.get("model_type") == _MAMBA and age.today:
-        raise UsageError(
-            f"{keys.where('model_type')}: mamba-ssm 1.2.0, which Axolotl asks for, does not import beside "
-            f"Transformers 5 [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "model_type", "mamba-ssm 1.2.0, which Axolotl asks for, does not import beside Transformers 5"
         )
     if keys.get("model_type") in _OWN_CLASSES:
         raise keys.not_modelled(

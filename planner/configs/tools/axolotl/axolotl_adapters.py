@@ -55,10 +55,7 @@ def read_method(keys: Keys, reading: Reading, *, age: Age) -> None:
         kernel = None if age.old else next(filter(keys.flag, _ADAPTER_KERNELS), None)
         if kernel:
             # axolotl 0.19.0 utils/schemas/validation.py check_lora_kernels_8bit.
-            raise UsageError(
-                f"{keys.where(kernel)}: Axolotl has no fused adapter kernels over 8 bits: leave it out "
-                f"[{REFUSED_BY_TOOL}]"
-            )
+            raise keys.stops(kernel, "Axolotl has no fused adapter kernels over 8 bits: leave it out")
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
         refuse_packed_mixers(keys, "load_in_8bit")
     elif four:
@@ -108,12 +105,9 @@ def _read_experts(keys: Keys, reading: Reading) -> None:
         return
     where = keys.where(name)
     if keys.flag("lora_target_linear"):
-        raise UsageError(
-            f"{where}: Axolotl refuses it beside lora_target_linear; say lora_target_modules "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops(name, "Axolotl refuses it beside lora_target_linear; say lora_target_modules")
     if reading.value("quantization") is None:
-        raise UsageError(f"{where}: Axolotl needs load_in_4bit or load_in_8bit beside it [{REFUSED_BY_TOOL}]")
+        raise keys.stops(name, "Axolotl needs load_in_4bit or load_in_8bit beside it")
     if reading.value("double_quant") is False:
         raise keys.not_modelled(
             name, "scales of experts are packed too, which is modelled for all matrices alone"
@@ -151,9 +145,10 @@ def _read_four_bits_of_lora(keys: Keys, reading: Reading, *, age: Age) -> None:
         raise keys.not_modelled("load_in_4bit", what)
     where = keys.where("load_in_4bit")
     if age.today:
-        raise UsageError(
-            f"{where}: beside adapter: lora Axolotl since 0.13 quantises nothing, and stops with an error in "
-            f"its kernels; say adapter: qlora, or --stack axolotl@0.8 for 0.4 to 0.12 [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "load_in_4bit",
+            "beside adapter: lora Axolotl since 0.13 quantises nothing, and stops with an error in its "
+            "kernels; say adapter: qlora, or --stack axolotl@0.8 for 0.4 to 0.12",
         )
     reading.say("quantization", "fp4", where, "Axolotl leaves its kind to Transformers")
 
@@ -222,9 +217,10 @@ def _refuse_separate_experts(
         keys, reading, age=age, asked=asked
     )
     if not age.old and method != "full" and (unsaid or said["lora_qkv_kernel"] or said["lora_o_kernel"]):
-        raise UsageError(
-            f"{keys.where(name)}: Axolotl's fused adapter kernels, on unless said, stop at Llama 4's "
-            f"attention since 0.10; say lora_qkv_kernel: false and lora_o_kernel: false [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            name,
+            "Axolotl's fused adapter kernels, on unless said, stop at Llama 4's attention since 0.10; say "
+            "lora_qkv_kernel: false and lora_o_kernel: false",
         )
     reading.switch("linearized_experts", True, keys.where(name))
 

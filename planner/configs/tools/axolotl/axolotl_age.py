@@ -11,7 +11,6 @@ from planner.configs.shared.age import pick_age
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import OPTIMIZERS, say_optimizer
-from planner.errors import REFUSED_BY_TOOL, UsageError
 from planner.files.reading import read_text
 
 
@@ -99,10 +98,7 @@ def read_age(keys: Keys, reading: Reading, stack: str = "") -> Age:
     ages, origin, text = _ages(keys)
     age = pick_age(reading, ages, {each: _stack(each) for each in Age}, stack)
     if not age.of_2023 and (name := _ended_in_2024(keys)):
-        raise UsageError(
-            f"{keys.where(name)}: Axolotl since 0.4.1 stops at {_ENDED_IN_2024[name]}, or "
-            f"--stack axolotl@0.3 [{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops(name, f"Axolotl since 0.4.1 stops at {_ENDED_IN_2024[name]}, or --stack axolotl@0.3")
     if age == Age.TODAY:
         return age
     name, tool = _STACKS[age]
@@ -199,7 +195,6 @@ def _refuse_by_engine(keys: Keys) -> None:
     elif name in _NOT_UNDER_FSDP2 and settings and second:
         beside, other = "FSDP2", "adamw_torch_8bit"
     if beside:
-        raise UsageError(
-            f"{keys.where('optimizer')}: Axolotl 0.19.0 stops at {name} with {beside}; leave that out, or "
-            f"say {other} [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "optimizer", f"Axolotl 0.19.0 stops at {name} with {beside}; leave that out, or say {other}"
         )

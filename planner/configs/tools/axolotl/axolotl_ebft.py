@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.errors import REFUSED_BY_TOOL, UsageError
 
 _LAYERS = 3
 """Those at a quarter, a half and three quarters of the depth (``feature_layers``)."""
@@ -35,14 +34,12 @@ def read_features(keys: Keys, reading: Reading) -> None:
         return
     part = keys.part("ebft")
     if part is None:
-        raise UsageError(
-            f"{keys.where('rl')}: Axolotl asks for a section ebft beside rl: ebft [{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops("rl", "Axolotl asks for a section ebft beside rl: ebft")
     if part.text("mode") == "strided":
         if keys.flag("torch_compile") and keys.get("gradient_checkpointing"):
-            raise UsageError(
-                f"{keys.where('torch_compile')}: Axolotl refuses it beside gradient_checkpointing in ebft's "
-                f"strided mode; leave it out [{REFUSED_BY_TOOL}]"
+            raise keys.stops(
+                "torch_compile",
+                "Axolotl refuses it beside gradient_checkpointing in ebft's strided mode; leave it out",
             )
         raise part.not_modelled(
             "mode",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.axolotl.axolotl_age import Age
-from planner.errors import REFUSED_BY_TOOL, UsageError
 
 
 def read_evaluation(keys: Keys, reading: Reading, *, age: Age) -> None:
@@ -23,9 +22,9 @@ def read_evaluation(keys: Keys, reading: Reading, *, age: Age) -> None:
             utils/schemas/config.py check_save_strategy_best_requires_metric, since 2026-04).
     """
     if age.today and keys.get("save_strategy") == "best" and not keys.get("metric_for_best_model"):
-        raise UsageError(
-            f"{keys.where('save_strategy')}: Axolotl refuses best without metric_for_best_model; say "
-            f"metric_for_best_model: eval_loss [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "save_strategy",
+            "Axolotl refuses best without metric_for_best_model; say metric_for_best_model: eval_loss",
         )
     if not any(keys.get(name) for name in ("val_set_size", "test_datasets")):
         reading.said.pop("eval_batch", None)

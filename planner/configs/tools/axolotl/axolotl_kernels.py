@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 
 _SWITCHES = {"scattermoe": "use_scattermoe", "sonicmoe": "use_sonicmoe"}
 _NO_KERNELS = ("eager", "builtin")
@@ -51,13 +51,9 @@ def _backend(keys: Keys) -> str:
     on = [name for name, switch in _SWITCHES.items() if keys.flag(switch)]
     said = keys.text("expert_backend")
     if said is not None and said.lower() not in (*_SWITCHES, *_NO_KERNELS):
-        raise UsageError(
-            f"{keys.where('expert_backend')}: {show(said)} is none of Axolotl's: say scattermoe, sonicmoe or "
-            f"eager [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "expert_backend", f"{show(said)} is none of Axolotl's: say scattermoe, sonicmoe or eager"
         )
     if len(on) > 1 or (said is not None and any(name != said.lower() for name in on)):
-        raise UsageError(
-            f"{keys.where(_SWITCHES[on[0]])}: Axolotl refuses it beside another backend; say one of them "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops(_SWITCHES[on[0]], "Axolotl refuses it beside another backend; say one of them")
     return on[0] if on else (said or "").lower()

@@ -11,7 +11,7 @@ from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_cross_entropy
 from planner.configs.shared.rollouts import read_rollout, remark_divided
 from planner.configs.tools.axolotl.axolotl_age import Age, is_fsdp2
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 
 _PREFERENCES = ("dpo", "kto", "orpo", "simpo")
 # Switch -> keys of Liger's plugin that turn it on.
@@ -75,7 +75,7 @@ def read_numerics(keys: Keys, reading: Reading, *, age: Age) -> None:
     """
     value, where = keys.get("bf16"), keys.where("bf16")
     if value == "full" and not age.old:
-        raise UsageError(f"{where}: Axolotl since 2024-03 refuses full; say true [{REFUSED_BY_TOOL}]")
+        raise keys.stops("bf16", "Axolotl since 2024-03 refuses full; say true")
     fp16, half, alone = keys.flag("fp16"), keys.flag("float16"), keys.flag("bfloat16")
     keys.flag("float32")
     is_auto = value == "auto" or not (keys.holds("bf16") or age.of_2023)
@@ -116,9 +116,8 @@ def refuse_8bit_in_ram(keys: Keys, reading: Reading) -> None:
     """
     optimizer = keys.text("optimizer") or ""
     if "8bit" in optimizer and reading.value("offload") and reading.value("sharding") in ("fsdp1", "hsdp1"):
-        raise UsageError(
-            f"{keys.where('optimizer')}: Axolotl refuses {show(optimizer)} beside offload of FSDP1; say "
-            f"adamw_torch [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "optimizer", f"Axolotl refuses {show(optimizer)} beside offload of FSDP1; say adamw_torch"
         )
 
 
@@ -136,9 +135,10 @@ def refuse_tiles(keys: Keys, *, age: Age) -> None:
     """
     divides = bool(keys.get("fsdp_config") or keys.get("fsdp"))
     if keys.flag("tiled_mlp") and age.today and divides and is_fsdp2(keys):
-        raise UsageError(
-            f"{keys.where('tiled_mlp')}: under FSDP2 Axolotl frees a layer's weights before its attention "
-            f"has gone back, and stops; leave it out [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "tiled_mlp",
+            "under FSDP2 Axolotl frees a layer's weights before its attention has gone back, and stops; "
+            "leave it out",
         )
     keys.refuse_switched_on({"tiled_mlp": "a tiled feed-forward part is not modelled"})
 
@@ -285,18 +285,12 @@ def refuse_preferences(keys: Keys, *, age: Age) -> None:
         _refuse_packed_base(keys, kind)
     packs = "sample_packing" if keys.flag("sample_packing") else "eval_sample_packing"
     if kind and not age.of_2023 and keys.flag(packs) and (packs == "sample_packing" or kind == "kto"):
-        raise UsageError(
-            f"{keys.where(packs)}: Axolotl packs no samples with rl: {kind}; leave it out [{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops(packs, f"Axolotl packs no samples with rl: {kind}; leave it out")
     if kind == "kto" and not age.old and keys.flag("remove_unused_columns") is not False:
-        raise UsageError(
-            f"{keys.where('rl')}: Axolotl refuses kto without remove_unused_columns: false; "
-            f"say so [{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops("rl", "Axolotl refuses kto without remove_unused_columns: false; say so")
     if kind == "simpo" and not keys.has("simpo_gamma"):
-        raise UsageError(
-            f"{keys.where('rl')}: Axolotl has no default for simpo_gamma and stops at its first loss; "
-            f"say simpo_gamma [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "rl", "Axolotl has no default for simpo_gamma and stops at its first loss; say simpo_gamma"
         )
 
 
@@ -304,9 +298,10 @@ def _refuse_packed_base(keys: Keys, kind: str) -> None:
     """Source: axolotl 0.12.0 and 0.19.0 utils/schemas/validation.py check_fsdp2_base_model_quant_rl."""
     bits = next((name for name in ("load_in_8bit", "load_in_4bit") if keys.flag(name)), "")
     if bits and kind in ("dpo", "kto", "orpo", "ipo") and keys.get("fsdp_config") and is_fsdp2(keys):
-        raise UsageError(
-            f"{keys.where(bits)}: Axolotl refuses it under FSDP2 with rl: {kind}; leave it out, take "
-            f"DeepSpeed, or say fsdp_version: 1 [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            bits,
+            f"Axolotl refuses it under FSDP2 with rl: {kind}; leave it out, take DeepSpeed, or say "
+            "fsdp_version: 1",
         )
 
 
@@ -320,10 +315,7 @@ def read_loss(keys: Keys, reading: Reading, *, age: Age) -> None:
     """
     losses = [name for name in _LOSSES if keys.get(name)]
     if age.today and len(losses) > 1:
-        raise UsageError(
-            f"{keys.where(losses[0])}: Axolotl refuses it beside {losses[1]}; leave one out "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops(losses[0], f"Axolotl refuses it beside {losses[1]}; leave one out")
     _read_flash_parts(keys, reading)
     liger = _liger_keys(keys, reading)
     if keys.flag("use_eaft"):

@@ -9,19 +9,19 @@ from __future__ import annotations
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.axolotl.axolotl_kernels import TERNARY
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 
 _GROUP = 32
 _NVFP4 = (
     "Axolotl 0.19.0 stops at nvfp4, because torchao 0.17.0 rounds nothing for NVFP4WeightOnlyConfig; int8 "
-    f"with int4 weights is modelled [{REFUSED_BY_TOOL}]"
+    "with int4 weights is modelled"
 )
 
 
 def _read_ternary(keys: Keys, reading: Reading) -> None:
     """Weights of three values, by onebitllms (utils/schemas/validation.py check_onebitllms_lora)."""
     if keys.get("adapter"):
-        raise UsageError(f"{keys.where(TERNARY)}: Axolotl refuses it beside adapters [{REFUSED_BY_TOOL}]")
+        raise keys.stops(TERNARY, "Axolotl refuses it beside adapters")
     reading.say("qat", "ternary", keys.where(TERNARY))
 
 
@@ -39,11 +39,9 @@ def read_qat(keys: Keys, reading: Reading) -> None:
         return
     weights, inputs = part.text("weight_dtype") or "int8", part.text("activation_dtype") or "none"
     if weights == "nvfp4":
-        raise UsageError(f"{part.where('weight_dtype')}: {_NVFP4}")
+        raise part.stops("weight_dtype", _NVFP4)
     if weights == "mxfp4" and part.count("group_size") not in (None, _GROUP):
-        raise UsageError(
-            f"{part.where('group_size')}: Axolotl takes mxfp4 in groups of {_GROUP} alone [{REFUSED_BY_TOOL}]"
-        )
+        raise part.stops("group_size", f"Axolotl takes mxfp4 in groups of {_GROUP} alone")
     # For weights in mxfp4 inputs are, whatever the file says of them.
     kind = "mxfp4" if weights == "mxfp4" else "int8-int4"
     if kind != "mxfp4" and (inputs, weights) != ("int8", "int4"):

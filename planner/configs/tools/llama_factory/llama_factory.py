@@ -54,7 +54,7 @@ from planner.configs.tools.llama_factory.llama_factory_vision import (
     read_vision,
 )
 from planner.domain.recipes.recipe import LINEAR_CLASSES
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory 0.9.5"
 # Keys that no other tool has.
@@ -210,7 +210,7 @@ def _stage(keys: Keys) -> str:
     if stage not in _STAGES:
         # train/tuner.py run_exp: Unknown task; so in every version from 0.6 to ff6d4d12e of 2026-08.
         text = f"LLaMA-Factory has no stage '{show(stage)}', and stops; it has {', '.join(_STAGES[:-1])}"
-        raise UsageError(f"{keys.where('stage')}: {text} [{REFUSED_BY_TOOL}]")
+        raise keys.stops("stage", f"{text}")
     return stage
 
 

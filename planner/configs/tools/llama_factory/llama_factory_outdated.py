@@ -5,7 +5,6 @@ from __future__ import annotations
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.llama_factory.llama_factory_age import is_of_0_7
-from planner.errors import REFUSED_BY_TOOL, UsageError
 
 
 def read_fp8(keys: Keys, reading: Reading) -> None:
@@ -64,9 +63,7 @@ def read_depths(keys: Keys, reading: Reading, *, old: bool) -> None:
         if old
         else "cannot be imported beside Transformers 5, which LLaMA-Factory 0.9.5 runs"
     )
-    raise UsageError(
-        f"{keys.where(_DEPTHS)}: mixture-of-depth 1.1.8 {what}: leave it out [{REFUSED_BY_TOOL}]"
-    )
+    raise keys.stops(_DEPTHS, f"mixture-of-depth 1.1.8 {what}: leave it out")
 
 
 def _count_whole_layers(keys: Keys, reading: Reading) -> None:

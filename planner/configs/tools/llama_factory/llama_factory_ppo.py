@@ -40,9 +40,10 @@ def read_ppo(keys: Keys, reading: Reading, *, old: bool) -> None:
             f"{keys.path}: reward_model is not given, which LLaMA-Factory needs for PPO [{REFUSED_BY_TOOL}]"
         )
     if reading.value("method") != "lora":
-        raise UsageError(
-            f"{keys.where('finetuning_type')}: LLaMA-Factory scores with an adapter in LoRA training alone: "
-            f"say lora, or reward_model_type: full [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "finetuning_type",
+            "LLaMA-Factory scores with an adapter in LoRA training alone: say lora, or reward_model_type: "
+            "full",
         )
     reading.remark(
         keys.where("reward_model"),

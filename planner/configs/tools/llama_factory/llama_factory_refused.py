@@ -331,7 +331,7 @@ def _refuse(keys: Keys, reading: Reading, stage: str, checks: tuple[_Check, ...]
     age = _oldest(keys, reading)
     for check in checks:
         if check.since <= age and check.stops(file):
-            raise UsageError(f"{keys.where(check.key)}: {check.why}: LLaMA-Factory stops [{REFUSED_BY_TOOL}]")
+            raise keys.stops(check.key, f"{check.why}: LLaMA-Factory stops")
 
 
 def _oldest(keys: Keys, reading: Reading) -> tuple[int, int, int]:

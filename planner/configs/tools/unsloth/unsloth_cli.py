@@ -18,7 +18,7 @@ from planner.configs.shared.trainer_arguments import (
     say_optimizer,
 )
 from planner.configs.tools.unsloth.unsloth_names import loaded_name
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import UsageError, show
 
 TOOL = "Unsloth 2026.10"
 STACK = "unsloth"
@@ -74,7 +74,7 @@ def read_unsloth_cli(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 
 def _stops(keys: Keys, name: str, why: str) -> UsageError:
-    return UsageError(f"{keys.where(show(name))}: Unsloth stops here: it {why} [{REFUSED_BY_TOOL}]")
+    return keys.stops(show(name), f"Unsloth stops here: it {why}")
 
 
 def _read_adapters(keys: Keys, reading: Reading) -> None:
