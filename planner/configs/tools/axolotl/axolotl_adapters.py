@@ -6,6 +6,7 @@ Keys: axolotl 0.19.0 utils/schemas/peft.py, loaders/model.py, loaders/adapter.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from planner.configs.said_by_file import Reading
@@ -14,7 +15,6 @@ from planner.configs.shared.keys import Keys
 from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.configs.tools.axolotl.axolotl_attention import OLD_ATTENTION
 from planner.configs.tools.axolotl.axolotl_parts import refuse_packed_mixers, stores_in_fp32
-from planner.configs.tools.axolotl.axolotl_vision import language_model_targets
 from planner.domain.recipes.recipe import LINEAR_MODULES
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
@@ -25,6 +25,12 @@ _KIND = "bnb_4bit_quant_type"
 # These say how 8-bit matrices multiply.
 _OF_EIGHT_BITS = ("llm_int8_has_fp16_weight", "llm_int8_threshold")
 _UNUSED_WITHOUT_ADAPTER = names_in("axolotl.toml", "unused_without_adapter")
+
+_LANGUAGE_MODEL = re.compile(
+    r"(?:model\.)?language_model\.(?:model\.)?layers\.\[\\d\]\+\.(?:\(_checkpoint_wrapped_module\.\)\?)?"
+    r"\((?:mlp|cross_attn|self_attn|\|)+\)\.\((?P<names>(?:up|down|gate|q|k|v|o|\|)+)\)_proj"
+)
+"""The pattern of Axolotl's own examples: matrices of the layers of the language model."""
 
 
 def read_method(keys: Keys, reading: Reading, *, age: Age) -> None:
@@ -269,3 +275,11 @@ def _say_kernels(reading: Reading, on: dict[str, str], origin: str, *, age: Age)
         reading.remark(
             origin, "adapters are counted as not fused, which is more: only some of their kernels are on"
         )
+
+
+def language_model_targets(pattern: str) -> tuple[str, ...]:
+    """Names that a pattern like that of the examples reaches, which are of the language model alone;
+    none of another pattern.
+    """
+    match = _LANGUAGE_MODEL.fullmatch(pattern)
+    return tuple(f"{name}_proj" for name in match["names"].split("|") if name) if match else ()

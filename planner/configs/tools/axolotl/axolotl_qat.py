@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.tools.axolotl.axolotl_kernels import TERNARY
+from planner.configs.tools.axolotl.axolotl_plugins import TERNARY
 from planner.errors import show
 
 _GROUP = 32
