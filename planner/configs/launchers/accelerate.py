@@ -10,9 +10,9 @@ from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, FsdpKeys
 from planner.configs.launchers.launch import LAUNCH_LINE, OPEN_NODES, VISIBLE
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
 from planner.configs.said_by_file import Reading, Shards
+from planner.configs.shared.kernels import read_attention
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys, is_left_open
-from planner.configs.shared.model_args import read_attention
 from planner.errors import UsageError, show
 
 TOOL = "Accelerate 1.15.0"

@@ -22,9 +22,9 @@ from planner.configs.launchers.fsdp_keys import (
 )
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import refuse_no_training
+from planner.configs.shared.kernels import say_liger
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.liger import say_liger
 from planner.configs.shared.stock import stock_engine
 from planner.configs.yaml_or_json import Document, read_document
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS

@@ -13,9 +13,9 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.frozen_layers import say_lisa
+from planner.configs.shared.kernels import read_dtype
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.model_args import read_dtype
 from planner.configs.shared.trainer_arguments import (
     need_precision,
     read_distribution,

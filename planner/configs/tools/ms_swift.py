@@ -12,9 +12,9 @@ from functools import partial
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.kernels import DTYPES, read_attention
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.model_args import DTYPES, read_attention
 from planner.configs.shared.trainer_arguments import read_precision, read_trainer
 from planner.configs.tools.ms_swift_2 import is_before_3, read_ms_swift_2
 from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_engine, read_processes

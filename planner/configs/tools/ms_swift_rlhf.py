@@ -14,7 +14,7 @@ from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.preference_tasks import LIGER, OTHER_REFERENCE, UNPADDED, read_chosen_likelihood
 from planner.configs.shared.rollouts import read_rollout
-from planner.configs.tools.trl_trainings import read_divergence, refuse_written
+from planner.configs.tools.trl_tasks import read_divergence, refuse_written
 from planner.domain.recipes.recipe import Task
 from planner.errors import show
 

@@ -20,7 +20,6 @@ from planner.configs.said_by_file import Alone, Reading, Stop
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtune_age import LINEAR_LOSS, Age, read_age, read_length
-from planner.configs.tools.torchtune_models import BUILDERS, positions, tables
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document, read_document
 from planner.errors import show
 from planner.files.reading import read_text
@@ -62,6 +61,18 @@ _DISTRIBUTED = (
 # Of 34162c9b2 (2024-08-14) recipes/full_finetune_distributed.py and dev/lora_finetune_fsdp2.py.
 _SECOND_FSDP = ("custom_sharded_layers", "fsdp_reshard_after_forward", "fsdp")
 _HARMLESS = names_in("torchtune.toml", "harmless")
+
+_LLAMA, _QWEN, _GEMMA = "meta-llama/", "Qwen/", "google/"
+BUILDERS = texts_in("torchtune.toml", "builders")
+# Builders by their names -> positions in a table (max_seq_len), by the first that matches.
+_POSITIONS = (
+    (r"llama3_[123]_|qwen2_5_(1_5|7|14|32|72)b_base", 131_072),
+    (r"qwen3_.*_base|qwen2_|mistral_", 32_768),
+    (r"qwen3_", 40_960),
+    (r"phi4_|code_llama2_", 16_384),
+    (r"llama3_|gemma", 8_192),
+    (r"", 4_096),
+)
 
 
 def is_torchtune(document: Document) -> bool:
@@ -418,3 +429,20 @@ def _recipes(keys: Keys, reading: Reading) -> tuple[str, ...]:
     if reading.script:
         return (reading.script,)
     return tuple(dict.fromkeys(_RUN.findall(read_text(keys.path, MAX_DOCUMENT_BYTES))))
+
+
+def positions(builder: str) -> int:
+    """Positions in a table of cosines and sines, beyond which a model of torchtune ends."""
+    return next(rows for pattern, rows in _POSITIONS if re.match(pattern, builder))
+
+
+def tables(builder: str, *, adapted: bool, copies: bool) -> str:
+    """How these tables are laid out (switch ``rotary_tables``).
+
+    Source: torchtune 0.6.1 models/*/_component_builders.py; bd2a0fc7c of 2026-04 for Qwen 3.
+    Builders with adapters make one in each attention, but for Llama from 3.1 on.  ``copies``: of one layer,
+    which older builders make.
+    """
+    kind = "halves" if builder.startswith(("qwen", "phi")) else "pairs"
+    shared = not copies and (not adapted or re.match("llama3_[123]_", builder))
+    return kind if shared else f"{kind}_of_layers"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
+from planner.configs.shared.kernels import DTYPES
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.model_args import DTYPES
 
 OLDEST = "trl@0"
 MIDDLE = "trl@0.24"

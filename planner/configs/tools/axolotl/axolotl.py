@@ -12,12 +12,7 @@ from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
 from planner.configs.shared.frozen_layers import read_lisa, read_unfrozen
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.preference_tasks import (
-    axolotl_task,
-    read_chosen_likelihood,
-    read_precomputed,
-    read_trl_adapters,
-)
+from planner.configs.shared.preference_tasks import read_chosen_likelihood, read_precomputed
 from planner.configs.shared.trainer_arguments import (
     ends_by_steps,
     read_batches,
@@ -28,23 +23,27 @@ from planner.configs.shared.trainer_arguments import (
 from planner.configs.tools.axolotl.axolotl_adapters import read_adapter_kernels, read_method
 from planner.configs.tools.axolotl.axolotl_age import Age, read_age, read_optimizer
 from planner.configs.tools.axolotl.axolotl_attention import names_attention, read_attention_keys
-from planner.configs.tools.axolotl.axolotl_ebft import read_features
-from planner.configs.tools.axolotl.axolotl_parallel import divide_fp32, read_parallel
-from planner.configs.tools.axolotl.axolotl_parts import (
+from planner.configs.tools.axolotl.axolotl_numerics import (
     is_llama,
     knows_ends,
-    read_generated,
     read_kbit_tables,
     read_loss,
     read_numerics,
+    read_qat,
     read_stored_weights,
     refuse_8bit_in_ram,
-    refuse_preferences,
     refuse_tiles,
     remark_on_short_convolutions,
 )
+from planner.configs.tools.axolotl.axolotl_parallel import divide_fp32, read_parallel
 from planner.configs.tools.axolotl.axolotl_plugins import TERNARY, read_diffusion, read_plugins
-from planner.configs.tools.axolotl.axolotl_qat import read_qat
+from planner.configs.tools.axolotl.axolotl_tasks import (
+    axolotl_task,
+    read_features,
+    read_generated,
+    read_trl_adapters,
+    refuse_preferences,
+)
 from planner.errors import show
 
 TOOL = "Axolotl 0.19.0"

@@ -14,7 +14,7 @@ from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.configs.tools.axolotl.axolotl_attention import OLD_ATTENTION
-from planner.configs.tools.axolotl.axolotl_parts import refuse_packed_mixers, stores_in_fp32
+from planner.configs.tools.axolotl.axolotl_numerics import refuse_packed_mixers, stores_in_fp32
 from planner.domain.recipes.recipe import LINEAR_MODULES
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 

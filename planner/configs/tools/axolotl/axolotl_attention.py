@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.kernels import read_attention
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.model_args import read_attention
 from planner.configs.tools.axolotl.axolotl_age import Age
-from planner.configs.tools.axolotl.axolotl_parts import EMBED_IN, QWEN_1, is_llama
+from planner.configs.tools.axolotl.axolotl_numerics import EMBED_IN, QWEN_1, is_llama
 
 # Names of kernels up to 0.16 -> ours, first come first served (axolotl 0.19.0 utils/schemas/enums.py
 # LEGACY_ATTN_FLAG_TO_IMPL); one that no formula covers has none.

@@ -1,23 +1,42 @@
-"""``stage: ppo`` of LLaMA-Factory: its own loop around the trainer of TRL 0.9.6.
-
-Source: llamafactory 0.9.2 train/ppo, hparams/finetuning_args.py, generating_args.py, parser.py; the same keys
-in 0.7.1.
-"""
+"""Stages of LLaMA-Factory that train from preferences or rewards."""
 
 from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.preference_tasks import OTHER_REFERENCES
+from planner.domain.recipes.recipe import Task
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _GENERATING = "llamafactory 0.9.2 hparams/generating_args.py"
 _FINETUNING = "llamafactory 0.9.2 hparams/finetuning_args.py"
 
+# LLaMA-Factory 0.9.5 hparams/finetuning_args.py pref_loss;
+# losses that compare with a reference are DPO's in memory and time.
+_LLAMA_FACTORY_LOSSES: dict[str, Task] = {
+    "sigmoid": "dpo",
+    "hinge": "dpo",
+    "ipo": "dpo",
+    "kto_pair": "dpo",
+    "orpo": "orpo",
+    "simpo": "simpo",
+    # Nobody checks values of a file (transformers 5.23.0 hf_argparser.py parse_dict), and what compares with
+    # a reference goes to TRL (train/dpo/trainer.py compute_preference_loss): its losses of four
+    # log-probabilities that ask for nothing else (trl 0.9.6 to 0.18.2 trainer/dpo_trainer.py dpo_loss), in
+    # whose place 0.24 takes sigmoid's.
+    **dict.fromkeys(("robust", "exo_pair", "sppo_hard", "nca_pair", "aot", "aot_pair"), "dpo"),
+}
+OTHER_REFERENCES = texts_in("llama-factory.toml", "other_references")
+# A smaller weight of a likelihood leaves it out.
+_LEAST_WEIGHT = 1e-6
+
 
 def read_ppo(keys: Keys, reading: Reading, *, old: bool) -> None:
     """Enter what is generated and how often it is trained on; after ``cutoff_len``, which cuts prompts.
 
+    Its own loop is around the trainer of TRL 0.9.6.
+    Source: llamafactory 0.9.2 train/ppo, hparams/finetuning_args.py, generating_args.py, parser.py; the same
+    keys in 0.7.1.
     Since 0.9.2 the collator refers to the model, and a huggingface_hub that writes arguments of trainers down
     copies both (0.30.2 hub_mixin.py _encode_arg; 0.29.3, of the time of 0.9.2, does not).
 
@@ -71,3 +90,43 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
         del reading.said["seq"]
         note = f"{prompt} of the prompt and {new} of the completion"
         reading.say("seq", prompt + new, keys.where("cutoff_len"), note)
+
+
+def llama_factory_task(keys: Keys, stage: str) -> Task | None:
+    """The task of a ``stage`` of LLaMA-Factory that trains from preferences or rewards; ``None`` for another.
+
+    Raises:
+        NotModelledError: a loss or a reference that no formula covers.
+    """
+    if stage in ("rm", "ppo"):
+        return "reward" if stage == "rm" else "ppo"
+    if stage not in ("dpo", "kto", "orpo"):
+        return None
+    keys.refuse_switched_on(OTHER_REFERENCES)
+    if stage != "dpo":
+        return "kto" if stage == "kto" else "orpo"
+    # Up to 0.7 the key was dpo_loss.
+    name = "pref_loss" if keys.has("pref_loss") else "dpo_loss"
+    loss = (keys.text(name) if keys.has(name) else None) or "sigmoid"
+    if loss not in _LLAMA_FACTORY_LOSSES:
+        raise keys.not_modelled(
+            name, f"the loss '{show(loss)}' is not modelled; {', '.join(_LLAMA_FACTORY_LOSSES)} are"
+        )
+    return _LLAMA_FACTORY_LOSSES[loss]
+
+
+def read_likelihood(keys: Keys, reading: Reading, stage: str) -> None:
+    """``dpo_ftx`` and ``kto_ftx``: the likelihood of chosen sequences or good samples,
+    taken anew from their logits.
+
+    Since 0.8 (``pref_ftx``) it is a mean of what is there already.
+    Source: hiyouga/LLaMA-Factory 0.7.1 (and b0d996666~1 of 2024-05) train/dpo/trainer.py and
+    train/kto/trainer.py ``ftx_gamma``.
+
+    Raises:
+        InputFileError: a weight that is no number.
+    """
+    for name in ("dpo_ftx", "kto_ftx"):
+        weight = keys.number(name)
+        if name.startswith(stage) and weight is not None and weight > _LEAST_WEIGHT:
+            reading.switch("pair_logps", "whole_twice", keys.where(name))
