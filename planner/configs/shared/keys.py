@@ -238,6 +238,10 @@ class Keys:
             raise self.wrong(name, "a table", value)
         return self._parts.setdefault(name, Keys(self.path, value, f"{self._prefix}{name}."))
 
+    def section(self, name: str) -> Keys:
+        """The table below a key, empty where there is none; raises as :meth:`part`."""
+        return self.part(name) or Keys(self.path, {}, f"{self._prefix}{name}.")
+
     def wrong(self, name: str, wanted: str, value: object) -> InputFileError:
         """The error about a value that cannot be used."""
         return InputFileError(
@@ -281,6 +285,15 @@ class Keys:
     def skip(self, names: Iterable[str]) -> None:
         """Count keys as read that change neither memory nor the time of a step."""
         self._read.update(names)
+
+    def skip_rest(self) -> None:
+        """Count all keys of this table as read."""
+        self.skip(self._table)
+
+    def refuse_rest(self, why: str) -> None:
+        """Raises: NotModelledError where nobody read a key of this table."""
+        for name in self.left_over_here():
+            raise self.not_modelled(name, why)
 
     def refuse_unknown(self) -> None:
         """:meth:`refuse_unknown_here`, in the tables below as well."""

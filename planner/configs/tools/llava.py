@@ -63,8 +63,7 @@ def read_llava(keys: Keys, reading: Reading, beside: Beside) -> None:
         raise keys.not_modelled("bf16", "weights that this script loads in fp32 are not modelled; true is")
     _read_engine(keys, reading, beside)
     keys.skip(_HARMLESS)
-    for unknown in keys.left_over_here():
-        raise keys.not_modelled(unknown, "no argument of LLaVA 1.2.2: what a fork makes of it is not known")
+    keys.refuse_rest("no argument of LLaVA 1.2.2: what a fork makes of it is not known")
 
 
 def _read_parts(keys: Keys) -> None:

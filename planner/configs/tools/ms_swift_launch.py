@@ -45,7 +45,7 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
         UsageError: GPUs that the processes cannot share alike.
         NotModelledError: several GPUs for each process.
     """
-    env = keys.part("ENV") or Keys(keys.path, {})
+    env = keys.section("ENV")
     _read_allocator(env, reading)
     _read_pixels(env, reading)
     per_node, nodes = env.count(_PROCESSES), _nodes(env, reading)
@@ -61,12 +61,12 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
             else:
                 text = "counted as started with NPROC_PER_NODE, a process for each GPU"
                 reading.remark(str(keys.path), text)
-            env.skip(env.left_over_here())
+            env.skip_rest()
             return False
         _start_alone(reading, "ms-swift 4.6.0 swift/cli/main.py: no NPROC_PER_NODE")
     else:
         _say_processes(env, reading, (per_node or 1, nodes or 1), visible)
-    env.skip(env.left_over_here())
+    env.skip_rest()
     return "device_map" not in reading.said
 
 
@@ -86,7 +86,7 @@ def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> Non
 
     Source: ms-swift 4.6.0 swift/cli/_megatron/main.py.
     """
-    env = keys.part("ENV") or Keys(keys.path, {})
+    env = keys.section("ENV")
     _read_allocator(env, reading)
     per_node, nodes = env.count(_PROCESSES), _nodes(env, reading)
     if per_node is not None or nodes is not None:
@@ -94,7 +94,7 @@ def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> Non
     elif keys.path.suffix not in _FILES:
         reading.default("gpus", 1, "ms-swift 4.6.0 swift/cli/_megatron/main.py: no NPROC_PER_NODE")
     read_given_launch(reading, beside)
-    env.skip(env.left_over_here())
+    env.skip_rest()
 
 
 def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int | None) -> bool:
@@ -108,7 +108,7 @@ def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int |
     has_ranks = str(table.get("distributed_type") or "NO").upper() != "NO"
     if not has_ranks or table.get("num_processes") == 1:
         _start_alone(reading, "its launcher starts one process")
-    env.skip(env.left_over_here())
+    env.skip_rest()
     return has_ranks
 
 
@@ -119,7 +119,7 @@ def _with_visible(env: Keys, reading: Reading, visible: int) -> bool:
     reading.alone = Alone(where, sees=visible)
     if visible > 1:
         reading.say("device_map", "auto", where, _ONE_PROCESS)
-    env.skip(env.left_over_here())
+    env.skip_rest()
     return False
 
 
@@ -180,10 +180,6 @@ def _read_pixels(env: Keys, reading: Reading) -> None:
 def read_engine(keys: Keys, reading: Reading, beside: Beside, *, ranks: bool) -> None:
     """Enter DeepSpeed or FSDP; under neither, processes that have ranks checkpoint in the way that is not
     reentrant, be there one of them.
-
-    Raises:
-        UsageError: a file or a value that cannot be used.
-        NotModelledError: something that no formula covers.
     """
     keys.refuse_above_one({"deepspeed_autotp_size": "a tensor-parallel degree"})
     keys.refuse_above_one({"zero_hpz_partition_size": "a secondary partition (ZeRO++)"})

@@ -64,7 +64,7 @@ def is_torchtitan(document: Document) -> bool:
 def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what a job file of torchtitan says."""
     del beside
-    tables = {name: keys.part(name) or Keys(keys.path, {}, f"{name}.") for name in _TABLES}
+    tables = {name: keys.section(name) for name in _TABLES}
     training = tables["training"]
     _refuse_extensions(keys, tables["experimental"])
     old = training.has("warmup_steps") or any(
@@ -80,9 +80,7 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_checkpointing(keys, reading)
     _read_distribution(tables, reading)
     for name in _HARMLESS:
-        part = keys.part(name)
-        if part is not None:
-            part.skip(part.left_over_here())
+        keys.section(name).skip_rest()
 
 
 def _refuse_extensions(keys: Keys, experimental: Keys) -> None:
@@ -91,13 +89,11 @@ def _refuse_extensions(keys: Keys, experimental: Keys) -> None:
         ("custom_import", "custom_args_module", "custom_model_path"), "code of one's own is not modelled"
     )
     experimental.refuse_switched_on(reasons)
-    job, faults = (keys.part(name) for name in ("job", "fault_tolerance"))
-    if job is not None:
-        job.refuse_switched_on({"custom_config_module": "a configuration of one's own is not modelled"})
-        job.skip(job.left_over_here())
-    if faults is not None:
-        faults.refuse_switched_on({"enable": "training that tolerates faults is not modelled"})
-        faults.skip(faults.left_over_here())
+    job, faults = keys.section("job"), keys.section("fault_tolerance")
+    job.refuse_switched_on({"custom_config_module": "a configuration of one's own is not modelled"})
+    faults.refuse_switched_on({"enable": "training that tolerates faults is not modelled"})
+    job.skip_rest()
+    faults.skip_rest()
 
 
 def _read_compile(keys: Keys, training: Keys) -> str:
@@ -205,7 +201,7 @@ def _read_optimizer(part: Keys, reading: Reading, *, old: bool) -> None:
 
 def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     """``activation_checkpoint``; without the table every second layer (mode selective, option 2)."""
-    part = keys.part("activation_checkpoint") or Keys(keys.path, {}, "activation_checkpoint.")
+    part = keys.section("activation_checkpoint")
     mode, option = part.text("mode") or "selective", str(part.get("selective_ac_option") or "2")
     where = part.where("mode")
     details = (
@@ -370,10 +366,7 @@ def _read_float8(keys: Keys, model: Keys, reading: Reading) -> None:
     Raises:
         NotModelledError: another converter, or other matrices than all of the layers.
     """
-    quantize = keys.part("quantize")
-    linear = quantize.part("linear") if quantize is not None else None
-    part = (linear.part("float8") if linear is not None else None) or keys.part("float8")
-    part = part or Keys(keys.path, {}, "float8.")
+    part = keys.section("quantize").section("linear").part("float8") or keys.section("float8")
     names = [] if model.get("converters") is None else model.names("converters")
     others = [name for name in names if name not in _CONVERTERS]
     if others:
@@ -381,7 +374,7 @@ def _read_float8(keys: Keys, model: Keys, reading: Reading) -> None:
     old = part.flag("enable_float8_linear")
     if names or old:
         _read_recipe(part, reading, old=bool(old))
-    part.skip(part.left_over_here())
+    part.skip_rest()
 
 
 def _read_recipe(part: Keys, reading: Reading, *, old: bool) -> None:

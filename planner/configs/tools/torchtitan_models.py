@@ -82,7 +82,7 @@ def debug_shape(keys: Keys, name: str, flavor: str) -> str:
     Ignored: months in which shape and keys changed one after the other, 2024-06, 2025-03 and 2025-08.
     """
     flavor = flavor.removesuffix("_flex_attn")
-    model, training = (keys.part(each) or Keys(keys.path, {}) for each in ("model", "training"))
+    model, training = (keys.section(each) for each in ("model", "training"))
     found = ""
     if (name, flavor) == ("llama3", "debugmodel"):
         layers = 2 if training.holds("fp8_linear") else 8 if training.holds("warmup_steps") else 6

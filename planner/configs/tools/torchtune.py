@@ -62,7 +62,6 @@ _DISTRIBUTED = (
 _SECOND_FSDP = ("custom_sharded_layers", "fsdp_reshard_after_forward", "fsdp")
 _HARMLESS = names_in("torchtune.toml", "harmless")
 
-_LLAMA, _QWEN, _GEMMA = "meta-llama/", "Qwen/", "google/"
 BUILDERS = texts_in("torchtune.toml", "builders")
 # Builders by their names -> positions in a table (max_seq_len), by the first that matches.
 _POSITIONS = (
@@ -293,7 +292,7 @@ def _read_data(keys: Keys, reading: Reading, *, old: bool) -> None:
     if tokenizer is not None:
         if not old:
             reading.take(tokenizer, {"max_seq_len": "seq"})
-        tokenizer.skip(tokenizer.left_over_here())
+        tokenizer.skip_rest()
     if reading.value("seq") is None:
         reading.needs["seq"] = (
             f"{keys.path}: tokenizer.max_seq_len is null, so the longest sample decides: say --seq"
@@ -312,7 +311,7 @@ def _read_data(keys: Keys, reading: Reading, *, old: bool) -> None:
                 "add it there",
             )
         reading.say("padding", "packed", data.where("packed"))
-    data.skip(data.left_over_here())
+    data.skip_rest()
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:

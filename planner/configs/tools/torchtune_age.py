@@ -85,7 +85,7 @@ def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
     folder = None if log is None else log.as_written("log_dir")
     if keys.holds("clip_grad_norm") or log is None:
         return (Age.TO_0_6,), "", ""
-    log.skip(log.left_over_here())
+    log.skip_rest()
     if folder == "${output_dir}":
         text = "recipes of torchtune up to 0.4 write logs there"
         return (Age.TO_0_4, Age.TO_0_6), log.where("log_dir"), text
@@ -100,7 +100,7 @@ def _component_of(keys: Keys, name: str) -> tuple[str, str]:
         return "", ""
     component = part.text("_component_") or ""
     if name == "checkpointer":
-        part.skip(part.left_over_here())
+        part.skip_rest()
     return component, part.where("_component_")
 
 

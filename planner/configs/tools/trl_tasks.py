@@ -128,9 +128,6 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
 
     Such a file does not name its trainer: a key that one of them has alone tells it, or the name of the file
     or its folder, as recipes are laid out; of a command the task that its ``script`` names.
-
-    Raises:
-        NotModelledError: what no formula covers.
     """
     told = next((name for name in _TRL_KEYS if keys.has(name)), None)
     if told is None and keys.get("loss_type") == "simpo":  # of CPO's trainer alone

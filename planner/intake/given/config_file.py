@@ -113,7 +113,8 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
         request = merge(ScenarioRequest({"sharding": given}), request)
     if config.shards is not None and not (flags.is_given("sharding") or flags.is_given("replicas")):
         request = _with_copies(request, config.shards)
-    if config.one_batch is not None and not flags.is_given("precision") and _share_one_batch(request):
+    shares = _gpus(request) > 1 and _batches(request) == 1
+    if config.one_batch is not None and not flags.is_given("precision") and shares:
         request = merge(request, ScenarioRequest({"precision": Given(*config.one_batch)}))
     request = _with_micro_batches(config, request)
     _refuse_models(config.stops, request)
@@ -371,11 +372,6 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
 def _batches(request: ScenarioRequest) -> int:
     """Micro-batches at a time: GPUs that share one count as one, and so do all of one process."""
     return 1 if request.get("device_map") else max(_gpus(request) // degrees(request).gpus, 1)
-
-
-def _share_one_batch(request: ScenarioRequest) -> bool:
-    """Whether the job has several GPUs, and all of them share each batch."""
-    return _gpus(request) > 1 and _batches(request) == 1
 
 
 def _gpus(request: ScenarioRequest) -> int:

@@ -81,7 +81,7 @@ def _read_four_bits(keys: Keys, reading: Reading, *, age: Age) -> None:
     written, for such a base alone.
     """
     place = "axolotl 0.19.0 loaders/model.py, _set_quantization_config"
-    part = keys.part("bnb_config_kwargs") or Keys(keys.path, {})
+    part = keys.section("bnb_config_kwargs")
     kind = part.text(_KIND)
     if kind not in (None, "nf4", "fp4"):
         raise part.wrong(_KIND, "nf4 or fp4", kind)

@@ -83,7 +83,7 @@ def read_pruning(keys: Keys, reading: Reading) -> None:
     Raises:
         NotModelledError: a recipe in another file, or with such a list.
     """
-    section = keys.part("llmcompressor") or Keys(keys.path, {})
+    section = keys.section("llmcompressor")
     recipe = section.get(_RECIPE)
     if not isinstance(recipe, dict) or recipe.get("modifiers"):
         raise keys.not_modelled("plugins", "masks of pruned weights are not modelled")

@@ -185,7 +185,7 @@ def read_generated(keys: Keys, reading: Reading, *, age: Age) -> None:
     if reading.value("task") != "grpo":
         return
     reading.said.pop("padding", None)
-    section = keys.part("trl") or Keys(keys.path, {})
+    section = keys.section("trl")
     section.refuse_switched_on(_OWN_ROLLOUTS)
     section.skip(_OWN_ROLLOUTS_HARMLESS)
     _read_beta(section, keys, reading, age=age)

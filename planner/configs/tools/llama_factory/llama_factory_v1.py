@@ -276,7 +276,7 @@ def _read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
     if beside.deepspeed is not None:
         _read_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
         if part is not None:
-            part.skip(part.left_over_here())
+            part.skip_rest()
         return
     kind = None if part is None else part.text("name")
     if part is None:

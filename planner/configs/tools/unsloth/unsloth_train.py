@@ -83,7 +83,7 @@ def read_unsloth(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value or a key with which it ends.
         NotModelledError: something that no formula covers.
     """
-    parts = {name: keys.part(name) or Keys(keys.path, {}, f"{name}.") for name in _SECTIONS}
+    parts = {name: keys.section(name) for name in _SECTIONS}
     training = parts["training"]
     reading.take(training, _OF_TRAINING)
     for name, value in _DEFAULTS.items():
