@@ -14,6 +14,7 @@ from pathlib import Path
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.launched_processes import LOADS_ON_HOST
 from planner.configs.said_by_file import Alone, Reading, Stop
+from planner.configs.shared.age import enter_age
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
@@ -23,7 +24,8 @@ from planner.errors import show
 
 TOOL = "llama-cookbook 0.0.5"
 STACK = "llama-cookbook"
-_OLD_TOOL, OLD_STACK = "llama-recipes 0.0.2", "llama-recipes"
+OLD_STACK = "llama-recipes"
+_RELEASES = {STACK: (STACK, TOOL), OLD_STACK: (OLD_STACK, "llama-recipes 0.0.2")}
 MARKS = frozenset(names_in("llama-cookbook.toml", "marks"))
 _PLACE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/configs"
 _SOURCE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/finetuning.py"
@@ -118,15 +120,9 @@ def _read_age(keys: Keys, reading: Reading, asked: str) -> bool:
     folders = script.parent.parts
     named = keys.get("quantization") in ("4bit", "8bit")
     new = named or script.name.startswith(_NEW_PACKAGE) or _ends(folders, _NEW_FOLDERS)
-    told = not new and asked != STACK and _ends(folders, _OLD_FOLDERS)
-    if told:
-        text = f"{show(reading.script)} is where the script lay until June 2024"
-        reading.take_stack(OLD_STACK, _OLD_TOOL, str(keys.path), text)
-    elif asked == OLD_STACK:
-        reading.take_stack(OLD_STACK, _OLD_TOOL, "--stack", "the older script is asked for")
-    elif not new:
-        reading.fits = (OLD_STACK,)
-    return told or asked == OLD_STACK
+    ages = (STACK,) if new else (OLD_STACK,) if _ends(folders, _OLD_FOLDERS) else (STACK, OLD_STACK)
+    sign = (str(keys.path), f"{show(reading.script)} is where the script lay until June 2024")
+    return enter_age(reading, ages, _RELEASES, asked, sign) == OLD_STACK
 
 
 def _ends(folders: tuple[str, ...], names: Sequence[tuple[str, ...]]) -> bool:
