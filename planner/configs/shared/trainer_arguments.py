@@ -115,32 +115,34 @@ def remark_on_tf32(keys: Keys, reading: Reading) -> None:
         )
 
 
-def read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter FSDP, DeepSpeed and Accelerate, from this file,
-    from those that it names and from those given beside it.
+def read_distribution(keys: Keys, reading: Reading, beside: Beside, shipped: Document | None = None) -> None:
+    """Enter FSDP, DeepSpeed and Accelerate, from this file, from those that it names and from those given
+    beside it.
     """
     _read_fsdp(keys, reading)
-    read_files(keys, reading, beside)
+    read_files(keys, reading, beside, shipped)
 
 
-def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter DeepSpeed and Accelerate, from the files given beside this one, else from those that it names."""
+def read_files(keys: Keys, reading: Reading, beside: Beside, shipped: Document | None = None) -> None:
+    """Enter DeepSpeed and Accelerate, from the files given beside this one, else from those that it names.
+
+    ``shipped``: the file of DeepSpeed that comes with the tool under the name that is said.
+    """
     read_given_launch(reading, beside)
     if beside.deepspeed is not None:
         keys.skip(("deepspeed",))
         usual = None if beside.deepspeed.exists() else stock_engine(str(beside.deepspeed))
-        finish_deepspeed(Keys.of(usual or read_document(beside.deepspeed)), reading)
+        _finish_deepspeed(Keys.of(usual or read_document(beside.deepspeed)), reading)
     elif not keys.get("deepspeed"):
         return  # Trainers ask whether it is true: an empty one says nothing.
     elif isinstance(keys.get("deepspeed"), dict):
-        part = keys.part("deepspeed")
-        if part is not None:
-            read_deepspeed(part, reading)
+        read_deepspeed(keys.section("deepspeed"), reading)
     else:
-        finish_deepspeed(Keys.of(referred(keys, "deepspeed", DEEPSPEED_FILE, reading)), reading)
+        found = shipped or referred(keys, "deepspeed", DEEPSPEED_FILE, reading)
+        _finish_deepspeed(Keys.of(found), reading)
 
 
-def finish_deepspeed(keys: Keys, reading: Reading) -> None:
+def _finish_deepspeed(keys: Keys, reading: Reading) -> None:
     """Enter a file of DeepSpeed's, and what nobody read of it."""
     read_deepspeed(keys, reading)
     reading.finish(keys)

@@ -18,9 +18,7 @@ from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.stock import stock_engine
 from planner.configs.shared.trainer_arguments import (
-    finish_deepspeed,
     read_files,
-    read_given_launch,
     read_trainer,
 )
 from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_processes
@@ -328,8 +326,4 @@ def _read_engine(keys: Keys, reading: Reading, beside: Beside) -> None:
     """DeepSpeed by the name of a file that ms-swift ships, or by a file."""
     said = keys.get("deepspeed")
     shipped = stock_engine(f"{said}@2") if isinstance(said, str) else None
-    if shipped is None or beside.deepspeed is not None:
-        read_files(keys, reading, beside)
-        return
-    read_given_launch(reading, beside)
-    finish_deepspeed(Keys.of(shipped), reading)
+    read_files(keys, reading, beside, shipped)

@@ -15,7 +15,6 @@ from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys, is_left_open
 from planner.configs.shared.stock import stock_engine
 from planner.configs.shared.trainer_arguments import (
-    finish_deepspeed,
     read_distribution,
     read_files,
     read_given_launch,
@@ -184,12 +183,7 @@ def read_engine(keys: Keys, reading: Reading, beside: Beside, *, ranks: bool) ->
     keys.refuse_above_one({"deepspeed_autotp_size": "a tensor-parallel degree"})
     keys.refuse_above_one({"zero_hpz_partition_size": "a secondary partition (ZeRO++)"})
     _read_fsdp(keys, reading)
-    preset = None if beside.deepspeed is not None else _preset(keys, "deepspeed")
-    if preset is None:
-        read_files(keys, reading, beside)
-    else:
-        read_given_launch(reading, beside)
-        finish_deepspeed(Keys.of(preset), reading)
+    read_files(keys, reading, beside, _preset(keys, "deepspeed"))
     if reading.sharding.engine == "native" and "gpus" in reading.said and ranks:
         place = "ms-swift 4.6.0 swift/trainers/mixin.py _fix_gradient_checkpointing: under torchrun"
         reading.default("checkpoint_reentrant", False, place)
