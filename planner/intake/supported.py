@@ -48,8 +48,8 @@ _NO_FLEX = frozenset(
 NO_LABELS = frozenset(
     {
         *("afmoe", "apertus", "baichuan", "bamba", "btlm", "chatglm", "cohere", "cohere2", "dbrx"),
-        *("codegen", "cwm", "dots1", "flex_olmo", "hyperclovax", "jais2", "minicpm", "nanochat"),
-        *("vaultgemma", "youtu"),
+        *("codegen", "cwm", "dots1", "exaone_moe", "flex_olmo", "hy_v3", "hyperclovax", "iquestcoder"),
+        *("jais2", "minicpm", "nanochat", "solar_open", "vaultgemma", "youtu"),
         *("ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
         *("glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "gpt_from_scratch", "granite"),
         *("granitemoe", "granitemoehybrid", "internlm", "internlm2", "internlm3", "lfm2", "lfm2_moe"),
@@ -169,9 +169,9 @@ def lacks_model(stack: Stack, model: ModelSpec) -> bool:
 # Architectures of which the classes of Transformers 5 alone were read, though older releases have some, too.
 _READ_IN_5 = frozenset(
     {
-        *("aya_vision", "biogpt", "codegen", "cwm", "flex_olmo", "gpt_bigcode", "gpt_neo", "helium"),
-        *("hyperclovax", "idefics2", "jais2", "lfm2_vl", "mamba2", "nanochat", "phimoe", "vaultgemma"),
-        "youtu",
+        *("aya_vision", "biogpt", "codegen", "cwm", "exaone_moe", "flex_olmo", "gpt_bigcode", "gpt_neo"),
+        *("helium", "hy_v3", "hyperclovax", "idefics2", "iquestcoder", "jais2", "lfm2_vl", "mamba2"),
+        *("nanochat", "phimoe", "solar_open", "vaultgemma", "youtu"),
     }
 )
 

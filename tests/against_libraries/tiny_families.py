@@ -50,7 +50,7 @@ FUSED_EXPERTS = frozenset(
 COMPARED_ELSEWHERE = frozenset(
     {
         *("biogpt", "codegen", "cwm", "dbrx", "dots1", "gpt_bigcode", "gpt_neo", "helium"),
-        *("jais2", "phimoe", "youtu"),
+        *("hy_v3", "iquestcoder", "jais2", "phimoe", "solar_open", "youtu"),
     }
 )
 """Architectures of the catalog that are compared with the trace in other files: those whose trace is in two
