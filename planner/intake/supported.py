@@ -169,9 +169,9 @@ def lacks_model(stack: Stack, model: ModelSpec) -> bool:
 # Architectures of which the classes of Transformers 5 alone were read, though older releases have some, too.
 _READ_IN_5 = frozenset(
     {
-        *("aya_vision", "biogpt", "codegen", "cwm", "exaone_moe", "flex_olmo", "gpt_bigcode", "gpt_neo"),
-        *("helium", "hy_v3", "hyperclovax", "idefics2", "iquestcoder", "jais2", "lfm2_vl", "mamba2"),
-        *("nanochat", "phimoe", "solar_open", "vaultgemma", "youtu"),
+        *("aya_vision", "biogpt", "codegen", "cwm", "exaone_moe", "flex_olmo", "glm_ocr"),
+        *("gpt_bigcode", "gpt_neo", "helium", "hy_v3", "hyperclovax", "idefics2", "iquestcoder", "jais2"),
+        *("lfm2_vl", "lighton_ocr", "mamba2", "nanochat", "phimoe", "solar_open", "vaultgemma", "youtu"),
     }
 )
 

@@ -107,7 +107,7 @@ def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
         stream = convolution(torch, view, pixels)
         if seeing.hooked and stream.node is None and torch.grad_enabled:
             require_gradient(stream, torch.path)
-    if seeing.tower.code == "glm4v":
+    if seeing.tower.code == "glm4v" and view.block.norms:
         return placed(torch, seeing, stream)
     if seeing.tower.code == "qwen2_5_vl":
         stream = _in_order_of_windows(torch, stream)

@@ -16,6 +16,7 @@ from measure.trace.cuda.recurrent import recurrent_kernels
 
 SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
 SEEING = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision", "image_newline")
+SEEING += ("vision_encoder", "vision_projection")
 FILLED = ("gemma4", "gemma4_unified")
 SIZED = ("internvl", "llama4", "llava_next", "mistral3", "pixtral")
 path, method, frozen, checkpointing, *more = sys.argv[1:]
