@@ -14,6 +14,7 @@ TowerCode = Literal[
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "paddleocr_vl",
     "llava",
     "llava_next",
     "gemma3",

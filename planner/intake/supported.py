@@ -171,7 +171,8 @@ _READ_IN_5 = frozenset(
     {
         *("aya_vision", "biogpt", "codegen", "cwm", "exaone_moe", "flex_olmo", "glm_ocr"),
         *("gpt_bigcode", "gpt_neo", "helium", "hy_v3", "hyperclovax", "idefics2", "iquestcoder", "jais2"),
-        *("lfm2_vl", "lighton_ocr", "mamba2", "nanochat", "phimoe", "solar_open", "vaultgemma", "youtu"),
+        *("lfm2_vl", "lighton_ocr", "mamba2", "nanochat", "paddleocr_vl", "phimoe", "solar_open"),
+        *("vaultgemma", "youtu"),
     }
 )
 

@@ -88,6 +88,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hybrids.gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "vision.glm_vision": ("glm4v", "glm46v", "glm4v_moe", "glm_ocr"),
     "vision.llava": ("llava",),
+    "vision.paddle_vision": ("paddleocr_vl",),
     "vision.paligemma": ("paligemma",),
     "vision.pixtral_vision": ("lighton_ocr", "mistral3"),
     "vision.counted_towers": ("gemma3n", "gemma4", "gemma4_unified", "mllama", "voxtral"),

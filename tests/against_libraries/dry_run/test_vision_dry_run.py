@@ -87,6 +87,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "patch_size": 16,
         },
     },
+    "paddleocr_vl": {
+        "model_type": "paddleocr_vl", **TOKENS, "tie_word_embeddings": True,
+        "text_config": {
+            **TEXT, "head_dim": 64, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12],
+            },
+        },
+        "vision_config": {
+            "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 4, "num_attention_heads": 5,
+            "image_size": 280, "patch_size": 14,
+        },
+    },
     "llava": {
         "model_type": "llava", "image_token_index": 4000, "text_config": {"model_type": "llama", **TEXT},
         "vision_config": {
@@ -230,6 +242,7 @@ SIZES = {
     "qwen3_5": "576x384",
     "glm4v": "504x336",
     "glm_ocr": "504x336",
+    "paddleocr_vl": "504x336",
     "llava": "280x280",
 }
 SIZES |= {"gemma3": "280x280", "llava_next": "200x150", "paligemma": "280x280"}

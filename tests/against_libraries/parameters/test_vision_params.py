@@ -36,6 +36,7 @@ NAMES = (
     "ministral-3-3b",
     "glm-ocr",
     "lightonocr-2-1b",
+    "paddleocr-vl-0.9b",
 )
 
 
@@ -68,7 +69,8 @@ def test_parameters_are_those_of_the_modules(name: str) -> None:
     own = {id(tensor): tensor.numel() for tensor in model.parameters()}
     assert spec.param_count == sum(own.values())
     assert spec.vision is not None
-    parts = ("visual", "vision_tower", "multi_modal_projector", "vision_encoder", "vision_projection")
+    parts = ("visual", "vision_tower", "multi_modal_projector", "vision_encoder")
+    parts += ("vision_projection", "projector")
     assert spec.vision.param_count == sum(
         tensor.numel()
         for path, tensor in model.named_parameters()

@@ -45,7 +45,7 @@ def test_encoders_are_named_as_such_and_the_dry_run_is_offered(name: str, what: 
     *("deepseek-ai/DeepSeek-V3.2-Exp", "zai-org/GLM-5", "moonshotai/Kimi-Linear-48B-A3B-Instruct"),
     *("state-spaces/mamba-2.8b-hf", "tiiuae/falcon-mamba-7b"),
     *("inclusionAI/Ling-mini-2.0", "nvidia/Llama-3_3-Nemotron-Super-49B-v1", "XiaomiMiMo/MiMo-7B-RL"),
-    *("LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct", "PaddlePaddle/PaddleOCR-VL", "microsoft/Phi-mini-MoE-instruct"),
+    *("LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct", "deepseek-ai/DeepSeek-OCR", "microsoft/Phi-mini-MoE-instruct"),
 ])  # fmt: skip
 def test_other_kinds_are_refused_with_the_same_way_out(name: str) -> None:
     """Decoders and towers that nobody read."""
