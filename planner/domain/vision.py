@@ -47,8 +47,8 @@ class ImageRule:
     patches ends with one more.  ``fitted``: into the one that enlarges it least, else shrinks it least; all
     of its squares give tokens, and that of the whole where there are several.  ``bounded``: it is made
     smaller until no side is above ``side_pixels``, sides become whole tokens, and where ``ends_rows`` each
-    row of tokens ends with one more.  ``filled``: it is made smaller or larger until it has as nearly ``max_patches`` as whole
-    tokens allow, and rows of nothing fill what is left: the tower gets so many of each image; where patches
+    row of tokens ends with one more.  ``filled``: it is made smaller or larger until it has as nearly
+    ``max_patches`` as whole tokens allow, and rows of nothing fill what is left: the tower gets so many of each image; where patches
     are ``joined`` before, so many tokens.  ``frames``: pictures that a patch holds, one being repeated.
     ``extra_patches``: what the tower adds to each square (a class token).  ``pixel_bytes``: of each number
     that the processor hands over.

@@ -32,13 +32,15 @@ Source: torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp ``check_flash_att
 
 # Source: transformers 5.23.0 models/*/modeling_*.py,
 # `_supports_sdpa` and `_supports_flash_attn` absent or False.
-_NO_SDPA = frozenset({"bloom", "codegen", "mamba2", "mpt", "gpt_neo", "gptj", "gpt_oss", "vaultgemma"})
-_NO_FLASH = frozenset({"bloom", "codegen", "mamba2", "mpt", "llama4", "llama4_text"})
+_NO_SDPA = frozenset(
+    {"bloom", "codegen", "falcon_mamba", "mamba", "mamba2", "mpt", "gpt_neo", "gptj", "gpt_oss", "vaultgemma"}
+)
+_NO_FLASH = frozenset({"bloom", "codegen", "falcon_mamba", "mamba", "mamba2", "mpt", "llama4", "llama4_text"})
 # Models without ``_supports_flex_attn``, or a part of which has none.  Source: transformers 5.23.0 models.
 _NO_FLEX = frozenset(
     {
         *("bloom", "falcon", "falcon_h1", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "jamba", "mpt", "olmoe"),
-        *("codegen", "mamba2", "stablelm"),
+        *("codegen", "falcon_mamba", "mamba", "mamba2", "stablelm"),
         *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_vl"),
         *("qwen3_5_text", "qwen3_5_moe_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_text"),
     }
@@ -51,9 +53,28 @@ NO_LABELS = frozenset(
         *("codegen", "cwm", "dots1", "exaone_moe", "flex_olmo", "hy_v3", "hyperclovax", "iquestcoder"),
         *("jais2", "minicpm", "nanochat", "solar_open", "vaultgemma", "youtu"),
         *("ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
-        *("glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "gpt_from_scratch", "granite"),
-        *("granitemoe", "granitemoehybrid", "internlm", "internlm2", "internlm3", "lfm2", "lfm2_moe"),
-        *("llama4", "llama4_text", "mamba2", "minimax_m2", "mosaic_gpt", "mpt_causal_lm", "nemotron_h"),
+        *("glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "glm_ocr_text", "granite"),
+        *(
+            "gpt_from_scratch",
+            "granitemoe",
+            "granitemoehybrid",
+            "internlm",
+            "internlm2",
+            "internlm3",
+            "lfm2",
+            "lfm2_moe",
+        ),
+        *(
+            "falcon_mamba",
+            "llama4",
+            "llama4_text",
+            "mamba",
+            "mamba2",
+            "minimax_m2",
+            "mosaic_gpt",
+            "mpt_causal_lm",
+            "nemotron_h",
+        ),
         *("olmoe", "qwen", "qwen3_5_moe", "qwen3_5_moe_text"),
     }
 )
@@ -169,9 +190,9 @@ def lacks_model(stack: Stack, model: ModelSpec) -> bool:
 # Architectures of which the classes of Transformers 5 alone were read, though older releases have some, too.
 _READ_IN_5 = frozenset(
     {
-        *("aya_vision", "biogpt", "codegen", "cwm", "exaone_moe", "flex_olmo", "glm_ocr"),
+        *("aya_vision", "biogpt", "codegen", "cwm", "exaone_moe", "falcon_mamba", "flex_olmo", "glm_ocr"),
         *("gpt_bigcode", "gpt_neo", "helium", "hy_v3", "hyperclovax", "idefics2", "iquestcoder", "jais2"),
-        *("lfm2_vl", "lighton_ocr", "mamba2", "nanochat", "paddleocr_vl", "phimoe", "solar_open"),
+        *("lfm2_vl", "lighton_ocr", "mamba", "mamba2", "nanochat", "paddleocr_vl", "phimoe", "solar_open"),
         *("vaultgemma", "youtu"),
     }
 )

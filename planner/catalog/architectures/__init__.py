@@ -84,6 +84,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "dense.glm": ("glm", "glm4", "glm4v_text", "glm_ocr_text"),
     "hybrids.short_conv": ("lfm2", "lfm2_moe"),
     "hybrids.mamba2": ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h"),
+    "hybrids.mamba1": ("falcon_mamba", "mamba"),
     "hybrids.jamba": ("jamba",),
     "hybrids.gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "vision.glm_vision": ("glm4v", "glm46v", "glm4v_moe", "glm_ocr"),

@@ -2,9 +2,9 @@
 the projector, and the scatter.
 
 The layers are those of :mod:`planner.program.layers.layer`, with patches in the place of tokens.
-Source: transformers 5.23 models/{qwen2_vl,qwen2_5_vl,paddleocr_vl}/modeling_*.py, the ``forward`` of the tower and of the
-model around it, vision_utils.py; torch 2.13 aten/src/ATen/native/cuda/IndexKernel.cpp
-(``masked_scatter__cuda``, ``masked_select``).
+Source: transformers 5.23 models/{qwen2_vl,qwen2_5_vl,paddleocr_vl}/modeling_*.py, the ``forward`` of the
+tower and of the model around it, vision_utils.py; torch 2.13
+aten/src/ATen/native/cuda/IndexKernel.cpp (``masked_scatter__cuda``, ``masked_select``).
 Ignored: lengths of pieces and numbers of positions in the text (below 64 bytes for each token);
 the workspace of the convolution.
 """

@@ -110,6 +110,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4, "vocab_size": 4096, "chunk_size": 128, "torch_dtype": "bfloat16",
         "pad_token_id": 0,
     },
+    "mamba": {
+        "model_type": "mamba", "hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 4096,
+        "torch_dtype": "bfloat16", "pad_token_id": 0,
+    },
+    "falcon_mamba": {
+        "model_type": "falcon_mamba", "hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 4096,
+        "time_step_rank": 64, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "pad_token_id": 0,
+    },
     "biogpt": {
         **_SIZES, "model_type": "biogpt", "num_hidden_layers": 4, "intermediate_size": 2048,
     },
@@ -172,15 +180,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 # PEFT's adapter fails on the router of Phi-3.5-MoE, and it refuses one of Mamba 2's output projection.
-_TARGETS = {"phimoe": "q_proj;k_proj;v_proj;o_proj", "mamba2": "in_proj"}
-_WITHOUT_SDPA = ("codegen", "gpt_neo", "mamba2", "vaultgemma")
+_TARGETS = {
+    "phimoe": "q_proj;k_proj;v_proj;o_proj",
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), "in_proj"),
+}
+_WITHOUT_SDPA = ("codegen", "falcon_mamba", "gpt_neo", "mamba", "mamba2", "vaultgemma")
 _QUICK = {
     ("gemma4 inputs", "lora", True, 256),
     ("minicpm3", "lora", False, 256),
     ("dots1", "lora", True, 256),
 }
 _QUICK |= {("phimoe", "lora", False, 256), ("gpt_neo", "full", True, 256), ("gpt_bigcode", "lora", True, 256)}
-_QUICK |= {("mamba2", "full", False, 256), ("idefics2", "lora", True, 256)}
+_QUICK |= {("mamba", "full", False, 256), ("mamba2", "full", False, 256), ("idefics2", "lora", True, 256)}
 _QUICK |= {("nemotron", "full", False, 256), ("mistral4", "full", False, 256), ("afmoe", "full", True, 256)}
 _QUICK |= {("helium", "full", False, 256), ("nanochat", "lora", True, 256), ("flex_olmo", "lora", False, 256)}
 _QUICK |= {("exaone_moe", "lora", True, 256), ("hy_v3", "lora", False, 256)}

@@ -294,9 +294,7 @@ def _behind_dense(
         "dense": _dense(fields, attention, projections, bias=False),
         "sparse": _sparse(attention, projections, mlp, hidden, bias=False),
     }
-    normed = {
-        kind: replace(block, norms=block.norms + head_norms(attention)) for kind, block in made.items()
-    }
+    normed = {kind: replace(block, norms=block.norms + head_norms(attention)) for kind, block in made.items()}
     return [normed[kind] for kind in kinds]
 
 

@@ -49,7 +49,9 @@ def read_paddleocr_vl(fields: ConfigFields) -> ModelSpec:
     text = ConfigFields({**_ERNIE, **inner.data}, inner.where)
     bias, attention = text.flag("use_bias", False), replace(attention_of(text), heads_last=True)
     block = llama_block(text, attention, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
-    ties = [each.flag("tie_word_embeddings", True) for each in (fields, fields.optional_section("text_config"))]
+    ties = [
+        each.flag("tie_word_embeddings", True) for each in (fields, fields.optional_section("text_config"))
+    ]
     spec = replace(decoder(text, [block] * text.layers("num_hidden_layers")), tied=any(ties))
     given = fields.optional_section("vision_config")
     vision = ConfigFields({**_PADDLE_TOWER, **given.data, "model_type": "siglip_vision_model"}, given.where)
