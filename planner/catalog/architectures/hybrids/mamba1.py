@@ -1,8 +1,8 @@
 """Mamba 1 alone: Mamba and Falcon-Mamba.
 
 Module names, shapes and defaults are those of Transformers 5.23
-(``models/{mamba,falcon_mamba}/{modeling,configuration}_*.py``).  One function reads the weights of
-``x_proj``, ``dt_proj`` and ``out_proj`` itself, so an adapter there would be trained by nothing: it is left out.
+(``models/{mamba,falcon_mamba}/{modeling,configuration}_*.py``). One function reads the weights of ``x_proj``,
+``dt_proj`` and ``out_proj`` itself, so an adapter there would be trained by nothing: it is left out.
 """
 
 from __future__ import annotations
