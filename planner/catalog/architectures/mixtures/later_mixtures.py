@@ -245,8 +245,7 @@ def read_hy_v3(fields: ConfigFields) -> ModelSpec:
     blocks = _behind_dense(fields, attention, projections, _ExpertDefaults(192, 8, 1536))
     wide = fields.flag("enable_moe_fp32_combine", True)
     blocks = [
-        replace(block, mlp=replace(block.mlp, router="sigmoid_divided", wide_sum=wide))
-        for block in blocks
+        replace(block, mlp=replace(block.mlp, router="sigmoid_divided", wide_sum=wide)) for block in blocks
     ]
     spec = decoder(fields, blocks).with_linears(
         lambda linears: (replace(each, legacy_names=(), adaptable=True) for each in linears)
