@@ -115,7 +115,8 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     if not (gates or mlp.shared_first):
         weights = router(torch, view, x)
         out = _narrow_experts(torch, view, torch.reshaped(x), weights)
-        return torch.add(out, shared(x))
+        dtype = "fp32" if mlp.wide_sum else out.dtype
+        return torch.to(torch.add(torch.to(out, dtype), torch.to(shared(x), dtype)), out.dtype)
     beside = shared(x)
     out = experts(torch, view, x, router(torch, view, x))
     if not mlp.shared_first:

@@ -27,7 +27,7 @@ from planner.program.weights.matrices import autocast, linear, product_4bit, wei
 # On these alone: topk, sort, division by the experts of a token, their weights in that order, the cast of
 # their numbers, histc, cumsum; arange and index_put of the inverse order.
 _SMALL_OPERATORS = 9
-_FP32_ROUTERS = ("fp32", "sigmoid", "fp32_cast")
+_FP32_ROUTERS = ("fp32", "sigmoid", "sigmoid_divided", "fp32_cast")
 
 
 def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -54,12 +54,14 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             return torch.to(torch.chosen(scores, mlp.top_k), given)
         copy = weight_copy(torch, view, seen)
         logits = linear_function(torch, view)(autocast(torch, view, x), copy, mlp.n_experts)
+        del x, seen, copy
         dtype = logits.dtype
         if mlp.router == "chosen":
             return torch.chosen(logits, mlp.top_k)
-        if mlp.router in ("sigmoid", "sigmoid_input", "sigmoid_fp32"):
+        if mlp.router in ("sigmoid", "sigmoid_divided", "sigmoid_input", "sigmoid_fp32"):
             wide = torch.to(logits, "fp32") if mlp.router == "sigmoid_fp32" else logits
-            return torch.chosen(torch.kernel(wide, "sigmoid", saves="output"), mlp.top_k)
+            best = torch.chosen(torch.kernel(wide, "sigmoid", saves="output"), mlp.top_k)
+            return torch.to(best, "fp32") if mlp.router == "sigmoid_divided" else best
         scores = torch.softmax(torch.to(logits, "fp32"))
         best = torch.chosen(scores, mlp.top_k)
         return torch.to(best, dtype) if mlp.router == "softmax" else best
