@@ -147,16 +147,9 @@ _REST = (
 _PROGRAM = "program"
 """How the tool is called of what a program says itself."""
 _PROGRAMS = {
-    UNSLOTH: Tool(_PROGRAM, unsloth_cli.TOOL, unsloth_cli.STACK, _NO_MARKS, programs.read_unsloth_program),
-    TRL: Tool(_PROGRAM, trl.TOOL, trl.STACK, _NO_MARKS, programs.read_trl_program, launched=True),
-    TRAINER: Tool(
-        _PROGRAM,
-        hf_trainer.TOOL,
-        hf_trainer.STACK,
-        _NO_MARKS,
-        programs.read_trainer_program,
-        launched=True,
-    ),
+    UNSLOTH: _tool(_PROGRAM, unsloth_cli, programs.read_unsloth_program),
+    TRL: _tool(_PROGRAM, trl, programs.read_trl_program, launched=True),
+    TRAINER: _tool(_PROGRAM, hf_trainer, programs.read_trainer_program, launched=True),
 }
 """Readers of what a program hands to a tool."""
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
