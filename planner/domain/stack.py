@@ -348,8 +348,6 @@ class Stack(EngineFacts):
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
     rotary_positions: int
     """So many instead, where the stack's own builder of the model says them; else 0."""
-    rotary_product: bool
-    """Angles of positions are a matrix product, with which cuBLAS takes its workspace; else elementwise."""
     joins_turned_heads: bool
     """Rotary code joins what is turned with what is not, which may be nothing: a copy, head by head."""
 

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from planner.domain.recipes.recipe import PAIR_TASKS
 from planner.program.head.ends import EndsView, all_logits, last_norm, own_loss
+from planner.program.head.joined_pairs import joined_pairs
 from planner.program.head.losses import cross_entropy, full_loss
 from planner.program.head.metrics import entropy
 from planner.program.head.roles import Role
-from planner.program.head.rows import gathered, joined_pairs, selective_log_softmax, sum_of
+from planner.program.head.rows import gathered, selective_log_softmax, sum_of
 from planner.program.head.tiles import tiles
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators

@@ -1,26 +1,16 @@
 """Log-probabilities of labels, one row of a batch after the other, as TRL takes them: gradients of rows are
-tensors of their own, which wait for each other and are stacked.  Or of pairs whose chosen and rejected
-sequence lie behind each other in one row.
+tensors of their own, which wait for each other and are stacked.
 
-Of such pairs the policy's logits, as the model returns them, in fp32, and shifted for the metrics, are there
-until the loss is; the reference lets go of its own before.
 Source: trl 0.15.2, 0.29.1 and 1.16.0 trainer/utils.py selective_log_softmax; torch 2.13
 aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl; torch/csrc/autograd/FunctionsManual.cpp
-logsumexp_backward, gather_backward (which reads the sizes of what it saves), unbind_backward; of such pairs
-hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/trainers/dpo_trainer.py compute_loss,
-_compute_ref_logps, _extract_chosen_rejected_logps.
-Ignored: that a rejected token meets the keys of the chosen sequence, too: Transformers 5.23 makes a mask of
-zeros and ones of ``token_type_ids`` (masking_utils.py _preprocess_mask_arguments).
+logsumexp_backward, gather_backward (which reads the sizes of what it saves), unbind_backward.
 """
 
 from __future__ import annotations
 
-from planner.program.head.losses import cross_entropy
-from planner.program.head.roles import Role
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit
-from planner.program.view import LayerView
 
 
 def selective_log_softmax(torch: Operators, logits: Tensor, n_rows: int) -> Tensor:
@@ -125,21 +115,3 @@ def _logsumexps(
         return record(torch, out, [rows], [logits], backward)
 
     return [one(number) for number in range(n_rows)]
-
-
-def joined_pairs(torch: Operators, view: LayerView, logits: list[Tensor], role: Role) -> Tensor:
-    """The log-probability of each token of both sequences; ``logits``, the model's, is emptied."""
-    wide = torch.to(logits[0], "fp32")
-    held = [logits.pop().alias(), wide.alias()] if role == "policy" else []
-    logits.clear()
-    if role == "policy" and not view.single:
-        _of_metrics = torch.contiguous(torch.shifted_rows(wide))
-        held.append(_of_metrics.alias())
-        del _of_metrics
-    part = torch.shifted_rows(wide)
-    del wide
-    out = cross_entropy(torch, view, part if view.single else torch.contiguous(part))
-    del part
-    torch.enter("forward_loss")
-    held.clear()
-    return out

@@ -45,8 +45,7 @@ def turns(torch: Operators, view: LayerView) -> tuple[Tensor, Tensor]:
     """
     spec = view.block.attention
     width = spec.rotary_width or spec.head_dim
-    op = "bmm" if view.stack.rotary_product else "mul"
-    angles = torch.new(Unit.LENGTH, width / 2, "fp32", op, cost=None)
+    angles = torch.new(Unit.LENGTH, width / 2, "fp32", "mul", cost=None)
     if spec.rotary_form == "complex":
         _ones = torch.like(angles, "ones_like")
         numbers = torch.new(Unit.LENGTH, width, "fp32", "polar", cost=[angles])

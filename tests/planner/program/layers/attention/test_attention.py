@@ -29,7 +29,7 @@ def view_of(spec: AttentionSpec, table: Dtype = "bf16") -> LayerView:
         "block": SimpleNamespace(attention=spec),
         "dtypes": SimpleNamespace(table=table),
         "embedded": table,
-        "stack": SimpleNamespace(rotary_product=False),
+        "stack": SimpleNamespace(),
     }
     return SimpleNamespace(**fields)  # type: ignore[return-value]
 
