@@ -27,6 +27,7 @@ from planner.domain.stack_values import (
     PackedMask,
     PairLogps,
     PassedOver,
+    RotaryInModel,
     RotaryModel,
     WithMamba2,
 )
@@ -348,6 +349,9 @@ class Stack(EngineFacts):
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
     rotary_positions: int
     """So many instead, where the stack's own builder of the model says them; else 0."""
+    rotary_in_model: tuple[RotaryInModel, ...]
+    """Architectures whose cosines and sines are made once a pass, before any layer: ``all``, or ``none``.
+    Their angles come from a matrix product, or behind ``elementwise`` from one element by element."""
     joins_turned_heads: bool
     """Rotary code joins what is turned with what is not, which may be nothing: a copy, head by head."""
 

@@ -157,11 +157,11 @@ def _with_other_rows(torch: Operators, ends: EndsView, stream: Tensor) -> Tensor
 
 
 def _turns(torch: Operators, ends: EndsView) -> None:
-    """Cosines and sines of rotary positions, made once for all layers that have no tables of their own.
+    """Cosines and sines of rotary positions, where the model makes them once for its layers.
 
-    Source: transformers 5.23.0 models/qwen2/modeling_qwen2.py Qwen2RotaryEmbedding.forward.
-    Ignored: that layers made them for themselves in versions from 4.38 to 4.47, by architecture; and that
-    GPT-J has a buffer of sines.
+    Source: transformers 4.43.4 models/llama/modeling_llama.py LlamaRotaryEmbedding.forward; 4.48.0 to 5.18.0
+    models/qwen2/modeling_qwen2.py Qwen2RotaryEmbedding.forward.
+    Ignored: that GPT-J, which has a buffer of sines, takes no product.
     """
     if all(each.block.attention.position != "rope" for each in ends.kinds):
         return
@@ -169,8 +169,7 @@ def _turns(torch: Operators, ends: EndsView) -> None:
     with torch.inside("rotary_emb"):
         decoder = ends.model.decoder or ends.model.architecture
         stack = ends.layer.stack
-        in_layers = decoder in stack.rotary_tables and "shared" not in stack.rotary_tables
-        if not in_layers and stack.model_code in ("transformers-4", "transformers-5"):
+        if not {"all", decoder}.isdisjoint(stack.rotary_in_model) and stack.model_code != "own":
             make_turns(torch, ends.kinds)
 
 

@@ -29,7 +29,7 @@ def view_of(spec: AttentionSpec, table: Dtype = "bf16") -> LayerView:
         "block": SimpleNamespace(attention=spec),
         "dtypes": SimpleNamespace(table=table),
         "embedded": table,
-        "stack": SimpleNamespace(),
+        "stack": SimpleNamespace(rotary_in_model=("all", "elementwise")),
     }
     return SimpleNamespace(**fields)  # type: ignore[return-value]
 
