@@ -66,8 +66,9 @@ def makes_input_require_gradient(recipe: Recipe, stack: Stack) -> bool:
     """Whether what the first layer reads requires a gradient although nothing below it is trained.
 
     Source: transformers 5.23 modeling_utils.py _activation_checkpointing_enable; peft 0.21 peft_model.py.
-    Ignored: that LMFlow and mcore-bridge 1.6.5 ask for it without checkpoints, too: below 0.3 % of a peak.
     """
+    if stack.hooks_input and recipe.method != "full":
+        return True
     return recipe.gradient_checkpointing and (
         recipe.method != "full" or stack.frozen_layers == "differentiated"
     )

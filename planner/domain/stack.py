@@ -232,6 +232,8 @@ class Stack(EngineFacts):
     """Beside adapters under ZeRO-3 checkpoints are reentrant, whatever is asked for."""
     zero3_adapters_as_base: bool
     """Under ZeRO-3 adapters over a base that is not quantised are made in its dtype."""
+    hooks_input: bool
+    """Beside adapters what the first layer reads requires a gradient without checkpoints, too."""
     checkpoints_parts: bool
     """Checkpointing wraps norms, attention and MLP of a layer one by one instead of the layer."""
     checkpoints_twice: bool
