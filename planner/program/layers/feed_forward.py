@@ -12,8 +12,7 @@ from planner.program.layers.mixture.dispatched import dispatched
 from planner.program.layers.mixture.every_expert import every_expert
 from planner.program.layers.mixture.experts import experts, router
 from planner.program.layers.mixture.on_host import on_host
-from planner.program.layers.mixture.sampled_experts import sampled_experts
-from planner.program.layers.mixture.selected_experts import selected_experts
+from planner.program.layers.mixture.selected_experts import sampled_experts, selected_experts
 from planner.program.ops.collectives import gathered
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, replaced
