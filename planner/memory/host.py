@@ -119,28 +119,37 @@ def _pins_masters(job: Job) -> bool:
 
 
 def offloaded_optimizer_bytes(job: Job) -> Number:
-    """fp32 masters and two moments of this process's partition, in host RAM.
+    """fp32 masters and the optimizer's states of this process's partition, in host RAM.
 
-    Formula: 12 bytes per parameter of the partition; moments in 8 bits have a byte each, and four for 256 of
-    them (bitsandbytes 0.50.2 optim/optimizer.py); masters of stages 1 and 2 that are pinned (switch
-    ``pins_masters``) are rounded as pinned memory is.  NVMe keeps two sub-groups in RAM, each at least one
-    parameter.  Source: DeepSpeed 0.12-0.19 zero/stage3.py _create_fp32_partitions, zero/stage_1_and_2.py
-    (single_partition_of_fp32_groups); moments are plain tensors of its CPU Adam.  FSDP has no masters: the
-    trained shards themselves are there, each pinned by itself, and two moments in their dtype.
-    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py (``offload_to_cpu``, ``pin_memory``).
+    Formula: per parameter of the partition 4 bytes for its master and 4 for each state, two of AdamW; states
+    in 8 bits have a byte each, and four for 256 of them (bitsandbytes 0.50.2 optim/optimizer.py).  Masters of
+    stages 1 and 2 that are pinned (switch ``pins_masters``) are rounded as pinned memory is.  NVMe keeps two
+    sub-groups in RAM, each at least one parameter.  Source: DeepSpeed 0.12-0.19 zero/stage3.py
+    _create_fp32_partitions, zero/stage_1_and_2.py (single_partition_of_fp32_groups); states are plain
+    tensors.  FSDP has no masters: the trained shards themselves are there, each pinned by itself, and states
+    in their dtype.  Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py (``offload_to_cpu``,
+    ``pin_memory``).
     """
     recipe = job.recipe
     if not recipe.offloads_optimizer:
         return 0
     if recipe.uses_fsdp:
         trained = job.trained_parameters
-        return _parts_bytes(job, trained, pinned=True) + 2 * _parts_bytes(job, trained, pinned=False)
+        states = _n_states(job) * _parts_bytes(job, trained, pinned=False)
+        return _parts_bytes(job, trained, pinned=True) + states
     partition = job.trained / job.optimizer_shards
     if recipe.offloads_to_nvme:
         largest = maximum(*(job.elements(each) for each in job.trained_parameters)) / job.optimizer_shards
         return 12 * minimum(partition, 2 * maximum(settings_of(job).sub_group, largest))
     masters = pinned_bytes(4 * partition) if _pins_masters(job) else 4 * partition
-    return masters + (8 if OPTIMIZER_FACTS[recipe.optimizer].bits == 32 else 2 + 8 / 256) * partition
+    element_bytes = 4 if OPTIMIZER_FACTS[recipe.optimizer].bits == 32 else 1 + 4 / 256
+    return masters + _n_states(job) * element_bytes * partition
+
+
+def _n_states(job: Job) -> int:
+    """States of an element of a flat partition, whose squares Adafactor cannot sum by rows and columns."""
+    optimizer = job.recipe.optimizer
+    return 1 if optimizer == "adafactor" else sum(OPTIMIZER_FACTS[optimizer].state_elements)
 
 
 def offloaded_gradient_bytes(job: Job) -> Number:

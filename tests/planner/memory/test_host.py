@@ -72,6 +72,23 @@ def test_masters_and_moments_of_the_partition_are_on_the_host() -> None:
     assert held(few)["offloaded_optimizer"] == 12 * few.trained / 2
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "n_states"), [("sgd", 0), ("lion", 1), ("rmsprop", 1), ("adafactor", 1)]
+)
+def test_states_on_the_host_are_those_that_the_optimizer_keeps(optimizer: str, n_states: int) -> None:
+    """A partition is flat, so that Adafactor keeps a square for each element."""
+    full = {"method": "full", "lora_rank": None, "lora_targets": None, "optimizer": optimizer}
+    zero3 = job(**full, sharding="zero3", offload="optimizer")
+    per_element = 4 + 4 * n_states
+    assert held(zero3)["offloaded_optimizer"] == pytest.approx(per_element * zero3.trained / 2, rel=1e-6)
+    parts, adam = (
+        held(job(**full | more, sharding="fsdp1", offload="optimizer+params"))["offloaded_optimizer"]
+        for more in ({}, {"optimizer": "adamw_torch"})
+    )
+    state = held(zero3)["offloaded_optimizer"] / per_element
+    assert adam - parts == pytest.approx((2 - n_states) * 4 * state, rel=1e-3)
+
+
 def test_sub_groups_of_no_elements_are_parameters() -> None:
     """``sub_group_size`` 0, as in a file of Axolotl: each parameter is a group.  NVMe keeps two of the
     largest, the token table of 152,064 x 3,584; a gradient of each waits on the host.
