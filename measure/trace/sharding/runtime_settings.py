@@ -159,9 +159,9 @@ def fsdp_settings(scenario: Scenario) -> FsdpSettings:
 class FlatSettings:
     """An FSDP1 run: the parameters of a unit are one flat tensor, divided over ``shards`` processes.
 
-    ``mixed``, ``quantized``, ``reduces_last_only``, ``replicates``, ``reshards_after_forward``: as of
-    :class:`FsdpSettings`.  ``aligned_elements``: parameters begin at multiples of it.  ``prefetches``:
-    the unit before is sent for when a backward begins.
+    ``mixed``, ``quantized``, ``reduces_last_only``, ``replicates``, ``reshards_after_forward``,
+    ``halves_differ``: as of :class:`FsdpSettings`.  ``aligned_elements``: parameters begin at multiples of
+    it.  ``prefetches``: the unit before is sent for when a backward begins.
     """
 
     shards: int
@@ -173,6 +173,7 @@ class FlatSettings:
     reshards_after_forward: bool
     aligned_elements: int
     prefetches: bool
+    halves_differ: bool = False
 
 
 def flat_settings(scenario: Scenario) -> FlatSettings:
@@ -193,6 +194,7 @@ def flat_settings(scenario: Scenario) -> FlatSettings:
         both.reshards_after_forward,
         aligned_elements=1 if stack.fsdp1_flat else _ALIGNED_BYTES // width,
         prefetches=stack.fsdp1_prefetches,
+        halves_differ=both.halves_differ,
     )
 
 

@@ -168,6 +168,19 @@ def test_fsdp_keeps_shards_gradients_and_moments_and_no_copy() -> None:
     assert not {"upload_buffer", "pinned_cache"} & set(found)
 
 
+def test_fsdp1_pins_a_part_and_a_gradient_of_each_flat_parameter() -> None:
+    """Those of a layer lie in one tensor, those around the layers in another; frozen ones get a gradient,
+    too.  Each adapter is flat by itself.
+    """
+    found = held(job(sharding="fsdp1", offload="optimizer+params"))
+    square, narrow, wide, table = 3_584 * 3_584, 3_584 * 512, 3_584 * 18_944, 152_064 * 3_584
+    layer = 2 * square + 2 * narrow + 3 * wide + 3_584 + 2 * 512 + 2 * 3_584
+    frozen = LAYERS * up(2 * layer / 2) + up(2 * (2 * table + 3_584) / 2)
+    assert found["offloaded_parameters"] == frozen
+    trained = LAYERS * sum(count * up(4 * elements / 2) for count, elements in LORA)
+    assert found["offloaded_gradients"] == trained + frozen
+
+
 def test_zero3_pins_each_frozen_part_alone_and_trained_ones_twice() -> None:
     """Half of each 16-bit matrix above the threshold of 35,840 elements,
     then fp32 adapters in one buffer; old blocks stay.
