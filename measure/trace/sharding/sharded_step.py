@@ -83,7 +83,7 @@ def run_sharded_step(
     with (
         recorder,
         linear_of_zero3() if recipe.sharding.is_zero3 else nullcontext(),
-        marking_waits(recorder) if is_flat else nullcontext(),
+        marking_waits(recorder) if is_flat or recipe.sharding.is_zero3 else nullcontext(),
     ):
         for number in range(4 if int(recipe.batch.grad_accum) > 1 else 2):
             micro_step(model, recorder, number, batch, BackwardHooks(begins, ended), losses)
