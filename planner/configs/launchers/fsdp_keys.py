@@ -49,7 +49,7 @@ class Beside:
     name of a script says that its arguments are for.  ``script``: its name, where a command runs one;
     ``own``: it is none of a tool that is known.
     ``flags``: fields of the job that are given, too.  ``stack``: the one that the config is read for, where
-    its keys fit several.
+    its keys fit several.  ``gpu``: the name of the card, where one is given.
     """
 
     deepspeed: Path | None = None
@@ -60,6 +60,7 @@ class Beside:
     own: bool = False
     flags: frozenset[str] = frozenset()
     stack: str = ""
+    gpu: str = ""
 
     @property
     def given(self) -> bool:
@@ -157,10 +158,6 @@ class FsdpKeys:
 def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
     """Enter a table of FSDP's settings, whose keys may begin with ``fsdp_``;
     ``found`` holds what is known before it.
-
-    Raises:
-        InputFileError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
     """
     prefix = _Prefixed(keys)
     version = keys.count(prefix("version"))

@@ -20,7 +20,7 @@ from planner.configs.tools.unsloth.unsloth_cli import (
     stop_at_towers,
 )
 from planner.configs.yaml_or_json import Document
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 from planner.words import words
 
 _PLACE = "unsloth 2026.10.9 unsloth_cli/config.py"
@@ -83,14 +83,14 @@ def read_unsloth(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value or a key with which it ends.
         NotModelledError: something that no formula covers.
     """
-    parts = {name: keys.part(name) or Keys(keys.path, {}, f"{name}.") for name in _SECTIONS}
+    parts = {name: keys.section(name) for name in _SECTIONS}
     training = parts["training"]
     reading.take(training, _OF_TRAINING)
     for name, value in _DEFAULTS.items():
         reading.default(name, value, _PLACE)
     ends_by_steps(training, reading)
     adapters = _read_method(training, parts["lora"], reading)
-    _read_checkpointing(training, reading)
+    read_checkpointing(training, "gradient_checkpointing", reading)
     say_packing(training, "packing", reading)
     four = training.flag("load_in_4bit")
     read_model(keys, "model", reading, four_bits=adapters and four is not False)
@@ -105,9 +105,7 @@ def read_unsloth(keys: Keys, reading: Reading, beside: Beside) -> None:
 def _stop_at_unknown(part: Keys) -> None:
     """Raises: UsageError where a section has a key that its class forbids (``extra = "forbid"``)."""
     for name in part.left_over_here():
-        raise UsageError(
-            f"{part.where(show(name))}: unsloth train stops at keys that it does not know [{REFUSED_BY_TOOL}]"
-        )
+        raise part.stops(show(name), "unsloth train stops at keys that it does not know")
 
 
 def _read_method(training: Keys, lora: Keys, reading: Reading) -> bool:
@@ -135,17 +133,22 @@ def _read_method(training: Keys, lora: Keys, reading: Reading) -> bool:
     return True
 
 
-def _read_checkpointing(training: Keys, reading: Reading) -> None:
-    """``unsloth`` moves inputs of layers to the host, ``true`` keeps them, ``none`` runs nothing again."""
-    value = training.get("gradient_checkpointing")
+def read_checkpointing(part: Keys, name: str, reading: Reading) -> None:
+    """Enter what a key says of checkpoints: ``unsloth`` moves inputs of layers to the host, ``true`` keeps
+    them, ``none`` runs nothing again.
+
+    Raises:
+        InputFileError: something else.
+    """
+    value = part.get(name)
     if value is None:
         say_short(reading)
         return
     word = str(value).strip().lower()
     kind = next((each for each, words in _CHECKPOINTING.items() if word in words), None)
     if kind is None:
-        raise training.wrong("gradient_checkpointing", "unsloth, true or none", value)
-    where = training.where("gradient_checkpointing")
+        raise part.wrong(name, "unsloth, true or none", value)
+    where = part.where(name)
     reading.say("gradient_checkpointing", kind != "none", where)
     if kind == "unsloth":
         say_short(reading)
