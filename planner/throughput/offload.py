@@ -38,7 +38,8 @@ def transfers(job: TimedJob) -> Transfers:
     on a stream of their own, for which kernels do not wait until they read them.
     Source: ZeRO-Offload (arXiv 2101.06840) section 4; deepspeed ``runtime/zero/stage3.py``,
     ``partitioned_param_swapper.py``; torchtune 0.4.0 training/_activation_offloading.py OffloadActivations
-    (``use_streams``), which TRL has, too.
+    (``use_streams``), which TRL has, too; unsloth_zoo gradient_checkpointing.py UnslothCheckpointFunction
+    (``EXTRA_STREAMS``).
     Ignored: Unsloth's checkpoints of 2024 and Axolotl's ``offload``, which copy on the stream of the kernels.
     """
     recipe = job.recipe

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.api.checks import CheckJob, check_job
+from planner.api.checks import CheckJob, check_job, command_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
@@ -344,3 +344,14 @@ def test_a_check_of_a_program_says_how_to_start_it(tmp_path: Path) -> None:
     small = check_job(CheckJob(str(path), CheckOptions()), from_flags({"gpu": "rtx4090", "batch": "64"}))
     assert small.fixes
     assert all(not fix.edits for fix in small.fixes)
+
+
+@pytest.mark.parametrize("command", ["python {}", "accelerate launch --num_processes 1 {}", "torchrun {}"])
+def test_a_command_without_arguments_is_the_program_that_it_runs(command: str, tmp_path: Path) -> None:
+    """Also one that is called as a script of TRL is."""
+    path = program(tmp_path, TRAINER).rename(tmp_path / "sft.py")
+    checked = check_job(command_job(command.format(path), CheckOptions()), from_flags({"gpu": "rtx4090"}))
+    assert checked.subject is not None, checked.failure
+    assert bare(checked.subject.scenario) == job(path)
+    gone = check_job(command_job("python gone.py", CheckOptions()), from_flags({"gpu": "rtx4090"}))
+    assert "no command that starts a training" in gone.failure
