@@ -70,9 +70,10 @@ def _with_branch(
 
 def _is_gathered(torch: Operators, view: LayerView, spec: LinearSpec) -> bool:
     """Whether FSDP1 has sent for the matrix ``A`` before it is used: that of a layer's last matrix, for which
-    the backward of ``B`` does so, which begins before the layer runs again.
+    the backward of ``B`` does so, which begins before the layer runs again, but for reentrant checkpoints.
     """
-    return torch.direction == "again" and spec.name == view.block.linears[-1].name
+    begun = torch.direction == "again" and not view.recipe.checkpoint_reentrant
+    return begun and spec.name == view.block.linears[-1].name
 
 
 def _branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
