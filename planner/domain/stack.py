@@ -273,8 +273,9 @@ class Stack(EngineFacts):
     """That loss is put into classes before a model is loaded: of models that see, into some alone."""
     cut_cross_entropy: bool
     """A loss ``liger`` is this kernel instead, which makes no logits at all, also where a model evaluates."""
-    loss_pieces: Literal["eighths", "kept_eighths", "budget", "tiles"]
-    """Of a loss ``chunked``: eight, made anew or kept; a ``budget`` of bytes; ``tiles``, no log-softmax."""
+    loss_pieces: Literal["eighths", "kept_eighths", "rows", "wide_rows", "budget", "tiles"]
+    """Of a loss ``chunked``: eight, made anew or kept; ``rows``, 256 each, made anew, of operands in fp32
+    (``wide_rows``); a ``budget`` of bytes; ``tiles``, no log-softmax."""
     autocast_until_loss: bool
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
