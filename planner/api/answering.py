@@ -100,8 +100,10 @@ def read_request(flags: Mapping[str, object], config: str | None) -> tuple[Scena
         return request, ()
     from planner.configs.launchers.fsdp_keys import Beside
     from planner.intake.given.config_file import overruled, read_config_file, with_flags
+    from planner.intake.given.fields import split_count
 
-    read = read_config_file(config, beside=Beside(stack=request.get("stack") or ""))
+    gpu = split_count(request.get("gpu") or "")[0]
+    read = read_config_file(config, beside=Beside(stack=request.get("stack") or "", gpu=gpu))
     whole = with_flags(read, request)
     return whole, (*read.notes, *(f"{each.origin}: {each.text}" for each in overruled(read, whole)))
 

@@ -9,7 +9,7 @@ from typing import Any, Unpack, overload
 from planner.api.answering import How, answer_job
 from planner.api.answers import Answer, FileAnswer, FileFailure
 from planner.api.building import answer_of, file_answer_of
-from planner.api.files import CheckOptions
+from planner.api.files import CheckOptions, read_for
 from planner.api.found import SearchAnswer, search_answer_of
 from planner.api.keywords import JobFlags, SearchKeywords, Text, job_flags, path_text, search_flags, text_of
 from planner.api.open_version import answer_of_versions, check_file
@@ -78,7 +78,7 @@ def check(path: Text | Iterable[Text], /, **given: Any) -> FileAnswer | tuple[Fi
     own = {name: given.pop(name) for name in _CHECK if name in given}
     own |= {name: path_text(own[name]) for name in ("deepspeed", "accelerate") if name in own}
     flags = from_flags(job_flags(given, _CHECK))
-    options = CheckOptions(**own, stack=flags.get("stack") or "")
+    options = read_for(CheckOptions(**own), flags)
     if isinstance(path, str | os.PathLike):
         name = os.fspath(path)
         read = read_config_file(name, options.tool, options.beside)

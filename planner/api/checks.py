@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.api.bounded import answer_bounded
-from planner.api.files import CheckOptions, flags_of, leaves_length_open
+from planner.api.files import CheckOptions, flags_of, leaves_length_open, read_for
 from planner.api.fixes import FileJob, file_job, with_fixes
 from planner.api.launch_commands import COMMAND, command_files, is_script, numbers_of
 from planner.api.open_version import answer_of_versions
@@ -181,9 +181,8 @@ def check_and_write(job: CheckJob, given: ScenarioRequest, target: str, allow: s
 def _answered(
     job: CheckJob, given: ScenarioRequest, *, advise: bool, allow: str | None
 ) -> tuple[Checked, FileJob | None]:
-    job = replace(
-        job, options=replace(job.options, flags=frozenset(given.values), stack=given.get("stack") or "")
-    )
+    options = replace(job.options, flags=frozenset(given.values))
+    job = replace(job, options=read_for(options, given))
     read: ConfigFile | None = None
     failed = Checked(job.config, accelerate=_own_launch_file(job))
     try:
@@ -291,5 +290,6 @@ def _launch(file: FileJob, names: _LaunchNames, subject: Subject | None) -> str:
     engine = recipe.uses_deepspeed or recipe.uses_fsdp
     where = file.config, names.accelerate, names.deepspeed, hardware.gpus_per_node, hardware.nodes
     mixes = "dataset_mixer" in file.files.config.table
-    launch = Launch(*where, engine, recipe.task, recipe.has_reference, mixes)
+    spread = recipe.parallel.in_turn
+    launch = Launch(*where, engine, recipe.task, recipe.has_reference, mixes, spread)
     return launch_line(file.files.tool, launch)

@@ -11,7 +11,7 @@ from planner.api.open_length import answer_at_any_length
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
 from planner.intake.given.config_file import ConfigFile, overruled, with_flags
-from planner.intake.given.fields import REQUEST_FIELDS, missing_fields
+from planner.intake.given.fields import REQUEST_FIELDS, missing_fields, split_count
 from planner.intake.given.request import Given, ScenarioRequest, merge, require
 from planner.intake.given.request_field import PARTS
 from planner.report.check.checked import Checked
@@ -27,8 +27,8 @@ class CheckOptions:
     configs refer to.
 
     ``task``: what the name of a script says that its arguments are for.  ``script``: its name; ``own``: it
-    is none of a tool that is known.  ``flags``: fields of the job that flags say.  ``stack``: the one
-    that they say.
+    is none of a tool that is known.  ``flags``: fields of the job that flags say.  ``stack`` and ``gpu``:
+    those that they say.
     """
 
     output_format: str = "human"
@@ -42,13 +42,20 @@ class CheckOptions:
     own: bool = False
     flags: frozenset[str] = frozenset()
     stack: str = ""
+    gpu: str = ""
 
     @property
     def beside(self) -> Beside:
         """The files given beside the configs."""
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
         beside = Beside(deepspeed, accelerate, task=self.task, script=self.script, own=self.own)
-        return replace(beside, flags=self.flags, stack=self.stack)
+        return replace(beside, flags=self.flags, stack=self.stack, gpu=self.gpu)
+
+
+def read_for(options: CheckOptions, given: ScenarioRequest) -> CheckOptions:
+    """``options`` with the stack and the card that flags say, for which a config is read."""
+    gpu = split_count(given.get("gpu") or "")[0]
+    return replace(options, stack=given.get("stack") or "", gpu=gpu)
 
 
 def answer_file(
@@ -71,8 +78,8 @@ def answer_file(
         )
     request = with_flags(read, given)
     missing = missing_fields(request.is_given, PARTS)
-    said = "".join(f" --{name} {_EXAMPLES[name]}" for name in missing)
-    require(request, *PARTS, example=f"plan check train.yaml{said}", prefix="--")
+    example = "".join(f" --{name} {_EXAMPLES[name]}" for name in missing)
+    require(request, *PARTS, example=f"plan check train.yaml{example}", prefix="--")
     subject = answer_request(request, How(options.calibration, options.force, advise=False, why=why))
     remarks = tuple((remark.origin, remark.text) for remark in (*read.remarks, *overruled(read, request)))
     return Checked(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from planner.api.calibration_choice import calibration_for
 from planner.api.files import CheckOptions, answer_file
+from planner.configs.programs.source import SUFFIXES as PROGRAMS
 from planner.configs.writing.edits import Edit, applied
 from planner.configs.writing.sharding_keys import Files
 from planner.configs.writing.text import trial_text
@@ -77,7 +78,11 @@ def file_job(config: str, read: ConfigFile, given: ScenarioRequest, options: Che
         InputFileError: one of them cannot be read again.
     """
     path = Path(config)
-    document = Document(path, read_toml(path)) if read.tool_name == OWN_TOOL else read_document(path)
+    if path.suffix in PROGRAMS:
+        # A program has no keys that could be changed for its owner.
+        document = Document(path, {})
+    else:
+        document = Document(path, read_toml(path)) if read.tool_name == OWN_TOOL else read_document(path)
     files = Files(read.tool_name, document)
     beside = [Path(name) for name in (read.launch, options.accelerate, options.deepspeed) if name is not None]
     for other in (*_other_files(read, path), *beside):

@@ -21,6 +21,7 @@ from planner.catalog.hf_config import (
 from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
 from planner.catalog.quantization_config import stored_said, with_stored
+from planner.catalog.stored_checkpoints import STORED_FILE, StoredEntry, assumed_entry, stored_entry
 from planner.domain.model import ModelSpec
 from planner.domain.stored import StoredWeights
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
@@ -29,7 +30,7 @@ from planner.files.structured import read_toml
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
-_SIZES_FILE, _STORED_FILE = "models/sizes.toml", "models/stored.toml"
+_SIZES_FILE = "models/sizes.toml"
 _CHECKPOINT = re.compile(r"/checkpoint-\d+$")
 _IN_CACHE = re.compile(r"(?:^|/)models--([^/]+)/snapshots/[^/]+/?$")
 
@@ -102,62 +103,6 @@ class SizeTable(BaseModel):
     sizes: dict[str, SizeEntry]
 
 
-class StoredKind(BaseModel):
-    """What is known of the ``config.json`` of packed checkpoints.
-
-    ``dtype``: of what is not packed, where that is not the model's own.  ``config``: fields that differ from
-    the model's: Qwen made the matrices of 72B wider.  ``assumed``: what of it no source states.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    dtype: Literal["float16", "bfloat16"] | None = None
-    config: dict[str, int] = {}
-    quantization_config: dict[str, Any]
-    source: NonEmpty
-    assumed: str = ""
-
-
-class StoredEntry(StoredKind):
-    """A checkpoint whose matrices are packed, and which ``model`` was quantised.
-
-    ``size_gb``: of its files, 10^9 bytes, as the Hub lists them.
-    """
-
-    model: NonEmpty
-    size_gb: Annotated[float, Field(gt=0)] | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """The fields as a ``config.json`` would hold them."""
-        given = {"quantization_config": self.quantization_config}
-        return given if self.dtype is None else {**given, "dtype": self.dtype}
-
-
-class StoredSeries(StoredKind):
-    """Checkpoints of one maker that are stored alike: ``models`` names those of each model."""
-
-    models: dict[str, list[NonEmpty]]
-
-    def checkpoints(self) -> dict[str, StoredEntry]:
-        """Each checkpoint as an entry of its own."""
-        kind = {name: getattr(self, name) for name in StoredKind.model_fields}
-        return {
-            checkpoint: StoredEntry(model=model, **kind)
-            for model, checkpoints in self.models.items()
-            for checkpoint in checkpoints
-        }
-
-
-class StoredTable(BaseModel):
-    """``data/models/stored.toml``."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    schema_version: Literal[1] = Field(alias="schema")
-    checkpoints: dict[str, StoredEntry]
-    series: list[StoredSeries] = []
-
-
 def model_ids() -> tuple[str, ...]:
     """Ids of all catalog entries, sorted."""
     return _index().ids
@@ -167,15 +112,6 @@ def model_sizes() -> Mapping[str, SizeEntry]:
     """What ``7b`` and the like stand for."""
     path = data_dir() / _SIZES_FILE
     return validate(SizeTable, read_toml(path), path).sizes
-
-
-def stored_checkpoints() -> Mapping[str, StoredEntry]:
-    """Checkpoints by their Hub ids whose matrices are known to be packed."""
-    path = data_dir() / _STORED_FILE
-    table = validate(StoredTable, read_toml(path), path)
-    return table.checkpoints | {
-        name: entry for series in table.series for name, entry in series.checkpoints().items()
-    }
 
 
 def model_entry(name: str) -> ModelEntry:
@@ -360,17 +296,29 @@ def _from_stored(hub_id: str) -> ResolvedModel | None:
     """A checkpoint of ``data/models/stored.toml``, by its id in any case, or by its name alone where one
     owner has such a one; ``None`` of others.
     """
-    if (entry := _stored_entry(hub_id)) is None:
-        return None
+    entry = stored_entry(hub_id)
+    return None if entry is None else _packed(hub_id, entry)
+
+
+def _packed(hub_id: str, entry: StoredEntry) -> ResolvedModel:
     base, given = model_entry(entry.model), entry.fields()
     was = spec_of(base.model_copy(update={"config": {**base.config, **entry.config}}))
     if entry.config:
         was = replace(was, published_params=None, params_origin="config-only")
-    spec = with_stored(in_checkpoint_dtype(was, given), given, f"data/{_STORED_FILE}: {hub_id}")
-    spec = replace(spec, stored=storage_of(hub_id))
+    spec = with_stored(in_checkpoint_dtype(was, given), given, f"data/{STORED_FILE}: {hub_id}")
+    spec = replace(spec, stored=_storage(hub_id, entry))
     return ResolvedModel(
-        spec, "catalog", _joined(f"{hub_id} is {base.name}, packed (data/{_STORED_FILE})", _omission(spec))
+        spec, "catalog", _joined(f"{hub_id} is {base.name}, packed (data/{STORED_FILE})", _omission(spec))
     )
+
+
+def _storage(hub_id: str, entry: StoredEntry) -> StoredWeights | None:
+    given = stored_said(entry.fields(), f"data/{STORED_FILE}: {hub_id}")
+    return None if given is None else replace(given.stored, source=entry.source, assumed=entry.assumed)
+
+
+def _n_layers(model_id: str) -> int:
+    return sum(group.count for group in spec_of(model_entry(model_id)).groups)
 
 
 def storage_of(hub_id: str) -> StoredWeights | None:
@@ -383,27 +331,17 @@ def storage_of(hub_id: str) -> StoredWeights | None:
     """
     from planner.catalog.hub import NotOnHubError, UnreadConfigError, is_hub_id
 
-    if (entry := _stored_entry(hub_id)) is not None:
-        given = stored_said(entry.fields(), f"data/{_STORED_FILE}: {hub_id}")
-        return None if given is None else replace(given.stored, source=entry.source, assumed=entry.assumed)
+    if (entry := stored_entry(hub_id)) is not None:
+        return _storage(hub_id, entry)
     if not is_hub_id(hub_id):
         return None
     try:
         fields, source, _ = _published_config(hub_id)
     except (UnreadConfigError, NotOnHubError):
-        return None
+        entry = assumed_entry(hub_id, _n_layers)
+        return None if entry is None else _storage(hub_id, entry)
     given = stored_said(fields, source)
     return None if given is None else given.stored
-
-
-def _stored_entry(hub_id: str) -> StoredEntry | None:
-    from planner.catalog.same_shape import QUANTISED
-
-    if QUANTISED.search(hub_id) is None:
-        return None
-    wanted, known = hub_id.lower(), {each.lower(): entry for each, entry in stored_checkpoints().items()}
-    found = [each for each in known if wanted in (each, each.rpartition("/")[2])]
-    return known[found[0]] if len(found) == 1 else None
 
 
 def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
@@ -413,6 +351,8 @@ def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
     try:
         fields, source, origin = _published_config(hub_id)
     except UnreadConfigError as error:
+        if (entry := assumed_entry(hub_id, _n_layers)) is not None:
+            return _packed(hub_id, entry)
         if (resolved := _from_name(hub_id)) is not None:
             return resolved
         if sentence := refusal_of(hub_id, _index()):
@@ -440,18 +380,7 @@ def _way_out_of(hub_id: str) -> str:
     """What else could be given than a Hub id that could not be read."""
     from planner.catalog.nearest import way_out_of
 
-    if (plain := _packed_alike(hub_id)) is not None:
-        return f"; or give {plain}, which keeps none of its layers whole"
     return way_out_of(hub_id, _index())
-
-
-def _packed_alike(hub_id: str) -> str | None:
-    """The known checkpoint of the same model in which every matrix of a layer is packed, of one of Unsloth's
-    that keeps some of them whole.
-    """
-    plain = hub_id.lower().replace("-unsloth-bnb-4bit", "-bnb-4bit")
-    found = {each.lower(): each for each in stored_checkpoints()} if plain != hub_id.lower() else {}
-    return found.get(plain)
 
 
 def _from_name(hub_id: str) -> ResolvedModel | None:

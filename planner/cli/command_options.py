@@ -76,7 +76,7 @@ CHECK_OPTIONS: OwnOptions = {
             list[str] | None,
             typer.Argument(
                 metavar="CONFIG",
-                help="Config files: TOML, YAML or JSON, or launch scripts (.sh) with one such command",
+                help="Config files (TOML, YAML, JSON), launch scripts (.sh) or programs (.py, .ipynb)",
                 show_default=False,
             ),
         ],

@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from planner.catalog.gpus import load_gpu
 from planner.configs.launchers import accelerate, deepspeed_json
 from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
+from planner.configs.programs.arguments import TRAINER, TRL, UNSLOTH, read_program
+from planner.configs.programs.source import SUFFIXES
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
 from planner.configs.shared.own_scripts import other_task
@@ -25,6 +28,7 @@ from planner.configs.tools import (
     nemo_automodel,
     open_instruct,
     peft_sft,
+    programs,
     qlora,
     torchtitan,
     torchtune,
@@ -49,6 +53,7 @@ from planner.errors import (
     PlannerError,
     UnknownNameError,
     UnreadKeyError,
+    UsageError,
     show,
 )
 
@@ -146,6 +151,21 @@ _REST = (
         accelerate.read_accelerate,
     ),
 )
+_PROGRAM = "program"
+"""How the tool is called of what a program says itself."""
+_PROGRAMS = {
+    UNSLOTH: Tool(_PROGRAM, unsloth_cli.TOOL, unsloth_cli.STACK, _NO_MARKS, programs.read_unsloth_program),
+    TRL: Tool(_PROGRAM, trl.TOOL, trl.STACK, _NO_MARKS, programs.read_trl_program, launched=True),
+    TRAINER: Tool(
+        _PROGRAM,
+        hf_trainer.TOOL,
+        hf_trainer.STACK,
+        _NO_MARKS,
+        programs.read_trainer_program,
+        launched=True,
+    ),
+}
+"""Readers of what a program hands to a tool."""
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
 _BY_MEGATRON: dict[str, Callable[[Document], bool]] = {
     "ms-swift-megatron": ms_swift_megatron.is_ms_swift_megatron,
@@ -183,7 +203,10 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         UsageError: values that cannot be used.
         NotModelledError: something that no formula covers, or a file of a program that is not read.
     """
-    document, beside = read_document(path), beside or Beside()
+    beside = beside or Beside()
+    if path.suffix in SUFFIXES:
+        return _read_program(path, tool, beside)
+    document = read_document(path)
     own = beside.own and tool is None
     if tool is None:
         tool = next((name for name, is_for in _BY_MEGATRON.items() if is_for(document)), None)
@@ -199,6 +222,26 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
             return _read_by(TOOLS["transformers"], document, beside, "transformers")
         except NotModelledError as other:
             raise (other if isinstance(error, UntoldToolError) else error) from None
+
+
+def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
+    """What the text of a program says; raises as :func:`read_config`."""
+    program = read_program(path, _capability(beside.gpu))
+    chosen = _PROGRAMS[program.tool]
+    if tool is not None:
+        raise UsageError(f"{path}: is a program, which says itself who trains: leave --tool {show(tool)} out")
+    reading = _read_by(chosen, Document(path, program.table), replace(beside, task=program.task), tool)
+    for origin, text in program.remarks:
+        reading.remark(origin, text)
+    return reading
+
+
+def _capability(gpu: str) -> tuple[int, ...] | None:
+    """CUDA compute capability of a card of the catalog; whoever asks about another says that it is none."""
+    with suppress(PlannerError):
+        spec = load_gpu(gpu) if gpu else None
+        return tuple(map(int, spec.compute_capability.split("."))) if spec and spec.is_cuda else None
+    return None
 
 
 def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None) -> Reading:

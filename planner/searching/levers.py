@@ -245,13 +245,11 @@ def levers(
     """Changes that save GPU memory, or host RAM where that is short: free ones, then those that cost time,
     money or host RAM, last those that change the training.
 
-    In each kind what makes the job fit comes first.  Of changes that cost time, money or host RAM that is the
-    one that slows a step least, on the same cards before others.  Else the largest saver is first.  Where no
-    single change is enough that costs nothing or time, two and three of those are tried together, then pairs
-    that cost money, then any.  Other cards and the number of them are offered where the job does not fit for
-    sure.  At most ``MAX_ESTIMATES`` estimates of several changes or other cards; those that are listed are
-    replayed.  Of large programs fewer changes are tried.  ``alone``: single changes on the same cards only,
-    replayed near the limit.  ``kinds``: of a job that fits, what is shown; others are not estimated.
+    In each kind what makes the job fit comes first; of changes that cost time, money or host RAM the one that
+    slows a step least, on the same cards before others.  Else the largest saver is first.
+    Where no single change is enough that costs nothing or time, several are tried together, the cheap first;
+    and a cheaper method with as much on top as it takes.  Other cards come where the job surely does not fit.
+    ``alone``: single changes on the same cards, replayed near the limit.  ``kinds``: what is estimated.
     """
     judge = _Judge(scenario, model, quick=alone, kinds=kinds)
     judge.left = judge.left if alone else min(judge.left, n_affordable(scenario))
@@ -272,6 +270,8 @@ def levers(
         found += _together(first, [trial for trial in (*trials, *found) if trial.move.topic != "card"])
         nodes = (_downhill(first, first.tries([move])) for move in more_nodes(scenario))
         found += next(filter(None, nodes), [])
+        methods = [trial for trial in singles if trial.move.topic == "method"]
+        found += [trial for trial in _downhill(first, methods) if trial not in methods]
         trials += judge.again(found)
         if not any(trial.lever.fits for trial in trials):
             trials += [trial for trial in judge.tries(one_process(scenario)) if trial.lever.fits]

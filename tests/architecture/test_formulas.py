@@ -107,6 +107,8 @@ MAY_NAME_STACKS = {
     "planner/configs/read.py",
     "planner/configs/launchers/command_line.py",
     "planner/configs/launchers/script_names.py",  # whose script it is
+    "planner/configs/programs/calls.py",  # whose classes a program calls
+    "planner/configs/programs/arguments.py",
     *(str(path.relative_to(ROOT)) for path in (ROOT / "planner/configs/tools").rglob("*.py")),
 }
 

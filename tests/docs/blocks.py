@@ -74,6 +74,24 @@ enable_liger_kernel: true
 lerning_rate: 1.0e-4
 output_dir: out
 """
+# What the examples call finetune.py.
+EXAMPLE_PROGRAM = """\
+# finetune.py
+import torch
+from datasets import load_dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", dtype=torch.bfloat16)
+trainer = SFTTrainer(
+    model=model,
+    train_dataset=load_dataset("trl-lib/Capybara", split="train"),
+    args=SFTConfig(output_dir="out", per_device_train_batch_size=2, max_length=2048, packing=True),
+    peft_config=LoraConfig(r=16, target_modules="all-linear"),
+)
+trainer.train()
+"""
 # Figures that stand on a page, in whole percent.
 TABLES: Mapping[str, Callable[[], str]] = {
     "held-out errors": sources_table,
@@ -105,7 +123,7 @@ class Answer:
 @contextlib.contextmanager
 def example_folder() -> Iterator[Path]:
     """A folder like the one in which the examples are typed: the data files, ``config.json``,
-    ``job.toml`` and ``train.yaml``.
+    ``job.toml``, ``train.yaml`` and ``finetune.py``.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "job"
@@ -114,6 +132,7 @@ def example_folder() -> Iterator[Path]:
         (folder / "config.json").write_text(json.dumps(EXAMPLE_CONFIG), encoding="utf-8")
         (folder / "job.toml").write_text(EXAMPLE_JOB, encoding="utf-8")
         (folder / "train.yaml").write_text(EXAMPLE_TRAIN, encoding="utf-8")
+        (folder / "finetune.py").write_text(EXAMPLE_PROGRAM, encoding="utf-8")
         yield folder
 
 

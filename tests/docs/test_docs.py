@@ -12,6 +12,7 @@ from alike import differences
 from blocks import (
     CODE_BLOCK,
     EXAMPLE_JOB,
+    EXAMPLE_PROGRAM,
     EXAMPLE_TRAIN,
     GENERATED,
     ROOT,
@@ -113,7 +114,12 @@ def test_no_output_is_wider_than_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "language"), [("job.toml", EXAMPLE_JOB, "toml"), ("train.yaml", EXAMPLE_TRAIN, "yaml")]
+    ("name", "text", "language"),
+    [
+        ("job.toml", EXAMPLE_JOB, "toml"),
+        ("train.yaml", EXAMPLE_TRAIN, "yaml"),
+        ("finetune.py", EXAMPLE_PROGRAM, "python"),
+    ],
 )
 def test_an_example_file_is_the_one_that_runs(name: str, text: str, language: str) -> None:
     """The files as the pages show them are those that the examples are run with."""

@@ -49,7 +49,7 @@ class Beside:
     name of a script says that its arguments are for.  ``script``: its name, where a command runs one;
     ``own``: it is none of a tool that is known.
     ``flags``: fields of the job that are given, too.  ``stack``: the one that the config is read for, where
-    its keys fit several.
+    its keys fit several.  ``gpu``: the name of the card, where one is given.
     """
 
     deepspeed: Path | None = None
@@ -60,6 +60,7 @@ class Beside:
     own: bool = False
     flags: frozenset[str] = frozenset()
     stack: str = ""
+    gpu: str = ""
 
     @property
     def given(self) -> bool:

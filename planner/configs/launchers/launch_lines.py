@@ -32,6 +32,7 @@ class Launch:
     ``accelerate`` and ``deepspeed``: files that the line has to name, because the config does not.
     ``engine``: whether DeepSpeed or FSDP runs it; ``gpus``: of one node.  ``mixes``: the config has a
     ``dataset_mixer``, which TRL's commands do not know and the scripts of alignment-handbook do.
+    ``spread``: one process spreads the layers over its GPUs.
     """
 
     config: str
@@ -43,6 +44,7 @@ class Launch:
     task: str = "sft"
     asks_reference: bool = False
     mixes: bool = False
+    spread: bool = False
 
     @property
     def file(self) -> str:
@@ -161,6 +163,16 @@ def _transformers(launch: Launch) -> str:
     )
 
 
+def _program(launch: Launch) -> str:
+    """A program of one's own; the arguments of its trainer name a DeepSpeed file, or nothing does."""
+    if launch.config.endswith(".ipynb") or launch.deepspeed:
+        return ""
+    if launch.accelerate:
+        return f"{launch.accelerate_launch} {launch.file}"
+    several = launch.engine or (launch.gpus > 1 and not launch.spread)
+    return f"torchrun --nproc_per_node {launch.gpus} {launch.file}" if several else f"python {launch.file}"
+
+
 def _deepspeed_flag(launch: Launch) -> str:
     return f" --deepspeed {shlex.quote(launch.deepspeed)}" if launch.deepspeed else ""
 
@@ -215,4 +227,5 @@ _LINES: Mapping[str, Callable[[Launch], str]] = {
     "deepspeed": _deepspeed,
     "accelerate": _accelerate,
     "plan": _own,
+    "program": _program,
 }

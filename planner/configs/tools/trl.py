@@ -64,7 +64,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     compares = teaches or (not generates and trl_task(keys, reading, beside.task))
     old = read_age(keys, reading, beside.stack, generates=generates)
     read_precomputed(keys, reading, single=not old or bool(keys.flag("use_peft")))
-    _read_method(keys, reading, own=beside.own)
+    read_method(keys, reading, own=beside.own)
     read_checkpoint(keys, "model_name_or_path", reading, trusts=_trusts(keys))
     _read_model(keys, reading)
     _read_lengths(keys, reading, old=old if compares else "")
@@ -223,8 +223,14 @@ def _read_launch(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_launch_file(document, reading, beside)
 
 
-def _read_method(keys: Keys, reading: Reading, *, own: bool) -> None:
-    """A script of one's ``own`` may put adapters on without being asked to by ``use_peft``."""
+def read_method(keys: Keys, reading: Reading, *, own: bool) -> None:
+    """Enter adapters and the quantisation of their base, under the names that TRL has for them.
+
+    A script of one's ``own`` may put adapters on without being asked to by ``use_peft``.
+
+    Raises:
+        UsageError: adapters or a quantisation that cannot be.
+    """
     adapter = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
     peft = keys.flag("use_peft")
     if peft is None:

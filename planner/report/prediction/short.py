@@ -169,9 +169,9 @@ def _levers(subject: Subject, count: int) -> tuple[Choices, ...]:
     else:
         title, verdict = "Nothing that was tried makes it fit; what saves most", subject.prediction.verdict
         chosen = sorted(found, key=lambda each: (-(each.fits_probability or 0.0), -each.saves_of(verdict)))
-    # A second card says less than a change of another kind.
-    cards = [each for each in chosen if "gpu" in each.flags][1:]
-    chosen = [*(each for each in chosen if each not in cards), *cards]
+    # A second one of a kind says less than a change of another kind; other cards are a kind of their own.
+    firsts = {(each.kind, each.hardware_text): each for each in reversed(chosen)}.values()
+    chosen = [*(each for each in chosen if each in firsts), *(each for each in chosen if each not in firsts)]
     # Whatever is left out, what is shown stands in the order of what it costs.
     shown = [each for each in found if each in chosen[:count]]
     return (lever_choices(title, shown, subject.prediction.verdict),) if shown else ()

@@ -14,8 +14,9 @@ from planner.anatomy.quantized_matrices import is_quantizable
 from planner.catalog import hub
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.left_whole import packs_tower, with_left_whole
-from planner.catalog.models import load_model, storage_of, stored_checkpoints
-from planner.domain.model import ModelSpec
+from planner.catalog.models import load_model, storage_of
+from planner.catalog.stored_checkpoints import stored_checkpoints
+from planner.domain.model import BlockGroup, LinearSpec, ModelSpec
 from planner.domain.recipes.recipe import DTYPE_BYTES, Numerics, Packing
 from planner.domain.stored import StoredWeights, stored_text
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -206,6 +207,26 @@ def test_every_known_checkpoint_is_found_in_any_case(name: str) -> None:
     assert resolved.doubt == stored_checkpoints()[name].assumed
 
 
+@pytest.mark.usefixtures("offline")
+def test_what_keeps_some_matrices_whole_is_counted_as_the_known_one() -> None:
+    """Unsloth's list of them is in its config.json; where that is not here, the share of phi-4's is taken."""
+    known, assumed, none = (
+        load_model(f"unsloth/{name}-bnb-4bit") for name in ("phi-4-unsloth", "Qwen3-14B-unsloth", "Qwen3-14B")
+    )
+    whole = [
+        sum(group.count for group in model.spec.groups if all(m.left_whole for m in mlp_of(group)))
+        for model in (known, assumed, none)
+    ]
+    assert whole == [3, 3, 0]
+    assert "was not read" in assumed.doubt
+    assert storage_of("unsloth/Qwen3-14B-unsloth-bnb-4bit") == assumed.spec.stored
+
+
+def mlp_of(group: BlockGroup) -> list[LinearSpec]:
+    """Matrices of a layer's feed-forward."""
+    return [linear for linear in group.block.linears if linear.group == "mlp"]
+
+
 @pytest.mark.parametrize("name", ["Qwen2.5-7B-Instruct-AWQ", "llama-3-8b-instruct-bnb-4bit"])
 def test_a_checkpoint_may_be_named_without_its_owner(name: str) -> None:
     """As a folder of it is named."""
@@ -271,14 +292,6 @@ def job_over(model: str, **flags: object) -> Job:
 def numerics_of(model: str, **flags: object) -> Numerics:
     """What it has."""
     return job_over(model, **flags).recipe.numerics
-
-
-def test_a_checkpoint_that_keeps_matrices_whole_is_refused_with_one_that_does_not() -> None:
-    """Which matrices those are no name says; the other one's id works as it stands."""
-    with pytest.raises(UsageError, match="unsloth/Qwen3-14B-bnb-4bit") as caught:
-        load_model("unsloth/Qwen3-14B-unsloth-bnb-4bit")
-    assert "config.json" in str(caught.value)
-    assert load_model("unsloth/Qwen3-14B-bnb-4bit").spec.stored is not None
 
 
 def test_a_job_over_a_stored_base_is_quantised_without_being_told() -> None:

@@ -60,6 +60,15 @@ def test_host_ram_is_told_wherever_a_change_takes_it() -> None:
     assert found["--sharding zero2"].host_bytes == pytest.approx(more, abs=1)
 
 
+def test_a_cheaper_method_is_offered_with_what_it_takes_on_top() -> None:
+    """A small card that 16-bit weights alone overfill: 4 bits, and no logits beside them."""
+    job = {"model": "llama-3.1-8b", "method": "lora", "gpu": "rtx3060-12g", "seq": "2048"}
+    found = by_flags(levers(resolve(from_flags(job))))
+    assert not found["--method qlora"].fits
+    assert found["--method qlora --loss liger"].fits
+    assert found["--method qlora --loss liger"].kind == "training"
+
+
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", JOBS)
 def test_flags_do_what_the_lever_promises(name: str) -> None:

@@ -90,7 +90,7 @@ def read_unsloth(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.default(name, value, _PLACE)
     ends_by_steps(training, reading)
     adapters = _read_method(training, parts["lora"], reading)
-    _read_checkpointing(training, reading)
+    read_checkpointing(training, "gradient_checkpointing", reading)
     say_packing(training, "packing", reading)
     four = training.flag("load_in_4bit")
     read_model(keys, "model", reading, four_bits=adapters and four is not False)
@@ -135,17 +135,22 @@ def _read_method(training: Keys, lora: Keys, reading: Reading) -> bool:
     return True
 
 
-def _read_checkpointing(training: Keys, reading: Reading) -> None:
-    """``unsloth`` moves inputs of layers to the host, ``true`` keeps them, ``none`` runs nothing again."""
-    value = training.get("gradient_checkpointing")
+def read_checkpointing(part: Keys, name: str, reading: Reading) -> None:
+    """Enter what a key says of checkpoints: ``unsloth`` moves inputs of layers to the host, ``true`` keeps
+    them, ``none`` runs nothing again.
+
+    Raises:
+        InputFileError: something else.
+    """
+    value = part.get(name)
     if value is None:
         say_short(reading)
         return
     word = str(value).strip().lower()
     kind = next((each for each, words in _CHECKPOINTING.items() if word in words), None)
     if kind is None:
-        raise training.wrong("gradient_checkpointing", "unsloth, true or none", value)
-    where = training.where("gradient_checkpointing")
+        raise part.wrong(name, "unsloth, true or none", value)
+    where = part.where(name)
     reading.say("gradient_checkpointing", kind != "none", where)
     if kind == "unsloth":
         say_short(reading)

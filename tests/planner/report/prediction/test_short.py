@@ -59,6 +59,21 @@ def test_of_several_stacks_the_one_that_is_enough_is_the_lever() -> None:
     assert "Nothing that was tried" not in text
 
 
+def test_each_kind_of_change_is_shown_before_a_second_of_one() -> None:
+    """Two ways over host RAM do not push out the one that changes the training."""
+    found = [
+        *(lever(f"over host RAM {index}", {f"host{index}": "1"}, kind="money") for index in range(3)),
+        lever("a larger card", {"gpu": "large"}, kind="money"),
+        lever("a larger card", {"gpu": "larger"}, kind="money"),
+        lever("adapters", {"method": "qlora"}, kind="training"),
+    ]
+    text = draw_short(Subject(scenario(), short_of_memory(), found))
+    shown = ("--host0", "--host1", "--gpu large ", "--method qlora")
+    assert [text.index(flag) for flag in shown] == sorted(text.index(flag) for flag in shown)
+    assert "--host2" not in text
+    assert "--gpu larger" not in text
+
+
 def test_a_lever_that_is_shown_is_no_assumption_besides() -> None:
     """One change has one line; an assumption that no lever shows stays."""
     unsaid = [Unsaid(f"{name}=1", f"--{name} 2", -GIB, 1.1, "fits") for name in ("batch", "lora-rank")]

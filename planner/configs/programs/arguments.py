@@ -1,0 +1,278 @@
+"""A training program as the table of keys that a file of its trainer would have."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.configs.programs.source import Source, read_source
+from planner.configs.programs.values import Library, Made, Model, Unknown, is_known
+from planner.configs.programs.walk import Walk
+from planner.errors import InputFileError, NotModelledError, show
+from planner.words import words
+
+UNSLOTH, TRL, TRAINER = "unsloth-program", "trl-program", "trainer-program"
+"""Names of the tools that read such a table."""
+# Trainers whose step is known, with their task.
+_TASKS = {
+    "Trainer": "",
+    "SFTTrainer": "",
+    "UnslothTrainer": "",
+    "DPOTrainer": "dpo",
+    "KTOTrainer": "kto",
+    "ORPOTrainer": "orpo",
+    "RewardTrainer": "reward",
+    "GRPOTrainer": "grpo",
+}
+# What a trainer is given beside settings; none of it moves memory, or it is read by itself.
+_OBJECTS = words(
+    """
+    model args train_dataset eval_dataset tokenizer processing_class data_collator formatting_func callbacks
+    compute_metrics peft_config reward_funcs reward_processing_classes
+    """
+)
+_OF_OTHERS = words("optimizers optimizer_cls_and_kwargs compute_loss_func model_init ref_model rollout_func")
+_LOADER_HARMLESS = words(
+    """
+    cache_dir token use_auth_token revision low_cpu_mem_usage use_cache local_files_only pad_token_id
+    eos_token_id tokenizer subfolder force_download resume_download max_position_embeddings fix_tokenizer
+    random_state disable_log_stats use_exact_model_name use_safetensors
+    """
+)
+_LORA = {
+    "r": "lora_r",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+    "target_parameters": "lora_target_parameters",
+    "use_dora": "use_dora",
+}
+_LORA_HARMLESS = words(
+    "lora_alpha task_type inference_mode fan_in_fan_out use_rslora peft_type model peft_config"
+)
+_PACKING = {
+    "load_in_4bit": "load_in_4bit",
+    "load_in_8bit": "load_in_8bit",
+    "bnb_4bit_quant_type": "bnb_4bit_quant_type",
+    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
+    "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
+}
+_PACKING_HARMLESS = words(
+    "bnb_4bit_compute_dtype llm_int8_threshold llm_int8_has_fp16_weight llm_int8_skip_modules"
+)
+_PLAIN_STARTS = (None, True, False, "gaussian", "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a program says: the tool that reads its ``table``, the task of its trainer,
+    and what is counted otherwise than it is written, with places.
+    """
+
+    tool: str
+    task: str
+    table: dict[str, Any]
+    remarks: tuple[tuple[str, str], ...]
+
+
+def read_program(path: Path, capability: tuple[int, ...] | None) -> Program:
+    """The settings of the one trainer that a program makes; ``capability``: of the card, where one is named.
+
+    Raises:
+        InputFileError: unreadable, or no trainer is made.
+        NotModelledError: something in it whose effect on memory is not known.
+    """
+    source = read_source(path)
+    walk = Walk(source, capability)
+    walk.to_training()
+    trainer = walk.trainer
+    if trainer is None or (walk.parses and not isinstance(trainer.given.get("args"), Made)):
+        raise _no_trainer(source, parses=walk.parses)
+    return _Table(source, walk, trainer).program()
+
+
+def _no_trainer(source: Source, *, parses: int) -> InputFileError:
+    path = show(str(source.path))
+    what = "its settings are arguments" if parses else "it makes no trainer of Transformers, TRL or Unsloth"
+    if source.path.suffix != ".py":
+        return InputFileError(source.path, f"{what}: say the job by flags (plan --help)")
+    return InputFileError(
+        source.path,
+        f'{what}: give them as --command "python {path} --NAME VALUE ...", '
+        f"or run it without a GPU: measure trace --gpu NAME -- python {path}",
+    )
+
+
+class _Table:
+    """Puts together what a walk found."""
+
+    def __init__(self, source: Source, walk: Walk, trainer: Made) -> None:
+        self._source, self._walk, self._trainer = source, walk, trainer
+        self._remarks: list[tuple[str, str]] = []
+
+    def program(self) -> Program:
+        trainer = self._trainer
+        if trainer.kind not in _TASKS:
+            raise self._refused(trainer, f"{trainer.kind} is not read from a program")
+        model, task = trainer.given.get("model"), _TASKS[trainer.kind]
+        if other := next((each for each in self._walk.models if each is not model), None):
+            raise self._refused(other, "another model is loaded than the one that is trained")
+        table = self._settings(trainer)
+        if self._walk.expands:
+            table["expandable_segments"] = True
+        if isinstance(model, Model) and model.kind.startswith("Fast"):
+            if task or trainer.kind == "Trainer":
+                raise self._refused(trainer, f"{trainer.kind} over a model of Unsloth is not read")
+            tool = UNSLOTH
+            table |= self._of_unsloth(model)
+        else:
+            tool = TRAINER if trainer.kind == "Trainer" else TRL
+            if tool == TRL and str(table["settings_of"]).endswith("Arguments"):
+                # Configs of TRL turn both on, TrainingArguments do not.
+                table = {"gradient_checkpointing": False, "bf16": False, **table}
+            table |= self._of_transformers(model)
+        if tool == TRAINER:
+            table |= self._lengths()
+        if isinstance(model, Model):
+            self._remarks += [(self._source.place(line), text) for line, text in model.remarks]
+        return Program(
+            tool, task, {key: _written(value) for key, value in table.items()}, tuple(self._remarks)
+        )
+
+    def _refused(self, made: Made, why: str) -> NotModelledError:
+        return NotModelledError(f"{self._source.place(made.line)}: {why}")
+
+    def _settings(self, trainer: Made) -> dict[str, Any]:
+        """Arguments of the trainer, its own and those of its config."""
+        given, args = dict(trainer.given), trainer.given.get("args")
+        for name in _OF_OTHERS:
+            if given.pop(name, None) not in (None, [None, None]):
+                raise self._refused(trainer, f"{name} of {trainer.kind} is not read from a program")
+        own = {name: value for name, value in given.items() if name not in _OBJECTS}
+        if args is None:
+            settings, kind = {}, ""
+        elif isinstance(args, Made):
+            settings, kind = dict(args.given), args.kind
+        else:
+            raise self._refused(trainer, "the arguments of the trainer are not known from the text")
+        if "**" in own or "**" in settings:
+            raise self._refused(trainer, "not all arguments of the trainer are known from the text")
+        return {"settings_of": kind or "SFTConfig", **settings, **own}
+
+    def _of_transformers(self, model: Any) -> dict[str, Any]:
+        if isinstance(model, str):
+            return {"model_name_or_path": model, **self._adapters(None)}
+        if not isinstance(model, Model):
+            raise self._refused(self._trainer, "which model it trains is not known from the text")
+        given = {name: value for name, value in model.given.items() if name not in _LOADER_HARMLESS}
+        table: dict[str, Any] = {
+            "model_name_or_path": given.pop("model_name", None),
+            "loaded_by_program": True,
+        }
+        packing = given.pop("quantization_config", None)
+        if "torch_dtype" in given:
+            given["dtype"] = given.pop("torch_dtype")
+        if packing is not None:
+            table |= self._packing(packing)
+        table |= given
+        if model.checkpoints is not None:
+            table["gradient_checkpointing"] = True
+            table |= model.checkpoints.given
+        if (prepared := model.prepared) is not None:
+            table["prepared_for_kbit"] = True
+            if prepared.given.get("use_gradient_checkpointing", True):
+                table["gradient_checkpointing"] = True
+        return {**table, **self._adapters(model)}
+
+    def _packing(self, config: Any) -> dict[str, Any]:
+        if not isinstance(config, Made) or config.kind != "BitsAndBytesConfig":
+            raise self._refused(self._trainer, "how the model is quantised is not known from the text")
+        # transformers 5.23.0 utils/quantization_config.py BitsAndBytesConfig: fp4, bytes as they are.
+        start = {"bnb_4bit_quant_type": "fp4", "use_bnb_nested_quant": False}
+        return {**start, **self._renamed(config, _PACKING, _PACKING_HARMLESS)}
+
+    def _renamed(self, made: Made, names: dict[str, str], harmless: tuple[str, ...]) -> dict[str, Any]:
+        table = {}
+        for name, value in made.given.items():
+            if name in names:
+                table[names[name]] = value
+            elif name not in harmless and value not in (None, False, {}, []):
+                raise self._refused(made, f"{name} of {made.kind} is not read from a program")
+        return table
+
+    def _adapters(self, model: Model | None) -> dict[str, Any]:
+        """Adapters under the names that TRL has for them; with PEFT's defaults (peft 0.21.2
+        tuners/lora/config.py).
+        """
+        config, asked = self._trainer.given.get("peft_config"), True
+        if model is not None and model.adapters is not None:
+            config, asked = model.adapters, False
+        if config is None:
+            return {"use_peft": False}
+        if not isinstance(config, Made) or config.kind != "LoraConfig":
+            raise self._refused(self._trainer, "which adapters it trains is not known, or they are not LoRA")
+        given = dict(config.given)
+        if given.pop("bias", "none") != "none":
+            raise self._refused(config, "trained biases are not modelled")
+        if given.pop("init_lora_weights", None) not in _PLAIN_STARTS:
+            raise self._refused(config, "this start of the adapters is not read from a program")
+        found = self._renamed(Made(config.kind, given, config.line), _LORA, _LORA_HARMLESS)
+        return {"use_peft": True, "by_trainer": asked, "lora_r": 8, "lora_dropout": 0.0, **found}
+
+    def _of_unsloth(self, model: Model) -> dict[str, Any]:
+        given = {name: value for name, value in model.given.items() if name not in _LOADER_HARMLESS}
+        adapters = model.adapters
+        if adapters is None:
+            return {"unsloth": given}
+        if adapters.kind != "unsloth":
+            raise self._refused(adapters, "adapters of PEFT over a model of Unsloth are not read")
+        lora = {name: value for name, value in adapters.given.items() if name != "model"}
+        return {"unsloth": given, "unsloth_lora": lora}
+
+    def _lengths(self) -> dict[str, Any]:
+        """The length at which the program's one tokenizing call cuts samples, where there is one."""
+        calls = [node for node in ast.walk(self._source.tree) if isinstance(node, ast.Call)]
+        found = dict(self._cut(calls))
+        if len(found) != 1:
+            return {}
+        length, node = next(iter(found.items()))
+        padding = next(
+            (self._walk.value(each.value) for each in node.keywords if each.arg == "padding"), None
+        )
+        self._remarks.append(
+            (self._source.place(node.lineno), f"samples are counted as cut at {length} tokens here")
+        )
+        table: dict[str, Any] = {"max_length": length}
+        return {**table, "padded_to_length": True} if padding == "max_length" else table
+
+    def _keywords(self, node: ast.Call, *names: str) -> dict[str, Any]:
+        return {each.arg: self._walk.value(each.value) for each in node.keywords if each.arg in names}
+
+    def _cut(self, calls: list[ast.Call]) -> Iterator[tuple[int, ast.Call]]:
+        for node in calls:
+            given = {
+                each.arg: self._walk.value(each.value)
+                for each in node.keywords
+                if each.arg in ("truncation", "max_length")
+            }
+            length = given.get("max_length")
+            if given.get("truncation") not in (None, False) and isinstance(length, int):
+                yield length, node
+
+
+def _written(value: Any) -> Any:
+    """A value as a file would have it: what is not known is left to be filled in."""
+    if isinstance(value, Library):
+        value = Unknown(value.last)
+    if isinstance(value, Unknown):
+        return f"${{{value.text.translate(str.maketrans('{}$', '()_'))}}}"
+    if isinstance(value, dict):
+        return {key: _written(each) for key, each in value.items()}
+    if is_known(value):
+        return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, list) and all(isinstance(each, str | Unknown) for each in value):
+        return [_written(each) for each in value]
+    return "${a value that the text does not say}"

@@ -1,0 +1,290 @@
+"""Calls of the libraries that train: which make a model, adapters, arguments or a trainer, or change one."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from abc import ABC, abstractmethod
+from typing import Any
+
+from planner.configs.programs.source import Source
+from planner.configs.programs.values import Library, Made, Model, Own, Unknown, is_known, unknown
+from planner.errors import NotModelledError, show
+from planner.words import words
+
+_LIBRARIES = words("transformers trl peft unsloth bitsandbytes accelerate liger_kernel torch")
+_MODEL = re.compile(r"\w*ForCausalLM\.from_pretrained|Fast(?:Language)?Model\.from_pretrained")
+_OTHER_MODEL = re.compile(
+    r"\w*Model\w*\.from_pretrained|\w*For[A-Z]\w*\.from_pretrained|\w*Model\w*\.from_config"
+)
+_SETTINGS = re.compile(r"\w*(?:Config|Arguments)$")
+_TRAINER = re.compile(r"\w*Trainer$")
+_PREPARES = re.compile(r"prepare_model_for_(?:kbit|int8)_training$")
+_MAKES = re.compile(r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*LoraConfig|prepare_model")
+_PARSES = re.compile(r"(?:HfArgumentParser|TrlParser|ArgumentParser|fire\.Fire|typer\.run)$")
+# What changes the code, the dtype or the card under a model that it is not given, or puts another on it.
+_CHANGES = re.compile(
+    r"(?:\w*[Pp]atch\w*|\w*[Mm]onkey\w*|replace_\w*(?:attn|attention|forward)\w*|apply_liger\w*"
+    r"|set_default_(?:dtype|tensor_type)|set_per_process_memory_fraction|autocast|pipeline|LLM)$"
+)
+# What takes a model or a trainer and leaves it as it is.
+_HARMLESS_CALL = re.compile(
+    r"(?:DataCollator\w*|\w*Collator|\w*Callback|print|len|type|isinstance|hasattr|getattr|id|str|repr"
+    r"|callable|for_training|for_inference|summary|watch)$"
+)
+# What hands its first argument on, with other labels.
+_HANDS_ON = re.compile(r"train_on_responses_only$")
+_HARMLESS_METHODS = frozenset(
+    words(
+        """
+        print_trainable_parameters train eval enable_input_require_grads get_memory_footprint
+        num_parameters named_parameters parameters named_modules modules state_dict add_callback
+        save_model save_state save_pretrained save_pretrained_merged save_pretrained_gguf push_to_hub
+        push_to_hub_merged push_to_hub_gguf log_metrics save_metrics evaluate config_class tie_weights
+        get_nb_trainable_parameters create_model_card accelerator_config is_parallelizable
+        """
+    )
+)
+_HARMLESS_ATTRIBUTES = words("config is_parallelizable model_parallel")
+_DTYPES = {
+    **{name: name for name in ("bfloat16", "float16", "float32", "uint8")},
+    "half": "float16",
+    "float": "float32",
+}
+_FIRST_WITH_BF16 = (8, 0)
+_ARGUMENTS = {
+    "from_pretrained": ("model_name",),
+    "get_peft_model": ("model", "peft_config"),
+    "Trainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    "SFTTrainer": ("model", "args"),
+    "Config": ("output_dir",),
+    "Arguments": ("output_dir",),
+    "prepares": ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
+    "adapted": ("model", "r", "target_modules", "lora_alpha", "lora_dropout", "bias"),
+}
+"""Names of arguments that are given by their place."""
+
+
+class TrainedError(Exception):
+    """The trainer trains: what comes behind is no part of the job."""
+
+
+class Calls(ABC):
+    """What calls make of a program.
+
+    ``trainer``: the one that was made last; ``models``: all that were loaded; ``packages``: what is
+    imported; ``parses``: the line where arguments of a command line are parsed.  ``capability``: of the
+    card, where one is named.
+    """
+
+    def __init__(self, source: Source, capability: tuple[int, ...] | None) -> None:
+        self.source, self.capability = source, capability
+        self.trainer: Made | None = None
+        self.models: list[Model] = []
+        self.packages: set[str] = set()
+        self.parses = 0
+
+    @abstractmethod
+    def value(self, node: ast.expr) -> Any:
+        """What an expression is."""
+
+    @abstractmethod
+    def inlined(self, own: Own, node: ast.Call) -> Any:
+        """What a function of the program gives back."""
+
+    def refused(self, node: ast.AST, why: str) -> NotModelledError:
+        """The error about a statement; ends with how the program is asked itself."""
+        path = self.source.path
+        run = (
+            f": measure trace --gpu NAME -- python {shlex.quote(show(str(path)))} runs it"
+            if path.suffix == ".py"
+            else ""
+        )
+        line = getattr(node, "lineno", 0)
+        return NotModelledError(f"{self.source.place(line)}: {show(unknown(node).text)}: {why}{run}")
+
+    def makes(self, library: Library) -> bool:
+        """Whether calling this makes or changes what trains."""
+        name = library.name.partition(".")[0]
+        last = library.last
+        return name in _LIBRARIES and bool(
+            re.match(
+                r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*LoraConfig|prepare_model", last
+            )
+        )
+
+    def attribute(self, node: ast.Attribute, owner: Any) -> Any:
+        """An attribute of a library, of arguments or of a trainer."""
+        if isinstance(owner, Library):
+            if owner.name == "torch" and node.attr in _DTYPES:
+                return _DTYPES[node.attr]
+            if not owner.is_imported:
+                return unknown(node)
+            return Library(f"{owner.name}.{node.attr}")
+        if isinstance(owner, Made) and node.attr in owner.given:
+            return owner.given[node.attr]
+        return unknown(node)
+
+    def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
+        """Values by place and by name; with ``names`` all of them by name."""
+        placed = [self.value(each) for each in node.args]
+        given: dict[str, Any] = {}
+        for keyword in node.keywords:
+            value = self.value(keyword.value)
+            if keyword.arg is not None:
+                given[keyword.arg] = value
+            elif isinstance(value, dict):
+                given |= value
+            else:
+                given["**"] = unknown(keyword.value)
+        return placed, {**dict(zip(names, placed, strict=False)), **given}
+
+    def call(self, node: ast.Call) -> Any:
+        """What a call gives back, with its effect on what trains.
+
+        Raises:
+            NotModelledError: it may change the model, its arguments or the trainer, and how is not known.
+            TrainedError: the trainer trains.
+        """
+        owner = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        if isinstance(owner, Made):
+            return self._method(node, owner, node.func.attr if isinstance(node.func, ast.Attribute) else "")
+        called = (
+            self.attribute(node.func, owner)
+            if isinstance(node.func, ast.Attribute)
+            else self.value(node.func)
+        )
+        if isinstance(called, Own):
+            return self.inlined(called, node)
+        if isinstance(called, Library):
+            return self._of_library(node, called)
+        return self._unknown_call(node, "")
+
+    def _of_library(self, node: ast.Call, library: Library) -> Any:
+        two = ".".join(library.name.split(".")[-2:])
+        if _PARSES.search(library.name):
+            self.parses = node.lineno
+        if answer := self._of_torch(library):
+            return answer[0]
+        if library.name.partition(".")[0] not in _LIBRARIES:
+            return self._unknown_call(node, library.last)
+        if _MODEL.fullmatch(two):
+            return self._loaded(node, two)
+        if _OTHER_MODEL.fullmatch(two):
+            raise self.refused(node, "how such a model trains is not read from a program")
+        if _PREPARES.search(library.name):
+            model = self._model(node, "prepares")
+            model.prepared = Made("prepared", self.arguments(node, _ARGUMENTS["prepares"])[1], node.lineno)
+            return model
+        if library.last == "get_peft_model":
+            return self._adapted(node, unsloth="FastLanguageModel" in two or "FastModel" in two)
+        if _TRAINER.match(library.last):
+            return self._made_trainer(node, library.last)
+        if _SETTINGS.match(library.last):
+            return Made(library.last, self.arguments(node, _ARGUMENTS["Config"])[1], node.lineno)
+        return self._unknown_call(node, library.last)
+
+    def _of_torch(self, library: Library) -> tuple[Any] | None:
+        """What the card decides; in a tuple, for it may be nothing."""
+        if library.last in ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available"):
+            if self.capability is None or self.capability >= _FIRST_WITH_BF16:
+                return (True,)
+            # Newer versions of torch say yes of a card that only emulates it (torch/cuda/__init__.py
+            # is_bf16_supported, including_emulation); Unsloth asks for its own units (models/_utils.py).
+            return (False,) if "unsloth" in self.packages else None
+        if library.last == "get_device_capability" and library.name.startswith("torch"):
+            return (list(self.capability),) if self.capability else None
+        if library.name == "torch.cuda.is_available":
+            return (True,)
+        return None
+
+    def _loaded(self, node: ast.Call, two: str) -> Any:
+        given = self.arguments(node, _ARGUMENTS["from_pretrained"])[1]
+        for other in ("pretrained_model_name_or_path", "model_name_or_path"):
+            if other in given:
+                given["model_name"] = given.pop(other)
+        model = Model(two.partition(".")[0], given, node.lineno)
+        self.models.append(model)
+        return [model, Unknown("tokenizer")] if two.startswith("Fast") else model
+
+    def _model(self, node: ast.Call, names: str) -> Model:
+        model = self.arguments(node, _ARGUMENTS[names])[1].get("model")
+        if not isinstance(model, Model):
+            raise self.refused(node, "which model this is given is not known")
+        return model
+
+    def _adapted(self, node: ast.Call, *, unsloth: bool) -> Model:
+        names = "adapted" if unsloth else "get_peft_model"
+        model = self._model(node, names)
+        if model.adapters is not None:
+            raise self.refused(node, "adapters on adapters are not modelled")
+        given = self.arguments(node, _ARGUMENTS[names])[1]
+        config = Made("unsloth", given, node.lineno) if unsloth else given.get("peft_config")
+        if not isinstance(config, Made):
+            raise self.refused(node, "which adapters these are is not known")
+        model.adapters = config
+        return model
+
+    def _made_trainer(self, node: ast.Call, kind: str) -> Made:
+        names = _ARGUMENTS["Trainer" if kind == "Trainer" else "SFTTrainer"]
+        self.trainer = Made(kind, self.arguments(node, names)[1], node.lineno)
+        return self.trainer
+
+    def own_class(self, own: Own, given: tuple[list[Any], dict[str, Any]], node: ast.Call) -> Any:
+        """An instance of a class of the program.
+
+        Raises: NotModelledError: it trains, or it is given what does.
+        """
+        bases = " ".join(own.bases)
+        if re.search(r"Trainer\b|Model\b|For[A-Z]|Module\b", bases):
+            raise self.refused(node, f"what {own.node.name} changes in {show(bases)} is not known")
+        if any(isinstance(each, Model) for each in (*given[0], *given[1].values())):
+            raise self.refused(node, "what this does with the model is not known")
+        return unknown(node)
+
+    def _method(self, node: ast.Call, owner: Made, name: str) -> Any:
+        """What is done to a model, a trainer or arguments."""
+        if owner is self.trainer and name == "train":
+            raise TrainedError
+        if isinstance(owner, Model):
+            if name == "gradient_checkpointing_enable":
+                owner.checkpoints = Made(
+                    name, self.arguments(node, ("gradient_checkpointing_kwargs",))[1], node.lineno
+                )
+                return None
+            if name == "resize_token_embeddings":
+                owner.remarks.append((node.lineno, "counted with the vocabulary of the checkpoint"))
+                return None
+            placed, given = self.arguments(node)
+            if name in ("to", "cuda") and not any(map(_is_dtype, (*placed, *given.values()))):
+                return owner
+        if name in _HARMLESS_METHODS:
+            return owner if name in ("train", "eval") else unknown(node)
+        raise self.refused(node, "what this changes in what is trained is not known")
+
+    def set_attribute(self, owner: Made, target: ast.Attribute, value: Any) -> None:
+        """An attribute of what was made: of arguments it is one of them."""
+        if _SETTINGS.match(owner.kind):
+            owner.given[target.attr] = value
+        elif not (
+            isinstance(owner, Model) and target.attr in ("config", "is_parallelizable", "model_parallel")
+        ):
+            raise self.refused(target, "what this changes in what is trained is not known")
+
+    def _unknown_call(self, node: ast.Call, name: str) -> Any:
+        """A call that is not known: what trains must not be among its arguments."""
+        if _CHANGES.match(name):
+            raise self.refused(node, "what this changes in what is trained is not known")
+        placed, given = self.arguments(node)
+        values = [*placed, *given.values()]
+        if _HANDS_ON.search(name) and placed:
+            return placed[0]
+        touched = any(isinstance(each, Model) or each is self.trainer for each in values if each is not None)
+        if touched and not _HARMLESS_CALL.search(name):
+            raise self.refused(node, "what this does with what is trained is not known")
+        return unknown(node)
+
+
+def _is_dtype(value: Any) -> bool:
+    return is_known(value) and value in _DTYPES.values()

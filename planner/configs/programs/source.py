@@ -1,0 +1,88 @@
+"""The code of a program or a notebook, taken apart but never run."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import InputFileError
+from planner.files.reading import read_text
+from planner.files.structured import json_value
+from planner.units import KIB, MIB
+
+SUFFIXES = (".py", ".ipynb")
+# Programs that train have a few hundred lines; outputs of a notebook may have pictures.
+_MAX_BYTES = {".py": 256 * KIB, ".ipynb": 8 * MIB}
+# What a line of IPython begins with that is no Python: magics, shell commands, help.
+_NO_PYTHON = ("%", "!", "?")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Statements of a program.  ``starts``: of a notebook, the line at which each cell of code begins."""
+
+    path: Path
+    tree: ast.Module
+    starts: tuple[int, ...] = ()
+
+    def place(self, line: int) -> str:
+        """The file and the line, of a notebook with the cell."""
+        if not self.starts:
+            return f"{self.path}:line {line}"
+        cell = sum(start <= line for start in self.starts)
+        return f"{self.path}:cell {cell} line {line - self.starts[cell - 1] + 1}"
+
+
+def read_source(path: Path) -> Source:
+    """The code of a ``.py`` file or of a notebook's cells, one after the other.
+
+    Raises:
+        InputFileError: unreadable, too large, empty, not Python, or nested deeper than can be read.
+    """
+    text, starts = read_text(path, _MAX_BYTES[path.suffix]), tuple[int, ...]()
+    if path.suffix == ".ipynb":
+        text, starts = _joined(_cells(path, text))
+    try:
+        with warnings.catch_warnings():
+            # What Python says of the user's text, such as of a wrong escape, is no word of ours.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except SyntaxError as error:
+        line = f"line {error.lineno}: " if error.lineno else ""
+        raise InputFileError(path, f"not Python 3: {line}{error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InputFileError(path, f"not Python that can be read: {type(error).__name__}") from None
+    if not tree.body:
+        raise InputFileError(path, "holds no statement: give the program that trains")
+    return Source(path, tree, starts)
+
+
+def _cells(path: Path, text: str) -> list[str]:
+    try:
+        found = json_value(path, text)["cells"]
+        texts = [("".join(cell["source"]), cell["cell_type"]) for cell in found]
+    except (KeyError, TypeError):
+        raise InputFileError(path, "not a notebook: a JSON file with cells, each with a source") from None
+    return [_python_of(text) for text, kind in texts if kind == "code"]
+
+
+def _python_of(cell: str) -> str:
+    """A cell without what is no Python; what goes on behind a backslash goes with its line."""
+    lines, goes_on = list[str](), False
+    for line in cell.splitlines():
+        body = line.lstrip()
+        dropped = body.startswith(_NO_PYTHON)
+        kept = f"{line[: len(line) - len(body)]}pass" if dropped else line
+        lines.append("" if goes_on else kept)
+        goes_on = (goes_on or dropped) and body.endswith("\\")
+    return "\n".join(lines)
+
+
+def _joined(cells: list[str]) -> tuple[str, tuple[int, ...]]:
+    starts, line = list[int](), 1
+    for cell in cells:
+        starts.append(line)
+        line += cell.count("\n") + 1
+    return "\n".join(cells), tuple(starts)

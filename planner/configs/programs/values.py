@@ -1,0 +1,161 @@
+"""What the names of a program stand for, as far as its text alone says."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.units import TERA
+
+_LONGEST_TEXT = 10_000
+_LARGEST_NUMBER = 1_000 * TERA
+_SHOWN = 60
+_NUMBERS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda value, among: value in among,
+    ast.NotIn: lambda value, among: value not in among,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What only a run of the program knows.  ``text``: the expression."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A name that was imported, ``transformers.Trainer``, or one that the text does not make:
+    ``builtins.print``.
+    """
+
+    name: str
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it is a package's, not Python's own."""
+        return not self.name.startswith("builtins.")
+
+    @property
+    def last(self) -> str:
+        """The name without its packages."""
+        return self.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A function or a class that the program has itself; ``bases``: what the class is derived from."""
+
+    node: ast.FunctionDef | ast.ClassDef
+    bases: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Made:
+    """What a class of a library makes: its name, the arguments by their names, and the line."""
+
+    kind: str
+    given: dict[str, Any]
+    line: int
+
+
+@dataclass(slots=True, eq=False)
+class Model(Made):
+    """A model that was loaded, and what was done with it: the calls that put adapters on it, that prepared it
+    for 4 or 8 bits, and that switched checkpoints on.
+    """
+
+    adapters: Made | None = None
+    prepared: Made | None = None
+    checkpoints: Made | None = None
+    remarks: list[tuple[int, str]] = field(default_factory=list)
+
+
+def unknown(node: ast.AST) -> Unknown:
+    """What ``node`` is, in its own words."""
+    text = " ".join(ast.unparse(node).split())
+    return Unknown(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
+
+
+def is_known(value: Any) -> bool:
+    """Whether a value is all there, inner ones included."""
+    if isinstance(value, dict):
+        return all(map(is_known, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_known, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def truth(value: Any) -> bool | None:
+    """Whether a condition holds; ``None`` where the text does not say."""
+    if isinstance(value, Made | Own):
+        return True
+    return bool(value) if is_known(value) else None
+
+
+def combined(node: ast.BinOp, left: Any, right: Any) -> Any:
+    """A sum, product or quotient of numbers, or a text joined to another."""
+    texts = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
+    if texts and len(left) + len(right) <= _LONGEST_TEXT:
+        return left + right
+    numbers = [each for each in (left, right) if isinstance(each, int | float)]
+    operate = _NUMBERS.get(type(node.op))
+    if len(numbers) < 2 or operate is None or max(map(abs, numbers)) > _LARGEST_NUMBER:
+        return unknown(node)
+    try:
+        return operate(left, right)
+    except ZeroDivisionError:
+        return unknown(node)
+
+
+def turned(node: ast.UnaryOp, value: Any) -> Any:
+    """A condition that is denied, or a number below zero."""
+    holds = truth(value)
+    if isinstance(node.op, ast.Not) and holds is not None:
+        return not holds
+    return -value if isinstance(node.op, ast.USub) and isinstance(value, int | float) else unknown(node)
+
+
+def compared(node: ast.Compare, values: Sequence[Any]) -> Any:
+    """Whether two values compare as ``node`` says."""
+    if len(values) != 2:
+        return unknown(node)
+    (left, right), kind = values, type(node.ops[0])
+    if kind in (ast.Is, ast.IsNot) and right is None and not isinstance(left, Unknown | Library):
+        return (left is None) == (kind is ast.Is)
+    operate = _COMPARED.get(kind)
+    if operate is None or not (is_known(left) and is_known(right)):
+        return unknown(node)
+    try:
+        return bool(operate(left, right))
+    except TypeError:
+        return unknown(node)
+
+
+def any_or_all(node: ast.BoolOp, values: Sequence[Any]) -> Any:
+    """``and`` or ``or`` over values: the first that settles it."""
+    stops = isinstance(node.op, ast.Or)
+    for value in values:
+        holds = truth(value)
+        if holds is None:
+            return unknown(node)
+        if holds == stops:
+            return value
+    return values[-1]

@@ -1,0 +1,313 @@
+"""The statements of a training program in their order: which model, adapters and trainer they make.
+
+Nothing is run.  What a statement does to a model, its arguments or its trainer must be known; the program is
+refused otherwise, with the line.  What it does to data and reports is passed over.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from planner.configs.programs.calls import Calls, TrainedError
+from planner.configs.programs.source import Source
+from planner.configs.programs.values import (
+    Library,
+    Made,
+    Own,
+    any_or_all,
+    combined,
+    compared,
+    truth,
+    turned,
+    unknown,
+)
+from planner.errors import InputFileError
+from planner.words import words
+
+_MOST_STEPS, _DEEPEST = 20_000, 12
+# Methods and functions that only look at a model.
+_READS = frozenset(
+    words(
+        """
+        named_parameters parameters named_modules modules numel nelement size element_size print format
+        sum len items keys values isinstance hasattr getattr type str int round sorted set list append
+        any all startswith endswith lower split join state_dict dim get info debug warning max min
+        enumerate range zip
+        """
+    )
+)
+# Variables of the environment that move memory, by their names; of one of them a value is known.
+_MATTERS = re.compile("ALLOC_CONF|UNSLOTH|ACCELERATE|FSDP|DEEPSPEED")
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# Packages whose settings may be set without touching a model's memory; others may replace its code.
+_SETTINGS = ("torch.backends", "os", "logging", "warnings", "random", "numpy", "datasets", "wandb", "sys")
+_HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
+
+
+class _ReturnedError(Exception):
+    """A function is left; with its value."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+class Walk(Calls):
+    """Goes through a program until it trains.
+
+    ``expands``: the line that has the allocator grow its segments.
+    """
+
+    def __init__(self, source: Source, capability: tuple[int, ...] | None) -> None:
+        super().__init__(source, capability)
+        self._scopes: list[dict[str, Any]] = [{"__name__": "__main__"}]
+        self._left, self._starred = _MOST_STEPS, ""
+        self.expands = 0
+
+    def to_training(self) -> None:
+        """Walk until the trainer trains, or to the end.
+
+        Raises:
+            NotModelledError: a statement whose effect is not known.
+            InputFileError: nested too deeply, or without end.
+        """
+        try:
+            self._body(self.source.tree.body)
+        except (TrainedError, _ReturnedError):
+            return
+        except RecursionError:
+            raise InputFileError(self.source.path, "nested more deeply than can be read") from None
+
+    def _body(self, statements: Iterable[ast.stmt]) -> None:
+        for statement in statements:
+            self._left -= 1
+            if self._left < 0:
+                raise InputFileError(self.source.path, "calls itself without end, as far as can be read")
+            self._statement(statement)
+
+    def _statement(self, node: ast.stmt) -> None:
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                self._import(node)
+            case ast.FunctionDef() | ast.ClassDef():
+                bases = node.bases if isinstance(node, ast.ClassDef) else []
+                self._bind(node.name, Own(node, tuple(ast.unparse(base) for base in bases)))
+            case ast.Assign():
+                value = self.value(node.value)
+                for target in node.targets:
+                    self._assign(target, value)
+            case ast.AnnAssign():
+                self._assign(node.target, unknown(node) if node.value is None else self.value(node.value))
+            case ast.AugAssign():
+                self._assign(node.target, unknown(node))
+            case ast.Expr():
+                self.value(node.value)
+            case ast.Return():
+                raise _ReturnedError(None if node.value is None else self.value(node.value))
+            case _:
+                self._block(node)
+
+    def _block(self, node: ast.stmt) -> None:
+        match node:
+            case ast.If():
+                self._if(node)
+            case ast.With():
+                for item in node.items:
+                    self.value(item.context_expr)
+                    if item.optional_vars is not None:
+                        self._assign(item.optional_vars, unknown(item.context_expr))
+                self._body(node.body)
+            case ast.Try():
+                self._body([*node.body, *node.orelse, *node.finalbody])
+            case ast.For() | ast.While() | ast.AsyncFor() | ast.Match():
+                self._pass_over(node)
+
+    def _if(self, node: ast.If) -> None:
+        holds = truth(self.value(node.test))
+        if holds is None:
+            self._pass_over(node)
+        else:
+            self._body(node.body if holds else node.orelse)
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        for alias in node.names:
+            if alias.name == "*":
+                self._starred = module
+            name = f"{module}.{alias.name}" if module else alias.name
+            whole = alias.asname is not None or isinstance(node, ast.ImportFrom)
+            self._bind(
+                alias.asname or alias.name.partition(".")[0],
+                Library(name if whole else name.partition(".")[0]),
+            )
+            self.packages.add(name.partition(".")[0])
+
+    def _pass_over(self, node: ast.stmt) -> None:
+        """A loop, or a branch of which is not known whether it is taken: nothing of it may touch what trains.
+
+        Raises: NotModelledError: it does, and more than look at it.
+        """
+        if self._touches(node) and not _only_reads(node):
+            kind = "whether this is done" if isinstance(node, ast.If | ast.Match) else "what this loop does"
+            raise self.refused(node, f"{kind} to what is trained is not known")
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                self._bind(inner.id, unknown(inner))
+
+    def _touches(self, node: ast.AST) -> bool:
+        names = (self._looked_up(each.id) for each in ast.walk(node) if isinstance(each, ast.Name))
+        return any(
+            isinstance(value, Made) or (isinstance(value, Library) and self.makes(value)) for value in names
+        )
+
+    def _bind(self, name: str, value: Any) -> None:
+        self._scopes[-1][name] = value
+
+    def _looked_up(self, name: str) -> Any:
+        for scope in (self._scopes[-1], self._scopes[0]):
+            if name in scope:
+                return scope[name]
+        # Of classes that every name of a package was imported with.
+        package = self._starred if name[:1].isupper() else ""
+        return Library(f"{package or 'builtins'}.{name}")
+
+    def _assign(self, target: ast.expr, value: Any) -> None:
+        match target:
+            case ast.Name():
+                self._bind(target.id, value)
+            case ast.Tuple() | ast.List():
+                parts: Sequence[Any] = value if isinstance(value, list | tuple) else ()
+                if len(parts) != len(target.elts):
+                    parts = [unknown(each) for each in target.elts]
+                for each, part in zip(target.elts, parts, strict=True):
+                    self._assign(each, part)
+            case ast.Attribute():
+                self._set(target, value)
+            case ast.Subscript():
+                self._set_item(target, value)
+
+    def _set_item(self, target: ast.Subscript, value: Any) -> None:
+        """An item: of the environment it may set the allocator or an engine."""
+        owner, key = self.value(target.value), self.value(target.slice)
+        if isinstance(owner, Library) and owner.name == "os.environ" and _MATTERS.search(str(key)):
+            if key in _ALLOCATOR and value == "expandable_segments:True":
+                self.expands = target.lineno
+            else:
+                raise self.refused(target, "what this variable changes is not known")
+
+    def _set(self, target: ast.Attribute, value: Any) -> None:
+        """An attribute: of arguments it is one of them, of a library it may replace code."""
+        owner = self.value(target.value)
+        if isinstance(owner, Made):
+            self.set_attribute(owner, target, value)
+        elif isinstance(owner, Library) and owner.is_imported and not owner.name.startswith(_SETTINGS):
+            raise self.refused(target, f"what it changes in {owner.name} is not known")
+        elif not isinstance(owner, Library) and target.attr not in _HARMLESS_CONFIG and self._touches(target):
+            raise self.refused(target, "what this changes in what is trained is not known")
+
+    def value(self, node: ast.expr) -> Any:
+        """What an expression is, as far as the text says; calls have their effect."""
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return self._looked_up(node.id)
+            case ast.Attribute():
+                return self.attribute(node, self.value(node.value))
+            case ast.Call():
+                return self.call(node)
+            case ast.List() | ast.Tuple() | ast.Set():
+                return [self.value(each) for each in node.elts]
+            case ast.Dict():
+                return self._table(node)
+            case _:
+                return self._operation(node)
+
+    def _table(self, node: ast.Dict) -> Any:
+        keys = [None if key is None else self.value(key) for key in node.keys]
+        values = [self.value(each) for each in node.values]
+        return (
+            dict(zip(keys, values, strict=True))
+            if all(isinstance(key, str) for key in keys)
+            else unknown(node)
+        )
+
+    def _operation(self, node: ast.expr) -> Any:
+        match node:
+            case ast.BinOp():
+                return combined(node, self.value(node.left), self.value(node.right))
+            case ast.Compare():
+                return compared(node, [self.value(each) for each in (node.left, *node.comparators)])
+            case ast.BoolOp():
+                return any_or_all(node, [self.value(each) for each in node.values])
+            case ast.UnaryOp():
+                return turned(node, self.value(node.operand))
+            case ast.IfExp():
+                holds = truth(self.value(node.test))
+                return unknown(node) if holds is None else self.value(node.body if holds else node.orelse)
+            case ast.Subscript():
+                return self._item(node)
+            case ast.JoinedStr():
+                return self._text(node)
+            case _:
+                return unknown(node)
+
+    def _item(self, node: ast.Subscript) -> Any:
+        owner, index = self.value(node.value), self.value(node.slice)
+        try:
+            return owner[index] if isinstance(owner, list | tuple | dict) else unknown(node)
+        except (LookupError, TypeError):
+            return unknown(node)
+
+    def _text(self, node: ast.JoinedStr) -> Any:
+        parts = [
+            self.value(each.value if isinstance(each, ast.FormattedValue) else each) for each in node.values
+        ]
+        plain = all(isinstance(part, str | int) for part in parts)
+        return "".join(map(str, parts)) if plain else unknown(node)
+
+    def inlined(self, own: Own, node: ast.Call) -> Any:
+        """What a function of the program gives back, gone through with its arguments."""
+        given, function = self.arguments(node), own.node
+        if isinstance(function, ast.ClassDef):
+            return self.own_class(own, given, node)
+        if len(self._scopes) > _DEEPEST:
+            raise InputFileError(self.source.path, "calls itself without end, as far as can be read")
+        self._scopes.append(dict(self._bound(function, node, given)))
+        try:
+            self._body(function.body)
+        except _ReturnedError as left:
+            return left.value
+        finally:
+            self._scopes.pop()
+        return None
+
+    def _bound(
+        self, function: ast.FunctionDef, node: ast.Call, given: tuple[list[Any], dict[str, Any]]
+    ) -> Iterator[tuple[str, Any]]:
+        """Parameters with what they get: a default, else an argument."""
+        names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        extra = [each.arg for each in function.args.kwonlyargs]
+        yield from ((name, unknown(node)) for name in (*names, *extra))
+        defaults = function.args.defaults
+        yield from zip(names[len(names) - len(defaults) :], map(self.value, defaults), strict=True)
+        for name, default in zip(extra, function.args.kw_defaults, strict=True):
+            if default is not None:
+                yield name, self.value(default)
+        yield from zip(names, given[0], strict=False)
+        yield from given[1].items()
+
+
+def _only_reads(node: ast.AST) -> bool:
+    """Whether nothing in it can change a model: no attribute is set, and what is called looks on."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, ast.Store | ast.Del):
+            return False
+        if isinstance(each, ast.Call):
+            name = each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")
+            if name not in _READS:
+                return False
+    return True
