@@ -7,7 +7,7 @@ from typing import Literal
 
 from planner.domain.engine_facts import EngineFacts
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
-from planner.domain.recipes.recipe import Quantization, Recipe
+from planner.domain.recipes.recipe import Batch, Quantization, Recipe
 from planner.domain.stack_defaults import StackDefaults
 from planner.domain.stack_values import (
     AdamStates,
@@ -273,8 +273,9 @@ class Stack(EngineFacts):
     """That loss is put into classes before a model is loaded: of models that see, into some alone."""
     cut_cross_entropy: bool
     """A loss ``liger`` is this kernel instead, which makes no logits at all, also where a model evaluates."""
-    loss_pieces: Literal["eighths", "kept_eighths", "budget", "tiles"]
-    """Of a loss ``chunked``: eight, made anew or kept; a ``budget`` of bytes; ``tiles``, no log-softmax."""
+    loss_pieces: Literal["eighths", "kept_eighths", "rows", "wide_rows", "budget", "tiles"]
+    """Of a loss ``chunked``: eight, made anew or kept; ``rows``, 256 each, made anew, of operands in fp32
+    (``wide_rows``); a ``budget`` of bytes; ``tiles``, no log-softmax."""
     autocast_until_loss: bool
     """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
@@ -360,6 +361,8 @@ class Stack(EngineFacts):
     # Batches and the cache
     sorts_lengths: bool
     """Batches are made of samples of like length, so that padding to the longest adds next to nothing."""
+    rounds_lengths: bool
+    """Batches are padded to a multiple of some tokens, so that a sample alone is padded and has a mask."""
     drops_long_samples: bool
     """Samples above the length are left out, not cut to it, so that none lies at the length itself."""
     keeps_outgrown_blocks: bool
@@ -427,6 +430,10 @@ class Stack(EngineFacts):
             upcast = "norms" if numerics.precision == "bf16-mixed" else "all"
             return "none" if recipe.sharding.gathers_weights else upcast
         return "none" if upcast == "layers" and recipe.sharding.gathers_weights else upcast
+
+    def masks_padding(self, batch: Batch) -> bool:
+        """Whether attention needs a mask for padding."""
+        return batch.masks_padding or (self.rounds_lengths and batch.is_padded)
 
     def masks_samples(self, recipe: Recipe) -> bool:
         """Whether packed samples get a mask that keeps them apart.

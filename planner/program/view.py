@@ -199,7 +199,7 @@ def _unpads(job: Job, recipe: Recipe, stack: Stack) -> bool:
 def _is_masked(job: Job, block: BlockSpec, recipe: Recipe, stack: Stack) -> bool:
     # Prompts are padded to the longest of all that are generated at once.
     batch, generates = job.recipe.batch, job.recipe.rollout is not None
-    padded = (batch.is_padded if generates else batch.masks_padding) or stack.guesses_tokens
+    padded = (batch.is_padded if generates else stack.masks_padding(batch)) or stack.guesses_tokens
     return padded or stack.masks_samples(recipe) or job.needs_mask(block)
 
 

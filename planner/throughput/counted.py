@@ -20,7 +20,9 @@ from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.supported import lacks_flash2
+from planner.program.head.loss_pieces import mean_piece_tokens, n_pieces
 from planner.program.head.roles import Role
+from planner.program.head.row_pieces import of_rows
 from planner.program.job import Job, generation_job, job_of
 from planner.program.ops.sizes import batch_units
 from planner.program.ops.tensors import Unit
@@ -121,10 +123,12 @@ def unit_values(scenario: Scenario, micro: MicroStep) -> dict[Unit, Number]:
     Source: the variance of ``micro.length``.
     """
     tokens, length = micro.computed, micro.length
+    labelled = micro.real if of_rows(scenario.recipe, scenario.stack) else tokens
     pairs = tokens * length * (1 + micro.spread**2)
     units = batch_units(scenario, tokens, length, pairs)
     return units | {
-        Unit.PIECE_TOKENS: tokens / units[Unit.PIECES],
+        Unit.PIECES: n_pieces(scenario, labelled),
+        Unit.PIECE_TOKENS: mean_piece_tokens(scenario, labelled),
         Unit.COMPLETION_TOKENS: tokens * scored_share(scenario.recipe),
         # What was cached is counted as a whole, where the passes that generate are.
         Unit.CACHED_TOKENS: 0,

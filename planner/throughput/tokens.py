@@ -35,7 +35,8 @@ def micro_step(recipe: Recipe, coefficients: Coefficients, stack: Stack) -> Micr
     ``packed``: every token is real.  ``max_length``: all samples are padded to ``seq_len``.  ``longest``: to
     the longest of the batch (:func:`longest_sample`).  A batch of one is not padded under ``longest``, and
     next to none is where the stack puts samples of like length together (stack switch
-    ``sorts_lengths``).
+    ``sorts_lengths``).  Where it rounds lengths up (``rounds_lengths``), nearly every batch has a mask.
+    Ignored: the few tokens that this adds, and samples whose length needs none.
     """
     batch = recipe.batch
     if batch.padding == "packed":
@@ -52,7 +53,8 @@ def micro_step(recipe: Recipe, coefficients: Coefficients, stack: Stack) -> Micr
     variation = coefficients.length_variation
     longest = longest_sample(batch, draws, variation, drops_long=stack.drops_long_samples)
     length = longest.tokens
-    return MicroStep(batch.rows * length, real, length * batch.parts, length > natural, longest.spread)
+    has_mask = (natural < batch.seq_len) if stack.rounds_lengths else length > natural
+    return MicroStep(batch.rows * length, real, length * batch.parts, has_mask, longest.spread)
 
 
 def slowest_rank(

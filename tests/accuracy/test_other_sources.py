@@ -26,6 +26,8 @@ TRANSCRIPTION = Path(__file__).parents[2].parent / "shared" / "records" / "publi
 SOURCES = tuple(sorted(path.stem for path in published_dir().glob("[a-z]*.csv")))
 # Rows that came in columns, or were read from their tables later; their pages say what was decided.
 ARRIVED_AS_RECORDS = {
+    "alignlab",
+    "appworld_sft",
     "axolotl_examples",
     "axolotl_lora_kernels",
     "axolotl_poc",
@@ -53,7 +55,9 @@ ARRIVED_AS_RECORDS = {
     "philschmid_2025",
     "post_training_lab",
     "prime_rl",
+    "retail_agent",
     "soup_h100",
+    "sovera",
     "stas_h200_b200",
     "swift_megatron",
     "swift_train",
@@ -62,6 +66,7 @@ ARRIVED_AS_RECORDS = {
     "transformers_b200",
     "universal_trainer",
     "vectorlm",
+    "vsa_llm",
 }
 TRANSCRIBED = tuple(source for source in SOURCES if source not in ARRIVED_AS_RECORDS)
 MIB = 2**20

@@ -68,7 +68,8 @@ def _above_label(case: Case) -> bool:
 def _makes_scores(case: Case) -> bool:
     shapes = [group.block.attention for group in case.model.groups]
     grouped = any(each.sdpa_input == "grouped" and each.n_kv_heads < each.n_heads for each in shapes)
-    hands_over = case.stack.copies_kv_heads in ("none", "wide") and not case.recipe.batch.masks_padding
+    as_given = case.stack.copies_kv_heads in ("none", "wide")
+    hands_over = as_given and not case.stack.masks_padding(case.recipe.batch)
     return lacks_flash2(case.gpu) and case.recipe.attention == "sdpa" and grouped and hands_over
 
 

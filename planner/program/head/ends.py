@@ -22,6 +22,7 @@ from planner.program.head.losses import (
     split_loss,
 )
 from planner.program.head.metrics import measured
+from planner.program.head.row_pieces import loss_of_rows, of_rows
 from planner.program.head.streams import joined_streams, split_streams
 from planner.program.layers.layer_inputs import with_layer_inputs, with_soft_rows
 from planner.program.layers.megatron.linears import output_layer
@@ -334,7 +335,8 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
         weight = head_weight(torch, ends)
         if view.recipe.loss != "hf":
             kept = [hidden] if view.stack.keeps_hidden_states else []
-            return piecewise_loss(torch, view, model.head, weight, hidden), kept
+            loss_of = loss_of_rows if of_rows(view.recipe, view.stack) else piecewise_loss
+            return loss_of(torch, view, model.head, weight, hidden), kept
         if model.normhead:
             weight = _normalised(torch, weight)
         logits_of = partial(scaled_logits, torch, ends)

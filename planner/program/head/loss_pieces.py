@@ -8,6 +8,7 @@ from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.program.head.distilled import PIECE_TOKENS
 from planner.program.head.losses import EIGHTHS, TILE_COLUMNS, cuts_logits
+from planner.program.head.row_pieces import PIECE_ROWS, of_rows
 from planner.program.head.tiles import TILE_TOKENS
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
@@ -37,16 +38,25 @@ def piece_tokens(job: Job) -> Number:
     tokens, model, loss = job.recipe.batch.rows * job.recipe.batch.seq_len, job.model, job.recipe.loss
     if loss == "liger":
         return _liger_piece_tokens(model, tokens)
+    if of_rows(job.recipe, job.stack):
+        return minimum(tokens, PIECE_ROWS)
     if loss == "chunked" and job.stack.loss_pieces == "budget":
         return fused_logits(job)[0] if job.recipe.adapter else _in_planned_bytes(job, tokens)
     return ceil_div(tokens, EIGHTHS) if loss == "chunked" or cuts_logits(job.stack) else tokens
 
 
 def n_pieces(scenario: Scenario, tokens: Number) -> Number:
-    """Pieces in which Liger computes the loss of ``tokens``; elsewhere those of torchtune."""
+    """Pieces in which Liger or TRL computes the loss of ``tokens``; elsewhere those of torchtune."""
+    if of_rows(scenario.recipe, scenario.stack):
+        return ceil_div(tokens, PIECE_ROWS)
     if scenario.recipe.loss != "liger":
         return EIGHTHS
     return ceil_div(tokens, _liger_piece_tokens(scenario.model, tokens))
+
+
+def mean_piece_tokens(scenario: Scenario, tokens: Number) -> Number:
+    """Tokens of each piece that the program counts, which have all ``tokens`` together."""
+    return tokens / (n_pieces(scenario, tokens) if scenario.recipe.loss == "liger" else EIGHTHS)
 
 
 def _liger_piece_tokens(model: ModelSpec, tokens: Number) -> Number:

@@ -127,9 +127,12 @@ def cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     if splits_tokens(view):
         return _of_divided_words(torch, logits)
     scores = torch.kernel(logits, "log_softmax", saves="output")
-    if view.dtypes.autocast:
-        scores = torch.to(scores, "fp32")
-    shape = Tensor(None, scores.unit, scores.count, scores.dtype)
+    return negative_likelihood(torch, torch.to(scores, "fp32") if view.dtypes.autocast else scores)
+
+
+def negative_likelihood(torch: Operators, scores: Tensor) -> Tensor:
+    """``nll_loss``, whose gradient has the shape of the log-softmax ``scores``."""
+    shape = shape_of(scores)
     loss, labels = torch.new(Unit.TOKENS, 1, "fp32", "nll_loss"), Tensor(None, Unit.TOKENS, 1, "int64")
 
     def backward(*_: object) -> list[Tensor | None]:

@@ -259,7 +259,7 @@ def _axis(space: Space, base: Scenario, name: str) -> list[dict[str, str | bool]
         others = [not recipe.gradient_checkpointing]
     elif name == "optimizer":
         others = [*_OPTIMIZERS_OF_FULL] if recipe.method == "full" and base.hardware.gpu.is_cuda else []
-    elif name == "loss" or recipe.attention == "eager" or recipe.batch.masks_padding:
+    elif name == "loss" or recipe.attention == "eager" or base.stack.masks_padding(recipe.batch):
         # Without a mask torch's own kernel is FlashAttention 2 already.
         others = [str(move.flags[name]) for move in moves(base) if move.topic == name]
     return [{}, *({name: other} for other in others if other != getattr(recipe, name))]
