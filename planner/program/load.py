@@ -15,7 +15,8 @@ from math import inf
 
 from planner.anatomy.adapted_matrices import is_adapted
 from planner.anatomy.packing import constants_bytes, packed_bytes
-from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT
+from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT, Recipe
+from planner.domain.stack import Stack
 from planner.domain.term import TermName
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import Job, reward_job, second_job
@@ -167,7 +168,7 @@ def _reserve(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None
     reserves, numerics = job.stack.loader_reserves, job.recipe.numerics
     if reserves == "nothing" or not loader_places(job):
         return
-    if reserves == "half" and numerics.quantization in BITSANDBYTES:
+    if reserves_free(job.recipe, job.stack):
         width = ELEMENT_BYTES[numerics.load_dtype]
         n_bytes = min(sum(each.count for each in weights) * width, _most_reserved(job)) / 2
     else:
@@ -176,6 +177,11 @@ def _reserve(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None
         )
     place = "load", "", "warmup"
     stream.free(stream.allocate(Unit.ONE, n_bytes, "weights", place))
+
+
+def reserves_free(recipe: Recipe, stack: Stack) -> bool:
+    """Whether what is free on the card limits the loader's first piece."""
+    return stack.loader_reserves == "half" and recipe.numerics.quantization in BITSANDBYTES
 
 
 def _most_reserved(job: Job) -> float:
