@@ -88,7 +88,7 @@ def answer_file(
         subject,
         flags=flags_of(request, subject.scenario),
         remarks=remarks,
-        ignored=read.ignored,
+        ignored=tuple(read.ignored),
     )
 
 

@@ -102,9 +102,10 @@ def command_files(
         beside = str(line) if job.launch else _NO_FILE
         texts[line.resolve()] = launch
     remarks = []
-    if not job.says_its_tool and job.tool is not None:
+    hands_on = bool(job.arguments) and not job.says_its_tool
+    if hands_on and job.tool is not None:
         remarks.append(f"{show(job.script)} is taken to be the script of that name of {job.tool}")
-    elif not job.says_its_tool:
+    elif hands_on:
         remarks.append(f"{show(job.script)} is taken to hand its arguments to the tool that their names say")
     if job.stock:
         remarks.append(job.stock)

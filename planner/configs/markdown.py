@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from planner.configs.launchers.comments import closes_quotes
+from planner.configs.launchers.shell_texts import closes_quotes
 from planner.errors import InputFileError
 
 MARKDOWN = ".md"

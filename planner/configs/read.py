@@ -11,7 +11,7 @@ from typing import Protocol
 
 from planner.catalog.gpus import load_gpu
 from planner.configs.launchers import accelerate, deepspeed_json
-from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
+from planner.configs.launchers.fsdp_keys import Beside, found_file, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
 from planner.configs.programs.arguments import TRAINER, TRL, UNSLOTH, read_program
 from planner.configs.programs.source import SUFFIXES
@@ -208,6 +208,10 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         return _read_program(path, tool, beside)
     document = read_document(path)
     own = beside.own and tool is None
+    # A command without arguments: its program says the rest itself, whatever tool has a script of that name.
+    alone = not document.table and beside.script.endswith(".py")
+    if alone and (program := found_file(Path(beside.script), path)) is not None:
+        return _read_program(program, None, beside)
     if tool is None:
         tool = next((name for name, is_for in _BY_MEGATRON.items() if is_for(document)), None)
     refuse_other_tools(document, "ms-swift" if tool is None and ms_swift.is_ms_swift(document) else tool)

@@ -79,49 +79,41 @@ class Stop:
 
 
 @dataclass(slots=True)
-class Reading:
-    """What was read so far.  ``tool`` is the program that the file is for,
-    with the version whose defaults are taken.
+class Told:
+    """What a file says of a job beside the values of our fields.
 
+    ``tool``: the program that it is for, with the version whose defaults are taken; ``tool_name``: its name
+    for ``--tool``.  ``remarks``: keys that are not counted as they stand.  ``ignored``: unknown keys, as
+    ``file:key``.
     ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for
-    it.  ``either``: values of a field that a script may have, the likeliest first, with the sentence that
-    asks for it.  ``less``: a value that a script may have, which needs less, with that sentence.
-    ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: micro-batch x
-    accumulation x GPUs, the samples of one step, with the place that gives it; a factor that the file leaves
-    open follows from it.
-    ``least_batch``: samples that a step has at least, where the accumulation follows from it.
-    ``generated``: sequences that all GPUs generate at once, with the place that says them.
-    ``switches``: those of the stack that the file sets, with their places.  ``tool_name``: the name of the
-    tool for ``--tool``.  ``launch``: the launch file that was found and taken.  ``candidates``: launch files
-    that could be meant, where none was.  ``several``: the sharding where the job has several GPUs and nothing
-    says one, with the place that settles it.  ``one_batch``: the precision where all GPUs share a batch, with
-    the place that settles it.  ``alone``: a key that the tool takes on one GPU only.
+    it.  ``either``: values of a field that a script may have, the likeliest first, with that sentence.
+    ``less``: a value that a script may have, which needs less.
+    ``total_batch``: micro-batch x accumulation x GPUs, the samples of one step, with the place that gives it;
+    a factor that the file leaves open follows from it.  ``least_batch``: samples that a step has at least,
+    where the accumulation follows from it.  ``generated``: sequences that all GPUs generate at once.
+    ``launch``: the launch file that was found and taken.  ``candidates``: launch files that could be meant,
+    where none was.
+    ``several``: the sharding where the job has several GPUs and nothing says one, with the place that settles
+    it.  ``one_batch``: the precision where all GPUs share a batch.  ``alone``: a key that the tool takes on
+    so many GPUs only.  ``shards``: over how many GPUs FSDP2 divides.
     ``most_pixels``: of an image, above which the tool makes it smaller, with sides of whole multiples.
-    ``fits``: other stacks that the keys of the file fit as well.
-    ``shards``: over how many GPUs FSDP2 divides.
-    ``longest``: tokens of a sample, above which the tool stops with an error, with the place that says them.
-    ``script``: what a command runs, where the file stands for one.  ``in_weights_dtype``: place of what says
-    that the dtype of the checkpoint decides the precision.  ``one_process``: place of a launch that starts
-    one process without a rank, and how many GPUs it sees; 0 where that is not said.  ``served``: place of
-    what has vLLM on GPUs of its own, and how many train beside; 0 where that is not said.  ``stops``: models
-    at which there is no answer for this file.  ``dtype_left_open``: place in a file of DeepSpeed where the
-    dtype of weights that ZeRO-3 divides is left to the trainer.  ``cut_samples``: the padding with which
-    samples are only cut at ``seq``; ``packed`` where they are counted as full rows and are none.
+    ``longest``: tokens of a sample, above which the tool stops, with the place that says them.
+    ``in_weights_dtype``: place of what says that the dtype of the checkpoint decides the precision.
+    ``served``: place of what has vLLM on GPUs of its own, and how many train beside; 0 where that is not
+    said.  ``stops``: models at which there is no answer.  ``fits``: other stacks that the keys fit as well.
     """
 
     path: Path
     tool: str
-    said: dict[str, Said] = field(default_factory=dict)
+    tool_name: str = ""
     remarks: list[Remark] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     needs: dict[str, str] = field(default_factory=dict)
     either: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     less: dict[str, tuple[str, str]] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)
     total_batch: tuple[int, str] | None = None
     least_batch: tuple[int, str] | None = None
     generated: tuple[int, str] | None = None
-    switches: dict[str, tuple[str, str]] = field(default_factory=dict)
-    tool_name: str = ""
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
     several: tuple[str, str] | None = None
@@ -130,13 +122,28 @@ class Reading:
     shards: Shards | None = None
     most_pixels: tuple[int, int] | None = None
     longest: tuple[int, str] | None = None
-    script: str = ""
     in_weights_dtype: str = ""
-    one_process: tuple[str, int] = ("", 0)
     served: tuple[str, int] = ("", 0)
     stops: list[Stop] = field(default_factory=list)
-    dtype_left_open: str = ""
     fits: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Reading(Told):
+    """What was read so far: the values of our fields, and what readers tell each other.
+
+    ``switches``: those of the stack that the file sets, with their places.  ``script``: what a command runs,
+    where the file stands for one.  ``one_process``: place of a launch that starts one process without a rank,
+    and how many GPUs it sees; 0 where that is not said.  ``dtype_left_open``: place in a file of DeepSpeed
+    where the dtype of weights that ZeRO-3 divides is left to the trainer.  ``cut_samples``: the padding with
+    which samples are only cut at ``seq``; ``packed`` where they are counted as full rows and are none.
+    """
+
+    said: dict[str, Said] = field(default_factory=dict)
+    switches: dict[str, tuple[str, str]] = field(default_factory=dict)
+    script: str = ""
+    one_process: tuple[str, int] = ("", 0)
+    dtype_left_open: str = ""
     cut_samples: Padding = "longest"
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:

@@ -36,10 +36,9 @@ from planner.intake.linears import (
     with_separate_experts,
 )
 from planner.intake.model_parallel import check_parallel, degrees
-from planner.intake.own_losses import with_own_loss
 from planner.intake.rules.all_rules import Case, check
 from planner.intake.supported import is_layer_of_another, takes_liger
-from planner.intake.tasks import labels_of, stack_for, trained_model, with_trained_head
+from planner.intake.tasks import labels_of, stack_for, trained_model, with_own_loss, with_trained_head
 from planner.intake.versions import enter_own_versions, resolve_versions
 
 _OF_FILES = ("model", "data", "reward_model", "teacher_model")

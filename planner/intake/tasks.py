@@ -14,11 +14,24 @@ from planner.domain.recipes.recipe import (
     Task,
 )
 from planner.domain.stack import Stack
-from planner.domain.stack_values import FUSED_KERNELS
+from planner.domain.stack_values import FUSED_KERNELS, LogitsCopy
 from planner.errors import UsageError
 from planner.intake.given.ledger import Ledger
+from planner.intake.supported import minor_of_transformers_4
 
 _VARLEN_WIDEST = 256
+
+# The first minor version of Transformers 4 whose class takes the common loss, which others took in 46.
+_COMMON_SINCE = {
+    **dict.fromkeys(("bloom", "falcon", "gpt2", "mpt", "opt", "stablelm"), 48),
+    **dict.fromkeys(("gptj", "granite", "mistral"), 48),
+    "gpt_neox": 49,
+    "starcoder2": 47,
+}
+_NEVER_WIDENED = frozenset({"bloom", "falcon", "gpt2", "gpt_neox", "mpt", "opt", "stablelm"})
+_IN_PLACE: tuple[LogitsCopy, ...] = ("float", "shifted", "log_softmax")
+_COMMON: tuple[LogitsCopy, ...] = ("compute", "float", "shifted", "log_softmax")
+_NARROW: tuple[LogitsCopy, ...] = ("compute", "shifted", "log_softmax")
 
 
 def keeps_dropout(task: Task, stack: Stack) -> bool:
@@ -134,3 +147,13 @@ def _takes_samples(recipe: Recipe, model: ModelSpec) -> bool:
     shapes = [group.block.attention for group in model.groups if group.block.attends]
     fits = all(each.head_dim == each.value_head_dim and each.head_dim <= _VARLEN_WIDEST for each in shapes)
     return fits and not model.windows and recipe.numerics.compute_dtype != "fp32"
+
+
+def with_own_loss(stack: Stack, model: ModelSpec) -> Stack:
+    """``stack`` with the loss of the model's class, where that is Transformers' and not the common one."""
+    since, minor = _COMMON_SINCE.get(model.architecture), minor_of_transformers_4(stack)
+    is_own = since is not None and minor is not None and minor < since
+    if not is_own or stack.model_code == "own" or stack.loss_forward not in (_IN_PLACE, _COMMON):
+        return stack
+    copies = _NARROW if model.architecture in _NEVER_WIDENED else _IN_PLACE
+    return stack if stack.loss_forward == copies else replace(stack, loss_forward=copies)

@@ -19,6 +19,7 @@ from planner.domain.recipes.rollout import Rollout
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.supported import lacks_flash2
 from planner.program.head.roles import Role
 from planner.program.job import Job, generation_job, job_of
 from planner.program.ops.sizes import batch_units
@@ -78,12 +79,16 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    """Everything about a job that decides its operators; ``scenario`` is one that has them."""
+    """Everything about a job that decides its operators; ``scenario`` is one that has them.
+
+    ``lacks_flash``: whether the card runs no FlashAttention, so that torch takes another kernel.
+    """
 
     model: ModelSpec
     stack: Stack
     recipe: Recipe
     passes: Pass
+    lacks_flash: bool
     scenario: Scenario = field(compare=False)
 
 
@@ -153,7 +158,9 @@ def _structure(scenario: Scenario, passes: Pass, flags: list[bool], windows: tup
         rollout=_shortest(recipe),
         adapter=replace(recipe.adapter, rank=1) if recipe.adapter else None,
     )
-    return _Structure(scenario.model, scenario.stack, recipe, passes, replace(scenario, recipe=recipe))
+    lacks_flash = lacks_flash2(scenario.hardware.gpu)
+    scenario = replace(scenario, recipe=recipe)
+    return _Structure(scenario.model, scenario.stack, recipe, passes, lacks_flash, scenario)
 
 
 def _shortest(recipe: Recipe) -> Rollout | None:

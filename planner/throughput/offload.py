@@ -21,11 +21,12 @@ _STATE_BYTES = 12
 @dataclass(frozen=True, slots=True)
 class Transfers:
     """Bytes per step over one GPU's host link.  ``fetched``: weights on their way to a layer, which
-    prefetching hides in part.
+    prefetching hides in part.  ``saved``: activations, which leave and return beside kernels.
     """
 
     fetched: Number
     exposed: Number
+    saved: Number = 0
 
 
 def transfers(job: TimedJob) -> Transfers:
@@ -33,14 +34,19 @@ def transfers(job: TimedJob) -> Transfers:
 
     Formula: ``(2 P G + 2 P + 4 P_all G) / n``, with ``n`` GPUs and ``G`` micro-steps.  Gradients go to the
     host in each micro-step.  Updated 16-bit weights come back once, unless weights live on the host.  Host
-    weights are fetched forward and again backward in each micro-step.  Offloaded activations go out and back.
+    weights are fetched forward and again backward in each micro-step.  Offloaded activations go out and back
+    on a stream of their own, for which kernels do not wait until they read them.
     Source: ZeRO-Offload (arXiv 2101.06840) section 4; deepspeed ``runtime/zero/stage3.py``,
-    ``partitioned_param_swapper.py``.
+    ``partitioned_param_swapper.py``; torchtune 0.4.0 training/_activation_offloading.py OffloadActivations
+    (``use_streams``), which TRL has, too; unsloth_zoo gradient_checkpointing.py UnslothCheckpointFunction
+    (``EXTRA_STREAMS``).
+    Ignored: Unsloth's checkpoints of 2024 and Axolotl's ``offload``, which copy on the stream of the kernels.
     """
     recipe = job.recipe
     micro_steps = recipe.batch.grad_accum
     exposed: Number = 0
     fetched: Number = 0
+    saved: Number = 0
     if recipe.offloads_optimizer:
         share = job.own.trained * job.regime.gradient / job.world
         exposed = share * (micro_steps + (0 if recipe.offloads_params else 1))
@@ -49,8 +55,8 @@ def transfers(job: TimedJob) -> Transfers:
     if recipe.offloads_activations:
         values = unit_values(job.scenario, job.micro)
         copies = copies_to_host(job.own, values, SENT)
-        fetched = fetched + 2 * micro_steps * sum(count * n_bytes for count, n_bytes in copies)
-    return Transfers(fetched, exposed)
+        saved = 2 * micro_steps * sum(count * n_bytes for count, n_bytes in copies)
+    return Transfers(fetched, exposed, saved)
 
 
 def cpu_adam_seconds(job: TimedJob) -> Number:

@@ -59,7 +59,7 @@ def predict_time(
     GPU kernels of a micro-step run one after another.  The host issues them ahead, so a micro-step takes the
     longer of both; int8 products wait for the GPU at every matrix, so their issue time adds.  Collectives and
     weight fetches hide behind both by ``comm_overlap`` (FSDP: all but its ends) at most, and slow
-    the kernels; gradient transfers, the CPU update and NVMe do not hide.
+    the kernels; offloaded activations hide whole, gradient transfers, the CPU update and NVMe do not.
     Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run,
     where it is asked for.
     """
@@ -153,10 +153,10 @@ def _once_per_step_terms(job: TimedJob, passes_s: Number) -> list[TimeTerm]:
         )
     if recipe.offload != "none":
         moved, rate = transfers(job), job.rates.host_link_bytes_per_s
-        fetch_hidden = minimum(moved.fetched / rate * overlap, maximum(0.0, passes_s - hidden))
-        terms += _term(
-            "host_transfers", (moved.fetched + moved.exposed) / rate, "offload:transfers", fetch_hidden
-        )
+        beside = (moved.fetched * overlap + moved.saved) / rate
+        whole = (moved.fetched + moved.exposed + moved.saved) / rate
+        fetch_hidden = minimum(beside, maximum(0.0, passes_s - hidden))
+        terms += _term("host_transfers", whole, "offload:transfers", fetch_hidden)
         terms += _term("cpu_adam", cpu_adam_seconds(job), "offload:cpu_adam_seconds")
         terms += _term("nvme", nvme_seconds(job), "offload:nvme_seconds")
     return terms

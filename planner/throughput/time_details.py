@@ -104,9 +104,9 @@ def _collectives(job: TimedJob, _: TimeTerm) -> str:
 
 def _transfers(job: TimedJob, _: TimeTerm) -> str:
     moved = transfers(job)
-    rate = job.rates.host_link_bytes_per_s / GIGA
+    fetched, rate = moved.fetched + moved.saved, job.rates.host_link_bytes_per_s / GIGA
     return (
-        f"{moved.fetched / GIGA:.2f} GB fetched, {moved.exposed / GIGA:.2f} GB of gradients and "
+        f"{fetched / GIGA:.2f} GB fetched, {moved.exposed / GIGA:.2f} GB of gradients and "
         f"updates at {rate:.1f} GB/s"
     )
 

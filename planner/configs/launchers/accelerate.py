@@ -10,9 +10,9 @@ from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, FsdpKeys
 from planner.configs.launchers.launch import LAUNCH_LINE, OPEN_NODES, VISIBLE
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
 from planner.configs.said_by_file import Reading, Shards
+from planner.configs.shared.kernels import read_attention
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys, is_left_open
-from planner.configs.shared.model_args import read_attention
 from planner.errors import UsageError, show
 
 TOOL = "Accelerate 1.15.0"
@@ -33,10 +33,6 @@ _DEEPSPEED_HARMLESS = names_in("accelerate.toml", "harmless_of_deepspeed")
 def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what a configuration of Accelerate says;
     what a trainer has said before wins where both may say it.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
     """
     said = keys.get("distributed_type")
     # YAML reads a bare NO as false.
@@ -60,28 +56,22 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
             reading.remark(dynamo.where("dynamo_backend"), _COMPILED)
     read_counts(keys, reading, kind)
     _read_precision(keys, reading)
-    fsdp, deepspeed = keys.part("fsdp_config"), keys.part("deepspeed_config")
+    fsdp, deepspeed = keys.section("fsdp_config"), keys.section("deepspeed_config")
     if kind == "FSDP":
         read_fsdp(
-            fsdp or Keys(keys.path, {}),
+            fsdp,
             reading,
             FsdpKeys(_FSDP_VERSION, where=keys.where("distributed_type")),
         )
     elif kind == "DEEPSPEED":
-        _read_deepspeed(deepspeed or Keys(keys.path, {}), reading, beside)
+        _read_deepspeed(deepspeed, reading, beside)
     _read_parallelism(keys, reading, kind)
     keys.skip(_HARMLESS)
-    _skip_unused(kind, fsdp, deepspeed)
-    fp8 = keys.part("fp8_config")
-    if fp8 is not None:
-        fp8.skip(fp8.left_over_here())
-
-
-def _skip_unused(kind: str, fsdp: Keys | None, deepspeed: Keys | None) -> None:
-    """Tables of another kind of distribution say nothing about this job."""
+    # Tables of another kind of distribution say nothing about this job.
     for name, part in (("FSDP", fsdp), ("DEEPSPEED", deepspeed)):
-        if part is not None and kind != name:
-            part.skip(part.left_over_here())
+        if kind != name:
+            part.skip_rest()
+    keys.section("fp8_config").skip_rest()
 
 
 def _left_to_the_shell(keys: Keys, reading: Reading) -> bool:
@@ -163,7 +153,7 @@ def _read_fp8(keys: Keys, reading: Reading) -> None:
     Source: accelerate 1.15 accelerator.py ``__init__``, utils/dataclasses.py AORecipeKwargs and
     set_mixed_precision, utils/modeling.py get_mixed_precision_context_manager.
     """
-    part = keys.part("fp8_config") or Keys(keys.path, {}, "fp8_config.")
+    part = keys.section("fp8_config")
     backend = (part.text("backend") or "AO").upper()
     if backend not in ("AO", "TORCHAO"):
         raise part.not_modelled(
@@ -193,7 +183,7 @@ def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
             _read_replicas(part, name, reading)
         elif name.endswith("shard_size") and (shards := part.count(name) or 1) > 1:
             reading.shards = Shards(shards, part.where(name))
-    part.skip(part.left_over_here())
+    part.skip_rest()
 
 
 def _read_kernel(part: Keys, name: str, reading: Reading) -> None:

@@ -42,6 +42,7 @@ from planner.configs.launchers.script_names import (
     as_program,
     refuse_script,
     refuse_unread_program,
+    runs_program,
     said_by_name,
     trains_always,
     unread_program,
@@ -88,6 +89,7 @@ _FALSE = "no_"
 # Words that may be several, or none, and one that may be several behind a value.
 _SEVERAL = re.compile(r"\$[@*]|\$\{[@*]\}|\$\{\w+\[[@*]\]\}")
 _BARE_VARIABLE = re.compile(rf"\$\w+|\$\{{\w+\}}|{_SEVERAL.pattern}")
+_Command = tuple[list[str], dict[str, str], Path]
 _KEPT_NO = frozenset({"no_cuda"})
 
 
@@ -127,7 +129,7 @@ def how_many(path: Path, text: str) -> int:
     Raises:
         InputFileError: too long, or quotes that are not closed.
     """
-    return sum(_starts_training(*each[:2]) for each in _every_command(path, text))
+    return len(_trainings(path, _every_command(path, text)))
 
 
 def started(path: Path, text: str, number: int | None = None) -> Started:
@@ -140,8 +142,9 @@ def started(path: Path, text: str, number: int | None = None) -> Started:
         NotModelledError: a training that no formula covers.
     """
     every = _every_command(path, text)
-    found = [each for each in every if _starts_training(*each[:2])]
-    if not found and (array := next((words[0] for words, *_ in every if _is_array(words)), "")):
+    found = _trainings(path, every)
+    arrays = (words[0] for words, *_ in every if words and _SEVERAL.fullmatch(words[0]))
+    if not found and (array := next(arrays, "")):
         raise UsageError(
             f"{path}: the words of '{show(array)}' depend on more than this text: give them with --command"
         )
@@ -175,13 +178,13 @@ def _refuse_open_script(path: Path, job: Started) -> None:
         raise UsageError(f"{path}: '{show(job.script)}' {what}")
 
 
-def _every_command(path: Path, text: str) -> list[tuple[list[str], dict[str, str], Path]]:
+def _every_command(path: Path, text: str) -> list[_Command]:
     """Words and variables of each command, and the folder into which the text went before it."""
     if len(text) > _MOST_CHARACTERS:
         raise InputFileError(
             path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
         )
-    found, folder = list[tuple[list[str], dict[str, str], Path]](), Path()
+    found, folder = list[_Command](), Path()
     for words, variables, for_sure in commands(path, text):
         if words[:1] == ["cd"] and len(words) == 2 and for_sure:
             folder /= words[1]
@@ -233,6 +236,12 @@ def _option(words: Sequence[str], name: str) -> str:
     return words[words.index(name) + 1] if name in words[:-1] else ""
 
 
+def _trainings(path: Path, every: list[_Command]) -> list[_Command]:
+    """The commands that start a training; where none does, those that run a program which is here."""
+    found = [each for each in every if _starts_training(*each[:2])]
+    return found or [each for each in every if _launcher(each[0]) and runs_program(path, each[0])]
+
+
 def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool:
     kind = _launcher(words)
     if kind == "llama-factory" and words[1] != "train":
@@ -250,11 +259,6 @@ def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool
 def _name(word: str) -> str:
     """An option's name as Python has it."""
     return word.lstrip("-").partition("=")[0].replace("-", "_")
-
-
-def _is_array(words: Sequence[str]) -> bool:
-    """Whether a whole command is the words of an array that stayed as it is written."""
-    return bool(words) and _SEVERAL.fullmatch(words[0]) is not None
 
 
 def _options(path: Path, words: Sequence[str], switches: frozenset[str]) -> tuple[dict[str, Any], list[str]]:

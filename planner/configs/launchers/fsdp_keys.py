@@ -158,10 +158,6 @@ class FsdpKeys:
 def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
     """Enter a table of FSDP's settings, whose keys may begin with ``fsdp_``;
     ``found`` holds what is known before it.
-
-    Raises:
-        InputFileError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
     """
     prefix = _Prefixed(keys)
     version = keys.count(prefix("version"))

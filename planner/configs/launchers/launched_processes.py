@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.configs.launchers.launch import OPEN_NODES, VISIBLE
 from planner.configs.launchers.shell import unknown
-from planner.configs.tools.llama_factory.llama_factory_v1_task import is_pair_table
+from planner.configs.tools.llama_factory.llama_factory_v1 import is_pair_table
 from planner.errors import NotModelledError, UsageError, show
 
 # Variables by which LLaMA-Factory trains in another way (hparams/parser.py, launcher.py and extras/misc.py of

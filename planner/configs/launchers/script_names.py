@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from planner.configs.launchers.fsdp_keys import found_file
 from planner.configs.tools.other_tools import BRIDGE
 from planner.errors import NotModelledError, show
 
@@ -126,6 +127,15 @@ def refuse_unread_program(path: Path, words: Sequence[str]) -> None:
         raise NotModelledError(
             f"{path}: command lines of {program} are not read: say the job by flags (plan --help)"
         )
+
+
+def runs_program(path: Path, words: Sequence[str]) -> bool:
+    """Whether a command runs a program without arguments that lies beside ``path`` or here, and whose name
+    is not that of other work.
+    """
+    script = words[-1]
+    here = script.endswith(".py") and found_file(Path(script), path) is not None
+    return here and not works_otherwise(words, said=False)
 
 
 def trains_always(word: str) -> bool:

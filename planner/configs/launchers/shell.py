@@ -15,9 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.configs.launchers.comments import uncommented
-from planner.configs.launchers.documents import with_documents
 from planner.configs.launchers.script_names import as_program
+from planner.configs.launchers.shell_texts import uncommented, with_documents
 from planner.configs.launchers.variables import with_depth, with_values
 from planner.errors import InputFileError
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from planner.configs.launchers.comments import uncommented
 from planner.configs.launchers.conditions import decided, unrolled
+from planner.configs.launchers.shell_texts import uncommented
 from planner.errors import InputFileError
 from planner.files.reading import read_text
 from planner.units import KIB

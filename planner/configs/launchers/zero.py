@@ -91,12 +91,7 @@ def say_offload(keys: Keys, devices: tuple[str, str], stage: int, reading: Readi
 
 
 def read_zero(zero: Keys, reading: Reading) -> None:
-    """Enter a table of ZeRO's settings.
-
-    Raises:
-        InputFileError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter a table of ZeRO's settings."""
     zero.rename(_SHORT)
     zero.refuse_switched_on(_ZERO_UNMODELLED)
     zero.refuse_above_one({"mics_shard_size": "a MiCS shard"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ _TASKS = {
     "RewardTrainer": "reward",
     "GRPOTrainer": "grpo",
 }
+_TRAINER = re.compile("(?:Trainer|Parser)$")
 # What a trainer is given beside settings; none of it moves memory, or it is read by itself.
 _OBJECTS = words(
     """
@@ -87,11 +89,23 @@ def read_program(path: Path, capability: tuple[int, ...] | None) -> Program:
     """
     source = read_source(path)
     walk = Walk(source, capability)
-    walk.to_training()
+    if not any(_TRAINER.search(name) for name in _names(source)):
+        raise _no_trainer(source, parses=0)
+    try:
+        walk.to_training()
+    except NotModelledError:
+        if walk.parses:
+            raise _no_trainer(source, parses=walk.parses) from None
+        raise
     trainer = walk.trainer
     if trainer is None or (walk.parses and not isinstance(trainer.given.get("args"), Made)):
         raise _no_trainer(source, parses=walk.parses)
     return _Table(source, walk, trainer).program()
+
+
+def _names(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        yield from (str(getattr(node, part, "")) for part in ("id", "attr", "name"))
 
 
 def _no_trainer(source: Source, *, parses: int) -> InputFileError:

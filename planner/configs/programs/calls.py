@@ -9,11 +9,19 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from planner.configs.programs.source import Source
-from planner.configs.programs.values import Library, Made, Model, Own, Unknown, is_known, unknown
+from planner.configs.programs.values import (
+    Library,
+    Made,
+    Model,
+    Own,
+    Unknown,
+    changed_text,
+    is_known,
+    unknown,
+)
 from planner.errors import NotModelledError, show
 from planner.words import words
 
-_LIBRARIES = words("transformers trl peft unsloth bitsandbytes accelerate liger_kernel torch")
 _MODEL = re.compile(r"\w*ForCausalLM\.from_pretrained|Fast(?:Language)?Model\.from_pretrained")
 _OTHER_MODEL = re.compile(
     r"\w*Model\w*\.from_pretrained|\w*For[A-Z]\w*\.from_pretrained|\w*Model\w*\.from_config"
@@ -46,12 +54,18 @@ _HARMLESS_METHODS = frozenset(
         """
     )
 )
+_NOT_COUNTED = {
+    "resize_token_embeddings": "counted with the vocabulary of the checkpoint",
+    "generate": "what is generated here is not counted",
+}
 _HARMLESS_ATTRIBUTES = words("config is_parallelizable model_parallel")
 _DTYPES = {
     **{name: name for name in ("bfloat16", "float16", "float32", "uint8")},
     "half": "float16",
     "float": "float32",
 }
+# How what a class of the program makes is called here.
+_OWN = " of the program"
 _FIRST_WITH_BF16 = (8, 0)
 _ARGUMENTS = {
     "from_pretrained": ("model_name",),
@@ -106,13 +120,7 @@ class Calls(ABC):
 
     def makes(self, library: Library) -> bool:
         """Whether calling this makes or changes what trains."""
-        name = library.name.partition(".")[0]
-        last = library.last
-        return name in _LIBRARIES and bool(
-            re.match(
-                r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*LoraConfig|prepare_model", last
-            )
-        )
+        return library.trains and bool(_MAKES.match(library.last))
 
     def attribute(self, node: ast.Attribute, owner: Any) -> Any:
         """An attribute of a library, of arguments or of a trainer."""
@@ -124,7 +132,19 @@ class Calls(ABC):
             return Library(f"{owner.name}.{node.attr}")
         if isinstance(owner, Made) and node.attr in owner.given:
             return owner.given[node.attr]
+        if isinstance(owner, Own) and isinstance(owner.node, ast.ClassDef):
+            return self._constants(owner.node).get(node.attr, unknown(node))
         return unknown(node)
+
+    def _constants(self, node: ast.ClassDef) -> dict[str, Any]:
+        """What a class of the program sets in its body."""
+        found: dict[str, Any] = {}
+        for each in node.body:
+            target = each.targets[0] if isinstance(each, ast.Assign) else getattr(each, "target", None)
+            value = getattr(each, "value", None)
+            if isinstance(target, ast.Name) and isinstance(value, ast.expr):
+                found[target.id] = self.value(value)
+        return found
 
     def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
         """Values by place and by name; with ``names`` all of them by name."""
@@ -148,6 +168,9 @@ class Calls(ABC):
             TrainedError: the trainer trains.
         """
         owner = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        if isinstance(owner, str) and isinstance(node.func, ast.Attribute):
+            changed = changed_text(owner, node.func.attr, self.arguments(node)[0])
+            return unknown(node) if changed is None else changed
         if isinstance(owner, Made):
             return self._method(node, owner, node.func.attr if isinstance(node.func, ast.Attribute) else "")
         called = (
@@ -162,28 +185,41 @@ class Calls(ABC):
         return self._unknown_call(node, "")
 
     def _of_library(self, node: ast.Call, library: Library) -> Any:
-        two = ".".join(library.name.split(".")[-2:])
         if _PARSES.search(library.name):
             self.parses = node.lineno
         if answer := self._of_torch(library):
             return answer[0]
-        if library.name.partition(".")[0] not in _LIBRARIES:
-            return self._unknown_call(node, library.last)
+        made = self._made(node, library) if library.trains else None
+        return self._unknown_call(node, library.last) if made is None else made
+
+    def _made(self, node: ast.Call, library: Library) -> Any:
+        """What a call of a library that trains makes; nothing where it is none that is known."""
+        two = ".".join(library.name.split(".")[-2:])
         if _MODEL.fullmatch(two):
             return self._loaded(node, two)
         if _OTHER_MODEL.fullmatch(two):
             raise self.refused(node, "how such a model trains is not read from a program")
         if _PREPARES.search(library.name):
-            model = self._model(node, "prepares")
-            model.prepared = Made("prepared", self.arguments(node, _ARGUMENTS["prepares"])[1], node.lineno)
-            return model
+            return self._prepared(node)
         if library.last == "get_peft_model":
             return self._adapted(node, unsloth="FastLanguageModel" in two or "FastModel" in two)
+        if library.last == "setup_chat_format":
+            return self._with_tokens(node)
         if _TRAINER.match(library.last):
             return self._made_trainer(node, library.last)
         if _SETTINGS.match(library.last):
             return Made(library.last, self.arguments(node, _ARGUMENTS["Config"])[1], node.lineno)
-        return self._unknown_call(node, library.last)
+        return None
+
+    def _prepared(self, node: ast.Call) -> Model:
+        model = self._model(node, "prepares")
+        model.prepared = Made("prepared", self.arguments(node, _ARGUMENTS["prepares"])[1], node.lineno)
+        return model
+
+    def _with_tokens(self, node: ast.Call) -> list[Any]:
+        model = self._model(node, "get_peft_model")
+        model.remarks.append((node.lineno, _NOT_COUNTED["resize_token_embeddings"]))
+        return [model, Unknown("tokenizer")]
 
     def _of_torch(self, library: Library) -> tuple[Any] | None:
         """What the card decides; in a tuple, for it may be nothing."""
@@ -241,6 +277,8 @@ class Calls(ABC):
             raise self.refused(node, f"what {own.node.name} changes in {show(bases)} is not known")
         if any(isinstance(each, Model) for each in (*given[0], *given[1].values())):
             raise self.refused(node, "what this does with the model is not known")
+        if isinstance(own.node, ast.ClassDef) and not given[0]:
+            return Made(f"{own.node.name}{_OWN}", {**self._constants(own.node), **given[1]}, node.lineno)
         return unknown(node)
 
     def _method(self, node: ast.Call, owner: Made, name: str) -> Any:
@@ -253,19 +291,21 @@ class Calls(ABC):
                     name, self.arguments(node, ("gradient_checkpointing_kwargs",))[1], node.lineno
                 )
                 return None
-            if name == "resize_token_embeddings":
-                owner.remarks.append((node.lineno, "counted with the vocabulary of the checkpoint"))
-                return None
+            if name in _NOT_COUNTED:
+                owner.remarks.append((node.lineno, _NOT_COUNTED[name]))
+                return unknown(node)
             placed, given = self.arguments(node)
             if name in ("to", "cuda") and not any(map(_is_dtype, (*placed, *given.values()))):
                 return owner
+        if owner.kind.endswith(_OWN):
+            return self._unknown_call(node, name)
         if name in _HARMLESS_METHODS:
             return owner if name in ("train", "eval") else unknown(node)
         raise self.refused(node, "what this changes in what is trained is not known")
 
     def set_attribute(self, owner: Made, target: ast.Attribute, value: Any) -> None:
         """An attribute of what was made: of arguments it is one of them."""
-        if _SETTINGS.match(owner.kind):
+        if _SETTINGS.match(owner.kind) or owner.kind.endswith(_OWN):
             owner.given[target.attr] = value
         elif not (
             isinstance(owner, Model) and target.attr in ("config", "is_parallelizable", "model_parallel")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ SUFFIXES = (".py", ".ipynb")
 _MAX_BYTES = {".py": 256 * KIB, ".ipynb": 8 * MIB}
 # What a line of IPython begins with that is no Python: magics, shell commands, help.
 _NO_PYTHON = ("%", "!", "?")
+# The first line of a cell that is handed to another program whole; these run it as Python.
+_OF_OTHERS = re.compile(r"\s*%%(?!capture|time|prun|memit)")
+_TRAINS = re.compile(r"Trainer\b|from_pretrained|get_peft|Arguments\(|Config\(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,7 @@ def read_source(path: Path) -> Source:
     if path.suffix == ".ipynb":
         text, starts = _joined(_cells(path, text))
     try:
-        with warnings.catch_warnings():
-            # What Python says of the user's text, such as of a wrong escape, is no word of ours.
-            warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+        tree = _parsed(text)
     except SyntaxError as error:
         line = f"line {error.lineno}: " if error.lineno else ""
         raise InputFileError(path, f"not Python 3: {line}{error.msg}") from None
@@ -57,6 +58,13 @@ def read_source(path: Path) -> Source:
     if not tree.body:
         raise InputFileError(path, "holds no statement: give the program that trains")
     return Source(path, tree, starts)
+
+
+def _parsed(text: str) -> ast.Module:
+    with warnings.catch_warnings():
+        # What Python says of the user's text, such as of a wrong escape, is no word of ours.
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
 
 
 def _cells(path: Path, text: str) -> list[str]:
@@ -69,7 +77,21 @@ def _cells(path: Path, text: str) -> list[str]:
 
 
 def _python_of(cell: str) -> str:
-    """A cell without what is no Python; what goes on behind a backslash goes with its line."""
+    """A cell without what is no Python; what goes on behind a backslash goes with its line.
+
+    Blank where it is for another program (``%%bash``), or is no Python and says nothing of a training.
+    """
+    if _OF_OTHERS.match(cell):
+        return "\n" * cell.count("\n")
+    code = _without_magics(cell)
+    try:
+        _parsed(code)
+    except (SyntaxError, ValueError):
+        return code if _TRAINS.search(code) else "\n" * code.count("\n")
+    return code
+
+
+def _without_magics(cell: str) -> str:
     lines, goes_on = list[str](), False
     for line in cell.splitlines():
         body = line.lstrip()

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.units import TERA
+from planner.words import words
 
+_LIBRARIES = words("transformers trl peft unsloth bitsandbytes accelerate liger_kernel torch")
 _LONGEST_TEXT = 10_000
 _LARGEST_NUMBER = 1_000 * TERA
 _SHOWN = 60
@@ -52,6 +54,11 @@ class Library:
     def is_imported(self) -> bool:
         """Whether it is a package's, not Python's own."""
         return not self.name.startswith("builtins.")
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is of a package that trains."""
+        return self.name.partition(".")[0] in _LIBRARIES
 
     @property
     def last(self) -> str:
@@ -123,6 +130,15 @@ def combined(node: ast.BinOp, left: Any, right: Any) -> Any:
         return operate(left, right)
     except ZeroDivisionError:
         return unknown(node)
+
+
+def changed_text(text: str, method: str, values: Sequence[Any]) -> Any:
+    """What a method of a text gives, for those that settings are written with; ``None`` of others."""
+    if method == "split" and all(isinstance(each, str) and each for each in values):
+        return text.split(*values[:1])
+    if method in ("strip", "lower", "upper") and not values:
+        return str(getattr(text, method)())
+    return None
 
 
 def turned(node: ast.UnaryOp, value: Any) -> Any:

@@ -40,10 +40,10 @@ _READS = frozenset(
     )
 )
 # Variables of the environment that move memory, by their names; of one of them a value is known.
-_MATTERS = re.compile("ALLOC_CONF|UNSLOTH|ACCELERATE|FSDP|DEEPSPEED")
+_MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)")
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-# Packages whose settings may be set without touching a model's memory; others may replace its code.
-_SETTINGS = ("torch.backends", "os", "logging", "warnings", "random", "numpy", "datasets", "wandb", "sys")
+# Settings of the libraries that train which leave a model as it is; others may replace its code.
+_SETTINGS = ("torch.backends", "torch._dynamo", "torch._inductor", "transformers.logging")
 _HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
 
 
@@ -203,9 +203,9 @@ class Walk(Calls):
         owner = self.value(target.value)
         if isinstance(owner, Made):
             self.set_attribute(owner, target, value)
-        elif isinstance(owner, Library) and owner.is_imported and not owner.name.startswith(_SETTINGS):
+        elif isinstance(owner, Library) and owner.trains and not owner.name.startswith(_SETTINGS):
             raise self.refused(target, f"what it changes in {owner.name} is not known")
-        elif not isinstance(owner, Library) and target.attr not in _HARMLESS_CONFIG and self._touches(target):
+        elif not isinstance(owner, Library) and not _is_harmless(target) and self._touches(target):
             raise self.refused(target, "what this changes in what is trained is not known")
 
     def value(self, node: ast.expr) -> Any:
@@ -299,6 +299,11 @@ class Walk(Calls):
                 yield name, self.value(default)
         yield from zip(names, given[0], strict=False)
         yield from given[1].items()
+
+
+def _is_harmless(target: ast.Attribute) -> bool:
+    """Whether an attribute says nothing of a training step: what is generated, labels, special tokens."""
+    return target.attr in _HARMLESS_CONFIG or "generation_config" in ast.unparse(target)
 
 
 def _only_reads(node: ast.AST) -> bool:

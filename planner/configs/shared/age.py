@@ -17,16 +17,26 @@ TRANSFORMERS_4 = names_in("transformers.toml", "gone_with_5")
 Age = TypeVar("Age")
 
 
-def pick_age(reading: Reading, ages: Sequence[Age], stacks: Mapping[Age, str], asked: str) -> Age:
+def enter_age(
+    reading: Reading,
+    ages: Sequence[Age],
+    releases: Mapping[Age, tuple[str, str]],
+    asked: str,
+    sign: tuple[str, str] = ("", ""),
+) -> Age:
     """The likeliest of the ``ages`` that a file's keys fit, which is the first; the others are entered, too.
 
-    ``stacks``: the stack of every age.  ``asked``: the one that the file is read for, whatever its keys say.
+    ``releases``: stack and tool with version of every age.  ``asked``: the stack that the file is read for,
+    whatever its keys say.  ``sign``: the place of what tells the age, and the sentence that says so.
     """
-    for age, stack in stacks.items():
-        if stack == asked:
-            return age
-    reading.fits = tuple(stacks[age] for age in ages[1:])
-    return ages[0]
+    age = next((each for each, (stack, _) in releases.items() if stack == asked), ages[0])
+    stack, tool = releases[age]
+    if stack != asked:
+        reading.fits = tuple(releases[each][0] for each in ages[1:])
+    if stack != reading.value("stack"):
+        place, text = sign if age == ages[0] else ("", "as asked")
+        reading.take_stack(stack, tool, place or str(reading.path), text)
+    return age
 
 
 def refuse_no_training(keys: Keys) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 
 # LLaMA-Factory looks for a module's name anywhere in a parameter's: norm trains the norms of all layers, too.
 _ENDS = {"embed_tokens": "embed", "lm_head": "head"}
@@ -180,9 +180,10 @@ def _read_beside_adapters(
         what = f"nothing is trained by {engine}" if engine else "which adapters it leaves"
         raise keys.not_modelled(name, f"beside adapters it freezes them as well; {what} is not modelled")
     if not _makes_inputs_require_gradient(written) and not keys.flag("gradient_checkpointing"):
-        raise UsageError(
-            f"{keys.where(name)}: beside adapters it freezes them as well, and backward stops at a loss "
-            f"without a gradient; take it out [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            name,
+            "beside adapters it freezes them as well, and backward stops at a loss without a gradient; take "
+            "it out",
         )
     reading.remark(
         keys.where(name),

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PARAMETER, TARGET_PATTERN
-from planner.errors import InputFileError, NotModelledError, UnreadKeyError, show
+from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, UnreadKeyError, UsageError, show
 
 # What a key may hold that switches something off.
 _PLAIN = (bool, int, float, str, type(None))
@@ -238,6 +238,10 @@ class Keys:
             raise self.wrong(name, "a table", value)
         return self._parts.setdefault(name, Keys(self.path, value, f"{self._prefix}{name}."))
 
+    def section(self, name: str) -> Keys:
+        """The table below a key, empty where there is none; raises as :meth:`part`."""
+        return self.part(name) or Keys(self.path, {}, f"{self._prefix}{name}.")
+
     def wrong(self, name: str, wanted: str, value: object) -> InputFileError:
         """The error about a value that cannot be used."""
         return InputFileError(
@@ -247,6 +251,10 @@ class Keys:
     def not_modelled(self, name: str, why: str) -> NotModelledError:
         """The error about a key whose effect no formula covers."""
         return NotModelledError(f"{self.where(name)}: {why}")
+
+    def stops(self, name: str, why: str) -> UsageError:
+        """The error about a key at which the tool itself stops."""
+        return UsageError(f"{self.where(name)}: {why} [{REFUSED_BY_TOOL}]")
 
     def refuse_switched_on(self, reasons: Mapping[str, str]) -> None:
         """Read keys that change memory or time in a way that no formula covers; off, they say nothing.
@@ -277,6 +285,15 @@ class Keys:
     def skip(self, names: Iterable[str]) -> None:
         """Count keys as read that change neither memory nor the time of a step."""
         self._read.update(names)
+
+    def skip_rest(self) -> None:
+        """Count all keys of this table as read."""
+        self.skip(self._table)
+
+    def refuse_rest(self, why: str) -> None:
+        """Raises: NotModelledError where nobody read a key of this table."""
+        for name in self.left_over_here():
+            raise self.not_modelled(name, why)
 
     def refuse_unknown(self) -> None:
         """:meth:`refuse_unknown_here`, in the tables below as well."""

@@ -14,7 +14,6 @@ from planner.configs.shared.age import first_held
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.domain.model import ModelSpec
-from planner.errors import REFUSED_BY_TOOL, UsageError
 
 _CONFIG = "trl 1.16.0 trainer/grpo_config.py"
 UP_TO_0_17 = "vllm_device"
@@ -102,7 +101,7 @@ def _read_sequences(keys: Keys, reading: Reading) -> None:
     if (sequences := keys.count(name)) is None:
         return
     if keys.has("steps_per_generation"):
-        raise UsageError(f"{keys.where(name)}: not beside steps_per_generation [{REFUSED_BY_TOOL}]")
+        raise keys.stops(name, "not beside steps_per_generation")
     reading.generated = (sequences, keys.where(name))
 
 

@@ -22,9 +22,9 @@ from planner.configs.launchers.fsdp_keys import (
 )
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import refuse_no_training
+from planner.configs.shared.kernels import say_liger
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.liger import say_liger
 from planner.configs.shared.stock import stock_engine
 from planner.configs.yaml_or_json import Document, read_document
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
@@ -56,10 +56,6 @@ def read_trainer(
 
     ``own_loss``: the tool's trainer takes the loss itself, and Liger's kernels leave it as it is.
     ``evaluates_behind``: the tool evaluates behind the training where ``do_eval`` says so.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
     """
     refuse_no_training(keys)
     keys.refuse_switched_on(_UNMODELLED)
@@ -119,69 +115,47 @@ def remark_on_tf32(keys: Keys, reading: Reading) -> None:
         )
 
 
-def read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter FSDP, DeepSpeed and Accelerate, from this file,
-    from those that it names and from those given beside it.
-
-    Raises:
-        UsageError: a file or a value that cannot be used.
-        NotModelledError: something that no formula covers.
+def read_distribution(keys: Keys, reading: Reading, beside: Beside, shipped: Document | None = None) -> None:
+    """Enter FSDP, DeepSpeed and Accelerate, from this file, from those that it names and from those given
+    beside it.
     """
     _read_fsdp(keys, reading)
-    read_files(keys, reading, beside)
+    read_files(keys, reading, beside, shipped)
 
 
-def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
+def read_files(keys: Keys, reading: Reading, beside: Beside, shipped: Document | None = None) -> None:
     """Enter DeepSpeed and Accelerate, from the files given beside this one, else from those that it names.
 
-    Raises:
-        UsageError: a file or a value that cannot be used.
-        NotModelledError: something that no formula covers.
+    ``shipped``: the file of DeepSpeed that comes with the tool under the name that is said.
     """
     read_given_launch(reading, beside)
     if beside.deepspeed is not None:
         keys.skip(("deepspeed",))
         usual = None if beside.deepspeed.exists() else stock_engine(str(beside.deepspeed))
-        finish_deepspeed(Keys.of(usual or read_document(beside.deepspeed)), reading)
+        _finish_deepspeed(Keys.of(usual or read_document(beside.deepspeed)), reading)
     elif not keys.get("deepspeed"):
         return  # Trainers ask whether it is true: an empty one says nothing.
     elif isinstance(keys.get("deepspeed"), dict):
-        part = keys.part("deepspeed")
-        if part is not None:
-            read_deepspeed(part, reading)
+        read_deepspeed(keys.section("deepspeed"), reading)
     else:
-        finish_deepspeed(Keys.of(referred(keys, "deepspeed", DEEPSPEED_FILE, reading)), reading)
+        found = shipped or referred(keys, "deepspeed", DEEPSPEED_FILE, reading)
+        _finish_deepspeed(Keys.of(found), reading)
 
 
-def finish_deepspeed(keys: Keys, reading: Reading) -> None:
-    """Enter a file of DeepSpeed's, and what nobody read of it.
-
-    Raises:
-        UsageError: a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+def _finish_deepspeed(keys: Keys, reading: Reading) -> None:
+    """Enter a file of DeepSpeed's, and what nobody read of it."""
     read_deepspeed(keys, reading)
     reading.finish(keys)
 
 
 def read_given_launch(reading: Reading, beside: Beside) -> None:
-    """Enter the launch that is given beside a config, where one is.
-
-    Raises:
-        UsageError: a file or a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter the launch that is given beside a config, where one is."""
     if beside.accelerate is not None:
         read_launch_file(remark_on_twice(read_document(beside.accelerate), reading), reading, beside)
 
 
 def read_launch_file(document: Document, reading: Reading, beside: Beside) -> None:
-    """Enter a configuration of ``accelerate launch``.
-
-    Raises:
-        UsageError: a file or a value that cannot be used.
-        NotModelledError: something that no formula covers.
-    """
+    """Enter a configuration of ``accelerate launch``."""
     part = Keys.of(document)
     read_accelerate(part, reading, beside)
     reading.finish(part)
@@ -336,7 +310,7 @@ def _read_fsdp(keys: Keys, reading: Reading) -> None:
         if (
             unused := keys.part("fsdp_config") if isinstance(keys.get("fsdp_config"), dict) else None
         ) is not None:
-            unused.skip(unused.left_over_here())
+            unused.skip_rest()
         return
     # transformers 4.57.1 training_args.py _process_fsdp_args: 1 unless fsdp_config says a version.
     old = (_transformers_of(reading) or _FIRST_OF_5) < _FIRST_OF_5

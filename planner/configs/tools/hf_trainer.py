@@ -10,9 +10,9 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.kernels import read_attention, read_dtype
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.model_args import read_attention, read_dtype
 from planner.configs.shared.own_scripts import leave_dtype, leave_loss
 from planner.configs.shared.trainer_arguments import (
     need_precision,

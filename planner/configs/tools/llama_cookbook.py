@@ -14,16 +14,18 @@ from pathlib import Path
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.launched_processes import LOADS_ON_HOST
 from planner.configs.said_by_file import Alone, Reading, Stop
+from planner.configs.shared.age import enter_age
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import read_given_launch
 from planner.configs.yaml_or_json import Document
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 
 TOOL = "llama-cookbook 0.0.5"
 STACK = "llama-cookbook"
-_OLD_TOOL, OLD_STACK = "llama-recipes 0.0.2", "llama-recipes"
+OLD_STACK = "llama-recipes"
+_RELEASES = {STACK: (STACK, TOOL), OLD_STACK: (OLD_STACK, "llama-recipes 0.0.2")}
 MARKS = frozenset(names_in("llama-cookbook.toml", "marks"))
 _PLACE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/configs"
 _SOURCE = "meta-llama/llama-cookbook 0e003351 src/llama_cookbook/finetuning.py"
@@ -118,15 +120,9 @@ def _read_age(keys: Keys, reading: Reading, asked: str) -> bool:
     folders = script.parent.parts
     named = keys.get("quantization") in ("4bit", "8bit")
     new = named or script.name.startswith(_NEW_PACKAGE) or _ends(folders, _NEW_FOLDERS)
-    told = not new and asked != STACK and _ends(folders, _OLD_FOLDERS)
-    if told:
-        text = f"{show(reading.script)} is where the script lay until June 2024"
-        reading.take_stack(OLD_STACK, _OLD_TOOL, str(keys.path), text)
-    elif asked == OLD_STACK:
-        reading.take_stack(OLD_STACK, _OLD_TOOL, "--stack", "the older script is asked for")
-    elif not new:
-        reading.fits = (OLD_STACK,)
-    return told or asked == OLD_STACK
+    ages = (STACK,) if new else (OLD_STACK,) if _ends(folders, _OLD_FOLDERS) else (STACK, OLD_STACK)
+    sign = (str(keys.path), f"{show(reading.script)} is where the script lay until June 2024")
+    return enter_age(reading, ages, _RELEASES, asked, sign) == OLD_STACK
 
 
 def _ends(folders: tuple[str, ...], names: Sequence[tuple[str, ...]]) -> bool:
@@ -150,10 +146,7 @@ def _read_sizes(keys: Keys, reading: Reading) -> None:
         reading.default("eval_batch", 1, f"{_PLACE}/training.py: run_validation, val_batch_size")
     strategy = keys.text("batching_strategy")
     if strategy not in (None, "packing", "padding"):
-        raise UsageError(
-            f"{keys.where('batching_strategy')}: it is packing or padding, not {show(strategy)} "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops("batching_strategy", f"it is packing or padding, not {show(strategy)}")
     if strategy == "padding":
         where = keys.where("batching_strategy")
         reading.say("padding", "longest", where)
@@ -212,12 +205,10 @@ def _read_quantisation(keys: Keys, reading: Reading, *, fsdp: bool) -> None:
     value = keys.get(name)
     bits = "8bit" if isinstance(value, bool) or str(value).lower() == "true" else str(value)
     if bits not in ("4bit", "8bit"):
-        raise UsageError(f"{keys.where(name)}: it is 4bit or 8bit, not {show(value)} [{REFUSED_BY_TOOL}]")
+        raise keys.stops(name, f"it is 4bit or 8bit, not {show(value)}")
     if bits == "8bit":
         if fsdp:
-            raise UsageError(
-                f"{keys.where(name)}: finetuning.py stops at 8bit under FSDP [{REFUSED_BY_TOOL}]"
-            )
+            raise keys.stops(name, "finetuning.py stops at 8bit under FSDP")
         reading.say("quantization", "int8", keys.where(name))
         keys.skip(packed)
         return
@@ -239,8 +230,7 @@ def _read_fsdp(keys: Keys, reading: Reading, *, old: bool) -> None:
     """FSDP1 with a unit for each layer, and for each matrix of an adapter."""
     reading.say("sharding", "fsdp1", keys.where("enable_fsdp"))
     if keys.has("sharding_strategy"):
-        where = keys.where("sharding_strategy")
-        raise UsageError(f"{where}: it arrives as text, of which FSDP knows none [{REFUSED_BY_TOOL}]")
+        raise keys.stops("sharding_strategy", "it arrives as text, of which FSDP knows none")
     if keys.flag("fsdp_cpu_offload"):
         reading.say("offload", "optimizer+params", keys.where("fsdp_cpu_offload"), "FSDP offloads both")
     again = keys.flag("fsdp_activation_checkpointing")

@@ -18,7 +18,6 @@ from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.stock import stock_engine
 from planner.configs.shared.trainer_arguments import (
-    finish_deepspeed,
     read_distribution,
     read_precision,
     read_trainer,
@@ -63,8 +62,7 @@ def read_llava(keys: Keys, reading: Reading, beside: Beside) -> None:
         raise keys.not_modelled("bf16", "weights that this script loads in fp32 are not modelled; true is")
     _read_engine(keys, reading, beside)
     keys.skip(_HARMLESS)
-    for unknown in keys.left_over_here():
-        raise keys.not_modelled(unknown, "no argument of LLaVA 1.2.2: what a fork makes of it is not known")
+    keys.refuse_rest("no argument of LLaVA 1.2.2: what a fork makes of it is not known")
 
 
 def _read_parts(keys: Keys) -> None:
@@ -137,9 +135,8 @@ def _read_engine(keys: Keys, reading: Reading, beside: Beside) -> None:
     """DeepSpeed by the file that is named; those that the repository has are known."""
     named = Path(str(keys.get("deepspeed") or ""))
     stock = stock_engine(named.stem, "llava") if named.parts[-2:-1] == ("scripts",) else None
-    if stock is None or beside.deepspeed is not None or found_file(named, keys.path) is not None:
-        read_distribution(keys, reading, beside)
-        return
-    reading.remark(keys.where("deepspeed"), f"{show(str(named))} is not here: taken as that of {TOOL}")
-    keys.skip(("deepspeed",))
-    finish_deepspeed(Keys.of(stock), reading)
+    if found_file(named, keys.path) is not None:
+        stock = None
+    if stock is not None and beside.deepspeed is None:
+        reading.remark(keys.where("deepspeed"), f"{show(str(named))} is not here: taken as that of {TOOL}")
+    read_distribution(keys, reading, beside, stock)

@@ -13,9 +13,9 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.frozen_layers import say_lisa
+from planner.configs.shared.kernels import read_dtype
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.model_args import read_dtype
 from planner.configs.shared.trainer_arguments import (
     need_precision,
     read_distribution,
@@ -24,7 +24,7 @@ from planner.configs.shared.trainer_arguments import (
 )
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGETS_OF_PEFT
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 
 TOOL = "LMFlow 1.1.0"
 STACK = "lmflow"
@@ -129,7 +129,7 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
     if bits == 8:
         reading.say("quantization", "int8", keys.where("quant_bit"))
     elif bits != 4:
-        raise UsageError(f"{keys.where('quant_bit')}: LMFlow stops: it is 4 or 8 [{REFUSED_BY_TOOL}]")
+        raise keys.stops("quant_bit", "LMFlow stops: it is 4 or 8")
     else:
         kind = keys.text("quant_type") or "nf4"
         if kind not in ("nf4", "fp4"):

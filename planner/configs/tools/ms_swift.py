@@ -12,9 +12,9 @@ from functools import partial
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.kernels import DTYPES, read_attention
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.model_args import DTYPES, read_attention
 from planner.configs.shared.trainer_arguments import read_precision, read_trainer
 from planner.configs.tools.ms_swift_2 import is_before_3, read_ms_swift_2
 from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_engine, read_processes
@@ -112,7 +112,7 @@ def _read_kind(keys: Keys, reading: Reading, *, compares: bool) -> None:
         keys.skip(("num_labels", "problem_type"))
         return
     if keys.count("num_labels") is None:
-        raise UsageError(f"{keys.where('task_type')}: ms-swift stops without num_labels [{REFUSED_BY_TOOL}]")
+        raise keys.stops("task_type", "ms-swift stops without num_labels")
     reading.say("task", "classify", keys.where("num_labels"))
     reading.take(keys, {"num_labels": "num_labels"})
     keys.skip(("problem_type",))
@@ -292,7 +292,7 @@ def _refuse_stretched_context(keys: Keys) -> None:
     """
     if keys.get("rope_scaling") in ("linear", "dynamic", "yarn") and not keys.has("max_model_len"):
         why = "ms-swift stops without max_model_len, or a factor in a JSON object"
-        raise UsageError(f"{keys.where('rope_scaling')}: {why} [{REFUSED_BY_TOOL}]")
+        raise keys.stops("rope_scaling", f"{why}")
 
 
 def _read_lengths(keys: Keys, reading: Reading) -> None:
@@ -305,9 +305,7 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
     packs, joins = keys.flag("packing"), keys.flag("padding_free")
     if (packs or joins) and not flash:
         name = "packing" if packs else "padding_free"
-        raise UsageError(
-            f"{keys.where(name)}: ms-swift refuses it without attn_impl flash_attn [{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops(name, "ms-swift refuses it without attn_impl flash_attn")
     name = "packing_length" if packs and keys.has("packing_length") else "max_length"
     length = keys.count(name)
     if length is not None and reading.value("seq") is None:

@@ -18,14 +18,12 @@ from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.stock import stock_engine
 from planner.configs.shared.trainer_arguments import (
-    finish_deepspeed,
     read_files,
-    read_given_launch,
     read_trainer,
 )
 from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_processes
 from planner.domain.model import ModelSpec
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 from planner.files.structured import read_toml
 
 TOOL, STACK = "ms-swift 2.0.0", "swift@1"
@@ -131,10 +129,7 @@ def _read_method(keys: Keys, reading: Reading) -> None:
     if not bits:
         return
     if kind == "full":
-        raise UsageError(
-            f"{keys.where('quantization_bit')}: a quantised base is trained through adapters only "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops("quantization_bit", "a quantised base is trained through adapters only")
     where = keys.where("quantization_bit")
     reading.say("quantization", "int8" if bits == 8 else four_bits, where)
     if bits == 4 and double is None:
@@ -331,8 +326,4 @@ def _read_engine(keys: Keys, reading: Reading, beside: Beside) -> None:
     """DeepSpeed by the name of a file that ms-swift ships, or by a file."""
     said = keys.get("deepspeed")
     shipped = stock_engine(f"{said}@2") if isinstance(said, str) else None
-    if shipped is None or beside.deepspeed is not None:
-        read_files(keys, reading, beside)
-        return
-    read_given_launch(reading, beside)
-    finish_deepspeed(Keys.of(shipped), reading)
+    read_files(keys, reading, beside, shipped)

@@ -15,13 +15,12 @@ from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys, is_left_open
 from planner.configs.shared.stock import stock_engine
 from planner.configs.shared.trainer_arguments import (
-    finish_deepspeed,
     read_distribution,
     read_files,
     read_given_launch,
 )
 from planner.configs.yaml_or_json import Document, read_document
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import UsageError, show
 
 _PROCESSES, _NODES, _VISIBLE = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
 _SPREADS = (
@@ -45,7 +44,7 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
         UsageError: GPUs that the processes cannot share alike.
         NotModelledError: several GPUs for each process.
     """
-    env = keys.part("ENV") or Keys(keys.path, {})
+    env = keys.section("ENV")
     _read_allocator(env, reading)
     _read_pixels(env, reading)
     per_node, nodes = env.count(_PROCESSES), _nodes(env, reading)
@@ -61,12 +60,12 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
             else:
                 text = "counted as started with NPROC_PER_NODE, a process for each GPU"
                 reading.remark(str(keys.path), text)
-            env.skip(env.left_over_here())
+            env.skip_rest()
             return False
         _start_alone(reading, "ms-swift 4.6.0 swift/cli/main.py: no NPROC_PER_NODE")
     else:
         _say_processes(env, reading, (per_node or 1, nodes or 1), visible)
-    env.skip(env.left_over_here())
+    env.skip_rest()
     return "device_map" not in reading.said
 
 
@@ -86,7 +85,7 @@ def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> Non
 
     Source: ms-swift 4.6.0 swift/cli/_megatron/main.py.
     """
-    env = keys.part("ENV") or Keys(keys.path, {})
+    env = keys.section("ENV")
     _read_allocator(env, reading)
     per_node, nodes = env.count(_PROCESSES), _nodes(env, reading)
     if per_node is not None or nodes is not None:
@@ -94,7 +93,7 @@ def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> Non
     elif keys.path.suffix not in _FILES:
         reading.default("gpus", 1, "ms-swift 4.6.0 swift/cli/_megatron/main.py: no NPROC_PER_NODE")
     read_given_launch(reading, beside)
-    env.skip(env.left_over_here())
+    env.skip_rest()
 
 
 def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int | None) -> bool:
@@ -108,7 +107,7 @@ def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int |
     has_ranks = str(table.get("distributed_type") or "NO").upper() != "NO"
     if not has_ranks or table.get("num_processes") == 1:
         _start_alone(reading, "its launcher starts one process")
-    env.skip(env.left_over_here())
+    env.skip_rest()
     return has_ranks
 
 
@@ -119,7 +118,7 @@ def _with_visible(env: Keys, reading: Reading, visible: int) -> bool:
     reading.alone = Alone(where, sees=visible)
     if visible > 1:
         reading.say("device_map", "auto", where, _ONE_PROCESS)
-    env.skip(env.left_over_here())
+    env.skip_rest()
     return False
 
 
@@ -132,10 +131,7 @@ def _start_alone(reading: Reading, why: str) -> None:
 def _say_processes(env: Keys, reading: Reading, counts: tuple[int, int], visible: int | None) -> None:
     per_node, nodes = counts
     if visible is not None and visible % per_node:
-        raise UsageError(
-            f"{env.where(_VISIBLE)}: {visible} GPUs cannot be shared alike by {per_node} processes "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise env.stops(_VISIBLE, f"{visible} GPUs cannot be shared alike by {per_node} processes")
     if visible is not None and visible > per_node and str(env.get("SWIFT_SINGLE_DEVICE_MODE")) != "1":
         raise env.not_modelled(_VISIBLE, _SPREADS)
     reading.say("gpus", per_node, env.where(_PROCESSES))
@@ -183,20 +179,11 @@ def _read_pixels(env: Keys, reading: Reading) -> None:
 def read_engine(keys: Keys, reading: Reading, beside: Beside, *, ranks: bool) -> None:
     """Enter DeepSpeed or FSDP; under neither, processes that have ranks checkpoint in the way that is not
     reentrant, be there one of them.
-
-    Raises:
-        UsageError: a file or a value that cannot be used.
-        NotModelledError: something that no formula covers.
     """
     keys.refuse_above_one({"deepspeed_autotp_size": "a tensor-parallel degree"})
     keys.refuse_above_one({"zero_hpz_partition_size": "a secondary partition (ZeRO++)"})
     _read_fsdp(keys, reading)
-    preset = None if beside.deepspeed is not None else _preset(keys, "deepspeed")
-    if preset is None:
-        read_files(keys, reading, beside)
-    else:
-        read_given_launch(reading, beside)
-        finish_deepspeed(Keys.of(preset), reading)
+    read_files(keys, reading, beside, _preset(keys, "deepspeed"))
     if reading.sharding.engine == "native" and "gpus" in reading.said and ranks:
         place = "ms-swift 4.6.0 swift/trainers/mixin.py _fix_gradient_checkpointing: under torchrun"
         reading.default("checkpoint_reentrant", False, place)

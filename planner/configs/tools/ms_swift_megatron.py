@@ -26,7 +26,7 @@ from planner.configs.shared.megatron_keys import (
 from planner.configs.tools.ms_swift import is_ms_swift
 from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_megatron_processes
 from planner.configs.yaml_or_json import Document
-from planner.errors import REFUSED_BY_TOOL, UnknownNameError, UsageError, show
+from planner.errors import UnknownNameError, show
 
 TOOL = "ms-swift 4.6.0 with Megatron"
 STACK = "megatron"
@@ -200,9 +200,8 @@ def _read_recomputation(keys: Keys, reading: Reading) -> None:
     if kind == "full":
         how, count = keys.text("recompute_method"), keys.count("recompute_num_layers")
         if how is None or count is None:
-            raise UsageError(
-                f"{keys.where('recompute_granularity')}: Megatron stops without recompute_method and "
-                f"recompute_num_layers [{REFUSED_BY_TOOL}]"
+            raise keys.stops(
+                "recompute_granularity", "Megatron stops without recompute_method and recompute_num_layers"
             )
         say_whole_layers(keys, reading, how, count)
         return
@@ -230,10 +229,7 @@ def _read_update(keys: Keys, reading: Reading) -> None:
         kind = "precise_bf16" if moments == {"bf16"} else "precise"
         reading.switch("adam_states", kind, keys.where("use_precision_aware_optimizer"))
     elif moments != {"fp32"}:
-        raise UsageError(
-            f"{keys.where('exp_avg_dtype')}: Megatron stops without use_precision_aware_optimizer "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops("exp_avg_dtype", "Megatron stops without use_precision_aware_optimizer")
     if keys.flag("optimizer_cpu_offload"):
         share = keys.number("optimizer_offload_fraction")
         if share not in (None, 1.0):

@@ -14,9 +14,9 @@ from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.preference_tasks import LIGER, OTHER_REFERENCE, UNPADDED, read_chosen_likelihood
 from planner.configs.shared.rollouts import read_rollout
-from planner.configs.tools.trl_trainings import read_divergence, refuse_written
+from planner.configs.tools.trl_tasks import read_divergence, refuse_written
 from planner.domain.recipes.recipe import Task
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 
 # rlhf_type -> task.  CPO is SimPO's trainer with another loss of the same log-probabilities.
 _TASKS: dict[str, Task] = {
@@ -65,9 +65,8 @@ def read_rlhf(keys: Keys, reading: Reading) -> bool:
     if mark is None:
         return False
     if reading.script in _OTHER_VERBS:
-        raise UsageError(
-            f"{keys.where(mark)}: swift {reading.script} stops at an argument that swift rlhf alone takes: "
-            f"say swift rlhf [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            mark, f"swift {reading.script} stops at an argument that swift rlhf alone takes: say swift rlhf"
         )
     kind = "dpo" if (said := keys.text("rlhf_type")) is None else said
     if kind in _OTHERS:
@@ -118,9 +117,7 @@ def read_swift_rollout(keys: Keys, reading: Reading) -> None:
     if not keys.has("beta"):
         reading.default("compare_reference", True, f"{_RLHF_ARGS}: beta is 0.04")
     if keys.flag("use_vllm") and not keys.has("vllm_mode"):
-        raise UsageError(
-            f"{keys.where('use_vllm')}: ms-swift stops at it without vllm_mode [{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops("use_vllm", "ms-swift stops at it without vllm_mode")
     if not keys.has("gradient_accumulation_steps"):
         reading.default("grad_accum", 1, f"{_RLHF_ARGS}: gradient_accumulation_steps of GRPO")
     reading.needs.pop("seq", None)
@@ -193,7 +190,7 @@ def _read_student(keys: Keys, reading: Reading) -> None:
     Source: ms-swift 4.6.0 swift/arguments/rlhf_args.py _check_teacher; rlhf_trainers/gkd_trainer.py.
     """
     if keys.flag("seq_kd"):
-        raise UsageError(f"{keys.where('seq_kd')}: ms-swift stops at it: leave it out [{REFUSED_BY_TOOL}]")
+        raise keys.stops("seq_kd", "ms-swift stops at it: leave it out")
     keys.refuse_switched_on(_STUDENT_UNMODELLED)
     if keys.text("teacher_model") in (None, keys.get("model")):
         raise keys.not_modelled(
@@ -226,9 +223,8 @@ def _refuse_other_references(keys: Keys, kind: str) -> None:
     if named is None:
         return
     if kind not in _REFERS or keys.text("tuner_type" if keys.has("tuner_type") else "train_type") != "full":
-        raise UsageError(
-            f"{keys.where('ref_model')}: ms-swift stops at it in {kind} with adapters or without a "
-            f"reference: leave it out [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "ref_model", f"ms-swift stops at it in {kind} with adapters or without a reference: leave it out"
         )
     if named != keys.get("model"):
         raise keys.not_modelled("ref_model", OTHER_REFERENCE)
@@ -248,7 +244,7 @@ def _read_joined(keys: Keys, reading: Reading, kind: str) -> None:
         reading.say("padding", "packed", keys.where(name), "sequences lie end to end")
         return
     if kind not in _REFERS:
-        raise UsageError(f"{keys.where(name)}: ms-swift refuses it for {kind} [{REFUSED_BY_TOOL}]")
+        raise keys.stops(name, f"ms-swift refuses it for {kind}")
     if kind != "dpo":
         raise keys.not_modelled(name, UNPADDED)
     reading.say("padding", "packed", keys.where(name), "sequences lie end to end")

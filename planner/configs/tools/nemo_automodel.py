@@ -16,7 +16,7 @@ from planner.configs.shared.keys import Keys
 from planner.configs.tools.nemo_automodel_vision import SEEING_FAMILIES, read_seeing
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PATTERN
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 from planner.words import words
 
 TOOL = "NeMo AutoModel 0.5.0"
@@ -113,24 +113,22 @@ def _sees(keys: Keys) -> bool:
 
 
 def _refuse_compiled(keys: Keys) -> None:
-    part = keys.part("compile")
-    if part is None:
-        return
+    part = keys.section("compile")
     if part.flag("enabled"):
         raise part.not_modelled("enabled", "compiled models of AutoModel are not modelled")
-    part.skip(part.left_over_here())
+    part.skip_rest()
 
 
 def _read_steps(keys: Keys, reading: Reading) -> None:
     """Source: components/training/step_scheduler.py: 32 samples a step, one at a time."""
-    part = keys.part("step_scheduler") or Keys(keys.path, {}, "step_scheduler.")
+    part = keys.section("step_scheduler")
     reading.take(part, {"local_batch_size": "batch", "num_epochs": "epochs"})
     total = part.count("global_batch_size")
     if reading.value("batch") is None:
         reading.default("batch", 1, f"{_PLACE} components/training/step_scheduler.py")
     if total is not None:
         reading.total_batch = (total, part.where("global_batch_size"))
-    part.skip(part.left_over_here())
+    part.skip_rest()
 
 
 def _read_model(keys: Keys, reading: Reading, loader: str, families: tuple[str, ...]) -> None:
@@ -168,8 +166,7 @@ def _read_model(keys: Keys, reading: Reading, loader: str, families: tuple[str, 
     _read_dtype(part, entry, reading)
     _read_class(part, str(entry.config["model_type"]), reading)
     part.skip((_TRUST, "use_sdpa_patching", "revision"))
-    for unread in part.left_over_here():
-        raise part.not_modelled(unread, _CHANGED)
+    part.refuse_rest(_CHANGED)
 
 
 def _refuse_mixture(place: Keys, key: str, entry: ModelEntry | None) -> None:
@@ -201,8 +198,7 @@ def _read_backend(part: Keys, family: str) -> None:
             raise backend.not_modelled(name, f"{found} is not modelled; {' and '.join(taken)} {verb}")
     backend.refuse_switched_on(_UNMODELLED_BACKEND)
     backend.skip(_HARMLESS_BACKEND)
-    for unread in backend.left_over_here():
-        raise backend.not_modelled(unread, "what it changes was not read")
+    backend.refuse_rest("what it changes was not read")
 
 
 def _read_class(part: Keys, family: str, reading: Reading) -> None:
@@ -318,8 +314,7 @@ def _read_fused_loss(part: Keys, reading: Reading) -> None:
     """
     where = part.where(_TARGET)
     if "keeps_hidden_states" not in reading.switches:
-        sentence = "AutoModel stops without model.output_hidden_states true"
-        raise UsageError(f"{where}: {sentence} [{REFUSED_BY_TOOL}]")
+        raise part.stops(_TARGET, "AutoModel stops without model.output_hidden_states true")
     reading.say("loss", _CUT, where, "of which a switch makes cut cross entropy")
     reading.switch("cut_cross_entropy", True, where)
     part.skip(("logit_softcapping",))
@@ -338,11 +333,11 @@ def _read_data(keys: Keys, reading: Reading) -> None:
             raise packed.not_modelled(
                 name, "packed rows need Transformer Engine, which is not modelled here: 0 is"
             )
-        packed.skip(packed.left_over_here())
+        packed.skip_rest()
     loader = keys.part("dataloader")
     multiple = _row_multiple(loader)
     if loader is not None:
-        loader.skip(loader.left_over_here())
+        loader.skip_rest()
     if data is None:
         return
     mock = str(data.get(_TARGET)).rpartition(".")[2].startswith("Mock")
@@ -359,7 +354,7 @@ def _read_data(keys: Keys, reading: Reading) -> None:
         reading.say("seq", -(-length // multiple) * multiple, data.where(name))
         full = full or multiple >= length
     reading.say("padding", "packed" if mock else "max_length" if full else "longest", data.where(_TARGET))
-    data.skip(data.left_over_here())
+    data.skip_rest()
 
 
 def _row_multiple(loader: Keys | None) -> int:
@@ -391,7 +386,7 @@ def _read_distribution(keys: Keys, reading: Reading) -> None:
 
     Source: components/distributed/fsdp2.py FSDP2Manager.parallelize.
     """
-    part = keys.part("distributed") or Keys(keys.path, {}, "distributed.")
+    part = keys.section("distributed")
     strategy = part.text("strategy") or "fsdp2"
     if part.has(_TARGET):
         _refuse_older(part, keys)

@@ -63,14 +63,11 @@ def _read_images(keys: Keys, reading: Reading) -> None:
         most = processor.count("max_pixels")
         if most is not None:
             reading.limit_images(most, processor.where("max_pixels"))
-        processor.skip(processor.left_over_here())
-    collate = loader.part("collate_fn") if loader is not None and _is_table(loader, "collate_fn") else None
+        processor.skip_rest()
+    is_table = loader is not None and isinstance(loader.get("collate_fn"), dict)
+    collate = loader.part("collate_fn") if loader is not None and is_table else None
     if collate is not None:
         for name in ("max_length", "drop_overlong"):
             if collate.get(name):
                 raise collate.not_modelled(name, f"rows cut or padded by {show(name)} are not modelled here")
-        collate.skip(collate.left_over_here())
-
-
-def _is_table(keys: Keys, name: str) -> bool:
-    return isinstance(keys.get(name), dict)
+        collate.skip_rest()

@@ -17,9 +17,9 @@ from planner.configs.launchers.launch import find_launch_files, take_launch_file
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.kernels import say_liger
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.liger import say_liger
 from planner.configs.shared.stock import stock_file
 from planner.configs.shared.trainer_arguments import read_files
 from planner.configs.tools.open_instruct_dpo import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.kernels import DTYPES
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.model_args import DTYPES
 from planner.configs.tools import trl
 from planner.configs.yaml_or_json import Document
 

@@ -37,8 +37,13 @@ _BESIDE_THE_STEP = words(
     """
 )
 _LORA_HARMLESS = words(
-    "lora_alpha use_rslora max_seq_length temporary_location init_lora_weights random_state"
+    """
+    lora_alpha use_rslora max_seq_length temporary_location init_lora_weights random_state
+    finetune_vision_layers
+    """
 )
+_ENDS = ("embed_tokens", "lm_head")
+_ADAPTED = words("finetune_language_layers finetune_attention_modules finetune_mlp_modules")
 _OF_FILE = words(
     """
     settings_of loaded_by_program by_trainer prepared_for_kbit padded_to_length use_peft lora_r lora_dropout
@@ -157,6 +162,7 @@ def _read_unsloth_method(model: Keys, lora: Keys | None, reading: Reading) -> No
             "unsloth_tiled_mlp": "Unsloth's feed-forward in tiles is not modelled",
             "offload_embedding": "a token table in host RAM is not modelled",
             "float32_mixed_precision": "fp32 in Unsloth is not modelled",
+            "unsloth_force_compile": "compiled models in Unsloth are not modelled",
             "resize_model_vocab": "a resized vocabulary is not modelled",
         }
     )
@@ -177,6 +183,11 @@ def _read_unsloth_adapters(lora: Keys, reading: Reading) -> None:
     reading.take(lora, {"r": "lora_rank", "lora_dropout": "lora_dropout"})
     if lora.get("bias") not in (None, "none"):
         raise lora.not_modelled("bias", "trained biases are not modelled")
+    for name in _ADAPTED:
+        if lora.flag(name) is False:
+            raise lora.not_modelled(
+                name, "adapters on some parts only, by Unsloth's switches, are not modelled"
+            )
     lora.refuse_switched_on(
         {
             "loftq_config": "LoftQ in Unsloth is not modelled",
@@ -189,8 +200,10 @@ def _read_unsloth_adapters(lora: Keys, reading: Reading) -> None:
     if lora.flag("use_dora"):
         reading.say("dora", True, lora.where("use_dora"))
     targets = (*lora.names("target_modules"), *lora.parameter_targets("target_parameters"))
-    if targets:
-        reading.say("lora_targets", targets, lora.where("target_modules"))
-    if extra := lora.names("modules_to_save"):
+    # unsloth 2026.8.19 (015bdef0d) models/llama.py get_peft_model: trained whole, wherever they are named.
+    ends = tuple(each for each in _ENDS if each in targets)
+    if adapted := tuple(each for each in targets if each not in ends):
+        reading.say("lora_targets", adapted, lora.where("target_modules"))
+    if extra := tuple(dict.fromkeys((*lora.names("modules_to_save"), *ends))):
         reading.say("modules_to_save", extra, lora.where("modules_to_save"))
     lora.skip(_LORA_HARMLESS)

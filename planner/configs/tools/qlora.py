@@ -60,8 +60,7 @@ def read_qlora(keys: Keys, reading: Reading, beside: Beside) -> None:
     reading.say("load_dtype", "bfloat16", keys.where("bf16"), "as the script loads it")
     read_distribution(keys, reading, beside)
     keys.skip(_HARMLESS)
-    for unknown in keys.left_over_here():
-        raise keys.not_modelled(unknown, "no argument of qlora.py: what a fork makes of it is not known")
+    keys.refuse_rest("no argument of qlora.py: what a fork makes of it is not known")
 
 
 def _read_base(keys: Keys, reading: Reading) -> None:

@@ -13,9 +13,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Shards
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
-from planner.configs.tools.torchtitan_debug import debug_shape
-from planner.configs.tools.torchtitan_experts import EXPERT_DEGREES, read_experts
-from planner.configs.tools.torchtitan_float8 import read_float8
+from planner.configs.tools.torchtitan_models import EXPERT_DEGREES, FLAVORS, debug_shape, read_experts
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.parallel import Schedule
 from planner.errors import show
@@ -33,19 +31,6 @@ _PLACE = "torchtitan e347b1e5e config/job_config.py"
 _TABLES = ("model", "training", "optimizer", "parallelism", "experimental")
 _COPIES = "data_parallel_replicate_degree"
 _DATA_DEGREES = (_COPIES, "data_parallel_shard_degree", "data_parallel_degree")
-FLAVORS = {
-    "llama3": {size: f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")},
-    "llama2": {size: f"meta-llama/Llama-2-{size.lower()}-hf" for size in ("7B", "13B", "70B")},
-    "qwen3": {
-        size: f"Qwen/Qwen3-{size}"
-        for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
-    },
-    "deepseek_v3": {
-        "16B": "deepseek-ai/DeepSeek-V2-Lite",
-        "236B": "deepseek-ai/DeepSeek-V2.5",
-        "671B": "deepseek-ai/DeepSeek-V3",
-    },
-}
 _TENSOR = "tensor_parallel_degree"
 _DEGREES = {
     "context_parallel_degree": "a context-parallel degree",
@@ -65,6 +50,10 @@ _HARMLESS_PARALLELISM = (
     "enable_compiled_autograd",
 )
 
+_CONVERTERS = ("float8", "quantize.linear.float8")
+_RECIPES = {"tensorwise": "tensorwise", "rowwise": "rowwise", "rowwise_with_gw_hp": "rowwise-gw-hp"}
+_HEAD = "output"
+
 
 def is_torchtitan(document: Document) -> bool:
     """Whether a TOML file has its tables; a file of plan's own has none."""
@@ -75,7 +64,7 @@ def is_torchtitan(document: Document) -> bool:
 def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what a job file of torchtitan says."""
     del beside
-    tables = {name: keys.part(name) or Keys(keys.path, {}, f"{name}.") for name in _TABLES}
+    tables = {name: keys.section(name) for name in _TABLES}
     training = tables["training"]
     _refuse_extensions(keys, tables["experimental"])
     old = training.has("warmup_steps") or any(
@@ -85,15 +74,13 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     _choose_stack(keys, reading, compiled, old=old)
     _read_model(keys, tables["model"], reading, old=old)
     read_experts(tables["model"], tables["parallelism"], reading)
-    read_float8(keys, tables["model"], reading)
+    _read_float8(keys, tables["model"], reading)
     _read_training(training, reading)
     _read_optimizer(tables["optimizer"], reading, old=old)
     _read_checkpointing(keys, reading)
     _read_distribution(tables, reading)
     for name in _HARMLESS:
-        part = keys.part(name)
-        if part is not None:
-            part.skip(part.left_over_here())
+        keys.section(name).skip_rest()
 
 
 def _refuse_extensions(keys: Keys, experimental: Keys) -> None:
@@ -102,13 +89,11 @@ def _refuse_extensions(keys: Keys, experimental: Keys) -> None:
         ("custom_import", "custom_args_module", "custom_model_path"), "code of one's own is not modelled"
     )
     experimental.refuse_switched_on(reasons)
-    job, faults = (keys.part(name) for name in ("job", "fault_tolerance"))
-    if job is not None:
-        job.refuse_switched_on({"custom_config_module": "a configuration of one's own is not modelled"})
-        job.skip(job.left_over_here())
-    if faults is not None:
-        faults.refuse_switched_on({"enable": "training that tolerates faults is not modelled"})
-        faults.skip(faults.left_over_here())
+    job, faults = keys.section("job"), keys.section("fault_tolerance")
+    job.refuse_switched_on({"custom_config_module": "a configuration of one's own is not modelled"})
+    faults.refuse_switched_on({"enable": "training that tolerates faults is not modelled"})
+    job.skip_rest()
+    faults.skip_rest()
 
 
 def _read_compile(keys: Keys, training: Keys) -> str:
@@ -216,7 +201,7 @@ def _read_optimizer(part: Keys, reading: Reading, *, old: bool) -> None:
 
 def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     """``activation_checkpoint``; without the table every second layer (mode selective, option 2)."""
-    part = keys.part("activation_checkpoint") or Keys(keys.path, {}, "activation_checkpoint.")
+    part = keys.section("activation_checkpoint")
     mode, option = part.text("mode") or "selective", str(part.get("selective_ac_option") or "2")
     where = part.where("mode")
     details = (
@@ -370,3 +355,39 @@ def _read_tensor_degree(part: Keys, reading: Reading) -> None:
             }
         )
     part.skip(("disable_loss_parallel", "enable_async_tensor_parallel"))
+
+
+def _read_float8(keys: Keys, model: Keys, reading: Reading) -> None:
+    """Enter how products are scaled, where a converter makes them 8-bit ones.
+
+    Source: torchtitan e347b1e5e components/quantization/float8.py Float8LinearConverter and
+    config/job_config.py; 7c3a1fac2 (2024-10) torchtitan/float8.py, which leaves the head alone.
+
+    Raises:
+        NotModelledError: another converter, or other matrices than all of the layers.
+    """
+    part = keys.section("quantize").section("linear").part("float8") or keys.section("float8")
+    names = [] if model.get("converters") is None else model.names("converters")
+    others = [name for name in names if name not in _CONVERTERS]
+    if others:
+        raise model.not_modelled("converters", f"{show(others[0])} is not modelled; float8 is")
+    old = part.flag("enable_float8_linear")
+    if names or old:
+        _read_recipe(part, reading, old=bool(old))
+    part.skip_rest()
+
+
+def _read_recipe(part: Keys, reading: Reading, *, old: bool) -> None:
+    """Raises: NotModelledError for a recipe that is not known."""
+    part.refuse_switched_on({"emulate": "products that only look like 8-bit ones are not modelled"})
+    left = [_HEAD] if old else part.names("filter_fqns") if part.has("filter_fqns") else []
+    if list(left) != [_HEAD]:
+        raise part.not_modelled(
+            "filter_fqns", "fp8 is modelled where all matrices but the head ('output') have it"
+        )
+    recipe = part.text("recipe_name") or "tensorwise"
+    if recipe not in _RECIPES:
+        raise part.not_modelled("recipe_name", f"{show(recipe)} is not modelled; {', '.join(_RECIPES)} are")
+    gathers = recipe == "tensorwise" and part.flag("enable_fsdp_float8_all_gather")
+    place = "enable_float8_linear" if old else "recipe_name"
+    reading.say("fp8", "tensorwise-gathered" if gathers else _RECIPES[recipe], part.where(place))

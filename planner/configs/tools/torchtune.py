@@ -20,9 +20,8 @@ from planner.configs.said_by_file import Alone, Reading, Stop
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtune_age import LINEAR_LOSS, Age, read_age, read_length
-from planner.configs.tools.torchtune_models import BUILDERS, positions, tables
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document, read_document
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 from planner.files.reading import read_text
 
 TOOL = "torchtune 0.6.1"
@@ -62,6 +61,17 @@ _DISTRIBUTED = (
 # Of 34162c9b2 (2024-08-14) recipes/full_finetune_distributed.py and dev/lora_finetune_fsdp2.py.
 _SECOND_FSDP = ("custom_sharded_layers", "fsdp_reshard_after_forward", "fsdp")
 _HARMLESS = names_in("torchtune.toml", "harmless")
+
+BUILDERS = texts_in("torchtune.toml", "builders")
+# Builders by their names -> positions in a table (max_seq_len), by the first that matches.
+_POSITIONS = (
+    (r"llama3_[123]_|qwen2_5_(1_5|7|14|32|72)b_base", 131_072),
+    (r"qwen3_.*_base|qwen2_|mistral_", 32_768),
+    (r"qwen3_", 40_960),
+    (r"phi4_|code_llama2_", 16_384),
+    (r"llama3_|gemma", 8_192),
+    (r"", 4_096),
+)
 
 
 def is_torchtune(document: Document) -> bool:
@@ -154,9 +164,8 @@ def _read_adapters(part: Keys, reading: Reading, *, quantised: bool) -> None:
     reading.say("method", "lora", part.where(COMPONENT))
     if part.holds("apply_lora_to_output") and "gemma" in _component(part):
         # torchtune 0.6.1 models/gemma/_model_builders.py, models/gemma2/_model_builders.py.
-        raise UsageError(
-            f"{part.where('apply_lora_to_output')}: torchtune's builders of Gemma have no such argument: "
-            f"leave it out [{REFUSED_BY_TOOL}]"
+        raise part.stops(
+            "apply_lora_to_output", "torchtune's builders of Gemma have no such argument: leave it out"
         )
     reading.take(part, {"lora_rank": "lora_rank", "lora_dropout": "lora_dropout"})
     named = part.names("lora_attn_modules")
@@ -190,9 +199,10 @@ def _read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:
     if part is not None and kind == _DPO:
         if reading.value("method") == "full":
             # recipes/full_dpo_distributed.py sets the reference up from ref_checkpointer.
-            raise UsageError(
-                f"{part.where(COMPONENT)}: no recipe of torchtune runs it without adapters and without a "
-                f"ref_checkpointer: take a lora builder [{REFUSED_BY_TOOL}]"
+            raise part.stops(
+                COMPONENT,
+                "no recipe of torchtune runs it without adapters and without a ref_checkpointer: take a "
+                "lora builder",
             )
         reading.say("task", "dpo", part.where(COMPONENT))
         part.skip(("beta", "label_smoothing"))
@@ -282,7 +292,7 @@ def _read_data(keys: Keys, reading: Reading, *, old: bool) -> None:
     if tokenizer is not None:
         if not old:
             reading.take(tokenizer, {"max_seq_len": "seq"})
-        tokenizer.skip(tokenizer.left_over_here())
+        tokenizer.skip_rest()
     if reading.value("seq") is None:
         reading.needs["seq"] = (
             f"{keys.path}: tokenizer.max_seq_len is null, so the longest sample decides: say --seq"
@@ -295,12 +305,13 @@ def _read_data(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.stops.append(Stop(lambda model: model.architecture == "gemma2", sentence))
         if reading.value("seq") is None:
             # torchtune 0.6.1 datasets/*.py: ValueError.
-            raise UsageError(
-                f"{data.where('packed')}: torchtune packs samples up to tokenizer.max_seq_len alone, which "
-                f"the file does not say: add it there [{REFUSED_BY_TOOL}]"
+            raise data.stops(
+                "packed",
+                "torchtune packs samples up to tokenizer.max_seq_len alone, which the file does not say: "
+                "add it there",
             )
         reading.say("padding", "packed", data.where("packed"))
-    data.skip(data.left_over_here())
+    data.skip_rest()
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
@@ -319,9 +330,9 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     if keys.flag("optimizer_in_bwd"):
         if keys.get("clip_grad_norm") is not None:
             # torchtune 0.6.1 recipes/full_finetune_single_device.py and full_finetune_distributed.py:186.
-            raise UsageError(
-                f"{keys.where('clip_grad_norm')}: torchtune clips no gradients beside optimizer_in_bwd: "
-                f"leave one of them out [{REFUSED_BY_TOOL}]"
+            raise keys.stops(
+                "clip_grad_norm",
+                "torchtune clips no gradients beside optimizer_in_bwd: leave one of them out",
             )
         reading.say("optimizer_in_backward", True, keys.where("optimizer_in_bwd"))
     part.skip(("lr", "weight_decay", "betas", "eps", "fused", "momentum"))
@@ -417,3 +428,20 @@ def _recipes(keys: Keys, reading: Reading) -> tuple[str, ...]:
     if reading.script:
         return (reading.script,)
     return tuple(dict.fromkeys(_RUN.findall(read_text(keys.path, MAX_DOCUMENT_BYTES))))
+
+
+def positions(builder: str) -> int:
+    """Positions in a table of cosines and sines, beyond which a model of torchtune ends."""
+    return next(rows for pattern, rows in _POSITIONS if re.match(pattern, builder))
+
+
+def tables(builder: str, *, adapted: bool, copies: bool) -> str:
+    """How these tables are laid out (switch ``rotary_tables``).
+
+    Source: torchtune 0.6.1 models/*/_component_builders.py; bd2a0fc7c of 2026-04 for Qwen 3.
+    Builders with adapters make one in each attention, but for Llama from 3.1 on.  ``copies``: of one layer,
+    which older builders make.
+    """
+    kind = "halves" if builder.startswith(("qwen", "phi")) else "pairs"
+    shared = not copies and (not adapted or re.match("llama3_[123]_", builder))
+    return kind if shared else f"{kind}_of_layers"

@@ -9,13 +9,11 @@ from __future__ import annotations
 from enum import IntEnum
 
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.age import pick_age
+from planner.configs.shared.age import enter_age
 from planner.configs.shared.keys import Keys
 
 LINEAR_LOSS = "torchtune.modules.loss.LinearCrossEntropyLoss"
 _UTILS = "torchtune.utils."
-
-_STACK_OF_0_6 = "torchtune"
 
 
 class Age(IntEnum):
@@ -37,13 +35,14 @@ class Age(IntEnum):
         return self == Age.TO_0_2
 
 
-_STACKS = {
+_RELEASES = {
     Age.TO_0_2: ("torchtune@0.2", "torchtune 0.2.1"),
     Age.TO_0_4: ("torchtune@0.4", "torchtune 0.3 and 0.4"),
     Age.TO_0_5: ("torchtune@0.5", "torchtune 0.5"),
+    Age.TO_0_6: ("torchtune", "torchtune 0.6.1"),
     Age.MAIN: ("torchtune@2025", "torchtune main branch"),
 }
-_TOOL = _STACKS[Age.TO_0_2][1]
+_TOOL = _RELEASES[Age.TO_0_2][1]
 # Tokens that a builder of data cuts each sample to, where the file does not say (datasets/*.py max_seq_len).
 _LENGTHS = {"alpaca_dataset": 512, "alpaca_cleaned_dataset": 512, "slimorca_dataset": 1024}
 
@@ -56,17 +55,11 @@ def read_age(keys: Keys, reading: Reading, stack: str = "") -> Age:
     Raises:
         NotModelledError: of 0.2 or before, and compiled, or with units of FSDP1 that are not modelled.
     """
-    ages, origin, text = _ages(keys)
-    age = pick_age(reading, ages, {each: _stack(each) for each in Age}, stack)
-    if age != Age.TO_0_6:
-        reading.take_stack(*_STACKS[age], origin, text if age == ages[0] else "as asked")
+    ages, *sign = _ages(keys)
+    age = enter_age(reading, ages, _RELEASES, stack, (sign[0], sign[1]))
     if age.old:
         _refuse_unread(keys)
     return age
-
-
-def _stack(age: Age) -> str:
-    return _STACKS[age][0] if age in _STACKS else _STACK_OF_0_6
 
 
 def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
@@ -85,7 +78,7 @@ def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
     folder = None if log is None else log.as_written("log_dir")
     if keys.holds("clip_grad_norm") or log is None:
         return (Age.TO_0_6,), "", ""
-    log.skip(log.left_over_here())
+    log.skip_rest()
     if folder == "${output_dir}":
         text = "recipes of torchtune up to 0.4 write logs there"
         return (Age.TO_0_4, Age.TO_0_6), log.where("log_dir"), text
@@ -100,7 +93,7 @@ def _component_of(keys: Keys, name: str) -> tuple[str, str]:
         return "", ""
     component = part.text("_component_") or ""
     if name == "checkpointer":
-        part.skip(part.left_over_here())
+        part.skip_rest()
     return component, part.where("_component_")
 
 

@@ -11,24 +11,14 @@ import re
 from dataclasses import replace
 
 from planner.configs.launchers.fsdp_keys import ACCELERATE_FILE, Beside, referred
-from planner.configs.said_by_file import IMAGES_UNSAID, Reading
+from planner.configs.said_by_file import IMAGES_UNSAID, Reading, Stop
 from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
-from planner.configs.shared.joined_samples import join_samples
+from planner.configs.shared.kernels import read_attention, read_dtype, say_liger
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.liger import say_liger
-from planner.configs.shared.model_args import read_attention, read_dtype
 from planner.configs.shared.own_scripts import leave_dtype, leave_method
-from planner.configs.shared.preference_tasks import (
-    LIGER,
-    TRL_HARMLESS,
-    has_prompts_alone,
-    read_chosen_likelihood,
-    read_precomputed,
-    said_by_path,
-    trl_task,
-)
+from planner.configs.shared.preference_tasks import LIGER, read_chosen_likelihood, read_precomputed
 from planner.configs.shared.rollouts import UP_TO_0_17, read_rollout
 from planner.configs.shared.stock import stock_launch_file
 from planner.configs.shared.trainer_arguments import (
@@ -38,13 +28,20 @@ from planner.configs.shared.trainer_arguments import (
     read_precision,
     read_trainer,
 )
-from planner.configs.tools.alignment_handbook import read_packing
 from planner.configs.tools.trl_age import OLD, OLDEST, read_age, read_old_preparation
-from planner.configs.tools.trl_device_map import read_device_map
-from planner.configs.tools.trl_stops import refuse_unkept_length, stop_at_router_loss
-from planner.configs.tools.trl_trainings import ONLINE, STUDENT, read_student, refuse_other_trainings
+from planner.configs.tools.trl_lengths import _read_lengths
+from planner.configs.tools.trl_tasks import (
+    ONLINE,
+    STUDENT,
+    TRL_HARMLESS,
+    has_prompts_alone,
+    read_student,
+    refuse_other_trainings,
+    said_by_path,
+    trl_task,
+)
 from planner.domain.recipes.recipe import TARGET_PATTERN, TARGETS_OF_PEFT
-from planner.errors import UsageError, show
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 TOOL = "TRL 1.16.0"
 STACK = "trl"
@@ -54,6 +51,10 @@ HINTS = frozenset(names_in("trl.toml", "hints"))
 
 # trl 0.12.2 commands/cli_utils.py TrlParser; an argument of scripts alone from 0.15.2 to 0.26.2.
 _REENTRANT = "gradient_checkpointing_use_reentrant"
+
+_WITHOUT_NUM_EXPERTS = ("granitemoe", "granitemoehybrid", "phimoe")
+
+_SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -302,49 +303,6 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
         reading.say("quant_storage", storage, keys.where("bnb_4bit_quant_storage"))
 
 
-def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
-    """The length; ``old``: the stack of an older TRL where the file trains from preferences,
-    which had another default.
-    """
-    reading.take(keys, {"max_length": "seq", "max_seq_length": "seq"})
-    if keys.holds("max_length") and reading.value("seq") is None:
-        reading.needs["seq"] = (
-            f"{keys.where('max_length')} is null, so the longest sample decides: say its length with --seq"
-        )
-    elif old == OLDEST and reading.value("seq") is None:
-        _read_old_length(keys, reading)
-    else:
-        reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
-    if keys.flag("packing"):
-        reading.say("padding", "packed", keys.where("packing"))
-        # Beside padding_free rows of it have positions that begin anew, too (trl 1.16.0 sft_trainer.py:916).
-        if keys.text("packing_strategy") == "wrapped" and not keys.flag("padding_free"):
-            reading.switch("packed_mask", "none", keys.where("packing_strategy"))
-        keys.skip(("padding_free",))
-    elif keys.flag("padding_free"):
-        if reading.value("stack") not in OLD:
-            refuse_unkept_length(keys, reading)
-        # Attention that is not FlashAttention gets a mask of all pairs of their tokens.
-        join_samples(reading, keys.where("padding_free"), reading.value("attention"))
-    else:
-        read_packing(keys, reading)
-    keys.skip(("packing_strategy",))
-
-
-def _read_old_length(keys: Keys, reading: Reading) -> None:
-    """The length of pairs where a file says none.
-
-    Recipes of the alignment-handbook run with TRL 0.9.6 to 0.12 (its setup.py of 2024-07 to 2025-04).
-    """
-    ages = "max_length is 512 up to TRL 0.11, nothing is cut in 0.12 and 0.13, and it is 1,024 since"
-    if not keys.has("dataset_mixer"):
-        reading.needs["seq"] = f"{keys.path}: {ages} where nothing is said: say --seq"
-        return
-    place = "trl 0.9.6 to 0.11.4 trainer/dpo_trainer.py, orpo_trainer.py: max_length where it is None"
-    reading.default("seq", 512, place)
-    reading.remark(keys.where("dataset_mixer"), f"counted with TRL up to 0.11: {ages}; --seq says another")
-
-
 def _read_images(keys: Keys, reading: Reading) -> None:
     """One image in each sample of a model that sees: the data decide,
     but images with either of these keys are an error.
@@ -421,3 +379,54 @@ def _take_weights_dtype(keys: Keys, reading: Reading) -> None:
     else:
         named = {"bfloat16": "bf16", "float16": "fp16"}.get(str(dtype), "fp32")
         reading.say("precision", named, keys.where("bf16"), "off: the dtype of the weights")
+
+
+def stop_at_router_loss(keys: Keys, reading: Reading) -> None:
+    """The routers' loss, on unless its weight is 0, asks for a number of experts by a name that these classes
+    do not have; dense models are among them.
+
+    Source: trl 1.16.0 trainer/utils.py add_fused_lm_head, sft_trainer.py, dpo_trainer.py, kto_trainer.py and
+    grpo_trainer.py (``aux_loss_enabled``); transformers 5.23 models/*/configuration_*.py.
+    """
+    weight = keys.number("router_aux_loss_coef")
+    if weight == 0:
+        return
+    why = "TRL 1.16.0 stops at the routers' loss of such a model unless its config.json turns it off"
+    sentence = f"{keys.where('router_aux_loss_coef')}: {why}: say router_aux_loss_coef: 0"
+    reading.stops.append(Stop(lambda model: model.architecture in _WITHOUT_NUM_EXPERTS, sentence))
+
+
+def read_device_map(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """Today's TRL spreads the layers in one process without a launcher, be the key there or not, and takes
+    that back where there is a process for each GPU.  An older one hands the key on as it is.
+
+    Source: trl 0.26.2 and 1.16.0 trainer/utils.py create_model_from_path (``auto`` is the default),
+    trainer/sft_trainer.py, dpo_trainer.py and grpo_trainer.py (``device_map`` under MULTI_GPU and DEEPSPEED);
+    accelerate 1.15 state.py (PartialState says MULTI_GPU under FSDP, too) and accelerator.py prepare_model
+    (an error in any distributed mode).
+
+    Raises:
+        UsageError: Accelerate refuses it, or no field has such a map.
+    """
+    init = keys.get("model_init_kwargs")
+    value = init.get("device_map") if isinstance(init, dict) else None
+    if not isinstance(value, str) or value not in _SPREADS:
+        return
+    where = f"{keys.where('model_init_kwargs')}.device_map"
+    several = (reading.value("gpus") or 1) * (reading.value("nodes") or 1) > 1
+    has_ranks = several or reading.sharding.communicates
+    if has_ranks and old:
+        raise UsageError(
+            f"{where}: Accelerate refuses to train a model with a device_map beside several processes: leave "
+            f"it out [{REFUSED_BY_TOOL}]"
+        )
+    if has_ranks:
+        reading.remark(where, "TRL takes it back where there is a process for each GPU")
+    elif old:
+        reading.say("device_map", value, where, "one process spreads the layers over its GPUs")
+    else:
+        reading.remark(
+            where,
+            "several GPUs are counted as a process for each, where TRL takes it back: one process without a "
+            "launcher spreads the layers over them, which --device-map auto counts",
+        )

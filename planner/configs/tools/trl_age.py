@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.age import TRANSFORMERS_4, first_held
+from planner.configs.shared.age import TRANSFORMERS_4, enter_age, first_held
+from planner.configs.shared.kernels import DTYPES
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.model_args import DTYPES
 
 OLDEST = "trl@0"
 MIDDLE = "trl@0.24"
@@ -16,33 +16,36 @@ OLD = {
     MIDDLE: (*names_in("trl.toml", "keys_to_0_28"), *TRANSFORMERS_4),
 }
 _NEWEST = "trl"
-_TITLES = {OLDEST: "TRL 0.9 to 0.19", MIDDLE: "TRL 0.20 to 0.26"}
+_RELEASES = {
+    _NEWEST: (_NEWEST, "TRL 1.16.0"),
+    MIDDLE: (MIDDLE, "TRL 0.20 to 0.26"),
+    OLDEST: (OLDEST, "TRL 0.9 to 0.19"),
+}
 
 
 def read_age(keys: Keys, reading: Reading, asked: str = "", *, generates: bool = False) -> str:
     """The stack of an older TRL where it is ``asked`` for or a key tells it, else nothing.
 
-    Keys of the middle ones are of the oldest, too: their stack is entered as another that the file fits.
-    ``generates``: GRPO of the oldest is that of the next one.
+    Keys of the middle ones are of the oldest, too.  ``generates``: GRPO of the oldest is that of the next
+    one.
     """
-    if asked in (_NEWEST, *OLD):
-        found = MIDDLE if generates and asked == OLDEST else asked
-        if found in OLD:
-            reading.take_stack(found, _TITLES[found], str(keys.path), "as asked")
-        return found if found in OLD else ""
+    ages: tuple[str, ...] = (_NEWEST,)
+    place = ""
     for stack, names in OLD.items():
-        name = first_held(keys, names)
-        if name is None and "torch_dtype" in names:
-            init = keys.get("model_init_kwargs")
-            name = "model_init_kwargs" if isinstance(init, dict) and "torch_dtype" in init else None
-        if name is not None:
-            text = "a key that today's TRL and Transformers no longer have"
-            found = MIDDLE if generates else stack
-            reading.take_stack(found, _TITLES[found], keys.where(name), text)
-            if found == MIDDLE and not generates:
-                reading.fits = (OLDEST,)
-            return found
-    return ""
+        if name := _held(keys, names):
+            ages = (MIDDLE,) if generates else (stack,) if stack == OLDEST else (MIDDLE, OLDEST)
+            place = keys.where(name)
+            break
+    asked = MIDDLE if generates and asked == OLDEST else asked
+    sign = (place, "a key that today's TRL and Transformers no longer have")
+    found = enter_age(reading, ages, _RELEASES, asked, sign)
+    return "" if found == _NEWEST else found
+
+
+def _held(keys: Keys, names: tuple[str, ...]) -> str | None:
+    init = keys.get("model_init_kwargs")
+    inside = "torch_dtype" in names and isinstance(init, dict) and "torch_dtype" in init
+    return first_held(keys, names) or ("model_init_kwargs" if inside else None)
 
 
 def read_old_preparation(keys: Keys, reading: Reading) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from planner.configs.shared.trainer_arguments import OPTIMIZERS
-from planner.configs.tools.llama_factory.llama_factory_v1_task import is_pair_table
+from planner.configs.tools.llama_factory.llama_factory_v1 import is_pair_table
 from planner.configs.tools.open_instruct import OLD_KEYS
 from planner.configs.tools.open_instruct_dpo import is_dpo_table
 from planner.configs.writing.edits import REMOVED, Settings

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import TOOL_NAMES, read_config
-from planner.configs.said_by_file import Alone, Reading, Remark, Shards, Stop
+from planner.configs.said_by_file import Alone, Reading, Remark, Shards, Stop, Told
 from planner.configs.tools.torchtitan import is_torchtitan
 from planner.configs.yaml_or_json import read_document
 from planner.domain.origin import tool_default
@@ -31,49 +31,11 @@ from planner.intake.model_parallel import degrees
 OWN_TOOL = "plan"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
-    """What a file says, and what the reader should know of how it was read.
+@dataclass(slots=True)
+class ConfigFile(Told):
+    """What a file says, with the values of our fields as what was given."""
 
-    ``tool``: the program that it is for, ``tool_name`` its name for ``--tool``.  ``remarks``: keys that are
-    not counted as they stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be given
-    beside it, each field with the sentence that asks for it; ``either``: values that it may have, with that
-    sentence; ``less``: one that it may have, which needs less.  ``launch``: the launch file that was found
-    beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
-    ``several``: the sharding of several GPUs, where nothing says one.  ``one_batch``: the precision where
-    all of them share a batch.  ``alone``: a key that the tool takes
-    on one GPU only, or how many GPUs it uses of a machine.  ``shards``: over how many of them FSDP2 divides.
-    ``most_pixels``: of an image, and what its sides
-    are multiples of where it had more.  ``longest``: tokens of a sample, above which the tool stops, with the
-    place that says them.  ``in_weights_dtype``: place of what says that the dtype of the
-    checkpoint decides the precision.  ``served``: place of what has vLLM on GPUs of its own, and how many
-    train beside.  ``stops``: models at which the tool stops with this file.
-    ``fits``: other stacks that its keys fit as well.
-    """
-
-    request: ScenarioRequest
-    tool: str
-    remarks: tuple[Remark, ...] = ()
-    ignored: tuple[str, ...] = ()
-    needs: Mapping[str, str] = field(default_factory=dict)
-    either: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    less: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    total_batch: tuple[int, str] | None = None
-    least_batch: tuple[int, str] | None = None
-    generated: tuple[int, str] | None = None
-    tool_name: str = OWN_TOOL
-    launch: Path | None = None
-    candidates: tuple[Path, ...] = ()
-    several: Given | None = None
-    one_batch: Given | None = None
-    alone: Alone | None = None
-    shards: Shards | None = None
-    most_pixels: tuple[int, int] | None = None
-    longest: tuple[int, str] | None = None
-    in_weights_dtype: str = ""
-    served: tuple[str, int] = ("", 0)
-    stops: tuple[Stop, ...] = ()
-    fits: tuple[str, ...] = ()
+    request: ScenarioRequest = field(kw_only=True)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -98,16 +60,12 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
     if tool is not None and tool not in TOOL_NAMES:
         raise UnknownNameError("tool", tool[:60], TOOL_NAMES, hint=f"allowed: {', '.join(TOOL_NAMES)}")
     if tool == OWN_TOOL or (tool is None and file.suffix == ".toml" and not _is_torchtitan(file)):
-        return ConfigFile(from_toml(file), OWN_TOOL)
+        return ConfigFile(file, OWN_TOOL, OWN_TOOL, request=from_toml(file))
     config = config_of(read_config(file, tool, beside))
-    left_open = missing_fields(config.request.is_given, ("model", "recipe"))
-    asked = {name: f"{file}: does not say the {name}: say {REQUEST_FIELDS[name].flag}" for name in left_open}
-    return replace(
-        config,
-        needs=MappingProxyType(
-            {**config.needs, **{name: text for name, text in asked.items() if name not in config.needs}}
-        ),
-    )
+    for name in missing_fields(config.request.is_given, ("model", "recipe")):
+        sentence = f"{file}: does not say the {name}: say {REQUEST_FIELDS[name].flag}"
+        config.needs.setdefault(name, sentence)
+    return config
 
 
 def _is_torchtitan(file: Path) -> bool:
@@ -126,35 +84,8 @@ def config_of(reading: Reading) -> ConfigFile:
     Raises:
         InputFileError: a value that cannot be used; names its place.
     """
-    return ConfigFile(
-        request=ScenarioRequest(_parsed(reading)),
-        tool=reading.tool,
-        remarks=tuple(reading.remarks),
-        ignored=tuple(reading.ignored),
-        needs=MappingProxyType(reading.needs),
-        either=MappingProxyType(reading.either),
-        less=MappingProxyType(reading.less),
-        total_batch=reading.total_batch,
-        least_batch=reading.least_batch,
-        generated=reading.generated,
-        tool_name=reading.tool_name,
-        launch=reading.launch,
-        candidates=reading.candidates,
-        several=None if reading.several is None else _several(reading, *reading.several),
-        one_batch=None if reading.one_batch is None else Given(*reading.one_batch),
-        alone=reading.alone,
-        shards=reading.shards,
-        most_pixels=reading.most_pixels,
-        longest=reading.longest,
-        in_weights_dtype=reading.in_weights_dtype,
-        served=reading.served,
-        stops=tuple(reading.stops),
-        fits=reading.fits,
-    )
-
-
-def _several(reading: Reading, sharding: str, place: str) -> Given:
-    return Given(REQUEST_FIELDS["sharding"].parse(sharding), tool_default(reading.tool), place)
+    told = {each.name: getattr(reading, each.name) for each in fields(Told)}
+    return ConfigFile(**told, request=ScenarioRequest(_parsed(reading)))
 
 
 def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
@@ -177,11 +108,14 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     if config.longest is not None:
         _refuse_longer(request, *config.longest)
     if config.several is not None and request.get("sharding") is None and _batches(request) > 1:
-        request = merge(ScenarioRequest({"sharding": config.several}), request)
+        kind, place = config.several
+        given = Given(REQUEST_FIELDS["sharding"].parse(kind), tool_default(config.tool), place)
+        request = merge(ScenarioRequest({"sharding": given}), request)
     if config.shards is not None and not (flags.is_given("sharding") or flags.is_given("replicas")):
         request = _with_copies(request, config.shards)
-    if config.one_batch is not None and not flags.is_given("precision") and _share_one_batch(request):
-        request = merge(request, ScenarioRequest({"precision": config.one_batch}))
+    shares = _gpus(request) > 1 and _batches(request) == 1
+    if config.one_batch is not None and not flags.is_given("precision") and shares:
+        request = merge(request, ScenarioRequest({"precision": Given(*config.one_batch)}))
     request = _with_micro_batches(config, request)
     _refuse_models(config.stops, request)
     if config.in_weights_dtype:
@@ -201,7 +135,7 @@ def _refuse_longer(request: ScenarioRequest, longest_tokens: int, place: str) ->
         )
 
 
-def _refuse_models(stops: tuple[Stop, ...], request: ScenarioRequest) -> None:
+def _refuse_models(stops: Sequence[Stop], request: ScenarioRequest) -> None:
     """Raises: UsageError where the tool stops at this model beside a key of the file, and NotModelledError
     where what it does there is not modelled.
     """
@@ -438,11 +372,6 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
 def _batches(request: ScenarioRequest) -> int:
     """Micro-batches at a time: GPUs that share one count as one, and so do all of one process."""
     return 1 if request.get("device_map") else max(_gpus(request) // degrees(request).gpus, 1)
-
-
-def _share_one_batch(request: ScenarioRequest) -> bool:
-    """Whether the job has several GPUs, and all of them share each batch."""
-    return _gpus(request) > 1 and _batches(request) == 1
 
 
 def _gpus(request: ScenarioRequest) -> int:

@@ -7,19 +7,17 @@ from __future__ import annotations
 from planner.errors import RefusedCombinationError, UnreadCombinationError
 from planner.intake.rules.rule import Case, Level, Rule
 from planner.intake.rules.rules_adapters import ADAPTER_RULES
-from planner.intake.rules.rules_float8 import FLOAT8_RULES
 from planner.intake.rules.rules_fsdp import FSDP_RULES
-from planner.intake.rules.rules_liger import LIGER_RULES
 from planner.intake.rules.rules_mixers import MIXER_RULES
 from planner.intake.rules.rules_mixtures import MIXTURE_RULES
 from planner.intake.rules.rules_optimizer import OPTIMIZER_RULES
-from planner.intake.rules.rules_qat import QAT_RULES
+from planner.intake.rules.rules_qat import FLOAT8_RULES, QAT_RULES
 from planner.intake.rules.rules_recipe import RECIPE_RULES
 from planner.intake.rules.rules_stored import STORED_RULES
 from planner.intake.rules.rules_system import SYSTEM_RULES
 from planner.intake.rules.rules_tasks import TASK_RULES
 from planner.intake.rules.rules_trained import TRAINED_LAYER_RULES
-from planner.intake.rules.rules_versions import VERSION_RULES
+from planner.intake.rules.rules_versions import LIGER_RULES, VERSION_RULES
 from planner.intake.rules.rules_vision import VISION_RULES
 
 __all__ = ["FORCE_HINT", "RULES", "Case", "Level", "Rule", "check", "rules_table"]

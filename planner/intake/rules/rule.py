@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from planner.domain.hardware import GpuSpec, Hardware
@@ -83,11 +84,16 @@ class Rule:
     """
 
     id: str
-    level: Level
     sentence: str
     applies: Callable[[Case], bool]
     detail: Callable[[Case], str] | None = None
+    level: Level = "refuse"
 
     def message(self, case: Case) -> str:
         """The sentence, with what it means here."""
         return f"{self.sentence} ({self.detail(case)})" if self.detail else self.sentence
+
+
+refuse = partial(Rule, level="refuse")
+not_modelled = partial(Rule, level="not-modelled")
+warn = partial(Rule, level="warn")

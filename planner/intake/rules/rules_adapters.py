@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from planner.domain.recipes.recipe import PREPACKED, TARGET_PARAMETER
 from planner.errors import REFUSED_BY_TOOL
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse, warn
 from planner.intake.rules.rules_recipe import adapted_expert_bytes, adapts_head
 
 _OF_LORA = ("lora_rank", "lora_dropout", "dora", "vera")
@@ -96,25 +96,22 @@ def _may_train_ends(case: Case) -> bool:
 
 
 ADAPTER_RULES = (
-    Rule(
+    warn(
         # Qwen 73b34d4 finetune.py train: modules_to_save unless q_lora, or "chat" in the path.
         "adapters-beside-ends",
-        "warn",
         "finetune.py of QwenLM trains wte and lm_head whole beside LoRA, unless 'chat' is in the path of the "
         "model; this answer counts neither: for a base model say --modules-to-save 'wte;lm_head'",
         _may_train_ends,
     ),
-    Rule(
+    refuse(
         "kernels-of-attention",
-        "refuse",
         "Axolotl's fused adapter kernels stop at this model's attention; say lora_qkv_kernel: false and "
         f"lora_o_kernel: false, or --switches adapter_kernels=eager [{REFUSED_BY_TOOL}]",
         lambda case: _is_fused_by_axolotl(case) and case.model.architecture in _UNPATCHED,
         lambda case: f"{case.model.id}, of {case.model.architecture}",
     ),
-    Rule(
+    refuse(
         "kernels-of-wide-layers",
-        "refuse",
         "Axolotl's fused adapter kernels stop where layers hand on fp32, as those of this model over 4 bits; "
         "say lora_qkv_kernel: false, lora_o_kernel: false and lora_mlp_kernel: false, or --switches "
         f"adapter_kernels=eager [{REFUSED_BY_TOOL}]",
@@ -123,11 +120,10 @@ ADAPTER_RULES = (
         ),
         lambda case: f"{case.model.id}, of {case.model.architecture}",
     ),
-    Rule(
+    refuse(
         # axolotl 0.19.0 kernels/lora.py get_lora_parameters: base_layer.weight; gptqmodel 7.3.4
         # nn_modules/qlinear/__init__.py BaseQuantLinear: qweight, qzeros, scales, and no weight.
         "kernels-over-stored",
-        "refuse",
         "Axolotl's fused adapter kernels stop at matrices that a checkpoint has packed; say lora_mlp_kernel: "
         f"false, or --switches adapter_kernels=eager [{REFUSED_BY_TOOL}]",
         lambda case: (
@@ -137,72 +133,63 @@ ADAPTER_RULES = (
         ),
         lambda case: case.numerics.quantization,
     ),
-    Rule(
+    not_modelled(
         "dora-unread",
-        "not-modelled",
         "Nobody read how this stack computes DoRA; use --stack hf-trainer@5, or LoRA without --dora",
         lambda case: (
             _has_dora(case) and (case.stack.dora == "unread" or case.stack.adapter_kernels != "eager")
         ),
         lambda case: case.stack.id,
     ),
-    Rule(
+    not_modelled(
         "dora-of-kernels",
-        "not-modelled",
         "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; "
         "of torchtune over unquantised ones, under FSDP2, too; use --method lora or qlora, and --sharding "
         "ddp or none",
         lambda case: _has_dora(case) and _dora_is_elsewhere(case),
     ),
-    Rule(
+    not_modelled(
         "oft-unread",
-        "not-modelled",
         "Nobody read how this stack computes OFT; use --stack hf-trainer@5, or LoRA without --oft-block-size",
         lambda case: _rotates(case) and (case.stack.oft == "unread" or case.stack.adapter_kernels != "eager"),
         lambda case: case.stack.id,
     ),
-    Rule(
+    not_modelled(
         "oft-elsewhere",
-        "not-modelled",
         "OFT is modelled over unquantised, bitsandbytes, GPTQ and AWQ matrices of models without experts, "
         "where every GPU holds everything and layers are checkpointed whole; use --sharding ddp or none, "
         "or LoRA without --oft-block-size",
         lambda case: _rotates(case) and _is_elsewhere(case, _ROTATED),
     ),
-    Rule(
+    not_modelled(
         "oft-without-autocast",
-        "not-modelled",
         "PEFT 0.18 hands GPTQ's kernel an input in the adapters' dtype where there is no autocast, which "
         "nobody read; use --precision bf16-mixed, or --versions peft==0.21.2",
         lambda case: _rotates(case) and _twice_without_autocast(case),
     ),
-    Rule(
+    refuse(
         "oft-with-lora-options",
-        "refuse",
         "OFT has no LoRA matrices; leave these options out, or --oft-block-size",
         lambda case: _rotates(case) and bool(_lora_beside_rotations(case)),
         lambda case: ", ".join(_lora_beside_rotations(case)),
     ),
-    Rule(
+    not_modelled(
         "vera-unread",
-        "not-modelled",
         "Nobody read how this stack computes VeRA; use --stack hf-trainer@5, or LoRA without --vera",
         lambda case: (
             _has_vera(case) and (case.stack.vera == "unread" or case.stack.adapter_kernels != "eager")
         ),
         lambda case: case.stack.id,
     ),
-    Rule(
+    not_modelled(
         "vera-elsewhere",
-        "not-modelled",
         "VeRA is modelled over unquantised and bitsandbytes matrices of models without experts, where every "
         "GPU holds everything and layers are checkpointed whole; use --sharding ddp or none, or LoRA without "
         "--vera",
         lambda case: _has_vera(case) and _is_elsewhere(case, _SCALED),
     ),
-    Rule(
+    refuse(
         "vera-with-dora",
-        "refuse",
         "VeRA and DoRA are two kinds of adapters; leave --dora or --vera out",
         lambda case: _has_vera(case) and _has_dora(case),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.errors import REFUSED_BY_TOOL
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse
 from planner.intake.rules.rules_recipe import adapted_expert_bytes
 
 
@@ -29,10 +29,9 @@ def _flattens_two_dtypes(case: Case) -> bool:
 
 
 FSDP_RULES = (
-    Rule(
+    refuse(
         # torch 2.13 distributed/fsdp/_flat_param.py _validate_tensors_to_flatten.
         "fsdp1-flattens-one-dtype",
-        "refuse",
         "FSDP1 stops at a layer whose 4-bit matrices and norms are not stored in one dtype: give "
         "--quant-storage the dtype of loading, with a script that does not widen norms (TRL, LLaMA-Factory, "
         f"--switches kbit_upcast=none), or use --sharding fsdp [{REFUSED_BY_TOOL}]",
@@ -42,24 +41,21 @@ FSDP_RULES = (
             f"widened: {case.stack.kbit_upcast_over(case.recipe)}"
         ),
     ),
-    Rule(
+    refuse(
         "fsdp-class-of-another",
-        "refuse",
         "A launch stops where the model has no layer of the class that FSDP is to wrap; name the model's own "
         f"class, or none [{REFUSED_BY_TOOL}]",
         lambda case: case.recipe.uses_fsdp and bool(case.stack.fsdp_layer_class),
         lambda case: f"{case.stack.fsdp_layer_class} is none of {case.model.architecture}",
     ),
-    Rule(
+    not_modelled(
         "fsdp1-adapts-fused-experts",
-        "not-modelled",
         "Copies that PEFT makes of fused expert tensors are not modelled where FSDP1 flattens those; use "
         "--sharding fsdp, or --lora-targets attention",
         lambda case: case.recipe.sharding.is_fsdp1 and adapted_expert_bytes(case) > 0,
     ),
-    Rule(
+    not_modelled(
         "fsdp-units-elsewhere",
-        "not-modelled",
         "Units of FSDP inside of layers are modelled for mixtures of experts under FSDP1, without reentrant "
         "checkpointing of weights that are trained whole; use --switches fsdp_units=layer",
         lambda case: case.recipe.uses_fsdp and case.stack.fsdp_units != "layer" and _units_unread(case),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from planner.domain.mixer_specs import Mamba2Spec, MixerSpec
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.linears import refused_by_peft
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse, warn
 
 
 def _mixers(case: Case) -> Iterator[MixerSpec]:
@@ -38,60 +38,53 @@ def _has_streams(case: Case) -> bool:
 
 
 MIXER_RULES = (
-    Rule(
+    refuse(
         # transformers 5.16 and 5.23 models/gemma3n/modeling_gemma3n.py Gemma3nTextAltUp: predict clamps a
         # weight with a float, which torch refuses of whole numbers; correct multiplies by one as it lies.
         "streams-packed",
-        "refuse",
         "Gemma 3n reads weights of each layer as they are stored, which fails where a quantiser has packed "
         f"them: use lora on a 16-bit base [{REFUSED_BY_TOOL}]",
         lambda case: _has_streams(case) and case.numerics.quantization != "none",
         lambda case: f"{case.model.id} with {case.numerics.quantization}",
     ),
-    Rule(
+    not_modelled(
         "streams-elsewhere",
-        "not-modelled",
         "The streams of Gemma 3n (AltUp) are read in the modules of Transformers 5, not in those of this "
         "stack",
         lambda case: _has_streams(case) and case.stack.model_code != "transformers-5",
         lambda case: case.stack.id,
     ),
-    Rule(
+    warn(
         "recurrent-kernels",
-        "warn",
         "Layers without attention are counted with the kernels of causal-conv1d, of flash-linear-attention "
         "for the gated delta rule, and of mamba-ssm for Mamba; without these packages Transformers' own "
         "code needs more memory (on an H100 a third more for Qwen3.5-0.8B, twice for Falcon-H1-0.5B) and "
         "many times the time",
         _mixes,
     ),
-    Rule(
+    not_modelled(
         "recurrent-layers-elsewhere",
-        "not-modelled",
         "Layers without attention are read in the modules of Transformers 5, not in those of this stack",
         lambda case: _mixes(case) and case.stack.model_code != "transformers-5",
         lambda case: case.stack.id,
     ),
-    Rule(
+    refuse(
         # transformers 5.23 models/*/modeling_*.py: outproj_weight=self.out_proj.weight, which is packed then.
         "packed-out-proj",
-        "refuse",
         "The kernel of Mamba 2 reads the weight of out_proj itself, and fails where a quantiser has packed "
         "it: use a 16-bit base, or a stack that leaves it whole",
         _packs_out_proj,
         lambda case: f"{case.model.architecture} with {case.numerics.quantization} in {case.stack.id}",
     ),
-    Rule(
+    refuse(
         "adapter-on-out-proj",
-        "refuse",
         "PEFT refuses adapters on out_proj of this architecture, which all-linear has: name other targets, "
         "as in --lora-targets 'q_proj;k_proj;v_proj;o_proj;in_proj'",
         lambda case: _adapts_out_proj(case) and bool(refused_by_peft(case.model)),
         lambda case: case.model.architecture,
     ),
-    Rule(
+    warn(
         "adapter-on-out-proj-idle",
-        "warn",
         "The kernel of Mamba 2 reads past an adapter of out_proj, so that nothing trains it: "
         "it is not counted",
         lambda case: _adapts_out_proj(case) and not refused_by_peft(case.model),

@@ -6,7 +6,7 @@ from planner.domain.model import BlockGroup
 from planner.domain.recipes.recipe import TARGET_PARAMETER
 from planner.intake.expert_parallel import MIXTURES
 from planner.intake.linears import failing_routers
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse
 from planner.intake.rules.rules_recipe import adapted_expert_bytes
 
 
@@ -121,84 +121,74 @@ def _is_unread_on_host(case: Case) -> bool:
 
 
 MIXTURE_RULES = (
-    Rule(
+    refuse(
         "experts-on-host",
-        "refuse",
         "KTransformers trains in one process or under FSDP2: use --sharding fsdp",
         _host_refuses,
         lambda case: case.recipe.sharding.name,
     ),
-    Rule(
+    not_modelled(
         "experts-on-host-unread",
-        "not-modelled",
         "Experts on the CPU were read for LoRA by torch's AdamW, supervised, of DeepSeek V3, Qwen3, Qwen3-VL "
         "and Qwen3.5 in 16 bits without offload",
         _is_unread_on_host,
         lambda case: f"{case.model.architecture}, {case.recipe.method}, {case.recipe.optimizer}",
     ),
-    Rule(
+    refuse(
         # peft 0.20 and 0.21 tuners/lora/layer.py ParamWrapper raises.
         "dropout-on-experts",
-        "refuse",
         "PEFT takes no dropout over experts that are one tensor, which these targets reach: use "
         "--lora-dropout 0 or --lora-targets attention; or linear-modules, where no dense layer has names of "
         "experts",
         _drops_on_experts,
         lambda case: case.model.id,
     ),
-    Rule(
+    not_modelled(
         "held-experts-elsewhere",
-        "not-modelled",
         "Packed experts that are dequantised when they are read are modelled where every GPU holds them "
         "whole and under FSDP2, with adapters of their own for PEFT before 0.21: use --sharding ddp or fsdp, "
         "and --lora-targets attention",
         _holds_elsewhere,
         lambda case: case.model.id,
     ),
-    Rule(
+    not_modelled(
         "held-int8-experts",
-        "not-modelled",
         "Axolotl's experts in int8 are modelled where every GPU holds them whole, without checkpointing or "
         "with the reentrant kind; the other keeps the experts of all layers expanded: use --method qlora, "
         "or --sharding ddp --checkpoint-reentrant",
         _holds_int8_elsewhere,
         lambda case: case.model.id,
     ),
-    Rule(
+    not_modelled(
         "scattered-experts",
-        "not-modelled",
         "ScatterMoE is modelled for gated experts without biases, in 16 or 4 bits, where every GPU holds "
         "them whole and under FSDP2: use --sharding ddp or fsdp",
         _scatters_elsewhere,
         lambda case: case.model.id,
     ),
-    Rule(
+    refuse(
         # data/published/swift_megatron.md: three of four readings.
         "megatron-mixture",
-        "refuse",
         "Mixtures under Megatron-Core come out too low: published readings are 12 to 27 % above what is "
         "counted, and no mechanism is known",
         lambda case: case.stack.model_code == "megatron-core" and case.model.is_moe,
         lambda case: case.model.id,
     ),
-    Rule(
+    not_modelled(
         "mixture-unread",
-        "not-modelled",
         "Of torchtitan's mixtures those of Qwen 3 and DeepSeek were read, with all weights trained",
         _is_another_mixture,
         lambda case: f"{case.model.architecture}, {case.recipe.method}",
     ),
-    Rule(
+    refuse(
         "adapter-on-router",
-        "refuse",
         "PEFT's adapter of this router fails, because the router returns two tensors; name other targets, "
         "as in --lora-targets 'q_proj;k_proj;v_proj;o_proj'",
         _adapts_router,
         lambda case: case.model.id,
     ),
-    Rule(
+    not_modelled(
         "every-expert-elsewhere",
-        "not-modelled",
         "A mixture that computes all experts for all tokens is read in the modules of Transformers 5 and "
         "what its quantisers leave of them, not in those of this stack; use --stack hf-trainer",
         lambda case: (
@@ -207,18 +197,16 @@ MIXTURE_RULES = (
         ),
         lambda case: case.stack.id,
     ),
-    Rule(
+    not_modelled(
         "selected-experts-elsewhere",
-        "not-modelled",
         "The experts of DBRX are read in the modules of Transformers 5, not in those of this stack; "
         "use --stack hf-trainer",
         lambda case: _selects_experts(case) and case.stack.model_code != "transformers-5",
         lambda case: case.stack.id,
     ),
-    Rule(
+    refuse(
         # transformers 5.23 models/dbrx/modeling_dbrx.py DbrxExperts.forward: index_add_ of fp32 rows.
         "selected-experts-mixed",
-        "refuse",
         "DBRX adds fp32 rows of autocast to a sum in the dtype of its weights, which fails unless these are "
         "fp32: use --precision bf16",
         lambda case: _selects_experts(case) and case.numerics.mixed and case.numerics.load_dtype != "fp32",

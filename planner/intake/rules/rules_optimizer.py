@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.errors import REFUSED_BY_TOOL
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse, warn
 from planner.intake.supported import GPU_ONLY_OPTIMIZERS, leaves_rate_on_card, stops_on_cpu
 
 
@@ -60,9 +60,8 @@ def _divides_unevenly(case: Case) -> bool:
 
 
 OPTIMIZER_RULES = (
-    Rule(
+    not_modelled(
         "optimizer-of-whole-matrices",
-        "not-modelled",
         "This optimizer is modelled for full fine-tunes where every GPU holds all of its states. Muon is "
         "modelled in LLaMA-Factory and Axolotl, with LoRA, too; in LLaMA-Factory v1 and Axolotl whole, under "
         "FSDP2, too. "
@@ -72,37 +71,33 @@ OPTIMIZER_RULES = (
             f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}, {case.stack.id}"
         ),
     ),
-    Rule(
+    refuse(
         # axolotl 0.19.0 contribs/mit/muon/muon.py: Muon.__init__ asserts two dimensions.
         "muon-of-stacked-matrices",
-        "refuse",
         "Axolotl's Muon stops at trained tensors of three dimensions, as experts, convolutions and vision "
         f"towers have them; use --method lora, or --optimizer adamw_torch_fused [{REFUSED_BY_TOOL}]",
         lambda case: _is_full_muon_of_axolotl(case) and _stacks_matrices(case),
     ),
-    Rule(
+    refuse(
         # axolotl-contribs-mit 0.0.6 contribs/mit/muon/dist_muon.py muon_update_batch_async: an assertion.
         "muon-of-uneven-parts",
-        "refuse",
         "Axolotl's Muon stops at a matrix whose rows are no multiple of the GPUs that divide it; take fewer, "
         f"or --optimizer adamw_torch_fused [{REFUSED_BY_TOOL}]",
         lambda case: (
             _is_full_muon_of_axolotl(case) and case.recipe.sharding.dtensors and _divides_unevenly(case)
         ),
     ),
-    Rule(
+    not_modelled(
         # transformers 5.23 trainer_optimizer.py:115-117 and 152; llamafactory 0.9.5
         # hparams/parser.py:388-393; torchtune 0.6.1 recipes/full_finetune_single_device.py:146-157.
         "optimizer-in-backward",
-        "not-modelled",
         "An optimizer that steps in the backward pass is modelled for a full fine-tune on one GPU without "
         "gradient accumulation; leave --optimizer-in-backward out",
         _steps_elsewhere,
     ),
-    Rule(
+    refuse(
         # llamafactory 0.9.5 hparams/parser.py:394-398, but for DeepSpeed's ZeRO-3, which badam 1.4 supports.
         "badam-of-one-layer",
-        "refuse",
         "BAdam trains one layer after the other, and its tools refuse it on several GPUs but under ZeRO-3, "
         "which is not modelled; use --train-layers first:1 with --method full, and --gpu X:1",
         lambda case: (
@@ -110,17 +105,15 @@ OPTIMIZER_RULES = (
             and (case.hardware.world_size > 1 or not case.recipe.train_layers)
         ),
     ),
-    Rule(
+    warn(
         "optimizer-rank-unused",
-        "warn",
         "optimizer_rank is for apollo_adamw; this optimizer has none",
         lambda case: (
             case.recipe.optimizer_rank is not None and not case.recipe.optimizer.startswith("apollo")
         ),
     ),
-    Rule(
+    not_modelled(
         "gpu-optimizer-offloaded",
-        "not-modelled",
         "8-bit and paged optimizers in host RAM are not modelled: use adamw_torch, which DeepSpeed takes for "
         "its own CPU Adam",
         lambda case: (
@@ -132,25 +125,22 @@ OPTIMIZER_RULES = (
         ),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
-    Rule(
+    refuse(
         "torchao-offloaded",
-        "refuse",
         "Optimizers of torchao stop at weights that FSDP has in host RAM, because Accelerate puts their "
         f"learning rate on the card: use adamw_torch [{REFUSED_BY_TOOL}]",
         lambda case: leaves_rate_on_card(case.recipe, case.stack),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
-    Rule(
+    refuse(
         "bitsandbytes-offloaded",
-        "refuse",
         "Optimizers of bitsandbytes before 0.50 stop with an error where their weights are in host RAM: use "
         f"adamw_torch, which DeepSpeed takes for its own CPU Adam [{REFUSED_BY_TOOL}]",
         lambda case: stops_on_cpu(case.recipe, case.stack),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
-    Rule(
+    warn(
         "slow-optimizer-offloaded",
-        "warn",
         "DeepSpeed has no CPU kernel for this optimizer: it needs zero_force_ds_cpu_optimizer false, and "
         "steps slowly",
         lambda case: (

@@ -1,9 +1,9 @@
-"""Rules about matrices that are rounded as if quantised."""
+"""Rules about matrices that are rounded as if quantised, and about products in 8-bit floats."""
 
 from __future__ import annotations
 
 from planner.domain.recipes.recipe import LANGUAGE_TASKS
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse
 
 _BLOCK = 32
 """Elements that share a scale in MXFP4."""
@@ -55,37 +55,74 @@ def _rounds_nothing(case: Case) -> bool:
 
 
 QAT_RULES = (
-    Rule(
+    not_modelled(
         "qat-unread",
-        "not-modelled",
         "Rounding as if quantised is modelled for dense models of torchtune's recipes without torch.compile, "
         "and for full fine-tunes of Axolotl; leave --qat out",
         lambda case: _asked(case) and bool(_unread(case)),
         lambda case: f"{_unread(case)} beside it was not read",
     ),
-    Rule(
+    refuse(
         # torchtune 0.6.1 modules/peft/lora.py QATLoRALinear.__init__.
         "qat-group-undivided",
-        "refuse",
         "torchtune adapts only matrices whose inputs are whole groups; say a --qat-group that divides them",
         lambda case: _asked(case) and bool(_undivided(case)),
         lambda case: f"{_undivided(case)} has no whole groups of {case.numerics.qat_group}",
     ),
-    Rule(
+    refuse(
         "qat-group-alone",
-        "refuse",
         "--qat-group says in what groups --qat rounds weights, and --qat is not given, or ternary, which "
         "rounds whole matrices",
         lambda case: (
             "qat_group" in case.given and ("qat" not in case.given or case.numerics.qat == "ternary")
         ),
     ),
-    Rule(
+    refuse(
         "qat-rounds-nothing",
-        "refuse",
         "No matrix of a layer has inputs that are whole groups, so that nothing is rounded; say a "
         "--qat-group that divides them",
         lambda case: _asked(case) and _rounds_nothing(case),
         lambda case: f"groups of {case.numerics.qat_group}",
+    ),
+)
+
+
+def _asks_fp8(case: Case) -> bool:
+    return case.numerics.fp8 != "none"
+
+
+def _fp8_unread(case: Case) -> str:
+    """What about this job nobody read beside products in 8 bits; empty where nothing is."""
+    recipe, sharding = case.recipe, case.recipe.sharding
+    reasons = (
+        (case.stack.fp8_linears == "unread", f"stack '{case.stack.id}'"),
+        (recipe.method != "full", "adapters"),
+        (bool(recipe.train_layers), "partly trained models"),
+        (recipe.task not in ("sft", "pretrain"), f"task {recipe.task}"),
+        (case.model.is_moe or case.model.vision is not None, "mixtures of experts and models that see"),
+        (any(group.block.mixer is not None for group in case.model.groups), "layers without attention"),
+        (recipe.parallel.tensor > 1, "tensor parallelism"),
+        (sharding.communicates and sharding.name != "ddp" and not sharding.dtensors, f"sharding {sharding}"),
+        (recipe.offload != "none", f"offload {recipe.offload}"),
+        (case.numerics.compute_dtype != "bf16", f"precision {case.numerics.precision}"),
+    )
+    return next((what for applies, what in reasons if applies), "")
+
+
+FLOAT8_RULES = (
+    refuse(
+        "fp8-not-on-card",
+        "The card has no units for products of 8-bit floats: use --fp8 none",
+        lambda case: (
+            _asks_fp8(case) and case.gpu.bf16_flop_per_s is not None and case.gpu.fp8_flop_per_s is None
+        ),
+        lambda case: case.gpu.name,
+    ),
+    not_modelled(
+        "fp8-unread",
+        "Training in fp8 is modelled for full fine-tunes of dense models in bf16, by torchao's Float8Linear, "
+        "alone, under DDP and under FSDP2",
+        lambda case: _asks_fp8(case) and bool(_fp8_unread(case)),
+        lambda case: f"{_fp8_unread(case)} beside it were not read",
     ),
 )

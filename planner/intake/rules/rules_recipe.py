@@ -16,7 +16,7 @@ from planner.intake.linears import (
     unmatched_modules,
     unmatched_targets,
 )
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse, warn
 from planner.intake.supported import lacks_model, minor_of_transformers_4
 from planner.units import format_gib
 from planner.words import words
@@ -187,71 +187,61 @@ def _samples_per_step(case: Case) -> int:
 
 
 RECIPE_RULES = (
-    Rule(
+    refuse(
         "method-against-quantization",
-        "refuse",
         "The method names one quantisation and quantization another: use method lora with the one "
         "that is meant",
         _contradicts_method,
         _contradiction_text,
     ),
-    Rule(
+    refuse(
         "quantized-full",
-        "refuse",
         "A quantised base cannot be trained in full, only adapters over it: use lora, or quantization none",
         lambda case: case.recipe.method == "full" and case.numerics.quantization != "none",
     ),
-    Rule(
+    refuse(
         "lora-options-with-full",
-        "refuse",
         "LoRA options mean nothing in a full fine-tune: leave them out, or use method lora",
         lambda case: case.recipe.method == "full" and bool(_lora_fields_said(case)),
         lambda case: ", ".join(_lora_fields_said(case)),
     ),
-    Rule(
+    refuse(
         "modules-to-save-with-full",
-        "refuse",
         "A full fine-tune trains every module, so modules_to_save means nothing there: leave it out",
         lambda case: case.recipe.method == "full" and "modules_to_save" in case.given,
     ),
-    Rule(
+    refuse(
         "double-quant-without-4bit",
-        "refuse",
         "Double quantisation exists for nf4 and fp4 bases only",
         lambda case: case.numerics.double_quant and case.numerics.quantization not in _FOUR_BIT,
         lambda case: f"this base is '{case.numerics.quantization}'",
     ),
-    Rule(
+    not_modelled(
         # ms-swift 3.12.6 and 4.6.0 base_args/quant_args.py: bnb_4bit_compute_dtype is float32 then.
         "four-bit-computes-in-fp32",
-        "not-modelled",
         "4-bit matrices of a checkpoint that is not bf16 compute in fp32 here; use --load-dtype bf16",
         _computes_in_fp32,
     ),
-    Rule(
+    refuse(
         "quant-storage-without-4bit",
-        "refuse",
         "quant_storage is the dtype that holds nf4 and fp4 bytes; other bases have none",
         lambda case: case.numerics.quant_storage is not None and case.numerics.quantization not in _FOUR_BIT,
         lambda case: f"this base is '{case.numerics.quantization}'",
     ),
-    Rule(
+    warn(
         "load-dtype-over-quantized",
-        "warn",
         "Over a quantised base load_dtype reaches only what is not quantised: token table, head and norms",
         lambda case: case.numerics.quantization != "none" and "load_dtype" in case.given,
     ),
-    Rule(
+    not_modelled(
         "model-newer-than-stack",
-        "not-modelled",
         "Transformers 4 has no class for this model: use a --stack with version 5, such as trl",
         lambda case: lacks_model(case.stack, case.model),
         lambda case: f"{case.model.decoder or case.model.architecture}, in a stack of {case.stack.id}",
     ),
-    Rule(
+    warn(
         # transformers 4.39.0 to 4.57 and 5.23, as read for kbit_waits_on_host.
         "packed-base-loaded-whole",
-        "warn",
         "Transformers 5 loads a quantised base whole onto each GPU before FSDP divides it; 4.39 to 4.57 keep "
         "it in host RAM, such as that of --stack trl@0.24",
         lambda case: (
@@ -262,9 +252,8 @@ RECIPE_RULES = (
             and minor_of_transformers_4(case.stack) is None
         ),
     ),
-    Rule(
+    warn(
         "weights-below-precision",
-        "warn",
         "Precision fp32 means no autocast: weights that are loaded in 16 bits are trained and multiplied in "
         "16 bits; --load-dtype fp32 trains in fp32",
         lambda case: (
@@ -276,18 +265,16 @@ RECIPE_RULES = (
         ),
         lambda case: f"load_dtype is {case.numerics.load_dtype}",
     ),
-    Rule(
+    warn(
         "fused-experts-not-quantized",
-        "warn",
         "bitsandbytes skips the fused expert tensors of this stack, so most of a mixture-of-experts model "
         "stays in 16 or 32 bits",
         lambda case: case.stack.quantizes_experts == "never" and _fused_expert_bytes(case) > 0,
         lambda case: f"{format_gib(_fused_expert_bytes(case))} of experts are not quantised",
     ),
-    Rule(
+    warn(
         # transformers 5.23 integrations/bitsandbytes.py replace_with_bnb_linear: type(module) is nn.Linear.
         "own-linears-not-quantized",
-        "warn",
         "From Transformers 5 on bitsandbytes skips linear layers of a model's own class, so this model "
         "stays in 16 or 32 bits; --stack hf-trainer@4 quantises it",
         lambda case: (
@@ -298,9 +285,8 @@ RECIPE_RULES = (
             )
         ),
     ),
-    Rule(
+    warn(
         "fused-experts-adapted",
-        "warn",
         "PEFT adapts a fused expert tensor by a copy of all of it, which backward keeps: lora_targets "
         "attention leaves it alone",
         lambda case: adapted_expert_bytes(case) > 0 and case.stack.mixture_code != "scattermoe",
@@ -309,138 +295,120 @@ RECIPE_RULES = (
             "layer's at a time"
         ),
     ),
-    Rule(
+    refuse(
         "fp16-gradients",
-        "refuse",
         "fp16 loss scaling refuses trained weights that are fp16 themselves: load or keep them in fp32, or "
         "use bf16-mixed",
         _fp16_gradients,
     ),
-    Rule(
+    refuse(
         "targets-match-nothing",
-        "refuse",
         "No matrix of the model has a name in lora_targets",
         _all_targets_unmatched,
         _unmatched_targets_text,
     ),
-    Rule(
+    refuse(
         "targets-name-a-part",
-        "refuse",
         "PEFT stops: it adapts matrices that one expert tensor has replaced together or not at all; name all "
         f"of them, or none [{REFUSED_BY_TOOL}]",
         lambda case: bool(_part_of_experts(case)),
         lambda case: ", ".join(_part_of_experts(case)),
     ),
-    Rule(
+    warn(
         "targets-match-partly",
-        "warn",
         "Some names in lora_targets match no matrix and add nothing",
         _some_targets_unmatched,
         _unmatched_targets_text,
     ),
-    Rule(
+    warn(
         "modules-to-save-unmatched",
-        "warn",
         "Some names in modules_to_save are neither a matrix nor the token table and are counted as nothing",
         lambda case: (
             case.adapter is not None and bool(unmatched_modules(case.model, case.adapter.modules_to_save))
         ),
         _unmatched_modules_text,
     ),
-    Rule(
+    refuse(
         # peft 0.21 tuners/lora/layer.py ParamWrapper raises for a dropout.
         "parameter-targets",
-        "refuse",
         "Adapters on parameters (param:) need experts that are one tensor, as Transformers 5 has them, not "
         "packed in 4 bits, and lora_dropout 0",
         lambda case: _targets_parameters(case) and (_packs_parameters(case) or _dropout(case) > 0),
         lambda case: f"{case.stack.id}, {case.numerics.quantization}, dropout {_dropout(case):g}",
     ),
-    Rule(
+    warn(
         "rank-above-width",
-        "warn",
         "A LoRA rank above the width of the model costs more than the matrices it stands for",
         lambda case: case.adapter is not None and bool(case.adapter.rank > case.model.hidden_size),
         lambda case: f"the width of {case.model.id} is {case.model.hidden_size:,}",
     ),
-    Rule(
+    refuse(
         "tokens-above-sequence",
-        "refuse",
         "A sample cannot have more real tokens than the sequence length: lower "
         "tokens_per_sample or raise seq",
         lambda case: bool(case.recipe.batch.tokens_per_sample > case.recipe.batch.seq_len),
         lambda case: f"{case.recipe.batch.tokens_per_sample:g} against {case.recipe.batch.seq_len:g}",
     ),
-    Rule(
+    warn(
         "packed-with-sample-length",
-        "warn",
         "Packed sequences are full whatever the samples' length, so tokens_per_sample changes neither "
         "memory nor step time",
         lambda case: case.recipe.batch.padding == "packed" and "tokens_per_sample" in case.given,
     ),
-    Rule(
+    refuse(
         "sequence-above-table",
-        "refuse",
         "The model looks positions up in a table, and the sequence is longer than the table",
         lambda case: _too_long(case) and _learned_positions(case),
         _length_text,
     ),
-    Rule(
+    warn(
         "sequence-above-model",
-        "warn",
         "The sequence is longer than the model was made for: it runs, but on positions never trained",
         lambda case: _too_long(case) and not _learned_positions(case),
         _length_text,
     ),
-    Rule(
+    warn(
         "reentrant-without-checkpointing",
-        "warn",
         "checkpoint_reentrant means nothing without gradient checkpointing",
         lambda case: "checkpoint_reentrant" in case.given and not case.recipe.gradient_checkpointing,
     ),
-    Rule(
+    warn(
         "checkpoint-every-without-checkpointing",
-        "warn",
         "checkpoint_every and checkpoint_policy mean nothing without gradient checkpointing",
         lambda case: (
             bool({"checkpoint_every", "checkpoint_policy"} & set(case.given))
             and not case.recipe.gradient_checkpointing
         ),
     ),
-    Rule(
+    not_modelled(
         "checkpoint-every-with-offload",
-        "not-modelled",
         "Activations in host RAM are not modelled where only some layers are checkpointed; use "
         "--checkpoint-every 1",
         lambda case: case.recipe.rebuilds_some and case.recipe.offloads_activations,
     ),
-    Rule(
+    not_modelled(
         "activations-offload-without-checkpointing",
-        "not-modelled",
         "With this stack activations in host RAM are modelled with gradient checkpointing only; add"
         " --gradient-checkpointing",
         # torchtune 0.6 (recipes) refuses it, Unsloth has no other kind.
         lambda case: case.recipe.saves_on_host and not case.scenario.stack.offloads_saved,
     ),
-    Rule(
+    refuse(
         "selective-reentrant",
-        "refuse",
         "Reentrant checkpointing keeps no outputs of operators; use --no-checkpoint-reentrant or "
         "--checkpoint-policy full",
         lambda case: (
             _selects(case) and (case.recipe.checkpoint_reentrant or case.scenario.stack.checkpoints_parts)
         ),
     ),
-    Rule(
+    not_modelled(
         "selective-of-kernels",
-        "not-modelled",
         "Selective checkpointing of operators is modelled without experts, with sdpa or eager attention, "
         "over unquantised or 4-bit weights; use --checkpoint-policy full",
         lambda case: _selects(case) and _has_unknown_operators(case),
     ),
-    Rule(
+    refuse(
         "packed-head-in-pieces",
-        "refuse",
         "This stack packs the head in 4 bits, and a loss that multiplies by its weight in pieces would "
         "read packed bytes; use --loss hf",
         lambda case: (
@@ -450,24 +418,21 @@ RECIPE_RULES = (
         ),
         lambda case: f"{case.stack.id}, {case.recipe.loss}",
     ),
-    Rule(
+    refuse(
         "adapted-head-in-pieces",
-        "refuse",
         "A loss that multiplies by the head in pieces reads its weight alone, so an adapter of the head is "
         "not trained; use --loss hf, or leave the head out of --lora-targets",
         lambda case: case.recipe.loss != "hf" and adapts_head(case),
         lambda case: f"{case.recipe.loss}, {case.model.head.name}",
     ),
-    Rule(
+    refuse(
         "checkpoint-every-of-parts",
-        "refuse",
         "A stack that checkpoints the parts of a layer one by one does so in every layer; use "
         "--checkpoint-every 1",
         lambda case: case.recipe.rebuilds_some and case.scenario.stack.checkpoints_parts,
     ),
-    Rule(
+    warn(
         "fewer-samples-than-a-step",
-        "warn",
         "The whole run has fewer samples than one optimizer step takes",
         lambda case: (
             case.scenario.run.n_samples is not None and case.scenario.run.n_samples < _samples_per_step(case)

@@ -7,7 +7,7 @@ from planner.catalog.quantization_config import OF_THE_LAYERS
 from planner.domain.recipes.recipe import BITSANDBYTES, IN_GROUPS, PREPACKED
 from planner.domain.stored import stored_text
 from planner.errors import REFUSED_BY_TOOL
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse, warn
 
 
 def _is_prepacked(case: Case) -> bool:
@@ -60,9 +60,8 @@ def _multiplies_four_dimensions(case: Case) -> bool:
 
 
 STORED_RULES = (
-    Rule(
+    refuse(
         "int8-sharded",
-        "refuse",
         "ZeRO-3 and FSDP cannot divide an int8 base, but for FSDP2 of Axolotl since 0.15: use ddp or "
         "ZeRO-1/2, or a 4-bit base with quant_storage",
         lambda case: (
@@ -71,56 +70,50 @@ STORED_RULES = (
             and not (case.recipe.sharding.dtensors and case.stack.fsdp2_divides_int8)
         ),
     ),
-    Rule(
+    refuse(
         # bitsandbytes 0.50 backends/cuda/ops.py _int8_linear_matmul_impl, where Axolotl 0.19's dry run of GLM
         # 4.7 Flash ends; autograd/_functions.py MatMul8bitLt.forward makes two dimensions of three alone.
         "int8-latents",
-        "refuse",
         "bitsandbytes stops at an int8 kv_b_proj, to which Transformers since 5.15 hands latents as a "
         f"head of attention: use --method qlora or lora [{REFUSED_BY_TOOL}]",
         _multiplies_four_dimensions,
         lambda case: case.model.id,
     ),
-    Rule(
+    refuse(
         # transformers 5.23 quantizers/auto.py merge_quantization_configs: another kind is refused,
         # the same kind is ignored.
         "stored-otherwise",
-        "refuse",
         "A packed checkpoint stays as it is stored, whatever is asked for: leave quantization out, or give "
         "the model before it was quantised",
         _differs_from_stored,
         _stored_text,
     ),
-    Rule(
+    not_modelled(
         "stored-computes-otherwise",
-        "not-modelled",
         "The checkpoint's matrices compute in its own bnb_4bit_compute_dtype, and another one than the "
         "recipe's is not modelled: use that precision, --stack unsloth, or the 16-bit model",
         _computes_otherwise,
         _compute_text,
     ),
-    Rule(
+    not_modelled(
         "packed-kernels-unread",
-        "not-modelled",
         "Nobody read how this stack computes over a GPTQ, AWQ or AQLM base: use --stack hf-trainer@5 "
         "or trl, or nf4",
         lambda case: _is_prepacked(case) and case.stack.packed_kernels == "unread",
         lambda case: case.stack.id,
     ),
-    Rule(
+    not_modelled(
         # transformers 5.23: fused expert tensors are no nn.Linear, which is all that quantisers replace.
         "packed-fused-experts",
-        "not-modelled",
         "The experts of this stack are tensors of their own, in which nobody read how packed ones are "
         "held: use a stack of Transformers 4, or the model before it was quantised",
         _packs_fused_experts,
         lambda case: case.stack.id,
     ),
-    Rule(
+    not_modelled(
         # transformers 5.23 quantizers/quantizers_utils.py should_convert_module, quantizer_awq.py: "visual"
         # of Qwen's lists does not match model.visual, whose 16-bit weights then have no module.
         "packed-tower",
-        "not-modelled",
         "Transformers packs the vision tower of such a base unless its list names it by its whole path "
         "(model.visual), and then finds no weights for it: use GPTQ, or the 16-bit model with nf4",
         lambda case: (
@@ -130,40 +123,35 @@ STORED_RULES = (
         ),
         lambda case: f"{case.model.id}, {case.numerics.quantization}",
     ),
-    Rule(
+    warn(
         # gptqmodel 7.3.4 utils/importer.py select_quant_linear,
         # nn_modules/qlinear/__init__.py BaseQuantLinear.train.
         "packed-needs-backend",
-        "warn",
         "Counted with the kernels that can train: gptqmodel takes them with backend='auto_trainable' in "
         "GPTQConfig or AwqConfig, and fails with its default",
         lambda case: case.numerics.quantization in IN_GROUPS and case.stack.packed_kernels == "gptqmodel",
     ),
-    Rule(
+    warn(
         "packed-groups-assumed",
-        "warn",
         "Groups of 128 inputs are assumed, as nobody gave those of the checkpoint; the interval allows for "
         "32 and for single groups: give its config.json as --model",
         lambda case: case.numerics.quantization in IN_GROUPS and case.model.stored is None,
     ),
-    Rule(
+    warn(
         "gptq-sharded",
-        "warn",
         "Weights of GPTQ and AWQ are buffers, which ZeRO-3 and FSDP do not divide: each GPU "
         "holds all of them",
         lambda case: (
             case.shards_weights and case.numerics.quantization in IN_GROUPS and not case.recipe.divides_base
         ),
     ),
-    Rule(
+    refuse(
         "aqlm-of-no-checkpoint",
-        "refuse",
         "What AQLM takes depends on the code books of the checkpoint: name one, or give its config.json",
         lambda case: case.numerics.quantization == "aqlm" and case.numerics.packing.codebooks == 0,
     ),
-    Rule(
+    not_modelled(
         "aqlm-sharded",
-        "not-modelled",
         "Nobody read what ZeRO-3 and FSDP do with the codes of an AQLM base: use ddp or ZeRO-1/2",
         lambda case: case.shards_weights and case.numerics.quantization == "aqlm",
     ),

@@ -6,7 +6,7 @@ from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS
 from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.uncertainty.calibration import lengths_of
 from planner.errors import REFUSED_BY_TOOL
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, Rule, not_modelled, refuse, warn
 from planner.intake.supported import (
     cannot_step,
     code_lacks,
@@ -107,22 +107,19 @@ def _of_flash(name: Attention) -> tuple[Rule, ...]:
     """What a kernel that is called like FlashAttention 2 does not take."""
     title = ATTENTION_FACTS[name].title
     return (
-        Rule(
+        refuse(
             f"{name}-on-old-card",
-            "refuse",
             f"{title} needs a GPU of compute capability 8.0 or later: use sdpa",
             lambda case: case.recipe.attention == name and lacks_flash2(case.gpu),
             lambda case: f"{case.gpu.name} has {case.gpu.compute_capability}",
         ),
-        Rule(
+        refuse(
             f"{name}-in-fp32",
-            "refuse",
             f"{title} computes in fp16 and bf16 only: use sdpa, or a 16-bit precision [{REFUSED_BY_TOOL}]",
             lambda case: case.recipe.attention == name and case.numerics.compute_dtype == "fp32",
         ),
-        Rule(
+        refuse(
             f"{name}-wide-heads",
-            "refuse",
             f"{title} takes heads of at most {FLASH_WIDEST} features: use sdpa",
             lambda case: case.recipe.attention == name and _is_too_wide(case),
             lambda case: f"{case.model.id} has heads of {widest_head(case.model)}",
@@ -131,81 +128,71 @@ def _of_flash(name: Attention) -> tuple[Rule, ...]:
 
 
 SYSTEM_RULES = (
-    Rule(
+    warn(
         "version-not-read",
-        "warn",
         "A package has a version that was not read, so that of the nearest older one stands in",
         lambda case: bool(case.stack.unread),
         lambda case: "; ".join(case.stack.unread),
     ),
-    Rule(
+    warn(
         # torch 2.11 ATen/native/cudnn/MHA.cpp keeps plans by shape; modelscope/FunASR#3704: 0.44 s forward
         # and 0.55 s backward for each new one on a B200.
         "plan-for-each-shape",
-        "warn",
         "cuDNN's attention plans for each new length of a batch, which may take a second or more and is not "
         "counted: TORCH_CUDNN_SDPA_DEPRIORITIZED=1 takes FlashAttention in its place",
         lambda case: case.scenario.runs_cudnn and lengths_of(case.scenario) == "natural",
     ),
-    Rule(
+    warn(
         "sharding-on-one-process",
-        "warn",
         "ZeRO and FSDP on one process divide nothing; they only change dtypes, buffers and offload",
         lambda case: case.hardware.world_size == 1 and (case.recipe.uses_deepspeed or case.recipe.uses_fsdp),
     ),
-    Rule(
+    warn(
         "many-gpus-in-a-node",
-        "warn",
         "More GPUs than one node has: use --nodes, else no network is counted between them",
         _above_a_node,
         lambda case: f"{case.hardware.gpus_per_node:,}",
     ),
-    Rule(
+    warn(
         "many-gpus-without-ddp",
-        "warn",
         "Several GPUs with sharding none are not one job: use ddp (the Trainer would use nn.DataParallel, "
         "which is not modelled)",
         lambda case: (
             case.hardware.world_size > case.recipe.parallel.gpus and not case.recipe.sharding.communicates
         ),
     ),
-    Rule(
+    warn(
         "hsdp-on-one-node",
-        "warn",
         "hsdp shards inside a node and replicates across nodes, so on one node it is fsdp; --replicas says "
         "another number of copies",
         lambda case: case.recipe.sharding.scope == "node" and case.recipe.copies(case.hardware) == 1,
     ),
-    Rule(
+    refuse(
         # transformers 5.16 integrations/flash_attention.py get_target_dtype takes the dtype of the gathered
         # weight, which is fp32 in a dry run of axolotl 0.19.0 with its zero3.json, where no autocast is on;
         # flash-attn 2.8.3 csrc/flash_attn/flash_api.cpp mha_fwd and mha_varlen_fwd check for 16 bits.
         "fp32-shards-to-flash",
-        "refuse",
         "Weights that ZeRO-3 divides before it knows their dtype stay in fp32, and FlashAttention stops at "
         "queries in fp32: say bf16: {enabled: true} in the DeepSpeed file, or attn_implementation: sdpa "
         f"[{REFUSED_BY_TOOL}]",
         _hands_fp32_to_flash,
     ),
-    Rule(
+    not_modelled(
         # Its dry runs were compared for full fine-tuning and plain adapters.
         "fp32-shards-unread",
-        "not-modelled",
         "Weights that ZeRO-3 divides before it knows their dtype stay in fp32, which is modelled for full "
         "fine-tuning and LoRA without fused kernels and with reentrant checkpoints or none, without offload, "
         "by sdpa or eager: say bf16: {enabled: true} in the DeepSpeed file",
         _divides_unread_fp32,
     ),
-    Rule(
+    refuse(
         "hpz-without-zero3",
-        "refuse",
         "hpz is a second copy of what ZeRO-3 divides: use --sharding zero3",
         lambda case: case.recipe.parallel.hpz > 1 and not case.recipe.sharding.is_zero3,
         lambda case: f"sharding is {case.recipe.sharding}",
     ),
-    Rule(
+    not_modelled(
         "hpz-unread",
-        "not-modelled",
         "A second copy of weights (hpz) is not modelled beside offloaded parameters, a reference model and "
         "GPUs that share a batch",
         lambda case: (
@@ -218,9 +205,8 @@ SYSTEM_RULES = (
             )
         ),
     ),
-    Rule(
+    warn(
         "epochs-without-samples",
-        "warn",
         "Passes over the samples say how long a run takes only beside their number: add --samples",
         lambda case: (
             case.scenario.run.n_samples is None
@@ -228,16 +214,14 @@ SYSTEM_RULES = (
             and case.given["epochs"].origin == "cli"
         ),
     ),
-    Rule(
+    refuse(
         "replicas-without-hsdp",
-        "refuse",
         "replicas are copies of what hsdp divides: use --sharding hsdp",
         lambda case: case.recipe.parallel.replicas is not None and case.recipe.sharding.scope != "node",
         lambda case: f"sharding is {case.recipe.sharding}",
     ),
-    Rule(
+    warn(
         "nf4-sharded-without-storage",
-        "warn",
         "4-bit weights stay whole on every GPU under ZeRO-3 and FSDP unless quant_storage names a dtype "
         "that can be divided",
         lambda case: (
@@ -246,35 +230,30 @@ SYSTEM_RULES = (
             and case.numerics.quant_storage is None
         ),
     ),
-    Rule(
+    refuse(
         "zero-without-masters",
-        "refuse",
         "DeepSpeed keeps fp32 masters beside 16-bit weights: with ZeRO say bf16-mixed, fp16-mixed or fp32",
         lambda case: case.recipe.uses_deepspeed and case.numerics.precision in ("bf16", "fp16"),
     ),
-    Rule(
+    refuse(
         "offload-without-engine",
-        "refuse",
         "Only ZeRO and FSDP offload optimizer or parameters: use zero2, zero3 or fsdp",
         lambda case: _needs_an_engine(case) and not case.recipe.sharding.divides_optimizer,
     ),
-    Rule(
+    refuse(
         "params-offload-below-stage-3",
-        "refuse",
         "ZeRO offloads parameters in stage 3 only: use zero3, or offload optimizer",
         lambda case: case.recipe.offloads_params and case.recipe.sharding.is_zero12,
     ),
-    Rule(
+    refuse(
         "nvme-without-stage-3",
-        "refuse",
         "Offload to NVMe exists in ZeRO-3 only",
         lambda case: (
             case.recipe.offloads_to_nvme and (case.recipe.uses_fsdp or case.recipe.sharding.is_zero12)
         ),
     ),
-    Rule(
+    refuse(
         "fsdp-offloads-both",
-        "refuse",
         "FSDP offloads parameters and optimizer together: use optimizer+params",
         lambda case: (
             case.recipe.uses_fsdp
@@ -282,25 +261,22 @@ SYSTEM_RULES = (
             and case.recipe.offloads_optimizer != case.recipe.offloads_params
         ),
     ),
-    Rule(
+    refuse(
         "fsdp1-not-in-stack",
-        "refuse",
         "This stack has FSDP2 alone: use --sharding fsdp, or hsdp",
         lambda case: case.recipe.sharding.is_fsdp1 and not case.stack.has_fsdp1,
         lambda case: f"{case.recipe.sharding}, {case.stack.id}",
     ),
-    Rule(
+    refuse(
         # litgpt 0.5.13 finetune/lora.py:151-157; lora_legacy.py, adapter.py and adapter_v2.py alike.
         "litgpt-divides-no-packed-base",
-        "refuse",
         f"LitGPT stops at --quantize on several GPUs: use --gpu X:1, or --method lora [{REFUSED_BY_TOOL}]",
         lambda case: _is_divided_litgpt(case) and case.numerics.quantization != "none",
     ),
-    Rule(
+    not_modelled(
         # litgpt 0.5.13 finetune/lora.py parallelize_fn (the root stays whole), validate (logits of a batch at
         # once); full.py (FSDPStrategy, no pieces of the head's product).
         "litgpt-on-several-gpus",
-        "not-modelled",
         "LitGPT divides a job over several GPUs by FSDP, with its own units and evaluation: modelled is the "
         "first FSDP with adapters alone; use --gpu X:1, or --stack torchtune",
         lambda case: (
@@ -308,10 +284,9 @@ SYSTEM_RULES = (
         ),
         lambda case: f"{case.recipe.method}, {case.recipe.sharding}",
     ),
-    Rule(
+    refuse(
         # litgpt 0.5.13 finetune/lora.py parallelize_fn, which one GPU does not call; full.py FSDPStrategy.
         "litgpt-checkpoints-divided-jobs",
-        "refuse",
         "LitGPT checkpoints activations of jobs on several GPUs alone: use --no-gradient-checkpointing, or "
         "--stack torchtune",
         lambda case: (
@@ -320,26 +295,23 @@ SYSTEM_RULES = (
             and case.recipe.gradient_checkpointing
         ),
     ),
-    Rule(
+    refuse(
         "deepspeed-elsewhere",
-        "refuse",
         "This stack divides jobs by its own code and has no DeepSpeed: use --sharding fsdp, or --stack "
         "hf-trainer",
         lambda case: case.recipe.sharding.engine == "deepspeed" and not case.stack.runs_deepspeed,
         lambda case: f"{case.stack.id}, {case.recipe.sharding}",
     ),
-    Rule(
+    refuse(
         "distributed-optimizer-elsewhere",
-        "refuse",
         "The distributed optimizer is Megatron-Core's: use --stack megatron, or --sharding zero1",
         lambda case: (
             case.recipe.sharding.engine == "megatron-core" and case.stack.model_code != "megatron-core"
         ),
         lambda case: case.stack.id,
     ),
-    Rule(
+    not_modelled(
         "whole-weights-accumulate",
-        "not-modelled",
         "FSDP1 that keeps weights whole gives nothing back until gradients are reduced, which is not "
         "modelled over several micro-batches; use --sharding fsdp1, or --grad-accum 1",
         lambda case: (
@@ -349,44 +321,39 @@ SYSTEM_RULES = (
             and bool(case.recipe.batch.grad_accum > 1)
         ),
     ),
-    Rule(
+    refuse(
         "optimizer-on-dtensors",
-        "refuse",
         "FSDP2 gives the optimizer DTensors, which only torch's own can step: use adamw_torch or sgd, or "
         "shard by fsdp1 or ZeRO",
         lambda case: cannot_step(case.recipe.optimizer, case.recipe.sharding),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
-    Rule(
+    refuse(
         "adamw-hf-gone",
-        "refuse",
         "Transformers has no AdamW of its own since 4.50: use adamw_torch, or a --stack with an older one, "
         f"such as hf-trainer@4 [{REFUSED_BY_TOOL}]",
         lambda case: case.recipe.optimizer == "adamw_hf" and not has_own_adamw(case.stack),
         lambda case: f"the stack here is {case.stack.id}",
     ),
-    Rule(
+    warn(
         "offload-host-unknown",
-        "warn",
         "Host RAM must suffice, too, and its size is not known: give --host-memory",
         lambda case: (
             (_needs_an_engine(case) or case.stack.host_experts != "none")
             and case.hardware.host.memory_bytes is None
         ),
     ),
-    Rule(
+    warn(
         "bf16-without-units",
-        "warn",
         "The card has no bf16 units: it emulates bf16 slowly or refuses it; fp16-mixed is what runs there",
         lambda case: lacks_bf16(case.gpu) and case.numerics.compute_dtype == "bf16",
         lambda case: f"{case.gpu.name}, compute capability {case.gpu.compute_capability}",
     ),
-    Rule(
+    warn(
         # torch 2.13 sdp_utils.cpp: without FlashAttention no fused kernel takes fewer heads of keys; repeated
         # keys would suit one (transformers 5.23 integrations/sdpa_attention.py use_gqa_in_sdpa).
         # Seen on a T4: https://github.com/huggingface/transformers/pull/45776.
         "grouped-heads-unfused",
-        "warn",
         "This card has no FlashAttention: where nothing is padded, Transformers hands over heads in groups, "
         "which no other kernel of torch 2.13 takes, so the scores of all pairs are made; --stack unsloth has "
         "a kernel for it",
@@ -394,76 +361,66 @@ SYSTEM_RULES = (
         lambda case: f"{case.gpu.name}, compute capability {case.gpu.compute_capability}",
     ),
     *(rule for name in ATTENTIONS if ATTENTION_FACTS[name].is_flash for rule in _of_flash(name)),
-    Rule(
+    refuse(
         "kernel-refused",
-        "refuse",
         f"Transformers refuses FlashAttention for this model: use eager [{REFUSED_BY_TOOL}]",
         lambda case: refuses_flash(case.model, case.stack, case.recipe.attention),
         lambda case: case.model.id,
     ),
-    Rule(
+    refuse(
         "kernel-not-in-model-code",
-        "refuse",
         "The model's code in this stack has no such attention kernel: use eager",
         lambda case: code_lacks(case.model, case.stack, case.recipe.attention),
         lambda case: f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}",
     ),
-    Rule(
+    warn(
         "backward-without-sinks",
-        "warn",
         "vLLM's FlashAttention 3 runs here, whose backward leaves the sinks out: gradients are not exact, "
         "and eager attention's are",
         lambda case: case.recipe.attention == "flash2" and has_sinks(case.model),
     ),
-    Rule(
+    warn(
         "packed-samples-masked",
-        "warn",
         "Attention keeps packed samples apart by a mask of all pairs of tokens; flash2 needs none",
         lambda case: _sample_mask_bytes(case) >= _WORTH_BYTES,
         lambda case: (
             f"{format_gib(_sample_mask_bytes(case))} in each layer (--attention {case.recipe.attention})"
         ),
     ),
-    Rule(
+    warn(
         "attention-of-remote-code",
-        "warn",
         "The model's code comes with the checkpoint and picks its own attention kernel, which may not be "
         "the one given",
         lambda case: case.model.remote_code and "attention" in case.given,
     ),
-    Rule(
+    warn(
         "not-a-cuda-device",
-        "warn",
         "The memory formulas describe PyTorch's CUDA allocator, so on another device there is no verdict",
         lambda case: not case.gpu.is_cuda,
         lambda case: case.gpu.name,
     ),
-    Rule(
+    warn(
         "gpu-memory-unknown",
-        "warn",
         "How much memory this device makes visible is not known, so there is no memory "
         "verdict: give --gpu-memory",
         lambda case: case.gpu.is_cuda and case.gpu.visible_memory_bytes is None,
         lambda case: case.gpu.name,
     ),
-    Rule(
+    warn(
         "shared-with-the-host",
-        "warn",
         "GPU and CPU of this device share one memory: give with gpu_reserved what the host needs, because "
         "it comes off the GPU's",
         lambda case: case.gpu.unified_memory and not case.hardware.gpu_reserved_bytes,
         lambda case: case.gpu.name,
     ),
-    Rule(
+    warn(
         "gpu-speed-unknown",
-        "warn",
         "The compute or memory rate of this device is not known, so there is no step time",
         _rates_unknown,
         lambda case: case.gpu.name,
     ),
-    Rule(
+    warn(
         "gpu-memory-above-label",
-        "warn",
         "gpu_memory is more than the card is sold with",
         _above_label,
         lambda case: (
@@ -471,9 +428,8 @@ SYSTEM_RULES = (
             f"{format_gib(case.gpu.marketing_memory_bytes or 0)}"
         ),
     ),
-    Rule(
+    refuse(
         "reserved-fills-card",
-        "refuse",
         "gpu_reserved leaves nothing of the card for the job",
         _reserved_fills_card,
         lambda case: (

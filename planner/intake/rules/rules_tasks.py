@@ -9,7 +9,7 @@ from planner.catalog.stacks import load_stack, stack_ids
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import LABEL_TASKS, Task
 from planner.errors import REFUSED_BY_TOOL
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse
 from planner.intake.supported import NO_LABELS
 from planner.intake.tasks import scores_by_value, takes_tiles
 from planner.units import GIB
@@ -219,50 +219,44 @@ def _uneven_text(case: Case) -> str:
 
 
 TASK_RULES = (
-    Rule(
+    refuse(
         "generations-uneven",
-        "refuse",
         "Batch x GPUs x micro-batches of a generation must be a multiple of --generations, or trainers stop; "
         f"raise --batch, or change --generations [{REFUSED_BY_TOOL}]",
         _uneven,
         _uneven_text,
     ),
-    Rule(
+    refuse(
         # vllm v1/core/kv_cache_utils.py check_enough_kv_cache_memory: no memory left for the cache.
         "vllm-share-short",
-        "refuse",
         "vLLM stops where its share of the card does not hold its own weights and a cache; raise "
         f"--vllm-memory, or divide it by --vllm-tensor-parallel [{REFUSED_BY_TOOL}]",
         lambda case: case.gpu.visible_memory_bytes is not None and _vllm_weights(case) > _vllm_share(case),
         _vllm_text,
     ),
-    Rule(
+    not_modelled(
         "generation-divided",
-        "not-modelled",
         "Generation is modelled where every GPU has whole weights, and under ZeRO-3 in TRL, Axolotl and "
         "ms-swift, without --quantization; use --sharding zero2, ddp or none",
         _generates_otherwise,
         lambda case: f"{case.recipe.sharding}",
     ),
-    Rule(
+    not_modelled(
         "ppo-engine",
-        "not-modelled",
         "PPO is modelled with LoRA, on one GPU or under DDP; use --method lora and --sharding ddp",
         lambda case: (
             case.recipe.task == "ppo"
             and (case.recipe.adapter is None or case.recipe.sharding.engine in ("deepspeed", "fsdp"))
         ),
     ),
-    Rule(
+    not_modelled(
         "generation-of-other-layers",
-        "not-modelled",
         "Generation is modelled of text, not of images, and by Transformers of layers of attention, not of "
         "layers that keep a state instead of keys; use another model, or --generator vllm for such layers",
         _generates_with_others,
     ),
-    Rule(
+    not_modelled(
         "reward-model-packed",
-        "not-modelled",
         "A reward model that is packed as the policy is, as ms-swift and TRL 0.26 to 1.7 load it, is not "
         "modelled: use a policy that is not packed, or TRL 1.16",
         lambda case: (
@@ -272,10 +266,9 @@ TASK_RULES = (
             and case.stack.packs_reward_model
         ),
     ),
-    Rule(
+    not_modelled(
         # axolotl 0.19.0 core/trainers/ebft/trainer.py EBFTMixin.__init__: a copy of the model, whole.
         "features-of-a-copy",
-        "not-modelled",
         "Outputs of layers that score completions are modelled of a model whose adapters are switched off, "
         "on one GPU, under DDP, ZeRO-1 and ZeRO-2; use --method lora and such a --sharding",
         lambda case: (
@@ -283,82 +276,72 @@ TASK_RULES = (
             and (case.recipe.adapter is None or case.recipe.sharding.gathers_weights)
         ),
     ),
-    Rule(
+    not_modelled(
         "teacher-divided",
-        "not-modelled",
         "A teacher is modelled of text, beside a student of 16 or 32 bits, on one GPU, under DDP and ZeRO "
         "without offload; use --sharding zero3, zero2 or ddp, without --quantization and --offload",
         _teaches_otherwise,
     ),
-    Rule(
+    refuse(
         # trl 1.16.0 experimental/gkd/gkd_trainer.py GKDTrainer.__init__.
         "teacher-of-other-words",
-        "refuse",
         "Logits are compared word by word, so student and teacher must have as many words; use another "
         "--teacher-model",
         lambda case: case.recipe.teacher is not None and _words(case)[0] != _words(case)[1],
         lambda case: "{:,} and {:,} words".format(*_words(case)),
     ),
-    Rule(
+    not_modelled(
         "task-not-in-stack",
-        "not-modelled",
         "The stack has no trainer for this task that was read; use one of those that have",
         _unread,
         lambda case: f"{case.recipe.task}, {case.stack.id}; --stack {' or '.join(_stacks_that_have(case))}",
     ),
-    Rule(
+    not_modelled(
         "reference-divided",
-        "not-modelled",
         "How this engine divides the model that training compares with, its reference, was not read for this "
         "stack: use --sharding zero2, ddp or none. DPO and KTO are also modelled under zero3 with --stack "
         "trl or llama-factory, and DPO under fsdp",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),
-    Rule(
+    not_modelled(
         # torchtune 0.6.1 recipes/full_dpo_distributed.py _setup_reference_model: shard_model of both models.
         "reference-of-its-own-units",
-        "not-modelled",
         "torchtune trains whole models by DPO beside a reference that FSDP2 divides by its layers, which is "
         "not modelled; use --method lora, or --stack trl",
         lambda case: case.recipe.has_reference_model and case.stack.pair_logps == "tempered",
     ),
-    Rule(
+    refuse(
         "preference-packed",
-        "refuse",
         "This trainer packs nothing, except for DPO and GKD of ms-swift with FlashAttention; use --padding "
         "longest",
         lambda case: (
             case.recipe.has_own_loss and case.recipe.batch.padding == "packed" and not _joins_pairs(case)
         ),
     ),
-    Rule(
+    not_modelled(
         "preference-loss-kernel",
-        "not-modelled",
         "This trainer takes its loss in its own way, and another or a fused one is not modelled; leave "
         "--loss out",
         lambda case: case.recipe.has_own_loss and case.recipe.loss != _loss_of_trainer(case),
         lambda case: f"{case.recipe.loss}",
     ),
-    Rule(
+    refuse(
         "no-head-of-labels",
-        "refuse",
         "Transformers has no model of this architecture with a head of labels or scores "
         "(AutoModelForSequenceClassification), so the job stops: use another model",
         _lacks_labels,
         lambda case: case.model.architecture,
     ),
-    Rule(
+    not_modelled(
         "labels-elsewhere",
-        "not-modelled",
         "Labels of steps or samples (task prm, classify) are modelled of text in Transformers' modules, with "
         "a plain head and samples that are not packed, where the tool trains such models; use --stack "
         "hf-trainer, --loss hf, --padding longest",
         lambda case: case.recipe.task in LABEL_TASKS and _labels_unread(case),
     ),
-    Rule(
+    not_modelled(
         "reward-in-two-passes",
-        "not-modelled",
         "Before 0.20 TRL's reward trainer runs the chosen and the rejected sequences one after the other, "
         "each with casts of its own of fp32 weights, which are not modelled; use --load-dtype bf16",
         lambda case: (
@@ -368,30 +351,26 @@ TASK_RULES = (
             and case.numerics.load_dtype == "fp32"
         ),
     ),
-    Rule(
+    not_modelled(
         "value-head",
-        "not-modelled",
         "A value head beside the head of words is modelled with gradient checkpointing, without which all "
         "hidden states wait for the head; and with adapters, or with all weights under ZeRO-3 or of a tied "
         "head: another is left without a gradient. Use --method lora or --sharding zero3",
         _values_unread,
     ),
-    Rule(
+    not_modelled(
         "compared-logits",
-        "not-modelled",
         "Logits that are compared with a second model's are modelled in full fine-tunes of text, of layers "
         "of attention, with all logits at once; use --method full, --loss hf and such a model",
         _compares_otherwise,
     ),
-    Rule(
+    not_modelled(
         "offloaded-with-reference",
-        "not-modelled",
         "Activations in host RAM are not modelled beside the pass of a reference; use --offload none",
         lambda case: case.recipe.has_reference and case.recipe.offloads_activations,
     ),
-    Rule(
+    not_modelled(
         "head-in-tiles",
-        "not-modelled",
         "Log-probabilities in tiles are modelled of a plain head: without a bias, scaled or capped logits, "
         "and without an adapter of its own; use an older TRL, such as --versions trl==1.14.0",
         lambda case: case.recipe.has_own_loss and case.recipe.loss == "chunked" and _has_other_head(case),

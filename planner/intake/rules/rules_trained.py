@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse, warn
 from planner.intake.train_layers import drawn, missing_layers, trained_parts
 
 
@@ -52,47 +52,41 @@ def _all_were_drawn(case: Case) -> str:
 _DRAWN_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_8bit", "sgd", "lion")
 
 TRAINED_LAYER_RULES = (
-    Rule(
+    refuse(
         "train-layers-with-adapters",
-        "refuse",
         "train_layers says what a full fine-tune trains; beside adapters use --modules-to-save, or use "
         "--method full",
         lambda case: bool(case.recipe.train_layers) and case.recipe.method != "full",
     ),
-    Rule(
+    warn(
         "train-layers-not-there",
-        "warn",
         "train_layers names layers that the model does not have, which are counted as nothing",
         lambda case: bool(_missing_layers(case)),
         lambda case: (
             f"{', '.join(_missing_layers(case))}; {case.model.id} has 0 to {case.model.n_layers - 1}"
         ),
     ),
-    Rule(
+    refuse(
         "train-layers-tied-head",
-        "refuse",
         "The head of this model is its token table, and tools that look for its name train nothing there; "
         "leave head out, and say embed (embed_tokens in a file) where the table is trained",
         _names_tied_head,
         lambda case: case.model.id,
     ),
-    Rule(
+    refuse(
         "train-layers-match-nothing",
-        "refuse",
         "No layer of the model is among train_layers, and nothing around the layers",
         lambda case: bool(case.recipe.train_layers) and not _trains_something(case),
         lambda case: f"{case.model.id} has layers 0 to {case.model.n_layers - 1}",
     ),
-    Rule(
+    not_modelled(
         "train-layers-divided",
-        "not-modelled",
         "FSDP1 was not read for units of which only some are trained; use --sharding fsdp, which is "
         "FSDP2, ZeRO or ddp",
         lambda case: _trains_partly(case) and case.recipe.sharding.is_fsdp1,
     ),
-    Rule(
+    not_modelled(
         "train-layers-checkpointing-unread",
-        "not-modelled",
         "Nobody read what the checkpointing of this stack makes of frozen layers; use "
         "--no-gradient-checkpointing, or --switches frozen_layers=skipped where the inputs of frozen "
         "layers require no gradients",
@@ -102,10 +96,9 @@ TRAINED_LAYER_RULES = (
         ),
         lambda case: case.stack.id,
     ),
-    Rule(
+    refuse(
         # torch 2.13 utils/checkpoint.py: CheckpointFunction, an autograd function of the input alone.
         "train-layers-without-gradients",
-        "refuse",
         "Reentrant checkpointing gives weights no gradients where its input requires none, as in this "
         "stack below trained layers; use --no-checkpoint-reentrant",
         lambda case: (
@@ -115,9 +108,8 @@ TRAINED_LAYER_RULES = (
         ),
         lambda case: case.stack.id,
     ),
-    Rule(
+    not_modelled(
         "train-layers-with-offload",
-        "not-modelled",
         "Training some layers only is not modelled with activations in host RAM, nor where the model has "
         "projections around its layers",
         lambda case: (
@@ -125,9 +117,8 @@ TRAINED_LAYER_RULES = (
             and (case.recipe.offloads_activations or bool(case.model.extra_linears))
         ),
     ),
-    Rule(
+    not_modelled(
         "train-layers-ends-in-pieces",
-        "not-modelled",
         "A loss that multiplies by the head in pieces is modelled over trained layers or "
         "tables; use --loss hf",
         lambda case: (
@@ -136,17 +127,15 @@ TRAINED_LAYER_RULES = (
             and not set(case.recipe.train_layers) - {"norm", "head"}
         ),
     ),
-    Rule(
+    warn(
         "drawn-layers",
-        "warn",
         "States of layers that were trained before stay, so memory grows: counted is the most, "
         "when each layer has been drawn",
         _draws,
         _all_were_drawn,
     ),
-    Rule(
+    not_modelled(
         "drawn-layers-elsewhere",
-        "not-modelled",
         "Layers that are drawn anew are modelled on one process, with tables that are trained, and an "
         "optimizer of torch or 8-bit AdamW; use --sharding none, --optimizer adamw_torch",
         lambda case: (

@@ -1,10 +1,12 @@
-"""Rules about a stack whose packages are older than what it is asked to train."""
+"""Rules about packages that lack what a job asks of them: by their version, or Liger for this model."""
 
 from __future__ import annotations
 
 from planner.catalog.packages import parsed_version
-from planner.intake.rules.rule import Case, Rule
-from planner.intake.supported import is_unread, lacks_model, needed_version
+from planner.domain.stack import Stack
+from planner.errors import REFUSED_BY_TOOL
+from planner.intake.rules.rule import Case, not_modelled, refuse, warn
+from planner.intake.supported import is_unread, lacks_model, needed_version, stops_at_liger_loss
 
 
 def _is_older(case: Case) -> bool:
@@ -19,17 +21,15 @@ def _transformers(case: Case) -> str:
 
 
 VERSION_RULES = (
-    Rule(
+    not_modelled(
         "model-unread-in-stack",
-        "not-modelled",
         "Of this architecture the modules of Transformers 5 were read, not those of this stack: use a "
         "--stack with version 5, such as hf-trainer",
         lambda case: is_unread(case.stack, case.model) and not lacks_model(case.stack, case.model),
         lambda case: f"{case.model.architecture}, in a stack of {case.stack.id}",
     ),
-    Rule(
+    warn(
         "model-newer-than-versions",
-        "warn",
         "The stack's Transformers is older than this architecture, which runs there at most by code of a "
         "checkpoint: it is counted as newer ones have it; say --stack or --versions",
         _is_older,
@@ -37,5 +37,37 @@ VERSION_RULES = (
             f"{case.model.architecture} came with {'.'.join(map(str, needed_version(case.model)))}, and "
             f"{case.stack.id} has {_transformers(case)}"
         ),
+    ),
+)
+
+
+def _is_passed_over(case: Case) -> bool:
+    """Whether the loss was given and did not come to be."""
+    return "loss" in case.given and case.given["loss"].value != case.recipe.loss
+
+
+def _offers(stack: Stack) -> bool:
+    """Whether the loss, or cut cross entropy in its place, is there."""
+    return stack.offers_liger_loss or stack.cut_cross_entropy
+
+
+LIGER_RULES = (
+    warn(
+        "liger-not-in-stack",
+        "This stack has no switch for the Liger loss",
+        lambda case: case.recipe.loss == "liger" and not _offers(case.stack),
+        lambda case: case.stack.id,
+    ),
+    warn(
+        "liger-lacks-model",
+        "Liger's fused loss is not made for this model here: all logits are",
+        _is_passed_over,
+        lambda case: f"{case.model.architecture}, {case.stack.id}",
+    ),
+    refuse(
+        "liger-loss-refused",
+        f"Liger stops at its fused loss for Granite: leave it out, or say --loss hf [{REFUSED_BY_TOOL}]",
+        lambda case: case.recipe.loss == "liger" and stops_at_liger_loss(case.model, case.stack),
+        lambda case: case.model.id,
     ),
 )

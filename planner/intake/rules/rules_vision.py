@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.domain.recipes.sharding import DDP
 from planner.errors import REFUSED_BY_TOOL
-from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rule import Case, not_modelled, refuse
 
 
 def _sees(case: Case) -> bool:
@@ -77,83 +77,72 @@ def _leaves_tower_unused(case: Case) -> bool:
 
 
 VISION_RULES = (
-    Rule(
+    refuse(
         "tower-cut-off",
-        "refuse",
         "DDP stops in its second step: reentrant checkpoints cut off the adapters of the tower's layers; use "
         f"--no-checkpoint-reentrant, or leave them out with --freeze vision_tower [{REFUSED_BY_TOOL}]",
         lambda case: _has_images(case) and _leaves_tower_unused(case),
         lambda case: f"images of {case.model.id}",
     ),
-    Rule(
+    not_modelled(
         "vision-forward-alone",
-        "not-modelled",
         "Images of this model are modelled where its tower is frozen: use --freeze "
         "'vision_tower;projector', with text alone --images-per-sample 0",
         lambda case: _has_images(case) and _needs_gradient(case),
         lambda case: f"images of {case.model.id}",
     ),
-    Rule(
+    not_modelled(
         "vision-unread",
-        "not-modelled",
         "What this tower computes of images is not modelled; text alone is (--images-per-sample 0), and "
         "measure trace -- python train.py answers with images",
         lambda case: _has_images(case) and _is_counted(case),
         lambda case: f"images of {case.model.id}",
     ),
-    Rule(
+    refuse(
         "images-without-room",
-        "refuse",
         "The tokens of the images do not fit into the sequence: use a larger --seq, or fewer or "
         "smaller images",
         lambda case: _has_images(case) and bool(_image_tokens(case) > case.recipe.batch.seq_len),
         _room_text,
     ),
-    Rule(
+    not_modelled(
         "vision-fsdp1",
-        "not-modelled",
         "FSDP1 of a tower that reads images is not modelled; use --sharding fsdp, which is FSDP2, ZeRO or "
         "ddp",
         lambda case: _has_images(case) and case.recipe.sharding.is_fsdp1,
     ),
-    Rule(
+    not_modelled(
         "vision-code",
-        "not-modelled",
         "Vision towers are modelled as Transformers 5 runs them, frozen ones in Transformers 4, too: use "
         "--stack hf-trainer",
         lambda case: _has_images(case) and _runs_other_code(case),
     ),
-    Rule(
+    not_modelled(
         "vision-eager",
-        "not-modelled",
         "Eager attention of a vision tower is modelled where each image is attended to by itself, as in "
         "Qwen2-VL, Qwen3-VL and Qwen3.5: use --attention sdpa or flash2",
         lambda case: _has_images(case) and case.recipe.attention == "eager" and not _by_images(case),
     ),
-    Rule(
+    not_modelled(
         "vision-checkpointing",
-        "not-modelled",
         "Checkpointing of some layers or operators of a vision-language model is not modelled: layers of "
         "its tower count, too",
         lambda case: (
             _sees(case) and (case.recipe.checkpoint_every > 1 or case.recipe.checkpoint_policy != "full")
         ),
     ),
-    Rule(
+    not_modelled(
         "vision-offloaded-activations",
-        "not-modelled",
         "Activations of a vision tower in host RAM are not modelled: use --offload none",
         lambda case: _has_images(case) and case.recipe.offloads_activations,
     ),
-    Rule(
+    not_modelled(
         "images-flex",
-        "not-modelled",
         "FlexAttention over images is not modelled: use sdpa",
         lambda case: _has_images(case) and case.recipe.attention == "flex",
     ),
-    Rule(
+    not_modelled(
         "vision-train-layers",
-        "not-modelled",
         "Training some layers of a vision-language model is not modelled: use --freeze for its parts",
         lambda case: _sees(case) and bool(case.recipe.train_layers),
     ),

@@ -2,16 +2,19 @@
 
 Source: transformers 5.23 ``apply_rotary_pos_emb`` of
 models/{llama,olmo2,glm,cohere,gpt_neox,phi3,gptj,gpt_oss}, ``forward`` of models/{phi,stablelm,gptj},
-``apply_rotary_pos_emb_interleave`` of models/deepseek_v3, ``apply_rotary_emb`` of deepseek_v2.
+``apply_rotary_pos_emb_interleave`` of models/deepseek_v3, ``apply_rotary_emb`` of deepseek_v2; torchtune
+0.5.0 modules/position_embeddings.py RotaryPositionalEmbeddings, models/llama3_1/_position_embeddings.py.
 """
 
 from __future__ import annotations
 
+from planner.domain.stack_values import RotaryModel
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 
 COS, SIN = "cos", "sin"
+_PAIRS: tuple[RotaryModel, ...] = ("pairs", "pairs_of_layers")
 
 
 def rotated(
@@ -19,6 +22,11 @@ def rotated(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Query and key with their positions, and what else variables refer to until attention returns."""
     spec = view.block.attention
+    if view.stack.adapter_kernels == "compiled":
+        # One kernel each way: inductor fuses pointwise operators.
+        return torch.same(query, "rotary"), torch.same(key, "rotary"), []
+    if view.stack.rotary_tables[0] in _PAIRS:
+        return _by_pairs(torch, view, query), _by_pairs(torch, view, key), []
     if not (spec.joined_rotary or spec.rotary_width):
         return *turned(torch, view, query, key), []
     by_heads = spec.joined_rotary
@@ -151,6 +159,22 @@ def _complex(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> t
         return narrow, torch.to(products[1], key.dtype)
     turned_query = torch.to(torch.mul(wide_query, table), query.dtype)
     return turned_query, torch.to(torch.mul(wide_key, table), key.dtype)
+
+
+def _by_pairs(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """``stack([first * cos - second * sin, second * cos + first * sin])`` of ``x`` in fp32, cast back.
+
+    Each of the four products takes a view of its own of every other feature.
+    Ignored: that memory is read in pieces which hold the other features, too.
+    """
+    wide = torch.to(x, "fp32")
+    table = Tensor(None, Unit.LENGTH, view.block.attention.head_dim / 2, "fp32")
+
+    def product() -> Tensor:
+        return torch.mul(torch.part(wide, x.count / 2, by_heads=False), table)
+
+    turned_pairs = [torch.sub(product(), product()), torch.add(product(), product())]
+    return torch.to(torch.cat(turned_pairs), x.dtype)
 
 
 def _cut(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor]:

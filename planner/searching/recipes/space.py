@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from math import prod
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
 from planner.domain.origin import is_tool_default
@@ -71,7 +71,7 @@ class Space:
 
     fixed: TypedFlags
     choices: Mapping[str, tuple[str, ...]]
-    config: ConfigFile = field(default_factory=lambda: ConfigFile(ScenarioRequest(MappingProxyType({})), ""))
+    config: ConfigFile = field(default_factory=lambda: ConfigFile(Path(), "", request=ScenarioRequest({})))
     global_batch: int | None = None
     config_file: str | None = None
     beyond_context: bool = False

@@ -164,7 +164,7 @@ def test_an_unknown_key_is_reported_and_a_harmless_one_is_not(tmp_path: Path) ->
     """
     ds = written(tmp_path, '{"zero_optimization": {"stage": 2, "speed": 9}, "steps_per_print": 3}', "ds.json")
     config = read_config_file(written(tmp_path, LLAMA_FACTORY + "colour: 8\nseed: 7\ndeepspeed: ds.json\n"))
-    assert config.ignored == (f"{ds}:zero_optimization.speed", f"{tmp_path}/train.yaml:colour")
+    assert config.ignored == [f"{ds}:zero_optimization.speed", f"{tmp_path}/train.yaml:colour"]
 
 
 def test_a_dtype_of_deepspeed_that_the_trainer_has_not_is_refused(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_plugins_of_axolotl_are_counted_or_refused(tmp_path: Path) -> None:
     config = read_config_file(written(tmp_path, AXOLOTL + f"plugins: [{own}]\n"))
     assert config.request.get("loss") == "liger"
     assert "cut_cross_entropy=true" in str(config.request.get("switches"))
-    assert (config.ignored, config.remarks) == ((), ())
+    assert (config.ignored, config.remarks) == ([], [])
     for other, sentence in (
         ("mine.Plugin", "mine.Plugin is not known"),
         ("axolotl.integrations.grokfast.GrokfastPlugin", "grokfast"),

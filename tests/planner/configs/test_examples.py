@@ -296,7 +296,7 @@ def test_an_example_is_the_job_of_its_flags(
     config = read(name, **beside)
     scenario = resolve(with_flags(config, from_flags(flags)))
     assert bare(scenario) == bare(resolve(from_flags(flags | meant)))
-    assert config.ignored == ()
+    assert config.ignored == []
 
 
 @pytest.mark.parametrize(("name", "beside", "flags", "meant"), CASES, ids=[case[0] for case in CASES])

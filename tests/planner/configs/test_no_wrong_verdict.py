@@ -51,7 +51,7 @@ def test_names_of_stage_3_may_lack_their_prefix(tmp_path: Path) -> None:
     config = deepspeed(
         tmp_path, "", '"stage": 3, "max_live_parameters": 7, "gather_16bit_weights_on_model_save": true'
     )
-    assert (config.ignored, config.remarks) == ((), ())
+    assert (config.ignored, config.remarks) == ([], [])
     assert "zero3_live_elements=7" in config.request.get("switches")
 
 
@@ -65,7 +65,7 @@ def test_each_size_of_stage_3_is_the_files_own_number(tmp_path: Path) -> None:
         "zero3_persistence_elements=100000",
         "zero3_sub_group_elements=0",
     )
-    assert config.remarks == ()
+    assert config.remarks == []
 
 
 @pytest.mark.parametrize(

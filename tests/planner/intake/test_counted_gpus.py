@@ -1,5 +1,7 @@
 """``X:n`` of the GPU means the same wherever it is read; the colon of a MIG slice is part of its name."""
 
+from pathlib import Path
+
 import pytest
 
 from planner.errors import UsageError
@@ -62,7 +64,9 @@ def test_a_slice_over_a_count_keeps_the_count() -> None:
 
 def test_a_total_batch_is_divided_over_the_gpus_beside_a_slice() -> None:
     """16 samples on two GPUs are 8 each; the digits of a slice are no count."""
-    config = ConfigFile(ScenarioRequest({}), "DeepSpeed", total_batch=(16, "ds.json:train_batch_size"))
+    config = ConfigFile(
+        Path(), "DeepSpeed", total_batch=(16, "ds.json:train_batch_size"), request=ScenarioRequest({})
+    )
     assert with_flags(config, from_flags({"gpu": "4090:2"})).get("batch") == 8
     assert with_flags(config, from_flags({"gpu": "h100:mig-1g:10", "gpus": "2"})).get("batch") == 8
 

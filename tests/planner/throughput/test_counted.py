@@ -51,6 +51,22 @@ def test_modules_are_counted_once_for_each_layer(llama: ModelSpec) -> None:
     assert counts[1] > counts[0]
 
 
+def test_cards_without_flash_have_operators_of_their_own() -> None:
+    """Asked one after the other, whichever comes first: a T4 runs torch's memory-efficient kernel."""
+
+    def kernels(gpu: str) -> dict[str, float]:
+        flags = {**SMALL, "model": "llama-2-7b", "precision": "fp16-mixed"}
+        held = scenario_of(**{**flags, "gpu": gpu})
+        return by_structure(held, micro(128), "training", fused)
+
+    def fused(counted: Counted) -> dict[str, float]:
+        kinds = [each.kind for each in counted.costs if isinstance(each.kind, FusedAttention)]
+        return {each.kernel: 1.0 for each in kinds}
+
+    found = [kernels(gpu) for gpu in ("t4", "a100-80-sxm", "t4")]
+    assert found == [{"efficient": 1.0}, {"flash": 1.0}, {"efficient": 1.0}]
+
+
 def micro(length: object, *, masked: object = False, spread: float = 0.0) -> MicroStep:
     """A micro-step of two samples of this length."""
     return MicroStep(2 * length, 2 * length, length, masked, spread)  # type: ignore[operator]

@@ -7,17 +7,12 @@ utils/config/__init__.py.
 from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside, FsdpKeys, read_fsdp
-from planner.configs.said_by_file import Reading
+from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
 from planner.configs.shared.frozen_layers import read_lisa, read_unfrozen
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.preference_tasks import (
-    axolotl_task,
-    read_chosen_likelihood,
-    read_precomputed,
-    read_trl_adapters,
-)
+from planner.configs.shared.preference_tasks import read_chosen_likelihood, read_precomputed
 from planner.configs.shared.trainer_arguments import (
     ends_by_steps,
     read_batches,
@@ -28,28 +23,28 @@ from planner.configs.shared.trainer_arguments import (
 from planner.configs.tools.axolotl.axolotl_adapters import read_adapter_kernels, read_method
 from planner.configs.tools.axolotl.axolotl_age import Age, read_age, read_optimizer
 from planner.configs.tools.axolotl.axolotl_attention import names_attention, read_attention_keys
-from planner.configs.tools.axolotl.axolotl_diffusion import read_diffusion
-from planner.configs.tools.axolotl.axolotl_ebft import read_features
-from planner.configs.tools.axolotl.axolotl_evaluation import read_evaluation
-from planner.configs.tools.axolotl.axolotl_kernels import TERNARY
-from planner.configs.tools.axolotl.axolotl_parallel import divide_fp32, read_parallel
-from planner.configs.tools.axolotl.axolotl_parts import (
+from planner.configs.tools.axolotl.axolotl_numerics import (
     is_llama,
     knows_ends,
-    read_generated,
     read_kbit_tables,
     read_loss,
     read_numerics,
+    read_qat,
     read_stored_weights,
     refuse_8bit_in_ram,
-    refuse_preferences,
     refuse_tiles,
     remark_on_short_convolutions,
 )
-from planner.configs.tools.axolotl.axolotl_plugins import read_plugins
-from planner.configs.tools.axolotl.axolotl_qat import read_qat
-from planner.configs.tools.axolotl.axolotl_vision import read_images
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.configs.tools.axolotl.axolotl_parallel import divide_fp32, read_parallel
+from planner.configs.tools.axolotl.axolotl_plugins import TERNARY, read_diffusion, read_plugins
+from planner.configs.tools.axolotl.axolotl_tasks import (
+    axolotl_task,
+    read_features,
+    read_generated,
+    read_trl_adapters,
+    refuse_preferences,
+)
+from planner.errors import show
 
 TOOL = "Axolotl 0.19.0"
 STACK = "axolotl"
@@ -83,7 +78,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     refuse_preferences(keys, age=age)
     refuse_tiles(keys, age=age)
     keys.refuse_switched_on(_UNMODELLED)
-    read_images(keys, reading)
+    _read_images(keys, reading)
     read_parallel(keys, reading)
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
@@ -115,7 +110,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _remark(keys, reading)
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
-    read_evaluation(keys, reading, age=age)
+    _read_evaluation(keys, reading, age=age)
     read_generated(keys, reading, age=age)
     keys.skip((*names_in("axolotl.toml", "harmless"), *names_in("transformers.toml", "harmless")))
 
@@ -145,9 +140,8 @@ def _read_task(keys: Keys, reading: Reading, *, age: Age) -> None:
         read_chosen_likelihood(keys, reading)
         read_features(keys, reading)
     if keys.get("model_type") == _MAMBA and age.today:
-        raise UsageError(
-            f"{keys.where('model_type')}: mamba-ssm 1.2.0, which Axolotl asks for, does not import beside "
-            f"Transformers 5 [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "model_type", "mamba-ssm 1.2.0, which Axolotl asks for, does not import beside Transformers 5"
         )
     if keys.get("model_type") in _OWN_CLASSES:
         raise keys.not_modelled(
@@ -389,3 +383,65 @@ def _say_fsdp_checkpointing(reading: Reading) -> None:
     """
     reading.said.pop("checkpoint_reentrant", None)
     reading.default("checkpoint_reentrant", False, "accelerate 1.15.0 accelerator.py:1983: NO_REENTRANT")
+
+
+def _read_evaluation(keys: Keys, reading: Reading, *, age: Age) -> None:
+    """As many samples at once as it trains on, unless the file says otherwise;
+    none where none are held back.
+
+    Packs are filled by the sampler of training, as large as its own, since 0.8.0; ``old``: the file is of 0.8
+    or before, which up to 0.7.1 counted ``eval_batch_size``.
+    Source: axolotl 0.19.0 core/trainers/base.py _create_multipack_sampler, _get_eval_sampler,
+    utils/schemas/validation.py check_eval_packing, utils/data/sft.py; 0.7.1 core/trainers/base.py:405-411.
+
+    Raises:
+        NotModelledError: longer samples than those of training.
+        UsageError: the best checkpoint, of which nothing says by what (axolotl 0.19.0
+            utils/schemas/config.py check_save_strategy_best_requires_metric, since 2026-04).
+    """
+    if age.today and keys.get("save_strategy") == "best" and not keys.get("metric_for_best_model"):
+        raise keys.stops(
+            "save_strategy",
+            "Axolotl refuses best without metric_for_best_model; say metric_for_best_model: eval_loss",
+        )
+    if not any(keys.get(name) for name in ("val_set_size", "test_datasets")):
+        reading.said.pop("eval_batch", None)
+        return
+    longest = keys.count("eval_sequence_len")
+    if longest is not None and longest > reading.value("seq") and keys.get("test_datasets"):
+        what = "evaluation of longer samples than those of training is not modelled"
+        raise keys.not_modelled("eval_sequence_len", what)
+    packs = keys.flag("sample_packing") and keys.flag("eval_sample_packing") is not False and not age.old
+    if packs and reading.value("eval_batch") not in (None, reading.value("batch")):
+        reading.said.pop("eval_batch")
+        text = "has no effect: packs of evaluation are as large as those of training"
+        reading.remark(keys.where("eval_batch_size"), text)
+    place = (
+        "axolotl 0.19.0 utils/config/__init__.py: eval_batch_size is micro_batch_size, the same in 2023-11"
+    )
+    reading.default("eval_batch", reading.value("batch"), place)
+
+
+def _read_images(keys: Keys, reading: Reading) -> None:
+    """One image in each sample where the file loads a processor; its size where the file says one.
+
+    Keys: axolotl 0.19.0 utils/schemas/multimodal.py, loaders/processor.py.
+
+    Raises:
+        InputFileError: a size that is neither a number nor two.
+    """
+    if keys.flag("freeze_mm_modules"):
+        # axolotl 067b021c8 (2026-07-24) utils/freeze.py freeze_mm_modules: what sees, hears and projects.
+        where = keys.where("freeze_mm_modules")
+        reading.say("freeze", ("vision_tower", "projector"), where, "what sees is frozen")
+    if keys.get("processor_type") is None:
+        keys.skip(("image_size",))
+        return
+    reading.say("images_per_sample", 1, keys.where("processor_type"), IMAGES_UNSAID)
+    size = keys.get("image_size")
+    if size is None:
+        return
+    sides = size if isinstance(size, list) and len(size) == 2 else [size, size]
+    if not all(isinstance(side, int) and not isinstance(side, bool) and 0 < side < 100_000 for side in sides):
+        raise keys.wrong("image_size", "a number of pixels, or width and height", size)
+    reading.say("image_size", f"{sides[0]}x{sides[1]}", keys.where("image_size"))

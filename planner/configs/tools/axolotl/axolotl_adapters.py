@@ -6,6 +6,7 @@ Keys: axolotl 0.19.0 utils/schemas/peft.py, loaders/model.py, loaders/adapter.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from planner.configs.said_by_file import Reading
@@ -13,8 +14,7 @@ from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.axolotl.axolotl_age import Age
 from planner.configs.tools.axolotl.axolotl_attention import OLD_ATTENTION
-from planner.configs.tools.axolotl.axolotl_parts import refuse_packed_mixers, stores_in_fp32
-from planner.configs.tools.axolotl.axolotl_vision import language_model_targets
+from planner.configs.tools.axolotl.axolotl_numerics import refuse_packed_mixers, stores_in_fp32
 from planner.domain.recipes.recipe import LINEAR_MODULES
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
@@ -25,6 +25,12 @@ _KIND = "bnb_4bit_quant_type"
 # These say how 8-bit matrices multiply.
 _OF_EIGHT_BITS = ("llm_int8_has_fp16_weight", "llm_int8_threshold")
 _UNUSED_WITHOUT_ADAPTER = names_in("axolotl.toml", "unused_without_adapter")
+
+_LANGUAGE_MODEL = re.compile(
+    r"(?:model\.)?language_model\.(?:model\.)?layers\.\[\\d\]\+\.(?:\(_checkpoint_wrapped_module\.\)\?)?"
+    r"\((?:mlp|cross_attn|self_attn|\|)+\)\.\((?P<names>(?:up|down|gate|q|k|v|o|\|)+)\)_proj"
+)
+"""The pattern of Axolotl's own examples: matrices of the layers of the language model."""
 
 
 def read_method(keys: Keys, reading: Reading, *, age: Age) -> None:
@@ -55,10 +61,7 @@ def read_method(keys: Keys, reading: Reading, *, age: Age) -> None:
         kernel = None if age.old else next(filter(keys.flag, _ADAPTER_KERNELS), None)
         if kernel:
             # axolotl 0.19.0 utils/schemas/validation.py check_lora_kernels_8bit.
-            raise UsageError(
-                f"{keys.where(kernel)}: Axolotl has no fused adapter kernels over 8 bits: leave it out "
-                f"[{REFUSED_BY_TOOL}]"
-            )
+            raise keys.stops(kernel, "Axolotl has no fused adapter kernels over 8 bits: leave it out")
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
         refuse_packed_mixers(keys, "load_in_8bit")
     elif four:
@@ -78,7 +81,7 @@ def _read_four_bits(keys: Keys, reading: Reading, *, age: Age) -> None:
     written, for such a base alone.
     """
     place = "axolotl 0.19.0 loaders/model.py, _set_quantization_config"
-    part = keys.part("bnb_config_kwargs") or Keys(keys.path, {})
+    part = keys.section("bnb_config_kwargs")
     kind = part.text(_KIND)
     if kind not in (None, "nf4", "fp4"):
         raise part.wrong(_KIND, "nf4 or fp4", kind)
@@ -108,12 +111,9 @@ def _read_experts(keys: Keys, reading: Reading) -> None:
         return
     where = keys.where(name)
     if keys.flag("lora_target_linear"):
-        raise UsageError(
-            f"{where}: Axolotl refuses it beside lora_target_linear; say lora_target_modules "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops(name, "Axolotl refuses it beside lora_target_linear; say lora_target_modules")
     if reading.value("quantization") is None:
-        raise UsageError(f"{where}: Axolotl needs load_in_4bit or load_in_8bit beside it [{REFUSED_BY_TOOL}]")
+        raise keys.stops(name, "Axolotl needs load_in_4bit or load_in_8bit beside it")
     if reading.value("double_quant") is False:
         raise keys.not_modelled(
             name, "scales of experts are packed too, which is modelled for all matrices alone"
@@ -151,9 +151,10 @@ def _read_four_bits_of_lora(keys: Keys, reading: Reading, *, age: Age) -> None:
         raise keys.not_modelled("load_in_4bit", what)
     where = keys.where("load_in_4bit")
     if age.today:
-        raise UsageError(
-            f"{where}: beside adapter: lora Axolotl since 0.13 quantises nothing, and stops with an error in "
-            f"its kernels; say adapter: qlora, or --stack axolotl@0.8 for 0.4 to 0.12 [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "load_in_4bit",
+            "beside adapter: lora Axolotl since 0.13 quantises nothing, and stops with an error in its "
+            "kernels; say adapter: qlora, or --stack axolotl@0.8 for 0.4 to 0.12",
         )
     reading.say("quantization", "fp4", where, "Axolotl leaves its kind to Transformers")
 
@@ -222,9 +223,10 @@ def _refuse_separate_experts(
         keys, reading, age=age, asked=asked
     )
     if not age.old and method != "full" and (unsaid or said["lora_qkv_kernel"] or said["lora_o_kernel"]):
-        raise UsageError(
-            f"{keys.where(name)}: Axolotl's fused adapter kernels, on unless said, stop at Llama 4's "
-            f"attention since 0.10; say lora_qkv_kernel: false and lora_o_kernel: false [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            name,
+            "Axolotl's fused adapter kernels, on unless said, stop at Llama 4's attention since 0.10; say "
+            "lora_qkv_kernel: false and lora_o_kernel: false",
         )
     reading.switch("linearized_experts", True, keys.where(name))
 
@@ -273,3 +275,11 @@ def _say_kernels(reading: Reading, on: dict[str, str], origin: str, *, age: Age)
         reading.remark(
             origin, "adapters are counted as not fused, which is more: only some of their kernels are on"
         )
+
+
+def language_model_targets(pattern: str) -> tuple[str, ...]:
+    """Names that a pattern like that of the examples reaches, which are of the language model alone;
+    none of another pattern.
+    """
+    match = _LANGUAGE_MODEL.fullmatch(pattern)
+    return tuple(f"{name}_proj" for name in match["names"].split("|") if name) if match else ()

@@ -7,11 +7,10 @@ from enum import IntEnum
 
 from planner.configs.markdown import MARKDOWN
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.age import pick_age
+from planner.configs.shared.age import enter_age
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import OPTIMIZERS, say_optimizer
-from planner.errors import REFUSED_BY_TOOL, UsageError
 from planner.files.reading import read_text
 
 
@@ -43,12 +42,12 @@ class Age(IntEnum):
         return self == Age.TODAY
 
 
-_STACKS = {
+_RELEASES = {
     Age.OF_2023: ("axolotl@0.3", "Axolotl 0.3"),
     Age.TO_0_8: ("axolotl@0.8", "Axolotl 0.4 to 0.8"),
     Age.TO_0_13: ("axolotl@0.13", "Axolotl 0.9 to 0.13"),
+    Age.TODAY: ("axolotl", "Axolotl 0.19.0"),
 }
-_STACK_OF_TODAY = "axolotl"
 _KEYS_OF_2023 = names_in("axolotl.toml", "keys_of_2023")
 # What 0.4.1 and later stop at, and what says the same there (0.4.0 utils/config.py:204; cc3cebfa7 of 2024-02
 # utils/config/models/input/v0_4_1; 0.19.0 utils/schemas/config.py and deprecated.py).
@@ -96,17 +95,10 @@ def read_age(keys: Keys, reading: Reading, stack: str = "") -> Age:
     Raises:
         UsageError: a value that Axolotl of that age stops at.
     """
-    ages, origin, text = _ages(keys)
-    age = pick_age(reading, ages, {each: _stack(each) for each in Age}, stack)
+    ages, *sign = _ages(keys)
+    age = enter_age(reading, ages, _RELEASES, stack, (sign[0], sign[1]))
     if not age.of_2023 and (name := _ended_in_2024(keys)):
-        raise UsageError(
-            f"{keys.where(name)}: Axolotl since 0.4.1 stops at {_ENDED_IN_2024[name]}, or "
-            f"--stack axolotl@0.3 [{REFUSED_BY_TOOL}]"
-        )
-    if age == Age.TODAY:
-        return age
-    name, tool = _STACKS[age]
-    reading.take_stack(name, tool, origin or keys.where("base_model"), text if age == ages[0] else "as asked")
+        raise keys.stops(name, f"Axolotl since 0.4.1 stops at {_ENDED_IN_2024[name]}, or --stack axolotl@0.3")
     return age
 
 
@@ -114,10 +106,6 @@ def _ended_in_2024(keys: Keys) -> str | None:
     """The key whose value versions since 0.4.1 stop at: a length, or a table in place of a list."""
     given = (name for name in _ENDED_IN_2024 if keys.get(name) and not isinstance(keys.get(name), list))
     return next(given, None)
-
-
-def _stack(age: Age) -> str:
-    return _STACKS[age][0] if age in _STACKS else _STACK_OF_TODAY
 
 
 def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
@@ -137,7 +125,7 @@ def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
         age, name, text = told
         return (age,), keys.where(name), text
     if gone := next(filter(keys.holds, _KEYS_TO_0_13), None):
-        return (Age.TO_0_13,), keys.where(gone), f"a key of {_STACKS[Age.TO_0_13][1]}"
+        return (Age.TO_0_13,), keys.where(gone), f"a key of {_RELEASES[Age.TO_0_13][1]}"
     if flag:
         return (Age.TO_0_13, Age.TODAY), keys.where(flag), "a key of Axolotl's examples up to 0.16"
     return (Age.TODAY, Age.TO_0_13), "", ""
@@ -157,7 +145,7 @@ def _told_old(keys: Keys) -> tuple[Age, str, str] | None:
     if old is None:
         return None
     what = f"{_OLD_VALUES[old]} is a name" if old in _OLD_VALUES else "a key"
-    return Age.TO_0_8, old, f"{what} of {_STACKS[Age.TO_0_8][1]}"
+    return Age.TO_0_8, old, f"{what} of {_RELEASES[Age.TO_0_8][1]}"
 
 
 def read_optimizer(keys: Keys, reading: Reading, *, age: Age) -> None:
@@ -199,7 +187,6 @@ def _refuse_by_engine(keys: Keys) -> None:
     elif name in _NOT_UNDER_FSDP2 and settings and second:
         beside, other = "FSDP2", "adamw_torch_8bit"
     if beside:
-        raise UsageError(
-            f"{keys.where('optimizer')}: Axolotl 0.19.0 stops at {name} with {beside}; leave that out, or "
-            f"say {other} [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "optimizer", f"Axolotl 0.19.0 stops at {name} with {beside}; leave that out, or say {other}"
         )

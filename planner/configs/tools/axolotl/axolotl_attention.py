@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.kernels import read_attention
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.model_args import read_attention
 from planner.configs.tools.axolotl.axolotl_age import Age
-from planner.configs.tools.axolotl.axolotl_parts import EMBED_IN, QWEN_1, is_llama
-from planner.errors import REFUSED_BY_TOOL, UsageError
+from planner.configs.tools.axolotl.axolotl_numerics import EMBED_IN, QWEN_1, is_llama
 
 # Names of kernels up to 0.16 -> ours, first come first served (axolotl 0.19.0 utils/schemas/enums.py
 # LEGACY_ATTN_FLAG_TO_IMPL); one that no formula covers has none.
@@ -33,9 +32,7 @@ def _read_hybrid_attention(keys: Keys, reading: Reading) -> None:
         return
     where = keys.where(name)
     if reading.value("attention") not in (None, "flash2"):
-        raise UsageError(
-            f"{where}: Axolotl refuses it without attn_implementation: flash_attention_2 [{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops(name, "Axolotl refuses it without attn_implementation: flash_attention_2")
     reading.default("attention", "flash2", "axolotl 0.19.0 utils/schemas/config.py: gemma4_hybrid_attn_impl")
     reading.switch("masks_wide_heads", True, where)
 
@@ -48,9 +45,8 @@ def _read_scaled_softmax(keys: Keys, reading: Reading) -> None:
     """
     name = "scaling_softmax"
     if keys.flag(name) and reading.value("attention") != "flex":
-        raise UsageError(
-            f"{keys.where(name)}: Axolotl refuses it without FlexAttention: say attn_implementation: "
-            f"flex_attention [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            name, "Axolotl refuses it without FlexAttention: say attn_implementation: flex_attention"
         )
     keys.skip((f"{name}_factor", f"{name}_bias"))
 
@@ -118,10 +114,11 @@ def _read_kernel(keys: Keys, reading: Reading, *, age: Age) -> None:
 def _refuse_xformers(keys: Keys, name: str) -> None:
     """Source: axolotl 0.13.2 and 0.19.0 loaders/patch_manager.py _patch_llama_derived_model."""
     if is_llama(keys) and not keys.flag("sample_packing"):
-        raise UsageError(
-            f"{keys.where(name)}: Axolotl's own code for xFormers and a Llama without sample_packing reads "
-            "names that Transformers has no more from 4.48 on, and stops; flash_attention_2 and "
-            f"sample_packing: true run [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            name,
+            "Axolotl's own code for xFormers and a Llama without sample_packing reads names that "
+            "Transformers has no more from 4.48 on, and stops; flash_attention_2 and sample_packing: true "
+            "run",
         )
 
 

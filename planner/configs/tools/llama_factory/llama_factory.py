@@ -12,11 +12,9 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.frozen_layers import read_freeze
+from planner.configs.shared.kernels import say_generation, say_liger
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.liger import say_liger
-from planner.configs.shared.model_args import say_generation
-from planner.configs.shared.preference_tasks import OTHER_REFERENCES, llama_factory_task, read_likelihood
 from planner.configs.shared.trainer_arguments import (
     need_precision,
     read_distribution,
@@ -34,18 +32,23 @@ from planner.configs.tools.llama_factory.llama_factory_age import (
 )
 from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
     drop_trainers_switch,
+    read_depths,
     read_manner,
     read_switch,
 )
-from planner.configs.tools.llama_factory.llama_factory_dtype import read_weights_dtype
+from planner.configs.tools.llama_factory.llama_factory_dtype import read_fp8, read_weights_dtype
 from planner.configs.tools.llama_factory.llama_factory_host_experts import read_host_experts
 from planner.configs.tools.llama_factory.llama_factory_optimizers import read_own_optimizer
-from planner.configs.tools.llama_factory.llama_factory_outdated import read_depths, read_fp8
-from planner.configs.tools.llama_factory.llama_factory_ppo import read_ppo
 from planner.configs.tools.llama_factory.llama_factory_refused import (
     refuse_engine,
     refuse_keys,
     stop_at_unknown_keys,
+)
+from planner.configs.tools.llama_factory.llama_factory_tasks import (
+    OTHER_REFERENCES,
+    llama_factory_task,
+    read_likelihood,
+    read_ppo,
 )
 from planner.configs.tools.llama_factory.llama_factory_v1 import MARKS as V1
 from planner.configs.tools.llama_factory.llama_factory_vision import (
@@ -54,7 +57,7 @@ from planner.configs.tools.llama_factory.llama_factory_vision import (
     read_vision,
 )
 from planner.domain.recipes.recipe import LINEAR_CLASSES
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory 0.9.5"
 # Keys that no other tool has.
@@ -210,7 +213,7 @@ def _stage(keys: Keys) -> str:
     if stage not in _STAGES:
         # train/tuner.py run_exp: Unknown task; so in every version from 0.6 to ff6d4d12e of 2026-08.
         text = f"LLaMA-Factory has no stage '{show(stage)}', and stops; it has {', '.join(_STAGES[:-1])}"
-        raise UsageError(f"{keys.where('stage')}: {text} [{REFUSED_BY_TOOL}]")
+        raise keys.stops("stage", f"{text}")
     return stage
 
 

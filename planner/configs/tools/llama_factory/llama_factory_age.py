@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.age import first_held
+from planner.configs.shared.age import enter_age, first_held
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.errors import show
@@ -17,8 +17,11 @@ from planner.errors import show
 STACK = "llama-factory"
 OLD_STACK = "llama-factory@0.8"
 STACK_OF_0_9 = "llama-factory@0.9"
-_OLD_TOOL = "LLaMA-Factory 0.7 to 0.9.2"
-_TOOL_OF_0_9 = "LLaMA-Factory 0.9.2 and 0.9.3"
+_RELEASES = {
+    STACK: (STACK, "LLaMA-Factory 0.9.5"),
+    STACK_OF_0_9: (STACK_OF_0_9, "LLaMA-Factory 0.9.2 and 0.9.3"),
+    OLD_STACK: (OLD_STACK, "LLaMA-Factory 0.7 to 0.9.2"),
+}
 _OLD_KEYS = names_in("llama-factory.toml", "keys_to_0_8")
 # hparams/finetuning_args.py of 0.7.1, gone by 0.8.0; the last two are of 0.7.0.
 _OWN_KEYS_OF_0_7 = (
@@ -38,14 +41,8 @@ GONE = names_in("llama-factory.toml", "gone")
 
 def read_age(keys: Keys, reading: Reading, asked: str) -> bool:
     """Whether a file is of 0.9.3 or before, as a key tells or it is ``asked`` for; its stack is entered."""
-    if asked == STACK:
-        return False
-    if old := _old_place(keys, reading):
-        _take_old_stack(keys, reading, old)
-    elif asked == STACK_OF_0_9:
-        reading.take_stack(STACK_OF_0_9, _TOOL_OF_0_9, str(keys.path), "as asked")
-        return True
-    return bool(old)
+    stack, place, text = _told(keys, reading)
+    return enter_age(reading, (stack,), _RELEASES, asked, (place, text)) != STACK
 
 
 def _old_place(keys: Keys, reading: Reading) -> str:
@@ -88,16 +85,19 @@ def old_length(keys: Keys, reading: Reading) -> int | None:
     return None if first_held(keys, _KEYS_OF_0_9_2) is None else 2048
 
 
-def _take_old_stack(keys: Keys, reading: Reading, old: str) -> None:
-    """0.9.2 and 0.9.3 where a key tells it and none that they dropped, else the versions before."""
+def _told(keys: Keys, reading: Reading) -> tuple[str, str, str]:
+    """The stack of a file, with the place and the sentence of what tells it: 0.9.2 and 0.9.3 where a key does
+    and none that they dropped, else the versions before.
+    """
+    if not (old := _old_place(keys, reading)):
+        return STACK, "", ""
     newer = first_held(keys, _KEYS_OF_0_9_2)
     gone = (*GONE, "visual_inputs", "train_mm_proj_only")
     if newer is None or is_of_0_7(keys, reading) or first_held(keys, gone):
         sign = "the script" if is_run_by_0_7(reading) else "a key"
-        reading.take_stack(OLD_STACK, _OLD_TOOL, old, f"{sign} of {_OLD_TOOL}")
-    else:
-        text = "a key since LLaMA-Factory 0.9.2, in a file that another key puts before 0.9.3"
-        reading.take_stack(STACK_OF_0_9, _TOOL_OF_0_9, keys.where(newer), text)
+        return OLD_STACK, old, f"{sign} of {_RELEASES[OLD_STACK][1]}"
+    text = "a key since LLaMA-Factory 0.9.2, in a file that another key puts before 0.9.3"
+    return STACK_OF_0_9, keys.where(newer), text
 
 
 def what_trusts(keys: Keys, reading: Reading) -> str:

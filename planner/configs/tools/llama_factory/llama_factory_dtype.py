@@ -1,4 +1,4 @@
-"""In which dtype a file computes that says neither bf16 nor fp16: no autocast runs then.
+"""In which dtype a file of LLaMA-Factory computes that says neither bf16 nor fp16, and fp8.
 
 Source: llamafactory 0.9.5 model/loader.py load_model (``torch_dtype`` auto), model/adapter.py init_adapter,
 which makes trained weights fp32, model/patcher.py patch_config and extras/misc.py infer_optim_dtype.
@@ -45,3 +45,25 @@ def read_weights_dtype(keys: Keys, reading: Reading, stage: str) -> None:
     elif kind == "lora":
         del reading.needs["precision"]
         reading.in_weights_dtype = f"{_PLACE}: neither bf16 nor fp16 is true"
+
+
+def read_fp8(keys: Keys, reading: Reading) -> None:
+    """``fp8``: an environment variable that Transformers 5 does not ask, as it hands Accelerate its own
+    precision; only for Transformer Engine is Accelerate patched.
+
+    Source: llamafactory 0.9.5 train/fp8_utils.py configure_fp8_environment, train/sft/trainer.py;
+    transformers 5.6.0 trainer.py create_accelerator_and_postprocess (``mixed_precision``), training_args.py;
+    accelerate 1.15 state.py AcceleratorState.
+
+    Raises:
+        NotModelledError: Transformer Engine computes in fp8.
+    """
+    if not keys.flag("fp8"):
+        return
+    if keys.text("fp8_backend") == "te":
+        raise keys.not_modelled("fp8_backend", "training in fp8 by Transformer Engine is not modelled")
+    reading.remark(
+        keys.where("fp8"),
+        "has no effect with Transformers 5, which hands Accelerate its own precision; with Transformers 4 "
+        "torchao computes in fp8, which is not counted",
+    )

@@ -11,7 +11,7 @@ from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.domain.model import ModelSpec
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import UsageError, show
 
 _SWITCH, _CONFIG, _ACTIVATIONS = "use_kt", "kt_config", "kt_cpu_activation"
 _PATHS = ("kt_weight_path", "kt_non_expert_weight_path", "kt_expert_checkpoint_path")
@@ -62,7 +62,7 @@ def _is_refused(model: ModelSpec) -> bool:
 
 
 def _stops(keys: Keys, name: str, why: str) -> UsageError:
-    return UsageError(f"{keys.where(name)}: {why}: LLaMA-Factory stops [{REFUSED_BY_TOOL}]")
+    return keys.stops(name, f"{why}: LLaMA-Factory stops")
 
 
 def _read_settings(keys: Keys, reading: Reading) -> None:

@@ -75,10 +75,7 @@ def _check_base(keys: Keys, reading: Reading, name: str, bases: tuple[str, ...])
         )
     layerwise = name.replace("use_", "") + "_layerwise"
     if keys.flag(layerwise) and (keys.count("gradient_accumulation_steps") or 1) > 1:
-        raise UsageError(
-            f"{keys.where(layerwise)}: LLaMA-Factory stops beside gradient_accumulation_steps above 1 "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops(layerwise, "LLaMA-Factory stops beside gradient_accumulation_steps above 1")
 
 
 def _read_badam(keys: Keys, reading: Reading) -> None:

@@ -74,48 +74,46 @@ class _Check:
 
 
 def _beside_other_than_lora(key: str) -> _Check:
-    return _Check(
-        key, "is for LoRA alone", lambda file: file.kind != "lora" and _is_given(file, key), since=_0_8
-    )
+    return _Check(key, "is for LoRA alone", lambda it: it.kind != "lora" and _is_given(it, key), _0_8)
 
 
 def _beside_other_than_sft(key: str, since: tuple[int, int, int] = _ALL) -> _Check:
-    return _Check(
-        key, "is for stage sft alone", lambda file: file.stage != "sft" and file.on(key), since=since
-    )
+    return _Check(key, "is for stage sft alone", lambda it: it.stage != "sft" and it.on(key), since=since)
 
 
-def _is_given(file: _File, key: str) -> bool:
-    return file.keys.has(key) if key in _MUST_BE_NUMBERS else file.on(key)
+def _is_given(it: _File, key: str) -> bool:
+    return it.keys.has(key) if key in _MUST_BE_NUMBERS else it.on(key)
 
 
-def _has_reference(file: _File) -> bool:
-    return file.stage == "dpo" and file.keys.get("pref_loss") not in _WITHOUT_REFERENCE
+def _has_reference(it: _File) -> bool:
+    return it.stage == "dpo" and it.keys.get("pref_loss") not in _WITHOUT_REFERENCE
 
 
 def _beside_adapters(key: str) -> _Check:
     why = "does not go beside adapters; finetuning_type: full goes with it"
-    return _Check(key, why, lambda file: file.kind == "lora" and file.on(key))
+    return _Check(key, why, lambda it: it.kind == "lora" and it.on(key))
 
 
 def _beside_each_other(first: str, second: str) -> _Check:
-    return _Check(second, f"does not go beside {first}", lambda file: file.on(first, second))
+    return _Check(second, f"does not go beside {first}", lambda it: it.on(first, second))
+
+
+def _over_bits(key: str, since: tuple[int, int, int] = _ALL) -> _Check:
+    return _Check(key, "does not go with a quantised base", lambda it: it.has_bits and it.on(key), since)
 
 
 def _beside_zero3(key: str, since: tuple[int, int, int], way_out: str = "") -> _Check:
     return _Check(
         key,
         f"does not go with DeepSpeed's ZeRO-3{way_out}",
-        lambda file: file.reading.sharding.is_zero3 and file.on(key),
-        since=since,
+        lambda it: it.reading.sharding.is_zero3 and it.on(key),
+        since,
     )
 
 
 def _beside_deepspeed(key: str) -> _Check:
     return _Check(
-        key,
-        "does not go with DeepSpeed",
-        lambda file: file.reading.sharding.engine == "deepspeed" and file.on(key),
+        key, "does not go with DeepSpeed", lambda it: it.reading.sharding.engine == "deepspeed" and it.on(key)
     )
 
 
@@ -123,56 +121,45 @@ _OWN_OPTIMIZERS = ("use_galore", "use_apollo", "use_badam")
 _OF_KEYS = (
     *map(_beside_adapters, _OWN_OPTIMIZERS),
     *starmap(_beside_each_other, combinations(_OWN_OPTIMIZERS, 2)),
-    _Check(
-        "adapter_name_or_path", "is for LoRA alone", lambda file: file.kind != "lora" and file.adapters > 0
-    ),
+    _Check("adapter_name_or_path", "is for LoRA alone", lambda it: it.kind != "lora" and it.adapters > 0),
     _Check(
         "quantization_bit",
         "goes with adapters only: finetuning_type must be lora or oft",
-        lambda file: file.has_bits and file.kind not in ("lora", "oft"),
+        lambda it: it.has_bits and it.kind not in ("lora", "oft"),
     ),
     _Check(
         "pissa_init",
         "does not go over a quantised base",
-        lambda file: file.has_bits and file.on("pissa_init"),
-        since=_0_8,
+        lambda it: it.has_bits and it.on("pissa_init"),
+        _0_8,
     ),
     _Check(
         "pissa_init",
         "does not go with PPO, KTO or a reference model",
-        lambda file: file.on("pissa_init") and (file.stage in ("ppo", "kto") or _has_reference(file)),
-        since=_0_8,
+        lambda it: it.on("pissa_init") and (it.stage in ("ppo", "kto") or _has_reference(it)),
+        _0_8,
     ),
-    _Check(
-        "resize_vocab",
-        "does not go with a quantised base",
-        lambda file: file.has_bits and file.on("resize_vocab"),
-    ),
+    _over_bits("resize_vocab"),
     _Check(
         "create_new_adapter",
         "does not go with a quantised base that has an adapter",
-        lambda file: file.has_bits and file.adapters > 0 and file.on("create_new_adapter"),
+        lambda it: it.has_bits and it.adapters > 0 and it.on("create_new_adapter"),
     ),
     _Check(
         "adapter_name_or_path",
         "names several adapters, and a quantised base takes one",
-        lambda file: file.has_bits and file.adapters > 1,
+        lambda it: it.has_bits and it.adapters > 1,
     ),
     _Check(
         "quantization_device_map",
         "may not be auto in training",
-        lambda file: file.keys.get("quantization_device_map") == "auto",
+        lambda it: it.keys.get("quantization_device_map") == "auto",
     ),
-    _Check(
-        "fp8",
-        "does not go with a quantised base",
-        lambda file: file.has_bits and file.on("fp8"),
-        since=_0_9_5,
-    ),
+    _over_bits("fp8", _0_9_5),
     _Check(
         "use_llama_pro",
         "is for LoRA and freeze, not for full",
-        lambda file: file.kind == "full" and file.on("use_llama_pro"),
+        lambda it: it.kind == "full" and it.on("use_llama_pro"),
     ),
     *map(_beside_other_than_lora, ("loraplus_lr_ratio", "use_rslora", "use_dora", "pissa_init")),
     _beside_other_than_sft("predict_with_generate"),
@@ -182,57 +169,52 @@ _OF_KEYS = (
     _Check(
         "mask_history",
         "does not go with train_on_prompt",
-        lambda file: file.on("mask_history", "train_on_prompt"),
-        since=_0_9_1,
+        lambda it: it.on("mask_history", "train_on_prompt"),
+        _0_9_1,
     ),
     _Check(
         "load_best_model_at_end",
         "is not for stages rm and ppo",
-        lambda file: file.stage in ("rm", "ppo") and file.on("load_best_model_at_end"),
+        lambda it: it.stage in ("rm", "ppo") and it.on("load_best_model_at_end"),
     ),
     _Check(
         "dpo_label_smoothing",
         "is for pref_loss: sigmoid alone",
-        lambda file: (
-            file.stage == "dpo"
-            and file.on("dpo_label_smoothing")
-            and file.keys.get("pref_loss") not in (None, "sigmoid")
+        lambda it: (
+            it.stage == "dpo"
+            and it.on("dpo_label_smoothing")
+            and it.keys.get("pref_loss") not in (None, "sigmoid")
         ),
     ),
     _Check(
         "compute_accuracy",
         "does not go with predict_with_generate",
-        lambda file: file.on("compute_accuracy", "predict_with_generate"),
-        since=_0_8,
+        lambda it: it.on("compute_accuracy", "predict_with_generate"),
+        _0_8,
     ),
     _Check(
         "streaming",
         "needs max_steps",
-        lambda file: file.on("streaming") and file.keys.get("max_steps") in (None, -1),
+        lambda it: it.on("streaming") and it.keys.get("max_steps") in (None, -1),
     ),
     _Check(
         "group_by_length",
         "is a key that Transformers 5 no longer has; train_sampling_strategy: group_by_length is",
-        lambda file: file.on("group_by_length"),
-        since=_0_9_5,
+        lambda it: it.on("group_by_length"),
+        _0_9_5,
     ),
     _Check(
         "train_on_prompt",
         "does not go with this template",
-        lambda file: file.on("train_on_prompt") and file.keys.get("template") in _ENDS_ONCE,
-        since=_0_9_5,
+        lambda it: it.on("train_on_prompt") and it.keys.get("template") in _ENDS_ONCE,
+        _0_9_5,
     ),
-    _Check(
-        "val_size",
-        "does not go with eval_dataset",
-        lambda file: file.on("val_size", "eval_dataset"),
-        since=_0_8,
-    ),
-    _Check("max_samples", "does not go with streaming", lambda file: file.on("streaming", "max_samples")),
+    _Check("val_size", "does not go with eval_dataset", lambda it: it.on("val_size", "eval_dataset"), _0_8),
+    _Check("max_samples", "does not go with streaming", lambda it: it.on("streaming", "max_samples")),
     _Check(
         "infer_backend",
         "must be huggingface where the file trains",
-        lambda file: str(file.keys.get("infer_backend")).lower() in ("vllm", "sglang"),
+        lambda it: str(it.keys.get("infer_backend")).lower() in ("vllm", "sglang"),
     ),
 )
 """What the keys alone decide."""
@@ -240,8 +222,8 @@ _OF_ENGINES = (
     _Check(
         "deepspeed",
         "needs torchrun on one GPU, too: start it with FORCE_TORCHRUN=1",
-        lambda file: file.reading.sharding.engine == "deepspeed" and file.has_no_ranks,
-        since=_0_8,
+        lambda it: it.reading.sharding.engine == "deepspeed" and it.has_no_ranks,
+        _0_8,
     ),
     _beside_zero3("pissa_init", _0_8),
     _beside_zero3("pure_bf16", _0_8, ": say bf16"),
@@ -250,50 +232,50 @@ _OF_ENGINES = (
     _Check(
         "quantization_bit",
         "must be 4 under DeepSpeed's ZeRO-3 and FSDP",
-        lambda file: (
-            file.reading.sharding.gathers_weights
-            and str(file.keys.get("quantization_bit")) == "8"
-            and file.reading.value("quantization") == "int8"
+        lambda it: (
+            it.reading.sharding.gathers_weights
+            and str(it.keys.get("quantization_bit")) == "8"
+            and it.reading.value("quantization") == "int8"
         ),
-        since=_0_8,
+        _0_8,
     ),
     _Check(
         "model_name_or_path",
         "is stored quantised, which does not go with DeepSpeed's ZeRO-3 and FSDP",
-        lambda file: file.reading.sharding.gathers_weights and file.is_packed_checkpoint,
-        since=_0_8,
+        lambda it: it.reading.sharding.gathers_weights and it.is_packed_checkpoint,
+        _0_8,
     ),
     _Check(
         "use_dora",
         "does not go with a checkpoint that is stored quantised",
-        lambda file: (
-            file.is_packed_checkpoint
-            and file.on("use_dora")
-            and file.reading.value("quantization") not in ("nf4", "fp4", "int8")
+        lambda it: (
+            it.is_packed_checkpoint
+            and it.on("use_dora")
+            and it.reading.value("quantization") not in ("nf4", "fp4", "int8")
         ),
     ),
     _Check(
         "pissa_init",
         "does not go with a checkpoint that is stored quantised",
-        lambda file: file.is_packed_checkpoint and file.on("pissa_init"),
-        since=_0_8,
+        lambda it: it.is_packed_checkpoint and it.on("pissa_init"),
+        _0_8,
     ),
     _Check(
         "finetuning_type",
         "must be lora or oft for a checkpoint that is stored quantised",
-        lambda file: file.is_packed_checkpoint and file.kind not in ("lora", "oft"),
+        lambda it: it.is_packed_checkpoint and it.kind not in ("lora", "oft"),
     ),
     # data/collator.py: FlashAttention 3 is not asked about.
     _Check(
         "neat_packing",
         "under FlashAttention 2 takes one row: say per_device_train_batch_size: 1",
-        lambda file: (
-            file.on("neat_packing")
-            and file.reading.value("attention") == "flash2"
-            and file.keys.get("flash_attn") != "fa3"
-            and file.reading.value("batch") != 1
+        lambda it: (
+            it.on("neat_packing")
+            and it.reading.value("attention") == "flash2"
+            and it.keys.get("flash_attn") != "fa3"
+            and it.reading.value("batch") != 1
         ),
-        since=_0_9_5,
+        _0_9_5,
     ),
 )
 """What the engine and the checkpoint decide, too."""
@@ -331,7 +313,7 @@ def _refuse(keys: Keys, reading: Reading, stage: str, checks: tuple[_Check, ...]
     age = _oldest(keys, reading)
     for check in checks:
         if check.since <= age and check.stops(file):
-            raise UsageError(f"{keys.where(check.key)}: {check.why}: LLaMA-Factory stops [{REFUSED_BY_TOOL}]")
+            raise keys.stops(check.key, f"{check.why}: LLaMA-Factory stops")
 
 
 def _oldest(keys: Keys, reading: Reading) -> tuple[int, int, int]:

@@ -6,6 +6,8 @@ Arguments and defaults: unslothai/unsloth at 015bdef0d (2026-08-22) unsloth-cli.
 
 from __future__ import annotations
 
+import re
+
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Stop
 from planner.configs.shared.checkpoints import read_checkpoint
@@ -17,8 +19,7 @@ from planner.configs.shared.trainer_arguments import (
     read_given_launch,
     say_optimizer,
 )
-from planner.configs.tools.unsloth.unsloth_names import loaded_name
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import UsageError, show
 
 TOOL = "Unsloth 2026.10"
 STACK = "unsloth"
@@ -38,6 +39,11 @@ _HARMLESS = names_in("unsloth.toml", "harmless_of_cli")
 OFFLOADS_FROM = 512
 """Tokens of ``max_seq_length`` below which Unsloth moves no inputs of layers to the host (models/_utils.py
 apply_unsloth_gradient_checkpointing)."""
+
+
+_PARTLY_PACKED = {name.lower(): name for name in names_in("unsloth.toml", "partly_packed")}
+_OWNERS = frozenset(names_in("unsloth.toml", "owners"))
+_PACKED = re.compile(r"(?:-unsloth)?-bnb-4bit$", re.IGNORECASE)
 
 
 def read_unsloth_cli(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -74,7 +80,7 @@ def read_unsloth_cli(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 
 def _stops(keys: Keys, name: str, why: str) -> UsageError:
-    return UsageError(f"{keys.where(show(name))}: Unsloth stops here: it {why} [{REFUSED_BY_TOOL}]")
+    return keys.stops(show(name), f"Unsloth stops here: it {why}")
 
 
 def _read_adapters(keys: Keys, reading: Reading) -> None:
@@ -141,3 +147,21 @@ def stop_at_towers(keys: Keys, name: str, reading: Reading) -> None:
         "say the job by flags (plan --help)"
     )
     reading.stops.append(Stop(lambda model: model.vision is not None, sentence, by_tool=False))
+
+
+def loaded_name(name: str, *, four_bits: bool) -> str:
+    """The checkpoint that Unsloth loads where ``name`` is asked for.
+
+    Source: unsloth 2026.10.9 models/mapper.py (``FLOAT_TO_INT_MAPPER``, ``INT_TO_FLOAT_MAPPER``) and
+    models/loader_utils.py (``get_model_name``, ``BAD_MAPPINGS``).
+    ``four_bits``: ``load_in_4bit``.  Without it a packed checkpoint of its own is not loaded either, but the
+    one that was packed.
+    """
+    owner, slash, model = name.partition("/")
+    if not slash or "/" in model or owner.lower() not in _OWNERS:
+        return name
+    plain = _PACKED.sub("", model)
+    if not four_bits:
+        return f"unsloth/{plain}" if owner.lower() == "unsloth" else name
+    own = _PARTLY_PACKED.get(plain.lower())
+    return name if own is None else f"unsloth/{own}-unsloth-bnb-4bit"

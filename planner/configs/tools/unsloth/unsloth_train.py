@@ -20,7 +20,7 @@ from planner.configs.tools.unsloth.unsloth_cli import (
     stop_at_towers,
 )
 from planner.configs.yaml_or_json import Document
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.errors import show
 from planner.words import words
 
 _PLACE = "unsloth 2026.10.9 unsloth_cli/config.py"
@@ -83,7 +83,7 @@ def read_unsloth(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value or a key with which it ends.
         NotModelledError: something that no formula covers.
     """
-    parts = {name: keys.part(name) or Keys(keys.path, {}, f"{name}.") for name in _SECTIONS}
+    parts = {name: keys.section(name) for name in _SECTIONS}
     training = parts["training"]
     reading.take(training, _OF_TRAINING)
     for name, value in _DEFAULTS.items():
@@ -105,9 +105,7 @@ def read_unsloth(keys: Keys, reading: Reading, beside: Beside) -> None:
 def _stop_at_unknown(part: Keys) -> None:
     """Raises: UsageError where a section has a key that its class forbids (``extra = "forbid"``)."""
     for name in part.left_over_here():
-        raise UsageError(
-            f"{part.where(show(name))}: unsloth train stops at keys that it does not know [{REFUSED_BY_TOOL}]"
-        )
+        raise part.stops(show(name), "unsloth train stops at keys that it does not know")
 
 
 def _read_method(training: Keys, lora: Keys, reading: Reading) -> bool:

@@ -131,3 +131,9 @@ def test_a_flag_leaves_the_model_whole_before_stage_3(flag: object, switches: di
     assert {
         name: value for name, (value, _) in said.switches.items() if name == "zero3_init_flag"
     } == switches
+
+
+def test_a_default_has_the_place_where_its_key_would_stand() -> None:
+    """``zero_stage`` stands in ``deepspeed_config``, be that table there or not."""
+    said = read({"distributed_type": "DEEPSPEED"})
+    assert said.said["sharding"].origin == f"{FILE}:deepspeed_config.zero_stage"

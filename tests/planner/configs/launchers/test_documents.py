@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.configs.launchers.command_line import started
-from planner.configs.launchers.documents import with_documents
+from planner.configs.launchers.shell_texts import with_documents
 from planner.errors import NotModelledError, UsageError
 
 SCRIPT = Path("run.sh")

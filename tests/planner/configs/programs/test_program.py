@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.api.checks import CheckJob, check_job
+from planner.api.checks import CheckJob, check_job, command_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
@@ -260,6 +260,47 @@ def test_a_value_that_is_not_in_the_text_is_asked_for(tmp_path: Path) -> None:
     assert job(program(tmp_path, open_rate)) == job(program(tmp_path, TRAINER))
 
 
+def test_settings_may_stand_in_a_class_or_a_text(tmp_path: Path) -> None:
+    """As constants of a class, by its name or an instance, with an argument in place of one, or split."""
+    settings = """
+class Settings:
+    batch: int = 4
+    rank = 8
+    targets = "q_proj,v_proj"
+settings = Settings(rank=16)
+settings.show()
+"""
+    text = TRAINER.replace("import torch", f"{settings}import torch", 1).replace(
+        "size=4", "size=Settings.batch"
+    )
+    text = text.replace("r=16", "r=settings.rank").replace(
+        '["q_proj", "v_proj"]', 'settings.targets.split(",")'
+    )
+    assert job(program(tmp_path, text)) == job(program(tmp_path, TRAINER))
+
+
+def test_a_cell_that_is_no_python_is_left_out_unless_it_trains(tmp_path: Path) -> None:
+    """Cells of a shell, and output that was pasted into one."""
+    cells = [
+        {"cell_type": "code", "source": text} for text in ("%%bash\nfor x in *; do", "| a | b |", TRAINER)
+    ]
+    notebook = tmp_path / "train.ipynb"
+    notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    assert job(notebook) == job(program(tmp_path, TRAINER))
+    cells[1]["source"] = "trainer = Trainer("
+    notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    with pytest.raises(InputFileError, match="not Python 3"):
+        read(notebook)
+
+
+def test_ends_among_unsloths_targets_are_trained_whole(tmp_path: Path) -> None:
+    """They are moved to modules_to_save (unsloth models/llama.py get_peft_model)."""
+    targets = 'r=32, target_modules=["q_proj", "lm_head", "embed_tokens"]'
+    adapter = job(program(tmp_path, UNSLOTH.replace("r=32", targets))).recipe.adapter
+    assert adapter is not None
+    assert (adapter.targets, set(adapter.modules_to_save)) == (("q_proj",), {"lm_head", "embed_tokens"})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -268,8 +309,8 @@ def test_a_value_that_is_not_in_the_text_is_asked_for(tmp_path: Path) -> None:
         ("x = 1\0", "not Python"),
         ("x = " + "(" * 500 + ")" * 500, "not Python"),
         ("x = " + "-" * 3000 + "1", "not Python"),
-        ("def f():\n    f()\nf()", "calls itself without end"),
-        ("def f():\n    f()\n    f()\nf()", "calls itself without end"),
+        ("from trl import SFTTrainer\ndef f():\n    f()\nf()", "calls itself without end"),
+        ("from trl import SFTTrainer\ndef f():\n    f()\n    f()\nf()", "calls itself without end"),
         ("import torch\nprint(torch.ones(1))", "it makes no trainer"),
         ("from transformers import HfArgumentParser\np = HfArgumentParser(A)", "its settings are arguments"),
     ],
@@ -303,3 +344,14 @@ def test_a_check_of_a_program_says_how_to_start_it(tmp_path: Path) -> None:
     small = check_job(CheckJob(str(path), CheckOptions()), from_flags({"gpu": "rtx4090", "batch": "64"}))
     assert small.fixes
     assert all(not fix.edits for fix in small.fixes)
+
+
+@pytest.mark.parametrize("command", ["python {}", "accelerate launch --num_processes 1 {}", "torchrun {}"])
+def test_a_command_without_arguments_is_the_program_that_it_runs(command: str, tmp_path: Path) -> None:
+    """Also one that is called as a script of TRL is."""
+    path = program(tmp_path, TRAINER).rename(tmp_path / "sft.py")
+    checked = check_job(command_job(command.format(path), CheckOptions()), from_flags({"gpu": "rtx4090"}))
+    assert checked.subject is not None, checked.failure
+    assert bare(checked.subject.scenario) == job(path)
+    gone = check_job(command_job("python gone.py", CheckOptions()), from_flags({"gpu": "rtx4090"}))
+    assert "no command that starts a training" in gone.failure

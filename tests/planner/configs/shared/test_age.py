@@ -51,6 +51,34 @@ def test_a_file_is_read_as_the_software_that_is_counted(
     assert defaults <= {f"default of {reading.tool}"}
 
 
+@pytest.mark.parametrize(
+    ("tool", "text", "stack"),
+    [
+        ("llama-factory", LLAMA_FACTORY, "llama-factory@0.8"),
+        ("llama-factory", LLAMA_FACTORY + "evaluation_strategy: steps\n", "llama-factory@0.9"),
+        ("llama-factory", LLAMA_FACTORY + "evaluation_strategy: steps\n", "llama-factory"),
+        ("axolotl", AXOLOTL, "axolotl@0.8"),
+        ("trl", TRAINER + "max_seq_length: 512\n", "trl"),
+    ],
+)
+def test_a_file_is_read_as_the_software_that_is_asked_for(
+    tmp_path: Path, tool: str, text: str, stack: str
+) -> None:
+    """Whatever its keys say."""
+    path = tmp_path / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert read_config(path, tool, Beside(look=False, stack=stack)).value("stack") == stack
+
+
+def test_a_default_is_that_of_the_version_that_is_asked_for(tmp_path: Path) -> None:
+    """``cutoff_len`` is 1,024 up to LLaMA-Factory 0.8 and 2,048 since."""
+    path = tmp_path / "train.yaml"
+    path.write_text(LLAMA_FACTORY, encoding="utf-8")
+    assert read_config(path, None, Beside(look=False)).value("seq") == 2048
+    old = read_config(path, None, Beside(look=False, stack="llama-factory@0.8"))
+    assert (old.value("seq"), "1,024" in old.needs["seq"]) == (None, True)
+
+
 OWN = "trust_remote_code: true\n"
 
 

@@ -50,6 +50,14 @@ def test_what_its_own_scripts_say() -> None:
     assert recipe.batch.images.per_sample == 1
 
 
+def test_processes_of_the_launcher_are_counted_beside_a_file_of_the_repository() -> None:
+    """The number that ``deepspeed`` is given, where ``scripts/zero3.json`` is known and not here."""
+    command = f"deepspeed --num_gpus 4 llava/train/train_mem.py {MODEL} {TOWER} {ENGINE} {REST}"
+    found = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "a100-80-sxm"}), advise=False)
+    assert found.subject is not None, found.failure
+    assert found.subject.scenario.hardware.world_size == 4
+
+
 def test_a_projector_alone() -> None:
     """The first stage; ``train.py`` takes the kernel that Transformers takes."""
     job = job_of(f"{MODEL} {TOWER} {ENGINE} --tune_mm_mlp_adapter True", "deepspeed llava/train/train.py")

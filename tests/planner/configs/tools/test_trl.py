@@ -107,7 +107,7 @@ def test_later_generations_of_flash_attention(
 
 def test_unsloth_that_is_off_changes_nothing(tmp_path: Path) -> None:
     """A key of scripts in TRL's manner; where it is on, other kernels train."""
-    assert read_config_file(written(tmp_path, TRL + "use_unsloth: false\n")).ignored == ()
+    assert read_config_file(written(tmp_path, TRL + "use_unsloth: false\n")).ignored == []
     with pytest.raises(NotModelledError, match="use_unsloth: Unsloth"):
         read_config_file(written(tmp_path, TRL + "use_unsloth: true\n"))
 

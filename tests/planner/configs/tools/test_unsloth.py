@@ -11,7 +11,7 @@ import yaml
 from planner.api.checks import check_job, check_jobs, command_job
 from planner.api.files import CheckOptions
 from planner.configs.read import read_config
-from planner.configs.tools.unsloth.unsloth_names import loaded_name
+from planner.configs.tools.unsloth.unsloth_cli import loaded_name
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, PlannerError
 from planner.intake.given.request import from_flags

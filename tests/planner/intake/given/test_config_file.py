@@ -77,8 +77,9 @@ def asked(gpus: int, *, total: int = 0, least: int = 0, **said: int) -> tuple[ob
     """Micro-batch and accumulation of a file that says these, on so many GPUs."""
     place = "ds.json:train_batch_size"
     config = ConfigFile(
-        from_flags(said),
+        Path(),
         "DeepSpeed",
+        request=from_flags(said),
         total_batch=(total, place) if total else None,
         least_batch=(least, place) if least else None,
     )
@@ -108,15 +109,19 @@ def test_a_step_of_so_many_samples_or_more() -> None:
 def test_a_key_for_one_gpu_alone() -> None:
     """The tool refuses several; or its process sees no others, and then the job has those that it sees."""
     flags = {gpus: from_flags({"gpu": f"4090:{gpus}"}) for gpus in (1, 2)}
-    config = ConfigFile(from_flags({}), "a tool", alone=Alone("a.yaml:x", "one GPU only"))
+    config = ConfigFile(Path(), "a tool", request=from_flags({}), alone=Alone("a.yaml:x", "one GPU only"))
     assert with_flags(config, flags[1]).get("gpu") == "4090:1"
     with pytest.raises(UsageError, match=r"a\.yaml:x: one GPU only"):
         with_flags(config, flags[2])
     for sees, gpu, gpus in ((1, "4090", 1), (2, "4090:2", None), (4, "4090:2", None)):
-        seeing = ConfigFile(from_flags({}), "a tool", alone=Alone("a.yaml:x", "one GPU only", sees=sees))
+        seeing = ConfigFile(
+            Path(), "a tool", request=from_flags({}), alone=Alone("a.yaml:x", "one GPU only", sees=sees)
+        )
         found = with_flags(seeing, flags[2])
         assert (found.get("gpu"), found.get("gpus")) == (gpu, gpus)
-    nowhere = ConfigFile(from_flags({}), "a tool", alone=Alone("a.yaml:x", "one GPU only", "not read"))
+    nowhere = ConfigFile(
+        Path(), "a tool", request=from_flags({}), alone=Alone("a.yaml:x", "one GPU only", "not read")
+    )
     with pytest.raises(NotModelledError, match="not read"):
         with_flags(nowhere, flags[1])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import MappingProxyType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -77,7 +77,7 @@ def test_a_default_of_a_files_tool_is_given_by_nobody() -> None:
         "seq": Given(1024, tool_default("trl@1.16.0")),
         "batch": Given(4, "a.yaml:batch"),
     }
-    config = ConfigFile(ScenarioRequest(MappingProxyType(values)), "")
+    config = ConfigFile(Path(), "", request=ScenarioRequest(values))
     space = Space({"grad_accum": "2"}, {"gpus": ("8", "2")}, config)
     given = [name for name in ("loss", "seq", "batch", "grad_accum", "gpus", "nodes") if space.is_given(name)]
     assert given == ["seq", "batch", "grad_accum", "gpus"]

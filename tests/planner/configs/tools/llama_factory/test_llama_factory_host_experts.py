@@ -57,7 +57,7 @@ def test_several_processes_mean_fsdp_without_reentrant_checkpoints(tmp_path: Pat
     """KTransformers stops at anything else; off, the key says nothing."""
     found = read(tmp_path, KT)
     assert found.several is not None
-    assert (found.several.value, found.request.get("checkpoint_reentrant")) == ("fsdp", False)
+    assert (found.several[0], found.request.get("checkpoint_reentrant")) == ("fsdp", False)
     off = read(tmp_path, KT.replace("use_kt: true", "use_kt: false"))
     assert (off.several, off.request.get("switches")) == (None, None)
 

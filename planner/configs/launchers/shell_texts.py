@@ -1,15 +1,15 @@
-"""Text that a script reads into a variable, as the assignment that sets the same value, and text that is no
-shell's.
+"""Comments of a shell text, which quotes hide; text that it reads into a variable, as the assignment that
+sets the same value; and text that is no shell's.
 
-Source: bash 5.2: ``read -d ''`` takes the whole of a here-document, whose delimiter stands without quotes, so
-that a line behind a backslash goes on.
+Source: POSIX.1-2017 2.2 (quoting) and 2.3 (a comment begins where a word would); bash 5.2: ``read -d ''``
+takes the whole of a here-document, whose delimiter stands without quotes, so that a line behind a backslash
+goes on.
 """
 
 from __future__ import annotations
 
 import re
-
-from planner.configs.launchers.comments import closes_quotes
+from collections.abc import Iterable
 
 _READ = re.compile(
     r"^(?P<before>[ \t]*)(?:IFS=(?:''|\"\")?[ \t]+)?read[ \t]+(?:-r[ \t]+)?-(?:r?d)[ \t]*(?:''|\"\")[ \t]+"
@@ -21,6 +21,10 @@ _OPENS = re.compile(r"(?<![<(])<<-?[ \t]*[\\'\"]?(?P<end>[A-Za-z_]\w*)")
 _NO_SHELL = re.compile(r"^[ \t]*(?:cat[^|>]*$|python)")
 # What means the same between double quotes.
 _PLAIN = re.compile(r"[^\"'`\\]*")
+
+_QUOTED = re.compile(
+    r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?P<quote>['"]).*|(?<![^\s;&|()<>])(?P<comment>\#).*""", re.DOTALL
+)
 
 
 def with_documents(text: str) -> str:
@@ -58,3 +62,22 @@ def _end(lines: list[str], start: int, delimiter: str) -> int:
     """The line that ends a here-document, 0 where none does."""
     behind = range(start + 1, len(lines))
     return next((number for number in behind if lines[number].strip() == delimiter), 0)
+
+
+def uncommented(line: str, quote: str = "") -> tuple[str, str]:
+    """A line without its comment, and the quote that is open behind it; ``quote``: the one before it."""
+    text = quote + line
+    for part in _QUOTED.finditer(text):
+        if part["comment"]:
+            return text[len(quote) : part.start()], ""
+        if part["quote"]:
+            return line, part["quote"]
+    return line, ""
+
+
+def closes_quotes(lines: Iterable[str]) -> bool:
+    """Whether no quote is open behind lines of a shell."""
+    quote = ""
+    for line in lines:
+        quote = uncommented(line, quote)[1]
+    return not quote

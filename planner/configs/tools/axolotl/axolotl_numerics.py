@@ -1,4 +1,4 @@
-"""Dtypes, losses and generated samples of Axolotl's files."""
+"""Dtypes and losses of Axolotl's files, and matrices that are rounded as if quantised (``qat``)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import re
 
 from planner.catalog.models import entry_named_in
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.key_tables import names_in, texts_in
+from planner.configs.shared.kernels import say_cross_entropy
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.liger import say_cross_entropy
-from planner.configs.shared.rollouts import read_rollout, remark_divided
 from planner.configs.tools.axolotl.axolotl_age import Age, is_fsdp2
-from planner.errors import REFUSED_BY_TOOL, UsageError, show
+from planner.configs.tools.axolotl.axolotl_plugins import TERNARY
+from planner.errors import show
 
 _PREFERENCES = ("dpo", "kto", "orpo", "simpo")
 # Switch -> keys of Liger's plugin that turn it on.
@@ -55,9 +54,11 @@ _NEMOTRON_H = re.compile(r"nemotron-h-|nemotron-nano-\d+b-v2|nemotron-3-")
 # Architectures jamba, qwen2_moe and nemotron_h.
 _STORED_IN_FP32 = re.compile(rf"jamba|qwen1\.5-moe|qwen2-57b-a14b|{_NEMOTRON_H.pattern}")
 
-_OWN_ROLLOUTS = texts_in("axolotl.toml", "rollouts_of_its_own")
-_OWN_ROLLOUTS_HARMLESS = names_in("axolotl.toml", "harmless_of_its_rollouts")
-_ENGINE_HARMLESS = names_in("axolotl.toml", "harmless_of_engine")
+_GROUP = 32
+_NVFP4 = (
+    "Axolotl 0.19.0 stops at nvfp4, because torchao 0.17.0 rounds nothing for NVFP4WeightOnlyConfig; int8 "
+    "with int4 weights is modelled"
+)
 
 
 def read_numerics(keys: Keys, reading: Reading, *, age: Age) -> None:
@@ -75,7 +76,7 @@ def read_numerics(keys: Keys, reading: Reading, *, age: Age) -> None:
     """
     value, where = keys.get("bf16"), keys.where("bf16")
     if value == "full" and not age.old:
-        raise UsageError(f"{where}: Axolotl since 2024-03 refuses full; say true [{REFUSED_BY_TOOL}]")
+        raise keys.stops("bf16", "Axolotl since 2024-03 refuses full; say true")
     fp16, half, alone = keys.flag("fp16"), keys.flag("float16"), keys.flag("bfloat16")
     keys.flag("float32")
     is_auto = value == "auto" or not (keys.holds("bf16") or age.of_2023)
@@ -116,9 +117,8 @@ def refuse_8bit_in_ram(keys: Keys, reading: Reading) -> None:
     """
     optimizer = keys.text("optimizer") or ""
     if "8bit" in optimizer and reading.value("offload") and reading.value("sharding") in ("fsdp1", "hsdp1"):
-        raise UsageError(
-            f"{keys.where('optimizer')}: Axolotl refuses {show(optimizer)} beside offload of FSDP1; say "
-            f"adamw_torch [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "optimizer", f"Axolotl refuses {show(optimizer)} beside offload of FSDP1; say adamw_torch"
         )
 
 
@@ -136,9 +136,10 @@ def refuse_tiles(keys: Keys, *, age: Age) -> None:
     """
     divides = bool(keys.get("fsdp_config") or keys.get("fsdp"))
     if keys.flag("tiled_mlp") and age.today and divides and is_fsdp2(keys):
-        raise UsageError(
-            f"{keys.where('tiled_mlp')}: under FSDP2 Axolotl frees a layer's weights before its attention "
-            f"has gone back, and stops; leave it out [{REFUSED_BY_TOOL}]"
+        raise keys.stops(
+            "tiled_mlp",
+            "under FSDP2 Axolotl frees a layer's weights before its attention has gone back, and stops; "
+            "leave it out",
         )
     keys.refuse_switched_on({"tiled_mlp": "a tiled feed-forward part is not modelled"})
 
@@ -269,47 +270,6 @@ def _read_flash_parts(keys: Keys, reading: Reading) -> None:
             )
 
 
-def refuse_preferences(keys: Keys, *, age: Age) -> None:
-    """What Axolotl stops at in a file that trains from preferences.
-
-    Source: axolotl 9f917245f (2024-08), 0.8.1 and 0.19.0 check_sample_packing_w_rl (2023-11 has none);
-    0.8.1 and 0.19.0 check_kto_config (2024-08 has none); utils/schemas/validation.py in 0.19.0.
-    All of them hand ``simpo_gamma`` on as it stands (0.19.0 core/builders/rl.py), and trl 0.9.6 and 1.9.0
-    cpo_trainer.py divide it: a dry run of 0.19.0 ends with a TypeError.
-
-    Raises:
-        UsageError: a setting that Axolotl refuses, or one without which it stops.
-    """
-    kind = str(keys.get("rl") or "").lower()
-    if not age.old:
-        _refuse_packed_base(keys, kind)
-    packs = "sample_packing" if keys.flag("sample_packing") else "eval_sample_packing"
-    if kind and not age.of_2023 and keys.flag(packs) and (packs == "sample_packing" or kind == "kto"):
-        raise UsageError(
-            f"{keys.where(packs)}: Axolotl packs no samples with rl: {kind}; leave it out [{REFUSED_BY_TOOL}]"
-        )
-    if kind == "kto" and not age.old and keys.flag("remove_unused_columns") is not False:
-        raise UsageError(
-            f"{keys.where('rl')}: Axolotl refuses kto without remove_unused_columns: false; "
-            f"say so [{REFUSED_BY_TOOL}]"
-        )
-    if kind == "simpo" and not keys.has("simpo_gamma"):
-        raise UsageError(
-            f"{keys.where('rl')}: Axolotl has no default for simpo_gamma and stops at its first loss; "
-            f"say simpo_gamma [{REFUSED_BY_TOOL}]"
-        )
-
-
-def _refuse_packed_base(keys: Keys, kind: str) -> None:
-    """Source: axolotl 0.12.0 and 0.19.0 utils/schemas/validation.py check_fsdp2_base_model_quant_rl."""
-    bits = next((name for name in ("load_in_8bit", "load_in_4bit") if keys.flag(name)), "")
-    if bits and kind in ("dpo", "kto", "orpo", "ipo") and keys.get("fsdp_config") and is_fsdp2(keys):
-        raise UsageError(
-            f"{keys.where(bits)}: Axolotl refuses it under FSDP2 with rl: {kind}; leave it out, take "
-            f"DeepSpeed, or say fsdp_version: 1 [{REFUSED_BY_TOOL}]"
-        )
-
-
 def read_loss(keys: Keys, reading: Reading, *, age: Age) -> None:
     """Enter the loss and Liger's kernels.
 
@@ -320,10 +280,7 @@ def read_loss(keys: Keys, reading: Reading, *, age: Age) -> None:
     """
     losses = [name for name in _LOSSES if keys.get(name)]
     if age.today and len(losses) > 1:
-        raise UsageError(
-            f"{keys.where(losses[0])}: Axolotl refuses it beside {losses[1]}; leave one out "
-            f"[{REFUSED_BY_TOOL}]"
-        )
+        raise keys.stops(losses[0], f"Axolotl refuses it beside {losses[1]}; leave one out")
     _read_flash_parts(keys, reading)
     liger = _liger_keys(keys, reading)
     if keys.flag("use_eaft"):
@@ -361,53 +318,46 @@ def _liger_keys(keys: Keys, reading: Reading) -> list[str]:
     return on
 
 
-def _read_beta(section: Keys, keys: Keys, reading: Reading, *, age: Age) -> None:
-    """Whether GRPO compares with the model as it was: by ``beta`` of its section, else by ``rl_beta``.
-
-    Where neither is handed on, TRL's own counts; in old versions a zero is not handed on.
-    Source: axolotl 0.15.0 and 0.18.0 core/builders/rl.py, 0.8.0 core/trainer_builder.py:1037; trl 0.15.0 and
-    0.16.0 trainer/grpo_config.py, which axolotl 0.7.0 to 0.8.0 pins: beta is 0.04.
-    """
-    for part, name in ((section, "beta"), (keys, "rl_beta")):
-        value = part.number(name)
-        if value is not None and (value or not age.old):
-            reading.say("compare_reference", value != 0, part.where(name))
-            return
-    if age.old:
-        reading.default("compare_reference", True, "trl 0.15.0 and 0.16.0 trainer/grpo_config.py: beta")
+def _read_ternary(keys: Keys, reading: Reading) -> None:
+    """Weights of three values, by onebitllms (utils/schemas/validation.py check_onebitllms_lora)."""
+    if keys.get("adapter"):
+        raise keys.stops(TERNARY, "Axolotl refuses it beside adapters")
+    reading.say("qat", "ternary", keys.where(TERNARY))
 
 
-def read_generated(keys: Keys, reading: Reading, *, age: Age) -> None:
-    """What GRPO generates, where it is the task: the section ``trl``, and of ``vllm`` the share of the card.
+def read_qat(keys: Keys, reading: Reading) -> None:
+    """Enter what inputs and weights are rounded to.
 
-    ``old``: the file is of 0.8 or before, which leaves what is not said to TRL 0.16 (axolotl 0.8.0
-    core/trainers/grpo/__init__.py set_training_args_kwargs).
+    Source: axolotl 0.19.0 utils/schemas/quantization.py QATConfig, utils/quantization.py
+    get_quantization_config, _make_qat_config; torchao 0.17.0 quantization/qat/fake_quantize_config.py
+    _infer_fake_quantize_configs.
 
     Raises:
-        NotModelledError: what :func:`read_rollout` refuses.
+        UsageError: what Axolotl stops at.
+        NotModelledError: other numbers than int8 for inputs with int4 for weights, and mxfp4 for both.
     """
-    if reading.value("task") != "grpo":
+    if keys.flag(TERNARY):
+        _read_ternary(keys, reading)
+    part = keys.part("qat")
+    if part is None:
         return
-    reading.said.pop("padding", None)
-    section = keys.part("trl") or Keys(keys.path, {})
-    section.refuse_switched_on(_OWN_ROLLOUTS)
-    section.skip(_OWN_ROLLOUTS_HARMLESS)
-    _read_beta(section, keys, reading, age=age)
-    # axolotl 0.19.0 utils/schemas/validation.py check_vllm_mode_set, since 2025-08; TRL's own before.
-    read_rollout(section, reading, old=age.old, mode="server")
-    if reading.value("reward_model") is not None:
-        reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
-    engine = keys.part("vllm")
-    if engine is None:
-        return
-    engine.skip(_ENGINE_HARMLESS)
-    most = engine.count("max_model_len")
-    if most is not None and reading.value("generator") == "vllm-server":
-        # axolotl 0.19.0 cli/vllm_serve.py, which starts that server from the same file.
-        reading.longest = most, engine.where("max_model_len")
-    if reading.value("generator") == "vllm":
-        remark_divided(engine, reading, "tensor_parallel_size")
-        reading.take(engine, {"gpu_memory_utilization": "vllm_memory"})
-    else:
-        # On other cards.
-        engine.skip(("tensor_parallel_size", "gpu_memory_utilization"))
+    weights, inputs = part.text("weight_dtype") or "int8", part.text("activation_dtype") or "none"
+    if weights == "nvfp4":
+        raise part.stops("weight_dtype", _NVFP4)
+    if weights == "mxfp4" and part.count("group_size") not in (None, _GROUP):
+        raise part.stops("group_size", f"Axolotl takes mxfp4 in groups of {_GROUP} alone")
+    # For weights in mxfp4 inputs are, whatever the file says of them.
+    kind = "mxfp4" if weights == "mxfp4" else "int8-int4"
+    if kind != "mxfp4" and (inputs, weights) != ("int8", "int4"):
+        raise part.not_modelled(
+            "weight_dtype",
+            f"inputs in {show(inputs)} with weights in {show(weights)} are not modelled; int8 with int4 is, "
+            "and so is mxfp4",
+        )
+    part.refuse_switched_on({"quantize_embedding": "a rounded token table is not modelled"})
+    reading.say("qat", kind, keys.where("qat"))
+    reading.take(part, {"group_size": "qat_group"})
+    if not part.has("group_size"):
+        reading.say("qat_group", _GROUP, keys.where("qat"), "the default of group_size")
+    # Steps before which nothing is rounded take less.
+    part.skip(("fake_quant_after_n_steps",))
