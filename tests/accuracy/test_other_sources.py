@@ -61,6 +61,7 @@ ARRIVED_AS_RECORDS = {
     "torchtitan_h100",
     "transformers_b200",
     "universal_trainer",
+    "unsloth_notebooks",
     "vectorlm",
 }
 TRANSCRIBED = tuple(source for source in SOURCES if source not in ARRIVED_AS_RECORDS)
@@ -113,7 +114,7 @@ GROUPS = {
         "torchtune_readme",
     },
     "nvidia-nemo": {"automodel_mem", "automodel_perf"},
-    "unsloth": {"unsloth_readme", "llamafactory_via_unsloth"},
+    "unsloth": {"unsloth_notebooks", "unsloth_readme", "llamafactory_via_unsloth"},
     "fms-acceleration": {"fms_accel_main", "fms_accel_granite"},
     "litgpt": {"litgpt_config_hub", "litgpt_resource", "litgpt_thunder"},
     "llm-foundry": {"llm_foundry", "llm_foundry_2"},
