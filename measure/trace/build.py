@@ -207,8 +207,10 @@ def base_model(scenario: Scenario, config: Any) -> Any:
     """
     try:
         kind: Any = transformers.AutoModelForCausalLM
-        if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-            # Some models that see or hear are in this list alone, such as InternVL and Voxtral.
+        whole = scenario.model.vision is not None
+        if whole or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            # Some models that see or hear are in this list alone, such as InternVL and Voxtral; of others
+            # the list above has the text part.
             kind = getattr(transformers, "AutoModelForMultimodalLM", transformers.AutoModelForImageTextToText)
         if scenario.recipe.task in ("reward", "classify") and not scenario.model.value_head:
             kind, config = transformers.AutoModelForSequenceClassification, copy.deepcopy(config)

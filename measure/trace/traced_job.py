@@ -295,10 +295,6 @@ def _untraced_stacks(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str
         (recipe.gradient_checkpointing and stack.checkpoints_parts, "the checkpointing"),
         (stack.prepares_unquantized, "the preparation of unquantised bases"),
         (
-            recipe.sharding.is_zero12 and not (stack.zero12_contiguous and stack.zero12_scatters),
-            "the gradients that DeepSpeed leaves apart or sums",
-        ),
-        (
             not recipe.has_own_loss and stack.loss_forward != ("compute", "float", "log_softmax"),
             "the loss",
         ),

@@ -125,6 +125,15 @@ def read_jsonl(path: str | Path) -> list[AllocEvent]:
     return events
 
 
+def is_stream(path: Path) -> bool:
+    """Whether a file begins as those that :func:`write_jsonl` writes."""
+    try:
+        _check_header(path, _parse_line(path, next(read_lines(path, _BOUNDS), b""), 1))
+    except InputFileError:
+        return False
+    return True
+
+
 def _parse_line(path: Path, raw: bytes, line: int) -> Any:
     try:
         # Neither an event nor the header has more brackets, so none is nested deeply.

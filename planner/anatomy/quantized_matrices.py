@@ -1,13 +1,17 @@
-"""Which matrices quantisers replace, and the model as a stack builds it."""
+"""Which matrices quantisers replace, and the model as a stack builds it: Megatron-Core has query, key and
+value in one matrix, and gate and up.
+
+Source of the latter: megatron-core 0.16.1 models/gpt/gpt_layer_specs.py (``linear_qkv``, ``linear_proj``,
+``linear_fc1``, ``linear_fc2``); mcore-bridge 1.6.5 bridge/gpt_bridge.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from planner.anatomy.joined_matrices import joined_model
-from planner.domain.model import BlockSpec, LinearSpec, ModelSpec
+from planner.domain.model import BlockSpec, InputTensor, LinearSpec, ModelSpec
 from planner.domain.stack import Stack
 from planner.domain.stack_values import PassedOver
 
@@ -55,7 +59,7 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
     models/moe/moe.py GroupedExperts (gate and up are tensors of their own).
     """
     if stack.model_code == "megatron-core":
-        return joined_model(model)
+        return _joined_model(model)
     if stack.mixture_code == "torchtitan-2025":
         model = model.with_blocks(_with_gates_apart)
     if model.architecture in _FUSED_HEAD_NORMS[stack.fused_head_norms]:
@@ -102,3 +106,37 @@ def _with_whole_out_proj(linears: tuple[LinearSpec, ...]) -> Iterable[LinearSpec
 def has_quantizable(model: ModelSpec, passed_over: PassedOver) -> bool:
     """Whether k-bit quantisers replace anything: in some models they find nothing."""
     return any(is_quantizable(linear, passed_over) for linear, _ in (*model.linears(), (model.head, 1)))
+
+
+_NAMES: Mapping[InputTensor, str] = {
+    "attn_in": "linear_qkv",
+    "attn_out": "linear_proj",
+    "mlp_in": "linear_fc1",
+    "mlp_mid": "linear_fc2",
+}
+
+
+EXPERTS = "experts."
+"""How names of experts' matrices begin."""
+_PLACES: Mapping[str, str] = {"expert": EXPERTS, "shared_expert": "shared_experts."}
+
+
+def _joined_model(model: ModelSpec) -> ModelSpec:
+    """The model with one matrix in the place of those that read the same; once is enough."""
+    return model.with_blocks(_joined)
+
+
+def _joined(block: BlockSpec) -> BlockSpec:
+    found: dict[tuple[str, InputTensor], LinearSpec] = {}
+    for each in block.linears:
+        if each.group == "router":
+            found[each.name, each.reads] = replace(each, kind="linear", legacy_names=(), adaptable=False)
+            continue
+        key, whole = (each.group, each.reads), found.get((each.group, each.reads))
+        if whole is None:
+            name = _PLACES.get(each.group, "") + _NAMES.get(each.reads, each.name)
+            found[key] = replace(each, name=name, kind="linear", legacy_names=())
+        else:
+            found[key] = replace(whole, out_features=whole.out_features + each.out_features)
+    attention = replace(block.attention, fused_qkv=True)
+    return replace(block, linears=tuple(found.values()), attention=attention)

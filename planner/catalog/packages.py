@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.location import data_dir
-from planner.domain.uncertainty.settled import SettledBy
+from planner.domain.uncertainty.prior import SettledBy
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.files.checking import validate
 from planner.files.structured import read_toml

@@ -28,7 +28,7 @@ from planner.catalog.location import data_dir
 from planner.catalog.packages import TABLES, Setting, facts_of, package_path, parsed_version, unread_note
 from planner.domain.stack import Stack
 from planner.domain.stack_defaults import StackDefaults
-from planner.domain.uncertainty.settled import SettledBy
+from planner.domain.uncertainty.prior import SettledBy
 from planner.errors import InputFileError, UnknownNameError, UsageError, show
 from planner.files.checking import validate
 from planner.files.structured import read_toml

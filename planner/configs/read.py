@@ -35,13 +35,14 @@ from planner.configs.tools import (
     trl,
 )
 from planner.configs.tools.axolotl import axolotl
+from planner.configs.tools.llama_cookbook import is_llama_cookbook
 from planner.configs.tools.llama_factory import (
     llama_factory,
-    llama_factory_age,
     llama_factory_mca,
     llama_factory_v1,
 )
 from planner.configs.tools.llama_factory.llama_factory_vision import without_template
+from planner.configs.tools.nemo_automodel import is_nemo_automodel
 from planner.configs.tools.one_process import say_one_process
 from planner.configs.tools.other_tools import refuse_other_tools
 from planner.configs.tools.unsloth import unsloth_cli, unsloth_train
@@ -71,6 +72,7 @@ class Tool:
     """A program that reads such files: its name here, its title with version,
     its stack and how its file is read.
 
+    ``marks``: keys that no other tool has.  ``is_its``: tells a file for sure, before marks are counted.
     ``launched``: how state is divided is usually left to the launch line,
     so launch files are looked for beside the config.
     """
@@ -80,19 +82,27 @@ class Tool:
     stack: str
     marks: frozenset[str]
     read: Reader
+    is_its: Callable[[Document], bool] | None = None
     launched: bool = False
 
 
 class _Module(Protocol):
-    """What a module that reads a tool's files says of the tool."""
+    """What a module that reads a tool's files says of the tool, beside its ``MARKS`` where it has some."""
 
     TOOL: str
     STACK: str
-    MARKS: frozenset[str]
 
 
-def _tool(name: str, module: _Module, read: Reader, *, launched: bool = False) -> Tool:
-    return Tool(name, module.TOOL, module.STACK, module.MARKS, read, launched)
+def _tool(
+    name: str,
+    module: _Module,
+    read: Reader,
+    is_its: Callable[[Document], bool] | None = None,
+    *,
+    launched: bool = False,
+) -> Tool:
+    marks: frozenset[str] = getattr(module, "MARKS", frozenset())
+    return Tool(name, module.TOOL, module.STACK, marks, read, is_its, launched)
 
 
 def _deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -100,90 +110,49 @@ def _deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
     deepspeed_json.read_deepspeed(keys, reading)
 
 
-_NO_MARKS = frozenset[str]()
-"""Of files that values tell."""
+_SWIFT_MEGATRON = _tool(
+    "ms-swift-megatron",
+    ms_swift_megatron,
+    ms_swift_megatron.read_ms_swift_megatron,
+    ms_swift_megatron.is_ms_swift_megatron,
+)
+_MCA = _tool("llama-factory-mca", llama_factory_mca, llama_factory_mca.read_mca, llama_factory_mca.is_mca)
+_OF_MEGATRON = (_SWIFT_MEGATRON, _MCA)
+"""Tools that hand keys of Megatron on."""
 _TRAINING = (
-    Tool(
-        "llama-factory",
-        llama_factory.TOOL,
-        llama_factory_age.STACK,
-        llama_factory.MARKS,
-        llama_factory.read_llama_factory,
-    ),
+    _tool("llama-factory", llama_factory, llama_factory.read_llama_factory),
     _tool("llama-factory-v1", llama_factory_v1, llama_factory_v1.read_llama_factory_v1),
-    Tool(
-        "llama-factory-mca",
-        llama_factory_mca.TOOL,
-        llama_factory_mca.STACK,
-        _NO_MARKS,
-        llama_factory_mca.read_mca,
-    ),
+    _MCA,
     _tool("axolotl", axolotl, axolotl.read_axolotl),
     _tool("open-instruct", open_instruct, open_instruct.read_open_instruct),
-    _tool("torchtune", torchtune, torchtune.read_torchtune),
-    _tool("torchtitan", torchtitan, torchtitan.read_torchtitan),
-    _tool("nemo-automodel", nemo_automodel, nemo_automodel.read_nemo_automodel),
-    _tool("ms-swift", ms_swift, ms_swift.read_ms_swift),
-    Tool(
-        "ms-swift-megatron",
-        ms_swift_megatron.TOOL,
-        ms_swift_megatron.STACK,
-        _NO_MARKS,
-        ms_swift_megatron.read_ms_swift_megatron,
-    ),
-    _tool("lmflow", lmflow, lmflow.read_lmflow, launched=True),
-    _tool("llama-cookbook", llama_cookbook, llama_cookbook.read_llama_cookbook),
-    Tool("llava", llava.TOOL, llava.STACK, _NO_MARKS, llava.read_llava, launched=True),
-    Tool("qlora", qlora.TOOL, qlora.STACK, _NO_MARKS, qlora.read_qlora, launched=True),
-    Tool("unsloth", unsloth_cli.TOOL, unsloth_cli.STACK, _NO_MARKS, unsloth_train.read_unsloth),
+    _tool("torchtune", torchtune, torchtune.read_torchtune, torchtune.is_torchtune),
+    _tool("torchtitan", torchtitan, torchtitan.read_torchtitan, torchtitan.is_torchtitan),
+    _tool("nemo-automodel", nemo_automodel, nemo_automodel.read_nemo_automodel, is_nemo_automodel),
+    _tool("ms-swift", ms_swift, ms_swift.read_ms_swift, ms_swift.is_ms_swift),
+    _SWIFT_MEGATRON,
+    _tool("lmflow", lmflow, lmflow.read_lmflow, lmflow.is_lmflow, launched=True),
+    _tool("llama-cookbook", llama_cookbook, llama_cookbook.read_llama_cookbook, is_llama_cookbook),
+    _tool("llava", llava, llava.read_llava, launched=True),
+    _tool("qlora", qlora, qlora.read_qlora, launched=True),
+    _tool("unsloth", unsloth_train, unsloth_train.read_unsloth, unsloth_train.is_unsloth),
     _tool("unsloth-cli", unsloth_cli, unsloth_cli.read_unsloth_cli),
-    _tool("peft-sft", peft_sft, peft_sft.read_peft_sft, launched=True),
+    _tool("peft-sft", peft_sft, peft_sft.read_peft_sft, peft_sft.is_peft_sft, launched=True),
     _tool("trl", trl, trl.read_trl, launched=True),
 )
 _REST = (
-    _tool("transformers", hf_trainer, hf_trainer.read_hf_trainer, launched=True),
+    _tool("transformers", hf_trainer, hf_trainer.read_hf_trainer, hf_trainer.is_example, launched=True),
     Tool("deepspeed", deepspeed_json.TOOL, "", deepspeed_json.MARKS, _deepspeed),
-    Tool(
-        "accelerate",
-        accelerate.TOOL,
-        "",
-        frozenset({"distributed_type", "compute_environment"}),
-        accelerate.read_accelerate,
-    ),
+    Tool("accelerate", accelerate.TOOL, "", accelerate.MARKS, accelerate.read_accelerate),
 )
 _PROGRAM = "program"
 """How the tool is called of what a program says itself."""
 _PROGRAMS = {
-    UNSLOTH: Tool(_PROGRAM, unsloth_cli.TOOL, unsloth_cli.STACK, _NO_MARKS, programs.read_unsloth_program),
-    TRL: Tool(_PROGRAM, trl.TOOL, trl.STACK, _NO_MARKS, programs.read_trl_program, launched=True),
-    TRAINER: Tool(
-        _PROGRAM,
-        hf_trainer.TOOL,
-        hf_trainer.STACK,
-        _NO_MARKS,
-        programs.read_trainer_program,
-        launched=True,
-    ),
+    UNSLOTH: _tool(_PROGRAM, unsloth_cli, programs.read_unsloth_program),
+    TRL: _tool(_PROGRAM, trl, programs.read_trl_program, launched=True),
+    TRAINER: _tool(_PROGRAM, hf_trainer, programs.read_trainer_program, launched=True),
 }
 """Readers of what a program hands to a tool."""
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
-_BY_MEGATRON: dict[str, Callable[[Document], bool]] = {
-    "ms-swift-megatron": ms_swift_megatron.is_ms_swift_megatron,
-    "llama-factory-mca": llama_factory_mca.is_mca,
-}
-"""Tools that hand keys of Megatron on."""
-_TOLD_BY_VALUES: dict[str, Callable[[Document], bool]] = {
-    **_BY_MEGATRON,
-    "torchtune": torchtune.is_torchtune,
-    "torchtitan": torchtitan.is_torchtitan,
-    "nemo-automodel": nemo_automodel.is_nemo_automodel,
-    "ms-swift": ms_swift.is_ms_swift,
-    "unsloth": unsloth_train.is_unsloth,
-    "lmflow": lmflow.is_lmflow,
-    "llama-cookbook": llama_cookbook.is_llama_cookbook,
-    "peft-sft": peft_sft.is_peft_sft,
-    "transformers": hf_trainer.is_example,
-}
 TOOL_NAMES = ("plan", *TOOLS)
 # ``--accelerate none``: no launch file, and none is looked for.
 _NO_FILE = Path("none")
@@ -213,7 +182,7 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     if alone and (program := found_file(Path(beside.script), path)) is not None:
         return _read_program(program, None, beside)
     if tool is None:
-        tool = next((name for name, is_for in _BY_MEGATRON.items() if is_for(document)), None)
+        tool = next((each.name for each in _OF_MEGATRON if each.is_its and each.is_its(document)), None)
     refuse_other_tools(document, "ms-swift" if tool is None and ms_swift.is_ms_swift(document) else tool)
     try:
         chosen = recognise(document, own=own) if tool is None else _named(tool)
@@ -339,9 +308,9 @@ def recognise(document: Document, *, own: bool = False) -> Tool:
     Raises:
         UntoldToolError: no tool's keys, or those of several.
     """
-    for name, is_for in _TOLD_BY_VALUES.items():
-        if is_for(document):
-            return TOOLS[name]
+    for tool in (*_OF_MEGATRON, *TOOLS.values()):
+        if tool.is_its is not None and tool.is_its(document):
+            return tool
     keys = document.table.keys()
     # LLaMA-Factory's v1 calls its model ``model``; a ``train_dataset`` is also in files of others.
     others = {"llama-factory-v1"} if "model_name_or_path" in keys else set()

@@ -20,11 +20,10 @@ IMAGES_UNSAID = "the data say how many images a sample has: one is assumed"
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One field's value.  ``origin`` is ``file:key`` or ``default of <tool>``;
+    """The value of a field.  ``origin`` is ``file:key`` or ``default of <tool>``;
     ``note`` says how it was read.
     """
 
-    field: str
     value: Any
     origin: str
     note: str = ""
@@ -159,9 +158,7 @@ class Reading(Told):
                 states = value if before.value == "activations" else before.value
                 both = f"{states}+activations"
                 if both in OFFLOADS:
-                    self.said[name] = Said(
-                        name, both, before.origin, f"{states} beside activations: {origin}"
-                    )
+                    self.said[name] = Said(both, before.origin, f"{states} beside activations: {origin}")
                     return
                 raise NotModelledError(
                     f"{origin}: offloading activations and weights or optimizer states ({before.origin}) at "
@@ -169,7 +166,7 @@ class Reading(Told):
                 )
             raise UsageError(f"{origin}: says {name} {value}, but {before.origin} says {before.value}")
         if before is None:
-            self.said[name] = Said(name, value, origin, note)
+            self.said[name] = Said(value, origin, note)
 
     def take(self, keys: Keys, table: Mapping[str, str]) -> None:
         """Enter the keys of ``table`` (their name -> our field) that are given, as they stand."""
@@ -184,7 +181,7 @@ class Reading(Told):
         from here on.
         """
         self.tool = tool
-        self.said["stack"] = Said("stack", stack, origin, text)
+        self.said["stack"] = Said(stack, origin, text)
         self.remark(
             origin,
             f"{text}, so the file is read as one of {stack}; --stack NAME reads it as another",
@@ -195,7 +192,7 @@ class Reading(Told):
         ``place`` is the file and line that says so.
         """
         if name not in self.said:
-            self.said[name] = Said(name, value, tool_default(self.tool), place)
+            self.said[name] = Said(value, tool_default(self.tool), place)
 
     def limit_images(self, pixels: int, place: str, multiple: int = 1) -> None:
         """Enter that larger images are made as small as this, in pixels, with sides of whole ``multiple``;

@@ -28,10 +28,6 @@ class EngineFacts:
     zero12_overlap: bool
     zero3_overlap: bool
     """``overlap_comm``: stages 1 and 2 take a second bucket, stage 3 gathers and reduces in other streams."""
-    zero12_contiguous: bool
-    """``contiguous_gradients``: stages 1 and 2 have gradient buckets; else ``zero12_scatters`` is void."""
-    zero12_scatters: bool
-    """``reduce_scatter``: stages 1 and 2 copy the parts of several GPUs together before they are sent."""
     zero_sums_fp32: Literal["never", "divided_sequences", "always"]
     """Where ZeRO casts gradients of 16 bits to fp32 for their sums: where it divides sequences
     (``seq_parallel_communication_data_type``), or everywhere (``communication_data_type``)."""

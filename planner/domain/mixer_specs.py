@@ -124,7 +124,8 @@ class Mamba1Spec:
     written and read by B and C of a token.
 
     A convolution of ``kernel`` positions runs over the values first; B, C and steps of ``rank`` numbers are
-    made of what it returns, each with a norm of its own.
+    made of what it returns, each with a norm of its own.  ``fused``: without these norms, in one function
+    from the convolution to the output projection.
     """
 
     width: int
@@ -132,6 +133,7 @@ class Mamba1Spec:
     rank: int
     kernel: int
     conv_bias: bool = True
+    fused: bool = False
 
     @property
     def param_count(self) -> int:

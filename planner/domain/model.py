@@ -59,6 +59,7 @@ RouterKind = Literal[
     "chosen",
     "fp32",
     "sigmoid",
+    "sigmoid_divided",
     "sigmoid_fp32",
     "sigmoid_input",
     "fp32_cast",
@@ -197,6 +198,7 @@ class MlpSpec:
     - ``chosen``: a softmax over the chosen logits alone (Granite, gpt-oss)
     - ``fp32``: the input and the weight of the router in fp32 too (DeepSeek V2)
     - ``sigmoid``: the same, with a sigmoid in the dtype of the product (DeepSeek V3)
+    - ``sigmoid_divided``: the same, divided by their sum, which autocast makes in fp32 (Hy3)
     - ``sigmoid_fp32``: a sigmoid of logits that are cast to fp32 (MiniMax M2)
     - ``sigmoid_input``: a sigmoid of logits in the dtype of the input (LFM2)
     - ``fp32_cast``: as ``fp32``, outside of autocast, and what was chosen is cast back (ERNIE 4.5)
@@ -213,7 +215,7 @@ class MlpSpec:
 
     ``shared_first``: the shared expert has no gate and runs before the router.  ``scales_gate``: the product
     of the gate and the output are multiplied by numbers (Falcon-H1).  ``sparse_gate``: of the gate's product
-    the largest features alone are kept (Gemma 3n).
+    the largest features alone are kept (Gemma 3n).  ``wide_sum``: experts and shared one are added in fp32.
     """
 
     width: int
@@ -227,6 +229,7 @@ class MlpSpec:
     scales_gate: bool = False
     sparse_gate: bool = False
     jitters: bool = False
+    wide_sum: bool = False
 
 
 @dataclass(frozen=True, slots=True)

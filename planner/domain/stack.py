@@ -31,7 +31,7 @@ from planner.domain.stack_values import (
     RotaryModel,
     WithMamba2,
 )
-from planner.domain.uncertainty.settled import SettledBy
+from planner.domain.uncertainty.prior import SettledBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +464,19 @@ class Stack(EngineFacts):
         """What the stack does where the user says nothing, over a base with this quantisation."""
         over = None if quantization == "none" else self.quantized_defaults
         return over or self.defaults
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Defaults, those over quantised bases that differ, and switches, as ``settled`` names them."""
+        owners: dict[str, object] = {
+            "": self,
+            "defaults": self.defaults,
+            "quantized": self.quantized_defaults,
+        }
+        names = (name.rpartition(".") for name, _, _ in self.settled)
+        return {
+            f"{table}.{name}" if table else name: getattr(owners[table], name) for table, _, name in names
+        }
 
     def __hash__(self) -> int:
         """Hash of the id: equality still compares all fields, and lookups in caches stay cheap."""

@@ -14,6 +14,7 @@ TowerCode = Literal[
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "paddleocr_vl",
     "llava",
     "llava_next",
     "gemma3",
@@ -39,18 +40,18 @@ class ImageRule:
     ``merge`` patches make the side of a token.
 
     ``resized``: both sides become multiples of ``patch_pixels x merge``, and their product lies within
-    ``min_pixels`` and ``max_pixels``.  ``square``: every image becomes one of ``side_pixels``, of ``tokens``
-    tokens.  ``tiled``: it is cut into up to ``max_tiles`` of these, and one of the whole is added to several.
+    ``min_pixels`` and ``max_pixels``. ``square``: every image becomes one of ``side_pixels``, of ``tokens``
+    tokens. ``tiled``: it is cut into up to ``max_tiles`` of these, and one of the whole is added to several.
     ``anyres``: it is fitted into the best of ``canvases`` (height and width), which is cut into such squares,
     and one of the whole is added; what the canvas has around the image gives no tokens, and each row of
-    patches ends with one more.  ``fitted``: into the one that enlarges it least, else shrinks it least; all
-    of its squares give tokens, and that of the whole where there are several.  ``bounded``: it is made
-    smaller until no side is above ``side_pixels``, sides become whole tokens, and each row of tokens ends
-    with one more.  ``filled``: it is made smaller or larger until it has as nearly ``max_patches`` as whole
-    tokens allow, and rows of nothing fill what is left: the tower gets so many of each image; where patches
-    are ``joined`` before, so many tokens.  ``frames``: pictures that a patch holds, one being repeated.
-    ``extra_patches``: what the tower adds to each square (a class token).  ``pixel_bytes``: of each number
-    that the processor hands over.
+    patches ends with one more. ``fitted``: into the one that enlarges it least, else shrinks it least; all of
+    its squares give tokens, and that of the whole where there are several. ``bounded``: it is made smaller
+    until no side is above ``side_pixels``, sides become whole tokens, and where ``ends_rows`` each row of
+    tokens ends with one more. ``filled``: it is made smaller or larger until it has as nearly ``max_patches``
+    as whole tokens allow, and rows of nothing fill what is left: the tower gets so many of each image; where
+    patches are ``joined`` before, so many tokens. ``frames``: pictures that a patch holds, one being
+    repeated. ``extra_patches``: what the tower adds to each square (a class token). ``pixel_bytes``: of each
+    number that the processor hands over.
     """
 
     kind: Literal["resized", "square", "tiled", "anyres", "fitted", "bounded", "filled"]
@@ -67,6 +68,7 @@ class ImageRule:
     pixel_bytes: int = 4
     max_patches: int = 0
     joined: bool = False
+    ends_rows: bool = True
 
     @property
     def grid(self) -> int:

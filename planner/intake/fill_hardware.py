@@ -7,8 +7,7 @@ from typing import Any
 
 from planner.catalog.gpus import load_gpu
 from planner.catalog.hosts import load_host
-from planner.domain.board import server_of
-from planner.domain.hardware import UNKNOWN_HOST, GpuSpec, Hardware, HostSpec
+from planner.domain.hardware import UNKNOWN_HOST, GpuSpec, Hardware, HostSpec, server_of
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UnknownNameError, UsageError
 from planner.intake.given.fields import split_count

@@ -163,7 +163,7 @@ def images_of(rule: ImageRule, tower: TowerSpec, number: int, size: tuple[int, i
             raise UsageError(
                 f"image_size {width}x{height}: the processor leaves no pixel of its shorter side"
             )
-        patches, tokens = columns * rows * rule.merge**2, (columns + 1) * rows
+        patches, tokens = columns * rows * rule.merge**2, (columns + int(rule.ends_rows)) * rows
         return Images(number, width, height, patches, tokens, patches * tower.patch.in_features)
     if rule.kind == "filled":
         rows = rule.max_patches // (rule.merge**2 if rule.joined else 1)

@@ -310,7 +310,7 @@ def unmatched_modules(model: ModelSpec, modules: tuple[str, ...]) -> tuple[str, 
     return tuple(module for module in modules if module.rpartition(".")[2] not in known)
 
 
-_PEFT_REFUSES = ("falcon_h1", "mamba2", "nemotron_h")
+_PEFT_REFUSES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 """Source: peft 0.21 tuners/tuners_utils.py _check_lora_target_modules_mamba (``mamba_model_types``)."""
 
 

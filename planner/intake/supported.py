@@ -14,6 +14,7 @@ from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack import Stack
+from planner.words import words
 
 # Nobody read how they step what an engine has put into host RAM.
 # Rules refuse those of tools under every engine.
@@ -32,13 +33,15 @@ Source: torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp ``check_flash_att
 
 # Source: transformers 5.23.0 models/*/modeling_*.py,
 # `_supports_sdpa` and `_supports_flash_attn` absent or False.
-_NO_SDPA = frozenset({"bloom", "codegen", "mamba2", "mpt", "gpt_neo", "gptj", "gpt_oss", "vaultgemma"})
-_NO_FLASH = frozenset({"bloom", "codegen", "mamba2", "mpt", "llama4", "llama4_text"})
+_NO_SDPA = frozenset(
+    {"bloom", "codegen", "falcon_mamba", "mamba", "mamba2", "mpt", "gpt_neo", "gptj", "gpt_oss", "vaultgemma"}
+)
+_NO_FLASH = frozenset({"bloom", "codegen", "falcon_mamba", "mamba", "mamba2", "mpt", "llama4", "llama4_text"})
 # Models without ``_supports_flex_attn``, or a part of which has none.  Source: transformers 5.23.0 models.
 _NO_FLEX = frozenset(
     {
         *("bloom", "falcon", "falcon_h1", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "jamba", "mpt", "olmoe"),
-        *("codegen", "mamba2", "stablelm"),
+        *("codegen", "falcon_mamba", "mamba", "mamba2", "stablelm"),
         *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_vl"),
         *("qwen3_5_text", "qwen3_5_moe_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_text"),
     }
@@ -46,16 +49,14 @@ _NO_FLEX = frozenset(
 # Text models without a class that labels sequences, in place of the words.
 # Source: transformers 5.23.0 models/auto/modeling_auto.py MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.
 NO_LABELS = frozenset(
-    {
-        *("afmoe", "apertus", "baichuan", "bamba", "btlm", "chatglm", "cohere", "cohere2", "dbrx"),
-        *("codegen", "cwm", "dots1", "flex_olmo", "hyperclovax", "jais2", "minicpm", "nanochat"),
-        *("vaultgemma", "youtu"),
-        *("ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
-        *("glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "gpt_from_scratch", "granite"),
-        *("granitemoe", "granitemoehybrid", "internlm", "internlm2", "internlm3", "lfm2", "lfm2_moe"),
-        *("llama4", "llama4_text", "mamba2", "minimax_m2", "mosaic_gpt", "mpt_causal_lm", "nemotron_h"),
-        *("olmoe", "qwen", "qwen3_5_moe", "qwen3_5_moe_text"),
-    }
+    words("""
+    afmoe apertus baichuan bamba btlm chatglm codegen cohere cohere2 cwm dbrx dots1 ernie4_5 ernie4_5_moe
+    exaone_moe falcon_h1 falcon_mamba flex_olmo gemma3n_text gemma4_text gemma4_unified_text glm4_moe
+    glm4_moe_lite glm4v_moe_text glm4v_text glm_ocr_text gpt_from_scratch granite granitemoe
+    granitemoehybrid hy_v3 hyperclovax internlm internlm2 internlm3 iquestcoder jais2 lfm2 lfm2_moe llama4
+    llama4_text mamba mamba2 minicpm minimax_m2 mosaic_gpt mpt_causal_lm nanochat nemotron_h olmoe qwen
+    qwen3_5_moe qwen3_5_moe_text solar_open vaultgemma youtu
+    """)
 )
 # Modules that ship with the checkpoint and write attention out.  Source:
 # mosaicml/llm-foundry layers/attention.py; modeling_btlm.py; modeling_internlm.py INTERNLM_ATTENTION_CLASSES.
@@ -168,11 +169,11 @@ def lacks_model(stack: Stack, model: ModelSpec) -> bool:
 
 # Architectures of which the classes of Transformers 5 alone were read, though older releases have some, too.
 _READ_IN_5 = frozenset(
-    {
-        *("aya_vision", "biogpt", "codegen", "cwm", "flex_olmo", "gpt_bigcode", "gpt_neo", "helium"),
-        *("hyperclovax", "idefics2", "jais2", "lfm2_vl", "mamba2", "nanochat", "phimoe", "vaultgemma"),
-        "youtu",
-    }
+    words("""
+    aya_vision biogpt codegen cwm exaone_moe falcon_mamba flex_olmo glm_ocr gpt_bigcode gpt_neo helium hy_v3
+    hyperclovax idefics2 iquestcoder jais2 lfm2_vl lighton_ocr mamba mamba2 nanochat paddleocr_vl phimoe
+    solar_open vaultgemma youtu
+    """)
 )
 
 

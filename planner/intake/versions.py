@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from planner.catalog.stacks import load_stack
 from planner.domain.origin import stack_default
 from planner.domain.stack import Stack
-from planner.domain.stack_facts import named_facts
 from planner.errors import UsageError, show
 from planner.intake.given.ledger import Ledger
 
@@ -49,7 +48,7 @@ def enter_own_versions(ledger: Ledger, stack: Stack) -> None:
 
 def _note(stack: Stack, other: Stack) -> str:
     """Which facts of ``stack`` are others in ``other``, as ``name=value``."""
-    before, after = named_facts(stack), named_facts(other)
+    before, after = stack.facts, other.facts
     names = dict.fromkeys((*after, *before))
     changed = [f"{name}={_text(_at(after, name))}" for name in names if _at(before, name) != _at(after, name)]
     return f"changes {', '.join(changed)}" if changed else f"no known fact of {stack.id} changes"

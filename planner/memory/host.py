@@ -10,6 +10,7 @@ from planner.domain.prediction import HostPrediction
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
+from planner.memory.flat_parts import flat_parts
 from planner.memory.host_experts import (
     host_activation_bytes,
     host_adapter_bytes,
@@ -103,6 +104,14 @@ def _parts_bytes(job: Job, kinds: Iterable[Parameters], *, pinned: bool) -> Numb
     return total
 
 
+def _fsdp_parts_bytes(job: Job, kinds: Iterable[Parameters], *, trained: bool) -> Number:
+    """This process's part of each parameter, or of each flat one of FSDP1, pinned."""
+    if not job.recipe.sharding.is_fsdp1:
+        return _parts_bytes(job, kinds, pinned=True)
+    parts = (n_bytes for n_bytes, is_trained in flat_parts(job) if is_trained == trained)
+    return sum(map(pinned_bytes, parts))
+
+
 def _offload_bytes(job: Job, exact_bytes: Number) -> Number:
     """Bytes of an offload buffer: pinned, and rounded as pinned memory is, where ``pin_memory`` says so."""
     return pinned_bytes(exact_bytes) if job.stack.pins_offload else exact_bytes
@@ -119,28 +128,37 @@ def _pins_masters(job: Job) -> bool:
 
 
 def offloaded_optimizer_bytes(job: Job) -> Number:
-    """fp32 masters and two moments of this process's partition, in host RAM.
+    """fp32 masters and the optimizer's states of this process's partition, in host RAM.
 
-    Formula: 12 bytes per parameter of the partition; moments in 8 bits have a byte each, and four for 256 of
-    them (bitsandbytes 0.50.2 optim/optimizer.py); masters of stages 1 and 2 that are pinned (switch
-    ``pins_masters``) are rounded as pinned memory is.  NVMe keeps two sub-groups in RAM, each at least one
-    parameter.  Source: DeepSpeed 0.12-0.19 zero/stage3.py _create_fp32_partitions, zero/stage_1_and_2.py
-    (single_partition_of_fp32_groups); moments are plain tensors of its CPU Adam.  FSDP has no masters: the
-    trained shards themselves are there, each pinned by itself, and two moments in their dtype.
-    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py (``offload_to_cpu``, ``pin_memory``).
+    Formula: per parameter of the partition 4 bytes for its master and 4 for each state, two of AdamW; states
+    in 8 bits have a byte each, and four for 256 of them (bitsandbytes 0.50.2 optim/optimizer.py).  Masters of
+    stages 1 and 2 that are pinned (switch ``pins_masters``) are rounded as pinned memory is.  NVMe keeps two
+    sub-groups in RAM, each at least one parameter.  Source: DeepSpeed 0.12-0.19 zero/stage3.py
+    _create_fp32_partitions, zero/stage_1_and_2.py (single_partition_of_fp32_groups); states are plain
+    tensors.  FSDP has no masters: the trained shards themselves are there, each pinned by itself, and states
+    in their dtype.  Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py (``offload_to_cpu``,
+    ``pin_memory``).
     """
     recipe = job.recipe
     if not recipe.offloads_optimizer:
         return 0
     if recipe.uses_fsdp:
         trained = job.trained_parameters
-        return _parts_bytes(job, trained, pinned=True) + 2 * _parts_bytes(job, trained, pinned=False)
+        states = _n_states(job) * _parts_bytes(job, trained, pinned=False)
+        return _fsdp_parts_bytes(job, trained, trained=True) + states
     partition = job.trained / job.optimizer_shards
     if recipe.offloads_to_nvme:
         largest = maximum(*(job.elements(each) for each in job.trained_parameters)) / job.optimizer_shards
         return 12 * minimum(partition, 2 * maximum(settings_of(job).sub_group, largest))
     masters = pinned_bytes(4 * partition) if _pins_masters(job) else 4 * partition
-    return masters + (8 if OPTIMIZER_FACTS[recipe.optimizer].bits == 32 else 2 + 8 / 256) * partition
+    element_bytes = 4 if OPTIMIZER_FACTS[recipe.optimizer].bits == 32 else 1 + 4 / 256
+    return masters + _n_states(job) * element_bytes * partition
+
+
+def _n_states(job: Job) -> int:
+    """States of an element of a flat partition, whose squares Adafactor cannot sum by rows and columns."""
+    optimizer = job.recipe.optimizer
+    return 1 if optimizer == "adafactor" else sum(OPTIMIZER_FACTS[optimizer].state_elements)
 
 
 def offloaded_gradient_bytes(job: Job) -> Number:
@@ -148,8 +166,9 @@ def offloaded_gradient_bytes(job: Job) -> Number:
     pinned where ``pin_memory`` says so (switch ``pins_offload``).
 
     Formula: stages 1 and 2: :func:`_gradients_of_stages_1_and_2`.  Stage 3: 4 bytes per parameter, in
-    sub-groups, and one flat buffer in the gradient's own dtype.  FSDP: one pinned
-    tensor for each trained shard, in its dtype.
+    sub-groups, and one flat buffer in the gradient's own dtype.  FSDP: one pinned tensor for each trained
+    shard, in its dtype; FSDP1 has one for each frozen shard, too (_flat_param.py init_flat_param_attributes,
+    ``_cpu_grad``).
     Source: DeepSpeed 0.19 zero/stage3.py (subgroup_gradient_buffer, grad_partitions_flat_buffer); torch 2.13
     distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_reduce (``new_sharded_grad`` to the CPU).
     """
@@ -157,7 +176,8 @@ def offloaded_gradient_bytes(job: Job) -> Number:
     if not recipe.offloads_optimizer:
         return 0
     if recipe.uses_fsdp:
-        return _parts_bytes(job, job.trained_parameters, pinned=True)
+        frozen = _fsdp_parts_bytes(job, (), trained=False)
+        return _fsdp_parts_bytes(job, job.trained_parameters, trained=True) + frozen
     partition = job.trained / job.optimizer_shards
     if not recipe.sharding.is_zero3:
         return _gradients_of_stages_1_and_2(job)
@@ -232,9 +252,9 @@ def offloaded_parameter_bytes(job: Job) -> Number:
     recipe = job.recipe
     if not recipe.offloads_params or recipe.offloads_to_nvme:
         return 0
-    frozen = _parts_bytes(job, _frozen(job), pinned=recipe.uses_fsdp or job.stack.pins_offload)
     if recipe.uses_fsdp:
-        return frozen
+        return _fsdp_parts_bytes(job, _frozen(job), trained=False)
+    frozen = _parts_bytes(job, _frozen(job), pinned=job.stack.pins_offload)
     return frozen + pinned_bytes(job.trained_weight_bytes / job.hardware.world_size)
 
 

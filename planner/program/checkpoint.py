@@ -16,7 +16,7 @@ from functools import partial
 from weakref import ref
 
 from planner.program.ops.autograd import record, run_backward
-from planner.program.ops.operators import Operators
+from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import (
     ATTENTION,
     COSTLY,
@@ -195,12 +195,17 @@ def checkpointed(torch: Operators, layer: Layer, x: Tensor, how: Checkpointing =
 def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: Checkpointing = _PLAIN) -> Tensor:
     """The same by the older way: a forward without gradients,
     and a backward pass inside the backward pass.
+
+    What the layer returns beside its output has no gradient: the engine makes zeros, which live until its
+    backward is over.  Source: torch 2.13 csrc/autograd/python_function.cpp (``materialize_grads``).
     """
-    first = torch.n_parameters
+    first, before = torch.n_parameters, len(torch.returned)
     with torch.no_grad():
         out = layer(x)
+    shapes = [shape_of(each) for each in torch.returned[before:]]
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        zeros = [torch.like(each, "zeros") for each in shapes]
         entry = _brought_back(torch, kept[0]) if how.offloads else kept[0].alias()
         entry.node = Node(torch.module, -1, None)
         if how.hooked:
@@ -216,9 +221,11 @@ def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: Check
                 direction="again",
             ):
                 again = layer(entry)
+                beside = [each.node for each in torch.returned]
             if again.node is not None:
                 # The output of the second run stays until its backward has run (``outputs_with_grad``).
-                run_backward(torch, again.node, [gradient.alias()])
+                given = {node: zero for node, zero in zip(beside, zeros, strict=True) if node is not None}
+                run_backward(torch, again.node, [gradient.alias()], given)
         return [entry.node.grad]
 
     return record(torch, out, [x], [_on_host(torch, x) if how.offloads else x], backward)

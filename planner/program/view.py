@@ -77,7 +77,9 @@ class LayerView:
     pair.  ``trains_base``: whether the layer's own weights are trained; ``trains_mlp_only``: of those, only
     the matrices of the feed-forward part.  ``embedded``: dtype of embeddings, and with them of tables of
     rotary positions.
-    ``has_flash``: the card runs torch's FlashAttention.  ``ranks``: whose tokens go to the experts of one.
+    ``has_flash``: the card runs torch's FlashAttention.  ``unpads``: FlashAttention gets no padding, which
+    code of Transformers takes out before and puts back behind.  ``ranks``: whose tokens go to the experts of
+    one.
     ``recipe``: without sizes and whatever else no operator of a layer asks for, so that layers that
     run alike are equal.
     """
@@ -95,6 +97,7 @@ class LayerView:
     trains_mlp_only: bool = False
     pads_mask: bool = False
     has_flash: bool = True
+    unpads: bool = False
     ranks: int = 1
 
     def __hash__(self) -> int:
@@ -182,9 +185,15 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
         dtypes(trained="embed" in parts_of(job.model, job.recipe).ends).table,
         mlp_only,
         has_flash=not lacks_flash2(job.hardware.gpu),
+        unpads=_unpads(job, recipe, stack),
         ranks=1 if stack.host_experts == "none" else int(job.hardware.world_size),
         pads_mask=block.attention.has_sloped_mask and pads_mask(job.recipe.batch.seq_len),
     )
+
+
+def _unpads(job: Job, recipe: Recipe, stack: Stack) -> bool:
+    of_rows = job.recipe.batch.is_padded and not job.single
+    return of_rows and recipe.attention == "flash2" and stack.model_code.startswith("transformers")
 
 
 def _is_masked(job: Job, block: BlockSpec, recipe: Recipe, stack: Stack) -> bool:
@@ -210,7 +219,11 @@ def tower_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
     """
     view = layer_view(job, block, trained=trained)
     return replace(
-        view, masked=False, single=False, stack=replace(view.stack, fused_mlp=False, adapter_kernels="eager")
+        view,
+        masked=False,
+        single=False,
+        unpads=False,
+        stack=replace(view.stack, fused_mlp=False, adapter_kernels="eager"),
     )
 
 

@@ -11,9 +11,15 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from planner.domain.measured_on import Environment
 from planner.domain.scenario import Scenario
-from planner.domain.uncertainty.calibration import Calibration, Knob, Offset, Support, formulas_version
+from planner.domain.uncertainty.calibration import (
+    Calibration,
+    Environment,
+    Knob,
+    Offset,
+    Support,
+    formulas_version,
+)
 from planner.domain.uncertainty.hierarchy import FREEDOM, PRIOR_BY_NAME, Level
 from planner.domain.uncertainty.interval import Quantity, Spread, SpreadKey, SpreadOf
 from planner.errors import InputFileError, UnknownNameError, UsageError

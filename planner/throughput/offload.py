@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.arrays import minimum
-from planner.domain.board import server_of
+from planner.domain.hardware import server_of
 from planner.domain.recipes.recipe import Number
 from planner.program.host_copies import SENT, copies_to_host
 from planner.throughput.communication import stored_param_bytes

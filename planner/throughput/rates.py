@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from planner.anatomy.regime import WIDE_BYTES, Regime
 from planner.arrays import minimum
-from planner.domain.board import server_of
-from planner.domain.hardware import GpuSpec, Hardware, MatmulShapes
+from planner.domain.hardware import GpuSpec, Hardware, MatmulShapes, server_of
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import Number, Recipe
 from planner.domain.scenario import Scenario

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 
+from measure.trace.cuda.mamba_inner import mamba_inner
 from measure.trace.cuda.selective_scan import selective_scan
 from measure.trace.cuda.state_space import split_scan
 
@@ -148,7 +149,7 @@ def delta_rule(
 
 
 _KERNELS: dict[str, Any] = {"torch_chunk_gated_delta_rule": delta_rule, "causal_conv1d_fn": convolution}
-_KERNELS |= {"mamba_selective_scan": selective_scan}
+_KERNELS |= {"mamba_selective_scan": selective_scan, "mamba_inner_fn": mamba_inner}
 _SPLIT_SCAN = "mamba2_split_conv1d_scan_combined"
 _MASK = "create_recurrent_attention_mask"
 

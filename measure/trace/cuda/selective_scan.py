@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-# Positions whose last state is kept.
-_BLOCK = 2048
+SCAN_BLOCK = 2048
+"""Positions whose last state is kept."""
 
 
 def _along_positions(x: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,7 @@ class SelectiveScan(torch.autograd.Function):
         b, c, gate = (_along_positions(each) for each in (b, c, gate))
         gated = torch.empty_like(gate)
         out = torch.empty_like(steps)
-        blocks = -(-x.shape[-1] // _BLOCK)
+        blocks = -(-x.shape[-1] // SCAN_BLOCK)
         states = torch.empty(x.shape[0], x.shape[1], blocks, 2 * a.shape[-1], dtype=a.dtype, device=x.device)
         ctx.save_for_backward(x, steps, a, b, c, skip, gate, bias, states, out)
         return gated

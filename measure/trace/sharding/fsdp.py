@@ -95,6 +95,9 @@ class FsdpRank:
     def _keep_shard(self, parameter: TracedParameter, block: TracedBlock) -> None:
         n_bytes = self._settings.shard_elements(parameter) * self._settings.stored_bytes(parameter)
         if self._settings.offloads:
+            if self._settings.quantized:
+                # Made where the whole parameter is (torch 2.13 _fsdp_param.py ``padded_sharded_param``).
+                self._stream.brief(n_bytes, TracedPurpose("shard", block.role, module=block.module))
             host_name: HostName = "offloaded_optimizer" if parameter.trained else "offloaded_parameters"
             self._stream.keep_on_host(n_bytes, "shard", host_name, pinned=True)
             return

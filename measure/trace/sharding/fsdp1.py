@@ -169,6 +169,11 @@ class FlatRank:
         widens = self._settings.mixed and unit.trained
         return _FP32 if widens else unit.parameters[0].stored_bytes
 
+    def _casts(self, unit: _Unit) -> bool:
+        """``_uses_param_mixed_precision``: the part here has another dtype than what is gathered."""
+        stored = self._stored_bytes(unit)
+        return stored != self._seen_bytes(unit) or (self._settings.halves_differ and stored < _FP32)
+
     # -- moments
 
     def at(self, moment: str, module: str, aliases: str) -> None:
@@ -260,7 +265,7 @@ class FlatRank:
         cast = uploaded = None
         stored, seen = self._stored_bytes(unit), self._seen_bytes(unit)
         if unit.whole is None or settings.offloads:
-            cast = self._stream.take(part * seen, _CAST) if stored != seen else None
+            cast = self._stream.take(part * seen, _CAST) if self._casts(unit) else None
             uploaded = self._stream.take(part * stored, _UPLOADED) if settings.offloads else None
             if cast is not None:
                 self._stream.free(uploaded)
@@ -295,7 +300,7 @@ class FlatRank:
                 self._stored_bytes(unit),
             )
             whole = part * self._settings.shards
-            sizes = [part * seen, whole * seen, whole * stored] if stored != seen else [whole * seen]
+            sizes = [part * seen, whole * seen, whole * stored] if self._casts(unit) else [whole * seen]
             if self._settings.offloads:
                 self._stream.pin(part * stored, "_cpu_grad")
             for n_bytes in sizes:

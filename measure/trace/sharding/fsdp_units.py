@@ -67,6 +67,17 @@ def make_units(model: Any, layer_list: str, kind: Fsdp2Units = "ends_apart") -> 
     return [TracedUnit(ROOT, ("",), stays_whole=True), *own, *layers, *tails]
 
 
+def tower_units(model: Any, layer_list: str) -> list[TracedUnit]:
+    """Layers of a tower that are units because Transformers lists their class.  Without images none runs.
+
+    Source: accelerate 1.15 utils/dataclasses.py set_auto_wrap_policy; transformers 5.23 modeling_utils.py
+    post_init.
+    """
+    listed = set(model._no_split_modules or ())  # noqa: SLF001
+    places = [name for name, module in model.named_modules() if type(module).__name__ in listed]
+    return [TracedUnit(name, (name,)) for name in places if not name.startswith(f"{layer_list}.")]
+
+
 def _final_norm(model: Any) -> nn.Module | None:
     prefix = getattr(model, "base_model_prefix", "")
     base = getattr(model, prefix, None) if prefix else model

@@ -41,7 +41,8 @@ class ZeroSettings:
     ``keeps_recomputed``: see the switches ``zero3_casts_on_host``, ``zero3_hooks_into_copies``,
     ``zero3_counts_from_backward`` and ``zero3_keeps_recomputed``; ``for_model``: until all of the model is
     done.  ``checks_overflow``: gradients are in fp16, and looked through for overflow before each step.
-    ``flattens_on_card``: trained weights become one buffer there, and not on the host.
+    ``flattens_below``: trained weights become one buffer on the card where twice their bytes are no more than
+    this, else on the host; ``None``: always on the card.
     ``begins_empty``: the Trainer empties the cache before the engine is made.  ``makes_graph``: the forward
     pass leaves a graph, as it does not where layers are checkpointed in the reentrant manner.
     ``untied_elements``: of a head that is divided before it is tied; 0 for none.
@@ -67,7 +68,7 @@ class ZeroSettings:
     for_model: bool
     makes_graph: bool
     checks_overflow: bool
-    flattens_on_card: bool
+    flattens_below: int | None
     begins_empty: bool
     untied_elements: int
     prefetch_elements: int
@@ -76,6 +77,12 @@ class ZeroSettings:
     max_reuse_elements: int
     sub_group_elements: int
     rank: int
+
+    def flattens_on_card(self, trained_bytes: int) -> bool:
+        """Whether the card has room for the buffer beside the weights (stage_1_and_2.py
+        ``flatten_on_accelerator``).
+        """
+        return self.flattens_below is None or 2 * trained_bytes <= self.flattens_below
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +166,9 @@ def fsdp_settings(scenario: Scenario) -> FsdpSettings:
 class FlatSettings:
     """An FSDP1 run: the parameters of a unit are one flat tensor, divided over ``shards`` processes.
 
-    ``mixed``, ``quantized``, ``reduces_last_only``, ``replicates``, ``reshards_after_forward``: as of
-    :class:`FsdpSettings`.  ``aligned_elements``: parameters begin at multiples of it.  ``prefetches``:
-    the unit before is sent for when a backward begins.
+    ``mixed``, ``quantized``, ``reduces_last_only``, ``replicates``, ``reshards_after_forward``,
+    ``halves_differ``: as of :class:`FsdpSettings`.  ``aligned_elements``: parameters begin at multiples of
+    it.  ``prefetches``: the unit before is sent for when a backward begins.
     """
 
     shards: int
@@ -173,6 +180,7 @@ class FlatSettings:
     reshards_after_forward: bool
     aligned_elements: int
     prefetches: bool
+    halves_differ: bool = False
 
 
 def flat_settings(scenario: Scenario) -> FlatSettings:
@@ -193,6 +201,7 @@ def flat_settings(scenario: Scenario) -> FlatSettings:
         both.reshards_after_forward,
         aligned_elements=1 if stack.fsdp1_flat else _ALIGNED_BYTES // width,
         prefetches=stack.fsdp1_prefetches,
+        halves_differ=both.halves_differ,
     )
 
 
@@ -262,7 +271,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         for_model=recipe.checkpoint_reentrant and stack.recomputes_hooks,
         makes_graph=not (recipe.gradient_checkpointing and recipe.checkpoint_reentrant),
         checks_overflow=recipe.numerics.precision == "fp16-mixed",
-        flattens_on_card=stack.zero12_flattens_on_gpu,
+        flattens_below=scenario.hardware.gpu.visible_memory_bytes if stack.zero12_flattens_on_gpu else 0,
         begins_empty=stack.runs_trainer,
         untied_elements=int(scenario.model.token_embedding.param_count) if scenario.model.tied else 0,
         host=HostSettings(

@@ -15,7 +15,7 @@ from measure.recipe.optimizers import parameter_groups
 from measure.trace.cuda.quantized import is_packed
 from measure.trace.record import ParameterNote
 from measure.trace.sharding.flat_units import FlatHooks, make_flat_units, marking_waits
-from measure.trace.sharding.fsdp_units import TracedUnit, UnitHooks, make_units, unit_of
+from measure.trace.sharding.fsdp_units import TracedUnit, UnitHooks, make_units, tower_units, unit_of
 from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.module_hooks import hook_modules
 from measure.trace.sharding.runtime_settings import flat_settings, makes_buckets_early
@@ -83,7 +83,7 @@ def run_sharded_step(
     with (
         recorder,
         linear_of_zero3() if recipe.sharding.is_zero3 else nullcontext(),
-        marking_waits(recorder) if is_flat else nullcontext(),
+        marking_waits(recorder) if is_flat or recipe.sharding.is_zero3 else nullcontext(),
     ):
         for number in range(4 if int(recipe.batch.grad_accum) > 1 else 2):
             micro_step(model, recorder, number, batch, BackwardHooks(begins, ended), losses)
@@ -100,12 +100,14 @@ def _units_of(model: Any, scenario: Scenario, layer_list: str) -> list[TracedUni
     recipe, stack = scenario.recipe, scenario.stack
     if not recipe.uses_fsdp:
         return []
+    sees = scenario.model.vision is not None and stack.tower_units != "in_root"
+    towers = tower_units(model, layer_list) if sees else []
     if recipe.sharding.dtensors:
         units = make_units(model, layer_list, stack.fsdp2_units)
         units[0].stays_whole |= stack.fsdp2_root_stays
-        return units
+        return [*units, *towers]
     apart = stack.fsdp1_wraps_adapters and recipe.adapter is not None
-    return make_flat_units(model, layer_list, wraps_adapters=apart)
+    return [*make_flat_units(model, layer_list, wraps_adapters=apart), *towers]
 
 
 def note_parameters(

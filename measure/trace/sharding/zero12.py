@@ -86,6 +86,7 @@ class TracedZero12:
         The cache is emptied before each (:449, :462).
         """
         self._steps, settings = steps, self._settings
+        on_card = settings.flattens_on_card(sum(each.n_bytes for each in self._trained))
         for record, held in in_module_order(self._to_cast, lambda each: each[0].block):
             self._stream.pass_on(replace(record, place=self._stream.place))
             self._stream.free(held)
@@ -93,11 +94,11 @@ class TracedZero12:
             first = self._weights[group.parameters[0].key]
             role, width = first.role, group.parameters[0].element_bytes
             whole = [self._weights.pop(each.key) for each in group.parameters]
-            if not settings.flattens_on_card:
+            if not on_card:
                 self._stream.free(*whole)
             self._stream.empty_cache()
             self._stream.take(group.padded_elements * width, TracedPurpose("bit16_groups_flat", role))
-            if settings.flattens_on_card:
+            if on_card:
                 self._stream.free(*whole)
             clone = self._stream.take(group.part_elements * width, _CLONE)
             if not settings.offloads_optimizer:

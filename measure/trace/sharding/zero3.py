@@ -249,6 +249,9 @@ class TracedZero3:
 
     def at(self, moment: str, module: str, aliases: str) -> None:
         """A hook of ``module``."""
+        if moment == "host_waits":
+            self._stream.wait()
+            return
         if aliases and module not in self._of_module:
             keys = [(owner, name) for owner, _, name in (each.partition(":") for each in aliases.split())]
             self._of_module[module] = [self._live[key] for key in keys]

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, overload
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.allocator.documents.history import ACTIONS, IGNORED
+from planner.allocator.events import is_stream
 from planner.errors import InputFileError
 from planner.files.checking import first_problem
 from planner.files.reading import Bounds, decoded, read_lines
@@ -36,6 +37,10 @@ _BOUNDS = Bounds(n_bytes=256 * MIB, line_bytes=1 * MIB, n_lines=MAX_ENTRIES + 1)
 _MAX_NUMBER = 2**64 - 1
 _MAX_DEVICE = 1024
 _MAX_MARKS = 100_000
+_A_STREAM = (
+    "the events of a trace, and no history that measure run --history recorded; measure trace --fits SIZE "
+    "replays a trace"
+)
 
 _Time = Annotated[int, Field(ge=0, le=_MAX_NUMBER)]
 _Phase = Annotated[str, Field(max_length=100)]
@@ -132,11 +137,16 @@ def read_history(path: str | Path) -> RecordedHistory:
     file = Path(path)
     entries = HistoryEntries()
     header: HistoryHeader | None = None
-    for number, line in enumerate(read_lines(file, _BOUNDS, packed=True), 1):
-        if header is None:
-            header = _header(file, line)
-        else:
-            _add(file, entries, line, number)
+    try:
+        for number, line in enumerate(read_lines(file, _BOUNDS, packed=True), 1):
+            if header is None:
+                header = _header(file, line)
+            else:
+                _add(file, entries, line, number)
+    except InputFileError:
+        if is_stream(file):
+            raise InputFileError(file, _A_STREAM) from None
+        raise
     if header is None:
         raise InputFileError(file, "the history is empty")
     history = {"device_traces": [entries], "allocator_settings": header.allocator_settings}

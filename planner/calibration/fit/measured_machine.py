@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from planner.calibration.fit.screen import LeftOut, Screened
-from planner.domain.measured_on import Environment
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.calibration import Environment
 from planner.errors import UsageError
 from planner.records.measured import EnvironmentFacts
 

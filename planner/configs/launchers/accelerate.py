@@ -16,6 +16,7 @@ from planner.configs.shared.keys import Keys, is_left_open
 from planner.errors import UsageError, show
 
 TOOL = "Accelerate 1.15.0"
+MARKS = frozenset({"distributed_type", "compute_environment"})
 _FSDP_VERSION = 1
 _COMPILED = "compilation is not counted: memory and time are those without it"
 _ZERO_STAGE = 2

@@ -124,6 +124,7 @@ def read_zero_buckets(zero: Keys, reading: Reading) -> None:
 
     Raises:
         InputFileError: not a number of elements.
+        NotModelledError: stages 1 and 2 without buckets.
     """
     stage = zero.get("stage")
     if stage == 3:
@@ -150,13 +151,9 @@ def _read_buckets(zero: Keys, reading: Reading) -> None:
     place = zero.where("overlap_comm") if overlap is not None else tool_default(TOOL)
     reading.switch("zero12_overlap", bool(overlap), place)
     if zero.flag("contiguous_gradients") is False:
-        reading.switch("zero12_contiguous", False, zero.where("contiguous_gradients"))
-        reading.remark(
-            zero.where("contiguous_gradients"),
-            "where gradients accumulate, up to 8 % more is reserved than is counted",
-        )
+        raise zero.not_modelled("contiguous_gradients", "gradients without buckets are not modelled")
     if zero.flag("reduce_scatter") is False:
-        reading.switch("zero12_scatters", False, zero.where("reduce_scatter"))
+        reading.remark(zero.where("reduce_scatter"), "false is not taken over: its copies are counted")
     zero.skip(_STAGE_3)
 
 

@@ -1,11 +1,21 @@
-"""How a coefficient is declared: its value before any fit, bounds, unit, what settled it and the source."""
+"""What settled a value that is not derived, in the words of switches and priors; and how a coefficient is
+declared: its value before any fit, bounds, unit, what settled it and the source.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
-from planner.domain.uncertainty.settled import SettledBy
+SettledBy = Literal["source_code", "document_text", "measured", "assumed", "table_fit"]
+"""``source_code``: read in the package named.  ``document_text``: stated by a document, in words or as its
+own measurement.  ``measured``: measured by us, on the machine named, or counted in traces of the real
+modules, where the source says so.  ``table_fit``: chosen with published rows of ``data/published`` in sight,
+so that errors on those rows are not independent of it.  ``assumed``: none of these; the source says why this
+value.
+"""
+
+SETTLED_BY: tuple[SettledBy, ...] = get_args(SettledBy)
 
 
 def by(settled_by: SettledBy, source: str) -> tuple[SettledBy, str]:

@@ -317,14 +317,13 @@ def _with_both_switches(request: ScenarioRequest, file: ScenarioRequest) -> Scen
 
 def _parsed(reading: Reading) -> Mapping[str, Given]:
     values = {}
-    for given in reading.said.values():
-        field_ = REQUEST_FIELDS[given.field]
-        value = _beside(reading.path, given.value) if given.field == "model" else given.value
+    for name, said in reading.said.items():
+        value = _beside(reading.path, said.value) if name == "model" else said.value
         try:
-            cuts = reading.cut_samples if given.field == "seq" else None
-            values[given.field] = Given(field_.parse(value), given.origin, given.note, cuts)
+            cuts = reading.cut_samples if name == "seq" else None
+            values[name] = Given(REQUEST_FIELDS[name].parse(value), said.origin, said.note, cuts)
         except UsageError as error:
-            raise InputFileError(given.origin, str(error)) from None
+            raise InputFileError(said.origin, str(error)) from None
     return MappingProxyType(values)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.domain.mixer_specs import Mamba2Spec, MixerSpec
+from planner.domain.mixer_specs import Mamba1Spec, Mamba2Spec, MixerSpec
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.linears import refused_by_peft
 from planner.intake.rules.rule import Case, not_modelled, refuse, warn
@@ -19,7 +19,10 @@ def _mixes(case: Case) -> bool:
 
 
 def _fuses_out_proj(case: Case) -> bool:
-    return any(isinstance(mixer, Mamba2Spec) for mixer in _mixers(case))
+    return any(
+        isinstance(mixer, Mamba2Spec) or (isinstance(mixer, Mamba1Spec) and mixer.fused)
+        for mixer in _mixers(case)
+    )
 
 
 def _packs_out_proj(case: Case) -> bool:
@@ -71,7 +74,7 @@ MIXER_RULES = (
     refuse(
         # transformers 5.23 models/*/modeling_*.py: outproj_weight=self.out_proj.weight, which is packed then.
         "packed-out-proj",
-        "The kernel of Mamba 2 reads the weight of out_proj itself, and fails where a quantiser has packed "
+        "The kernel of Mamba reads the weight of out_proj itself, and fails where a quantiser has packed "
         "it: use a 16-bit base, or a stack that leaves it whole",
         _packs_out_proj,
         lambda case: f"{case.model.architecture} with {case.numerics.quantization} in {case.stack.id}",
@@ -85,8 +88,7 @@ MIXER_RULES = (
     ),
     warn(
         "adapter-on-out-proj-idle",
-        "The kernel of Mamba 2 reads past an adapter of out_proj, so that nothing trains it: "
-        "it is not counted",
+        "The kernel of Mamba reads past an adapter of out_proj, so that nothing trains it: it is not counted",
         lambda case: _adapts_out_proj(case) and not refused_by_peft(case.model),
     ),
 )

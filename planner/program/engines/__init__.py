@@ -49,14 +49,9 @@ def _zero_of(job: Job) -> type[Runtime]:
         from planner.program.engines.zero.low_level_zero import LowLevelZero
 
         return LowLevelZero
-    # An offloaded optimizer has buckets in any case (DeepSpeed 0.19.8 stage_1_and_2.py:300).
-    if job.stack.zero12_contiguous or job.recipe.offloads_optimizer:
-        from planner.program.engines.zero.zero12 import Zero12
+    from planner.program.engines.zero.zero12 import Zero12
 
-        return Zero12
-    from planner.program.engines.zero.zero12_apart import Zero12Apart
-
-    return Zero12Apart
+    return Zero12
 
 
 def _fsdp_of(job: Job) -> type[Runtime]:

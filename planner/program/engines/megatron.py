@@ -14,7 +14,7 @@ Ignored: padding of buffers, at most 128 bytes for each parameter and 2 KiB for 
 
 from __future__ import annotations
 
-from planner.anatomy.joined_matrices import EXPERTS
+from planner.anatomy.quantized_matrices import EXPERTS
 from planner.domain.recipes.parallel import HEAD
 from planner.domain.stack_values import AdamStates, MainGradients
 from planner.domain.term import TermName

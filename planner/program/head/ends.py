@@ -22,9 +22,8 @@ from planner.program.head.losses import (
     split_loss,
 )
 from planner.program.head.metrics import measured
-from planner.program.head.soft_rows import with_soft_rows
 from planner.program.head.streams import joined_streams, split_streams
-from planner.program.layers.layer_inputs import with_layer_inputs
+from planner.program.layers.layer_inputs import with_layer_inputs, with_soft_rows
 from planner.program.layers.megatron.linears import output_layer
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record

@@ -51,7 +51,7 @@ def fused_projection(torch: Operators, view: LayerView, x: Tensor) -> Heads:
     if spec.fused_parts == "slices":
         numbers = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
         parts = [by_heads(torch, part, n) for part, n in zip(parts, numbers, strict=True)]
-    query, key, value = parts
+    query, key, value = (head_norm(torch, view, index, part) for index, part in enumerate(parts))
     return query, key, value, [whole]
 
 

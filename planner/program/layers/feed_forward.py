@@ -12,8 +12,7 @@ from planner.program.layers.mixture.dispatched import dispatched
 from planner.program.layers.mixture.every_expert import every_expert
 from planner.program.layers.mixture.experts import experts, router
 from planner.program.layers.mixture.on_host import on_host
-from planner.program.layers.mixture.sampled_experts import sampled_experts
-from planner.program.layers.mixture.selected_experts import selected_experts
+from planner.program.layers.mixture.selected_experts import sampled_experts, selected_experts
 from planner.program.ops.collectives import gathered
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, replaced
@@ -115,7 +114,8 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     if not (gates or mlp.shared_first):
         weights = router(torch, view, x)
         out = _narrow_experts(torch, view, torch.reshaped(x), weights)
-        return torch.add(out, shared(x))
+        dtype = "fp32" if mlp.wide_sum else out.dtype
+        return torch.to(torch.add(torch.to(out, dtype), torch.to(shared(x), dtype)), out.dtype)
     beside = shared(x)
     out = experts(torch, view, x, router(torch, view, x))
     if not mlp.shared_first:

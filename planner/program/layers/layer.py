@@ -16,7 +16,7 @@ from planner.program.layers.feed_forward import feed_forward, inline_feed_forwar
 from planner.program.layers.layer_inputs import add_layer_input, of_whole_layer
 from planner.program.layers.megatron.layer import megatron_layer
 from planner.program.layers.mixers import mixer
-from planner.program.layers.mixture.beside_dense import beside_dense
+from planner.program.layers.mixture.experts import beside_dense
 from planner.program.layers.norms import norm
 from planner.program.layers.streams import layer_of_streams
 from planner.program.ops.autograd import record

@@ -21,6 +21,7 @@ from planner.domain.mixer_specs import (
     ShortConvSpec,
 )
 from planner.program.head.heads import split
+from planner.program.layers.fused_scan import fused_mamba1
 from planner.program.layers.selective_scan import mamba1
 from planner.program.layers.state_space import mamba2
 from planner.program.ops.autograd import record
@@ -38,7 +39,7 @@ def mixer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     spec = view.block.mixer
     assert spec is not None
     if isinstance(spec, Mamba1Spec):
-        return mamba1(torch, view, spec, x)
+        return (fused_mamba1 if spec.fused else mamba1)(torch, view, spec, x)
     if isinstance(spec, Mamba2Spec):
         return mamba2(torch, view, spec, x)
     if isinstance(spec, ShortConvSpec):

@@ -31,7 +31,7 @@ def mamba1(torch: Operators, view: LayerView, spec: Mamba1Spec, x: Tensor) -> Te
             x = torch.same(x, "mul")
         inner, outer = view.linears("mixer_in")[0], view.linears("mixer_out")[0]
         joined = linear(torch, view, inner, x)
-        decay = _decay(torch, view, spec)
+        decay = decay_of(torch, view, spec)
         values, gate = split(torch, joined, (spec.width, spec.width))
         del joined
         values = convolved(torch, view, values, spec.kernel, "conv1d", bias=spec.conv_bias)
@@ -49,7 +49,7 @@ def mamba1(torch: Operators, view: LayerView, spec: Mamba1Spec, x: Tensor) -> Te
         return linear(torch, view, outer, out)
 
 
-def _decay(torch: Operators, view: LayerView, spec: Mamba1Spec) -> Tensor:
+def decay_of(torch: Operators, view: LayerView, spec: Mamba1Spec) -> Tensor:
     """``-exp(A_log)`` in fp32."""
     log = torch.parameter(Unit.ONE, spec.width * spec.state, view.dtypes.base, trained=view.trains_base)
     return torch.same(torch.kernel(torch.to(log, "fp32"), "exp", saves="output"), "neg")
@@ -67,7 +67,7 @@ def _steps(torch: Operators, view: LayerView, spec: Mamba1Spec, x: Tensor) -> Te
         return torch.contiguous(steps) if view.trains_base else steps
 
 
-def _widened(torch: Operators, view: LayerView, count: float) -> Tensor:
+def widened(torch: Operators, view: LayerView, count: float) -> Tensor:
     """A vector of the kernel, in fp32."""
     weight = torch.parameter(Unit.ONE, count, view.dtypes.base, trained=view.trains_base)
     return torch.to(weight, "fp32")
@@ -89,7 +89,7 @@ def _scan(
             f"job make {into.dtype} of them: it fails; load the base in {values.dtype} "
             f"(--load-dtype {values.dtype})"
         )
-    skip, bias = (_widened(torch, view, values.count) for _ in range(2))
+    skip, bias = (widened(torch, view, values.count) for _ in range(2))
     inputs = [values, steps, decay, into, out_of, skip, gate, bias]
     copies = [torch.like(values, "clone")]
     # The weight's own product has its positions together already.

@@ -10,8 +10,9 @@ Source: torch 2.13 torch/csrc/autograd: engine.cpp (evaluate_function, validate_
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
+from types import MappingProxyType
 
 from planner.program.ops.tensors import Backward, Node, Tape, Tensor, Unit, Unpack, keep
 
@@ -76,10 +77,15 @@ def _is_needed(tape: Tape, inputs: Sequence[Tensor]) -> bool:
     return tape.grad_enabled and any(each.node is not None for each in inputs)
 
 
-def run_backward(tape: Tape, root: Node, gradients: list[Tensor]) -> None:
-    """Run every node below ``root``, last to first; ``gradients`` holds that of ``root``, and is emptied."""
+def run_backward(
+    tape: Tape, root: Node, gradients: list[Tensor], given: Mapping[Node, Tensor] = MappingProxyType({})
+) -> None:
+    """Run every node below ``root``, last to first; ``gradients`` holds that of ``root``, and is emptied.
+
+    ``given``: gradients of nodes below, to which others are added.
+    """
     waiting = _dependencies(root)
-    buffers: dict[Node, Tensor] = {root: gradients.pop()}
+    buffers: dict[Node, Tensor] = {root: gradients.pop(), **given}
     ready = [(-root.order, 0, root)]
     n_ready = 0
     before, tape.grad_enabled = tape.grad_enabled, False

@@ -92,7 +92,33 @@ def _attend(
         return _flex(torch, view, query, key, value)
     if kernel == "efficient":
         return _efficient(torch, view, (query, key, value), _bias(torch, view, query) if masked else None)
-    return _flash(torch, view, query, key, value)
+    if not view.unpads:
+        return _flash(torch, view, query, key, value)
+    key, value, query = (_real(torch, each) for each in (key, value, query))
+    return _among_zeros(torch, _flash(torch, view, query, key, value))
+
+
+def _real(torch: Operators, x: Tensor) -> Tensor:
+    """Rows of tokens that are no padding, picked by their numbers; the gradient lies among zeros.
+
+    Source: transformers 5.23 modeling_flash_attention_utils.py _upad_input, which each layer calls.
+    """
+    unit, count = x.unit, x.count
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.new(unit, count, gradient.dtype, "new_zeros", cost=[gradient])]
+
+    return record(torch, torch.new(Unit.REAL_TOKENS, count, x.dtype, "index", cost=[x]), [x], [], backward)
+
+
+def _among_zeros(torch: Operators, x: Tensor) -> Tensor:
+    """``_pad_input``: the way back."""
+    unit, count = x.unit, x.count
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.new(unit, count, gradient.dtype, "index", cost=[gradient])]
+
+    return record(torch, torch.new(Unit.TOKENS, count, x.dtype, "zeros", cost=[x]), [x], [], backward)
 
 
 def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
@@ -197,7 +223,7 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
         )
     _call_by_pieces(torch, view)
     out = torch.like(query, "flash_attention", cost=fused_cost(view, "flash", PRODUCTS))
-    statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", "flash_attention", cost=None)
+    statistics = torch.new(query.unit, spec.n_heads, "fp32", "flash_attention", cost=None)
     shapes = [shape_of(each) for each in (query, key, value)]
 
     def backward(*_: object) -> list[Tensor | None]:
@@ -247,7 +273,7 @@ def _flash_gradients(
     _work = flash_workspace(torch, width, (unit, rows * spec.n_heads), op)
     if shapes[1].count < shapes[0].count and spec.sdpa_input == "grouped":
         n_keys = view.recipe.parallel.context * spec.n_heads * width
-        _work += [torch.new(Unit.TOKENS, n_keys, shapes[0].dtype, op, cost=None) for _ in range(2)]
+        _work += [torch.new(shapes[1].unit, n_keys, shapes[0].dtype, op, cost=None) for _ in range(2)]
     return [torch.like(shape, op, cost=None) for shape in shapes]
 
 
@@ -271,6 +297,8 @@ def _call_by_pieces(torch: Operators, view: LayerView) -> None:
 def _rows_at_once(view: LayerView) -> tuple[Unit, float]:
     """Rows that one call of a kernel sees: all, or those of one piece."""
     spec = view.block.attention
+    if view.unpads:
+        return Unit.REAL_TOKENS, 1
     if view.recipe.attention != "sdpa" or spec.pieces == "none":
         return Unit.TOKENS, 1
     return (Unit.IMAGE_PATCHES, 1) if spec.pieces == "image" else (Unit.ONE, spec.window_tokens or 1)

@@ -72,6 +72,7 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
         Unit.LENGTH: length,
         Unit.SHIFTED_TOKENS: tokens - tokens / length,
         Unit.SHIFTED_LENGTH: length - 1,
+        Unit.REAL_TOKENS: minimum(tokens, length + (rows - 1) * recipe.batch.tokens_per_sample),
         Unit.RANK: rank,
         Unit.RANK_TOKENS: rank * tokens,
         Unit.SINK_PAIRS: pairs + tokens,

@@ -117,11 +117,15 @@ class Unit(IntEnum):
     """Pieces of a loss that is computed in pieces."""
     WORKSPACE = 58
     """Bytes of cuBLAS's workspace."""
+    REAL_TOKENS = 59
+    """Tokens of a padded micro-batch that are no padding, where one sample is as long as all may be."""
+    EVAL_REAL_TOKENS = 60
 
 
 EVALUATED = {
     Unit.TOKENS: Unit.EVAL_TOKENS,
     Unit.SHIFTED_TOKENS: Unit.EVAL_SHIFTED_TOKENS,
+    Unit.REAL_TOKENS: Unit.EVAL_REAL_TOKENS,
     Unit.PAIRS: Unit.EVAL_PAIRS,
     Unit.RANK_TOKENS: Unit.EVAL_RANK_TOKENS,
     Unit.PIECE_TOKENS: Unit.EVAL_PIECE_TOKENS,

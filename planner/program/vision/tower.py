@@ -2,9 +2,9 @@
 the projector, and the scatter.
 
 The layers are those of :mod:`planner.program.layers.layer`, with patches in the place of tokens.
-Source: transformers 5.23 models/{qwen2_vl,qwen2_5_vl}/modeling_*.py, the ``forward`` of the tower and of the
-model around it, vision_utils.py; torch 2.13 aten/src/ATen/native/cuda/IndexKernel.cpp
-(``masked_scatter__cuda``, ``masked_select``).
+Source: transformers 5.23 models/{qwen2_vl,qwen2_5_vl,paddleocr_vl}/modeling_*.py, the ``forward`` of the
+tower and of the model around it, vision_utils.py; torch 2.13
+aten/src/ATen/native/cuda/IndexKernel.cpp (``masked_scatter__cuda``, ``masked_select``).
 Ignored: lengths of pieces and numbers of positions in the text (below 64 bytes for each token);
 the workspace of the convolution.
 """
@@ -17,6 +17,7 @@ from planner.domain.vision import TowerSpec
 from planner.errors import NotModelledError
 from planner.program.head.ends import EndsView, require_gradient, token_rows
 from planner.program.head.inputs import make_masks
+from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
@@ -107,11 +108,11 @@ def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
         stream = convolution(torch, view, pixels)
         if seeing.hooked and stream.node is None and torch.grad_enabled:
             require_gradient(stream, torch.path)
-    if seeing.tower.code == "glm4v":
+    if seeing.tower.code == "glm4v" and view.block.norms:
         return placed(torch, seeing, stream)
     if seeing.tower.code == "qwen2_5_vl":
         stream = _in_order_of_windows(torch, stream)
-    if seeing.tower.code == "qwen3_vl":
+    if seeing.tower.code in ("qwen3_vl", "paddleocr_vl"):
         stream = torch.add(stream, _positions(torch, view, seeing.tower))
     return stream
 
@@ -170,9 +171,13 @@ def projector(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
     held = [torch.shared.pop(name) for name in _UNTIL_TOKENS]
     if seeing.tower.code == "glm4v":
         return downsampled(torch, seeing, x)
+    by_image = seeing.tower.code == "paddleocr_vl"
+    if by_image:
+        x = norm(torch, seeing.entry, seeing.tower.behind[0], x)
     torch.shared["last_hidden_state"] = x.alias()
     with torch.inside("merger"):
-        out = merged(torch, seeing.projector, x)
+        out = merged(torch, seeing.projector, x, moves=by_image)
+        out = torch.cat([out]) if by_image else out
     if seeing.tower.code == "qwen2_5_vl":
         out = _in_order_of_windows(torch, out)
     del held

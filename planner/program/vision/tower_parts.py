@@ -47,8 +47,10 @@ def convolution(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return torch.mm(autocast(torch, view, x), weight, spec.out_features * rows_of(spec, x), bias=bias)
 
 
-def merged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """A norm and the two matrices of a projector."""
+def merged(torch: Operators, view: LayerView, x: Tensor, *, moves: bool = False) -> Tensor:
+    """A norm and the two matrices of a projector; ``moves``: patches of a token are copied side by side."""
     first, last = view.block.linears
-    out = linear(torch, view, first, norm(torch, view, view.block.norms[0], x))
+    x = norm(torch, view, view.block.norms[0], x)
+    x = torch.contiguous(x) if moves else x
+    out = linear(torch, view, first, x)
     return linear(torch, view, last, activation(torch, view, out))

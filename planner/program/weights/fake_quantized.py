@@ -4,7 +4,8 @@ Source: torchao 0.14.1 quantization/qat/linear.py FakeQuantizedLinear, Int8DynAc
 quantization/qat/fake_quantizer.py IntxFakeQuantizer, quantization/quant_primitives.py
 _quantize_affine_no_dtype_cast, _dequantize_affine_no_dtype_check (0.12 the same; up to 0.11 a function kept a
 mask instead); torchtune 0.6.1 modules/peft/lora.py QATLoRALinear, training/quantization.py
-swap_lora_linear_with_qat.
+swap_lora_linear_with_qat.  Of three values: onebitllms 0.0.4 layers/bitnet.py BitNetLinear,
+kernels/weight_quant.py, kernels/activation_quant.py, whose kernels write 16 bits.
 Ignored: what finds the scales, a number or two for each group.
 """
 
@@ -18,7 +19,6 @@ from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.weights.mx_rounded import product_mx
-from planner.program.weights.ternary import product_ternary
 
 SCALE_BYTES = 4 + 4
 """A scale and a zero, both in fp32, which the module keeps."""
@@ -58,13 +58,33 @@ def rounded_product(
     if view.recipe.numerics.qat == "mxfp4":
         return product_mx(torch, spec, x, own)
     if view.recipe.numerics.qat == "ternary":
-        return product_ternary(torch, view, spec, x, own)
+        return _product_ternary(torch, view, spec, x, own)
     weight, bias = own
     x = _rounded(torch, x, rows_of(spec, x))
     rounded = _grouped if view.stack.qat_weights == "int4" else _rounded
     with torch.counted_as("weight_casts"):
         weight = rounded(torch, weight, weight.count / view.recipe.numerics.qat_group)
     return linear_function(torch, view)(x, weight, spec.out_features * rows_of(spec, x), bias=bias)
+
+
+def _product_ternary(
+    torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, own: tuple[Tensor, Tensor | None]
+) -> Tensor:
+    """The product of both factors rounded, which is saved; gradients are those of the factors themselves."""
+    weight, bias = own
+    x = _by_difference(torch, x)
+    with torch.counted_as("weight_casts"):
+        weight = _by_difference(torch, weight)
+    return linear_function(torch, view)(x, weight, spec.out_features * rows_of(spec, x), bias=bias)
+
+
+def _by_difference(torch: Operators, x: Tensor) -> Tensor:
+    """``x + (round(x) - x).detach()``."""
+    rounded = torch.like(x, "empty_like")
+    difference = torch.like(x, "sub", cost=(rounded,))
+    del rounded
+    out = torch.like(x, "add", cost=(difference,))
+    return record(torch, out, [x], [], lambda _, gradient: [gradient])
 
 
 def _rounded(torch: Operators, x: Tensor, groups: float) -> Tensor:

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 from planner.documents import DocumentPart, at
 from planner.domain.prediction import Verdict
 from planner.domain.term import PHASES, Phase, TermKind, TermName
-from planner.domain.uncertainty.settled import SettledBy
+from planner.domain.uncertainty.prior import SettledBy
 from planner.searching.moves import LeverKind
 
 

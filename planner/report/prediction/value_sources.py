@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.domain.stack import Stack
-from planner.domain.stack_facts import named_facts
 from planner.domain.uncertainty.coefficients import PRIORS, Coefficients
 from planner.domain.uncertainty.prior import Prior
 from planner.report.render.layout import Column, Grid, Row, Section
@@ -63,7 +62,7 @@ def words_of(stack: Stack, name: str) -> str:
     """The value of a switch, of a default (``defaults.<name>``)
     or of a default over a quantised base (``quantized.<name>``).
     """
-    value = named_facts(stack)[name]
+    value = stack.facts[name]
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

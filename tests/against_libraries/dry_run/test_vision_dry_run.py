@@ -87,6 +87,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "patch_size": 16,
         },
     },
+    "paddleocr_vl": {
+        "model_type": "paddleocr_vl", **TOKENS, "tie_word_embeddings": True,
+        "text_config": {
+            **TEXT, "head_dim": 64, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12],
+            },
+        },
+        "vision_config": {
+            "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 4, "num_attention_heads": 5,
+            "image_size": 280, "patch_size": 14,
+        },
+    },
     "llava": {
         "model_type": "llava", "image_token_index": 4000, "text_config": {"model_type": "llama", **TEXT},
         "vision_config": {
@@ -114,6 +126,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": {
             "model_type": "pixtral", "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 4,
             "num_attention_heads": 5, "image_size": 560, "patch_size": 14, "hidden_act": "silu",
+        },
+    },
+    "lighton_ocr": {
+        "model_type": "lighton_ocr", "image_token_id": 4000, "tie_word_embeddings": True,
+        "text_config": {"model_type": "qwen3", **TEXT, "head_dim": 64},
+        "vision_config": {
+            "model_type": "pixtral", "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 4,
+            "num_attention_heads": 5, "image_size": 560, "patch_size": 14, "hidden_act": "silu",
+            "head_dim": 64,
         },
     },
     "pixtral": {
@@ -175,6 +196,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "intermediate_size": 688,
         },
     },
+    "glm_ocr": {
+        "model_type": "glm_ocr", **TOKENS, "text_config": {
+            **TEXT, "head_dim": 64, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0,
+                "mrope_section": [8, 12, 12],
+            },
+        },
+        "vision_config": {
+            "depth": 4, "hidden_size": 320, "num_heads": 5, "out_hidden_size": 256,
+            "intermediate_size": 688,
+        },
+    },
     "gemma4": {
         "model_type": "gemma4", "audio_config": None,
         "text_config": {
@@ -208,11 +241,13 @@ SIZES = {
     "qwen3_vl": "576x384",
     "qwen3_5": "576x384",
     "glm4v": "504x336",
+    "glm_ocr": "504x336",
+    "paddleocr_vl": "504x336",
     "llava": "280x280",
 }
 SIZES |= {"gemma3": "280x280", "llava_next": "200x150", "paligemma": "280x280"}
 SIZES |= {"llama4": "300x200"}
-SIZES |= {"mistral3": "600x400", "pixtral": "320x300"}
+SIZES |= {"lighton_ocr": "600x400", "mistral3": "600x400", "pixtral": "320x300"}
 SIZES |= dict.fromkeys(FORWARD, "768x768")
 SIZES |= dict.fromkeys(("internvl", "internvl of 6B"), "448x224")
 
@@ -330,7 +365,7 @@ def test_allocated_is_that_of_the_real_modules(
     code, _, err = run("trace", *card, "--", "python", str(PROGRAM), "config.json", *words)
     assert code == 0, err
     flags = flags_of(kind, way)
-    bounds = {"gemma4": 0.01, "glm4v": 0.02} | dict.fromkeys(FORWARD, 0.01)
+    bounds = {"gemma4": 0.01, "glm_ocr": 0.01, "glm4v": 0.02} | dict.fromkeys(FORWARD, 0.01)
     assert program_peak(flags) == pytest.approx(
         trace_peak(read_jsonl("dry.jsonl")), rel=bounds.get(kind, 0.005)
     )

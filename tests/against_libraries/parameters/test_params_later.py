@@ -82,6 +82,20 @@ CONFIGS: list[dict[str, Any]] = [
     {**_SIZES, "model_type": "youtu", "intermediate_size": 128, "num_hidden_layers": 2,
      "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 24, "qk_nope_head_dim": 16,
      "qk_rope_head_dim": 8, "v_head_dim": 12, "tie_word_embeddings": False},
+    {**_GROUPED, "model_type": "iquestcoder"},
+    {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 96},
+    {"model_type": "falcon_mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 96, "expand": 3,
+     "time_step_rank": 12, "state_size": 8, "use_bias": True, "use_conv_bias": False,
+     "tie_word_embeddings": False},
+    {**_GROUPED, "model_type": "solar_open", "n_routed_experts": 8, "n_shared_experts": 2},
+    {**_GROUPED, "model_type": "solar_open", "head_dim": 24, "attention_bias": True,
+     "tie_word_embeddings": True, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    {**_GROUPED, "model_type": "hy_v3", "num_experts": 8, "attention_bias": True},
+    {**_GROUPED, "model_type": "hy_v3", "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+     "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2, "head_dim": 24},
+    {**_GROUPED, "model_type": "exaone_moe", "num_experts": 8},
+    {**_GROUPED, "model_type": "exaone_moe", "num_experts": 4, "num_experts_per_tok": 2,
+     "first_k_dense_replace": 2, "num_hidden_layers": 4, "head_dim": 24, "tie_word_embeddings": True},
 ]  # fmt: skip
 
 

@@ -34,6 +34,9 @@ NAMES = (
     "mistral-small-4-119b",
     "mistral-medium-3.5-128b",
     "ministral-3-3b",
+    "glm-ocr",
+    "lightonocr-2-1b",
+    "paddleocr-vl-0.9b",
 )
 
 
@@ -66,7 +69,8 @@ def test_parameters_are_those_of_the_modules(name: str) -> None:
     own = {id(tensor): tensor.numel() for tensor in model.parameters()}
     assert spec.param_count == sum(own.values())
     assert spec.vision is not None
-    parts = ("visual", "vision_tower", "multi_modal_projector")
+    parts = ("visual", "vision_tower", "multi_modal_projector", "vision_encoder")
+    parts += ("vision_projection", "projector")
     assert spec.vision.param_count == sum(
         tensor.numel()
         for path, tensor in model.named_parameters()
@@ -91,6 +95,6 @@ def test_matrices_are_those_that_peft_finds(name: str) -> None:
         (path.rpartition(".")[2], module.in_features, module.out_features)
         for path, module in model.named_modules()
         if isinstance(module, torch.nn.Linear)
-        and ("visual" in path or "vision_tower" in path or "projector" in path)
+        and ("visual" in path or "vision_" in path or "projector" in path)
     }
     assert ours == theirs

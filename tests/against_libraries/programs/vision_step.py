@@ -16,6 +16,7 @@ from measure.trace.cuda.recurrent import recurrent_kernels
 
 SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
 SEEING = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision", "image_newline")
+SEEING += ("vision_encoder", "vision_projection", "projector")
 FILLED = ("gemma4", "gemma4_unified")
 SIZED = ("internvl", "llama4", "llava_next", "mistral3", "pixtral")
 path, method, frozen, checkpointing, *more = sys.argv[1:]
@@ -86,9 +87,11 @@ def batch(_: list[int]) -> dict[str, torch.Tensor]:
         made["token_type_ids"] = kinds if config.model_type == "gemma3" else 1 - kinds
     if square:
         return {**made, "pixel_values": torch.zeros(IMAGES, 3, vision.image_size, vision.image_size)}
-    numbers = 3 * vision.temporal_patch_size * vision.patch_size**2
     grid = torch.tensor([[1, ROWS, COLUMNS]] * IMAGES)
-    pixels = torch.zeros(IMAGES * ROWS * COLUMNS, numbers)
+    numbers = [3 * getattr(vision, "temporal_patch_size", 1) * vision.patch_size**2]
+    if config.model_type == "paddleocr_vl":
+        numbers = [3, vision.patch_size, vision.patch_size]
+    pixels = torch.zeros(IMAGES * ROWS * COLUMNS, *numbers)
     return {**made, "mm_token_type_ids": kinds, "pixel_values": pixels, "image_grid_thw": grid}
 
 

@@ -29,6 +29,7 @@ _GLOBAL = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
 _DENSE = {**_GEMMA, **_GLOBAL, "hidden_size_per_layer_input": 0}
 _EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 256}
 _TEXT = {**_SIZES, "intermediate_size": 1280, "num_hidden_layers": 4, "num_key_value_heads": 2}
+_CHOSEN = {"moe_intermediate_size": 256, "num_experts": 8, "num_experts_per_tok": 2}
 _TOWER = {
     "hidden_size": 192, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 512,
     "image_size": 128, "patch_size": 16,
@@ -52,6 +53,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 1, "sliding_window": 128,
         "mup_enabled": True,
     },
+    "solar_open": {
+        **_TEXT, "model_type": "solar_open", "moe_intermediate_size": 256, "head_dim": 64,
+        "n_routed_experts": 8, "num_experts_per_tok": 2,
+    },
+    "hy_v3": {**_TEXT, **_CHOSEN, "model_type": "hy_v3", "head_dim": 64},
+    "exaone_moe": {**_TEXT, **_CHOSEN, "model_type": "exaone_moe", "sliding_window": 128},
     "minicpm3": {
         **_SIZES, "model_type": "minicpm3", "intermediate_size": 1280, "num_hidden_layers": 4,
         "num_key_value_heads": 8, "q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 48,
@@ -70,6 +77,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "cwm": {**_TEXT, "model_type": "cwm", "head_dim": 64, "sliding_window": 128},
     "hyperclovax": {**_TEXT, "model_type": "hyperclovax", "residual_multiplier": 0.5},
     "helium": {**_TEXT, "model_type": "helium", "head_dim": 64},
+    "iquestcoder": {**_TEXT, "model_type": "iquestcoder"},
     "jais2": {**_TEXT, "model_type": "jais2"},
     "nanochat": {**_TEXT, "model_type": "nanochat"},
     "vaultgemma": {**_TEXT, "model_type": "vaultgemma", "head_dim": 64, "sliding_window": 128},
@@ -101,6 +109,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "mamba2", "hidden_size": 512, "num_heads": 16, "state_size": 64, "n_groups": 2,
         "num_hidden_layers": 4, "vocab_size": 4096, "chunk_size": 128, "torch_dtype": "bfloat16",
         "pad_token_id": 0,
+    },
+    "mamba": {
+        "model_type": "mamba", "hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 4096,
+        "torch_dtype": "bfloat16", "pad_token_id": 0,
+    },
+    "falcon_mamba": {
+        "model_type": "falcon_mamba", "hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 4096,
+        "time_step_rank": 64, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "pad_token_id": 0,
     },
     "biogpt": {
         **_SIZES, "model_type": "biogpt", "num_hidden_layers": 4, "intermediate_size": 2048,
@@ -164,17 +180,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 # PEFT's adapter fails on the router of Phi-3.5-MoE, and it refuses one of Mamba 2's output projection.
-_TARGETS = {"phimoe": "q_proj;k_proj;v_proj;o_proj", "mamba2": "in_proj"}
-_WITHOUT_SDPA = ("codegen", "gpt_neo", "mamba2", "vaultgemma")
+_TARGETS = {
+    "phimoe": "q_proj;k_proj;v_proj;o_proj",
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), "in_proj"),
+}
+_WITHOUT_SDPA = ("codegen", "falcon_mamba", "gpt_neo", "mamba", "mamba2", "vaultgemma")
 _QUICK = {
     ("gemma4 inputs", "lora", True, 256),
     ("minicpm3", "lora", False, 256),
     ("dots1", "lora", True, 256),
 }
 _QUICK |= {("phimoe", "lora", False, 256), ("gpt_neo", "full", True, 256), ("gpt_bigcode", "lora", True, 256)}
-_QUICK |= {("mamba2", "full", False, 256), ("idefics2", "lora", True, 256)}
+_QUICK |= {("mamba", "full", False, 256), ("mamba2", "full", False, 256), ("idefics2", "lora", True, 256)}
 _QUICK |= {("nemotron", "full", False, 256), ("mistral4", "full", False, 256), ("afmoe", "full", True, 256)}
 _QUICK |= {("helium", "full", False, 256), ("nanochat", "lora", True, 256), ("flex_olmo", "lora", False, 256)}
+_QUICK |= {("exaone_moe", "lora", True, 256), ("hy_v3", "lora", False, 256)}
 _QUICK |= {("codegen", "lora", False, 256), ("hyperclovax", "full", True, 256)}
 _QUICK |= {("falcon with slopes", "lora", True, 256)}
 CASES = [

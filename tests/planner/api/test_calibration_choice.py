@@ -12,7 +12,7 @@ import pytest
 
 from planner.catalog.location import data_dir
 from planner.cli.main import main
-from planner.domain.measured_on import Environment
+from planner.domain.uncertainty.calibration import Environment
 from planner.records.calibration_file import personal_dir, read_calibration, write_calibration
 
 JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]

@@ -312,8 +312,8 @@ def test_a_bound_that_is_infinite_is_read(tmp_path: Path) -> None:
 
 def test_unmodelled_architecture_has_no_verdict(tmp_path: Path) -> None:
     """An architecture without a program ends with exit code 6, and says what can answer."""
-    file = _config_file(tmp_path, TINY | {"model_type": "mamba"})
-    with pytest.raises(NotModelledError, match="'mamba' is not modelled; plan") as caught:
+    file = _config_file(tmp_path, TINY | {"model_type": "xlstm"})
+    with pytest.raises(NotModelledError, match="'xlstm' is not modelled; plan") as caught:
         load_model(str(file))
     assert caught.value.exit_code == ExitCode.NOT_MODELLED
 

@@ -20,7 +20,6 @@ from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stac
 from planner.domain.prediction import Prediction
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import segments_grow
-from planner.domain.stack_facts import named_facts
 from planner.domain.term import Phase, TermName
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
@@ -141,7 +140,7 @@ def test_versions_turn_one_stack_into_another_and_say_which_facts_they_changed()
     assert changed["loss_forward"] == "compute+float+shifted+log_softmax"
     assert changed["defaults.loss"] == "hf"
     assert "fused_norm" not in changed
-    before, after = named_facts(load_stack("trl")), named_facts(stack)
+    before, after = load_stack("trl").facts, stack.facts
     both = before.keys() & after.keys()
     assert changed.keys() & both == {name for name in both if before[name] != after[name]}
 
@@ -177,7 +176,7 @@ def test_versions_outside_the_ranges_that_were_read_are_warned_about(
         assert f"{package} {version}: " in warned[0]
         assert f"{stands_in} stands in" in warned[0]
         of_older = resolve(from_flags({**asked, "versions": f"{package}=={stands_in}"})).stack
-        assert named_facts(scenario.stack) == named_facts(of_older)
+        assert scenario.stack.facts == of_older.facts
 
 
 @pytest.mark.parametrize("package", package_names())

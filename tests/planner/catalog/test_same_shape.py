@@ -91,7 +91,7 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     *("nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8"),
     *("nvidia/NVIDIA-Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16", "LinkSoul/Chinese-Llama-2-7b"),
     *("google/paligemma2-3b-pt-640", "infly/OpenCoder-3B-Instruct"),
-    *("zai-org/GLM-OCR", "zai-org/GLM-4-9B-V"),
+    "zai-org/GLM-4-9B-V",
     *("CohereForAI/aya-vision-32b", "LiquidAI/LFM2-VL-1.6B"),
     *("hfl/chinese-llama-2-7b-16k", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b",
     "someone/llama-3-8b-reward"),

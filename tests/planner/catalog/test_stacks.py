@@ -23,8 +23,7 @@ from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stac
 from planner.configs.launchers.zero import _STAGE_3
 from planner.domain.recipes.recipe import STAYS_16_BIT
 from planner.domain.stack import Stack
-from planner.domain.stack_facts import named_facts
-from planner.domain.uncertainty.settled import SETTLED_BY
+from planner.domain.uncertainty.prior import SETTLED_BY
 from planner.errors import InputFileError
 from planner.files.structured import read_toml
 from planner.records import read_records
@@ -125,7 +124,7 @@ def test_a_value_over_quantised_bases_differs(stack_id: str) -> None:
     """What a file states for quantised bases is not a repetition of the general default."""
     file = read_toml(data_dir() / "stacks" / f"{stack_id.replace('@', '-')}.toml")
     stack = load_stack(stack_id)
-    assert {f"quantized.{name}" for name in file.get("quantized", {})} <= named_facts(stack).keys()
+    assert {f"quantized.{name}" for name in file.get("quantized", {})} <= stack.facts.keys()
     assert stack.quantized_defaults != stack.defaults
 
 
@@ -141,7 +140,7 @@ def without(entry: tuple[str, str], stack_id: str, folder: Path) -> None:
 
 def facts_by_version(stack_id: str, steps: list[tuple[str, str]]) -> list[dict[str, object]]:
     """Facts of the stack at its own versions, and with each of these versions of one package."""
-    return [named_facts(load_stack(stack_id, versions)) for versions in ((), *((step,) for step in steps))]
+    return [load_stack(stack_id, versions).facts for versions in ((), *((step,) for step in steps))]
 
 
 def steps_of(stack: Stack) -> list[tuple[str, str]]:
@@ -162,7 +161,7 @@ def test_a_stack_file_repeats_nothing_that_lies_below_it(
     stack, steps = load_stack(stack_id), steps_of(load_stack(stack_id))
     file = read_toml(data_dir() / "stacks" / f"{stack_id.replace('@', '-')}.toml")
     entries = [(table, name) for table in TABLES if table != "usual" for name in file.get(table, {})]
-    usual = named_facts(stack), facts_by_version(stack_id, steps)
+    usual = stack.facts, facts_by_version(stack_id, steps)
     shutil.copytree(data_dir() / "stacks", tmp_path / "stacks")
     repeated = []
     for entry in entries:
@@ -176,7 +175,7 @@ def test_a_stack_file_repeats_nothing_that_lies_below_it(
             key = entry[1] if entry[0] == "switches" else ".".join(entry)
             below = next((settled_by for name, settled_by, _ in bare.settled if name == key), "")
             knows_better = below == "assumed" != file[entry[0]][entry[1]]["settled_by"]
-            same = named_facts(bare) == usual[0] and facts_by_version(stack_id, steps) == usual[1]
+            same = bare.facts == usual[0] and facts_by_version(stack_id, steps) == usual[1]
             if same and not knows_better:
                 repeated.append(key)
     load_stack.cache_clear()

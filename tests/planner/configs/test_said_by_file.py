@@ -25,7 +25,7 @@ def test_the_first_key_holds_and_another_value_is_refused() -> None:
     """The same value twice is no contradiction; a key that is null says nothing."""
     reading = reading_of(seq=512, batch=None)
     reading.say("seq", 512, "other.yaml:max_len", "read later")
-    assert reading.said == {"seq": Said("seq", 512, "train.yaml:seq")}
+    assert reading.said == {"seq": Said(512, "train.yaml:seq")}
     with pytest.raises(UsageError, match=r"other.yaml:max_len: says seq 1024, but train.yaml:seq says 512"):
         reading.say("seq", 1024, "other.yaml:max_len")
 
@@ -36,7 +36,7 @@ def test_a_default_stands_where_no_key_does() -> None:
     reading.default("seq", 1024, "args.py:1")
     reading.default("batch", 8, "args.py:2")
     assert reading.value("seq") == 512
-    assert reading.said["batch"] == Said("batch", 8, "default of tool 1.0", "args.py:2")
+    assert reading.said["batch"] == Said(8, "default of tool 1.0", "args.py:2")
 
 
 def test_switches_are_one_field_with_all_their_places() -> None:

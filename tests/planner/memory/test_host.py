@@ -72,6 +72,23 @@ def test_masters_and_moments_of_the_partition_are_on_the_host() -> None:
     assert held(few)["offloaded_optimizer"] == 12 * few.trained / 2
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "n_states"), [("sgd", 0), ("lion", 1), ("rmsprop", 1), ("adafactor", 1)]
+)
+def test_states_on_the_host_are_those_that_the_optimizer_keeps(optimizer: str, n_states: int) -> None:
+    """A partition is flat, so that Adafactor keeps a square for each element."""
+    full = {"method": "full", "lora_rank": None, "lora_targets": None, "optimizer": optimizer}
+    zero3 = job(**full, sharding="zero3", offload="optimizer")
+    per_element = 4 + 4 * n_states
+    assert held(zero3)["offloaded_optimizer"] == pytest.approx(per_element * zero3.trained / 2, rel=1e-6)
+    parts, adam = (
+        held(job(**full | more, sharding="fsdp1", offload="optimizer+params"))["offloaded_optimizer"]
+        for more in ({}, {"optimizer": "adamw_torch"})
+    )
+    state = held(zero3)["offloaded_optimizer"] / per_element
+    assert adam - parts == pytest.approx((2 - n_states) * 4 * state, rel=1e-3)
+
+
 def test_sub_groups_of_no_elements_are_parameters() -> None:
     """``sub_group_size`` 0, as in a file of Axolotl: each parameter is a group.  NVMe keeps two of the
     largest, the token table of 152,064 x 3,584; a gradient of each waits on the host.
@@ -149,6 +166,19 @@ def test_fsdp_keeps_shards_gradients_and_moments_and_no_copy() -> None:
     assert found["offloaded_gradients"] == alone
     assert found["offloaded_optimizer"] == pytest.approx(alone + 2 * exact)
     assert not {"upload_buffer", "pinned_cache"} & set(found)
+
+
+def test_fsdp1_pins_a_part_and_a_gradient_of_each_flat_parameter() -> None:
+    """Those of a layer lie in one tensor, those around the layers in another; frozen ones get a gradient,
+    too.  Each adapter is flat by itself.
+    """
+    found = held(job(sharding="fsdp1", offload="optimizer+params"))
+    square, narrow, wide, table = 3_584 * 3_584, 3_584 * 512, 3_584 * 18_944, 152_064 * 3_584
+    layer = 2 * square + 2 * narrow + 3 * wide + 3_584 + 2 * 512 + 2 * 3_584
+    frozen = LAYERS * up(2 * layer / 2) + up(2 * (2 * table + 3_584) / 2)
+    assert found["offloaded_parameters"] == frozen
+    trained = LAYERS * sum(count * up(4 * elements / 2) for count, elements in LORA)
+    assert found["offloaded_gradients"] == trained + frozen
 
 
 def test_zero3_pins_each_frozen_part_alone_and_trained_ones_twice() -> None:

@@ -96,3 +96,19 @@ def test_copies_of_the_second_run_end_with_it(reentrant: bool) -> None:
     }
     assert len(copies) == 2
     assert copies == {~event for event in events if ~event in copies}
+
+
+def test_probabilities_that_a_layer_returns_get_zeros_for_a_gradient() -> None:
+    """Reentrant checkpoints of BLOOM: as many zeros as pairs of tokens for each of 16 heads, made before the
+    layer runs again.  Llama returns no probabilities.
+    """
+
+    def zeros(model: str, *, reentrant: bool) -> list[float]:
+        said = {"model": model, "method": "full", "attention": "eager", "gradient_checkpointing": True}
+        stream = step_of(job(**said, checkpoint_reentrant=reentrant))
+        places = ((slot, *stream.place(slot)) for slot in stream.events if slot >= 0)
+        return [stream.unit_bytes[slot] for slot, part, _, op in places if (part, op) == ("layer 1", "zeros")]
+
+    assert set(zeros("bloom-560m", reentrant=True)) == {2 * 16}
+    assert not zeros("bloom-560m", reentrant=False)
+    assert not zeros("llama-2-7b", reentrant=True)

@@ -6,6 +6,8 @@ import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import Job, job_of
+from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import Unit
 from planner.program.view import LayerView, layer_view, tower_view
 from tests.planner.intake.jobs import scenario_of
 
@@ -99,3 +101,26 @@ def test_heads_too_wide_for_flash_attention_are_masked_where_the_stack_does_so()
         for seen in [layer_view(asked, each.block, trained=True)]
     }
     assert kernels == {(256, "flash2", False), (512, "sdpa", True)}
+
+
+def test_code_of_transformers_takes_padding_out_before_flash_attention() -> None:
+    """Not of a single row, which has none, and not in code of its own."""
+
+    def unpads(**flags: object) -> bool:
+        padded = {"attention": "flash2", "padding": "longest", "seq": 1024, "tokens_per_sample": 512}
+        asked = job(**{"model": "llama-3.1-8b", "batch": 2, **padded, **flags})
+        return layer_view(asked, asked.model.groups[0].block, trained=True).unpads
+
+    assert unpads()
+    assert not unpads(batch=1)
+    assert not unpads(tokens_per_sample=1024)
+    assert not unpads(attention="sdpa")
+    assert not unpads(stack="torchtune")
+
+
+def test_real_tokens_are_those_of_one_whole_sample_and_of_mean_ones() -> None:
+    """Two rows of 1,024, of which one has 512 tokens."""
+    padded = {"attention": "flash2", "padding": "longest", "seq": 1024, "tokens_per_sample": 512}
+    values = unit_values(job(model="llama-3.1-8b", batch=2, **padded))
+    assert values[Unit.REAL_TOKENS] == 1024 + 512
+    assert values[Unit.TOKENS] == 2048

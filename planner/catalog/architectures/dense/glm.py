@@ -29,6 +29,14 @@ _GLM4V = {
     "vocab_size": 151_552,
     "max_position_embeddings": 32_768,
 }
+_GLM_OCR = {
+    "vocab_size": 59_392,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+}
 
 
 def read_glm(fields: ConfigFields) -> ModelSpec:
@@ -48,15 +56,24 @@ def read_glm4v_text(fields: ConfigFields) -> ModelSpec:
     """
     heads = fields.integer("num_attention_heads", default=32)
     fixed = {"attention_bias": True, "head_dim": fields.integer("hidden_size", default=4096) // heads}
+    return _seeing(ConfigFields({**_GLM4V, **fields.data, **fixed}, fields.where))
+
+
+def read_glm_ocr_text(fields: ConfigFields) -> ModelSpec:
+    """``glm_ocr_text``: the same without biases, with heads of any width."""
+    given = {**_GLM_OCR, **fields.data, "attention_bias": False}
+    if not fields.has("head_dim"):
+        made = ConfigFields(given, fields.where)
+        given["head_dim"] = made.integer("hidden_size") // made.integer("num_attention_heads")
+    return _seeing(ConfigFields(given, fields.where))
+
+
+def _seeing(fields: ConfigFields) -> ModelSpec:
     given = fields.optional_section("rope_parameters").data
     rope = {"rope_parameters": {"partial_rotary_factor": 1.0, **given}}
     if "partial_rotary_factor" in fields.data:
         rope = {}
-    return _glm(
-        ConfigFields({**_GLM4V, **fields.data, **rope, **fixed}, fields.where),
-        norms_per_layer=4,
-        form="halves",
-    )
+    return _glm(ConfigFields({**fields.data, **rope}, fields.where), norms_per_layer=4, form="halves")
 
 
 def _glm(fields: ConfigFields, *, norms_per_layer: int, form: RotaryForm = "repeated_pairs") -> ModelSpec:
@@ -85,4 +102,9 @@ def _glm(fields: ConfigFields, *, norms_per_layer: int, form: RotaryForm = "repe
     )
 
 
-READERS = {"glm": read_glm, "glm4": read_glm4, "glm4v_text": read_glm4v_text}
+READERS = {
+    "glm": read_glm,
+    "glm4": read_glm4,
+    "glm4v_text": read_glm4v_text,
+    "glm_ocr_text": read_glm_ocr_text,
+}

@@ -50,16 +50,22 @@ def read_exaone4(fields: ConfigFields) -> ModelSpec:
 
     Without a window every layer attends fully and has rotary positions.
     """
-    n_layers, window = fields.layers("num_hidden_layers"), window_field(fields, 4096)
     attention = replace(attention_of(fields, kv_default=32), head_norms_last=True)
     block = llama_block(fields, attention)
     block = replace(block, norms=block.norms + head_norms(attention), reads_stream=True)
+    n_layers = fields.layers("num_hidden_layers")
+    return decoder(fields, in_exaone_windows(fields, [block] * n_layers))
+
+
+def in_exaone_windows(fields: ConfigFields, blocks: Sequence[BlockSpec]) -> list[BlockSpec]:
+    """``blocks``, each in its layer's window; without a window all of them as they are."""
+    window = window_field(fields, 4096)
     if window is None:
-        return decoder(fields, [block] * n_layers)
+        return list(blocks)
     # Beside layer_types the pattern may be a text ("LLLG"), which nothing reads.
     period = 4 if fields.has("layer_types") else fields.integer("sliding_window_pattern", default=4)
-    types = alternating_types(n_layers, period)
-    return decoder(fields, turned_in_windows(block, layer_windows(fields, n_layers, window, types)))
+    windows = layer_windows(fields, len(blocks), window, alternating_types(len(blocks), period))
+    return [turned_in_windows(block, [each])[0] for block, each in zip(blocks, windows, strict=True)]
 
 
 def read_hunyuan(fields: ConfigFields) -> ModelSpec:

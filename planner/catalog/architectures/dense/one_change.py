@@ -1,5 +1,5 @@
-"""Dense architectures that are a known block with little changed: CWM, HyperCLOVA X, Helium, Jais 2,
-NanoChat, VaultGemma.
+"""Dense architectures that are a known block with little changed: CWM, HyperCLOVA X, Helium, IQuest-Coder,
+Jais 2, NanoChat, VaultGemma.
 
 Module names, shapes and defaults are those of Transformers 5.23
 (``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
@@ -17,6 +17,7 @@ from planner.catalog.architectures.dense.llama_family import (
     decoder,
     llama_block,
     read_granite,
+    read_llama,
     with_windows,
 )
 from planner.catalog.architectures.dense.llama_kin import relu2_block
@@ -54,6 +55,12 @@ def read_helium(fields: ConfigFields) -> ModelSpec:
         mlp_bias=fields.flag("mlp_bias", False),
     )
     return with_scaling(decoder(fields, [block] * fields.layers("num_hidden_layers")), "wide")
+
+
+def read_iquestcoder(fields: ConfigFields) -> ModelSpec:
+    """``iquestcoder``: Llama's modules, with numbers of its own for fields that are absent."""
+    given = {"num_key_value_heads": 8, "head_dim": 128, **fields.data}
+    return read_llama(ConfigFields(given, fields.where))
 
 
 def read_jais2(fields: ConfigFields) -> ModelSpec:
@@ -98,6 +105,7 @@ READERS = {
     "cwm": read_cwm,
     "hyperclovax": read_hyperclovax,
     "helium": read_helium,
+    "iquestcoder": read_iquestcoder,
     "jais2": read_jais2,
     "nanochat": read_nanochat,
     "vaultgemma": read_vaultgemma,

@@ -1,4 +1,5 @@
-"""Mixtures of experts of 2025: GLM-4.5, MiniMax M2, ERNIE 4.5, Hunyuan, AFMoE.
+"""Mixtures of experts of 2025 and later: GLM-4.5, MiniMax M2, ERNIE 4.5, Hunyuan, AFMoE, Solar Open, Hy3,
+K-EXAONE.
 
 Module names, shapes and defaults are those of Transformers 5.23
 (``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
@@ -7,10 +8,10 @@ here is the default of that configuration class.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
-from planner.catalog.architectures.dense.later_blocks import turned_in_windows
+from planner.catalog.architectures.dense.later_blocks import in_exaone_windows, turned_in_windows
 from planner.catalog.architectures.dense.llama_family import (
     attention_of,
     decoder,
@@ -28,7 +29,12 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     with_scaling,
 )
-from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field
+from planner.catalog.architectures.windows import (
+    alternating_types,
+    check_kinds,
+    layer_windows,
+    window_field,
+)
 from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec
 
@@ -73,7 +79,7 @@ def read_glm4_moe(fields: ConfigFields) -> ModelSpec:
     shared = width * fields.integer("n_shared_experts", default=1)
     mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=shared, router="sigmoid")
     n_dense = min(fields.count("first_k_dense_replace", default=1), n_layers)
-    blocks = [_dense(fields, attention, projections, bias=False)] * n_dense
+    blocks = [_dense(fields, attention, projections, bias=False) for _ in range(n_dense)]
     blocks += [_sparse(attention, projections, mlp, hidden, bias=False)] * (n_layers - n_dense)
     if fields.flag("use_qk_norm", False):
         blocks = [replace(block, norms=block.norms + head_norms(attention)) for block in blocks]
@@ -217,6 +223,85 @@ def read_afmoe(fields: ConfigFields) -> ModelSpec:
     return replace(spec, embedding_scale="stream" if fields.flag("mup_enabled", False) else "none")
 
 
+def read_solar_open(fields: ConfigFields) -> ModelSpec:
+    """``solar_open``: GLM-4.5's experts in every layer, and whole heads turned as Llama does."""
+    given = {"head_dim": 128, "moe_intermediate_size": 1280, "partial_rotary_factor": 1.0, **fields.data}
+    data = {**given, "first_k_dense_replace": 0, "use_qk_norm": False}
+    spec = read_glm4_moe(ConfigFields(data, fields.where))
+    plain = spec.groups[0].block.attention
+    plain = replace(plain, joined_rotary=False, head_norms_last=False, rotary_width=0)
+    return replace(spec.with_blocks(lambda block: replace(block, attention=plain)), omits="")
+
+
+def read_hy_v3(fields: ConfigFields) -> ModelSpec:
+    """``hy_v3``: Apertus's attention; one dense layer, then experts chosen by a sigmoid in fp32 beside a
+    shared one.  PEFT 0.21 has no table of these experts.
+
+    ``e_score_correction_bias`` of each layer is a buffer, not a parameter.
+    """
+    attention = replace(attention_of(fields, kv_default=8, head_dim_default=128), head_norms_last=True)
+    bias = fields.flag("attention_bias", False)
+    projections = separate_qkv(attention, fields.integer("hidden_size"), qkv_bias=bias, out_bias=bias)
+    blocks = _behind_dense(fields, attention, projections, _ExpertDefaults(192, 8, 1536))
+    wide = fields.flag("enable_moe_fp32_combine", True)
+    blocks = [
+        replace(block, mlp=replace(block.mlp, router="sigmoid_divided", wide_sum=wide)) for block in blocks
+    ]
+    spec = decoder(fields, blocks).with_linears(
+        lambda linears: (replace(each, legacy_names=(), adaptable=True) for each in linears)
+    )
+    return replace(spec, omits="the multi-token-prediction layer, which Transformers does not build")
+
+
+def read_exaone_moe(fields: ConfigFields) -> ModelSpec:
+    """``exaone_moe`` (K-EXAONE): EXAONE 4's attention behind a norm, and DeepSeek V3's experts.
+
+    ``e_score_correction_bias`` of each router is a buffer, not a parameter.
+    """
+    attention = replace(attention_of(fields, kv_default=32), head_norms_last=True)
+    projections = separate_qkv(attention, fields.integer("hidden_size"))
+    blocks = _behind_dense(fields, attention, projections, _ExpertDefaults(64, 8, 1024))
+    spec = decoder(fields, in_exaone_windows(fields, blocks))
+    return replace(spec, omits="the multi-token-prediction layer, which Transformers does not build")
+
+
+@dataclass(frozen=True, slots=True)
+class _ExpertDefaults:
+    """What an absent field means."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+
+
+def _behind_dense(
+    fields: ConfigFields,
+    attention: AttentionSpec,
+    projections: tuple[LinearSpec, ...],
+    defaults: _ExpertDefaults,
+) -> list[BlockSpec]:
+    """All layers: those that ``mlp_layer_types`` calls dense, else the first ones, then experts beside a
+    shared one; norms over each head.
+    """
+    hidden, n_layers = fields.integer("hidden_size"), fields.layers("num_hidden_layers")
+    width = fields.integer("moe_intermediate_size", default=defaults.moe_intermediate_size)
+    n_experts = fields.integer("num_experts", "num_local_experts", default=defaults.num_experts)
+    top_k = fields.integer("num_experts_per_tok", default=defaults.num_experts_per_tok)
+    shared = width * fields.integer("num_shared_experts", default=1)
+    mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=shared, router="sigmoid")
+    n_dense = fields.count("first_k_dense_replace", default=1)
+    kinds = fields.texts("mlp_layer_types") or tuple(
+        "dense" if index < n_dense else "sparse" for index in range(n_layers)
+    )
+    check_kinds(fields, kinds, n_layers, ("dense", "sparse"), "mlp_layer_types")
+    made = {
+        "dense": _dense(fields, attention, projections, bias=False),
+        "sparse": _sparse(attention, projections, mlp, hidden, bias=False),
+    }
+    normed = {kind: replace(block, norms=block.norms + head_norms(attention)) for kind, block in made.items()}
+    return [normed[kind] for kind in kinds]
+
+
 def _same_in_all_layers(fields: ConfigFields, name: str) -> int:
     """A number, or a list of the same number for each layer; 1 where the file has none."""
     if not isinstance(fields.data.get(name), list):
@@ -234,4 +319,7 @@ READERS = {
     "ernie4_5_moe": read_ernie_moe,
     "hunyuan_v1_moe": read_hunyuan_moe,
     "afmoe": read_afmoe,
+    "solar_open": read_solar_open,
+    "hy_v3": read_hy_v3,
+    "exaone_moe": read_exaone_moe,
 }

@@ -1,7 +1,8 @@
-"""GLM-4.1V, 4.5V and 4.6V: a tower over patches of any number, before the decoders of GLM-4 and GLM-4.5.
+"""GLM-4.1V, 4.5V, 4.6V and GLM-OCR: a tower over patches of any number, before the decoders of GLM-4 and
+GLM-4.5.
 
 Module names, shapes and defaults are those of Transformers 5.23
-(``models/{glm4v,glm46v,glm4v_moe}/{modeling,configuration}_*.py``).
+(``models/{glm4v,glm46v,glm4v_moe,glm_ocr}/{modeling,configuration}_*.py``).
 """
 
 from __future__ import annotations
@@ -25,17 +26,27 @@ _MIN_PIXELS, _MAX_PIXELS = 112 * 112 // 2, 28 * 28 * 15_000 // 2
 """As in transformers 5.23 models/{glm4v,glm46v}/image_processing_*.py ``size``: limits of two frames,
 both of which an image is.
 """
-_DECODERS = {"glm4v": "glm4v_text", "glm46v": "glm4v_text", "glm4v_moe": "glm4v_moe_text"}
+_MAX_PIXELS_OF_OCR = 28 * 28 * 12_288 // 2
+"""``longest_edge`` in preprocessor_config.json of GLM-OCR, of two frames, too."""
+_DECODERS = {
+    "glm4v": "glm4v_text",
+    "glm46v": "glm4v_text",
+    "glm4v_moe": "glm4v_moe_text",
+    "glm_ocr": "glm_ocr_text",
+}
 
 
 def read_glm_vision(fields: ConfigFields) -> ModelSpec:
-    """``glm4v``, ``glm46v`` and ``glm4v_moe``; GLM-4.6V is any of the two decoders."""
+    """``glm4v``, ``glm46v``, ``glm4v_moe`` and ``glm_ocr``; GLM-4.6V is any of the first two decoders."""
     architecture = fields.text("model_type", "glm4v")
     section = fields.section("text_config")
     text = {"model_type": _DECODERS[architecture], **section.data}
     spec = language_model(ConfigFields({**fields.data, "text_config": text}, fields.where))
-    tower = _tower(fields.section("vision_config"))
-    return replace(spec, architecture=architecture, vision=tower)
+    vision = fields.section("vision_config")
+    tower = _ocr_tower(vision) if architecture == "glm_ocr" else _tower(vision)
+    omits = "the multi-token-prediction layer, which Transformers does not build"
+    is_left_out = section.has("num_nextn_predict_layers")
+    return replace(spec, architecture=architecture, vision=tower, omits=omits if is_left_out else spec.omits)
 
 
 def _tower(vision: ConfigFields) -> TowerSpec:
@@ -77,6 +88,34 @@ def _tower(vision: ConfigFields) -> TowerSpec:
         has_hook=False,
         behind=(rms(width),),
         listed=True,
+    )
+
+
+def _ocr_tower(vision: ConfigFields) -> TowerSpec:
+    """That of GLM-OCR: no table of places, norms over heads, and biases where the file denies none."""
+    defaults = {"hidden_size": 1024, "num_heads": 16, "out_hidden_size": 1536, "intermediate_size": 4096}
+    given = {**defaults, "attention_bias": True, **vision.data}
+    tower = _tower(ConfigFields(given, vision.where))
+    bias, inner = vision.flag("attention_bias", True), int(given["intermediate_size"])
+    [group] = tower.groups
+    block = group.block
+    qkv, proj, *_ = block.linears
+    heads = replace(rms(block.attention.head_dim), on="heads", rows_per_token=block.attention.n_heads)
+    block = replace(
+        block,
+        mlp=replace(block.mlp, width=inner),
+        linears=(qkv, replace(proj, bias=bias), *gated_mlp(tower.width, inner, bias=bias)),
+        norms=(*block.norms, heads, heads),
+    )
+    out = vision.integer("out_hidden_size", default=1536)
+    inside = tower.rule.merge**2 * tower.width
+    merged = _merger(vision, inside, out, out * vision.integer("in_channels", default=3))
+    return replace(
+        tower,
+        rule=replace(tower.rule, max_pixels=_MAX_PIXELS_OF_OCR),
+        entry=replace(tower.entry, norms=(), extra_params=0),
+        groups=(replace(group, block=block),),
+        projectors=(BlockGroup(1, merged),),
     )
 
 

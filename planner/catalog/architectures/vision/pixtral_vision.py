@@ -1,8 +1,8 @@
-"""Mistral 3 (Mistral Small 3.1 and later, Ministral 3): Pixtral's tower, a projector that merges patches,
-and a decoder of another architecture.
+"""Mistral 3 (Mistral Small 3.1 and later, Ministral 3) and LightOnOCR: Pixtral's tower, a projector that
+merges patches, and a decoder of another architecture.
 
 Module names, shapes and defaults are those of Transformers 5.23
-(``models/{mistral3,pixtral}/modeling_*.py``, ``configuration_*.py``).
+(``models/{mistral3,pixtral,lighton_ocr}/modeling_*.py``, ``configuration_*.py``).
 """
 
 from __future__ import annotations
@@ -103,4 +103,33 @@ def read_mistral3(fields: ConfigFields) -> ModelSpec:
     return replace(spec, architecture="mistral3", vision=pixtral_tower(fields, "mistral3", projector, merge))
 
 
-READERS = {"mistral3": read_mistral3}
+_QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+}
+_PIXTRAL = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "hidden_act": "silu"}
+
+
+def read_lighton_ocr(fields: ConfigFields) -> ModelSpec:
+    """``lighton_ocr``: Mistral 3's code around a Qwen3; rows of tokens have no ends."""
+    text, vision = (fields.optional_section(f"{part}_config").data for part in ("text", "vision"))
+    given = {
+        **fields.data,
+        "text_config": {**_QWEN3, **text},
+        "vision_config": {**_PIXTRAL, "image_size": 1540, "patch_size": 14, **vision},
+        "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu",
+    }
+    spec = read_mistral3(ConfigFields(given, fields.where))
+    tower = spec.vision and replace(spec.vision, rule=replace(spec.vision.rule, ends_rows=False))
+    return replace(spec, architecture="lighton_ocr", vision=tower)
+
+
+READERS = {"mistral3": read_mistral3, "lighton_ocr": read_lighton_ocr}

@@ -55,7 +55,8 @@ def _language_model(fields: ConfigFields) -> ModelSpec:
     return replace(spec, architecture=fields.text("model_type", ""))
 
 
-def _rule(vision: ConfigFields, *, min_pixels: int, max_pixels: int, patch: int) -> ImageRule:
+def pixel_rule(vision: ConfigFields, *, min_pixels: int, max_pixels: int, patch: int) -> ImageRule:
+    """An image that is scaled until its pixels lie between limits."""
     return ImageRule(
         "resized",
         patch_pixels=vision.integer("patch_size", default=patch),
@@ -116,7 +117,7 @@ def read_qwen2_vl(fields: ConfigFields) -> ModelSpec:
         attention_linears(width) + plain_mlp(width, inner, ("fc1", "fc2"), bias=True),
         (layer_norm(width, copies=2),),
     )
-    rule = _rule(vision, min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS, patch=14)
+    rule = pixel_rule(vision, min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS, patch=14)
     last = merger(width, vision.integer("hidden_size", default=3584), rule.merge, layer_norm(width))
     tower = TowerSpec(
         "qwen2_vl",
@@ -138,7 +139,7 @@ def read_qwen2_5_vl(fields: ConfigFields) -> ModelSpec:
     spec, vision = _language_model(fields), fields.section("vision_config")
     width, heads = vision.integer("hidden_size", default=3584), vision.integer("num_heads", default=16)
     inner, n_layers = vision.integer("intermediate_size", default=3420), vision.layers("depth")
-    rule = _rule(vision, min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS, patch=14)
+    rule = pixel_rule(vision, min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS, patch=14)
     whole = BlockSpec(
         tower_attention(vision, width, heads),
         MlpSpec(inner, gated=True, activation=vision.text("hidden_act", "silu")),
@@ -178,7 +179,7 @@ def qwen3_tower(vision: ConfigFields, *, has_deepstack: bool = True) -> TowerSpe
         attention_linears(width) + plain_mlp(width, inner, ("linear_fc1", "linear_fc2"), bias=True),
         (layer_norm(width, copies=2),),
     )
-    rule = _rule(vision, min_pixels=_QWEN3_MIN_PIXELS, max_pixels=_QWEN3_MAX_PIXELS, patch=16)
+    rule = pixel_rule(vision, min_pixels=_QWEN3_MIN_PIXELS, max_pixels=_QWEN3_MAX_PIXELS, patch=16)
     positions = vision.integer("num_position_embeddings", default=2304) * width
     hidden, names = vision.integer("out_hidden_size", default=3584), ("linear_fc1", "linear_fc2")
     known = (

@@ -21,10 +21,10 @@ from planner.configs.shared.trainer_arguments import (
     read_precision,
     read_trainer,
 )
+from planner.configs.tools.llama_factory import llama_factory_age
 from planner.configs.tools.llama_factory.llama_factory_age import (
     BEFORE_0_7,
     GONE,
-    STACK,
     old_length,
     read_age,
     read_old_load_dtype,
@@ -59,7 +59,7 @@ from planner.configs.tools.llama_factory.llama_factory_vision import (
 from planner.domain.recipes.recipe import LINEAR_CLASSES
 from planner.errors import UsageError, show
 
-TOOL = "LLaMA-Factory 0.9.5"
+TOOL, STACK = "LLaMA-Factory 0.9.5", llama_factory_age.STACK
 # Keys that no other tool has.
 MARKS = frozenset(
     {"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"}

@@ -13,6 +13,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import ends_by_steps, read_given_launch
+from planner.configs.tools.unsloth import unsloth_cli
 from planner.configs.tools.unsloth.unsloth_cli import (
     read_model,
     say_packing,
@@ -23,6 +24,7 @@ from planner.configs.yaml_or_json import Document
 from planner.errors import show
 from planner.words import words
 
+TOOL, STACK = unsloth_cli.TOOL, unsloth_cli.STACK
 _PLACE = "unsloth 2026.10.9 unsloth_cli/config.py"
 _SECTIONS = ("data", "training", "lora", "logging")
 _OF_TRAINING = {

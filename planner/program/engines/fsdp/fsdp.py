@@ -198,15 +198,16 @@ class Fsdp(Runtime):
     def _backward_of_head(self, part: Instance, events: array[int]) -> None:
         """A table that is tied to the head waits for the end: token numbers have no gradient to hook into.
 
-        The hook of the root is on what the model returns: its loss, or the logits of a loop's own loss, in
-        stacks whose root is not whole any more then, but for those that run Transformers' Trainer.  Of FSDP1
-        it is on these logits, too, though the root is whole.
+        The hook of the root is on what the model returns: its loss, or the logits of another loss, which
+        trainers of preferences have and loops of their own.  These are stacks whose root is not whole any
+        more then, but for those that run Transformers' Trainer.  Of FSDP1 it is on these logits, too, though
+        the root is whole.
         """
-        stream = self.stream
+        stream, own_loss = self.stream, self._keeps_root or self.job.recipe.has_own_loss
         before, inside, after = around(stream, events, self.job.model.head.name)
         root = self.groups.get(ROOT)
         stays = root is None or root.stays
-        if (stays and not self._keeps_root) or self.job.stack.fsdp2_units in DIVIDED_ROOTS:
+        if (stays and not own_loss) or self.job.stack.fsdp2_units in DIVIDED_ROOTS:
             self._before_backward(ROOT)
             stream.events += before
         else:

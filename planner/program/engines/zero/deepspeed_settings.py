@@ -29,8 +29,7 @@ class Settings:
     ``sub_group``: what the optimizer updates at a time; ``hpz``: processes that divide a second copy.
     ``reduces_wide``: gradients of 16 bits are sent in fp32.  ``keeps_recomputed``: see the switch
     ``zero3_keeps_recomputed``; ``for_model``: until all of the model is done.  ``counts_early``: see the
-    switch ``zero3_counts_from_backward``.  ``scatters``: gradients are sent by their owners in stages 1
-    and 2, else a bucket is summed where it is (``reduce_scatter``).
+    switch ``zero3_counts_from_backward``.
     """
 
     world: int
@@ -50,7 +49,6 @@ class Settings:
     keeps_recomputed: bool = False
     for_model: bool = False
     counts_early: bool = False
-    scatters: bool = True
 
 
 def reference_settings(job: Job) -> Settings:
@@ -90,7 +88,6 @@ def settings_of(job: Job, *, fills: bool = True) -> Settings:
         keeps_recomputed=stack.zero3_keeps_recomputed,
         for_model=recipe.checkpoint_reentrant and stack.recomputes_hooks,
         counts_early=stack.zero3_counts_from_backward,
-        scatters=stack.zero12_scatters,
     )
 
 

@@ -1,8 +1,8 @@
 """ZeRO stages 1 and 2: what DeepSpeed's ``DeepSpeedZeroOptimizer`` allocates on one rank, moment by moment.
 
 Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py; each method names its counterpart.  Gradients are
-copied into buckets (``contiguous_gradients``; else :mod:`planner.program.engines.zero.zero12_apart`) and
-scattered or summed (``reduce_scatter``); ``use_multi_rank_bucket_allreduce`` is a default.
+copied into buckets and scattered; ``contiguous_gradients``, ``reduce_scatter`` and
+``use_multi_rank_bucket_allreduce`` are defaults.
 Ignored: host memory.
 """
 
@@ -116,17 +116,14 @@ class Zero12(DeepSpeed):
             if param in self._kept:
                 self._put_in_bucket(param, self._kept.pop(param))
         self._reduce()
-        self._close()
-        self.wait(0)
-
-    def _close(self) -> None:
-        """``independent_gradient_partition_epilogue``: own gradients are kept, or added to those that are."""
+        # Own gradients are kept, or added to those that are.
         if self._accumulated is None:
             self._accumulated = self._partition
         else:
             self.free(self._partition)
         self.free(*self._buckets, *self._left_over)
         self._partition, self._buckets, self._left_over = None, [], []
+        self.wait(0)
 
     def step(self) -> None:
         """``step``: the norm, then group by group flat gradients in fp32 and the optimizer."""
@@ -141,15 +138,12 @@ class Zero12(DeepSpeed):
         for group in self._groups:
             several = sum(each in self._own for each in group.params) > 1
             wide = self.wide_gradients(group.part, several=several)
-            self._let_go(group)
+            if group is self._groups[-1]:
+                # One buffer holds the gradients of all groups.
+                self.free(self._accumulated)
+                self._accumulated = None
             self.update(group.part)
             self.free(wide)
-
-    def _let_go(self, group: FlatGroup) -> None:
-        """One buffer holds the gradients of all groups, so it goes with the last of them."""
-        if group is self._groups[-1]:
-            self.free(self._accumulated)
-            self._accumulated = None
 
     def _set_up_buckets(self) -> None:
         """``setup_buckets``: one, or two where the reduction of one overlaps the filling of the other."""
@@ -176,16 +170,13 @@ class Zero12(DeepSpeed):
 
     def _reduce(self) -> None:
         """``reduce_ipg_grads``: pieces of several processes are copied together before they are sent
-        (``allreduce_bucket``), or the bucket is summed as it is (``gradient_reduction_w_predivide``).
+        (``allreduce_bucket``).
         """
         bucket, oversized = self._bucket, self._oversized
         self._bucket, self._filled, self._oversized = [], 0, None
-        if self.settings.scatters:
-            sizes = merged(piece for each in bucket for piece in self._group_of[each].slices(each))
-            for call in sent_together(sizes, self.settings.bucket):
-                self._send(sum(call), n_pieces=len(call))
-        elif bucket:
-            self._send(sum(each.elements for each in bucket), n_pieces=1)
+        sizes = merged(piece for each in bucket for piece in self._group_of[each].slices(each))
+        for call in sent_together(sizes, self.settings.bucket):
+            self._send(sum(call), n_pieces=len(call))
         for param in bucket:
             if param in self._own:
                 self._keep_own(param)

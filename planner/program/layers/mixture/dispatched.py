@@ -24,7 +24,7 @@ from planner.program.ops.tensors import EXCHANGED_ROWS, Tensor, Unit, replaced
 from planner.program.view import LayerView
 
 Shared = Callable[[Tensor], Tensor]
-_SIGMOID = ("sigmoid", "sigmoid_fp32", "sigmoid_input")
+_SIGMOID = ("sigmoid", "sigmoid_divided", "sigmoid_fp32", "sigmoid_input")
 
 
 def dispatched(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tensor:

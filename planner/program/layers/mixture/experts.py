@@ -1,20 +1,24 @@
 """A mixture of experts: the router, and the experts of a layer as two tensors that grouped products read.
+Those of Gemma 4 read the stream before the dense part of the layer, and are added to what that returns.
 
 Source: transformers 5.23 integrations/moe.py ``grouped_mm_experts_forward``, models/{mixtral,qwen3_moe,
-granitemoe,gpt_oss,deepseek_v2}/modeling_*.py; peft 0.21 tuners/lora/layer.py ParamWrapper.
+granitemoe,gpt_oss,deepseek_v2}/modeling_*.py, models/gemma4/modeling_gemma4.py Gemma4TextDecoderLayer,
+Gemma4TextRouter; peft 0.21 tuners/lora/layer.py ParamWrapper.
 Ignored: memory of indices and weights of the chosen experts, some numbers for each token; the second half of
 each weight of Hunyuan's routers, which stay in fp32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.domain.model import LinearSpec
+from planner.domain.model import LinearSpec, NormSpec
 from planner.program.layers.activations import activation, clamped_gate
 from planner.program.layers.mixture.experts_in_turn import in_turn
 from planner.program.layers.mixture.liger_experts import liger_experts
 from planner.program.layers.mixture.scattered import scattered
+from planner.program.layers.norms import norm
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import linear_function
 from planner.program.ops.operators import Operators, shape_of
@@ -27,7 +31,7 @@ from planner.program.weights.matrices import autocast, linear, product_4bit, wei
 # On these alone: topk, sort, division by the experts of a token, their weights in that order, the cast of
 # their numbers, histc, cumsum; arange and index_put of the inverse order.
 _SMALL_OPERATORS = 9
-_FP32_ROUTERS = ("fp32", "sigmoid", "fp32_cast")
+_FP32_ROUTERS = ("fp32", "sigmoid", "sigmoid_divided", "fp32_cast")
 
 
 def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -54,12 +58,14 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             return torch.to(torch.chosen(scores, mlp.top_k), given)
         copy = weight_copy(torch, view, seen)
         logits = linear_function(torch, view)(autocast(torch, view, x), copy, mlp.n_experts)
+        del x, seen, copy
         dtype = logits.dtype
         if mlp.router == "chosen":
             return torch.chosen(logits, mlp.top_k)
-        if mlp.router in ("sigmoid", "sigmoid_input", "sigmoid_fp32"):
+        if mlp.router in ("sigmoid", "sigmoid_divided", "sigmoid_input", "sigmoid_fp32"):
             wide = torch.to(logits, "fp32") if mlp.router == "sigmoid_fp32" else logits
-            return torch.chosen(torch.kernel(wide, "sigmoid", saves="output"), mlp.top_k)
+            best = torch.chosen(torch.kernel(wide, "sigmoid", saves="output"), mlp.top_k)
+            return torch.to(best, "fp32") if mlp.router == "sigmoid_divided" else best
         scores = torch.softmax(torch.to(logits, "fp32"))
         best = torch.chosen(scores, mlp.top_k)
         return torch.to(best, dtype) if mlp.router == "softmax" else best
@@ -289,3 +295,26 @@ def _weight(torch: Operators, view: LayerView, spec: LinearSpec, factors: Factor
         return [torch.like(torch.new(Unit.RANK, count, dtype, "bmm"), "mul") for count in counts]
 
     return record(torch, merged, factors, factors, backward)
+
+
+def beside_dense(
+    torch: Operators, view: LayerView, dense: Tensor, stream: Tensor, norms: Sequence[NormSpec]
+) -> Tensor:
+    """The sum of both parts; ``norms``: of the dense part's output, of the experts' input and output."""
+    first = norm(torch, view, norms[0], dense)
+    rows = torch.reshaped(stream)
+    weights = _router_beside(torch, view, rows)
+    second = experts(torch, view, norm(torch, view, norms[1], rows), weights)
+    return torch.add(first, norm(torch, view, norms[2], second))
+
+
+def _router_beside(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """Weights of the chosen experts, of the stream without its size, times a parameter and a number."""
+    mlp, width = view.block.mlp, x.count
+    with torch.inside("router"):
+        given = norm(torch, view, NormSpec("rms", int(width), weight=False), x)
+        scale = torch.parameter(Unit.ONE, width, view.dtypes.norm, trained=view.trains_base)
+        given = torch.same(torch.mul(given, scale), "mul")
+        spec = next(each for each in view.linears("mlp_in") if each.group == "router")
+        scores = torch.softmax(torch.to(linear(torch, view, spec, given), "fp32"))
+        return torch.chosen(scores, mlp.top_k)

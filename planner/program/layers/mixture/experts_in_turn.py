@@ -22,7 +22,7 @@ from planner.program.weights.matrices import linear
 
 Expert = tuple[LinearSpec, LinearSpec, LinearSpec]
 _MOST_TURNS = 8
-_KEEPS_FP32 = ("sigmoid", "sigmoid_fp32", "sigmoid_module")
+_KEEPS_FP32 = ("sigmoid", "sigmoid_divided", "sigmoid_fp32", "sigmoid_module")
 """Routers whose weights stay in fp32, and so does the sum over experts."""
 
 

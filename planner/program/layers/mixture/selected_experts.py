@@ -1,13 +1,17 @@
-"""Experts that are taken out of parameters of all one after the other, each with a gradient of all.
+"""Experts that are taken out of parameters of all one after the other, each with a gradient of all (DBRX);
+and experts that are drawn by chance, weighed by a function of their own (Phi-3.5-MoE).
 
-Source: transformers 5.23 models/dbrx/modeling_dbrx.py DbrxRouter, DbrxFFN, DbrxExperts, DbrxExpertGLU.
-More than eight experts are counted as up to eight groups, as in ``experts_in_turn``.
-Ignored: indices of the chosen rows.
+Source: transformers 5.23 models/dbrx/modeling_dbrx.py DbrxRouter, DbrxFFN, DbrxExperts, DbrxExpertGLU,
+models/phimoe/modeling_phimoe.py PhimoeTopKRouter, sparsemixer, PhimoeSparseMoeBlock.
+More than eight experts of DBRX are counted as up to eight groups, as in ``experts_in_turn``.
+Ignored: indices of the chosen rows; what drawing saves for each expert and token: masks, random numbers,
+copies of the scores.
 """
 
 from __future__ import annotations
 
 from planner.program.layers.activations import activation
+from planner.program.layers.mixture.experts import experts
 from planner.program.layers.mixture.experts_in_turn import chosen_rows, index_add, n_turns_of
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
@@ -20,7 +24,7 @@ def selected_experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What the experts add to the stream; variables are those of the loop, which keeps them for one turn."""
     mlp = view.block.mlp
     if mlp.jitters:
-        x = jittered(torch, x)
+        x = _jittered(torch, x)
     chooser = next(each for each in view.linears("mlp_in") if each.group == "router")
     logits = linear(torch, view, chooser, torch.reshaped(x))
     weights = torch.chosen(torch.softmax(logits), mlp.top_k)
@@ -41,7 +45,18 @@ def selected_experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return out
 
 
-def jittered(torch: Operators, x: Tensor) -> Tensor:
+def sampled_experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """What the experts add to the stream; their input is multiplied by noise twice, by block and router."""
+    mlp = view.block.mlp
+    x = _jittered(torch, x) if mlp.jitters else x
+    rows = torch.reshaped(x)
+    rows = _jittered(torch, rows) if mlp.jitters else rows
+    chooser = next(each for each in view.linears("mlp_in") if each.group == "router")
+    scores = torch.softmax(linear(torch, view, chooser, rows))
+    return experts(torch, view, rows, torch.chosen(scores, mlp.top_k))
+
+
+def _jittered(torch: Operators, x: Tensor) -> Tensor:
     """``x`` times numbers around 1, in place."""
     noise = torch.like(x, "empty_like")
     torch.pay([x, noise], [x])

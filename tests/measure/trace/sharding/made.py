@@ -47,7 +47,7 @@ def zero(**changes: Any) -> ZeroSettings:
         "quantized": False, "waits_for_copies": False, "casts_on_host": False, "hooks_into_copies": False,
         "counts_early": False, "keeps_recomputed": True,
         "for_model": False, "makes_graph": True,
-        "checks_overflow": False, "flattens_on_card": True, "begins_empty": False, "untied_elements": 0,
+        "checks_overflow": False, "flattens_below": None, "begins_empty": False, "untied_elements": 0,
         "prefetch_elements": 1000, "persistence_elements": 4, "max_live_elements": 1_000_000_000,
         "max_reuse_elements": 1_000_000_000, "sub_group_elements": 1_000_000_000,
     }  # fmt: skip

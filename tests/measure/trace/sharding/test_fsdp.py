@@ -127,6 +127,18 @@ def test_what_nobody_waits_for_goes_at_the_end_of_backward() -> None:
     assert held(stream)["all_gather_output"] == 0
 
 
+def test_a_shard_for_the_host_is_made_on_the_card_where_the_whole_model_is() -> None:
+    """Beside all that is not divided yet; elsewhere parameters have no memory by then."""
+
+    def on_card(*, quantized: bool) -> list[int]:
+        stream, _ = rank(offloads=True, quantized=quantized)
+        made = [each.block for each in stream.records if each.alloc and each.block.host_name is None]
+        return [each.n_bytes for each in made if each.op == "shard"]
+
+    assert on_card(quantized=True) == [PART * 2, 2 * 2]
+    assert on_card(quantized=False) == []
+
+
 def test_offloaded_shards_come_to_be_gathered() -> None:
     """In fp32, each by itself, and cast on the card; no shard or gradient stays there."""
     stream, made = rank(offloads=True)

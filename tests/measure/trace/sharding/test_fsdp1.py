@@ -76,6 +76,15 @@ def test_the_narrow_part_goes_when_the_first_forward_has_made_views_of_the_wide_
     assert held(stream)["shard"] == 0
 
 
+@pytest.mark.parametrize("differ", [False, True])
+def test_a_frozen_part_is_cast_where_its_16_bits_are_others(*, differ: bool) -> None:
+    """Stored in bf16 and computed with in fp16, say."""
+    layer = frozen("weight", 5, 2, unit=LAYER)
+    stream, made = rank(layer, frozen("weight", 4, module="norm", layer=-1, unit=ROOT), halves_differ=differ)
+    forward(stream, made)
+    assert taken(stream, "_mp_shard") == ([2 * 2, 5 * 2] if differ else [])
+
+
 @pytest.mark.parametrize(("reshards", "n_gathers"), [(True, 3), (False, 2)])
 def test_the_root_stays_whole_and_sends_for_the_last_layer(reshards: bool, n_gathers: int) -> None:
     """As the root's backward begins; a layer that stayed whole is not sent for."""

@@ -37,10 +37,12 @@ def loaded(**changes: Any) -> tuple[RankRecords, TracedZero12]:
     return stream, rank
 
 
-@pytest.mark.parametrize("on_card", [True, False])
-def test_weights_become_one_buffer_with_a_master_of_this_part(on_card: bool) -> None:
-    """48 bytes of flat weights and 48 of fp32 master; old weights go after the buffer came, or before."""
-    stream, _ = loaded(flattens_on_card=on_card)
+@pytest.mark.parametrize(("room", "on_card"), [(None, True), (100, True), (60, False), (0, False)])
+def test_weights_become_one_buffer_with_a_master_of_this_part(room: int | None, *, on_card: bool) -> None:
+    """48 bytes of flat weights and 48 of fp32 master; old weights go after the buffer came, or before, where
+    a card has no room for both.
+    """
+    stream, _ = loaded(flattens_below=room)
     assert held(stream) == {"bit16_groups_flat": 24 * 2, "single_partition_of_fp32_groups": 12 * 4}
     assert taken(stream, "initialize_optimizer_states") == [12 * 4]
     operations = [each.block.op for each in stream.records if not each.alloc or "flat" in each.block.op]

@@ -75,6 +75,8 @@ def test_gradients_of_a_full_bucket_are_reduced_together() -> None:
     stream, rank = ready()
     rank.gradient(VECTOR, gradient(VECTOR, 50), boundary=True)
     assert stream.records[-1].waits, "the stream that reduces still uses it"
+    rank.at("host_waits", "", "")
+    assert not stream.records[-1].waits, "what the card was given is over"
     assert taken(stream, "reduce_scatter_coalesced") == []
     rank.gradient(MATRIX, gradient(MATRIX, 51), boundary=True)
     # Three elements of the vector are padded to two for each of two processes.

@@ -14,6 +14,7 @@ from measure.cli.main import main
 from planner.allocator.documents import history_file
 from planner.allocator.documents.history import events_from_history, reserved_timeline
 from planner.allocator.documents.history_file import pack_history, read_history
+from planner.allocator.events import AllocEvent, write_jsonl
 from planner.errors import InputFileError
 from planner.units import MIB
 
@@ -194,4 +195,12 @@ def test_what_is_no_history_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "h.jsonl.gz"
     path.write_bytes(content)
     with pytest.raises(InputFileError, match=r"h\.jsonl\.gz"):
+        read_history(path)
+
+
+def test_events_of_a_trace_are_named_where_a_history_is_asked_for(tmp_path: Path) -> None:
+    """They are no gzip, which says nothing of what to do."""
+    path = tmp_path / "events.jsonl"
+    write_jsonl(path, [AllocEvent("alloc", 0, 512)])
+    with pytest.raises(InputFileError, match=r"events\.jsonl: the events of a trace.*measure trace --fits"):
         read_history(path)

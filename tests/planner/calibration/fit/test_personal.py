@@ -9,7 +9,7 @@ import pytest
 
 from planner.calibration.fit.calibrate import Fitted, calibrate
 from planner.calibration.fit.personal import calibrate_machine
-from planner.domain.measured_on import Environment
+from planner.domain.uncertainty.calibration import Environment
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.domain.uncertainty.hierarchy import FREEDOM, moved
 from planner.errors import UsageError

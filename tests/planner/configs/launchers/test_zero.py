@@ -89,16 +89,16 @@ def test_buckets_of_the_first_stages(table: dict[str, Any], elements: str, overl
     assert said == {"zero12_bucket_elements": elements, "zero12_overlap": overlaps}
 
 
-@pytest.mark.parametrize(
-    ("key", "switch"), [("contiguous_gradients", "zero12_contiguous"), ("reduce_scatter", "zero12_scatters")]
-)
-def test_how_gradients_are_gathered(key: str, switch: str) -> None:
-    """False is a switch of stages 1 and 2, and a remark of stage 3; true is what DeepSpeed does anyway."""
-    assert switches(read(stage=2, **{key: False}))[switch] == "false"
-    assert switch not in switches(read(stage=2, **{key: True}))
-    third = read(stage=3, **{key: False})
-    assert switch not in switches(third)
-    assert len(third.remarks) == 1
+@pytest.mark.parametrize("key", ["contiguous_gradients", "reduce_scatter"])
+def test_how_gradients_are_gathered(key: str) -> None:
+    """False is a remark, or refused where gradients have no buckets; true is what DeepSpeed does anyway."""
+    assert read(stage=2, **{key: True}).remarks == []
+    assert len(read(stage=3, **{key: False}).remarks) == 1
+    if key == "contiguous_gradients":
+        with pytest.raises(NotModelledError, match="without buckets"):
+            read(stage=2, **{key: False})
+    else:
+        assert len(read(stage=2, **{key: False}).remarks) == 1
 
 
 def test_sizes_of_stage_3_are_the_files_own_beside_automatic_ones() -> None:

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 
 from planner.domain.uncertainty.coefficients import PRIORS, Coefficients, Prior
-from planner.domain.uncertainty.settled import SETTLED_BY
+from planner.domain.uncertainty.prior import SETTLED_BY
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.predicting import estimate

@@ -37,7 +37,7 @@ def view_of(
         ),
         "dtypes": Dtypes("bf16", "bf16", "bf16", "bf16", "bf16", autocast=False),
     }
-    given = {"masked": masked, "single": single, "has_flash": has_flash}
+    given = {"masked": masked, "single": single, "has_flash": has_flash, "unpads": False}
     return SimpleNamespace(**fields, **given)  # type: ignore[return-value]
 
 
@@ -100,6 +100,23 @@ def test_flash_casts_fp32_inputs_to_the_dtype_of_loading() -> None:
     forward = made(recorded(view, "fp32"), "forward")
     casts = [("to", QUERY, Unit.TOKENS), ("to", KEY, Unit.TOKENS), ("to", KEY, Unit.TOKENS)]
     assert forward[:4] == [*casts, ("flash_attention", QUERY, Unit.TOKENS)]
+
+
+def test_flash_of_real_tokens_saves_no_padding() -> None:
+    """Three copies of what is real, the kernel, and zeros around; backward the same ways back."""
+    view = view_of(AttentionSpec(HEADS, HEADS, WIDTH, WIDTH))
+    view.recipe.attention = "flash2"  # type: ignore[misc]
+    view.unpads = True  # type: ignore[misc]
+    template = recorded(view)
+    real, kernel = Unit.REAL_TOKENS, "flash_attention"
+    picked = [("index", QUERY, real)] * 3
+    assert made(template, "forward") == [
+        *picked, (kernel, QUERY, real), (kernel, HEADS * 4, real), ("zeros", QUERY, Unit.TOKENS)
+    ]  # fmt: skip
+    backward = made(template, "backward")
+    assert backward[0] == ("index", QUERY, real)
+    assert [each for each in backward if each[0] == "new_zeros"] == [("new_zeros", QUERY, Unit.TOKENS)] * 3
+    assert {unit for op, _, unit in backward if op.startswith(kernel)} == {real}
 
 
 def test_the_unfused_kernel_copies_heads_of_groups_once() -> None:

@@ -86,3 +86,30 @@ def test_which_matrices_are_rounded() -> None:
     assert not is_rounded(lora, OTHER, adapted=False)
     assert is_rounded(lora, SPEC, adapted=True)
     assert not is_rounded(view_of("full", numerics={**QAT, "qat_group": 48}).recipe, OTHER, adapted=False)
+
+
+def ternary_run() -> Run:
+    """One matrix that is trained, in three values; groups do not count.
+
+    Sizes and their order are those of ``BitNetLinear`` of onebitllms 0.0.4 in a dry run of Axolotl.
+    """
+    numerics = {"qat": "ternary", "qat_group": 48}
+    view = view_of("full", numerics=numerics, base="bf16", autocast=False)
+
+    def layer(torch: Operators, x: Tensor) -> Tensor:
+        return linear(torch, view, OTHER, x)
+
+    return Run(layer, "bf16", IN)
+
+
+def test_for_three_values_each_factor_is_rounded_subtracted_and_added() -> None:
+    """The sums are kept, and the factors themselves are not."""
+    found = ternary_run()
+    sizes = [size for _, _, size in found.made("forward")]
+    assert sizes == [*[IN * 2] * 3, *[WEIGHT * 2] * 3, OUT * 2]
+    assert sorted(size for _, _, size in found.kept.elements()) == [IN * 2, WEIGHT * 2]
+
+
+def test_gradients_pass_the_rounding_to_three_values_by() -> None:
+    """One of each factor, and no temporary."""
+    assert sorted(size for _, _, size in ternary_run().made("backward")) == [IN * 2, WEIGHT * 2]

@@ -268,17 +268,27 @@ def test_the_optimizer_may_have_the_flat_parameters_themselves(switches: str, ea
     assert (len(states) == 2) is (each == 1)
 
 
-@pytest.mark.parametrize(("units", "first"), [("root_returned", "log_softmax_backward"), ("ends_apart", "")])
-def test_the_root_is_left_alone_until_a_loops_own_loss_is_over(units: str, first: str) -> None:
+@pytest.mark.parametrize(
+    ("flags", "is_first"),
+    [
+        ({"stack": "torchtune@0.2", "switches": "fsdp2_units=root_returned"}, False),
+        ({"stack": "torchtune@0.2", "switches": "fsdp2_units=ends_apart"}, True),
+        ({"stack": "trl", "task": "orpo"}, False),
+        ({"stack": "trl"}, True),
+    ],
+)
+def test_the_root_is_left_alone_until_a_loss_of_its_own_is_over(
+    flags: dict[str, object], *, is_first: bool
+) -> None:
     """Its hook is on what the model returns: on logits, or on a loss, before whose backward a layer comes."""
-    stream = step_of(job(sharding="fsdp1", stack="torchtune@0.2", switches=f"fsdp2_units={units}"))
+    stream = step_of(job(sharding="fsdp1", **flags))
     begins, phase, ops = dict(stream.phases), "", list[str]()
     for index, event in enumerate(stream.events):
         phase = begins.get(index, phase)
         if phase == "loss_2" and event >= 0:
             ops.append(stream.place(event)[2])
     gathered = ops.index("_full_param_padded")
-    assert ("log_softmax_backward" in ops[:gathered]) is bool(first)
+    assert ("log_softmax_backward" in ops[:gathered]) is not is_first
 
 
 def test_the_host_waits_between_micro_steps_in_every_loop() -> None:

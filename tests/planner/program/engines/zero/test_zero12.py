@@ -209,38 +209,6 @@ def test_one_gradient_needs_no_flat_copy() -> None:
     assert allocated(stream, sizes, "flatten(averaged_gradients)")
 
 
-@pytest.mark.parametrize("stage", ["zero1", "zero2"])
-def test_a_sum_copies_nothing_together(stage: str) -> None:
-    """``reduce_scatter: false`` sums a bucket where it is."""
-    said = {"sharding": stage, "switches": "zero12_bucket_elements=50000000"}
-    for scatters in ("true", "false"):
-        switches = f"{said['switches']};zero12_scatters={scatters}"
-        stream, sizes = stream_of(**{**said, "switches": switches})
-        assert bool(allocated(stream, sizes, "flatten(bucket)")) is (scatters == "true")
-        assert left(stream, sizes)["gradients"] == 0
-
-
-@pytest.mark.parametrize("overlap", ["true", "false"])
-@pytest.mark.parametrize("stage", ["zero1", "zero2"])
-def test_gradients_that_stay_apart_have_no_buckets(stage: str, overlap: str) -> None:
-    """Each reduction copies its gradients together, of which the step leaves none."""
-    switches = f"zero12_bucket_elements=50000000;zero12_contiguous=false;zero12_overlap={overlap}"
-    stream, sizes = stream_of(sharding=stage, grad_accum="2", switches=switches)
-    assert allocated(stream, sizes, "ipg_buffer") == allocated(stream, sizes, "grads_in_partition") == []
-    copied = allocated(stream, sizes, "flatten(bucket)")
-    # The token table is one gradient, larger than a bucket, which nothing copies.
-    assert copied
-    assert max(copied) <= 2 * 50_000_000
-    assert left(stream, sizes)["gradients"] == 0
-
-
-def test_an_offloaded_optimizer_takes_buckets_anyway() -> None:
-    """``contiguous_gradients or self.cpu_offload``."""
-    switches = "zero12_contiguous=false;zero12_bucket_elements=50000000"
-    stream, sizes = stream_of(sharding="zero2", offload="optimizer", switches=switches)
-    assert allocated(stream, sizes, "ipg_buffer")
-
-
 @pytest.mark.parametrize(
     ("flags", "process"),
     [

@@ -1,0 +1,47 @@
+"""The trace of a model that sees, on text alone: its tower is loaded where the stack loads it, and its layers
+are units of FSDP where Transformers lists them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
+
+from fsdp_towers import CONFIG
+
+from measure.trace.build import build_on_meta, make_config
+from measure.trace.sharding.fsdp_units import tower_units
+from planner.domain.scenario import Scenario
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+
+FLAGS = {"method": "full", "gpu": "h100-sxm:2", "seq": 16, "batch": 1, "sharding": "fsdp"}
+
+
+def scenario(model: str, **more: object) -> Scenario:
+    """A small job."""
+    return resolve(from_flags({**FLAGS, "model": model, **more}))
+
+
+@pytest.mark.parametrize(("stack", "sees"), [("hf-trainer@5", False), ("llama-factory", True)])
+def test_a_text_part_is_made_alone_where_the_stack_loads_it_so(stack: str, *, sees: bool) -> None:
+    """``AutoModelForCausalLM`` of Qwen3.5 has no tower, which LLaMA-Factory loads."""
+    case = scenario("qwen3.5-0.8b", stack=stack)
+    names = [name for name, _ in build_on_meta(case, make_config(case)).model.named_parameters()]
+    assert any(".visual." in f".{name}" for name in names) == sees
+
+
+def test_layers_of_a_tower_are_units_where_they_are_listed(tmp_path: Path) -> None:
+    """InternVL's list has its tower's class; its decoder's layers are units of their own list."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    case = scenario(str(path))
+    built = build_on_meta(case, make_config(case))
+    places = [unit.place for unit in tower_units(built.model, built.layer_list)]
+    assert places == [f"model.vision_tower.encoder.layer.{number}" for number in range(2)]
