@@ -79,6 +79,8 @@ RotaryModel = Literal[
     "qwen3",
     "starcoder2",
     "olmo",
+    "gemma",
+    "gemma2",
 ]
 RotaryInModel = Literal[
     "none",

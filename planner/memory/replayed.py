@@ -28,7 +28,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, STATE_TERMS, TERM_NAMES, Phase, TermName
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.drawn_lengths import N_ORDERS, drawn_longest
-from planner.memory.structures import program_of
+from planner.memory.structures import asks_room, program_of
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
@@ -124,9 +124,7 @@ def full_bytes(job: Job, limit_bytes: int) -> int:
 def without_card(scenario: Scenario) -> Scenario:
     """The scenario without what changes no request, so that equal programs are replayed once."""
     hardware, recipe = scenario.hardware, scenario.recipe
-    sleeps = recipe.rollout is not None and recipe.rollout.vllm_sleeps
-    if recipe.sharding.engine == "native" and not sleeps:
-        # DeepSpeed flattens weights where the card has room, and vLLM wakes up to a share of the card.
+    if recipe.sharding.engine == "native" and not asks_room(recipe, scenario.stack):
         hardware = replace(
             hardware, gpu_reserved_bytes=0, gpu=replace(hardware.gpu, visible_memory_bytes=None)
         )

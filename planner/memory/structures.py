@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Recipe
+from planner.domain.stack import Stack
 from planner.intake.supported import lacks_flash2
 from planner.intake.tasks import takes_rows
 from planner.program.job import Job, job_of
+from planner.program.load import reserves_free
 from planner.program.parameters import JobByKey
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 
-def _asks_room(recipe: Recipe) -> bool:
+def asks_room(recipe: Recipe, stack: Stack) -> bool:
     """Whether a program depends on the size of the card: DeepSpeed's stages 1 and 2 flatten weights where it
-    has room, and vLLM wakes up to a share of it.
+    has room, vLLM wakes up to a share of it, and a loader may first take what is free of it.
     """
-    return recipe.sharding.is_zero12 or (recipe.rollout is not None and recipe.rollout.vllm_sleeps)
+    sleeps = recipe.rollout is not None and recipe.rollout.vllm_sleeps
+    return recipe.sharding.is_zero12 or sleeps or reserves_free(recipe, stack)
 
 
 def program_of(job: Job) -> RequestStream:
@@ -41,7 +44,7 @@ def program_of(job: Job) -> RequestStream:
     divides = recipe.sharding.engine != "native"
     gpus = (job.hardware.gpus_per_node, job.hardware.nodes) if divides else ()
     gpu = job.hardware.gpu
-    card = lacks_flash2(gpu), gpu.visible_memory_bytes if _asks_room(recipe) else None
+    card = lacks_flash2(gpu), gpu.visible_memory_bytes if asks_room(recipe, job.stack) else None
     flags = [
         *_flags(job, batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum),
         batch.images is None,

@@ -11,28 +11,36 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import inf
 
 from planner.anatomy.adapted_matrices import is_adapted
 from planner.anatomy.packing import constants_bytes, packed_bytes
-from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT
+from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT, Recipe
+from planner.domain.stack import Stack
 from planner.domain.term import TermName
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import Job, reward_job, second_job
 from planner.program.ops.tensors import ELEMENT_BYTES, PRODUCTS, Dtype, Unit
 from planner.program.parameters import SEEING, Weight, adapter_weights, model_weights, shared_matrices
 from planner.program.position_tables import table_row_bytes
 from planner.program.request_stream import RequestStream
 from planner.program.weights.fake_quantized import SCALE_BYTES, is_rounded
+from planner.units import GIB
 
 _LAYERS = "layers"
 _SCALED = 64
 """Elements of one scale.  Source: bitsandbytes 0.50 functional.quantize_4bit."""
+_LEFT_FREE_BYTES = 1.2 * GIB
+"""What the loader's first piece leaves of the card.  Source: transformers 4.52.4, 4.55.4 and 4.57.6
+modeling_utils.py caching_allocator_warmup."""
 
 
 def load(stream: RequestStream, job: Job) -> list[Weight]:
     """Weights, one tensor after the other, then adapters; gives every parameter with its slot."""
     weights = load_whole(stream, job)
+    _take_tables(stream, job)
     stream.enter("forward")
-    take_workspaces(stream, job)
+    _take_workspaces(stream, job)
     return weights
 
 
@@ -151,22 +159,35 @@ def _cast_on_host(job: Job, weights: Iterable[Weight]) -> None:
 def _reserve(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
     """One piece for all that the loader brings, let go at once, so that its tensors lie in one segment.
 
+    Where it is half of k-bit models, no more than what is free on the card counts, before it is halved.
     Source: transformers 4.57.6 and 5.23 modeling_utils.py caching_allocator_warmup.
-    Ignored: that it leaves 1.2 GiB of the card; that 4.52 counts a tied table twice; that up to 5.16 a matrix
-    that tensor parallelism could divide counts by one process's part; models that are packed by others.
+    Ignored: that 4.51 leaves 5 % of the card, not 1.2 GiB; that up to 4.52 a tied table counts twice; that up
+    to 5.16 a matrix that tensor parallelism could divide counts by one process's part; models that are packed
+    by others.
     """
     reserves, numerics = job.stack.loader_reserves, job.recipe.numerics
     if reserves == "nothing" or not loader_places(job):
         return
-    if reserves == "half" and numerics.quantization in BITSANDBYTES:
+    if reserves_free(job.recipe, job.stack):
         width = ELEMENT_BYTES[numerics.load_dtype]
-        n_bytes = sum(each.count for each in weights) * width / 2
+        n_bytes = min(sum(each.count for each in weights) * width, _most_reserved(job)) / 2
     else:
         n_bytes = sum(
             packed_bytes(numerics, each.count) if each.packed else each.unit_bytes for each in weights
         )
     place = "load", "", "warmup"
     stream.free(stream.allocate(Unit.ONE, n_bytes, "weights", place))
+
+
+def reserves_free(recipe: Recipe, stack: Stack) -> bool:
+    """Whether what is free on the card limits the loader's first piece."""
+    return stack.loader_reserves == "half" and recipe.numerics.quantization in BITSANDBYTES
+
+
+def _most_reserved(job: Job) -> float:
+    """What is free before anything is loaded, less 1.2 GiB."""
+    visible = job.hardware.gpu.visible_memory_bytes
+    return inf if visible is None else visible - Coefficients().context_bytes - _LEFT_FREE_BYTES
 
 
 def arrive(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
@@ -328,14 +349,22 @@ def add_adapters(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> 
 
 
 def take_workspaces(stream: RequestStream, job: Job) -> None:
-    """What the first products take and keep: cuBLAS's workspace, a buffer for expanded weights where the
-    stack has one, and tables of positions (which came with the weights).
+    """Tables of positions, which came with the weights, and what the first products take and keep."""
+    _take_tables(stream, job)
+    _take_workspaces(stream, job)
+
+
+def _take_tables(stream: RequestStream, job: Job) -> None:
+    if row_bytes := table_row_bytes(job):
+        stream.allocate(Unit.TABLE_ROWS, row_bytes, "other_temporaries", ("load", "rotary_emb", "tables"))
+
+
+def _take_workspaces(stream: RequestStream, job: Job) -> None:
+    """cuBLAS's workspace, and a buffer for expanded weights where the stack has one.
 
     Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp;
     unsloth 2026.10.9 kernels/utils.py fast_dequantize.
     """
-    if row_bytes := table_row_bytes(job):
-        stream.allocate(Unit.TABLE_ROWS, row_bytes, "other_temporaries", ("load", "rotary_emb", "tables"))
     if mask_bytes := job.model.mask_bytes:
         stream.allocate(Unit.ONE, mask_bytes, "other_temporaries", ("load", "attn", "bias"))
     _take_scales(stream, job)

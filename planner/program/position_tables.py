@@ -25,6 +25,9 @@ _OF_TORCHTUNE = {
     "halves_of_layers": (2, True),
 }
 """Numbers of a row for each feature of a head, and whether each layer has a table."""
+_IN_FP32 = ("gemma", "gemma2")
+"""Architectures whose tables Unsloth makes in fp32.  Source: unsloth b140367a8 (2024.8) models/gemma.py
+GemmaFixedRotaryEmbedding."""
 _FIRST_ROWS, _MORE_ROWS = 4 * 8192, 8192
 """Positions that a table which grows begins with, at most, and those that are added at a time."""
 
@@ -62,7 +65,8 @@ def table_row_bytes(job: Job) -> int:
         return 0
     numerics = job.recipe.numerics
     casts = job.regime.engine == "deepspeed" or job.recipe.sharding.is_fsdp1
-    dtype = numerics.compute_dtype if casts else numerics.load_dtype
+    in_fp32 = _decoder(job) in _IN_FP32
+    dtype = "fp32" if in_fp32 else numerics.compute_dtype if casts else numerics.load_dtype
     groups = [each for each in job.model.groups if each.block.attention.position == "rope"]
     widths = [
         each.count * (each.block.attention.rotary_width or each.block.attention.head_dim) for each in groups

@@ -65,6 +65,7 @@ ARRIVED_AS_RECORDS = {
     "torchtitan_h100",
     "transformers_b200",
     "universal_trainer",
+    "unsloth_notebooks",
     "vectorlm",
     "vsa_llm",
 }
@@ -118,7 +119,7 @@ GROUPS = {
         "torchtune_readme",
     },
     "nvidia-nemo": {"automodel_mem", "automodel_perf"},
-    "unsloth": {"unsloth_readme", "llamafactory_via_unsloth"},
+    "unsloth": {"unsloth_notebooks", "unsloth_readme", "llamafactory_via_unsloth"},
     "fms-acceleration": {"fms_accel_main", "fms_accel_granite"},
     "litgpt": {"litgpt_config_hub", "litgpt_resource", "litgpt_thunder"},
     "llm-foundry": {"llm_foundry", "llm_foundry_2"},

@@ -43,6 +43,7 @@ NO_FORMULA = {
     "memory/fullest_stage.py:on_whole_nodes": "says on which machine a job is",
     "memory/fullest_stage.py:stage_words": "writes text",
     "memory/structures.py:alike": "compares jobs",
+    "memory/structures.py:asks_room": "asks the step program",
     "memory/structures.py:program_of": "asks the step program",
     "throughput/counted.py:by_structure": "reads the step program",
     "throughput/time_details.py:with_time_details": "writes text",

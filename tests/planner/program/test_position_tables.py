@@ -89,6 +89,23 @@ def test_those_of_unsloth_grow(tokens: int, rows: int) -> None:
     assert held(subject) == rows * MISTRAL_ROW
 
 
+@pytest.mark.parametrize(
+    ("version", "model", "layers", "positions", "row_bytes"),
+    [
+        ("2024.6", "qwen2-7b", 28, 131_072, 128 * 2 * 2),
+        ("2024.7", "mistral-nemo-12b", 40, 32_768, 128 * 2 * 2),
+        ("2024.7", "gemma-2-9b", 42, 8_192, 256 * 2 * 4),
+        ("2025.1.5", "phi-4-unsloth", 1, 16_384, 128 * 2 * 2),
+    ],
+)
+def test_unsloth_has_them_by_its_version(
+    version: str, model: str, layers: int, positions: int, row_bytes: int
+) -> None:
+    """Each of these made a reading of `unsloth_notebooks` right to 0.01 GiB, or 0.04 of Phi-4's."""
+    subject = job(model, method="qlora", stack="unsloth@2024", versions=f"unsloth=={version}", gpu="t4")
+    assert held(subject) == layers * positions * row_bytes
+
+
 def test_what_engines_cast_is_16_bits_wide() -> None:
     """DeepSpeed and FSDP1 turn buffers to the dtype of the computation, too; DDP does not."""
     flags: dict[str, Any] = {"method": "full", "gpus": 2, "load_dtype": "fp32", "precision": "bf16-mixed"}
