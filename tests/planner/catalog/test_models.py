@@ -183,7 +183,6 @@ def test_unknown_names_say_the_nearest(name: str, nearest: str) -> None:
     ("mistralai/Mistral-7B-Instruct-v3", "mistralai/Mistral-7B-Instruct-v0.3"),
     ("openai/gpt-oss-20", "openai/gpt-oss-20b"),
     ("Qwen/Qwen3-8B-FP8", "or give Qwen/Qwen3-8B, the model that was packed"),
-    ("unsloth/Qwen3-8B-unsloth-bnb-4bit", "or give unsloth/Qwen3-8B-bnb-4bit"),
 ])  # fmt: skip
 def test_unread_hub_ids_say_what_could_be_given(
     hub_id: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
