@@ -83,7 +83,7 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     "someone/TinyLlama"),
     # Other modules, or another vocabulary.
     *("Qwen/Qwen3-Embedding-8B", "models/llama3-8b-pro", "someone/llama-2-7b-lora"),
-    *("ibm-granite/granite-4.0-h-350m"),
+    "ibm-granite/granite-4.0-h-350m",
     *("Qwen/Qwen3-ASR-0.6B", "Qwen/Qwen3-TTS-12Hz-1.7B-Base", "MAGAer13/mplug-owl2-llama2-7b"),
     *("Alibaba-NLP/gte-Qwen2-7B-instruct", "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct",
     "Ray2333/GRM_Llama3.1_8B_rewardmodel-ft", "Qwen/Qwen2.5-Math-7B-PRM800K"),
