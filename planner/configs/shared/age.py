@@ -33,7 +33,8 @@ def enter_age(
     stack, tool = releases[age]
     if stack != asked:
         reading.fits = tuple(releases[each][0] for each in ages[1:])
-    if stack != reading.value("stack"):
+    # What was said of the software before a file was read stays where nothing tells of another.
+    if stack != reading.value("stack") and (stack == asked or sign[0]):
         place, text = sign if age == ages[0] else ("", "as asked")
         reading.take_stack(stack, tool, place or str(reading.path), text)
     return age
