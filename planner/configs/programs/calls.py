@@ -33,8 +33,8 @@ _MAKES = re.compile(r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*
 _PARSES = re.compile(r"(?:HfArgumentParser|TrlParser|ArgumentParser|fire\.Fire|typer\.run)$")
 # What changes the code, the dtype or the card under a model that it is not given, or puts another on it.
 _CHANGES = re.compile(
-    r"(?:\w*[Pp]atch\w*|\w*[Mm]onkey\w*|replace_\w*(?:attn|attention|forward)\w*|apply_liger\w*"
-    r"|set_default_(?:dtype|tensor_type)|set_per_process_memory_fraction|autocast|pipeline|LLM)$"
+    r"(?!\w*[Dd]ispatch)(?:\w*[Pp]atch\w*|\w*[Mm]onkey\w*|replace_\w*(?:attn|attention|forward)\w*"
+    r"|apply_liger\w*|set_default_(?:dtype|tensor_type)|set_per_process_memory_fraction|autocast|pipeline|LLM)$"
 )
 # What takes a model or a trainer and leaves it as it is.
 _HARMLESS_CALL = re.compile(
@@ -203,6 +203,8 @@ class Calls(ABC):
             return self._prepared(node)
         if library.last == "get_peft_model":
             return self._adapted(node, unsloth="FastLanguageModel" in two or "FastModel" in two)
+        if library.last == "unsloth_train":
+            raise TrainedError
         if library.last == "setup_chat_format":
             return self._with_tokens(node)
         if _TRAINER.match(library.last):

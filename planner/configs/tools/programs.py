@@ -134,6 +134,9 @@ def read_unsloth_program(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_trainer(keys, reading, own_loss=True)
     read_checkpointing(model if lora is None else lora, "use_gradient_checkpointing", reading)
     say_packing(keys, "packing", reading)
+    if keys.flag("padding_free") is False:
+        text = "rows are counted end to end, as Unsloth lays them by default; padded ones may need more"
+        reading.remark(keys.where("padding_free"), text)
     read_distribution(keys, reading, beside)
     _read_allocator(keys, reading)
     model.skip(("trust_remote_code", "device_map", "use_gradient_checkpointing"))

@@ -293,6 +293,16 @@ def test_a_cell_that_is_no_python_is_left_out_unless_it_trains(tmp_path: Path) -
         read(notebook)
 
 
+def test_unsloths_own_start_of_a_training_is_one(tmp_path: Path) -> None:
+    """What stands behind it is no part of the job; rows that are padded are told."""
+    text = UNSLOTH.replace(
+        "trainer.train()", "from unsloth import unsloth_train\nunsloth_train(trainer)\nmodel.half()"
+    )
+    assert job(program(tmp_path, text)) == job(program(tmp_path, UNSLOTH))
+    padded = read(program(tmp_path, UNSLOTH.replace("packing=False", "padding_free=False")))
+    assert any(remark.origin.endswith("padding_free") for remark in padded.remarks)
+
+
 def test_ends_among_unsloths_targets_are_trained_whole(tmp_path: Path) -> None:
     """They are moved to modules_to_save (unsloth models/llama.py get_peft_model)."""
     targets = 'r=32, target_modules=["q_proj", "lm_head", "embed_tokens"]'
