@@ -116,7 +116,7 @@ def test_a_reading_over_the_steps_leaves_loading_out() -> None:
     """That of the whole run is larger where the model was widened while it was loaded: Axolotl's log."""
     records = read_records([published_dir() / "axolotl_examples.csv"]).records
     record = next(
-        each for each in records if each.peak_memory_percentile == 100 and each.model == "seed-oss-36b"
+        each for each in records if each.peak_memory_percentile == 100 and each.model == "mistral-small-24b"
     )
     steps, whole = (
         score_record(each, Coefficients()).memory
