@@ -49,8 +49,8 @@ FUSED_EXPERTS = frozenset(
 
 COMPARED_ELSEWHERE = frozenset(
     {
-        *("biogpt", "codegen", "cwm", "dbrx", "dots1", "falcon_mamba", "gpt_bigcode", "gpt_neo"),
-        *("helium", "hy_v3", "iquestcoder", "jais2", "mamba", "phimoe", "solar_open", "youtu"),
+        *("biogpt", "codegen", "cwm", "dbrx", "dots1", "gpt_bigcode", "gpt_neo", "helium"),
+        *("hy_v3", "iquestcoder", "jais2", "phimoe", "solar_open", "youtu"),
     }
 )
 """Architectures of the catalog that are compared with the trace in other files: those whose trace is in two

@@ -119,7 +119,7 @@ def test_an_architecture_without_formulas_is_traced(
             6,
             "needs values, which fake tensors do not have",
         ),
-        ({"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 32}, 6, "it has no attention heads"),
+        ({"model_type": "rwkv", "num_hidden_layers": 1, "hidden_size": 32}, 6, "it has no attention heads"),
         (
             {"model_type": "timesfm", "auto_map": {"AutoModelForCausalLM": "evil--x.Y"}},
             6,
