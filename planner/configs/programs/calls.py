@@ -34,7 +34,8 @@ _PARSES = re.compile(r"(?:HfArgumentParser|TrlParser|ArgumentParser|fire\.Fire|t
 # What changes the code, the dtype or the card under a model that it is not given, or puts another on it.
 _CHANGES = re.compile(
     r"(?!\w*[Dd]ispatch)(?:\w*[Pp]atch\w*|\w*[Mm]onkey\w*|replace_\w*(?:attn|attention|forward)\w*"
-    r"|apply_liger\w*|set_default_(?:dtype|tensor_type)|set_per_process_memory_fraction|autocast|pipeline|LLM)$"
+    r"|apply_liger\w*|set_default_(?:dtype|tensor_type)"
+    r"|set_per_process_memory_fraction|autocast|pipeline|LLM)$"
 )
 # What takes a model or a trainer and leaves it as it is.
 _HARMLESS_CALL = re.compile(
