@@ -62,9 +62,7 @@ _PACKING = {
     "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
     "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
 }
-_PACKING_HARMLESS = words(
-    "bnb_4bit_compute_dtype llm_int8_threshold llm_int8_has_fp16_weight llm_int8_skip_modules"
-)
+_PACKING_HARMLESS = words("bnb_4bit_compute_dtype llm_int8_threshold llm_int8_has_fp16_weight")
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
 
 
@@ -253,9 +251,7 @@ class _Table:
         if len(found) != 1:
             return {}
         length, node = next(iter(found.items()))
-        padding = next(
-            (self._walk.value(each.value) for each in node.keywords if each.arg == "padding"), None
-        )
+        padding = self._keywords(node, "padding").get("padding")
         self._remarks.append(
             (self._source.place(node.lineno), f"samples are counted as cut at {length} tokens here")
         )
@@ -263,15 +259,11 @@ class _Table:
         return {**table, "padded_to_length": True} if padding == "max_length" else table
 
     def _keywords(self, node: ast.Call, *names: str) -> dict[str, Any]:
-        return {each.arg: self._walk.value(each.value) for each in node.keywords if each.arg in names}
+        return {str(each.arg): self._walk.value(each.value) for each in node.keywords if each.arg in names}
 
     def _cut(self, calls: list[ast.Call]) -> Iterator[tuple[int, ast.Call]]:
         for node in calls:
-            given = {
-                each.arg: self._walk.value(each.value)
-                for each in node.keywords
-                if each.arg in ("truncation", "max_length")
-            }
+            given = self._keywords(node, "truncation", "max_length")
             length = given.get("max_length")
             if given.get("truncation") not in (None, False) and isinstance(length, int):
                 yield length, node

@@ -59,7 +59,9 @@ _NOT_COUNTED = {
     "resize_token_embeddings": "counted with the vocabulary of the checkpoint",
     "generate": "what is generated here is not counted",
 }
-_HARMLESS_ATTRIBUTES = words("config is_parallelizable model_parallel")
+_HARMLESS_ATTRIBUTES = words("is_parallelizable model_parallel")
+# Parts of a model or a trainer that tell of it, and through which nothing of a step is changed.
+_TELLS = words("device dtype config generation_config name_or_path hf_device_map state tokenizer")
 _DTYPES = {
     **{name: name for name in ("bfloat16", "float16", "float32", "uint8")},
     "half": "float16",
@@ -310,23 +312,32 @@ class Calls(ABC):
         """An attribute of what was made: of arguments it is one of them."""
         if _SETTINGS.match(owner.kind) or owner.kind.endswith(_OWN):
             owner.given[target.attr] = value
-        elif not (
-            isinstance(owner, Model) and target.attr in ("config", "is_parallelizable", "model_parallel")
-        ):
+        elif not (isinstance(owner, Model) and target.attr in _HARMLESS_ATTRIBUTES):
             raise self.refused(target, "what this changes in what is trained is not known")
 
     def _unknown_call(self, node: ast.Call, name: str) -> Any:
         """A call that is not known: what trains must not be among its arguments."""
         if _CHANGES.match(name):
             raise self.refused(node, "what this changes in what is trained is not known")
-        placed, given = self.arguments(node)
-        values = [*placed, *given.values()]
+        placed, _ = self.arguments(node)
         if _HANDS_ON.search(name) and placed:
             return placed[0]
-        touched = any(isinstance(each, Model) or each is self.trainer for each in values if each is not None)
-        if touched and not _HARMLESS_CALL.search(name):
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else name
+        if method in _HARMLESS_METHODS or _HARMLESS_CALL.search(method):
+            return unknown(node)
+        given = (*node.args, *(each.value for each in node.keywords))
+        if any(map(self._is_of_trained, (node.func, *given))):
             raise self.refused(node, "what this does with what is trained is not known")
         return unknown(node)
+
+    def _is_of_trained(self, node: ast.expr) -> bool:
+        """Whether an expression is the model, the trainer, or a part by which one of them may be changed."""
+        while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
+            if isinstance(node, ast.Attribute) and node.attr in _TELLS:
+                return False
+            node = node.value
+        found = self.value(node) if isinstance(node, ast.Name) else None
+        return isinstance(found, Model) or (found is not None and found is self.trainer)
 
 
 def _is_dtype(value: Any) -> bool:

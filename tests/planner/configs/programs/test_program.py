@@ -197,6 +197,10 @@ else:
         (("trainer = T", "x = AutoModelForCausalLM.from_pretrained(name)\ntrainer = T"), "another model"),
         (("trainer = T", "import os; os.environ['ACCELERATE_USE_FSDP'] = '1'\ntrainer = T"), "variable"),
         (("trainer.train()", "with torch.autocast('cuda'):\n    trainer.train()"), "16: torch.autocast"),
+        (("trainer = T", "model.model.layers.requires_grad_(False)\ntrainer = T"), "15: model.model"),
+        (("trainer = T", "convert(model.model.layers[0])\ntrainer = T"), "15: convert"),
+        (("trainer = T", "model.config = other\ntrainer = T"), "15: model.config"),
+        (('"nf4", bnb', '"nf4", llm_int8_skip_modules=["lm_head"], bnb'), "llm_int8_skip_modules"),
         (("trainer = T", "convert(model)\ntrainer = T"), "line 15: convert(model)"),
         (("trainer = T", "torch.nn.Linear.forward = mine\ntrainer = T"), "changes in torch.nn.Linear"),
         (("trainer = Trainer(", "class Mine(Trainer):\n    x = 1\ntrainer = Mine("), "Mine changes in"),
@@ -233,6 +237,8 @@ def count(model):
         total += p.numel()
     print(total)
 count(model)
+rows = tokenizer("a", return_tensors="pt").to(model.device)
+print(model.model.layers, model.config.to_dict())
 if tokenizer.pad_token is None:
     tokenizer.pad_token = tokenizer.eos_token
 try:
