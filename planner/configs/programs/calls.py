@@ -61,7 +61,12 @@ _NOT_COUNTED = {
 }
 _HARMLESS_ATTRIBUTES = words("is_parallelizable model_parallel")
 # Parts of a model or a trainer that tell of it, and through which nothing of a step is changed.
-_TELLS = words("device dtype config generation_config name_or_path hf_device_map state tokenizer")
+_TELLS = words(
+    """
+    device dtype config generation_config name_or_path hf_device_map state tokenizer processing_class
+    train_dataset eval_dataset
+    """
+)
 _DTYPES = {
     **{name: name for name in ("bfloat16", "float16", "float32", "uint8")},
     "half": "float16",
