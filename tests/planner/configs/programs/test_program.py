@@ -309,6 +309,13 @@ def test_unsloths_own_start_of_a_training_is_one(tmp_path: Path) -> None:
     assert any(remark.origin.endswith("padding_free") for remark in padded.remarks)
 
 
+def test_data_of_the_trainer_may_be_shown(tmp_path: Path) -> None:
+    """As notebooks do between making the trainer and training."""
+    shown = "tokenizer.decode(trainer.train_dataset[5]['input_ids'])\ntrainer.train()"
+    shows = program(tmp_path, UNSLOTH.replace("trainer.train()", shown))
+    assert job(shows) == job(program(tmp_path, UNSLOTH))
+
+
 def test_ends_among_unsloths_targets_are_trained_whole(tmp_path: Path) -> None:
     """They are moved to modules_to_save (unsloth models/llama.py get_peft_model)."""
     targets = 'r=32, target_modules=["q_proj", "lm_head", "embed_tokens"]'
