@@ -21,7 +21,8 @@ def flat_parts(job: Job) -> list[tuple[float, bool]]:
     for number, each in enumerate((*model_weights(job), *adapter_weights(job))):
         if not sizes.divides(each):
             continue
-        each.dtype = prepared_dtype(job, each)
+        # Packed matrices are counted in bytes.
+        each.dtype = "int8" if each.packed else prepared_dtype(job, each)
         apart = each.adapter and job.stack.fsdp1_wraps_adapters
         name = f"adapter {number}" if apart else units.of(each)
         parts[name] += sizes.stored_bytes(each)

@@ -54,6 +54,8 @@ class Fsdp(Runtime):
         # Units inside of layers whose backward runs, and those in which it is over.
         self._inner_now: set[str] = set()
         self._inner_over: set[str] = set()
+        # Slots of gradients that their unit has taken before the backward of their part was over.
+        self.collected: set[int | None] = set()
         model = job.model
         # PEFT's wrapper hides the last norm, so the head is gathered by itself.
         self._head_alone = job.recipe.adapter is not None and not model.tied
@@ -235,6 +237,7 @@ class Fsdp(Runtime):
         self.order.clear()
         self._inner_now.clear()
         self._inner_over.clear()
+        self.collected.clear()
 
     def optimizer_step(self, gradients: list[int]) -> None:
         """Update the shards and drop their gradients."""
@@ -254,6 +257,8 @@ class Fsdp(Runtime):
             if inner and part.name + INNER not in self._inner_over:
                 self.groups[part.name + INNER].gradients += inner
         for each in found:
+            if each.slot in self.collected:
+                continue
             name = self._group_of(part.name, each.module)
             self.groups[name if name in self.groups else ROOT].gradients.append(each)
 

@@ -4,8 +4,10 @@ its gradient is one flat tensor too.
 Source: torch 2.13 distributed/fsdp/_runtime_utils.py and _flat_param.py, whose functions the methods name;
 the backward of ``torch.split`` (tools/autograd/derivatives.yaml, ``split_with_sizes_backward``), which joins
 the gradients of all views.
-Ignored: adapters that are units of their own are gathered with their layer; that a card which is faster than
-its host uses blocks again sooner.
+Beside adapters each matrix of one is a unit of its own, inside of that of its layer (peft 0.21 utils/other.py
+fsdp_auto_wrap_policy: modules without others inside whose weight is trained).
+Ignored: that those of the head belong to no part of the root; that a card which is faster than its host uses
+blocks again sooner.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ from planner.anatomy.packing import packed_bytes
 from planner.domain.term import TermName
 from planner.program.engines.ddp import broadcast
 from planner.program.engines.fsdp.fsdp import CAST_STREAM, GATHER_STREAM, REDUCE_STREAM, Fsdp
-from planner.program.engines.groups import ROOT, Group, begin_training, comes_whole
+from planner.program.engines.fsdp.fsdp_units import PASSES
+from planner.program.engines.groups import ROOT, Group, begin_training, comes_whole, part_of
 from planner.program.job import Job
 from planner.program.load import arrive, load_whole, prepared_dtype
-from planner.program.ops.tensors import ELEMENT_BYTES, Unit
+from planner.program.ops.tensors import ELEMENT_BYTES, Mark, PartStage, Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
-from planner.program.request_stream import RequestStream
+from planner.program.request_stream import Instance, RequestStream, labelled
 from planner.program.runtime import Pass
 
 # The host runs ahead of the card.  ``_FreeEventQueue`` lets two flat parameters be given back that compute
@@ -37,6 +40,8 @@ _GRADIENT_LAG = 2
 # A cast shard is made before that wait, when the last two may still be sent.
 # Source: _runtime_utils.py _unshard, _flat_param.py _free_low_precision_sharded_param.
 _CAST_LAG = 2
+# Ends of paths to the matrices of an adapter.
+_FACTORS = (("lora_A",), ("lora_B",))
 
 
 class Fsdp1(Fsdp):
@@ -48,7 +53,10 @@ class Fsdp1(Fsdp):
         self.joins_gradients = self.reduces_last_only
         self._initialised = False
         # Shards that were widened, by the unit that still sees them.
-        self._narrow: dict[str, list[int]] = {}
+        self._narrow: dict[str, int] = {}
+        # Units of adapters; those that were sent for before their turn.
+        self._adapters: set[str] = set()
+        self._sent: set[str] = set()
 
     def load_weights(self) -> list[Weight]:
         """The model comes unit by unit where it is not on the card yet, the root last; then Accelerate widens
@@ -60,6 +68,7 @@ class Fsdp1(Fsdp):
         """
         stream, job = self.stream, self.job
         on_card = comes_whole(job)
+        self._adapters = self._run_adapters() if job.stack.fsdp1_wraps_adapters else set()
         if job.recipe.numerics.quantization != "none" and not on_card and not job.recipe.divides_base:
             return super().load_weights()
         if on_card:
@@ -70,24 +79,44 @@ class Fsdp1(Fsdp):
             self._pack_on_card(each for each in weights if each.packed)
             for each in weights:
                 each.dtype = prepared_dtype(job, each)
-        units: dict[str, list[list[Weight]]] = {}
-        for each in filter(self.sizes.divides, weights):
-            own = units.setdefault(self.units.of(each) or ROOT, [[]])
-            if each.adapter:
-                own.insert(-1, [each])
-            else:
-                own[-1].append(each)
-        units[ROOT] = units.pop(ROOT, [])
         made = [
             (name, group, self._divide(group, on_card=on_card))
-            for name, groups in units.items()
-            for group in groups
-            if group
+            for name, group in self._units_of(filter(self.sizes.divides, weights)).items()
         ]
         for name, group, shard in [*made[-1:], *made[:-1]]:
             self._widen(name, group, shard)
         begin_training(stream, job)
         return weights
+
+    def _run_adapters(self) -> set[str]:
+        """Units of adapters: matrices that are called as modules."""
+        called: dict[int, set[str]] = {}
+        found: set[str] = set()
+        for part, template in labelled((each.name, each.template, each.count) for each in self.parts):
+            if id(template) not in called:
+                marks = (mark for _, mark in template.marks["forward"] if mark.moment == "before_forward")
+                paths = {template.modules[mark.number] for mark in marks}
+                called[id(template)] = {" ".join(path[-2:]) for path in paths if path[-1:] in _FACTORS}
+            found |= {f"{part} {name}" for name in called[id(template)]}
+        return found
+
+    def _units_of(self, weights: Iterable[Weight]) -> dict[str, list[Weight]]:
+        """Parameters by unit: adapters before their layer, the root last."""
+        units: dict[str, list[Weight]] = {}
+        for each in weights:
+            units.setdefault(self._unit_of(each), []).append(each)
+        units[ROOT] = units.pop(ROOT, [])
+        inside: dict[str, list[str]] = {name: [] for name in units if name not in self._adapters}
+        for name, group in units.items():
+            if name in self._adapters:
+                around = part_of(group[0])
+                inside[around if around in inside else ROOT].append(name)
+        order = [name for layer, own in inside.items() for name in (*own, layer)]
+        return {name: units[name] for name in order if units[name]}
+
+    def _unit_of(self, weight: Weight) -> str:
+        own = f"{part_of(weight)} {' '.join(weight.name.split()[-2:])}" if weight.adapter else ""
+        return own if own in self._adapters else self.units.of(weight) or ROOT
 
     def _pack_on_card(self, weights: Iterable[Weight]) -> None:
         """Matrices are packed on the card and go to host RAM; what unpacking reads stays, and is not divided.
@@ -143,11 +172,12 @@ class Fsdp1(Fsdp):
         wider = ELEMENT_BYTES[self.sizes.stored(trained)] / ELEMENT_BYTES[trained.dtype]
         n_bytes, term = stream.unit_bytes[shard] * wider, stream.term(shard)
         stream.allocate(trained.unit, n_bytes, term, ("load", trained.name, "upcast"))
-        self._narrow.setdefault(name, []).append(shard)
+        self._narrow[name] = shard
 
     def _after_forward(self, name: str, *, again: bool = False) -> None:
+        self._sent.discard(name)
         if self.job.recipe.sharding.divides_weights:
-            self.free(*self._narrow.pop(name, ()))
+            self.free(self._narrow.pop(name, None))
         super()._after_forward(name, again=again)
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
@@ -156,7 +186,7 @@ class Fsdp1(Fsdp):
         """
         groups = {ROOT: Group([], stays=True)}
         for each in weights:
-            groups.setdefault(self.units.of(each) or ROOT, Group([])).weights.append(each)
+            groups.setdefault(self._unit_of(each), Group([])).weights.append(each)
         return groups
 
     def is_updated(self, weight: Weight) -> bool:
@@ -187,14 +217,14 @@ class Fsdp1(Fsdp):
 
     def unshard(self, group: Group) -> None:
         """``_unshard``: shards that are wider are cast in a stream of their own;
-        all parts arrive in the flat tensor.  Those on the host are sent for and cast once more where the flat
+        all parts arrive in the flat tensor.  Around adapters, those of the last layer have been sent by then.  Those on the host are sent for and cast once more where the flat
         tensor is whole (``pre_unshard``).
         """
         if not self._initialised:
             self._initialise()
         if group.whole and not self.offloads:
             return
-        given = []
+        given, around = [], bool(self._adapters) and not group.weights[0].adapter
         if group.narrows:
             apart = self.job.stack.fsdp1_wraps_adapters
             cast_bytes = group.cast_bytes if apart else group.whole_bytes
@@ -208,33 +238,74 @@ class Fsdp1(Fsdp):
                 self.take(group.whole_bytes, "gathered_parameters", "_full_param_padded", GATHER_STREAM)
             ]
         for slot in given:
-            self.stream.free_late(slot, _CAST_LAG)
+            self.stream.free_late(slot, 0 if around else _CAST_LAG)
 
     def wait(self, group: Group, *, forward: bool) -> None:
         """Layers see views of what was received."""
 
-    def send_for_next(self, name: str) -> None:
-        """``_prefetch_handle``: where adapters are units, the one before a layer is its last adapter, and its
-        first adapter sends for the layer before.
-        """
-        if self.job.stack.fsdp1_prefetches and not self._has_adapters(self.groups[name]):
-            super().send_for_next(name)
+    def _run(self, part: Instance, stage: PartStage) -> None:
+        """A layer, with the hooks of the units inside of it."""
+        if not self._adapters:
+            super()._run(part, stage)
+            return
+        template = part.template
+        for events, mark in part.between_marks(stage, (*PASSES, "gradient")):
+            self.stream.events += events
+            if mark is None:
+                continue
+            is_gradient = mark.moment == "gradient"
+            path = template.modules[template.parameters[mark.number].module if is_gradient else mark.number]
+            name = f"{part.name} {' '.join(path[-2:])}"
+            if name in self.groups and path[-1:] in _FACTORS:
+                self._at_adapter(name, part, mark, recomputes=stage == "backward")
+            elif path == self.units.path and self.units.inside and not is_gradient:
+                self._at(part, mark.moment, recomputes=stage == "backward")
 
-    def _has_adapters(self, group: Group) -> bool:
-        """Whether there are adapters, as units of their own, inside of this one."""
-        adapters = [each.adapter for each in group.weights if each.trained or not each.adapter]
-        return self.job.stack.fsdp1_wraps_adapters and any(adapters) and not all(adapters)
+    def _at_adapter(self, name: str, part: Instance, mark: Mark, *, recomputes: bool) -> None:
+        """A matrix of an adapter is called, or its gradient is there."""
+        if mark.moment == "before_forward":
+            self._before_forward(name)
+        elif mark.moment == "after_forward":
+            self._after_forward(name, again=recomputes)
+        elif mark.moment == "before_backward":
+            self._before_backward(name)
+        elif mark.moment == "gradient" and mark.slot is not None:
+            slot = part.slot(mark.slot)
+            self.groups[name].gradients += [
+                each for each in self.sizes.gradients_of(part) if each.slot == slot
+            ]
+            self.collected.add(slot)
+            self._after_backward(name)
+
+    def _before_forward(self, name: str) -> None:
+        if name not in self._sent:
+            super()._before_forward(name)
+
+    def _before_backward(self, name: str) -> None:
+        """``_pre_backward_hook``: gathered if nobody has done so; then ``_prefetch_handle``."""
+        if name in self.groups:
+            if name not in self._sent:
+                self.unshard(self.groups[name])
+            self._sent.discard(name)
+            self.send_for_next(name)
+
+    def send_for_next(self, name: str) -> None:
+        """``_prefetch_handle``."""
+        index = self.order.index(name) if self.job.stack.fsdp1_prefetches else 0
+        before = self.order[index - 1]
+        if index > 0 and before not in self._sent:
+            self.unshard(self.groups[before])
+            self._sent.add(before)
 
     def _after_backward(self, name: str) -> None:
         """``_post_backward_hook``, or ``_post_backward_reshard_only_hook`` where nothing has a gradient."""
         group = self.groups.get(name)
-        self.free(*self._narrow.pop(name, ()))
-        if self.job.stack.fsdp1_prefetches and group is not None and self._has_adapters(group):
-            super().send_for_next(name)
+        self.free(self._narrow.pop(name, None))
+        self._sent.discard(name)
         if group is not None and group.gradients:
             self.reduce(group)
         elif group is not None:
-            self._reshard(group)
+            self._reshard(group, backward=True)
 
     def reduce(self, group: Group) -> None:
         """The backward of ``split`` joins all gradients; then ``_post_backward_hook``, in the same stream:
@@ -315,13 +386,14 @@ class Fsdp1(Fsdp):
         else:
             self.stream.free_late(slot, lag)
 
-    def _reshard(self, group: Group) -> None:
+    def _reshard(self, group: Group, *, backward: bool = False) -> None:
         """``_reshard``: the compute stream still uses what it gives back to the gathers.
 
-        Where adapters are units, the host waits for it before one of them is gathered.
+        Before the next layer is sent for in backward, adapters were, for which the host waits.
         """
+        waited = backward and self._adapters and self.job.stack.fsdp1_prefetches
         for slot in group.whole:
-            self.stream.free_late(slot, 0 if self._has_adapters(group) else _GATHER_LAG)
+            self.stream.free_late(slot, 0 if waited else _GATHER_LAG)
         group.whole = []
 
     def _initialise(self) -> None:

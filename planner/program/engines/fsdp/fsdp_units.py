@@ -5,7 +5,6 @@ Every module of the classes that are named is a unit, and so are leaf modules wi
 adapters.  A unit that a checkpoint runs again after its backward has begun is left alone.
 Source: torch 2.13 distributed/fsdp/wrap.py transformer_auto_wrap_policy, _runtime_utils.py _pre_forward;
 peft 0.21 utils/other.py fsdp_auto_wrap_policy.
-Ignored: adapters that are units of their own are gathered with their layer, or with its part.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _PART, _EXPERTS = ("mlp",), ("mlp", "experts")
 INNER = " inner"
 """What the name of a unit inside of a layer ends with."""
 Path = tuple[str, ...]
-_PASSES = ("before_forward", "after_forward", "before_backward", "after_backward")
+PASSES = ("before_forward", "after_forward", "before_backward", "after_backward")
 
 
 def wraps_tower(vision: TowerSpec, stack: Stack) -> bool:
@@ -56,8 +55,6 @@ class Units:
         self.path = _EXPERTS if experts else _PART if job.stack.fsdp_units == "feed_forward" else ()
         self._nested = experts
         self._tower_in_root = job.model.vision is not None and not wraps_tower(job.model.vision, job.stack)
-        first = not job.recipe.sharding.dtensors
-        self._adapters_apart = first and job.stack.fsdp1_wraps_adapters
         self._inner = {
             linear.name
             for group in job.model.groups
@@ -79,16 +76,14 @@ class Units:
             return layer
         if weight.name.split()[2] in self._inner:
             return layer + INNER
-        if self._nested:
-            return layer
-        return layer if weight.adapter and self._adapters_apart else ""
+        return layer if self._nested else ""
 
 
 def pieces(part: Instance, stage: PartStage, path: Path) -> Iterator[tuple[array[int], Moment | None]]:
     """The events of a stage in pieces,
     with what happens behind each to the module ``path``, which is a unit: it is entered or left.
     """
-    for events, mark in part.between_marks(stage, _PASSES):
+    for events, mark in part.between_marks(stage, PASSES):
         own = mark is not None and part.template.modules[mark.number] == path
         yield events, mark.moment if mark is not None and own else None
 
