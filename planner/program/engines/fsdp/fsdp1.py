@@ -290,10 +290,12 @@ class Fsdp1(Fsdp):
             self.send_for_next(name)
 
     def send_for_next(self, name: str) -> None:
-        """``_prefetch_handle``."""
+        """``_prefetch_handle``.  Before a layer is sent for, the host has waited in adapters of the one behind."""
         index = self.order.index(name) if self.job.stack.fsdp1_prefetches else 0
         before = self.order[index - 1]
         if index > 0 and before not in self._sent:
+            if self._adapters and before not in self._adapters:
+                self.stream.wait()
             self.unshard(self.groups[before])
             self._sent.add(before)
 
@@ -305,7 +307,7 @@ class Fsdp1(Fsdp):
         if group is not None and group.gradients:
             self.reduce(group)
         elif group is not None:
-            self._reshard(group, backward=True)
+            self._reshard(group)
 
     def reduce(self, group: Group) -> None:
         """The backward of ``split`` joins all gradients; then ``_post_backward_hook``, in the same stream:
@@ -386,14 +388,10 @@ class Fsdp1(Fsdp):
         else:
             self.stream.free_late(slot, lag)
 
-    def _reshard(self, group: Group, *, backward: bool = False) -> None:
-        """``_reshard``: the compute stream still uses what it gives back to the gathers.
-
-        Before the next layer is sent for in backward, adapters were, for which the host waits.
-        """
-        waited = backward and self._adapters and self.job.stack.fsdp1_prefetches
+    def _reshard(self, group: Group) -> None:
+        """``_reshard``: the compute stream still uses what it gives back to the gathers."""
         for slot in group.whole:
-            self.stream.free_late(slot, 0 if waited else _GATHER_LAG)
+            self.stream.free_late(slot, _GATHER_LAG)
         group.whole = []
 
     def _initialise(self) -> None:
