@@ -287,6 +287,7 @@ def _untraced_stacks(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str
     untraced = (
         (stack.fused_norm or stack.fused_mlp, "the fused kernels"),
         (recipe.adapter is not None and stack.adapter_kernels != "eager", "the adapter kernels"),
+        (stack.tells_samples(recipe), "the attention kernel over packed samples"),
         (
             stack.widens_copies and recipe.adapter is not None and bool(recipe.adapter.modules_to_save),
             "the dtype of modules_to_save",

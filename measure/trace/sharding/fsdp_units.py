@@ -67,14 +67,18 @@ def make_units(model: Any, layer_list: str, kind: Fsdp2Units = "ends_apart") -> 
     return [TracedUnit(ROOT, ("",), stays_whole=True), *own, *layers, *tails]
 
 
-def tower_units(model: Any, layer_list: str) -> list[TracedUnit]:
+def tower_units(model: Any, layer_list: str, *, named: bool) -> list[TracedUnit]:
     """Layers of a tower that are units because Transformers lists their class.  Without images none runs.
 
-    Source: accelerate 1.15 utils/dataclasses.py set_auto_wrap_policy; transformers 5.23 modeling_utils.py
-    post_init.
+    A list with a class that the model lacks stops the job: what starts has ``named`` other classes.
+    Source: accelerate 1.15 utils/dataclasses.py set_auto_wrap_policy, utils/fsdp_utils.py
+    fsdp2_prepare_auto_wrap_policy; transformers 5.23 modeling_utils.py post_init.
     """
     listed = set(model._no_split_modules or ())  # noqa: SLF001
-    places = [name for name, module in model.named_modules() if type(module).__name__ in listed]
+    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+    if not named and listed - set(kinds.values()):
+        return []
+    places = [name for name, kind in kinds.items() if kind in listed]
     return [TracedUnit(name, (name,)) for name in places if not name.startswith(f"{layer_list}.")]
 
 

@@ -101,7 +101,7 @@ def _units_of(model: Any, scenario: Scenario, layer_list: str) -> list[TracedUni
     if not recipe.uses_fsdp:
         return []
     sees = scenario.model.vision is not None and stack.tower_units != "in_root"
-    towers = tower_units(model, layer_list) if sees else []
+    towers = tower_units(model, layer_list, named=stack.tower_units == "layers") if sees else []
     if recipe.sharding.dtensors:
         units = make_units(model, layer_list, stack.fsdp2_units)
         units[0].stays_whole |= stack.fsdp2_root_stays

@@ -43,5 +43,14 @@ def test_layers_of_a_tower_are_units_where_they_are_listed(tmp_path: Path) -> No
     path.write_text(json.dumps(CONFIG), encoding="utf-8")
     case = scenario(str(path))
     built = build_on_meta(case, make_config(case))
-    places = [unit.place for unit in tower_units(built.model, built.layer_list)]
+    places = [unit.place for unit in tower_units(built.model, built.layer_list, named=False)]
     assert places == [f"model.vision_tower.encoder.layer.{number}" for number in range(2)]
+
+
+def test_a_list_that_stops_the_job_makes_no_units_of_a_tower() -> None:
+    """Gemma 3's list has a class of Siglip's text part, which the model lacks: others were named."""
+    case = scenario("gemma-3-4b")
+    built = build_on_meta(case, make_config(case))
+    places = {named: tower_units(built.model, built.layer_list, named=named) for named in (False, True)}
+    assert not places[False]
+    assert len(places[True]) > len(built.model.model.vision_tower.encoder.layers)

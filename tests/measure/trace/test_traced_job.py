@@ -119,6 +119,10 @@ def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
         ({"method": "lora", "stack": "unsloth", "offload": "none"}, "the fused kernels of stack 'unsloth"),
         ({"method": "lora", "stack": "axolotl"}, "the adapter kernels of stack 'axolotl'"),
         (
+            {"method": "full", "stack": "axolotl", "padding": "packed", "attention": "sdpa"},
+            "the attention kernel over packed samples of stack 'axolotl'",
+        ),
+        (
             {"method": "lora", "stack": "llama-factory", "modules_to_save": "lm_head"},
             "the dtype of modules_to_save of stack 'llama-factory'",
         ),

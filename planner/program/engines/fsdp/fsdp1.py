@@ -21,7 +21,7 @@ from planner.anatomy.packing import packed_bytes
 from planner.domain.term import TermName
 from planner.program.engines.ddp import broadcast
 from planner.program.engines.fsdp.fsdp import CAST_STREAM, GATHER_STREAM, REDUCE_STREAM, Fsdp
-from planner.program.engines.fsdp.fsdp_units import PASSES
+from planner.program.engines.fsdp.fsdp_units import INNER, PASSES
 from planner.program.engines.groups import ROOT, Group, begin_training, comes_whole, part_of
 from planner.program.job import Job
 from planner.program.load import arrive, load_whole, prepared_dtype
@@ -54,9 +54,10 @@ class Fsdp1(Fsdp):
         self._initialised = False
         # Shards that were widened, by the unit that still sees them.
         self._narrow: dict[str, int] = {}
-        # Units of adapters; those that were sent for before their turn.
+        # Units of adapters; those that were sent for before their turn; those whose backward is to come.
         self._adapters: set[str] = set()
         self._sent: set[str] = set()
+        self._needed: set[str] = set()
 
     def load_weights(self) -> list[Weight]:
         """The model comes unit by unit where it is not on the card yet, the root last; then Accelerate widens
@@ -175,7 +176,11 @@ class Fsdp1(Fsdp):
         self._narrow[name] = shard
 
     def _after_forward(self, name: str, *, again: bool = False) -> None:
+        """``_post_forward``: a reentrant checkpoint runs what is inside of it without gradients at first."""
         self._sent.discard(name)
+        recipe, is_inside = self.job.recipe, name in self._adapters or name.endswith(INNER)
+        if again or not (is_inside and recipe.gradient_checkpointing and recipe.checkpoint_reentrant):
+            self._needed.add(name)
         if self.job.recipe.sharding.divides_weights:
             self.free(self._narrow.pop(name, None))
         super()._after_forward(name, again=again)
@@ -217,8 +222,8 @@ class Fsdp1(Fsdp):
 
     def unshard(self, group: Group) -> None:
         """``_unshard``: shards that are wider are cast in a stream of their own;
-        all parts arrive in the flat tensor.  Around adapters, those of the last layer have been sent by then.  Those on the host are sent for and cast once more where the flat
-        tensor is whole (``pre_unshard``).
+        all parts arrive in the flat tensor.  Those on the host are sent for and cast once more where the flat
+        tensor is whole (``pre_unshard``).  Around adapters, what the last layer sent has arrived.
         """
         if not self._initialised:
             self._initialise()
@@ -284,16 +289,16 @@ class Fsdp1(Fsdp):
     def _before_backward(self, name: str) -> None:
         """``_pre_backward_hook``: gathered if nobody has done so; then ``_prefetch_handle``."""
         if name in self.groups:
-            if name not in self._sent:
+            if name in self._needed - self._sent:
                 self.unshard(self.groups[name])
-            self._sent.discard(name)
+            self._needed.discard(name)
             self.send_for_next(name)
 
     def send_for_next(self, name: str) -> None:
-        """``_prefetch_handle``.  Before a layer is sent for, the host has waited in adapters of the one behind."""
+        """``_prefetch_handle``: by then the host has waited in the adapters of the layer behind."""
         index = self.order.index(name) if self.job.stack.fsdp1_prefetches else 0
         before = self.order[index - 1]
-        if index > 0 and before not in self._sent:
+        if index > 0 and before in self._needed - self._sent:
             if self._adapters and before not in self._adapters:
                 self.stream.wait()
             self.unshard(self.groups[before])
