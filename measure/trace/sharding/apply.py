@@ -37,6 +37,10 @@ _SECOND_MODEL = 1
 class ShardingEngine(Protocol):
     """One rank of a runtime that shards."""
 
+    @property
+    def updated_bytes(self) -> int:
+        """Bytes of an element that the optimizer updates; asked when everything is loaded."""
+
     def load(self, parameter: TracedParameter, record: Record) -> None:
         """``record`` would allocate the whole parameter."""
 
@@ -158,7 +162,8 @@ class _Execution:
             self._second.fill()
             self._second.collect()
         groups = self._runtime.shard_groups()
-        steps = record_steps(as_shards(groups), self._recipe, _STEPS) if groups else []
+        shards = as_shards(groups, self._runtime.updated_bytes)
+        steps = record_steps(shards, self._recipe, _STEPS) if groups else []
         self._runtime.set_up(on_host(steps) if self._recipe.offloads_optimizer else steps)
         return False
 

@@ -23,21 +23,25 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Tensors that an optimizer updates, by group."""
+    """Tensors that an optimizer updates, by group, and the bytes of an element."""
 
     groups: tuple[tuple[Shape, ...], ...]
+    element_bytes: int
 
 
 def record_steps(shards: Shards, recipe: Recipe, n_steps: int) -> list[list[list[Record]]]:
-    """What each of ``n_steps`` steps allocates and frees, group by group; fp32 shards,
-    and gradients that are there already.
+    """What each of ``n_steps`` steps allocates and frees, group by group; gradients are there already.
 
     The recorder sees them made: what it does not know it takes for new where an operator returns it.
     """
     recorder = Recorder()
     with FakeTensorMode(), shims(Situation(False, recorder)):
         with recorder:
-            groups = [[nn.Parameter(torch.empty(shape)) for shape in shapes] for shapes in shards.groups]
+            dtype = torch.float32 if shards.element_bytes == torch.float32.itemsize else torch.bfloat16
+            groups = [
+                [nn.Parameter(torch.empty(shape, dtype=dtype)) for shape in shapes]
+                for shapes in shards.groups
+            ]
         optimizer = optimizer_over(
             nn.Module(), [{"params": tensors, "weight_decay": 0.0} for tensors in groups], recipe
         )
@@ -85,6 +89,6 @@ def _moved(record: Record) -> Record:
     return record
 
 
-def as_shards(groups: Sequence[Sequence[Shape]]) -> Shards:
+def as_shards(groups: Sequence[Sequence[Shape]], element_bytes: int) -> Shards:
     """Shapes by group."""
-    return Shards(tuple(tuple(shapes) for shapes in groups))
+    return Shards(tuple(tuple(shapes) for shapes in groups), element_bytes)

@@ -103,6 +103,12 @@ class FsdpRank:
             return
         self._stream.take(n_bytes, TracedPurpose("shard", block.role, module=block.module))
 
+    @property
+    def updated_bytes(self) -> int:
+        """Those of shards."""
+        trained = (each for unit in self._units.values() for each in unit.parameters if each.trained)
+        return max(map(self._settings.stored_bytes, trained), default=0)
+
     def shard_groups(self) -> list[list[tuple[int, ...]]]:
         """Shapes of the local shards of trained parameters, by group of the optimizer."""
         trained = [each for unit in self._units.values() for each in unit.parameters if each.trained]

@@ -89,6 +89,12 @@ class FlatRank:
             role, module = record.block.role, record.block.module
             unit.blocks.append(self._stream.take(n_bytes, TracedPurpose(_WHOLE.name, role, module=module)))
 
+    @property
+    def updated_bytes(self) -> int:
+        """Those of parts."""
+        trained = (unit for unit in self._units.values() if unit.trained)
+        return max(map(self._stored_bytes, trained), default=0)
+
     def shard_groups(self) -> list[list[tuple[int, ...]]]:
         """What the optimizer of the first rank sees of its part of each flat parameter: the first of its
         parameters whole, one in part and none of the others (``_use_sharded_views``).

@@ -37,6 +37,8 @@ _CLONED = TracedPurpose("gradient.clone()", "gradients")
 class TracedZero12:
     """One rank under ZeRO-1 or ZeRO-2."""
 
+    updated_bytes = 4  # Masters in fp32.
+
     def __init__(self, stream: RankRecords, settings: ZeroSettings) -> None:
         self._stream, self._settings = stream, settings
         self._weights: dict[tuple[str, str], TracedBlock] = {}

@@ -42,6 +42,8 @@ _GRADIENT_LAG = 3
 class TracedZero3:
     """One rank under ZeRO-3."""
 
+    updated_bytes = 4  # Masters in fp32.
+
     def __init__(self, stream: RankRecords, settings: ZeroSettings) -> None:
         self._stream, self._settings = stream, settings
         self._live: dict[tuple[str, str], TracedUse] = {}

@@ -11,11 +11,13 @@ from tests.extras import import_or_skip
 import_or_skip("torch")
 
 from measure.trace.record import Place
+from measure.trace.sharding.flat_optimizer import as_shards, record_steps
 from measure.trace.sharding.fsdp import FsdpRank
 from measure.trace.sharding.fsdp_units import ROOT
 from measure.trace.sharding.runtime_settings import FsdpSettings
 from measure.trace.sharding.shard_records import RankRecords
 from tests.measure.trace.sharding.made import FIRST_ID, gradient, held, loading, parameter, taken
+from tests.measure.trace.tiny import llama
 
 MATRIX = parameter("weight", 5, 2)
 VECTOR = parameter("weight", 4, module="norm", layer=-1, unit=ROOT, stays_whole=True)
@@ -54,6 +56,18 @@ def test_shards_are_fp32_and_padded() -> None:
     stream, _ = rank()
     assert taken(stream, "parameter before it is sharded") == [10 * 4, 4 * 4]
     assert held(stream) == {"shard": (PART + 2) * 4}
+
+
+def test_states_have_the_dtype_of_shards() -> None:
+    """fp32 ones in mixed precision; of 16-bit weights that train as they are, 16 bits."""
+    assert rank()[1].updated_bytes == 4
+    assert rank(mixed=False)[1].updated_bytes == MATRIX.element_bytes == 2
+    sizes = [
+        {record.block.n_bytes for record in step[0] if record.block.role == "optimizer_states"}
+        for n_bytes in (4, 2)
+        for step in record_steps(as_shards([[(6,)]], n_bytes), llama()[0].recipe, 1)
+    ]
+    assert [max(each) for each in sizes] == [24, 12]
 
 
 @pytest.mark.parametrize("reshards", [True, False])
