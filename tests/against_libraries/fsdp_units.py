@@ -27,19 +27,22 @@ CONFIG = {
 LORA = ("q_proj", "v_proj")
 
 
-def build(adapters: bool, checkpoints: str) -> Any:
+BLOCK, LAYER = "MixtralSparseMoeBlock", "MixtralDecoderLayer"
+
+
+def build(adapters: bool, checkpoints: str, unit: str) -> Any:
     """The model, wrapped as Accelerate does it; with adapters as PEFT's policy does it."""
     config = transformers.AutoConfig.for_model(**CONFIG)
     config.use_cache = False
     model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    block = next(type(each) for each in model.modules() if type(each).__name__ == "MixtralSparseMoeBlock")
+    block = next(type(each) for each in model.modules() if type(each).__name__ == unit)
     policy: Any = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={block})
     if adapters:
         import peft
         from peft.utils.other import fsdp_auto_wrap_policy
 
         model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=list(LORA)))
-        model.base_model.model._no_split_modules = ["MixtralSparseMoeBlock"]
+        model.base_model.model._no_split_modules = [unit]
         policy = fsdp_auto_wrap_policy(model)  # type: ignore[no-untyped-call]
         model.enable_input_require_grads()
     if checkpoints:
@@ -50,9 +53,9 @@ def build(adapters: bool, checkpoints: str) -> Any:
     )
 
 
-def rows(adapters: bool, checkpoints: str) -> list[tuple[str, int]]:
+def rows(adapters: bool, checkpoints: str, unit: str) -> list[tuple[str, int]]:
     """What one step does, after a first one that makes the buffers."""
-    model = build(adapters, checkpoints)
+    model = build(adapters, checkpoints, unit)
     ids = torch.zeros(1, 8, dtype=torch.long)
     model(input_ids=ids, labels=ids).loss.backward()
     found: list[tuple[str, int]] = []
@@ -103,7 +106,14 @@ def main() -> None:
     """Each case by its name."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    cases = {"full": (False, ""), "full checkpoints": (False, "plain"), "lora reentrant": (True, "reentrant")}
+    cases = {
+        "full": (False, "", BLOCK),
+        "full checkpoints": (False, "plain", BLOCK),
+        "lora reentrant": (True, "reentrant", BLOCK),
+        "lora of layers": (True, "", LAYER),
+        "lora of layers checkpoints": (True, "plain", LAYER),
+        "lora of layers reentrant": (True, "reentrant", LAYER),
+    }
     sys.stdout.write(json.dumps({name: rows(*case) for name, case in cases.items()}))
     torch.distributed.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""FSDP1 with the mixtures of experts as units:
+"""FSDP1 with layers or mixtures of experts as units, and adapters inside of or beside them:
 the program gathers, gives back and reduces what real modules do.
 """
 
@@ -21,16 +21,17 @@ from tests.extras import import_or_skip, printed_by
 
 Rows = list[tuple[str, int]]
 FP32, GPUS = 4, 2
+_LORA = {"method": "lora", "lora_rank": 4, "lora_targets": list(LORA)}
+_PLAIN = {"gradient_checkpointing": True, "checkpoint_reentrant": False}
+_REENTRANT = {"gradient_checkpointing": True, "checkpoint_reentrant": True}
+_LAYERS = {"switches": ["fsdp_units=layer"]}
 RECIPES: dict[str, dict[str, object]] = {
     "full": {"gradient_checkpointing": False},
-    "full checkpoints": {"gradient_checkpointing": True, "checkpoint_reentrant": False},
-    "lora reentrant": {
-        "method": "lora",
-        "lora_rank": 4,
-        "lora_targets": list(LORA),
-        "gradient_checkpointing": True,
-        "checkpoint_reentrant": True,
-    },
+    "full checkpoints": {**_PLAIN},
+    "lora reentrant": {**_LORA, **_REENTRANT},
+    "lora of layers": {**_LORA, **_LAYERS, "gradient_checkpointing": False},
+    "lora of layers checkpoints": {**_LORA, **_LAYERS, **_PLAIN},
+    "lora of layers reentrant": {**_LORA, **_LAYERS, **_REENTRANT},
 }
 BASE = {
     "method": "full", "gpu": "a100-80gb", "gpus": GPUS, "sharding": "fsdp1", "seq": 8, "batch": 1,
@@ -69,10 +70,10 @@ def rows_of(job: Job) -> Rows:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_mixtures_as_units_are_gathered_when_real_ones_are(
+def test_units_are_gathered_when_real_ones_are(
     name: str, real: dict[str, Rows], tmp_path: Path
 ) -> None:
-    """Order and sizes, those of adapters as well, which are units inside of the root."""
+    """Order and sizes; each matrix of an adapter is a unit, too."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**CONFIG, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}))
     flags = {**BASE, **RECIPES[name], "model": str(config)}

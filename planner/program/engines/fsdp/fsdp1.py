@@ -58,6 +58,8 @@ class Fsdp1(Fsdp):
         self._adapters: set[str] = set()
         self._sent: set[str] = set()
         self._needed: set[str] = set()
+        # A frozen layer that ends when the one before begins.
+        self._ending: str | None = None
 
     def load_weights(self) -> list[Weight]:
         """The model comes unit by unit where it is not on the card yet, the root last; then Accelerate widens
@@ -293,6 +295,9 @@ class Fsdp1(Fsdp):
                 self.unshard(self.groups[name])
             self._needed.discard(name)
             self.send_for_next(name)
+        if self._ending is not None:
+            self._end(self._ending)
+            self._ending = None
 
     def send_for_next(self, name: str) -> None:
         """``_prefetch_handle``: by then the host has waited in the adapters of the layer behind."""
@@ -305,6 +310,17 @@ class Fsdp1(Fsdp):
             self._sent.add(before)
 
     def _after_backward(self, name: str) -> None:
+        """The hook of a frozen unit is on the gradient of its input, as the one with which the layer before
+        begins, which comes first but for reentrant checkpoints (``register_multi_grad_hook``).
+        """
+        group, recipe = self.groups.get(name), self.job.recipe
+        reentrant = recipe.gradient_checkpointing and recipe.checkpoint_reentrant
+        if reentrant or group is None or group.gradients or name in self._adapters:
+            self._end(name)
+        else:
+            self._ending = name
+
+    def _end(self, name: str) -> None:
         """``_post_backward_hook``, or ``_post_backward_reshard_only_hook`` where nothing has a gradient."""
         group = self.groups.get(name)
         self.free(self._narrow.pop(name, None))
@@ -381,6 +397,10 @@ class Fsdp1(Fsdp):
 
     def end_of_backward(self, phases: Pass) -> None:
         """``prepare_gradient_for_optim``: gradients on the host take the place of those here."""
+        ending, self._ending = self._ending, None
+        for name in [*([ending] if ending else []), *self.groups]:
+            if self.groups[name].whole or self.groups[name].gradients:
+                self._end(name)
         super().end_of_backward(phases)
         for group in self.groups.values() if self.offloads else ():
             self.free(group.reduced)
