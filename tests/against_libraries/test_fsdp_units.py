@@ -70,9 +70,7 @@ def rows_of(job: Job) -> Rows:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_units_are_gathered_when_real_ones_are(
-    name: str, real: dict[str, Rows], tmp_path: Path
-) -> None:
+def test_units_are_gathered_when_real_ones_are(name: str, real: dict[str, Rows], tmp_path: Path) -> None:
     """Order and sizes; each matrix of an adapter is a unit, too."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**CONFIG, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}))

@@ -181,6 +181,17 @@ def test_fsdp1_pins_a_part_and_a_gradient_of_each_flat_parameter() -> None:
     assert found["offloaded_gradients"] == trained + frozen
 
 
+def test_packed_matrices_of_a_flat_parameter_are_counted_in_bytes() -> None:
+    """Half a byte for each element, of two cards; QLoRA of Llama 3.1 8B had 5 GiB for the 3 of the trace."""
+    flags = {"method": "qlora", "quant_storage": "bf16", "switches": "kbit_upcast=none"}
+    found = held(job(sharding="fsdp1", offload="optimizer+params", **flags))
+    square, narrow, wide, table = 3_584 * 3_584, 3_584 * 512, 3_584 * 18_944, 152_064 * 3_584
+    packed = (2 * square + 2 * narrow + 3 * wide) / 2
+    layer = packed + 2 * (3_584 + 2 * 512 + 2 * 3_584)
+    frozen = LAYERS * up(layer / 2) + up(2 * (2 * table + 3_584) / 2)
+    assert found["offloaded_parameters"] == frozen
+
+
 def test_zero3_pins_each_frozen_part_alone_and_trained_ones_twice() -> None:
     """Half of each 16-bit matrix above the threshold of 35,840 elements,
     then fp32 adapters in one buffer; old blocks stay.

@@ -53,7 +53,7 @@ class Fsdp1(Fsdp):
         self.joins_gradients = self.reduces_last_only
         self._initialised = False
         # Shards that were widened, by the unit that still sees them.
-        self._narrow: dict[str, int] = {}
+        self._narrow: dict[str, list[int]] = {}
         # Units of adapters; those that were sent for before their turn; those whose backward is to come.
         self._adapters: set[str] = set()
         self._sent: set[str] = set()
@@ -84,7 +84,7 @@ class Fsdp1(Fsdp):
                 each.dtype = prepared_dtype(job, each)
         made = [
             (name, group, self._divide(group, on_card=on_card))
-            for name, group in self._units_of(filter(self.sizes.divides, weights)).items()
+            for name, group in self._flat_ones(filter(self.sizes.divides, weights))
         ]
         for name, group, shard in [*made[-1:], *made[:-1]]:
             self._widen(name, group, shard)
@@ -103,19 +103,15 @@ class Fsdp1(Fsdp):
             found |= {f"{part} {name}" for name in called[id(template)]}
         return found
 
-    def _units_of(self, weights: Iterable[Weight]) -> dict[str, list[Weight]]:
-        """Parameters by unit: adapters before their layer, the root last."""
-        units: dict[str, list[Weight]] = {}
+    def _flat_ones(self, weights: Iterable[Weight]) -> list[tuple[str, list[Weight]]]:
+        """The unit and the parameters of each flat one: adapters before their layer, the root last."""
+        units: dict[str, dict[str, list[Weight]]] = {}
         for each in weights:
-            units.setdefault(self._unit_of(each), []).append(each)
-        units[ROOT] = units.pop(ROOT, [])
-        inside: dict[str, list[str]] = {name: [] for name in units if name not in self._adapters}
-        for name, group in units.items():
-            if name in self._adapters:
-                around = part_of(group[0])
-                inside[around if around in inside else ROOT].append(name)
-        order = [name for layer, own in inside.items() for name in (*own, layer)]
-        return {name: units[name] for name in order if units[name]}
+            own = each.name if each.adapter and self.job.stack.fsdp1_wraps_adapters else ""
+            units.setdefault(self.units.of(each) or ROOT, {"": []}).setdefault(own, []).append(each)
+        units[ROOT] = units.pop(ROOT, {"": []})
+        flat = (group for (rest, *own) in map(dict.values, units.values()) for group in (*own, rest))
+        return [(self._unit_of(group[0]), group) for group in flat if group]
 
     def _unit_of(self, weight: Weight) -> str:
         own = f"{part_of(weight)} {' '.join(weight.name.split()[-2:])}" if weight.adapter else ""
@@ -175,7 +171,7 @@ class Fsdp1(Fsdp):
         wider = ELEMENT_BYTES[self.sizes.stored(trained)] / ELEMENT_BYTES[trained.dtype]
         n_bytes, term = stream.unit_bytes[shard] * wider, stream.term(shard)
         stream.allocate(trained.unit, n_bytes, term, ("load", trained.name, "upcast"))
-        self._narrow[name] = shard
+        self._narrow.setdefault(name, []).append(shard)
 
     def _after_forward(self, name: str, *, again: bool = False) -> None:
         """``_post_forward``: a reentrant checkpoint runs what is inside of it without gradients at first."""
@@ -184,7 +180,7 @@ class Fsdp1(Fsdp):
         if again or not (is_inside and recipe.gradient_checkpointing and recipe.checkpoint_reentrant):
             self._needed.add(name)
         if self.job.recipe.sharding.divides_weights:
-            self.free(self._narrow.pop(name, None))
+            self.free(*self._narrow.pop(name, ()))
         super()._after_forward(name, again=again)
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
@@ -323,7 +319,7 @@ class Fsdp1(Fsdp):
     def _end(self, name: str) -> None:
         """``_post_backward_hook``, or ``_post_backward_reshard_only_hook`` where nothing has a gradient."""
         group = self.groups.get(name)
-        self.free(self._narrow.pop(name, None))
+        self.free(*self._narrow.pop(name, ()))
         self._sent.discard(name)
         if group is not None and group.gradients:
             self.reduce(group)
