@@ -10,7 +10,7 @@ from planner.domain.model import ModelSpec
 from planner.domain.prediction import Verdict
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import Given, ScenarioRequest, from_flags, merge, require
+from planner.intake.given.request import TRIED, Given, ScenarioRequest, from_flags, merge, require
 from planner.intake.given.request_field import PARTS
 from planner.intake.resolve import resolve
 from planner.predicting import predict_with
@@ -87,7 +87,7 @@ def _verdict_at(request: ScenarioRequest, how: How, model_spec: ModelSpec | None
     how = How(how.calibration, how.force, advise=False, why=False)
 
     def ask(seq_tokens: int) -> Verdict:
-        shorter = merge(request, ScenarioRequest({"seq": Given(seq_tokens, "tried here")}))
+        shorter = merge(request, ScenarioRequest({"seq": Given(seq_tokens, TRIED)}))
         return answer_request(shorter, how, model_spec=model_spec).prediction.verdict
 
     return ask

@@ -44,8 +44,8 @@ class Machine:
         if not self.gpus:
             # A large model would fill the host, whose kernel then kills other programs, too.
             raise UsageError(
-                f"{self.unusable or 'no GPU is here'}; measure trace counts memory without one, and --gpu cpu "
-                "runs the steps on the CPU"
+                f"{self.unusable or 'no GPU is here'}; measure trace counts memory without one, and "
+                "--gpu cpu runs the steps on the CPU"
             )
         wanted = int(values.get("gpus") or 1)
         if wanted > len(self.gpus):
