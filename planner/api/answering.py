@@ -113,9 +113,10 @@ def _advised(subject: Subject, model: Coefficients | Calibration, *, brief: bool
     itself is worth the wait.
     """
     from planner.searching.affordable import is_affordable, n_allocations
-    from planner.searching.levers import levers, stack_needs
+    from planner.searching.levers import levers
     from planner.searching.moves import CHEAP, KINDS
     from planner.searching.run_length import at_example_length
+    from planner.searching.stack_needs import stack_needs
     from planner.searching.unsaid import unsaid_settings
 
     scenario, prediction = subject.scenario, subject.prediction

@@ -12,8 +12,8 @@ from planner.domain.term import PHASE_WORDS, Phase
 from planner.report.prediction.short import MAX_LINES, Room, short_sections
 from planner.report.prediction.subject import Subject
 from planner.report.render.layout import Note
-from planner.searching.levers import StackNeed
 from planner.searching.run_length import AtLength
+from planner.searching.stack_needs import StackNeed
 from planner.searching.unsaid import Unsaid
 from planner.units import GIB
 from tests.planner.report.prediction.made import (
