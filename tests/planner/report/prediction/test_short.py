@@ -74,6 +74,20 @@ def test_each_kind_of_change_is_shown_before_a_second_of_one() -> None:
     assert "--gpu larger" not in text
 
 
+def test_who_stays_with_the_software_is_shown_what_is_free_there() -> None:
+    """Another stack is free, too, and does not push out a fused loss."""
+    found = [
+        lever("stack unsloth", {"stack": "unsloth"}, kind="free"),
+        lever("fused loss", {"loss": "liger"}, kind="free"),
+        lever("smaller", {"batch": "1"}, kind="time"),
+        lever("over host RAM", {"offload": "optimizer"}, kind="money"),
+        lever("a larger card", {"gpu": "large"}, kind="money"),
+    ]
+    text = draw_short(Subject(scenario(), short_of_memory(), found))
+    assert "--loss liger" in text
+    assert "--gpu large" not in text
+
+
 def test_a_lever_that_is_shown_is_no_assumption_besides() -> None:
     """One change has one line; an assumption that no lever shows stays."""
     unsaid = [Unsaid(f"{name}=1", f"--{name} 2", -GIB, 1.1, "fits") for name in ("batch", "lora-rank")]
