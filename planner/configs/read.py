@@ -144,6 +144,7 @@ _REST = (
     Tool("deepspeed", deepspeed_json.TOOL, "", deepspeed_json.MARKS, _deepspeed),
     Tool("accelerate", accelerate.TOOL, "", accelerate.MARKS, accelerate.read_accelerate),
 )
+_BY_NAMES = "; --tool transformers or --tool trl reads the names of its arguments alone"
 _PROGRAM = "program"
 """How the tool is called of what a program says itself."""
 _PROGRAMS = {
@@ -179,7 +180,7 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     own = beside.own and tool is None
     # A command without arguments: its program says the rest itself, whatever tool has a script of that name.
     alone = not document.table and beside.script.endswith(".py")
-    if alone and (program := found_file(Path(beside.script), path)) is not None:
+    if (alone or beside.words is not None) and (program := found_file(Path(beside.script), path)) is not None:
         return _read_program(program, None, beside)
     if tool is None:
         tool = next((each.name for each in _OF_MEGATRON if each.is_its and each.is_its(document)), None)
@@ -199,11 +200,15 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
 
 def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     """What the text of a program says; raises as :func:`read_config`."""
-    program = read_program(path, _capability(beside.gpu))
+    try:
+        program = read_program(path, _capability(beside.gpu), beside.words)
+    except NotModelledError as error:
+        raise (NotModelledError(f"{error}{_BY_NAMES}") if beside.words else error) from None
     chosen = _PROGRAMS[program.tool]
     if tool is not None:
         raise UsageError(f"{path}: is a program, which says itself who trains: leave --tool {show(tool)} out")
-    reading = _read_by(chosen, Document(path, program.table), replace(beside, task=program.task), tool)
+    beside = replace(beside, task=program.task, script="", own=False)
+    reading = _read_by(chosen, Document(path, program.table), beside, tool)
     for origin, text in program.remarks:
         reading.remark(origin, text)
     return reading

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.source import Source, read_source
-from planner.configs.programs.values import Library, Made, Model, Unknown, is_known
+from planner.configs.programs.values import OWN, Library, Made, Model, Unknown, is_known
 from planner.configs.programs.walk import Walk
 from planner.errors import InputFileError, NotModelledError, show
 from planner.words import words
@@ -28,6 +29,8 @@ _TASKS = {
     "RewardTrainer": "reward",
     "GRPOTrainer": "grpo",
 }
+# Trainers that keep the model as it was beside it.
+_WITH_REFERENCE = ("dpo", "kto")
 _TRAINER = re.compile("(?:Trainer|Parser)$")
 # What a trainer is given beside settings; none of it moves memory, or it is read by itself.
 _OBJECTS = words(
@@ -56,6 +59,7 @@ _LORA_HARMLESS = words(
     "lora_alpha task_type inference_mode fan_in_fan_out use_rslora peft_type model peft_config"
 )
 _PACKING = {
+    "of_trl": "quantised_by_trl",
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
     "bnb_4bit_quant_type": "bnb_4bit_quant_type",
@@ -63,6 +67,7 @@ _PACKING = {
     "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
 }
 _PACKING_HARMLESS = words("bnb_4bit_compute_dtype llm_int8_threshold llm_int8_has_fp16_weight")
+_MOST_LISTED, _OFF = 10, (None, False, "", [], {})
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
 
 
@@ -78,15 +83,18 @@ class Program:
     remarks: tuple[tuple[str, str], ...]
 
 
-def read_program(path: Path, capability: tuple[int, ...] | None) -> Program:
-    """The settings of the one trainer that a program makes; ``capability``: of the card, where one is named.
+def read_program(
+    path: Path, capability: tuple[int, ...] | None, words_given: tuple[str, ...] | None = None
+) -> Program:
+    """The settings of the one trainer that a program makes; ``capability``: of the card, where one is named;
+    ``words_given``: the arguments of its command, where there is one.
 
     Raises:
         InputFileError: unreadable, or no trainer is made.
         NotModelledError: something in it whose effect on memory is not known.
     """
     source = read_source(path)
-    walk = Walk(source, capability)
+    walk = Walk(source, capability, words_given)
     if not any(_TRAINER.search(name) for name in _names(source)):
         raise _no_trainer(source, parses=0)
     try:
@@ -130,7 +138,11 @@ class _Table:
         if trainer.kind not in _TASKS:
             raise self._refused(trainer, f"{trainer.kind} is not read from a program")
         model, task = trainer.given.get("model"), _TASKS[trainer.kind]
-        if other := next((each for each in self._walk.models if each is not model), None):
+        reference = trainer.given.get("ref_model")
+        if isinstance(reference, Model) and isinstance(model, Model) and task in _WITH_REFERENCE:
+            self._refuse_other_reference(reference, model)
+            trainer.given.pop("ref_model")
+        if other := next((each for each in self._walk.models if each not in (model, reference)), None):
             raise self._refused(other, "another model is loaded than the one that is trained")
         table = self._settings(trainer)
         if self._walk.expands:
@@ -145,9 +157,10 @@ class _Table:
             if tool == TRL and str(table["settings_of"]).endswith("Arguments"):
                 # Configs of TRL turn both on, TrainingArguments do not.
                 table = {"gradient_checkpointing": False, "bf16": False, **table}
-            table |= self._of_transformers(model)
+            table |= self._of_transformers(model, table)
         if tool == TRAINER:
             table |= self._lengths()
+        self._remarks += _said_by(self._walk)
         if isinstance(model, Model):
             self._remarks += [(self._source.place(line), text) for line, text in model.remarks]
         return Program(
@@ -157,9 +170,17 @@ class _Table:
     def _refused(self, made: Made, why: str) -> NotModelledError:
         return NotModelledError(f"{self._source.place(made.line)}: {why}")
 
+    def _refuse_other_reference(self, reference: Model, model: Model) -> None:
+        """Raises: NotModelledError where a reference is not the model as it was: a copy in the same dtype."""
+        if model.adapters is not None or self._trainer.given.get("peft_config") is not None:
+            raise self._refused(reference, "a reference model beside adapters is not modelled")
+        if reference.given != model.given or reference.adapters is not None:
+            raise self._refused(reference, "the reference is loaded otherwise than the model that is trained")
+
     def _settings(self, trainer: Made) -> dict[str, Any]:
         """Arguments of the trainer, its own and those of its config."""
         given, args = dict(trainer.given), trainer.given.get("args")
+        given.pop("quantization_config", None)
         for name in _OF_OTHERS:
             if given.pop(name, None) not in (None, [None, None]):
                 raise self._refused(trainer, f"{name} of {trainer.kind} is not read from a program")
@@ -167,16 +188,24 @@ class _Table:
         if args is None:
             settings, kind = {}, ""
         elif isinstance(args, Made):
-            settings, kind = dict(args.given), args.kind
+            others = args.own if isinstance(args, Arguments) else ()
+            settings = {name: value for name, value in args.given.items() if name not in others}
+            kind = args.kind
         else:
             raise self._refused(trainer, "the arguments of the trainer are not known from the text")
         if "**" in own or "**" in settings:
             raise self._refused(trainer, "not all arguments of the trainer are known from the text")
         return {"settings_of": kind or "SFTConfig", **settings, **own}
 
-    def _of_transformers(self, model: Any) -> dict[str, Any]:
-        if isinstance(model, str):
-            return {"model_name_or_path": model, **self._adapters(None)}
+    def _of_transformers(self, model: Any, table_of: dict[str, Any]) -> dict[str, Any]:
+        asked = self._trainer.given.get("quantization_config")
+        if isinstance(model, str) or (model is None and "model" in self._trainer.given):
+            init = table_of.get("model_init_kwargs")
+            packing = init.pop("quantization_config", None) if isinstance(init, dict) else None
+            packed = self._packing(packing or asked) if packing or asked else {}
+            return {"model_name_or_path": model, **packed, **self._adapters(None)}
+        if asked is not None:
+            raise self._refused(self._trainer, "a model is quantised when it is loaded, not by its trainer")
         if not isinstance(model, Model):
             raise self._refused(self._trainer, "which model it trains is not known from the text")
         given = {name: value for name, value in model.given.items() if name not in _LOADER_HARMLESS}
@@ -267,6 +296,29 @@ class _Table:
             length = given.get("max_length")
             if given.get("truncation") not in (None, False) and isinstance(length, int):
                 yield length, node
+
+
+def _said_by(walk: Walk) -> list[tuple[str, str]]:
+    """Which arguments the command gives, and which count with the defaults of the program."""
+    said, left = dict[str, Any](), dict[str, Any]()
+    for each in walk.parsed:
+        for name in sorted(
+            each.asked | (each.said - each.own) if not each.kind.endswith(OWN) else each.asked
+        ):
+            if name in each.given:
+                (said if name in each.said else left)[name] = each.given[name]
+    remarks = []
+    if said:
+        remarks.append(("command line", f"said there: {_listed(said)}"))
+    if left := {name: value for name, value in left.items() if is_known(value) and value not in _OFF}:
+        remarks.append((str(walk.source.path), f"defaults of its arguments count: {_listed(left)}"))
+    return remarks
+
+
+def _listed(values: dict[str, Any]) -> str:
+    texts = [f"{name}={show(str(value))}" for name, value in values.items()]
+    more = f" and {len(texts) - _MOST_LISTED} more" if len(texts) > _MOST_LISTED else ""
+    return ", ".join(texts[:_MOST_LISTED]) + more
 
 
 def _written(value: Any) -> Any:

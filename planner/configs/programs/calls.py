@@ -8,13 +8,20 @@ import shlex
 from abc import ABC, abstractmethod
 from typing import Any
 
+from planner.configs.programs.library_classes import adapters_of, quantisation_of, start_of
+from planner.configs.programs.options import ABSENT
+from planner.configs.programs.parsed import Arguments, Asked, Parser
+from planner.configs.programs.plain_calls import plain
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
+    OWN,
     Library,
     Made,
     Model,
     Own,
     Unknown,
+    changed_list,
+    changed_table,
     changed_text,
     is_known,
     unknown,
@@ -31,6 +38,8 @@ _TRAINER = re.compile(r"\w*Trainer$")
 _PREPARES = re.compile(r"prepare_model_for_(?:kbit|int8)_training$")
 _MAKES = re.compile(r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*LoraConfig|prepare_model")
 _PARSES = re.compile(r"(?:HfArgumentParser|TrlParser|ArgumentParser|fire\.Fire|typer\.run)$")
+_STARTS_WITH_WORDS = ("fire.Fire", "typer.run")
+_OF_MODEL_CONFIG = {"get_peft_config": adapters_of, "get_quantization_config": quantisation_of}
 # What changes the code, the dtype or the card under a model that it is not given, or puts another on it.
 _CHANGES = re.compile(
     r"(?!\w*[Dd]ispatch)(?:\w*[Pp]atch\w*|\w*[Mm]onkey\w*|replace_\w*(?:attn|attention|forward)\w*"
@@ -55,6 +64,11 @@ _HARMLESS_METHODS = frozenset(
         """
     )
 )
+_READS_SETTINGS = words(
+    """
+    main_process_first get_process_log_level get_warmup_steps to_dict to_json_string to_sanitized_dict
+    """
+)
 _NOT_COUNTED = {
     "resize_token_embeddings": "counted with the vocabulary of the checkpoint",
     "generate": "what is generated here is not counted",
@@ -72,8 +86,6 @@ _DTYPES = {
     "half": "float16",
     "float": "float32",
 }
-# How what a class of the program makes is called here.
-_OWN = " of the program"
 _FIRST_WITH_BF16 = (8, 0)
 _ARGUMENTS = {
     "from_pretrained": ("model_name",),
@@ -106,6 +118,7 @@ class Calls(ABC):
         self.models: list[Model] = []
         self.packages: set[str] = set()
         self.parses = 0
+        self.words: tuple[str, ...] | None = None
 
     @abstractmethod
     def value(self, node: ast.expr) -> Any:
@@ -114,6 +127,22 @@ class Calls(ABC):
     @abstractmethod
     def inlined(self, own: Own, node: ast.Call) -> Any:
         """What a function of the program gives back."""
+
+    @abstractmethod
+    def asked(self, own: Own) -> Asked:
+        """The fields of a class of the program."""
+
+    @abstractmethod
+    def made_parser(self, node: ast.Call, library: Library) -> Any:
+        """A parser of command lines, or nothing where a library's call makes none."""
+
+    @abstractmethod
+    def done_with_parser(self, node: ast.Call, parser: Parser, name: str) -> Any:
+        """What a method of a parser gives back."""
+
+    @abstractmethod
+    def started_with_words(self, own: Own, node: ast.Call) -> Any:
+        """What a function gives back that is called with the arguments of the command line."""
 
     def refused(self, node: ast.AST, why: str) -> NotModelledError:
         """The error about a statement; ends with how the program is asked itself."""
@@ -137,22 +166,19 @@ class Calls(ABC):
                 return _DTYPES[node.attr]
             if not owner.is_imported:
                 return unknown(node)
+            if owner.name == "sys" and node.attr == "argv":
+                return [str(self.source.path), *(self.words or ())]
             return Library(f"{owner.name}.{node.attr}")
+        if isinstance(owner, Arguments):
+            owner.asked.add(node.attr)
         if isinstance(owner, Made) and node.attr in owner.given:
             return owner.given[node.attr]
+        if isinstance(owner, Made) and (start := start_of(owner, node.attr)):
+            return start[0]
         if isinstance(owner, Own) and isinstance(owner.node, ast.ClassDef):
-            return self._constants(owner.node).get(node.attr, unknown(node))
+            value = self.asked(owner).fields.get(node.attr, ("", ABSENT))[1]
+            return unknown(node) if value is ABSENT else value
         return unknown(node)
-
-    def _constants(self, node: ast.ClassDef) -> dict[str, Any]:
-        """What a class of the program sets in its body."""
-        found: dict[str, Any] = {}
-        for each in node.body:
-            target = each.targets[0] if isinstance(each, ast.Assign) else getattr(each, "target", None)
-            value = getattr(each, "value", None)
-            if isinstance(target, ast.Name) and isinstance(value, ast.expr):
-                found[target.id] = self.value(value)
-        return found
 
     def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
         """Values by place and by name; with ``names`` all of them by name."""
@@ -179,6 +205,10 @@ class Calls(ABC):
         if isinstance(owner, str) and isinstance(node.func, ast.Attribute):
             changed = changed_text(owner, node.func.attr, self.arguments(node)[0])
             return unknown(node) if changed is None else changed
+        if isinstance(owner, dict | list) and isinstance(node.func, ast.Attribute):
+            return self._of_values(node, owner, node.func.attr)
+        if isinstance(owner, Parser) and isinstance(node.func, ast.Attribute):
+            return self.done_with_parser(node, owner, node.func.attr)
         if isinstance(owner, Made):
             return self._method(node, owner, node.func.attr if isinstance(node.func, ast.Attribute) else "")
         called = (
@@ -192,13 +222,57 @@ class Calls(ABC):
             return self._of_library(node, called)
         return self._unknown_call(node, "")
 
+    def _of_values(self, node: ast.Call, owner: dict[str, Any] | list[Any], method: str) -> Any:
+        placed, given = self.arguments(node)
+        if isinstance(owner, dict):
+            return changed_table(owner, method, placed, given)[0]
+        changed_list(owner, method, placed)
+        return unknown(node)
+
     def _of_library(self, node: ast.Call, library: Library) -> Any:
+        if (parser := self.made_parser(node, library)) is not None:
+            return parser
+        if library.name in _STARTS_WITH_WORDS and node.args:
+            started = self.value(node.args[0])
+            if isinstance(started, Own):
+                return self.started_with_words(started, node)
         if _PARSES.search(library.name):
             self.parses = node.lineno
-        if answer := self._of_torch(library):
+        if answer := self._of_torch(library) or self._plain(node, library):
             return answer[0]
         made = self._made(node, library) if library.trains else None
         return self._unknown_call(node, library.last) if made is None else made
+
+    def _plain(self, node: ast.Call, library: Library) -> tuple[Any] | None:
+        """What a function of Python gives, or one of TRL that asks a ModelConfig."""
+        if library.name in ("builtins.getattr", "builtins.hasattr", "builtins.vars") and node.args:
+            return self._looked_into(node, library.last)
+        if library.last in _OF_MODEL_CONFIG and library.trains:
+            config = next(iter(self.arguments(node, ("model_args",))[1].values()), None)
+            if not isinstance(config, Made):
+                raise self.refused(node, "which settings this is given is not known")
+            return (_OF_MODEL_CONFIG[library.last](config),)
+        if library.last == "get_kbit_device_map":
+            return ({"": 0},)
+        return None if library.trains else plain(library.name, *self.arguments(node))
+
+    def _looked_into(self, node: ast.Call, name: str) -> tuple[Any] | None:
+        owner, *rest = (self.value(each) for each in node.args)
+        if name == "vars":
+            return self._all_of(owner)
+        key = rest[0] if rest else None
+        if not isinstance(key, str) or not isinstance(owner, Made | Library) or not key.isidentifier():
+            return None
+        found = self.attribute(ast.Attribute(node.args[0], key), owner)
+        there = not isinstance(found, Unknown | Library)
+        if name == "hasattr":
+            return (True,) if there else None
+        return (found,) if there or not rest[1:] else None
+
+    def _all_of(self, owner: Any) -> tuple[Any] | None:
+        if isinstance(owner, Arguments):
+            owner.asked |= owner.given.keys()
+        return (owner.given,) if isinstance(owner, Made) and not isinstance(owner, Model) else None
 
     def _made(self, node: ast.Call, library: Library) -> Any:
         """What a call of a library that trains makes; nothing where it is none that is known."""
@@ -277,20 +351,6 @@ class Calls(ABC):
         self.trainer = Made(kind, self.arguments(node, names)[1], node.lineno)
         return self.trainer
 
-    def own_class(self, own: Own, given: tuple[list[Any], dict[str, Any]], node: ast.Call) -> Any:
-        """An instance of a class of the program.
-
-        Raises: NotModelledError: it trains, or it is given what does.
-        """
-        bases = " ".join(own.bases)
-        if re.search(r"Trainer\b|Model\b|For[A-Z]|Module\b", bases):
-            raise self.refused(node, f"what {own.node.name} changes in {show(bases)} is not known")
-        if any(isinstance(each, Model) for each in (*given[0], *given[1].values())):
-            raise self.refused(node, "what this does with the model is not known")
-        if isinstance(own.node, ast.ClassDef) and not given[0]:
-            return Made(f"{own.node.name}{_OWN}", {**self._constants(own.node), **given[1]}, node.lineno)
-        return unknown(node)
-
     def _method(self, node: ast.Call, owner: Made, name: str) -> Any:
         """What is done to a model, a trainer or arguments."""
         if owner is self.trainer and name == "train":
@@ -307,15 +367,15 @@ class Calls(ABC):
             placed, given = self.arguments(node)
             if name in ("to", "cuda") and not any(map(_is_dtype, (*placed, *given.values()))):
                 return owner
-        if owner.kind.endswith(_OWN):
+        if owner.kind.endswith(OWN):
             return self._unknown_call(node, name)
-        if name in _HARMLESS_METHODS:
+        if name in _HARMLESS_METHODS or (_SETTINGS.match(owner.kind) and name in _READS_SETTINGS):
             return owner if name in ("train", "eval") else unknown(node)
         raise self.refused(node, "what this changes in what is trained is not known")
 
     def set_attribute(self, owner: Made, target: ast.Attribute, value: Any) -> None:
         """An attribute of what was made: of arguments it is one of them."""
-        if _SETTINGS.match(owner.kind) or owner.kind.endswith(_OWN):
+        if _SETTINGS.match(owner.kind) or owner.kind.endswith(OWN):
             owner.given[target.attr] = value
         elif not (isinstance(owner, Model) and target.attr in _HARMLESS_ATTRIBUTES):
             raise self.refused(target, "what this changes in what is trained is not known")
@@ -343,6 +403,11 @@ class Calls(ABC):
             node = node.value
         found = self.value(node) if isinstance(node, ast.Name) else None
         return isinstance(found, Model) or (found is not None and found is self.trainer)
+
+
+def is_harmless_call(name: str) -> bool:
+    """Whether what has this name looks at a model or a trainer, and leaves it as it is."""
+    return name in _HARMLESS_METHODS or _HARMLESS_CALL.search(name) is not None
 
 
 def _is_dtype(value: Any) -> bool:

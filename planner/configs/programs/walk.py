@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from planner.configs.programs.calls import Calls, TrainedError
+from planner.configs.programs.calls import TrainedError, is_harmless_call
+from planner.configs.programs.classes import Classes
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
+    OWN,
     Library,
     Made,
     Own,
+    Unknown,
     any_or_all,
     combined,
     compared,
@@ -39,6 +42,10 @@ _READS = frozenset(
         """
     )
 )
+# What holds settings, and is no model and no trainer.
+_IS_SETTINGS = re.compile(rf"(?:{OWN}|Config|Arguments)$")
+# Of a list.
+_LOOKS_ON = ("index", "count", "copy")
 # Variables of the environment that move memory, by their names; of one of them a value is known.
 _MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)")
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -55,14 +62,16 @@ class _ReturnedError(Exception):
         self.value = value
 
 
-class Walk(Calls):
+class Walk(Classes):
     """Goes through a program until it trains.
 
     ``expands``: the line that has the allocator grow its segments.
     """
 
-    def __init__(self, source: Source, capability: tuple[int, ...] | None) -> None:
-        super().__init__(source, capability)
+    def __init__(
+        self, source: Source, capability: tuple[int, ...] | None, words: tuple[str, ...] | None = None
+    ) -> None:
+        super().__init__(source, capability, words)
         self._scopes: list[dict[str, Any]] = [{"__name__": "__main__"}]
         self._left, self._starred = _MOST_STEPS, ""
         self.expands = 0
@@ -102,13 +111,19 @@ class Walk(Calls):
             case ast.AnnAssign():
                 self._assign(node.target, unknown(node) if node.value is None else self.value(node.value))
             case ast.AugAssign():
-                self._assign(node.target, unknown(node))
+                self._assign(node.target, self._added_to(node))
             case ast.Expr():
                 self.value(node.value)
             case ast.Return():
                 raise _ReturnedError(None if node.value is None else self.value(node.value))
             case _:
                 self._block(node)
+
+    def _added_to(self, node: ast.AugAssign) -> Any:
+        """What a variable is after ``+=`` and its like."""
+        before = self.value(ast.Name(node.target.id)) if isinstance(node.target, ast.Name) else unknown(node)
+        after = self.value(node.value)
+        return combined(ast.BinOp(node.target, node.op, node.value), before, after)
 
     def _block(self, node: ast.stmt) -> None:
         match node:
@@ -150,18 +165,80 @@ class Walk(Calls):
 
         Raises: NotModelledError: it does, and more than look at it.
         """
-        if self._touches(node) and not _only_reads(node):
+        self._leave_open(node)
+        if self._touches(node) and not self._only_looks(node):
             kind = "whether this is done" if isinstance(node, ast.If | ast.Match) else "what this loop does"
             raise self.refused(node, f"{kind} to what is trained is not known")
+        if isinstance(node, ast.If) and self._trains(node):
+            raise TrainedError
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 self._bind(inner.id, unknown(inner))
 
+    def _only_looks(self, node: ast.AST) -> bool:
+        """Whether nothing in it can change a model: no attribute is set but of settings, which are open then,
+        and what is called looks on.
+        """
+        for each in ast.walk(node):
+            stored = isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store | ast.Del)
+            if stored and isinstance(each, ast.Attribute):
+                owner = self._named(each.value)
+                if not (isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind)):
+                    return False
+            if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store | ast.Del):
+                return False
+            if isinstance(each, ast.Call):
+                name = (
+                    each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")
+                )
+                if name not in _READS and not is_harmless_call(name):
+                    return False
+        return True
+
+    def _trains(self, node: ast.AST) -> bool:
+        """Whether the trainer trains in it."""
+        calls = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+        parts = (each for each in calls if isinstance(each, ast.Attribute) and each.attr == "train")
+        return self.trainer is not None and any(self._named(each.value) is self.trainer for each in parts)
+
+    def _leave_open(self, node: ast.stmt) -> None:
+        """Tables, lists and arguments of the program's own that a statement changes, or may: they are not
+        known from here on.
+        """
+        for each in ast.walk(node):
+            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+                owner = self._named(each.value)
+                if isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind):
+                    owner.given[each.attr] = unknown(each)
+            elif isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store):
+                self._set_item(each, unknown(each))
+            elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
+                owner = self._named(each.func.value)
+                if isinstance(owner, dict) and each.func.attr not in _READS:
+                    owner["**"] = unknown(each)
+                elif isinstance(owner, list) and each.func.attr not in _LOOKS_ON:
+                    owner.append(unknown(each))
+
+    def _named(self, node: ast.expr) -> Any:
+        """What a name, or a part of what it names, stands for, without any call."""
+        root = node
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        return self.value(node) if isinstance(root, ast.Name) else None
+
     def _touches(self, node: ast.AST) -> bool:
-        names = (self._looked_up(each.id) for each in ast.walk(node) if isinstance(each, ast.Name))
-        return any(
-            isinstance(value, Made) or (isinstance(value, Library) and self.makes(value)) for value in names
-        )
+        """Whether a model, a trainer, or settings as a whole are in it, or what makes them."""
+        parts = {id(each.value) for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+        for each in ast.walk(node):
+            value = self._looked_up(each.id) if isinstance(each, ast.Name) else None
+            if isinstance(value, Library) and self.makes(value):
+                return True
+            read_of = (
+                _IS_SETTINGS.search(value.kind) and id(each) in parts if isinstance(value, Made) else True
+            )
+            if not read_of:
+                return True
+        return False
 
     def _bind(self, name: str, value: Any) -> None:
         self._scopes[-1][name] = value
@@ -192,11 +269,21 @@ class Walk(Calls):
     def _set_item(self, target: ast.Subscript, value: Any) -> None:
         """An item: of the environment it may set the allocator or an engine."""
         owner, key = self.value(target.value), self.value(target.slice)
-        if isinstance(owner, Library) and owner.name == "os.environ" and _MATTERS.search(str(key)):
-            if key in _ALLOCATOR and value == "expandable_segments:True":
-                self.expands = target.lineno
-            else:
-                raise self.refused(target, "what this variable changes is not known")
+        if isinstance(owner, Library) and owner.name == "os.environ":
+            self.set_environment(target, key, value)
+        elif isinstance(owner, dict):
+            owner[key if isinstance(key, str) else "**"] = value
+        elif isinstance(owner, list):
+            owner.append(unknown(target))
+
+    def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
+        """A variable of the environment: it may set the allocator or an engine."""
+        if not _MATTERS.search(str(name)):
+            return
+        if name in _ALLOCATOR and value == "expandable_segments:True":
+            self.expands = getattr(node, "lineno", 0)
+        else:
+            raise self.refused(node, "what this variable changes is not known")
 
     def _set(self, target: ast.Attribute, value: Any) -> None:
         """An attribute: of arguments it is one of them, of a library it may replace code."""
@@ -274,9 +361,13 @@ class Walk(Calls):
         given, function = self.arguments(node), own.node
         if isinstance(function, ast.ClassDef):
             return self.own_class(own, given, node)
+        return self.called_with(function, self.bound(function, given))
+
+    def called_with(self, function: ast.FunctionDef, values: dict[str, Any]) -> Any:
+        """What a function of the program gives back, gone through with these values."""
         if len(self._scopes) > _DEEPEST:
             raise InputFileError(self.source.path, "calls itself without end, as far as can be read")
-        self._scopes.append(dict(self._bound(function, node, given)))
+        self._scopes.append(dict(values))
         try:
             self._body(function.body)
         except _ReturnedError as left:
@@ -285,34 +376,20 @@ class Walk(Calls):
             self._scopes.pop()
         return None
 
-    def _bound(
-        self, function: ast.FunctionDef, node: ast.Call, given: tuple[list[Any], dict[str, Any]]
-    ) -> Iterator[tuple[str, Any]]:
-        """Parameters with what they get: a default, else an argument."""
+    def bound(self, function: ast.FunctionDef, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Parameters of a function with what they get: an argument, else a default."""
         names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
         extra = [each.arg for each in function.args.kwonlyargs]
-        yield from ((name, unknown(node)) for name in (*names, *extra))
+        found: dict[str, Any] = {name: Unknown(name) for name in (*names, *extra)}
         defaults = function.args.defaults
-        yield from zip(names[len(names) - len(defaults) :], map(self.value, defaults), strict=True)
+        found |= zip(names[len(names) - len(defaults) :], map(self.value, defaults), strict=True)
         for name, default in zip(extra, function.args.kw_defaults, strict=True):
             if default is not None:
-                yield name, self.value(default)
-        yield from zip(names, given[0], strict=False)
-        yield from given[1].items()
+                found[name] = self.value(default)
+        found |= zip(names, given[0], strict=False)
+        return found | given[1]
 
 
 def _is_harmless(target: ast.Attribute) -> bool:
     """Whether an attribute says nothing of a training step: what is generated, labels, special tokens."""
     return target.attr in _HARMLESS_CONFIG or "generation_config" in ast.unparse(target)
-
-
-def _only_reads(node: ast.AST) -> bool:
-    """Whether nothing in it can change a model: no attribute is set, and what is called looks on."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, ast.Store | ast.Del):
-            return False
-        if isinstance(each, ast.Call):
-            name = each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")
-            if name not in _READS:
-                return False
-    return True

@@ -47,7 +47,7 @@ _ADAPTED = words("finetune_language_layers finetune_attention_modules finetune_m
 _OF_FILE = words(
     """
     settings_of loaded_by_program by_trainer prepared_for_kbit padded_to_length use_peft lora_r lora_dropout
-    use_bnb_nested_quant bnb_4bit_quant_type
+    use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
     """
 )
 
@@ -57,7 +57,8 @@ def read_trl_program(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_trl(keys, reading, beside)
     if keys.flag("loaded_by_program"):
         stored = reading.said.get("quant_storage")
-        if stored is not None and isinstance(stored.origin, ToolDefault):
+        by_trl = keys.flag("quantised_by_trl")
+        if stored is not None and isinstance(stored.origin, ToolDefault) and not by_trl:
             del reading.said["quant_storage"]  # That of TRL's own scripts, which load the model themselves.
         if not keys.has("dtype"):
             reading.said.pop("load_dtype", None)
