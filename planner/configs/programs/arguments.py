@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.parsed import Arguments
+from planner.configs.programs.said import said_by, written
 from planner.configs.programs.source import Source, read_source
-from planner.configs.programs.values import OWN, Library, Made, Model, Unknown, is_known
+from planner.configs.programs.values import Made, Model
 from planner.configs.programs.walk import Walk
 from planner.errors import InputFileError, NotModelledError, show
 from planner.words import words
@@ -29,6 +30,8 @@ _TASKS = {
     "RewardTrainer": "reward",
     "GRPOTrainer": "grpo",
 }
+_SEES = re.compile("ForImageTextToText|ForVision2Seq|ForConditionalGeneration")
+_CLASSIFIES = re.compile("ForSequenceClassification")
 # Trainers that keep the model as it was beside it.
 _WITH_REFERENCE = ("dpo", "kto")
 _TRAINER = re.compile("(?:Trainer|Parser)$")
@@ -36,10 +39,22 @@ _TRAINER = re.compile("(?:Trainer|Parser)$")
 _OBJECTS = words(
     """
     model args train_dataset eval_dataset tokenizer processing_class data_collator formatting_func callbacks
-    compute_metrics peft_config reward_funcs reward_processing_classes
+    compute_metrics peft_config reward_funcs reward_processing_classes infer_schema_from_dataset
     """
 )
 _OF_OTHERS = words("optimizers optimizer_cls_and_kwargs compute_loss_func model_init ref_model rollout_func")
+# GRPO: completions with what tools give back are no longer than others (trl 1.16.0 trainer/grpo_trainer.py
+# _tool_loop cuts at max_completion_length).
+_TOOLS = words("tools environment_factory")
+# Settings that older trainers take themselves (trl 0.9.6 to 0.15.2 trainer/*_trainer.py).
+_OF_TRAINERS = words(
+    """
+    max_seq_length packing padding_free dataset_text_field dataset_num_proc dataset_kwargs dataset_batch_size
+    neftune_noise_alpha num_of_sequences chars_per_token model_init_kwargs eval_packing beta loss_type
+    max_length max_prompt_length max_target_length label_smoothing label_pad_token_id padding_value
+    truncation_mode generate_during_eval is_encoder_decoder disable_dropout precompute_ref_log_probs **
+    """
+)
 _LOADER_HARMLESS = words(
     """
     cache_dir token use_auth_token revision low_cpu_mem_usage use_cache local_files_only pad_token_id
@@ -67,7 +82,6 @@ _PACKING = {
     "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
 }
 _PACKING_HARMLESS = words("bnb_4bit_compute_dtype llm_int8_threshold llm_int8_has_fp16_weight")
-_MOST_LISTED, _OFF = 10, (None, False, "", [], {})
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
 
 
@@ -134,38 +148,60 @@ class _Table:
         self._remarks: list[tuple[str, str]] = []
 
     def program(self) -> Program:
-        trainer = self._trainer
+        trainer, model = self._trainer, self._trainer.given.get("model")
         if trainer.kind not in _TASKS:
             raise self._refused(trainer, f"{trainer.kind} is not read from a program")
-        model, task = trainer.given.get("model"), _TASKS[trainer.kind]
-        reference = trainer.given.get("ref_model")
-        if isinstance(reference, Model) and isinstance(model, Model) and task in _WITH_REFERENCE:
-            self._refuse_other_reference(reference, model)
-            trainer.given.pop("ref_model")
-        if other := next((each for each in self._walk.models if each not in (model, reference)), None):
-            raise self._refused(other, "another model is loaded than the one that is trained")
+        task = _TASKS[trainer.kind]
+        self._refuse_other_models(model, task)
         table = self._settings(trainer)
         if self._walk.expands:
             table["expandable_segments"] = True
+        if isinstance(model, Model):
+            task = self._seen_as(model, task, table)
+        tool = TRAINER if trainer.kind == "Trainer" else TRL
         if isinstance(model, Model) and model.kind.startswith("Fast"):
-            if task or trainer.kind == "Trainer":
+            if task or tool == TRAINER:
                 raise self._refused(trainer, f"{trainer.kind} over a model of Unsloth is not read")
             tool = UNSLOTH
             table |= self._of_unsloth(model)
         else:
-            tool = TRAINER if trainer.kind == "Trainer" else TRL
             if tool == TRL and str(table["settings_of"]).endswith("Arguments"):
                 # Configs of TRL turn both on, TrainingArguments do not.
                 table = {"gradient_checkpointing": False, "bf16": False, **table}
             table |= self._of_transformers(model, table)
         if tool == TRAINER:
             table |= self._lengths()
-        self._remarks += _said_by(self._walk)
+        self._remarks += said_by(self._walk)
         if isinstance(model, Model):
             self._remarks += [(self._source.place(line), text) for line, text in model.remarks]
         return Program(
-            tool, task, {key: _written(value) for key, value in table.items()}, tuple(self._remarks)
+            tool, task, {key: written(value) for key, value in table.items()}, tuple(self._remarks)
         )
+
+    def _refuse_other_models(self, model: Any, task: str) -> None:
+        """Raises: NotModelledError where the program loads another than it trains, and than its reference."""
+        reference = self._trainer.given.get("ref_model")
+        if isinstance(reference, Model) and isinstance(model, Model) and task in _WITH_REFERENCE:
+            self._refuse_other_reference(reference, model)
+            self._trainer.given.pop("ref_model")
+        if other := next((each for each in self._walk.models if each not in (model, reference)), None):
+            raise self._refused(other, "another model is loaded than the one that is trained")
+
+    def _seen_as(self, model: Model, task: str, table: dict[str, Any]) -> str:
+        """The task of a trainer with a model of this class.
+
+        Raises: NotModelledError: how they train together is not known.
+        """
+        kind = self._trainer.kind
+        sees, classifies = _SEES.search(model.kind), _CLASSIFIES.search(model.kind)
+        if (sees and kind == "Trainer") or (classifies and kind not in ("RewardTrainer", "Trainer")):
+            raise self._refused(model, f"how {kind} trains such a model is not read from a program")
+        if sees and self._trainer.given.get("data_collator") is not None:
+            table["own_collator"] = True
+        if classifies and kind == "Trainer":
+            table["classifies"] = True
+            return "classify"
+        return task
 
     def _refused(self, made: Made, why: str) -> NotModelledError:
         return NotModelledError(f"{self._source.place(made.line)}: {why}")
@@ -184,7 +220,13 @@ class _Table:
         for name in _OF_OTHERS:
             if given.pop(name, None) not in (None, [None, None]):
                 raise self._refused(trainer, f"{name} of {trainer.kind} is not read from a program")
+        for name in _TOOLS:
+            if given.pop(name, None) not in (None, []):
+                text = "what tools give back counts among completions, as long as they may be"
+                self._remarks.append((self._source.place(trainer.line), text))
         own = {name: value for name, value in given.items() if name not in _OBJECTS}
+        if own_name := next((name for name in own if name not in _OF_TRAINERS), ""):
+            raise self._refused(trainer, f"{own_name} of {trainer.kind} is not read from a program")
         if args is None:
             settings, kind = {}, ""
         elif isinstance(args, Made):
@@ -219,6 +261,9 @@ class _Table:
         if packing is not None:
             table |= self._packing(packing)
         table |= given
+        if model.kind == "AutoLigerKernelForCausalLM":
+            # liger-kernel 0.8.5 transformers/auto_model.py: the kernels of its family, with their loss.
+            table["use_liger_kernel" if self._trainer.kind == "Trainer" else "use_liger"] = True
         if model.checkpoints is not None:
             table["gradient_checkpointing"] = True
             table |= model.checkpoints.given
@@ -296,41 +341,3 @@ class _Table:
             length = given.get("max_length")
             if given.get("truncation") not in (None, False) and isinstance(length, int):
                 yield length, node
-
-
-def _said_by(walk: Walk) -> list[tuple[str, str]]:
-    """Which arguments the command gives, and which count with the defaults of the program."""
-    said, left = dict[str, Any](), dict[str, Any]()
-    for each in walk.parsed:
-        for name in sorted(
-            each.asked | (each.said - each.own) if not each.kind.endswith(OWN) else each.asked
-        ):
-            if name in each.given:
-                (said if name in each.said else left)[name] = each.given[name]
-    remarks = []
-    if said:
-        remarks.append(("command line", f"said there: {_listed(said)}"))
-    if left := {name: value for name, value in left.items() if is_known(value) and value not in _OFF}:
-        remarks.append((str(walk.source.path), f"defaults of its arguments count: {_listed(left)}"))
-    return remarks
-
-
-def _listed(values: dict[str, Any]) -> str:
-    texts = [f"{name}={show(str(value))}" for name, value in values.items()]
-    more = f" and {len(texts) - _MOST_LISTED} more" if len(texts) > _MOST_LISTED else ""
-    return ", ".join(texts[:_MOST_LISTED]) + more
-
-
-def _written(value: Any) -> Any:
-    """A value as a file would have it: what is not known is left to be filled in."""
-    if isinstance(value, Library):
-        value = Unknown(value.last)
-    if isinstance(value, Unknown):
-        return f"${{{value.text.translate(str.maketrans('{}$', '()_'))}}}"
-    if isinstance(value, dict):
-        return {key: _written(each) for key, each in value.items()}
-    if is_known(value):
-        return list(value) if isinstance(value, tuple) else value
-    if isinstance(value, list) and all(isinstance(each, str | Unknown) for each in value):
-        return [_written(each) for each in value]
-    return "${a value that the text does not say}"

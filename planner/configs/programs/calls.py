@@ -29,7 +29,11 @@ from planner.configs.programs.values import (
 from planner.errors import NotModelledError, show
 from planner.words import words
 
-_MODEL = re.compile(r"\w*ForCausalLM\.from_pretrained|Fast(?:Language)?Model\.from_pretrained")
+_SEEING = "Qwen|Llava|Mistral3|Gemma|Idefics|PaliGemma|Mllama|SmolVLM"
+_MODEL = re.compile(
+    r"(?:\w*For(?:CausalLM|ImageTextToText|Vision2Seq|SequenceClassification)|Fast(?:Language)?Model"
+    rf"|(?:{_SEEING})\w*ForConditionalGeneration)\.from_pretrained"
+)
 _OTHER_MODEL = re.compile(
     r"\w*Model\w*\.from_pretrained|\w*For[A-Z]\w*\.from_pretrained|\w*Model\w*\.from_config"
 )
@@ -92,6 +96,9 @@ _ARGUMENTS = {
     "get_peft_model": ("model", "peft_config"),
     "Trainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
     "SFTTrainer": ("model", "args"),
+    "DPOTrainer": ("model", "ref_model", "args"),
+    "KTOTrainer": ("model", "ref_model", "args"),
+    "GRPOTrainer": ("model", "reward_funcs", "args"),
     "Config": ("output_dir",),
     "Arguments": ("output_dir",),
     "prepares": ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
@@ -127,6 +134,14 @@ class Calls(ABC):
     @abstractmethod
     def inlined(self, own: Own, node: ast.Call) -> Any:
         """What a function of the program gives back."""
+
+    @abstractmethod
+    def stay(self) -> None:
+        """Keep the names that the program has where it makes its trainer, or trains."""
+
+    @abstractmethod
+    def set(self, target: ast.Attribute, value: Any) -> None:
+        """An attribute that the program sets."""
 
     @abstractmethod
     def asked(self, own: Own) -> Asked:
@@ -247,6 +262,12 @@ class Calls(ABC):
         """What a function of Python gives, or one of TRL that asks a ModelConfig."""
         if library.name in ("builtins.getattr", "builtins.hasattr", "builtins.vars") and node.args:
             return self._looked_into(node, library.last)
+        if library.name == "builtins.setattr" and len(node.args) == 3:
+            name = self.value(node.args[1])
+            if not isinstance(name, str) or not name.isidentifier():
+                raise self.refused(node, "which attribute this sets is not known")
+            self.set(ast.Attribute(node.args[0], name, lineno=node.lineno), self.value(node.args[2]))
+            return (None,)
         if library.last in _OF_MODEL_CONFIG and library.trains:
             config = next(iter(self.arguments(node, ("model_args",))[1].values()), None)
             if not isinstance(config, Made):
@@ -347,13 +368,15 @@ class Calls(ABC):
         return model
 
     def _made_trainer(self, node: ast.Call, kind: str) -> Made:
-        names = _ARGUMENTS["Trainer" if kind == "Trainer" else "SFTTrainer"]
+        names = _ARGUMENTS.get(kind, _ARGUMENTS["SFTTrainer"])
+        self.stay()
         self.trainer = Made(kind, self.arguments(node, names)[1], node.lineno)
         return self.trainer
 
     def _method(self, node: ast.Call, owner: Made, name: str) -> Any:
         """What is done to a model, a trainer or arguments."""
         if owner is self.trainer and name == "train":
+            self.stay()
             raise TrainedError
         if isinstance(owner, Model):
             if name == "gradient_checkpointing_enable":

@@ -28,7 +28,8 @@ _DEEPEST = 6
 class Classes(Calls):
     """What a program's own classes and its parsers make.
 
-    ``words``: arguments that a command gives; ``parsed``: what parsers handed back.
+    ``words``: arguments that a command gives; ``parsed``: what parsers handed back; ``set_on_classes``:
+    what the program sets on classes of its own, by the class.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Classes(Calls):
         super().__init__(source, capability)
         self.words = words
         self.parsed: list[Arguments] = []
+        self.set_on_classes: dict[int, dict[str, Any]] = {}
 
     @abstractmethod
     def bound(self, function: ast.FunctionDef, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -89,7 +91,10 @@ class Classes(Calls):
                 library, fields = inherited.library or library, {**fields, **inherited.fields}
             elif isinstance(found, Library) and found.trains and _SETTINGS.match(found.last):
                 library = found.last
-        return Asked(own.node.name, {**fields, **dict(self._fields(own))}, library, own)
+        fields |= self._fields(own)
+        for name, value in self.set_on_classes.get(id(own.node), {}).items():
+            fields[name] = (fields.get(name, ("", None))[0], value)
+        return Asked(own.node.name, fields, library, own)
 
     def _fields(self, own: Own) -> Iterator[tuple[str, tuple[str, Any]]]:
         for each in own.node.body:
@@ -149,12 +154,14 @@ class Classes(Calls):
         if name == "add_argument":
             return self._added(node, parser)
         if name in ("parse_args", "parse_known_args"):
-            found, rest = self._parsed(node, parser, strict=name == "parse_args")
+            given = self.arguments(node, ("args",))[1]
+            found, rest = self._parsed(node, parser, given, strict=name == "parse_args")
             only = found[0] if found else Made(f"Namespace{OWN}", {}, node.lineno)
             return only if name == "parse_args" else [only, rest]
         if name in ("parse_args_into_dataclasses", "parse_args_and_config"):
-            left = self.arguments(node)[1].get("return_remaining_strings") is True
-            found, rest = self._parsed(node, parser, strict=not left)
+            given = self.arguments(node, ("args",))[1]
+            left = given.get("return_remaining_strings") is True
+            found, rest = self._parsed(node, parser, given, strict=not left)
             return [*found, rest] if left else found
         if name in ("parse_json_file", "parse_yaml_file", "parse_dict"):
             return self._from_file(node, parser)
@@ -178,8 +185,9 @@ class Classes(Calls):
             parser.options.append(Option((f"--{name}",), name, default=value))
         return unknown(node)
 
-    def _parsed(self, node: ast.Call, parser: Parser, *, strict: bool) -> tuple[list[Arguments], list[Any]]:
-        given = self.arguments(node, ("args",))[1]
+    def _parsed(
+        self, node: ast.Call, parser: Parser, given: dict[str, Any], *, strict: bool
+    ) -> tuple[list[Arguments], list[Any]]:
         words = given.get("args")
         if words is None:
             words = list(self.words or ())
@@ -228,5 +236,5 @@ class Classes(Calls):
                 # A list is one word there: [q_proj,v_proj].
                 as_word = option.nargs == "+" or not option.kind
                 parser.options.append(replace(option, kind="literal", nargs=None) if as_word else option)
-        found, _ = self._parsed(node, parser, strict=True)
+        found, _ = self._parsed(node, parser, {}, strict=True)
         return self.called_with(function, dict(found[0].given) if found else {})

@@ -155,7 +155,13 @@ def _literal(text: str) -> Any:
 
 def _or_open(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     """``convert`` for words without a variable of a shell."""
-    return lambda text: Unknown(text) if "$" in text else convert(text)
+
+    def converted(text: str) -> Any:
+        return Unknown(text.replace("$", "")) if "$" in text else convert(text)
+
+    # argparse tells of a wrong word by this name.
+    converted.__name__ = getattr(convert, "__name__", "")
+    return converted
 
 
 _KINDS: dict[str, Callable[[str], Any]] = {

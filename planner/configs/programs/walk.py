@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from planner.configs.programs.calls import TrainedError, is_harmless_call
@@ -74,6 +75,7 @@ class Walk(Classes):
         super().__init__(source, capability, words)
         self._scopes: list[dict[str, Any]] = [{"__name__": "__main__"}]
         self._left, self._starred = _MOST_STEPS, ""
+        self._last: dict[str, Any] = {}
         self.expands = 0
 
     def to_training(self) -> None:
@@ -84,9 +86,9 @@ class Walk(Classes):
             InputFileError: nested too deeply, or without end.
         """
         try:
-            self._body(self.source.tree.body)
-        except (TrainedError, _ReturnedError):
-            return
+            with suppress(TrainedError, _ReturnedError):
+                self._body(self.source.tree.body)
+            self._scopes[0] |= self._last
         except RecursionError:
             raise InputFileError(self.source.path, "nested more deeply than can be read") from None
 
@@ -172,7 +174,9 @@ class Walk(Classes):
         if isinstance(node, ast.If) and self._trains(node):
             raise TrainedError
         for inner in ast.walk(node):
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            if isinstance(inner, ast.Import | ast.ImportFrom):
+                self._import(inner)
+            elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 self._bind(inner.id, unknown(inner))
 
     def _only_looks(self, node: ast.AST) -> bool:
@@ -240,6 +244,11 @@ class Walk(Classes):
                 return True
         return False
 
+    def stay(self) -> None:
+        """Keep the names of the function that makes the trainer, or trains."""
+        if len(self._scopes) > 1:
+            self._last |= self._scopes[-1]
+
     def _bind(self, name: str, value: Any) -> None:
         self._scopes[-1][name] = value
 
@@ -262,7 +271,7 @@ class Walk(Classes):
                 for each, part in zip(target.elts, parts, strict=True):
                     self._assign(each, part)
             case ast.Attribute():
-                self._set(target, value)
+                self.set(target, value)
             case ast.Subscript():
                 self._set_item(target, value)
 
@@ -285,11 +294,13 @@ class Walk(Classes):
         else:
             raise self.refused(node, "what this variable changes is not known")
 
-    def _set(self, target: ast.Attribute, value: Any) -> None:
+    def set(self, target: ast.Attribute, value: Any) -> None:
         """An attribute: of arguments it is one of them, of a library it may replace code."""
         owner = self.value(target.value)
         if isinstance(owner, Made):
             self.set_attribute(owner, target, value)
+        elif isinstance(owner, Own):
+            self.set_on_classes.setdefault(id(owner.node), {})[target.attr] = value
         elif isinstance(owner, Library) and owner.trains and not owner.name.startswith(_SETTINGS):
             raise self.refused(target, f"what it changes in {owner.name} is not known")
         elif not isinstance(owner, Library) and not _is_harmless(target) and self._touches(target):

@@ -21,6 +21,7 @@ from planner.domain.origin import ToolDefault
 from planner.errors import UsageError, show
 from planner.words import words
 
+_COMPUTES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 _RL = "unsloth 2026.8.19 (015bdef0d) models/rl.py"
 # The config classes that Unsloth puts in place of TRL's; TrainingArguments keep their own defaults.
@@ -48,6 +49,7 @@ _OF_FILE = words(
     """
     settings_of loaded_by_program by_trainer prepared_for_kbit padded_to_length use_peft lora_r lora_dropout
     use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
+    own_collator classifies num_labels
     """
 )
 
@@ -63,6 +65,9 @@ def read_trl_program(keys: Keys, reading: Reading, beside: Beside) -> None:
         if not keys.has("dtype"):
             reading.said.pop("load_dtype", None)
             leave_dtype(keys, reading)
+    if keys.flag("own_collator"):
+        reading.said.pop("seq", None)
+        reading.needs["seq"] = f"{keys.path}: the program puts batches together itself: say --seq"
     _finish(keys, reading)
 
 
@@ -72,10 +77,17 @@ def read_trainer_program(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_hf_trainer(keys, reading, beside)
     for names in (reading.needs, reading.either):
         names.pop("method", None)
+    if keys.flag("classifies"):
+        reading.say("task", "classify", keys.where("classifies"))
     if keys.flag("padded_to_length"):
         reading.say("padding", "max_length", keys.where("padded_to_length"))
     if not keys.has("dtype"):
         leave_dtype(keys, reading)
+    elif "precision" in reading.needs and reading.value("quantization") in (None, "none"):
+        named = _COMPUTES.get(str(reading.value("load_dtype")))
+        if named is not None:
+            del reading.needs["precision"], reading.either["precision"]
+            reading.say("precision", named, keys.where("dtype"), "neither bf16 nor fp16 is on")
     _finish(keys, reading)
 
 
