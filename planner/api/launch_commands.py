@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.api.files import CheckOptions
-from planner.configs.launchers.command_line import how_many, started
+from planner.configs.launchers.command_line import how_many, reads_text, started
 from planner.configs.launchers.launch import LAUNCH_LINE
-from planner.configs.launchers.script_names import trains_by_itself
 from planner.configs.launchers.variables import takes_defaults
 from planner.configs.markdown import MARKDOWN, shell_of
 from planner.configs.read import UntoldToolError, recognise
@@ -28,8 +27,6 @@ _CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 # A shell in the first line, without which sbatch takes no script (SLURM 24.05 sbatch.1): run.slurm, a.job.
 _OF_A_SHELL = re.compile(r"#![ \t]*\S*/(?:env[ \t]+)?(?:-S[ \t]+)?(?:ba|da|k|z)?sh\b")
 _NO_FILE = "none"
-# Tools whose scripts are read as programs, where their text is here: somebody may have changed it.
-_BY_TEXT = (None, "trl")
 _MOST_COMMANDS = 100
 
 
@@ -118,7 +115,7 @@ def command_files(
     read = replace(
         options, accelerate=beside, tool=options.tool or job.tool, task=job.task, script=job.script, own=own
     )
-    if options.tool is None and job.tool in _BY_TEXT and trains_by_itself(path, job.script):
+    if options.tool is None and reads_text(path, job):
         # Its text says more than names of arguments, and than its own name.
         read = replace(read, tool=None, task="", words=job.given)
         return CommandFiles(texts, read, "; ".join(remarks[hands_on:]))

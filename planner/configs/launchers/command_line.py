@@ -122,6 +122,13 @@ class Started:
         return json.dumps(self.arguments, default=str), json.dumps(self.launch, default=str)
 
 
+def reads_text(path: Path, job: Started) -> bool:
+    """Whether a command is answered by the text of its script, which is here; also that of TRL, which
+    somebody may have changed.
+    """
+    return not job.says_its_tool and job.tool in (None, "trl") and trains_by_itself(path, job.script)
+
+
 def how_many(path: Path, text: str) -> int:
     """How many commands of a text start a training.
 

@@ -14,7 +14,8 @@ _BESIDE = frozenset(
     (*names_in("transformers.toml", "harmless"), *names_in("transformers.toml", "harmless_of_examples"),
      *names_in("trl.toml", "harmless"))
 )  # fmt: skip
-_MOST_LISTED, _OFF = 10, (None, False, "", [], {})
+_MOST_LISTED = 10
+_OFF: tuple[Any, ...] = (None, False, "", [], {})
 
 
 def said_by(walk: Walk) -> list[tuple[str, str]]:

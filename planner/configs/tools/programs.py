@@ -6,7 +6,7 @@ Their tables: :mod:`planner.configs.programs.arguments`.
 from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.configs.said_by_file import Reading
+from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.own_scripts import leave_dtype
 from planner.configs.shared.trainer_arguments import (
@@ -14,6 +14,7 @@ from planner.configs.shared.trainer_arguments import (
     read_trainer,
 )
 from planner.configs.tools.hf_trainer import read_hf_trainer
+from planner.configs.tools.one_process import COPIES, UNREAD
 from planner.configs.tools.trl import read_method, read_trl
 from planner.configs.tools.unsloth.unsloth_cli import read_model, say_packing, stop_at_towers
 from planner.configs.tools.unsloth.unsloth_train import read_checkpointing
@@ -108,9 +109,18 @@ def _finish(keys: Keys, reading: Reading) -> None:
         reading.say(
             "device_map", spread, keys.where("device_map"), "one process spreads the layers over its GPUs"
         )
+    if keys.flag("loaded_by_program"):
+        _take_one_gpu(reading, COPIES)
     keys.skip(
         (*_OF_FILE, "use_peft", "lora_r", "lora_dropout", "use_bnb_nested_quant", "bnb_4bit_quant_type")
     )
+
+
+def _take_one_gpu(reading: Reading, why: str) -> None:
+    """A model that the program loads lies on one GPU of a process, unless a ``device_map`` is said."""
+    place, sees = reading.one_process
+    if place and "device_map" not in reading.said and not reading.sharding.communicates and not reading.alone:
+        reading.alone = Alone(place, sees=sees, unread=why)
 
 
 def _read_allocator(keys: Keys, reading: Reading) -> None:
@@ -152,6 +162,7 @@ def read_unsloth_program(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.remark(keys.where("padding_free"), text)
     read_distribution(keys, reading, beside)
     _read_allocator(keys, reading)
+    _take_one_gpu(reading, UNREAD)
     model.skip(("trust_remote_code", "device_map", "use_gradient_checkpointing"))
 
 
