@@ -117,7 +117,7 @@ def command_files(
     )
     if options.tool is None and reads_text(path, job):
         # Its text says more than names of arguments, and than its own name.
-        read = replace(read, tool=None, task="", words=job.given)
+        read = replace(read, words=job.given)
         return CommandFiles(texts, read, "; ".join(remarks[hands_on:]))
     if job.unread is not None:
         raise job.unread

@@ -13,7 +13,7 @@ from planner.catalog.gpus import load_gpu
 from planner.configs.launchers import accelerate, deepspeed_json
 from planner.configs.launchers.fsdp_keys import Beside, found_file, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
-from planner.configs.programs.arguments import TRAINER, TRL, UNSLOTH, read_program
+from planner.configs.programs.arguments import TRAINER, TRL, UNSLOTH, NotSaidError, read_program
 from planner.configs.programs.source import SUFFIXES
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
@@ -181,7 +181,15 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     # A command without arguments: its program says the rest itself, whatever tool has a script of that name.
     alone = not document.table and beside.script.endswith(".py")
     if (alone or beside.words is not None) and (program := found_file(Path(beside.script), path)) is not None:
-        return _read_program(program, None, beside)
+        try:
+            return _read_program(program, None, beside)
+        except NotSaidError as error:
+            if not document.table:
+                raise
+            untold = str(error)
+        reading = read_config(path, tool, replace(beside, words=None))
+        reading.remark(untold, f"the arguments of {show(beside.script)} are read by their names alone")
+        return reading
     if tool is None:
         tool = next((each.name for each in _OF_MEGATRON if each.is_its and each.is_its(document)), None)
     refuse_other_tools(document, "ms-swift" if tool is None and ms_swift.is_ms_swift(document) else tool)
@@ -202,6 +210,8 @@ def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     """What the text of a program says; raises as :func:`read_config`."""
     try:
         program = read_program(path, _capability(beside.gpu), beside.words)
+    except NotSaidError:
+        raise
     except NotModelledError as error:
         raise (NotModelledError(f"{error}{_BY_NAMES}") if beside.words else error) from None
     chosen = _PROGRAMS[program.tool]

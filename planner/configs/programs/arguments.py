@@ -85,6 +85,10 @@ _PACKING_HARMLESS = words("bnb_4bit_compute_dtype llm_int8_threshold llm_int8_ha
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
 
 
+class NotSaidError(NotModelledError):
+    """The text of a program does not say what it trains: other files, or only a run of it, do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What a program says: the tool that reads its ``table``, the task of its trainer,
@@ -115,12 +119,20 @@ def read_program(
         walk.to_training()
     except NotModelledError:
         if walk.parses:
-            raise _no_trainer(source, parses=walk.parses) from None
+            raise _untold(walk) from None
         raise
     trainer = walk.trainer
     if trainer is None or (walk.parses and not isinstance(trainer.given.get("args"), Made)):
-        raise _no_trainer(source, parses=walk.parses)
+        raise _untold(walk)
     return _Table(source, walk, trainer).program()
+
+
+def _untold(walk: Walk) -> InputFileError | NotSaidError:
+    """The error about a program whose trainer, or whose parser, is in other files."""
+    if walk.words:
+        why = "its parser is not read" if walk.parses else "it makes no trainer itself"
+        return NotSaidError(f"{walk.source.path}: {why}")
+    return _no_trainer(walk.source, parses=walk.parses)
 
 
 def _names(source: Source) -> Iterator[str]:
@@ -206,6 +218,9 @@ class _Table:
     def _refused(self, made: Made, why: str) -> NotModelledError:
         return NotModelledError(f"{self._source.place(made.line)}: {why}")
 
+    def _not_said(self, why: str) -> NotSaidError:
+        return NotSaidError(f"{self._source.place(self._trainer.line)}: {why}")
+
     def _refuse_other_reference(self, reference: Model, model: Model) -> None:
         """Raises: NotModelledError where a reference is not the model as it was: a copy in the same dtype."""
         if model.adapters is not None or self._trainer.given.get("peft_config") is not None:
@@ -234,9 +249,9 @@ class _Table:
             settings = {name: value for name, value in args.given.items() if name not in others}
             kind = args.kind
         else:
-            raise self._refused(trainer, "the arguments of the trainer are not known from the text")
+            raise self._not_said("the arguments of the trainer are not known from the text")
         if "**" in own or "**" in settings:
-            raise self._refused(trainer, "not all arguments of the trainer are known from the text")
+            raise self._not_said("not all arguments of the trainer are known from the text")
         return {"settings_of": kind or "SFTConfig", **settings, **own}
 
     def _of_transformers(self, model: Any, table_of: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +264,7 @@ class _Table:
         if asked is not None:
             raise self._refused(self._trainer, "a model is quantised when it is loaded, not by its trainer")
         if not isinstance(model, Model):
-            raise self._refused(self._trainer, "which model it trains is not known from the text")
+            raise self._not_said("which model it trains is not known from the text")
         given = {name: value for name, value in model.given.items() if name not in _LOADER_HARMLESS}
         table: dict[str, Any] = {
             "model_name_or_path": given.pop("model_name", None),
@@ -260,7 +275,15 @@ class _Table:
             given["dtype"] = given.pop("torch_dtype")
         if packing is not None:
             table |= self._packing(packing)
-        table |= given
+        return {**table, **given, **self._done_to(model), **self._adapters(model)}
+
+    def _done_to(self, model: Model) -> dict[str, Any]:
+        """What the program did to a model beside loading it."""
+        table: dict[str, Any] = {}
+        if model.frozen and model.adapters is None and self._trainer.given.get("peft_config") is None:
+            raise self._refused(model, f"line {model.frozen} freezes all of its weights, without adapters")
+        if model.norms_raised:
+            table["norms_in_fp32"] = True
         if model.kind == "AutoLigerKernelForCausalLM":
             # liger-kernel 0.8.5 transformers/auto_model.py: the kernels of its family, with their loss.
             table["use_liger_kernel" if self._trainer.kind == "Trainer" else "use_liger"] = True
@@ -271,10 +294,13 @@ class _Table:
             table["prepared_for_kbit"] = True
             if prepared.given.get("use_gradient_checkpointing", True):
                 table["gradient_checkpointing"] = True
-        return {**table, **self._adapters(model)}
+        return table
 
     def _packing(self, config: Any) -> dict[str, Any]:
-        if not isinstance(config, Made) or config.kind != "BitsAndBytesConfig":
+        kind = config.kind if isinstance(config, Made) else ""
+        if kind == "Mxfp4Config" and config.given.get("dequantize") is True:
+            return {}
+        if kind != "BitsAndBytesConfig":
             raise self._refused(self._trainer, "how the model is quantised is not known from the text")
         # transformers 5.23.0 utils/quantization_config.py BitsAndBytesConfig: fp4, bytes as they are.
         start = {"bnb_4bit_quant_type": "fp4", "use_bnb_nested_quant": False}

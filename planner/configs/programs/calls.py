@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from planner.configs.programs.library_classes import adapters_of, quantisation_of, start_of
@@ -77,7 +78,8 @@ _NOT_COUNTED = {
     "resize_token_embeddings": "counted with the vocabulary of the checkpoint",
     "generate": "what is generated here is not counted",
 }
-_HARMLESS_ATTRIBUTES = words("is_parallelizable model_parallel")
+HARMLESS_ATTRIBUTES = words("is_parallelizable model_parallel")
+"""Of a model: what a Trainer takes for a model over several GPUs, whatever it is."""
 # Parts of a model or a trainer that tell of it, and through which nothing of a step is changed.
 _TELLS = words(
     """
@@ -126,6 +128,11 @@ class Calls(ABC):
         self.packages: set[str] = set()
         self.parses = 0
         self.words: tuple[str, ...] | None = None
+        self._makers: dict[str, Callable[[ast.Call], Any]] = {
+            "Accelerator": lambda node: Made("Accelerator", self.arguments(node)[1], node.lineno),
+            "pipeline": self._piped,
+            "setup_chat_format": self._with_tokens,
+        }
 
     @abstractmethod
     def value(self, node: ast.expr) -> Any:
@@ -186,14 +193,22 @@ class Calls(ABC):
             return Library(f"{owner.name}.{node.attr}")
         if isinstance(owner, Arguments):
             owner.asked.add(node.attr)
-        if isinstance(owner, Made) and node.attr in owner.given:
-            return owner.given[node.attr]
-        if isinstance(owner, Made) and (start := start_of(owner, node.attr)):
-            return start[0]
+        if isinstance(owner, Made):
+            return self._part(node, owner)
         if isinstance(owner, Own) and isinstance(owner.node, ast.ClassDef):
             value = self.asked(owner).fields.get(node.attr, ("", ABSENT))[1]
             return unknown(node) if value is ABSENT else value
         return unknown(node)
+
+    def _part(self, node: ast.Attribute, owner: Made) -> Any:
+        """What a model, settings or a trainer have under a name."""
+        if isinstance(owner, Model) and node.attr == "dtype":
+            dtype = owner.given.get("dtype", owner.given.get("torch_dtype"))
+            return dtype if is_known(dtype) and dtype in _DTYPES.values() else unknown(node)
+        if node.attr in owner.given:
+            return owner.given[node.attr]
+        start = start_of(owner, node.attr)
+        return start[0] if start else unknown(node)
 
     def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
         """Values by place and by name; with ``names`` all of them by name."""
@@ -306,15 +321,23 @@ class Calls(ABC):
             return self._prepared(node)
         if library.last == "get_peft_model":
             return self._adapted(node, unsloth="FastLanguageModel" in two or "FastModel" in two)
+        if library.last in self._makers:
+            return self._makers[library.last](node)
         if library.last == "unsloth_train":
             raise TrainedError
-        if library.last == "setup_chat_format":
-            return self._with_tokens(node)
         if _TRAINER.match(library.last):
             return self._made_trainer(node, library.last)
         if _SETTINGS.match(library.last):
             return Made(library.last, self.arguments(node, _ARGUMENTS["Config"])[1], node.lineno)
         return None
+
+    def _piped(self, node: ast.Call) -> Unknown:
+        """A pipeline over a model that is there already."""
+        model = self.arguments(node, ("task", "model"))[1].get("model")
+        if not isinstance(model, Model):
+            raise self.refused(node, "what this changes in what is trained is not known")
+        model.remarks.append((node.lineno, _NOT_COUNTED["generate"]))
+        return Unknown("pipeline")
 
     def _prepared(self, node: ast.Call) -> Model:
         model = self._model(node, "prepares")
@@ -378,6 +401,8 @@ class Calls(ABC):
         if owner is self.trainer and name == "train":
             self.stay()
             raise TrainedError
+        if owner.kind == "Accelerator":
+            return self._accelerated(node, owner, name)
         if isinstance(owner, Model):
             if name == "gradient_checkpointing_enable":
                 owner.checkpoints = Made(
@@ -396,11 +421,23 @@ class Calls(ABC):
             return owner if name in ("train", "eval") else unknown(node)
         raise self.refused(node, "what this changes in what is trained is not known")
 
+    def _accelerated(self, node: ast.Call, owner: Made, name: str) -> Any:
+        """What Accelerate does to a model in the one process of a notebook: it moves it to the card, unless
+        it is to compute in another dtype (accelerate 1.15.0 accelerator.py prepare_model).
+        """
+        placed, given = self.arguments(node)
+        alone = self.source.starts and owner.given.get("mixed_precision") in (None, "no")
+        if name in ("prepare", "prepare_model") and len(placed) == 1 and isinstance(placed[0], Model):
+            if not alone or given:
+                raise self.refused(node, "what this does with what is trained is not known")
+            return placed[0]
+        return self._unknown_call(node, name)
+
     def set_attribute(self, owner: Made, target: ast.Attribute, value: Any) -> None:
         """An attribute of what was made: of arguments it is one of them."""
         if _SETTINGS.match(owner.kind) or owner.kind.endswith(OWN):
             owner.given[target.attr] = value
-        elif not (isinstance(owner, Model) and target.attr in _HARMLESS_ATTRIBUTES):
+        elif not (isinstance(owner, Model) and target.attr in HARMLESS_ATTRIBUTES):
             raise self.refused(target, "what this changes in what is trained is not known")
 
     def _unknown_call(self, node: ast.Call, name: str) -> Any:

@@ -88,12 +88,15 @@ class Made:
 @dataclass(slots=True, eq=False)
 class Model(Made):
     """A model that was loaded, and what was done with it: the calls that put adapters on it, that prepared it
-    for 4 or 8 bits, and that switched checkpoints on.
+    for 4 or 8 bits, and that switched checkpoints on; the lines that froze all of its weights, and that moved
+    its norms to fp32.
     """
 
     adapters: Made | None = None
     prepared: Made | None = None
     checkpoints: Made | None = None
+    frozen: int = 0
+    norms_raised: int = 0
     remarks: list[tuple[int, str]] = field(default_factory=list)
 
 

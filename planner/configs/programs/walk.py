@@ -12,13 +12,15 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from planner.configs.programs.calls import TrainedError, is_harmless_call
+from planner.configs.programs.calls import HARMLESS_ATTRIBUTES, TrainedError, is_harmless_call
 from planner.configs.programs.classes import Classes
+from planner.configs.programs.loops import frozen_by, norms_raised_by
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
     OWN,
     Library,
     Made,
+    Model,
     Own,
     Unknown,
     any_or_all,
@@ -39,7 +41,7 @@ _READS = frozenset(
         named_parameters parameters named_modules modules numel nelement size element_size print format
         sum len items keys values isinstance hasattr getattr type str int round sorted set list append
         any all startswith endswith lower split join state_dict dim get info debug warning max min
-        enumerate range zip
+        enumerate range zip get_input_embeddings get_output_embeddings mean device_count
         """
     )
 )
@@ -167,6 +169,8 @@ class Walk(Classes):
 
         Raises: NotModelledError: it does, and more than look at it.
         """
+        if self._is_known_loop(node):
+            return
         self._leave_open(node)
         if self._touches(node) and not self._only_looks(node):
             kind = "whether this is done" if isinstance(node, ast.If | ast.Match) else "what this loop does"
@@ -179,6 +183,15 @@ class Walk(Classes):
             elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 self._bind(inner.id, unknown(inner))
 
+    def _is_known_loop(self, node: ast.stmt) -> bool:
+        """Whether a loop does to a model what is known, which is entered then."""
+        for name, owner in (("frozen", frozen_by(node)), ("norms_raised", norms_raised_by(node))):
+            model = None if owner is None else self._named(owner)
+            if isinstance(model, Model) and (name != "frozen" or model.adapters is None):
+                setattr(model, name, node.lineno)
+                return True
+        return False
+
     def _only_looks(self, node: ast.AST) -> bool:
         """Whether nothing in it can change a model: no attribute is set but of settings, which are open then,
         and what is called looks on.
@@ -187,10 +200,14 @@ class Walk(Classes):
             stored = isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store | ast.Del)
             if stored and isinstance(each, ast.Attribute):
                 owner = self._named(each.value)
-                if not (isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind)):
+                harmless = isinstance(owner, Model) and each.attr in HARMLESS_ATTRIBUTES
+                if not harmless and not (isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind)):
                     return False
             if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store | ast.Del):
-                return False
+                # Rows of a table of its own, such as those of new tokens, have other values then.
+                root = self._named(each.value)
+                if isinstance(each.ctx, ast.Del) or isinstance(root, Made | Library):
+                    return False
             if isinstance(each, ast.Call):
                 name = (
                     each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")

@@ -16,6 +16,7 @@ from planner.configs.shared.trainer_arguments import (
 from planner.configs.tools.hf_trainer import read_hf_trainer
 from planner.configs.tools.one_process import COPIES, UNREAD
 from planner.configs.tools.trl import read_method, read_trl
+from planner.configs.tools.trl_age import OLDEST
 from planner.configs.tools.unsloth.unsloth_cli import read_model, say_packing, stop_at_towers
 from planner.configs.tools.unsloth.unsloth_train import read_checkpointing
 from planner.domain.origin import ToolDefault
@@ -50,7 +51,7 @@ _OF_FILE = words(
     """
     settings_of loaded_by_program by_trainer prepared_for_kbit padded_to_length use_peft lora_r lora_dropout
     use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
-    own_collator classifies num_labels
+    own_collator classifies num_labels norms_in_fp32
     """
 )
 
@@ -95,6 +96,7 @@ def read_trainer_program(keys: Keys, reading: Reading, beside: Beside) -> None:
 def _finish(keys: Keys, reading: Reading) -> None:
     """What programs say that no file of these trainers does."""
     _read_allocator(keys, reading)
+    _read_norms(keys, reading)
     quantised = reading.value("quantization") not in (None, "none")
     if keys.flag("prepared_for_kbit"):
         where = keys.where("prepared_for_kbit")
@@ -114,6 +116,18 @@ def _finish(keys: Keys, reading: Reading) -> None:
     keys.skip(
         (*_OF_FILE, "use_peft", "lora_r", "lora_dropout", "use_bnb_nested_quant", "bnb_4bit_quant_type")
     )
+
+
+def _read_norms(keys: Keys, reading: Reading) -> None:
+    """Norms that the program moves to fp32 lie there already where PEFT prepared a quantised base.
+
+    Raises:
+        NotModelledError: it did not.
+    """
+    prepares = str(reading.value("stack")) == OLDEST and keys.flag("by_trainer") is True
+    quantised = reading.value("quantization") not in (None, "none")
+    if keys.flag("norms_in_fp32") and not (quantised and (prepares or keys.flag("prepared_for_kbit"))):
+        raise keys.not_modelled("norms_in_fp32", "norms that the program moves to fp32 are not modelled here")
 
 
 def _take_one_gpu(reading: Reading, why: str) -> None:

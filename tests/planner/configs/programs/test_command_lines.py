@@ -294,7 +294,7 @@ def refusal_of(folder: Path, text: str, words: Sequence[str]) -> str:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (("HfArgumentParser((Which, How))", "HfArgumentParser(chosen)"), "its settings are arguments"),
+        (("HfArgumentParser((Which, How))", "HfArgumentParser(chosen)"), "its parser is not read"),
         (("class How(tr", "class Mine(HfArgumentParser):\n    x = 1\np = Mine(Which)\nclass How(tr"), "Mine"),
         (("dataclasses()", "dataclasses(args=words())"), "which arguments are parsed here"),
         (("parser = Hf", "setattr(Which, chosen(), 1)\nparser = Hf"), "which attribute this sets"),
