@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from planner.catalog.gpus import load_gpu
+from planner.catalog.stacks import at_versions, load_stack
 from planner.configs.launchers import accelerate, deepspeed_json
 from planner.configs.launchers.fsdp_keys import Beside, found_file, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
 from planner.configs.programs.arguments import TRAINER, TRL, UNSLOTH, NotSaidError, read_program
+from planner.configs.programs.pins import Pins, pins_of
 from planner.configs.programs.source import SUFFIXES
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
@@ -153,6 +155,8 @@ _PROGRAMS = {
     TRAINER: _tool(_PROGRAM, hf_trainer, programs.read_trainer_program, launched=True),
 }
 """Readers of what a program hands to a tool."""
+_DECIDES = {UNSLOTH: "unsloth", TRL: "trl", TRAINER: "transformers"}
+"""The package whose version says which stack a program is for."""
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
 TOOL_NAMES = ("plan", *TOOLS)
 # ``--accelerate none``: no launch file, and none is looked for.
@@ -217,11 +221,40 @@ def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     chosen = _PROGRAMS[program.tool]
     if tool is not None:
         raise UsageError(f"{path}: is a program, which says itself who trains: leave --tool {show(tool)} out")
-    beside = replace(beside, task=program.task, script="", own=False)
+    pins, package = pins_of(path), _DECIDES[program.tool]
+    # What Unsloth's loader makes of other versions of Transformers was not read.
+    counted = {
+        name: pins.versions[name] for name in pins.versions if package in (name, "trl", "transformers")
+    }
+    stack, others = ("", ()) if beside.stack else at_versions(chosen.stack, package, counted.get)
+    stack = stack if package in counted else ""
+    beside = replace(beside, task=program.task, script="", own=False, stack=beside.stack or stack)
     reading = _read_by(chosen, Document(path, program.table), beside, tool)
+    _say_pins(reading, pins, stack, others)
     for origin, text in program.remarks:
         reading.remark(origin, text)
     return reading
+
+
+def _say_pins(reading: Reading, pins: Pins, stack: str, others: tuple[str, ...]) -> None:
+    """Enter the versions of packages that a program is installed with, and which of them are not counted."""
+    if not pins.versions and not pins.unsure:
+        return
+    if stack:
+        reading.said.pop("stack", None)
+        reading.say("stack", stack, pins.place)
+    if others:
+        reading.say("versions", others, pins.place)
+    usual = dict(load_stack(str(reading.value("stack"))).versions)
+    counted = {each.partition("==")[0] for each in others}
+    left = [
+        f"{name}=={version}, and {usual[name]} counts"
+        for name, version in pins.versions.items()
+        if name in usual and name not in counted and usual[name] != version
+    ]
+    left += [f"{name} at several versions, and {usual[name]} counts" for name in pins.unsure if name in usual]
+    if left:
+        reading.remark(pins.place, f"installs {'; '.join(left)}")
 
 
 def _capability(gpu: str) -> tuple[int, ...] | None:
