@@ -88,8 +88,8 @@ class Made:
 @dataclass(slots=True, eq=False)
 class Model(Made):
     """A model that was loaded, and what was done with it: the calls that put adapters on it, that prepared it
-    for 4 or 8 bits, and that switched checkpoints on; the lines that froze all of its weights, and that moved
-    its norms to fp32.
+    for 4 or 8 bits, and that switched checkpoints on.  ``frozen`` and ``norms_raised``: lines that froze all
+    of its weights, and that moved its norms to fp32.
     """
 
     adapters: Made | None = None
