@@ -27,8 +27,8 @@ class CheckOptions:
     configs refer to.
 
     ``task``: what the name of a script says that its arguments are for.  ``script``: its name; ``own``: it
-    is none of a tool that is known.  ``flags``: fields of the job that flags say.  ``stack`` and ``gpu``:
-    those that they say.
+    is none of a tool that is known; ``words``: what stands behind it, where its text is read.  ``flags``:
+    fields of the job that flags say.  ``stack`` and ``gpu``: those that they say.
     """
 
     output_format: str = "human"
@@ -40,6 +40,7 @@ class CheckOptions:
     task: str = ""
     script: str = ""
     own: bool = False
+    words: tuple[str, ...] | None = None
     flags: frozenset[str] = frozenset()
     stack: str = ""
     gpu: str = ""
@@ -49,7 +50,7 @@ class CheckOptions:
         """The files given beside the configs."""
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
         beside = Beside(deepspeed, accelerate, task=self.task, script=self.script, own=self.own)
-        return replace(beside, flags=self.flags, stack=self.stack, gpu=self.gpu)
+        return replace(beside, words=self.words, flags=self.flags, stack=self.stack, gpu=self.gpu)
 
 
 def read_for(options: CheckOptions, given: ScenarioRequest) -> CheckOptions:
