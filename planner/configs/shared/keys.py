@@ -10,7 +10,15 @@ from typing import Any
 
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PARAMETER, TARGET_PATTERN
-from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, UnreadKeyError, UsageError, show
+from planner.errors import (
+    REFUSED_BY_TOOL,
+    InputFileError,
+    NoTrainingError,
+    NotModelledError,
+    UnreadKeyError,
+    UsageError,
+    show,
+)
 
 # What a key may hold that switches something off.
 _PLAIN = (bool, int, float, str, type(None))
@@ -251,6 +259,10 @@ class Keys:
     def not_modelled(self, name: str, why: str) -> NotModelledError:
         """The error about a key whose effect no formula covers."""
         return NotModelledError(f"{self.where(name)}: {why}")
+
+    def trains_nothing(self, name: str, why: str) -> NotModelledError:
+        """The error about a key that says a job of other work."""
+        return NoTrainingError(f"{self.where(name)}: {why}; training is what is predicted")
 
     def stops(self, name: str, why: str) -> UsageError:
         """The error about a key at which the tool itself stops."""
