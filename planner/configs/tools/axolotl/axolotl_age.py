@@ -83,8 +83,8 @@ _OWN_OPTIMIZERS = {
     "adamc": "adamc",
     "muon": "muon",
 }
-# The last that they ask for (requirements.txt of 0.8.1 and 0.13.2).
-_TRANSFORMERS = {Age.TO_0_8: "4.51.0", Age.TO_0_13: "4.57.6"}
+# The last that requirements.txt asks for, in 0.8.1.
+_TRANSFORMERS_OF_0_8 = "4.51.0"
 # The line that Axolotl writes into a model card (0.19.0 train.py create_modelcard).
 _VERSION = re.compile(r"axolotl version: `(\d{1,3})\.(\d{1,3})")
 _NOT_UNDER_FSDP2 = ("adamw_8bit", "adamw_bnb_8bit")
@@ -113,19 +113,19 @@ def _ended_in_2024(keys: Keys) -> str | None:
 
 def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
     """The ages that a file's keys fit, the likeliest first; the place and the sentence of what tells it.  A
-    model card says the version, and a model that a version does not have outweighs keys of its files.
+    model card says the version, and a model that 0.8 does not have outweighs keys of its files.
     """
     if keys.path.suffix == MARKDOWN and (found := _VERSION.search(read_text(keys.path))):
         minor = int(found[2]) + 100 * (found[1] != "0")
         age = next((age for age in Age if minor <= age), Age.TODAY)
         return (age,), str(keys.path), f"it says axolotl version {found[1]}.{found[2]}"
-    if any(keys.has(name) for name in _KEYS_SINCE_0_14) or _lack_the_model(keys, Age.TO_0_13):
+    if any(keys.has(name) for name in _KEYS_SINCE_0_14):
         return (Age.TODAY,), "", ""
     flag = next(filter(keys.holds, _FLAGS_TO_0_16), None)
     if keys.get("attn_implementation") in _NAMED_SINCE_0_17 and not (flag and keys.flag(flag)):
         return (Age.TODAY,), "", ""
-    since_0_9 = any(keys.has(name) for name in _KEYS_SINCE_0_9) or _lack_the_model(keys, Age.TO_0_8)
-    if not since_0_9 and (told := _told_old(keys)):
+    newer = came_after(keys, "base_model", _TRANSFORMERS_OF_0_8)
+    if not (newer or any(keys.has(name) for name in _KEYS_SINCE_0_9)) and (told := _told_old(keys)):
         age, name, text = told
         return (age,), keys.where(name), text
     if keys.get("adapter") == "lora" and keys.flag("load_in_4bit") and not keys.flag("load_in_8bit"):
@@ -136,11 +136,6 @@ def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
     if flag:
         return (Age.TO_0_13, Age.TODAY), keys.where(flag), "a key of Axolotl's examples up to 0.16"
     return (Age.TODAY, Age.TO_0_13), "", ""
-
-
-def _lack_the_model(keys: Keys, age: Age) -> bool:
-    """Whether versions up to this age lack the model."""
-    return came_after(keys, "base_model", _TRANSFORMERS[age])
 
 
 def _told_old(keys: Keys) -> tuple[Age, str, str] | None:
