@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from planner.catalog.architecture_tables import first_version
-from planner.catalog.models import entry_named_in, known_by_folder, model_entry, storage_of
+from planner.catalog.architecture_tables import needed_version
+from planner.catalog.models import entry_named_in, known_by_folder, model_entry, spec_of, storage_of
 from planner.catalog.packages import parsed_version
 from planner.catalog.same_shape import QUANTISED, RELEASED_IN_FP8, quantization_named
 from planner.configs.said_by_file import Reading
@@ -121,10 +121,9 @@ def came_after(keys: Keys, name: str, transformers: str) -> bool:
     model = (keys.text(name) or "").rstrip("/")
     known = _named_after(model)
     entry = entry_named_in(model) if known is None else model_entry(known)
-    kind = "" if entry is None else str(entry.config.get("model_type"))
-    since = "" if kind in _BRING_CODE else first_version(kind)
-    last = parsed_version("transformers", transformers)
-    return bool(since) and parsed_version("transformers", since) > last
+    if entry is None or entry.config.get("model_type") in _BRING_CODE:
+        return False
+    return needed_version(spec_of(entry)) > parsed_version("transformers", transformers)
 
 
 def remark_on_own_code(keys: Keys, model: str, reading: Reading, trusts: str = "") -> None:

@@ -36,6 +36,10 @@ _MATTERS = re.compile(
     "|sequence_len|seq_length|sequence_length|max_len|cutoff_len|block_size|packed|packing"
     "|train(?:ing)?_(?:mode|type)|tuner"
 )
+# A switch of a fork or script turns on what nobody read (``use_fisher``), unless it is beside the step.
+_SWITCH = re.compile(
+    "use_(?!wandb|swanlab|tensorboard|mlflow|hub|hf_|auth|token|fast|cache|seed|template|prompt|chat|gpu|cuda)"
+)
 # Names that turn something off are no slips of those that turn it on.
 _NEGATED = re.compile(r"(?:^|_)(?:no|not|disable|skip|without)_")
 # Words of values that name a way of training, whatever their key is called.
@@ -326,7 +330,10 @@ class Keys:
             value = self._table[name]
             if isinstance(value, str) and _WAYS.fullmatch(value.strip()):
                 raise self._unread(name, f"value ('{value.strip()}') may change what is trained")
-            if (found := _MATTERS.search(name.lower())) is None or value is None:
+            found = _MATTERS.search(name.lower())
+            if found is None and not is_off(value):
+                found = _SWITCH.match(name.lower())
+            if found is None or value is None:
                 continue
             near = self._nearest(name)
             advice = f"; is {near} meant?" if near else "; take it out if it changes nothing"
