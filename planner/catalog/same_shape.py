@@ -170,6 +170,7 @@ def _begins_as(name: str, index: CatalogIndex) -> tuple[str, ...]:
         if found := _copied(name[:end], index):
             rest = _words(name[end:], families)
             other = any(_changes(word, families) or _LATER.fullmatch(word) for word in rest)
+            other = other or RELEASED_IN_FP8.fullmatch(name[:end]) is not None
             return () if other or not rest or _VERSION.fullmatch(rest[0]) else found
     return ()
 
