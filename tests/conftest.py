@@ -56,7 +56,14 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Garbage collection leaves what libraries hold alone: predictions make millions of small tuples."""
+    """Predictions make millions of small tuples, which are no garbage."""
+    gc.set_threshold(50_000, 20, 50)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_of_this_module_alone() -> None:
+    """Collections leave alone what libraries hold and what caches keep of earlier modules: a trace collects
+    after every micro-step.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)

@@ -131,7 +131,6 @@ def _run_round(whole: Scenario, stage: Stage, runs: list[tuple[int, Run]], recor
             inputs, [{} for _ in inputs], labels if stage.has("head") else None, [], return_outputs=False
         )
         recorder.close()
-    gc.unfreeze()
 
 
 def _in_backward(recorder: LocalRecorder, run: Callable[..., None]) -> Callable[..., None]:
