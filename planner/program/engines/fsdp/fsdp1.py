@@ -6,7 +6,7 @@ the backward of ``torch.split`` (tools/autograd/derivatives.yaml, ``split_with_s
 the gradients of all views.
 Beside adapters each matrix of one is a unit of its own, inside of that of its layer (peft 0.21 utils/other.py
 fsdp_auto_wrap_policy: modules without others inside whose weight is trained).
-Ignored: that those of the head belong to no part of the root; that a card which is faster than its host uses
+Ignored: adapters of the head are gathered with the root; that a card which is faster than its host uses
 blocks again sooner.
 """
 
