@@ -36,6 +36,7 @@ from planner.report.prediction.subject import Subject
 
 ALLOWED = {"uncertain": ExitCode.UNCERTAIN, "not-modelled": ExitCode.NOT_MODELLED}
 """Words of ``--allow``: what then counts as fitting."""
+_NO_REMEDY = "no change that these files have a key for was found to make it fit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,8 @@ def check_and_write(job: CheckJob, given: ScenarioRequest, target: str, allow: s
     if checked.subject is None or file is None:
         return checked
     if checked.exit_code != ExitCode.FITS and not checked.remedy:
-        return checked
+        why = "what is left open decides: say it first" if checked.fixes is None else _NO_REMEDY
+        return replace(checked, remarks=(*checked.remarks, (target, f"not written, because {why}")))
     output = output_of(file, [edit for fix in checked.remedy for edit in fix.edits], Path(target))
     write_all(output)
     again = CheckJob(target, output.options, typed=job.typed)

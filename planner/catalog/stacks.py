@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -25,7 +25,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
-from planner.catalog.packages import TABLES, Setting, facts_of, package_path, parsed_version, unread_note
+from planner.catalog.packages import (
+    TABLES,
+    Setting,
+    changes_of,
+    facts_of,
+    is_known,
+    package_path,
+    parsed_version,
+    unread_note,
+)
 from planner.domain.stack import Stack
 from planner.domain.stack_defaults import StackDefaults
 from planner.domain.uncertainty.prior import SettledBy
@@ -93,6 +102,24 @@ def other_versions(stack_id: str) -> tuple[str, ...]:
     return tuple(each for match in found if match and (each := f"{name}@{match[1]}") != stack_id)
 
 
+def turning_versions(stack_id: str) -> tuple[str, ...]:
+    """Versions of the package that a stack is named by which its name stands for, too, newest first: of the
+    same first number, since the last file of older ones, and of them those since which a fact was another.
+    None where the name says the version.
+    """
+    newest = dict(load_stack(stack_id).versions).get(stack_id)
+    if newest is None:
+        return ()
+    asked = parsed_version(stack_id, newest)
+    files = (dict(load_stack(each).versions)[stack_id] for each in other_versions(stack_id))
+    after = max([(asked[0], -1), *(parsed_version(stack_id, each)[:2] for each in files)])
+    return tuple(
+        each
+        for each in reversed(changes_of(stack_id))
+        if after < parsed_version(stack_id, each)[:2] and parsed_version(stack_id, each) < asked
+    )
+
+
 def nearest_version(stack_id: str, package: str, version: str) -> str:
     """Of a stack and its :func:`other_versions` the one whose ``package`` is nearest to ``version``."""
     asked = parsed_version(package, version)
@@ -102,6 +129,22 @@ def nearest_version(stack_id: str, package: str, version: str) -> str:
         return abs(usual[0] - asked[0]), abs(usual[1] - asked[1])
 
     return min((stack_id, *other_versions(stack_id)), key=distance)
+
+
+def at_versions(
+    stack_id: str, package: str, version_of: Callable[[str], str | None]
+) -> tuple[str, tuple[str, ...]]:
+    """The stack whose ``package`` is nearest to its version, and others of its packages at theirs, as
+    ``name==version``; of versions that were not read nothing is said.
+    """
+    version = version_of(package)
+    stack = nearest_version(stack_id, package, version) if version else stack_id
+    others = tuple(
+        f"{name}=={here}"
+        for name, usual in load_stack(stack).versions
+        if (here := version_of(name)) not in (None, usual) and is_known(name, str(here))
+    )
+    return stack, others
 
 
 @lru_cache(maxsize=64)

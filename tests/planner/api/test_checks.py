@@ -204,8 +204,8 @@ def test_what_a_script_of_ones_own_trains_is_tried() -> None:
         )
         for more in ("", " --lora_r 16")
     }
-    assert "of full, lora, qlora each" in ways[""]
-    assert "of lora, qlora each" in ways[" --lora_r 16"]
+    assert "tried: full, lora, qlora;" in ways[""]
+    assert "tried: lora, qlora;" in ways[" --lora_r 16"]
 
 
 def test_the_rank_of_a_script_of_ones_own_is_tried() -> None:
