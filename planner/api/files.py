@@ -12,7 +12,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
 from planner.intake.given.config_file import ConfigFile, overruled, with_flags
 from planner.intake.given.fields import REQUEST_FIELDS, missing_fields, split_count
-from planner.intake.given.request import Given, ScenarioRequest, merge, require
+from planner.intake.given.request import TRIED, Given, ScenarioRequest, merge, require
 from planner.intake.given.request_field import PARTS
 from planner.report.check.checked import Checked
 
@@ -100,7 +100,7 @@ def leaves_length_open(read: ConfigFile, given: ScenarioRequest) -> bool:
 
 def with_length(given: ScenarioRequest, seq_tokens: int) -> ScenarioRequest:
     """What was ``given``, with samples of so many tokens."""
-    return merge(given, ScenarioRequest({"seq": Given(seq_tokens, "tried here")}))
+    return merge(given, ScenarioRequest({"seq": Given(seq_tokens, TRIED)}))
 
 
 def flags_of(request: ScenarioRequest, scenario: Scenario | None = None) -> str:

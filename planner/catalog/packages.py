@@ -115,6 +115,13 @@ def last_read(package: str) -> str:
     return _file(package).read[-1][1]
 
 
+def changes_of(package: str) -> tuple[str, ...]:
+    """Versions of ``package`` since which one of its facts is another, from old to new."""
+    file = _file(package)
+    since = {step.since for table in TABLES for steps in getattr(file, table).values() for step in steps}
+    return tuple(sorted(since - {""}, key=lambda each: parsed_version(package, each)))
+
+
 def _file(package: str) -> _File:
     if package not in package_names():
         raise UnknownNameError("package with versions", package[:60], package_names())

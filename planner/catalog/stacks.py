@@ -28,6 +28,7 @@ from planner.catalog.location import data_dir
 from planner.catalog.packages import (
     TABLES,
     Setting,
+    changes_of,
     facts_of,
     is_known,
     package_path,
@@ -99,6 +100,24 @@ def other_versions(stack_id: str) -> tuple[str, ...]:
     files = sorted((data_dir() / "stacks").glob(f"{name}-*.toml"))
     found = (re.fullmatch(rf"{re.escape(name)}-([0-9.]+)", path.stem) for path in files)
     return tuple(each for match in found if match and (each := f"{name}@{match[1]}") != stack_id)
+
+
+def turning_versions(stack_id: str) -> tuple[str, ...]:
+    """Versions of the package that a stack is named by which its name stands for, too, newest first: of the
+    same first number, since the last file of older ones, and of them those since which a fact was another.
+    None where the name says the version.
+    """
+    newest = dict(load_stack(stack_id).versions).get(stack_id)
+    if newest is None:
+        return ()
+    asked = parsed_version(stack_id, newest)
+    files = (dict(load_stack(each).versions)[stack_id] for each in other_versions(stack_id))
+    after = max([(asked[0], -1), *(parsed_version(stack_id, each)[:2] for each in files)])
+    return tuple(
+        each
+        for each in reversed(changes_of(stack_id))
+        if after < parsed_version(stack_id, each)[:2] and parsed_version(stack_id, each) < asked
+    )
 
 
 def nearest_version(stack_id: str, package: str, version: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 
-from planner.catalog.stacks import load_stack, other_versions
+from planner.catalog.stacks import load_stack, other_versions, turning_versions
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import EVAL_BATCH, Scenario
 from planner.domain.uncertainty.calibration import Calibration
@@ -71,7 +71,8 @@ def unsaid_settings(
     """At most ``MAX_ROWS`` settings that nobody gave and that move the need or the speed by 5 % or more,
     the largest first.
 
-    ``prediction`` is that of the scenario under ``model``.  ``stacks``: other versions of the stack, too.
+    ``prediction`` is that of the scenario under ``model``.  ``stacks``: other files of the stack, too.  Of
+    versions that the name of the stack stands for, only the one that moves most.
     A value that a rule refuses or warns about is not tried, and one that is not modelled is left out.  Of
     large programs the first settings alone are tried, and what makes a program large is not.
     """
@@ -96,11 +97,10 @@ def unsaid_settings(
         speed = 0.0 if each.speed_ratio is None else abs(each.speed_ratio - 1)
         return max(abs(each.moves_bytes) / need_bytes, speed)
 
-    return tuple(
-        sorted((each for each in found if weight(each) >= _WORTH_SHARE), key=lambda each: -weight(each))[
-            :MAX_ROWS
-        ]
-    )
+    moving = sorted((each for each in found if weight(each) >= _WORTH_SHARE), key=lambda each: -weight(each))
+    # Of several versions, the one that moves the answer most.
+    less = [each for each in moving if each.flags.startswith("--versions ")][1:]
+    return tuple(each for each in moving if each not in less)[:MAX_ROWS]
 
 
 def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
@@ -108,18 +108,26 @@ def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
     unsaid = {each.name: each.value for each in scenario.assumptions if each.is_assumed}
     # Versions and switches that were given are those of this stack:
     # beside them no other version of it is what was meant.
-    if any(
+    says_version = any(
         each.name in ("versions", "switches") and each.name not in unsaid for each in scenario.assumptions
-    ):
+    )
+    if says_version:
         unsaid.pop("stack", None)
     yield from ((name, value) for name, value in unsaid.items() if name in (*_OTHERWISE, "stack"))
     # A tool's own file says whether it evaluates.
     from_file = any(each.is_tool_default for each in scenario.assumptions)
     if scenario.stack.runs_trainer and not scenario.run.evaluates and not from_file:
         yield "evaluation", "none"
+    # "trl" alone is the newest of its first number, whatever it was for whoever asks.
+    if not says_version and (newest := dict(scenario.stack.versions).get(scenario.stack.id)):
+        yield "versions", f"{scenario.stack.id}=={newest}"
 
 
 def _flags_otherwise(name: str, value: str) -> Iterator[dict[str, str | bool]]:
+    if name == "versions":
+        stack = value.partition("==")[0]
+        yield from ({name: f"{stack}=={version}"} for version in turning_versions(stack))
+        return
     for other in other_versions(value) if name == "stack" else _OTHERWISE[name].get(value, ()):
         flag = _FLAG.get(name, name.replace("_", "-"))
         yield {flag: {"true": True, "false": False}.get(other, other)}
@@ -130,6 +138,9 @@ def _variant(scenario: Scenario, flags: Flags) -> Scenario | None:
     try:
         if "stack" in flags:
             return with_flags(scenario, {}, stack=load_stack(str(flags["stack"])))
+        if "versions" in flags:
+            package, _, version = str(flags["versions"]).partition("==")
+            return with_flags(scenario, {}, stack=load_stack(package, ((package, version),)))
         return with_flags(scenario, flags)
     except UsageError:
         return None

@@ -92,7 +92,7 @@ def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
     if (path := file_ending_alike(named, keys.path)) is not None:
         reading.remark(keys.where(name), f"{show(str(named))} is not here: taken as {show(str(path))}")
         return remark_on_twice(read_document(path), reading)
-    if (stock := stock_file(named)) is not None:
+    if (stock := stock_file(named, str(reading.value("stack")).partition("@")[0])) is not None:
         reading.remark(keys.where(name), f"{show(str(named))} is not here: taken as {stock[1]}")
         return stock[0]
     above = ", nor above it," if len(named.parts) > 1 else ""

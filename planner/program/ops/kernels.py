@@ -370,12 +370,13 @@ def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     Source: attention.cpp ``_scaled_dot_product_attention_math``, ``pre_process_group_query_attention_input``.
     """
     spec, given = view.block.attention, query.dtype
-    times = spec.n_heads // spec.n_kv_heads
+    # Heads that the model's own code copied before are as many as those of the query.
+    times = round(query.count / key.count)
     query, key, value = (torch.to(each, "fp32") for each in (query, key, value))
     scaled_query = torch.same(query, "mul")
     _mask = None if view.masked else _causal_mask(torch)
     _variables = (key, value)
-    if times > 1 and _sdpa_input(view) == "grouped" and key.count < query.count:
+    if times > 1 and _sdpa_input(view) == "grouped":
         key, value, times = repeat_kv(torch, key, times), repeat_kv(torch, value, times), 1
     scaled_key = torch.same(key, "mul")
     factors = (_batched(torch, view, scaled_query), _broadcast(torch, view, scaled_key, times))

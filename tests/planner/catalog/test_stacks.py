@@ -18,8 +18,8 @@ import pytest
 
 from planner import configs
 from planner.catalog.location import data_dir
-from planner.catalog.packages import TABLES, package_path
-from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
+from planner.catalog.packages import TABLES, package_path, parsed_version
+from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids, turning_versions
 from planner.configs.launchers.zero import _STAGE_3
 from planner.domain.recipes.recipe import STAYS_16_BIT
 from planner.domain.stack import Stack
@@ -63,6 +63,18 @@ def test_trl_runs_with_packages_of_its_time(stack_id: str) -> None:
     stack = load_stack(stack_id)
     assert "compute" in stack.loss_forward
     assert not stack.linear4bit_keeps_input
+
+
+def test_a_name_stands_for_versions_since_the_last_older_file() -> None:
+    """Of the same first number, newer than the older file, and where a fact was another; none of a name that
+    says its version, or of software whose package has another name.
+    """
+    found = turning_versions("trl")
+    assert {"1.0.0", "1.5.0", "1.15.0"} <= set(found)
+    assert found == tuple(sorted(found, key=lambda each: parsed_version("trl", each), reverse=True))
+    assert all(each.startswith("1.") and each != "1.16.0" for each in found)
+    assert turning_versions("axolotl")[-1] >= "0.13.0"
+    assert turning_versions("trl@0.24") == turning_versions("hf-trainer@5") == turning_versions("swift") == ()
 
 
 def test_ligers_loss_is_for_the_code_of_transformers() -> None:

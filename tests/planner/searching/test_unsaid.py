@@ -134,6 +134,21 @@ def test_a_stack_whose_versions_were_said_has_no_other_version() -> None:
     assert "attention" in rows
 
 
+def test_a_name_that_stands_for_several_versions_names_the_one_that_moves_most() -> None:
+    """TRL 1.5 held copies of whole logits, which 1.16 never makes: one row, as typed; none where the
+    version is said.
+    """
+    job: Flags = {**QLORA, "model": "qwen3-1.7b", "batch": "4", "seq": "2048", "stack": "trl"}
+    (row,) = (each for each in named(job) if each.setting.startswith("versions="))
+    assert (row.setting, row.flags) == ("versions=trl==1.16.0", "--versions trl==1.5.0")
+    assert row.moves_bytes > 10 * GIB
+    old = estimate(resolve(from_flags({**job, "versions": "trl==1.5.0"})))
+    moved = old.memory.must_have_bytes - estimate(resolve(from_flags(job))).memory.must_have_bytes
+    assert row.moves_bytes == pytest.approx(moved, abs=1)
+    for said in ({"versions": "peft==0.21.0"}, {"stack": "trl@0.24"}):
+        assert not any(each.setting.startswith("versions=") for each in named({**job, **said}))
+
+
 def test_nothing_is_named_that_a_rule_speaks_against() -> None:
     """bf16 weights on a card without bf16 units would bring a warning,
     so no other value brings one that was not there.

@@ -119,12 +119,16 @@ def test_flash_of_real_tokens_saves_no_padding() -> None:
     assert {unit for op, _, unit in backward if op.startswith(kernel)} == {real}
 
 
-def test_the_unfused_kernel_copies_heads_of_groups_once() -> None:
-    """Key and value for each query, the query as a batch; scores in fp32 are returned as they are."""
-    template = recorded(view_of(AttentionSpec(HEADS, SHARED, WIDTH, WIDTH), single=False), "fp32")
-    ops = [op for op, _, _ in made(template, "forward")]
-    assert ops.count("clone") == 4  # those three, and the output
-    assert "to" not in ops
+@pytest.mark.parametrize("copies", ["none", "all"])
+def test_the_unfused_kernel_copies_heads_of_groups_once(copies: str) -> None:
+    """Key and value for each query, by the kernel or by the model's code, and the query as a batch."""
+    view = view_of(AttentionSpec(HEADS, SHARED, WIDTH, WIDTH), single=False)
+    view.stack.copies_kv_heads = copies  # type: ignore[misc, assignment]
+    view.stack.sdpa_kernel = "math"  # type: ignore[misc]
+    forward = made(recorded(view, "fp32"), "forward")
+    clones = [size for op, size, _ in forward if op == "clone"]
+    assert clones == [2 * QUERY] * 4  # those three, and the output
+    assert "to" not in [op for op, _, _ in forward]  # scores in fp32 are returned as they are
 
 
 def test_some_code_copies_shared_heads_for_every_kernel() -> None:
