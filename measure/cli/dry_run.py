@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measure.cli.job_flags import need
+from measure.cli.job_flags import ASSUMED_GPU, need
 from measure.output import write_remark
 from planner.catalog.gpus import load_gpu
 from planner.domain.hardware import GpuSpec
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 # What a program can be joined with; all else the program says itself.
 _TAKEN = ("gpu",)
-_ASSUMED_GPU = "a100-80-sxm"
 # Where nobody says how many a card has: what torch calls their number decides about tiles, not about sizes.
 _ASSUMED_MULTIPROCESSORS = 108
 
@@ -41,9 +40,9 @@ def cards_of(given: dict[str, Any]) -> tuple[GpuSpec, int]:
             f"--{left[0].replace('_', '-')} cannot be joined with a program, which describes the job itself; "
             f"{way_out}"
         )
-    name, count = split_count(given.get("gpu") or _ASSUMED_GPU)
+    name, count = split_count(given.get("gpu") or ASSUMED_GPU)
     if given.get("gpu") is None:
-        write_remark(f"no --gpu was given: {_ASSUMED_GPU} is assumed")
+        write_remark(f"no --gpu was given: {ASSUMED_GPU} is assumed")
     card = load_gpu(name)
     if not card.is_cuda or card.visible_memory_bytes is None:
         raise UsageError(f"card '{card.id}' is no CUDA card of known size; plan gpus lists them")

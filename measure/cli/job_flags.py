@@ -14,6 +14,8 @@ from planner.intake.given.request import Given, ScenarioRequest, from_flags, mer
 from planner.intake.resolve import resolve
 from planner.units import parse_size_bytes
 
+ASSUMED_GPU = "a100-80-sxm"
+"""Whose kernels are traced where no card is given."""
 # What is traced or run where the length is not given; the length of the examples.
 _ASSUMED_SEQ = 1024
 
@@ -36,7 +38,7 @@ def scenario_of(
     request = with_length(request, example)
     if request.get("gpu") is None and request.get("gpu_memory") is None:
         # A trace asks no card for its size; what depends on the card is the generation of its kernels.
-        request = merge(ScenarioRequest({"gpu": Given("a100-80gb", "assumed")}), request)
+        request = merge(ScenarioRequest({"gpu": Given(ASSUMED_GPU, "assumed")}), request)
     return resolve(request, force=force, reader=reader)
 
 

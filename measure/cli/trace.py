@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from measure.cli.job_flags import need, quiet, scenario_of, size_bytes
+from measure.cli.job_flags import ASSUMED_GPU, need, quiet, scenario_of, size_bytes
 from measure.output import write_remark, write_result
 from measure.trace.assumed import Assumed
 from measure.trace.host_records import NO_HOST_MEMORY, HostMemory
@@ -206,7 +206,16 @@ def trace(**given: Any) -> int:
 
     traced = trace_step(scenario, TraceOptions(answer.all_layers))
     found = Recorded({0: traced.events}, scenario.assumptions, picture_title(scenario), traced.host)
-    return _say(replace(answer, allocator=_allocator_of(answer, scenario)), found, limit_bytes)
+    answer = replace(answer, allocator=_allocator_of(answer, scenario))
+    return _say(answer, found, limit_bytes or _room_in(scenario))
+
+
+def _room_in(scenario: Scenario) -> Room | None:
+    """What the card leaves to the allocator, where one was named; an assumed one stands for its kernels."""
+    hardware, gpu = scenario.hardware, next(each for each in scenario.assumptions if each.name == "gpu")
+    if hardware.limit_bytes is None or (gpu.is_assumed and gpu.value == ASSUMED_GPU):
+        return None
+    return room_on(hardware.limit_bytes, hardware.world_size)
 
 
 @dataclass(frozen=True, slots=True)

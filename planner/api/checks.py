@@ -127,7 +127,7 @@ def check_job(
 
 
 def of_trainings(jobs: Sequence[CheckJob], checked: Sequence[Checked]) -> list[Checked]:
-    """The answers of ``jobs``, without commands of a script that train nothing beside another of it that may."""
+    """The answers of ``jobs``, without commands that train nothing beside one of their script that may."""
     pairs = list(zip(jobs, checked, strict=True))
     train = {job.config for job, each in pairs if each.trains}
     return [each for job, each in pairs if each.trains or job.number is None or job.config not in train]

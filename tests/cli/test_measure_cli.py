@@ -179,6 +179,12 @@ def test_a_card_that_is_too_small_is_exit_code_3(config: str) -> None:
     large = run(*job, "--fits", "1GiB")
     assert large.returncode == 0, large.stderr
     assert "FITS in 1.00 GiB" in large.stdout
+    # A card that is named is answered for; of one that others fill nothing is left.
+    card = run(*job, "--gpu", "4090")
+    assert card.returncode == 0, card.stderr
+    assert "FITS in " in card.stdout
+    full = run(*job, "--gpu", "4090", "--gpu-reserved", "23.5GiB")
+    assert full.returncode == 3, full.stderr
 
 
 @needs_torch

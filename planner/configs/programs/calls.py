@@ -65,7 +65,8 @@ _HARMLESS_METHODS = frozenset(
         num_parameters named_parameters parameters named_modules modules state_dict add_callback
         save_model save_state save_pretrained save_pretrained_merged save_pretrained_gguf push_to_hub
         push_to_hub_merged push_to_hub_gguf log_metrics save_metrics evaluate config_class tie_weights
-        get_nb_trainable_parameters create_model_card accelerator_config is_parallelizable
+        is_world_process_zero is_local_process_zero get_nb_trainable_parameters create_model_card
+        accelerator_config is_parallelizable
         """
     )
 )

@@ -42,11 +42,14 @@ _READS = frozenset(
         sum len items keys values isinstance hasattr getattr type str int round sorted set list append
         any all startswith endswith lower split join state_dict dim get info debug warning max min
         enumerate range zip get_input_embeddings get_output_embeddings mean device_count
+        generate
         """
     )
 )
 # What holds settings, and is no model and no trainer.
 _IS_SETTINGS = re.compile(rf"(?:{OWN}|Config|Arguments)$")
+# What is handed about and trains nothing: arguments of the program's own, and what launches it.
+_IS_BESIDE = re.compile(rf"(?:{OWN}|^Accelerator)$")
 # Of a list.
 _LOOKS_ON = ("index", "count", "copy")
 # Variables of the environment that move memory, by their names; of one of them a value is known.
@@ -78,6 +81,7 @@ class Walk(Classes):
         self._scopes: list[dict[str, Any]] = [{"__name__": "__main__"}]
         self._left, self._starred = _MOST_STEPS, ""
         self._last: dict[str, Any] = {}
+        self._asked_about: list[ast.AST] = []
         self.expands = 0
 
     def to_training(self) -> None:
@@ -194,26 +198,28 @@ class Walk(Classes):
 
     def _only_looks(self, node: ast.AST) -> bool:
         """Whether nothing in it can change a model: no attribute is set but of settings, which are open then,
-        and what is called looks on.
+        and what is called looks on, or gets nothing of it.
         """
-        for each in ast.walk(node):
-            stored = isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store | ast.Del)
-            if stored and isinstance(each, ast.Attribute):
-                owner = self._named(each.value)
-                harmless = isinstance(owner, Model) and each.attr in HARMLESS_ATTRIBUTES
-                if not harmless and not (isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind)):
-                    return False
-            if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store | ast.Del):
+        inner = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _is_set(each)}
+        return all(self._looks_on(each, inner) for each in ast.walk(node))
+
+    def _looks_on(self, node: ast.AST, inner: set[str]) -> bool:
+        """Whether a part of a statement leaves a model as it is; ``inner``: names that the statement sets."""
+        match node:
+            case ast.Name() if _is_set(node):
+                return not isinstance(self._looked_up(node.id), Made)
+            case ast.Attribute() if _is_set(node):
+                owner = self._named(node.value)
+                harmless = isinstance(owner, Model) and node.attr in HARMLESS_ATTRIBUTES
+                return harmless or (isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind) is not None)
+            case ast.Subscript() if _is_set(node):
                 # Rows of a table of its own, such as those of new tokens, have other values then.
-                root = self._named(each.value)
-                if isinstance(each.ctx, ast.Del) or isinstance(root, Made | Library):
-                    return False
-            if isinstance(each, ast.Call):
-                name = (
-                    each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")
-                )
-                if name not in _READS and not is_harmless_call(name):
-                    return False
+                return isinstance(node.ctx, ast.Store) and not isinstance(self._named(node.value), Made)
+            case ast.Call(func=called):
+                name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+                names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                known = name in _READS or is_harmless_call(name)
+                return known or not (names & inner or self._touches(node))
         return True
 
     def _trains(self, node: ast.AST) -> bool:
@@ -233,12 +239,24 @@ class Walk(Classes):
                     owner.given[each.attr] = unknown(each)
             elif isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store):
                 self._set_item(each, unknown(each))
+            elif isinstance(each, ast.Call) and isinstance(each.func, ast.Name):
+                if isinstance(self._named(each.func), Own):
+                    self._hand_to_own(each)
             elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
                 owner = self._named(each.func.value)
                 if isinstance(owner, dict) and each.func.attr not in _READS:
                     owner["**"] = unknown(each)
                 elif isinstance(owner, list) and each.func.attr not in _LOOKS_ON:
                     owner.append(unknown(each))
+
+    def _hand_to_own(self, node: ast.Call) -> None:
+        """Arguments of the program's own, and tables, that a function of the program may change."""
+        for each in (*node.args, *(keyword.value for keyword in node.keywords)):
+            value = self._named(each)
+            if isinstance(value, Made) and value.kind.endswith(OWN):
+                value.given = {name: Unknown(f"{ast.unparse(each)}.{name}") for name in value.given}
+            elif isinstance(value, dict):
+                value["**"] = unknown(each)
 
     def _named(self, node: ast.expr) -> Any:
         """What a name, or a part of what it names, stands for, without any call."""
@@ -254,12 +272,23 @@ class Walk(Classes):
             value = self._looked_up(each.id) if isinstance(each, ast.Name) else None
             if isinstance(value, Library) and self.makes(value):
                 return True
-            read_of = (
-                _IS_SETTINGS.search(value.kind) and id(each) in parts if isinstance(value, Made) else True
-            )
-            if not read_of:
+            if isinstance(value, Own) and self._may_change(value):
                 return True
+            if isinstance(value, Made) and not _IS_BESIDE.search(value.kind):
+                of_settings = _IS_SETTINGS.search(value.kind) is not None
+                if not (of_settings and id(each) in parts):
+                    return True
         return False
+
+    def _may_change(self, own: Own) -> bool:
+        """Whether a function of the program may change what trains, which it does not get as an argument."""
+        if own.node in self._asked_about or isinstance(own.node, ast.ClassDef):
+            return False
+        self._asked_about.append(own.node)
+        try:
+            return self._touches(own.node) and not self._only_looks(own.node)
+        finally:
+            self._asked_about.pop()
 
     def stay(self) -> None:
         """Keep the names of the function that makes the trainer, or trains."""
@@ -421,3 +450,7 @@ class Walk(Classes):
 def _is_harmless(target: ast.Attribute) -> bool:
     """Whether an attribute says nothing of a training step: what is generated, labels, special tokens."""
     return target.attr in _HARMLESS_CONFIG or "generation_config" in ast.unparse(target)
+
+
+def _is_set(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
+    return isinstance(node.ctx, ast.Store | ast.Del)

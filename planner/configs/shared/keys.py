@@ -13,8 +13,8 @@ from planner.domain.recipes.recipe import TARGET_PARAMETER, TARGET_PATTERN
 from planner.errors import (
     REFUSED_BY_TOOL,
     InputFileError,
-    NoTrainingError,
     NotModelledError,
+    NoTrainingError,
     UnreadKeyError,
     UsageError,
     show,
@@ -38,7 +38,7 @@ _MATTERS = re.compile(
 )
 # A switch of a fork or script turns on what nobody read (``use_fisher``), unless it is beside the step.
 _SWITCH = re.compile(
-    "use_(?!wandb|swanlab|tensorboard|mlflow|hub|hf_|auth|token|fast|cache|seed|template|prompt|chat|gpu|cuda)"
+    "use_(?!wandb|swanlab|tensorboard|mlflow|hub|hf_|auth|token|fast|cache|template|prompt|chat|gpu|cuda)"
 )
 # Names that turn something off are no slips of those that turn it on.
 _NEGATED = re.compile(r"(?:^|_)(?:no|not|disable|skip|without)_")

@@ -82,7 +82,8 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     # Two bases fit, or none is named in full.
     # Another version than that of a known model.
     *("someone/Mistral-Small-3.2-24B-chat", "someone/Mistral-Small-4.0-24B"),
-    *("someone/DeepSeek-V3.1-stories", "someone/zephyr-7b-beta-2-stories", "someone/zephyr-7b-beta-stories-2x7b"),
+    *("someone/DeepSeek-V3.1-stories", "someone/zephyr-7b-beta-2-stories"),
+    "someone/zephyr-7b-beta-stories-2x7b",
     *("someone/Stories-2.5-Mistral-7B", "someone/mistral-7b-v0.1-v0.3", "someone/Qwen3-8B-Llama-3-8B"),
     *("someone/gemma-2-9b-stories", "someone/OLMo-2-1124-7B-SFT-stories", "someone/Llama-8B",
     "someone/TinyLlama"),

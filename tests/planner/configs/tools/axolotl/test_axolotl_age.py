@@ -214,7 +214,10 @@ def test_the_optimizer_where_a_file_names_none(tmp_path: Path, text: str, optimi
         (LORA.replace("Qwen/Qwen2.5-0.5B", "HuggingFaceTB/SmolLM3-3B") + "local_rank:\n", "axolotl"),
         (LORA.replace("Qwen2.5-0.5B", "Qwen3-0.6B") + "flash_attention: true\n", "axolotl@0.13"),
         # Its decoder came with 5.0, later than the class that is named.
-        (LORA.replace("Qwen/Qwen2.5-0.5B", "mistralai/Ministral-3-3B-Base-2512") + "local_rank:\n", "axolotl"),
+        (
+            LORA.replace("Qwen/Qwen2.5-0.5B", "mistralai/Ministral-3-3B-Base-2512") + "local_rank:\n",
+            "axolotl",
+        ),
         (LORA + "load_in_4bit: true\n", "axolotl@0.13"),
         (LORA + "load_in_4bit: true\nload_in_8bit: true\n", "axolotl"),
     ],

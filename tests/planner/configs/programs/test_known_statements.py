@@ -1,0 +1,168 @@
+"""Statements of programs whose effect on what trains is known, and their like whose effect is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.api.checks import check_job, command_job
+from planner.api.files import CheckOptions
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.errors import NotModelledError
+from planner.intake.given.config_file import read_config_file
+from planner.intake.given.request import from_flags
+from tests.planner.configs.programs.test_program import TRAINER, TRL, job, program, read, refusal
+
+BEFORE = "trainer = T"
+FREEZES = "for p in model.parameters():\n    p.requires_grad = False\n"
+RAISES = (
+    "for name, module in trainer.model.named_modules():\n"
+    "    if 'norm' in name:\n        module = module.to(torch.float32)\n"
+)
+ASKS = "if trainer.is_world_process_zero():\n    model.print_trainable_parameters()\ntrainer.train()"
+RESUMES = """if newest():
+    trainer.train(resume_from_checkpoint=True)
+else:
+    trainer.train()
+model.half()"""
+NEW_ROWS = """if added > 0:
+    rows_of = model.get_input_embeddings().weight.data
+    rows_of[-added:] = rows_of[:-added].mean(dim=0)
+trainer = T"""
+WITHOUT = "\n".join(line for line in TRAINER.splitlines() if "LoraConfig(" not in line)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("model = get_peft", f"{FREEZES}model = get_peft"),
+        ("trainer.train()", f"{RAISES}trainer.train()"),
+        ("trainer.train()", ASKS),
+        ("trainer.train()", RESUMES),
+        (BEFORE, f"if torch.cuda.device_count() > 1:\n    model.is_parallelizable = True\n{BEFORE}"),
+        (BEFORE, NEW_ROWS),
+        (BEFORE, f"import transformers\ntransformers.pipeline('text', model=model)('a')\n{BEFORE}"),
+        ("bf16=True", "bf16=model.dtype == torch.bfloat16"),
+    ],
+)  # fmt: skip
+def test_what_leaves_the_job_as_it_is_is_passed(before: str, after: str, tmp_path: Path) -> None:
+    """Frozen weights under adapters, norms that are in fp32 already, questions, values of rows."""
+    assert before in TRAINER
+    changed = TRAINER.replace(before, after)
+    assert job(program(tmp_path, changed)) == job(program(tmp_path, TRAINER))
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after", "said"),
+    [
+        (TRAINER, BEFORE, f"{FREEZES}{BEFORE}", "what this loop does"),
+        (WITHOUT, BEFORE, f"{FREEZES}{BEFORE}", "of its weights"),
+        (TRAINER.replace("model = prepare_model_for_kbit_training(model)\n", ""), "trainer.train()",
+         f"{RAISES}trainer.train()", "norms that the program moves"),
+        (TRAINER, "trainer.train()", f"{RAISES.replace('float32', 'float16')}trainer.train()", "this loop"),
+        (TRAINER, BEFORE, f"def f():\n    model.half()\nif newest():\n    f()\n{BEFORE}", "whether"),
+        (TRAINER, BEFORE, f"if newest():\n    model.config = None\n{BEFORE}", "whether this is done"),
+        (TRAINER, BEFORE, f"pipeline('text-generation', model='gpt2')\n{BEFORE}", "what this changes"),
+        (TRAINER, BEFORE, f"model = Accelerator().prepare(model)\n{BEFORE}", "what this does"),
+        (TRL, "train_dataset=data,", "train_dataset=data, teacher=other,", "teacher of SFTTrainer"),
+        (TRL, "train_dataset=data,", "train_dataset=data, quantization_config=packed,", "when it is loaded"),
+    ],
+)  # fmt: skip
+def test_what_may_change_the_job_is_refused(
+    text: str, before: str, after: str, said: str, tmp_path: Path
+) -> None:
+    """The like of what is known, with another effect."""
+    assert before in text
+    assert said in refusal(tmp_path, text.replace(before, after))
+
+
+def test_a_reference_is_the_model_as_it_was(tmp_path: Path) -> None:
+    """By name or by place; one that is loaded otherwise, or beside adapters, is refused."""
+    text = (
+        TRL.replace("SFT", "DPO")
+        .replace(", packing=True", "")
+        .replace("peft_config=LoraConfig(r=64)", "ref_model=other")
+    )
+    text = text.replace(
+        "    trained = 0\n", '    other = load(MODEL, kernel="flash_attention_2")\n    trained = 0\n'
+    )
+    alone = text.replace(", ref_model=other", "").replace("    other = load", "    # other = load")
+    assert job(program(tmp_path, text)) == job(program(tmp_path, alone))
+    placed = text.replace("model=model, args=args", "model, other, args=args").replace(
+        ", ref_model=other", ""
+    )
+    assert job(program(tmp_path, placed)) == job(program(tmp_path, alone))
+    otherwise = text.replace('other = load(MODEL, kernel="flash_attention_2")', "other = load(MODEL)")
+    assert "loaded otherwise" in refusal(tmp_path, otherwise)
+    assert "beside adapters" in refusal(
+        tmp_path, text.replace("ref_model", "peft_config=LoraConfig(), ref_model")
+    )
+
+
+def test_models_of_other_classes(tmp_path: Path) -> None:
+    """Classifiers in the Trainer; models that see in TRL's, whose length an own collator leaves open."""
+    scores = TRAINER.replace("AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    scores = scores.replace('task_type="CAUSAL_LM"', 'task_type="SEQ_CLS"')
+    assert job(program(tmp_path, scores)).recipe.task == "classify"
+    sees = TRL.replace("LoraConfig(r=64)", "LoraConfig(target_modules=['q_proj'])")
+    sees = sees.replace("AutoModelForCausalLM", "AutoModelForImageTextToText")
+    sees = sees.replace("mistralai/Mistral-7B-v0.1", "Qwen/Qwen2.5-VL-7B-Instruct").replace(
+        ", packing=True", ""
+    )
+    assert job(program(tmp_path, sees)).recipe.batch.images is not None
+    own = read(
+        program(tmp_path, sees.replace("train_dataset=data", "train_dataset=data, data_collator=joined"))
+    )
+    assert "say --seq" in own.needs["seq"]
+    with pytest.raises(NotModelledError, match="how Trainer trains such a model"):
+        read(program(tmp_path, TRAINER.replace("AutoModelForCausalLM", "AutoModelForImageTextToText")))
+    liger = TRL.replace("from transformers", "from liger_kernel.transformers")
+    liger = liger.replace("AutoModelFor", "AutoLigerKernelFor").replace("packing", "bf16=True, packing")
+    assert job(program(tmp_path, liger)).recipe.loss == "liger"
+
+
+def test_a_notebook_may_hand_its_model_to_accelerate(tmp_path: Path) -> None:
+    """In its one process, where it asks for no other dtype."""
+    lines = f"from accelerate import Accelerator\nmodel = Accelerator().prepare_model(model)\n{BEFORE}"
+    path = tmp_path / "train.ipynb"
+    for text, ends in (
+        (lines, True),
+        (lines.replace("Accelerator()", 'Accelerator(mixed_precision="fp16")'), False),
+    ):
+        cell = {"cell_type": "code", "source": TRAINER.replace(BEFORE, text)}
+        path.write_text(json.dumps({"cells": [cell]}), encoding="utf-8")
+        if ends:
+            assert job(path) == job(program(tmp_path, TRAINER))
+        else:
+            with pytest.raises(NotModelledError, match="prepare_model"):
+                read(path)
+
+
+def test_what_other_files_say_is_read_by_the_names_of_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model or a parser of another module; without a command there is nothing to read."""
+    monkeypatch.chdir(tmp_path)
+    text = TRL.replace("    model = load(MODEL", "    from other import made\n    model = made(MODEL")
+    path = program(tmp_path, text)
+    with pytest.raises(NotModelledError, match="which model it trains"):
+        read_config_file(path, None, Beside(gpu="rtx4090"))
+    words = "--model_name_or_path Qwen/Qwen2.5-0.5B --use_peft --dataset_name a --max_length 512"
+    answer = check_job(
+        command_job(f"python train.py {words}", CheckOptions()), from_flags({"gpu": "rtx4090"})
+    )
+    assert answer.subject is not None, answer.failure
+    assert any("read by their names alone" in text for _, text in answer.remarks)
+
+
+def test_one_process_with_several_gpus_is_refused_where_the_program_loads_its_model(tmp_path: Path) -> None:
+    """The Trainer would copy the model to each."""
+    path = program(tmp_path, TRL)
+    for command, ends in ((f"python {path}", False), (f"torchrun --nproc_per_node 2 {path}", True)):
+        answer = check_job(
+            command_job(command, CheckOptions()), from_flags({"gpu": "rtx4090:2"}), advise=False
+        )
+        assert (answer.subject is not None) is ends
+        assert ends or "nn.DataParallel" in answer.failure
