@@ -126,7 +126,8 @@ def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
 def _flags_otherwise(name: str, value: str) -> Iterator[dict[str, str | bool]]:
     if name == "versions":
         stack = value.partition("==")[0]
-        yield from ({name: f"{stack}=={version}"} for version in turning_versions(stack))
+        for version in turning_versions(stack):
+            yield {name: f"{stack}=={version}"}
         return
     for other in other_versions(value) if name == "stack" else _OTHERWISE[name].get(value, ()):
         flag = _FLAG.get(name, name.replace("_", "-"))
