@@ -166,6 +166,10 @@ class UnreadKeyError(NotModelledError):
     """A key that may change memory, and that nobody read."""
 
 
+class NoTrainingError(NotModelledError):
+    """A file or command that does other work than a training."""
+
+
 class UnreadCombinationError(NotModelledError, RefusedCombinationError):
     """Settings that some library may run together, and whose code nobody read: no verdict,
     and a search passes over them.

@@ -28,7 +28,6 @@ _SHORTEST_CASE_S = 10.0
 _MARGIN = 1.2
 # So many first cases that end in the same way would be followed by all others.
 _SAME_CRASHES = 5
-_NO_GPU = "no GPU is here; a case runs on the CPU only where it says gpu = 'cpu'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +111,6 @@ def plan_agenda(
     setup = setup_key(machine.environment)
     queue, refused, recorded = [], [], 0
     for planned in in_teaching_order(campaign.cases):
-        if not machine.gpus and "gpu" not in planned.values:
-            refused.append(RefusedCase(_plain_label(planned), machine.unusable or _NO_GPU))
-            continue
         try:
             prepared = prepare(planned.values, planned.options, machine, force=force)
         except PlannerError as error:

@@ -30,9 +30,9 @@ _COMPILERS = "install a C++ compiler (g++) and ninja (pip install ninja), or say
 _WEIGHT_BITS = {"nf4": 4, "fp4": 4, "gptq-int4": 4, "awq-int4": 4, "int8": 8, "gptq-int8": 8, "aqlm": 2}
 Say = Callable[[str], None]
 _CPU_SENTENCE = (
-    "no GPU here: this runs on the CPU, which has no device memory to measure and says nothing about a GPU"
+    "the steps run on the CPU, which says nothing about a GPU and takes minutes to hours for a step of a "
+    "model with billions of weights"
 )
-_SLOW_SENTENCE = "a step of a model with billions of weights takes minutes to hours on a CPU"
 
 
 class OtherNodeError(PlannerError):
@@ -156,8 +156,7 @@ def measure_one(
     prepared = prepare(values, options, machine, force=force)
     store.prepare()
     if prepared.scenario.hardware.gpu.id == CPU:
-        say(_CPU_SENTENCE if not machine.gpus else "this runs on the CPU, as asked")
-        say(f"{_SLOW_SENTENCE}; --timeout ({options.timeout_s:g} s) ends it")
+        say(f"{_CPU_SENTENCE}; --timeout ({options.timeout_s:g} s) ends it")
     say(describe(prepared.scenario, options))
     with Launcher(machine.nvml) as launcher:
         measured = run_prepared(prepared, machine, launcher)

@@ -10,7 +10,7 @@ from planner.domain.model import ModelSpec
 from planner.domain.prediction import Verdict
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import Given, ScenarioRequest, from_flags, merge, require
+from planner.intake.given.request import TRIED, Given, ScenarioRequest, from_flags, merge, require
 from planner.intake.given.request_field import PARTS
 from planner.intake.resolve import resolve
 from planner.predicting import predict_with
@@ -87,7 +87,7 @@ def _verdict_at(request: ScenarioRequest, how: How, model_spec: ModelSpec | None
     how = How(how.calibration, how.force, advise=False, why=False)
 
     def ask(seq_tokens: int) -> Verdict:
-        shorter = merge(request, ScenarioRequest({"seq": Given(seq_tokens, "tried here")}))
+        shorter = merge(request, ScenarioRequest({"seq": Given(seq_tokens, TRIED)}))
         return answer_request(shorter, how, model_spec=model_spec).prediction.verdict
 
     return ask
@@ -113,9 +113,10 @@ def _advised(subject: Subject, model: Coefficients | Calibration, *, brief: bool
     itself is worth the wait.
     """
     from planner.searching.affordable import is_affordable, n_allocations
-    from planner.searching.levers import levers, stack_needs
+    from planner.searching.levers import levers
     from planner.searching.moves import CHEAP, KINDS
     from planner.searching.run_length import at_example_length
+    from planner.searching.stack_needs import stack_needs
     from planner.searching.unsaid import unsaid_settings
 
     scenario, prediction = subject.scenario, subject.prediction

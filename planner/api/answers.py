@@ -13,7 +13,8 @@ from planner.domain.term import Phase
 from planner.domain.uncertainty.interval import Interval
 from planner.errors import DoesNotFit
 from planner.report.prediction.subject import Level, Subject
-from planner.searching.levers import Lever, StackNeed
+from planner.searching.levers import Lever
+from planner.searching.stack_needs import StackNeed
 
 if TYPE_CHECKING:
     from rich.console import Console

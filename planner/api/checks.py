@@ -19,7 +19,14 @@ from planner.api.write_fixes import output_of, write_all
 from planner.configs.launchers.launch import NO_LAUNCH_FILE, short_path
 from planner.configs.launchers.launch_lines import Launch, launch_line
 from planner.configs.markdown import MARKDOWN
-from planner.errors import ExitCode, PlannerError, UnknownArchitectureError, UnknownNameError, UsageError
+from planner.errors import (
+    ExitCode,
+    NoTrainingError,
+    PlannerError,
+    UnknownArchitectureError,
+    UnknownNameError,
+    UsageError,
+)
 from planner.files.reading import reading_instead
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import ScenarioRequest
@@ -29,6 +36,7 @@ from planner.report.prediction.subject import Subject
 
 ALLOWED = {"uncertain": ExitCode.UNCERTAIN, "not-modelled": ExitCode.NOT_MODELLED}
 """Words of ``--allow``: what then counts as fitting."""
+_NO_REMEDY = "no change that these files have a key for was found to make it fit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,13 @@ def check_job(
     return _answered(job, given, advise=advise, allow=allow)[0]
 
 
+def of_trainings(jobs: Sequence[CheckJob], checked: Sequence[Checked]) -> list[Checked]:
+    """The answers of ``jobs``, without commands of a script that train nothing beside another of it that may."""
+    pairs = list(zip(jobs, checked, strict=True))
+    train = {job.config for job, each in pairs if each.trains}
+    return [each for job, each in pairs if each.trains or job.number is None or job.config not in train]
+
+
 def _check_command(job: CheckJob, given: ScenarioRequest, *, advise: bool, allow: str | None) -> Checked:
     """As a config with the command's arguments, beside a launch file with its launcher's options."""
     try:
@@ -168,7 +183,8 @@ def check_and_write(job: CheckJob, given: ScenarioRequest, target: str, allow: s
     if checked.subject is None or file is None:
         return checked
     if checked.exit_code != ExitCode.FITS and not checked.remedy:
-        return checked
+        why = "what is left open decides: say it first" if checked.fixes is None else _NO_REMEDY
+        return replace(checked, remarks=(*checked.remarks, (target, f"not written, because {why}")))
     output = output_of(file, [edit for fix in checked.remedy for edit in fix.edits], Path(target))
     write_all(output)
     again = CheckJob(target, output.options, typed=job.typed)
@@ -199,7 +215,8 @@ def _answered(
     except UnknownArchitectureError as error:
         return _bounded(failed, read, given, job, error), None
     except PlannerError as error:
-        return replace(failed, failure=str(error), failure_code=error.exit_code), None
+        trains = not isinstance(error, NoTrainingError)
+        return replace(failed, failure=str(error), failure_code=error.exit_code, trains=trains), None
     except Exception as error:  # noqa: BLE001 - one file must not take the answers of the others with it
         text = f"internal error ({type(error).__name__}: {str(error)[:200]}), please report it with the file"
         return replace(failed, failure=text, failure_code=ExitCode.INTERNAL_ERROR), None

@@ -12,7 +12,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
 from planner.intake.given.config_file import ConfigFile, overruled, with_flags
 from planner.intake.given.fields import REQUEST_FIELDS, missing_fields, split_count
-from planner.intake.given.request import Given, ScenarioRequest, merge, require
+from planner.intake.given.request import TRIED, Given, ScenarioRequest, merge, require
 from planner.intake.given.request_field import PARTS
 from planner.report.check.checked import Checked
 
@@ -27,8 +27,8 @@ class CheckOptions:
     configs refer to.
 
     ``task``: what the name of a script says that its arguments are for.  ``script``: its name; ``own``: it
-    is none of a tool that is known.  ``flags``: fields of the job that flags say.  ``stack`` and ``gpu``:
-    those that they say.
+    is none of a tool that is known; ``words``: what stands behind it, where its text is read.  ``flags``:
+    fields of the job that flags say.  ``stack`` and ``gpu``: those that they say.
     """
 
     output_format: str = "human"
@@ -40,6 +40,7 @@ class CheckOptions:
     task: str = ""
     script: str = ""
     own: bool = False
+    words: tuple[str, ...] | None = None
     flags: frozenset[str] = frozenset()
     stack: str = ""
     gpu: str = ""
@@ -49,7 +50,7 @@ class CheckOptions:
         """The files given beside the configs."""
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
         beside = Beside(deepspeed, accelerate, task=self.task, script=self.script, own=self.own)
-        return replace(beside, flags=self.flags, stack=self.stack, gpu=self.gpu)
+        return replace(beside, words=self.words, flags=self.flags, stack=self.stack, gpu=self.gpu)
 
 
 def read_for(options: CheckOptions, given: ScenarioRequest) -> CheckOptions:
@@ -99,7 +100,7 @@ def leaves_length_open(read: ConfigFile, given: ScenarioRequest) -> bool:
 
 def with_length(given: ScenarioRequest, seq_tokens: int) -> ScenarioRequest:
     """What was ``given``, with samples of so many tokens."""
-    return merge(given, ScenarioRequest({"seq": Given(seq_tokens, "tried here")}))
+    return merge(given, ScenarioRequest({"seq": Given(seq_tokens, TRIED)}))
 
 
 def flags_of(request: ScenarioRequest, scenario: Scenario | None = None) -> str:

@@ -23,7 +23,7 @@ from planner.files.reading import read_text, reading_instead
 from planner.files.structured import read_toml
 from planner.intake.given.config_file import ConfigFile, read_config_file
 from planner.intake.given.fields import REQUEST_FIELDS
-from planner.intake.given.request import ScenarioRequest
+from planner.intake.given.request import TRIED, ScenarioRequest, merge
 from planner.report.check.checked import Checked, Fix
 from planner.report.prediction.subject import Subject, rests_on_unknown_host
 from planner.searching.levers import Lever, levers
@@ -38,14 +38,16 @@ _GENTLE: tuple[LeverKind, ...] = ("free", "time", "money")
 
 @dataclass(frozen=True, slots=True)
 class FileJob:
-    """One config with all that is given about it,
-    so that it can be asked again after a change of its files.
+    """One config with all that is given about it, so that it can be asked again after a change of its files.
+
+    ``tried``: what neither files nor flags say, as the answer took it.
     """
 
     config: str
     given: ScenarioRequest
     options: CheckOptions
     files: Files
+    tried: ScenarioRequest
 
     def asked_with(self, edits: Sequence[Edit]) -> Checked:
         """The answer as if the files had ``edits``.
@@ -60,6 +62,7 @@ class FileJob:
         }
         with reading_instead(texts):
             read = read_config_file(self.config, self.options.tool, self.options.beside)
+            read = replace(read, request=merge(self.tried, read.request))
             return answer_file(self.config, read, self.given, self.options, why=False)
 
     def levers(self, subject: Subject, *, alone: bool = False) -> tuple[Lever, ...]:
@@ -94,7 +97,8 @@ def file_job(config: str, read: ConfigFile, given: ScenarioRequest, options: Che
             files = replace(files, accelerate=document)
         elif "zero_optimization" in document.table:
             files = replace(files, deepspeed=document)
-    return FileJob(config, given, options, files)
+    tried = {name: each for name, each in read.request.values.items() if each.origin == TRIED}
+    return FileJob(config, given, options, files, ScenarioRequest(tried))
 
 
 def _other_files(read: ConfigFile, config: Path) -> Iterator[Path]:

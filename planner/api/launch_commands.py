@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.api.files import CheckOptions
-from planner.configs.launchers.command_line import how_many, started
+from planner.configs.launchers.command_line import how_many, reads_text, started
 from planner.configs.launchers.launch import LAUNCH_LINE
 from planner.configs.launchers.variables import takes_defaults
 from planner.configs.markdown import MARKDOWN, shell_of
@@ -115,6 +115,12 @@ def command_files(
     read = replace(
         options, accelerate=beside, tool=options.tool or job.tool, task=job.task, script=job.script, own=own
     )
+    if options.tool is None and reads_text(path, job):
+        # Its text says more than names of arguments, and than its own name.
+        read = replace(read, words=job.given)
+        return CommandFiles(texts, read, "; ".join(remarks[hands_on:]))
+    if job.unread is not None:
+        raise job.unread
     way_out = ""
     if own and read.tool is None and _may_be_the_trainers(Document(path, job.arguments)):
         way_out = f"; is {show(job.script)} a script of your own? --tool transformers reads it"

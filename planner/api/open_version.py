@@ -15,7 +15,7 @@ from planner.configs.read import TOOLS
 from planner.errors import ExitCode, NotModelledError, PlannerError, RefusedCombinationError
 from planner.intake.given.config_file import ConfigFile, read_config_file
 from planner.intake.given.fields import REQUEST_FIELDS
-from planner.intake.given.request import Given, ScenarioRequest, merge
+from planner.intake.given.request import TRIED, Given, ScenarioRequest, merge
 from planner.intake.rules.all_rules import FORCE_HINT
 from planner.report.check.checked import Checked
 from planner.report.render.numbers import gib
@@ -23,7 +23,7 @@ from planner.report.render.numbers import gib
 _DECIDE = ("stack", "versions")
 """Fields that say the version."""
 _MORE = "both were tried, and the one that needs more is shown"
-_EACH = "each that runs was tried, all end alike"
+_EACH = "those that run have one verdict, and the largest need is shown"
 _MOST_WAYS = 6
 _SHORT = ("does_not_fit", "host_memory_short")
 
@@ -117,7 +117,7 @@ def _with_less(every: Sequence[_Pair], given: ScenarioRequest, options: CheckOpt
     for name, (_, value) in read.less.items():
         if given.is_given(name):
             continue
-        said = ScenarioRequest({name: Given(REQUEST_FIELDS[name].parse(value), "tried here")})
+        said = ScenarioRequest({name: Given(REQUEST_FIELDS[name].parse(value), TRIED)})
         one = replace(read, request=merge(read.request, said))
         with suppress(RefusedCombinationError):
             found.append((answer_file(checked.config, one, given, options), one))
@@ -142,7 +142,7 @@ def _each_way(read: ConfigFile, given: ScenarioRequest) -> Iterator[ConfigFile]:
     """``read`` with every value of what it leaves open; itself where it leaves nothing."""
     names = _left_open(read, given)
     for values in product(*names.values()):
-        said = {name: Given(value, "tried here") for name, value in zip(names, values, strict=True)}
+        said = {name: Given(value, TRIED) for name, value in zip(names, values, strict=True)}
         yield replace(read, request=merge(read.request, ScenarioRequest(said)))
 
 
@@ -160,7 +160,7 @@ def _with_more(checked: Checked, chosen: ConfigFile, left: Sequence[str]) -> Che
     """``checked`` with a remark on what is ``left`` to the version, and the flags that ask for the same."""
     asked = {name: f"{chosen.needs[name]}; {_MORE}" for name in left if name not in chosen.either}
     for name, (sentence, values) in chosen.either.items():
-        asked[name] = f"{sentence}; of {', '.join(values)} {_EACH}, and the one that needs the most is shown"
+        asked[name] = f"{sentence}; tried: {', '.join(values)}; {_EACH}"
     texts = (asked[name].removeprefix(f"{checked.config}: ") for name in left)
     more = checked.details or f"plan --config {checked.config} --details, with the same flags"
     flags = " ".join(_flag(chosen, name) for name in left)

@@ -28,8 +28,7 @@ from planner.api.held import (
     trained_and_frozen,
 )
 from planner.api.keywords import JobFlags, job_flags
-from planner.catalog.packages import is_known
-from planner.catalog.stacks import load_stack, nearest_version
+from planner.catalog.stacks import at_versions
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import TOOLS
 from planner.configs.said_by_file import Reading
@@ -161,13 +160,8 @@ def _say_stack(reading: Reading, stack: str) -> None:
     if "unsloth" in sys.modules:
         stack = package = "unsloth"
     version = loaded_version(package)
-    stack = nearest_version(stack, package, version) if version else stack
+    stack, others = at_versions(stack, package, loaded_version)
     reading.say("stack", stack, "sys.modules", f"{package} {version or ''}".strip())
-    others = tuple(
-        f"{name}=={here}"
-        for name, usual in load_stack(stack).versions
-        if (here := loaded_version(name)) not in (None, usual) and is_known(name, str(here))
-    )
     if others:
         reading.say("versions", others, "sys.modules")
 

@@ -10,6 +10,8 @@ from functools import cache
 from typing import Any
 
 from planner.catalog.location import data_dir
+from planner.catalog.packages import parsed_version
+from planner.domain.model import ModelSpec
 from planner.files.structured import read_toml
 
 
@@ -30,6 +32,14 @@ def first_version(architecture: str) -> str:
     """
     found: str = _table("model_versions.toml", "since").get(architecture, "")
     return found
+
+
+def needed_version(model: ModelSpec) -> tuple[int, int, int]:
+    """The Transformers that has the classes of the model and of its decoder; zeros where any has, or none."""
+    if model.remote_code:
+        return (0, 0, 0)
+    found = (first_version(each) for each in (model.architecture, model.decoder) if each)
+    return max((parsed_version("transformers", each) for each in found if each), default=(0, 0, 0))
 
 
 @cache

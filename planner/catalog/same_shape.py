@@ -31,7 +31,10 @@ _EIGHT = re.compile("int8|8-?bit|w8", re.IGNORECASE)
 
 _WORD_WITH_VERSION = re.compile(r"([a-z]{3,})(\d+(?:\.\d+)*)")
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm]|a\d+(?:\.\d+)?b|\d+x(?:\d+b?)?|\d+e")
+# A learning rate, whose first half looks like a number of experts.
+_RATE = re.compile(r"(?<=[-_])(?:\d\.)?\de-?\d{1,2}(?=$|[-_])", re.IGNORECASE)
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
+_LATER = re.compile(r"v\d+(?:\.\d+)*")
 # "Mistral-Small-3.1-24B" is not "mistral-small-24b".
 _OTHER_VERSION = re.compile(r"\d+\.\d+")
 _STORED: dict[str, Literal["fp32", "bf16", "fp16"]] = {
@@ -109,11 +112,13 @@ def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
     often none.
 
     A copy has the name of a known id under another owner, or that name and its dtype.  Any other id must hold
-    the words of a catalog id: family, version and size, of which the first two stand together.
+    the words of a catalog id: family, version and size, of which the first two stand together; or begin with
+    the name of a known id.
     """
     if (known := index.find(hub_id)) is not None:
         return Kin((known,), None)
     owner, _, name = hub_id.partition("/")
+    name = _RATE.sub("lr", name)
     words = words_of(index)(name)
     stored = {_STORED[word] for word in words if word in _STORED}
     converted = any(f"{owner.lower()}/{word}" in _CONVERTED for word in words)
@@ -122,6 +127,7 @@ def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
         return Kin((), None)
     plain = _IN_DTYPE.sub("", name)
     found = _copied(plain, index) or _copied(_BASE.sub("", plain), index) or _fine_tuned(words, index.ids)
+    found = found or _begins_as(plain, index)
     return Kin(found, stored.pop() if stored else None)
 
 
@@ -153,6 +159,20 @@ def _copied(name: str, index: CatalogIndex) -> tuple[str, ...]:
         return ()
     owned = (each for each in index.aliases.items() if not each[0].startswith(tuple(_CONVERTED)))
     return tuple({model_id: None for alias, model_id in owned if alias.rpartition("/")[2] == folded})
+
+
+def _begins_as(name: str, index: CatalogIndex) -> tuple[str, ...]:
+    """Models known under the longest beginning of ``name``, where nothing after it would change them or
+    is a version: ``vicuna-7b-v1.5-my-data``.
+    """
+    families, ends = _families(index.ids), [found.start() for found in re.finditer("[-_]", name)]
+    for end in reversed(ends):
+        if found := _copied(name[:end], index):
+            rest = _words(name[end:], families)
+            other = any(_changes(word, families) or _LATER.fullmatch(word) for word in rest)
+            other = other or RELEASED_IN_FP8.fullmatch(name[:end]) is not None
+            return () if other or not rest or _VERSION.fullmatch(rest[0]) else found
+    return ()
 
 
 def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -30,6 +30,7 @@ from planner.catalog.packages import (
     Setting,
     changes_of,
     facts_of,
+    is_known,
     package_path,
     parsed_version,
     unread_note,
@@ -128,6 +129,22 @@ def nearest_version(stack_id: str, package: str, version: str) -> str:
         return abs(usual[0] - asked[0]), abs(usual[1] - asked[1])
 
     return min((stack_id, *other_versions(stack_id)), key=distance)
+
+
+def at_versions(
+    stack_id: str, package: str, version_of: Callable[[str], str | None]
+) -> tuple[str, tuple[str, ...]]:
+    """The stack whose ``package`` is nearest to its version, and others of its packages at theirs, as
+    ``name==version``; of versions that were not read nothing is said.
+    """
+    version = version_of(package)
+    stack = nearest_version(stack_id, package, version) if version else stack_id
+    others = tuple(
+        f"{name}=={here}"
+        for name, usual in load_stack(stack).versions
+        if (here := version_of(name)) not in (None, usual) and is_known(name, str(here))
+    )
+    return stack, others
 
 
 @lru_cache(maxsize=64)

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from planner.catalog.gpus import load_gpu
+from planner.catalog.stacks import at_versions, load_stack
 from planner.configs.launchers import accelerate, deepspeed_json
 from planner.configs.launchers.fsdp_keys import Beside, found_file, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
-from planner.configs.programs.arguments import TRAINER, TRL, UNSLOTH, read_program
+from planner.configs.programs.arguments import TRAINER, TRL, UNSLOTH, NotSaidError, read_program
+from planner.configs.programs.pins import Pins, pins_of
 from planner.configs.programs.source import SUFFIXES
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
@@ -144,6 +146,7 @@ _REST = (
     Tool("deepspeed", deepspeed_json.TOOL, "", deepspeed_json.MARKS, _deepspeed),
     Tool("accelerate", accelerate.TOOL, "", accelerate.MARKS, accelerate.read_accelerate),
 )
+_BY_NAMES = "; --tool transformers or --tool trl reads the names of its arguments alone"
 _PROGRAM = "program"
 """How the tool is called of what a program says itself."""
 _PROGRAMS = {
@@ -152,6 +155,8 @@ _PROGRAMS = {
     TRAINER: _tool(_PROGRAM, hf_trainer, programs.read_trainer_program, launched=True),
 }
 """Readers of what a program hands to a tool."""
+_DECIDES = {UNSLOTH: "unsloth", TRL: "trl", TRAINER: "transformers"}
+"""The package whose version says which stack a program is for."""
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
 TOOL_NAMES = ("plan", *TOOLS)
 # ``--accelerate none``: no launch file, and none is looked for.
@@ -179,8 +184,16 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     own = beside.own and tool is None
     # A command without arguments: its program says the rest itself, whatever tool has a script of that name.
     alone = not document.table and beside.script.endswith(".py")
-    if alone and (program := found_file(Path(beside.script), path)) is not None:
-        return _read_program(program, None, beside)
+    if (alone or beside.words is not None) and (program := found_file(Path(beside.script), path)) is not None:
+        try:
+            return _read_program(program, None, beside)
+        except NotSaidError as error:
+            if not document.table:
+                raise
+            untold = str(error)
+        reading = read_config(path, tool, replace(beside, words=None))
+        reading.remark(untold, f"the arguments of {show(beside.script)} are read by their names alone")
+        return reading
     if tool is None:
         tool = next((each.name for each in _OF_MEGATRON if each.is_its and each.is_its(document)), None)
     refuse_other_tools(document, "ms-swift" if tool is None and ms_swift.is_ms_swift(document) else tool)
@@ -199,14 +212,49 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
 
 def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     """What the text of a program says; raises as :func:`read_config`."""
-    program = read_program(path, _capability(beside.gpu))
+    try:
+        program = read_program(path, _capability(beside.gpu), beside.words)
+    except NotSaidError:
+        raise
+    except NotModelledError as error:
+        raise (NotModelledError(f"{error}{_BY_NAMES}") if beside.words else error) from None
     chosen = _PROGRAMS[program.tool]
     if tool is not None:
         raise UsageError(f"{path}: is a program, which says itself who trains: leave --tool {show(tool)} out")
-    reading = _read_by(chosen, Document(path, program.table), replace(beside, task=program.task), tool)
+    pins, package = pins_of(path), _DECIDES[program.tool]
+    # What Unsloth's loader makes of other versions of Transformers was not read.
+    counted = {
+        name: pins.versions[name] for name in pins.versions if package in (name, "trl", "transformers")
+    }
+    stack, others = ("", ()) if beside.stack else at_versions(chosen.stack, package, counted.get)
+    stack = stack if package in counted else ""
+    beside = replace(beside, task=program.task, script="", own=False, stack=beside.stack or stack)
+    reading = _read_by(chosen, Document(path, program.table), beside, tool)
+    _say_pins(reading, pins, stack, others)
     for origin, text in program.remarks:
         reading.remark(origin, text)
     return reading
+
+
+def _say_pins(reading: Reading, pins: Pins, stack: str, others: tuple[str, ...]) -> None:
+    """Enter the versions of packages that a program is installed with, and which of them are not counted."""
+    if not pins.versions and not pins.unsure:
+        return
+    if stack:
+        reading.said.pop("stack", None)
+        reading.say("stack", stack, pins.place)
+    if others:
+        reading.say("versions", others, pins.place)
+    usual = dict(load_stack(str(reading.value("stack"))).versions)
+    counted = {each.partition("==")[0] for each in others}
+    left = [
+        f"{name}=={version}, and {usual[name]} counts"
+        for name, version in pins.versions.items()
+        if name in usual and name not in counted and usual[name] != version
+    ]
+    left += [f"{name} at several versions, and {usual[name]} counts" for name in pins.unsure if name in usual]
+    if left:
+        reading.remark(pins.place, f"installs {'; '.join(left)}")
 
 
 def _capability(gpu: str) -> tuple[int, ...] | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from planner.catalog.architecture_tables import first_version
+from planner.catalog.architecture_tables import needed_version
 from planner.catalog.architectures import supported_architectures
-from planner.catalog.packages import parsed_version
 from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
@@ -181,14 +180,6 @@ def is_unread(stack: Stack, model: ModelSpec) -> bool:
     """Whether the stack runs code of the model that nobody read: a Transformers 4, or none."""
     another = stack.model_code != "transformers-5" or minor_of_transformers_4(stack) is not None
     return model.architecture in _READ_IN_5 and another
-
-
-def needed_version(model: ModelSpec) -> tuple[int, int, int]:
-    """The Transformers that has the classes of the model and of its decoder; zeros where any has, or none."""
-    if model.remote_code:
-        return (0, 0, 0)
-    found = (first_version(each) for each in (model.architecture, model.decoder) if each)
-    return max((parsed_version("transformers", each) for each in found if each), default=(0, 0, 0))
 
 
 def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:

@@ -1,4 +1,4 @@
-"""What could be changed about a job to save memory, the cheapest first, and what common stacks need."""
+"""What could be changed about a job to save memory, the cheapest first."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from planner.catalog.stacks import load_stack
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, RefusedCombinationError, UsageError
-from planner.intake.supported import code_lacks, has_sinks, lacks_flash2
 from planner.predicting import PRIORS, predict_with
 from planner.searching.affordable import n_affordable
-from planner.searching.common_stacks import COMMON_STACKS, runs_sharding, stack_is_open
+from planner.searching.common_stacks import runs_sharding
 from planner.searching.moves import (
     CHEAP,
     KINDS,
@@ -33,7 +31,7 @@ from planner.searching.moves import (
     other_stacks,
     smaller_batches,
 )
-from planner.searching.variants import refusals, request_of, warnings_about, with_flags
+from planner.searching.variants import refusals, warnings_about, with_flags
 from planner.units import GIB, MIB
 
 MAX_ESTIMATES = 200
@@ -49,6 +47,8 @@ _FREE_RATIO = 1.05
 _SHOWN_RATIO = 0.02
 # A quick answer is within this share of the replayed one.
 _NEAR = 0.13
+# What rented servers of eight H100 or H200 have: AWS p5 2,048 GiB, Azure ND H100 v5 1,900 GiB.
+_MOST_HOST_BYTES = 2048 * GIB
 # What nobody should be advised to do, although some do it.
 _BAD_ADVICE = frozenset(
     {
@@ -60,7 +60,6 @@ _BAD_ADVICE = frozenset(
         "gpu-speed-unknown",
     }
 )
-_USUAL = {"gradient_checkpointing": "checkpointing", "padding": "packing", "attention": "flash attention"}
 _OF_PLACE = ("gpu", "gpu-memory", "nodes", "stack")
 
 
@@ -127,22 +126,6 @@ class Lever:
 
 
 @dataclass(frozen=True, slots=True)
-class StackNeed:
-    """What the job needs under one common stack with its own defaults.
-
-    ``need_bytes``: what one GPU needs at least; ``peak_bytes``: what the driver shows.  ``lacks``: settings
-    that the examples of that tool set and its bare defaults lack here.
-    """
-
-    stack: str
-    need_bytes: int
-    peak_bytes: int
-    verdict: Verdict
-    fits_probability: float | None
-    lacks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _Trial:
     """An estimated move, and the job after it."""
 
@@ -185,6 +168,10 @@ class _Judge:
             with suppress(NotModelledError):
                 trials.append(_Trial(move, after, self._lever(move, after)))
         return trials
+
+    def is_hosted(self, lever: Lever) -> bool:
+        """Whether servers have the host RAM for ``lever``; of a host whose size is known the verdict says."""
+        return self.base.host.available_bytes is not None or lever.host_bytes <= _MOST_HOST_BYTES
 
     def is_hopeless(self, trials: list[_Trial]) -> bool:
         """Whether the best of ``trials`` is so far above the limit that others like them will not fit."""
@@ -268,45 +255,20 @@ def levers(
         found += [trial for trial in first.tries(more_cards(scenario)) if trial.lever.fits][:1]
         found += _downhill(first, first.tries(divided_sequences(scenario)), with_stacks=True)
         found += _together(first, [trial for trial in (*trials, *found) if trial.move.topic != "card"])
-        nodes = (_downhill(first, first.tries([move])) for move in more_nodes(scenario))
-        found += next(filter(None, nodes), [])
+        found = [trial for each in found for trial in _within_hosts(first, each)]
+        found += _on_more_nodes(first, scenario)
         methods = [trial for trial in singles if trial.move.topic == "method"]
         found += [trial for trial in _downhill(first, methods) if trial not in methods]
         trials += judge.again(found)
         if not any(trial.lever.fits for trial in trials):
             trials += [trial for trial in judge.tries(one_process(scenario)) if trial.lever.fits]
-    every = [trial.lever for trial in trials]
+    every = [trial.lever for trial in trials if judge.is_hosted(trial.lever)]
     return _ordered([lever for lever in every if not _asks_for_more(lever.flags, every)], verdict)
 
 
 def _asks_for_more(flags: Mapping[str, str | bool | None], found: Iterable[Lever]) -> bool:
     """Whether one of ``found`` asks for less, and the job fits after it."""
     return any(lever.fits and lever.flags.items() < flags.items() for lever in found)
-
-
-def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[StackNeed, ...]:
-    """What the job needs under each common stack with its own defaults; nothing where the stack was given."""
-    if not stack_is_open(scenario):
-        return ()
-    found = []
-    for name in COMMON_STACKS:
-        if not runs_sharding(name, scenario.recipe.sharding):
-            continue
-        stack = scenario.stack if name == scenario.stack.id else load_stack(name)
-        try:
-            after = with_flags(scenario, {}, stack=stack)
-            if refusals(after).keys() - refusals(scenario).keys():
-                continue
-            prediction = predict_with(after, model)
-        except (RefusedCombinationError, NotModelledError):
-            continue
-        memory = prediction.memory
-        need, peak = round(float(memory.must_have_bytes)), round(float(memory.driver_peak_bytes))
-        short = name.partition("@")[0]
-        found.append(
-            StackNeed(short, need, peak, prediction.verdict, prediction.fits_probability, _lacks(after))
-        )
-    return tuple(found)
 
 
 def near_the_limit(scenario: Scenario, model: Coefficients | Calibration, quick: Prediction) -> Prediction:
@@ -316,26 +278,6 @@ def near_the_limit(scenario: Scenario, model: Coefficients | Calibration, quick:
     limit = quick.memory.limit_bytes
     near = bool(limit) and abs(float(quick.memory.must_have_bytes) / limit - 1) < _NEAR if limit else False
     return predict_with(scenario, model) if near else quick
-
-
-def _lacks(scenario: Scenario) -> tuple[str, ...]:
-    """Usual settings of the stack's examples that are neither given nor there by default."""
-    recipe, given = scenario.recipe, request_of(scenario).values
-    taken = {
-        "gradient_checkpointing": recipe.gradient_checkpointing,
-        "padding": recipe.batch.padding,
-        "attention": recipe.attention,
-    }
-    gpu, model, stack = scenario.hardware.gpu, scenario.model, scenario.stack
-    possible = (
-        {**_USUAL}
-        if not (lacks_flash2(gpu) or has_sinks(model) or code_lacks(model, stack, "flash2"))
-        else {**_USUAL, "attention": ""}
-    )
-    lacking = (
-        possible.get(name) for name, value in stack.usual if name not in given and taken.get(name) != value
-    )
-    return tuple(name for name in lacking if name)
 
 
 def _moved(scenario: Scenario, move: Move) -> Scenario:
@@ -377,6 +319,25 @@ def _roomiest(judge: _Judge, singles: list[_Trial], scenario: Scenario) -> list[
         if found := [trial for trial in judge.tries([move]) if trial.lever.fits]:
             return [*(trial for trial in singles if trial is not batches[-1]), *found]
     return singles
+
+
+def _within_hosts(judge: _Judge, trial: _Trial) -> list[_Trial]:
+    """``trial``; where it takes more host RAM than servers have, the same on the fewest nodes that do."""
+    if judge.is_hosted(trial.lever):
+        return [trial]
+    joined = (_joined(trial.move, move) for move in more_nodes(trial.after))
+    found = (each for move in joined for each in judge.tries([move]))
+    return [each for each in found if each.lever.fits and judge.is_hosted(each.lever)][:1]
+
+
+def _on_more_nodes(judge: _Judge, scenario: Scenario) -> list[_Trial]:
+    """The fewest nodes on which the job fits with changes on top that are free or cost time."""
+    options = more_nodes(scenario)
+    # What does not fit on the most does not fit on fewer.
+    if not _downhill(judge, judge.tries(options[-1:])):
+        return []
+    found = (_downhill(judge, judge.tries([move])) for move in options)
+    return next(filter(None, found), [])
 
 
 def _downhill(judge: _Judge, starts: list[_Trial], *, with_stacks: bool = False) -> list[_Trial]:
@@ -446,7 +407,8 @@ def _joined(first: Move, second: Move) -> Move:
     kind = max(first.kind, second.kind, key=KINDS.index)
     flags = {**first.flags, **second.flags}
     topic, description = f"{first.topic}+{second.topic}", f"{first.description} + {second.description}"
-    return Move(topic, kind, description, flags, first.hardware, second.stack or first.stack)
+    hardware = first.hardware or second.hardware
+    return Move(topic, kind, description, flags, hardware, second.stack or first.stack)
 
 
 def _step_ratio(before: Prediction, after: Prediction) -> float | None:
@@ -457,7 +419,7 @@ def _step_ratio(before: Prediction, after: Prediction) -> float | None:
 
 def _host_bytes(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> int:
     """Host RAM that a node needs on top; other cards stand in another node."""
-    if changed.hardware != scenario.hardware:
+    if replace(changed.hardware, nodes=scenario.hardware.nodes) != scenario.hardware:
         return 0
     more = float(after.host.required_per_node_bytes) - float(before.host.required_per_node_bytes)
     return max(0, round(more))

@@ -264,6 +264,7 @@ def test_what_cannot_be_mended_is_not_written(capsys: pytest.CaptureFixture[str]
     code, out, _ = run(capsys, "job.toml", "--gpu", "3060", "--host-memory", "16GB", "--write", "new.toml")
     assert code == 3
     assert out.splitlines()[-1].startswith("DOES NOT FIT")
+    assert "new.toml: not written, because no change that these files have a key for" in " ".join(out.split())
     assert not Path("new.toml").exists()
 
 

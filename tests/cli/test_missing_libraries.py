@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {
     "planner.cli.main": ["--model", "7b", "--method", "lora", "--gpu", "4090", "--seq", "512"],
-    "measure.cli.main": ["run", "--model", "7b", "--method", "lora", "--seq", "512"],
+    "measure.cli.main": ["run", "--model", "7b", "--method", "lora", "--seq", "512", "--gpu", "cpu"],
 }
 
 

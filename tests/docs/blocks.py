@@ -74,6 +74,23 @@ enable_liger_kernel: true
 lerning_rate: 1.0e-4
 output_dir: out
 """
+# What the examples call lora.py.
+EXAMPLE_WITH_ARGUMENTS = """\
+# lora.py
+from argparse import ArgumentParser
+from datasets import load_dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+parser = ArgumentParser()
+parser.add_argument("--model", default="Qwen/Qwen2.5-7B")
+parser.add_argument("--rank", type=int, default=8)
+args = parser.parse_args()
+model = AutoModelForCausalLM.from_pretrained(args.model, dtype="bfloat16")
+rows, lora = load_dataset("trl-lib/Capybara", split="train"), LoraConfig(r=args.rank)
+SFTTrainer(model=model, args=SFTConfig(max_length=1024), train_dataset=rows, peft_config=lora).train()
+"""
 # What the examples call finetune.py.
 EXAMPLE_PROGRAM = """\
 # finetune.py
@@ -123,7 +140,7 @@ class Answer:
 @contextlib.contextmanager
 def example_folder() -> Iterator[Path]:
     """A folder like the one in which the examples are typed: the data files, ``config.json``,
-    ``job.toml``, ``train.yaml`` and ``finetune.py``.
+    ``job.toml``, ``train.yaml``, ``finetune.py`` and ``lora.py``.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "job"
@@ -133,6 +150,7 @@ def example_folder() -> Iterator[Path]:
         (folder / "job.toml").write_text(EXAMPLE_JOB, encoding="utf-8")
         (folder / "train.yaml").write_text(EXAMPLE_TRAIN, encoding="utf-8")
         (folder / "finetune.py").write_text(EXAMPLE_PROGRAM, encoding="utf-8")
+        (folder / "lora.py").write_text(EXAMPLE_WITH_ARGUMENTS, encoding="utf-8")
         yield folder
 
 

@@ -14,6 +14,7 @@ from blocks import (
     EXAMPLE_JOB,
     EXAMPLE_PROGRAM,
     EXAMPLE_TRAIN,
+    EXAMPLE_WITH_ARGUMENTS,
     GENERATED,
     ROOT,
     WIDTH,
@@ -119,6 +120,7 @@ def test_no_output_is_wider_than_a_terminal() -> None:
         ("job.toml", EXAMPLE_JOB, "toml"),
         ("train.yaml", EXAMPLE_TRAIN, "yaml"),
         ("finetune.py", EXAMPLE_PROGRAM, "python"),
+        ("lora.py", EXAMPLE_WITH_ARGUMENTS, "python"),
     ],
 )
 def test_an_example_file_is_the_one_that_runs(name: str, text: str, language: str) -> None:

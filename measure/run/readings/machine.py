@@ -42,14 +42,11 @@ class Machine:
         if asked is not None and _is_cpu(asked):
             return {**values, "gpu": CPU}
         if not self.gpus:
-            if self.unusable is not None:
-                raise UsageError(f"{self.unusable}; --gpu cpu runs on the CPU")
-            if asked is not None or values.get("gpu_memory") is not None:
-                raise UsageError(
-                    f"GPU '{asked or 'by its memory'}' is asked for and no GPU is here; --gpu cpu "
-                    "runs on the CPU"
-                )
-            return {**values, "gpu": CPU}
+            # A large model would fill the host, whose kernel then kills other programs, too.
+            raise UsageError(
+                f"{self.unusable or 'no GPU is here'}; measure trace counts memory without one, and "
+                "--gpu cpu runs the steps on the CPU"
+            )
         wanted = int(values.get("gpus") or 1)
         if wanted > len(self.gpus):
             raise UsageError(f"{wanted} GPUs are asked for and {len(self.gpus)} are here")

@@ -8,7 +8,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.api.checks import CheckJob, allowed_codes, check_and_write, check_job, check_jobs, command_job
+from planner.api.checks import (
+    CheckJob,
+    allowed_codes,
+    check_and_write,
+    check_job,
+    check_jobs,
+    command_job,
+    of_trainings,
+)
 from planner.api.files import CheckOptions
 from planner.cli.outcome import Outcome, human_text
 from planner.errors import UsageError
@@ -84,7 +92,7 @@ def _checked(jobs: Sequence[CheckJob], given: ScenarioRequest, run: CheckRun) ->
             )
         return [check_and_write(jobs[0], given, run.write, run.allow)]
     advise = len(jobs) <= BRIEF_ABOVE
-    return [check_job(job, given, advise=advise, allow=run.allow) for job in jobs]
+    return of_trainings(jobs, [check_job(job, given, advise=advise, allow=run.allow) for job in jobs])
 
 
 def _typed(flags: Mapping[str, object]) -> str:

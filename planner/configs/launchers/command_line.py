@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planner.configs.launchers.arguments import BARE_VARIABLE, SEVERAL, named_values, scalar
 from planner.configs.launchers.handed_over import handed_over
 from planner.configs.launchers.launch import OPEN_NODES
 from planner.configs.launchers.launched_processes import (
@@ -45,6 +46,7 @@ from planner.configs.launchers.script_names import (
     runs_program,
     said_by_name,
     trains_always,
+    trains_by_itself,
     unread_program,
     works_otherwise,
 )
@@ -52,11 +54,10 @@ from planner.configs.launchers.shell import commands
 from planner.configs.launchers.tune_words import TRAINS_NOTHING, config_and_rest, overridden, refuse_recipe
 from planner.configs.tools.unsloth.unsloth_train import in_sections
 from planner.configs.yaml_or_json import read_document
-from planner.errors import REFUSED_BY_TOOL, InputFileError, UsageError, show
+from planner.errors import REFUSED_BY_TOOL, InputFileError, PlannerError, UsageError, show
 from planner.files.structured import yaml_value
 
 _MOST_CHARACTERS = 65_536
-_DATA_SUFFIXES = (".yaml", ".yml", ".json")
 _PYTHON_SWITCHES = names_of("u m O OO B I E s S")
 _PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?")
 # Arguments of TrainingArguments and llama-cookbook, by which ``python SCRIPT`` is told from other work.
@@ -85,12 +86,7 @@ _OF_AXOLOTL = names_of(
 )
 MS_SWIFT, MEGATRON = "ms-swift", "ms-swift-megatron"
 """Names of the tools whose command says its own arguments."""
-_FALSE = "no_"
-# Words that may be several, or none, and one that may be several behind a value.
-_SEVERAL = re.compile(r"\$[@*]|\$\{[@*]\}|\$\{\w+\[[@*]\]\}")
-_BARE_VARIABLE = re.compile(rf"\$\w+|\$\{{\w+\}}|{_SEVERAL.pattern}")
 _Command = tuple[list[str], dict[str, str], Path]
-_KEPT_NO = frozenset({"no_cuda"})
 
 
 @dataclass(slots=True)
@@ -100,7 +96,8 @@ class Started:
 
     ``words``: as they were written.  ``tool``: where the command itself says it.  ``task``: the one that the
     script's name says.  ``stock``: whose launch file is counted in place of one that is not there.
-    ``no_launch``: why the one that it names cannot be read.
+    ``no_launch``: why the one that it names cannot be read.  ``given``: the words behind a script;
+    ``unread``: why they are no arguments by name.
     """
 
     words: list[str]
@@ -111,6 +108,8 @@ class Started:
     task: str = ""
     stock: str = ""
     no_launch: InputFileError | None = None
+    given: tuple[str, ...] = ()
+    unread: PlannerError | None = None
 
     @property
     def says_its_tool(self) -> bool:
@@ -121,6 +120,13 @@ class Started:
     def texts(self) -> tuple[str, str]:
         """Arguments and launch as the text of a file each; what JSON has no word for is text."""
         return json.dumps(self.arguments, default=str), json.dumps(self.launch, default=str)
+
+
+def reads_text(path: Path, job: Started) -> bool:
+    """Whether a command is answered by the text of its script, which is here; also that of TRL, which
+    somebody may have changed.
+    """
+    return not job.says_its_tool and job.tool in (None, "trl") and trains_by_itself(path, job.script)
 
 
 def how_many(path: Path, text: str) -> int:
@@ -143,7 +149,7 @@ def started(path: Path, text: str, number: int | None = None) -> Started:
     """
     every = _every_command(path, text)
     found = _trainings(path, every)
-    arrays = (words[0] for words, *_ in every if words and _SEVERAL.fullmatch(words[0]))
+    arrays = (words[0] for words, *_ in every if words and SEVERAL.fullmatch(words[0]))
     if not found and (array := next(arrays, "")):
         raise UsageError(
             f"{path}: the words of '{show(array)}' depend on more than this text: give them with --command"
@@ -173,7 +179,7 @@ def started(path: Path, text: str, number: int | None = None) -> Started:
 
 def _refuse_open_script(path: Path, job: Started) -> None:
     """Raises: UsageError where one variable is all that is launched: it may hold any arguments."""
-    if not job.arguments and _BARE_VARIABLE.fullmatch(job.script):
+    if not job.arguments and BARE_VARIABLE.fullmatch(job.script):
         what = "depends on more than this text, and with it all arguments: give the command with --command"
         raise UsageError(f"{path}: '{show(job.script)}' {what}")
 
@@ -238,8 +244,15 @@ def _option(words: Sequence[str], name: str) -> str:
 
 def _trainings(path: Path, every: list[_Command]) -> list[_Command]:
     """The commands that start a training; where none does, those that run a program which is here."""
-    found = [each for each in every if _starts_training(*each[:2])]
+    found = [each for each in every if _starts_training(*each[:2]) or _program(path, each[0])]
     return found or [each for each in every if _launcher(each[0]) and runs_program(path, each[0])]
+
+
+def _program(path: Path, words: Sequence[str]) -> bool:
+    """Whether a command runs a program that is here, with arguments of its own."""
+    script = next((word for word in words if word.endswith(".py")), "")
+    other = not script or script == words[-1] or works_otherwise(words, said=False)
+    return not other and _launcher(words) != "" and trains_by_itself(path, script)
 
 
 def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool:
@@ -283,13 +296,28 @@ def _options(path: Path, words: Sequence[str], switches: frozenset[str]) -> tupl
 
 def _refuse_options_in(path: Path, words: Sequence[str]) -> None:
     """Raises: UsageError where a variable stands before what must be the script."""
-    if len(words) > 1 and _BARE_VARIABLE.fullmatch(words[0]) and not words[1].startswith("-"):
+    if len(words) > 1 and BARE_VARIABLE.fullmatch(words[0]) and not words[1].startswith("-"):
         raise UsageError(f"{path}: '{show(words[0])}' may hold options of the launcher: write them out")
+
+
+def _of_script(
+    path: Path, words: list[str], rest: list[str], launch: dict[str, Any] | None = None
+) -> Started:
+    """What a launcher starts: a script, with its arguments as they are written behind it."""
+    job = Started(words, rest[0], launch=launch or {}, given=tuple(rest[1:]))
+    try:
+        job.arguments = named_values(path, rest[1:])
+    except PlannerError as error:
+        # A program that is here says itself which arguments it has.
+        if not trains_by_itself(path, rest[0]):
+            raise
+        job.unread = error
+    return job
 
 
 def _accelerate(path: Path, words: list[str]) -> Started:
     options, rest = _options(path, words[2:], ACCELERATE_SWITCHES)
-    job = Started(words, rest[0], _arguments(path, rest[1:]))
+    job = _of_script(path, words, rest)
     try:
         job.launch, job.stock = _launch_table(path, options)
     except InputFileError as error:
@@ -323,7 +351,7 @@ def _launch_table(path: Path, options: dict[str, Any]) -> tuple[dict[str, Any], 
             if name in DEEPSPEED_OPTIONS
             else None
         )
-        value = _scalar(options.pop(name))
+        value = scalar(options.pop(name))
         if part is None:
             table["use_cpu" if name == "cpu" else name] = value
         else:
@@ -336,7 +364,7 @@ def _launch_table(path: Path, options: dict[str, Any]) -> tuple[dict[str, Any], 
 def _torchrun(path: Path, words: list[str]) -> Started:
     start = words.index("-m") + 2 if _PYTHON.fullmatch(Path(words[0]).name) else 1
     options, rest = _options(path, words[start:], TORCHRUN_SWITCHES)
-    return Started(words, rest[0], _arguments(path, rest[1:]), of_torchrun(options))
+    return _of_script(path, words, rest, of_torchrun(options))
 
 
 def _tune(path: Path, words: list[str]) -> Started:
@@ -358,18 +386,18 @@ def _deepspeed(path: Path, words: list[str]) -> Started:
             str(len(hosts[0].partition(":")[2].split(","))) if len(hosts) == 1 and ":" in hosts[0] else None
         )
     launch = processes(per_node, options.get("num_nodes", "1"), ranks=True)
-    return Started(words, rest[0], _arguments(path, rest[1:]), launch)
+    return _of_script(path, words, rest, launch)
 
 
 def _python(path: Path, words: list[str]) -> Started:
     """One process; the Trainer would use nn.DataParallel where it sees several GPUs."""
     _, rest = _options(path, words[1:], _PYTHON_SWITCHES)
-    return Started(words, rest[0], _arguments(path, rest[1:]), dict(ONE_PROCESS))
+    return _of_script(path, words, rest, dict(ONE_PROCESS))
 
 
 def _trl(path: Path, words: list[str]) -> Started:
     """``trl sft`` is ``accelerate launch`` of its script: the launcher's options stand among the script's."""
-    arguments = _arguments(path, words[2:])
+    arguments = named_values(path, words[2:])
     return Started(words, words[1], arguments, {}, "trl")
 
 
@@ -380,7 +408,7 @@ def _llama_factory(path: Path, words: list[str]) -> Started:
     """
     rest = words[2:]
     if not rest or not rest[0].endswith((".yaml", ".yml")):
-        return Started(words, words[1], _arguments(path, rest), {}, "llama-factory")
+        return Started(words, words[1], named_values(path, rest), {}, "llama-factory")
     table = dict(read_document(named_file(path, rest[0])).table)
     for word in rest[1:]:
         name, mark, value = word.partition("=")
@@ -399,7 +427,7 @@ def _axolotl(path: Path, words: list[str]) -> Started:
     """
     if refused := next((word for word in words if word == "--" or _name(word) in ("sweep", "cloud")), None):
         raise UsageError(f"{path}: '{show(refused)}' is not read: check the file, with --accelerate FILE")
-    arguments = _arguments(path, words[2:])
+    arguments = named_values(path, words[2:])
     if dotted := next((name for name in arguments if "." in name), None):
         raise UsageError(f"{path}: '--{show(dotted)}' is not read: write the key into the file")
     return Started(words, words[1], arguments, {}, "axolotl")
@@ -410,7 +438,7 @@ def _unsloth(path: Path, words: list[str]) -> Started:
 
     Source: unsloth 2026.10.9 unsloth_cli/commands/train.py and options.py.
     """
-    arguments = _arguments(path, ["--config" if word == "-c" else word for word in words[2:]])
+    arguments = named_values(path, ["--config" if word == "-c" else word for word in words[2:]])
     arguments.pop("dry_run", None)
     return Started(words, words[1], in_sections(arguments), dict(ONE_PROCESS), "unsloth")
 
@@ -419,7 +447,7 @@ def _swift(path: Path, words: list[str]) -> Started:
     """How many processes there are, variables say; ``rlhf`` is DPO unless its arguments say otherwise."""
     default = {"rlhf_type": "dpo"} if words[1] == "rlhf" else {}
     tool = MS_SWIFT if Path(words[0]).name == "swift" else MEGATRON
-    return Started(words, words[1], default | _arguments(path, words[2:]), {}, tool)
+    return Started(words, words[1], default | named_values(path, words[2:]), {}, tool)
 
 
 _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
@@ -435,66 +463,3 @@ _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
     "unsloth": _unsloth,
     "torchtune": _tune,
 }
-
-
-def _arguments(path: Path, words: Sequence[str]) -> dict[str, Any]:
-    """A script's arguments by name, over those of a file that is given with them.
-
-    A switch is true, one that begins with ``no_`` false, and several values are a list (hf_argparser.py).
-    """
-    base: dict[str, Any] = {}
-    found: dict[str, Any] = {}
-    for name, values in _groups(path, words):
-        if name in ("", "config"):
-            for file in values:
-                base |= read_document(named_file(path, file)).table
-        elif not values and name.startswith(_FALSE) and name not in _KEPT_NO:
-            found[name.removeprefix(_FALSE)] = False
-        else:
-            found[name] = (
-                True
-                if not values
-                else _scalar(values[0])
-                if len(values) == 1
-                else [_scalar(each) for each in values]
-            )
-    return base | found
-
-
-def _groups(path: Path, words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each option with its values; words before the first are files of arguments."""
-    name, values = "", list[str]()
-    for word in words:
-        if word.startswith("--") and len(word) > 2:
-            if name or values:
-                yield name, values
-            text, mark, value = word[2:].partition("=")
-            name, values = text.replace("-", "_"), [value] if mark else []
-        elif _may_be_several(word, values) or (not name and not word.endswith(_DATA_SUFFIXES)):
-            open_ = "may hold several arguments, or name a file: check that, or"
-            what = open_ if word.startswith("$") else "is no argument:"
-            raise UsageError(f"{path}: '{show(word)}' {what} write out --NAME VALUE")
-        else:
-            values.append(word)
-    if name or values:
-        yield name, values
-
-
-def _may_be_several(word: str, before: Sequence[str]) -> bool:
-    """Whether a word may hold arguments of its own; a variable alone behind an option is its value."""
-    return bool((_BARE_VARIABLE if before else _SEVERAL).fullmatch(word))
-
-
-def _scalar(value: Any) -> Any:
-    """Text as the number, table or text that it is."""
-    if not isinstance(value, str):
-        return value
-    if re.fullmatch(r"[+-]?\d{1,18}", value):
-        return int(value)
-    if value.startswith("{"):
-        try:
-            table = json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-        return table if isinstance(table, dict) else value
-    return value

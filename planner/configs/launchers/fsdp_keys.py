@@ -47,7 +47,7 @@ class Beside:
 
     ``look``: whether a launch file is looked for beside the config where none is given.  ``task``: what the
     name of a script says that its arguments are for.  ``script``: its name, where a command runs one;
-    ``own``: it is none of a tool that is known.
+    ``own``: it is none of a tool that is known; ``words``: what stands behind it, where its text is read.
     ``flags``: fields of the job that are given, too.  ``stack``: the one that the config is read for, where
     its keys fit several.  ``gpu``: the name of the card, where one is given.
     """
@@ -58,6 +58,7 @@ class Beside:
     task: str = ""
     script: str = ""
     own: bool = False
+    words: tuple[str, ...] | None = None
     flags: frozenset[str] = frozenset()
     stack: str = ""
     gpu: str = ""
@@ -91,7 +92,7 @@ def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
     if (path := file_ending_alike(named, keys.path)) is not None:
         reading.remark(keys.where(name), f"{show(str(named))} is not here: taken as {show(str(path))}")
         return remark_on_twice(read_document(path), reading)
-    if (stock := stock_file(named)) is not None:
+    if (stock := stock_file(named, str(reading.value("stack")).partition("@")[0])) is not None:
         reading.remark(keys.where(name), f"{show(str(named))} is not here: taken as {stock[1]}")
         return stock[0]
     above = ", nor above it," if len(named.parts) > 1 else ""

@@ -57,9 +57,9 @@ def with_files_here(path: Path, words: Sequence[str]) -> tuple[list[str], list[s
     found, sentences = list[str](), list[str]()
     for word in words:
         name, mark, file = word.rpartition("=")
-        away = file.startswith(("/", "$")) and file.endswith(_SUFFIXES)
+        away = file.startswith(("/", "$", "~")) and file.endswith(_SUFFIXES)
         away = away and not os.path.exists(file)  # noqa: PTH110 - Path.exists fails at long names
-        # A variable at its beginning is a folder.
+        # A variable or ~ at its beginning is a folder.
         here = file_ending_alike(Path("/", file), path) if away else None
         if here is not None:
             sentences.append(f"{show(file)} is not here: taken as {show(str(here))}")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import found_file
 from planner.configs.tools.other_tools import BRIDGE
-from planner.errors import NotModelledError, show
+from planner.errors import InputFileError, NotModelledError, show
+from planner.files.reading import read_text
 
 
 def _names(text: str) -> frozenset[str]:
@@ -87,6 +88,8 @@ _OTHER_WORK = re.compile(
 )
 _TRAINING = re.compile("train|tun|sft|dpo|grpo|kto|rlhf|ppo|learn|distil")
 _OF_AXOLOTL = re.compile(r"axolotl\.cli\.(?!train$)")
+# A trainer that a program makes.
+_MAKES_TRAINER = re.compile(r"\b\w*Trainer\(")
 # What a command sets in a recipe's ConfigContainer (NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training).
 _OVERRIDES = re.compile(
     r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|(?:micro|global)_batch_size))="
@@ -136,6 +139,15 @@ def runs_program(path: Path, words: Sequence[str]) -> bool:
     script = words[-1]
     here = script.endswith(".py") and found_file(Path(script), path) is not None
     return here and not works_otherwise(words, said=False)
+
+
+def trains_by_itself(path: Path, script: str) -> bool:
+    """Whether a script lies beside ``path`` or here, and its text makes a trainer of a library."""
+    found = found_file(Path(script), path) if script.endswith(".py") else None
+    try:
+        return found is not None and _MAKES_TRAINER.search(read_text(found)) is not None
+    except InputFileError:
+        return False
 
 
 def trains_always(word: str) -> bool:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.configs.programs.parsed import Arguments
+from planner.configs.programs.said import said_by, written
 from planner.configs.programs.source import Source, read_source
-from planner.configs.programs.values import Library, Made, Model, Unknown, is_known
+from planner.configs.programs.values import Made, Model
 from planner.configs.programs.walk import Walk
 from planner.errors import InputFileError, NotModelledError, show
 from planner.words import words
@@ -28,15 +30,31 @@ _TASKS = {
     "RewardTrainer": "reward",
     "GRPOTrainer": "grpo",
 }
+_SEES = re.compile("ForImageTextToText|ForVision2Seq|ForConditionalGeneration")
+_CLASSIFIES = re.compile("ForSequenceClassification")
+# Trainers that keep the model as it was beside it.
+_WITH_REFERENCE = ("dpo", "kto")
 _TRAINER = re.compile("(?:Trainer|Parser)$")
 # What a trainer is given beside settings; none of it moves memory, or it is read by itself.
 _OBJECTS = words(
     """
     model args train_dataset eval_dataset tokenizer processing_class data_collator formatting_func callbacks
-    compute_metrics peft_config reward_funcs reward_processing_classes
+    compute_metrics peft_config reward_funcs reward_processing_classes infer_schema_from_dataset
     """
 )
 _OF_OTHERS = words("optimizers optimizer_cls_and_kwargs compute_loss_func model_init ref_model rollout_func")
+# GRPO: completions with what tools give back are no longer than others (trl 1.16.0 trainer/grpo_trainer.py
+# _tool_loop cuts at max_completion_length).
+_TOOLS = words("tools environment_factory")
+# Settings that older trainers take themselves (trl 0.9.6 to 0.15.2 trainer/*_trainer.py).
+_OF_TRAINERS = words(
+    """
+    max_seq_length packing padding_free dataset_text_field dataset_num_proc dataset_kwargs dataset_batch_size
+    neftune_noise_alpha num_of_sequences chars_per_token model_init_kwargs eval_packing beta loss_type
+    max_length max_prompt_length max_target_length label_smoothing label_pad_token_id padding_value
+    truncation_mode generate_during_eval is_encoder_decoder disable_dropout precompute_ref_log_probs **
+    """
+)
 _LOADER_HARMLESS = words(
     """
     cache_dir token use_auth_token revision low_cpu_mem_usage use_cache local_files_only pad_token_id
@@ -56,6 +74,7 @@ _LORA_HARMLESS = words(
     "lora_alpha task_type inference_mode fan_in_fan_out use_rslora peft_type model peft_config"
 )
 _PACKING = {
+    "of_trl": "quantised_by_trl",
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
     "bnb_4bit_quant_type": "bnb_4bit_quant_type",
@@ -64,6 +83,10 @@ _PACKING = {
 }
 _PACKING_HARMLESS = words("bnb_4bit_compute_dtype llm_int8_threshold llm_int8_has_fp16_weight")
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
+
+
+class NotSaidError(NotModelledError):
+    """The text of a program does not say what it trains: other files, or only a run of it, do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +101,38 @@ class Program:
     remarks: tuple[tuple[str, str], ...]
 
 
-def read_program(path: Path, capability: tuple[int, ...] | None) -> Program:
-    """The settings of the one trainer that a program makes; ``capability``: of the card, where one is named.
+def read_program(
+    path: Path, capability: tuple[int, ...] | None, words_given: tuple[str, ...] | None = None
+) -> Program:
+    """The settings of the one trainer that a program makes; ``capability``: of the card, where one is named;
+    ``words_given``: the arguments of its command, where there is one.
 
     Raises:
         InputFileError: unreadable, or no trainer is made.
         NotModelledError: something in it whose effect on memory is not known.
     """
     source = read_source(path)
-    walk = Walk(source, capability)
+    walk = Walk(source, capability, words_given)
     if not any(_TRAINER.search(name) for name in _names(source)):
         raise _no_trainer(source, parses=0)
     try:
         walk.to_training()
     except NotModelledError:
         if walk.parses:
-            raise _no_trainer(source, parses=walk.parses) from None
+            raise _untold(walk) from None
         raise
     trainer = walk.trainer
     if trainer is None or (walk.parses and not isinstance(trainer.given.get("args"), Made)):
-        raise _no_trainer(source, parses=walk.parses)
+        raise _untold(walk)
     return _Table(source, walk, trainer).program()
+
+
+def _untold(walk: Walk) -> InputFileError | NotSaidError:
+    """The error about a program whose trainer, or whose parser, is in other files."""
+    if walk.words:
+        why = "its parser is not read" if walk.parses else "it makes no trainer itself"
+        return NotSaidError(f"{walk.source.path}: {why}")
+    return _no_trainer(walk.source, parses=walk.parses)
 
 
 def _names(source: Source) -> Iterator[str]:
@@ -126,59 +160,111 @@ class _Table:
         self._remarks: list[tuple[str, str]] = []
 
     def program(self) -> Program:
-        trainer = self._trainer
+        trainer, model = self._trainer, self._trainer.given.get("model")
         if trainer.kind not in _TASKS:
             raise self._refused(trainer, f"{trainer.kind} is not read from a program")
-        model, task = trainer.given.get("model"), _TASKS[trainer.kind]
-        if other := next((each for each in self._walk.models if each is not model), None):
-            raise self._refused(other, "another model is loaded than the one that is trained")
+        task = _TASKS[trainer.kind]
+        self._refuse_other_models(model, task)
         table = self._settings(trainer)
         if self._walk.expands:
             table["expandable_segments"] = True
+        if isinstance(model, Model):
+            task = self._seen_as(model, task, table)
+        tool = TRAINER if trainer.kind == "Trainer" else TRL
         if isinstance(model, Model) and model.kind.startswith("Fast"):
-            if task or trainer.kind == "Trainer":
+            if task or tool == TRAINER:
                 raise self._refused(trainer, f"{trainer.kind} over a model of Unsloth is not read")
             tool = UNSLOTH
             table |= self._of_unsloth(model)
         else:
-            tool = TRAINER if trainer.kind == "Trainer" else TRL
             if tool == TRL and str(table["settings_of"]).endswith("Arguments"):
                 # Configs of TRL turn both on, TrainingArguments do not.
                 table = {"gradient_checkpointing": False, "bf16": False, **table}
-            table |= self._of_transformers(model)
+            table |= self._of_transformers(model, table)
         if tool == TRAINER:
             table |= self._lengths()
+        self._remarks += said_by(self._walk)
         if isinstance(model, Model):
             self._remarks += [(self._source.place(line), text) for line, text in model.remarks]
         return Program(
-            tool, task, {key: _written(value) for key, value in table.items()}, tuple(self._remarks)
+            tool, task, {key: written(value) for key, value in table.items()}, tuple(self._remarks)
         )
+
+    def _refuse_other_models(self, model: Any, task: str) -> None:
+        """Raises: NotModelledError where the program loads another than it trains, and than its reference."""
+        reference = self._trainer.given.get("ref_model")
+        if isinstance(reference, Model) and isinstance(model, Model) and task in _WITH_REFERENCE:
+            self._refuse_other_reference(reference, model)
+            self._trainer.given.pop("ref_model")
+        if other := next((each for each in self._walk.models if each not in (model, reference)), None):
+            raise self._refused(other, "another model is loaded than the one that is trained")
+
+    def _seen_as(self, model: Model, task: str, table: dict[str, Any]) -> str:
+        """The task of a trainer with a model of this class.
+
+        Raises: NotModelledError: how they train together is not known.
+        """
+        kind = self._trainer.kind
+        sees, classifies = _SEES.search(model.kind), _CLASSIFIES.search(model.kind)
+        if (sees and kind == "Trainer") or (classifies and kind not in ("RewardTrainer", "Trainer")):
+            raise self._refused(model, f"how {kind} trains such a model is not read from a program")
+        if sees and self._trainer.given.get("data_collator") is not None:
+            table["own_collator"] = True
+        if classifies and kind == "Trainer":
+            table["classifies"] = True
+            return "classify"
+        return task
 
     def _refused(self, made: Made, why: str) -> NotModelledError:
         return NotModelledError(f"{self._source.place(made.line)}: {why}")
 
+    def _not_said(self, why: str) -> NotSaidError:
+        return NotSaidError(f"{self._source.place(self._trainer.line)}: {why}")
+
+    def _refuse_other_reference(self, reference: Model, model: Model) -> None:
+        """Raises: NotModelledError where a reference is not the model as it was: a copy in the same dtype."""
+        if model.adapters is not None or self._trainer.given.get("peft_config") is not None:
+            raise self._refused(reference, "a reference model beside adapters is not modelled")
+        if reference.given != model.given or reference.adapters is not None:
+            raise self._refused(reference, "the reference is loaded otherwise than the model that is trained")
+
     def _settings(self, trainer: Made) -> dict[str, Any]:
         """Arguments of the trainer, its own and those of its config."""
         given, args = dict(trainer.given), trainer.given.get("args")
+        given.pop("quantization_config", None)
         for name in _OF_OTHERS:
             if given.pop(name, None) not in (None, [None, None]):
                 raise self._refused(trainer, f"{name} of {trainer.kind} is not read from a program")
+        for name in _TOOLS:
+            if given.pop(name, None) not in (None, []):
+                text = "what tools give back counts among completions, as long as they may be"
+                self._remarks.append((self._source.place(trainer.line), text))
         own = {name: value for name, value in given.items() if name not in _OBJECTS}
+        if own_name := next((name for name in own if name not in _OF_TRAINERS), ""):
+            raise self._refused(trainer, f"{own_name} of {trainer.kind} is not read from a program")
         if args is None:
             settings, kind = {}, ""
         elif isinstance(args, Made):
-            settings, kind = dict(args.given), args.kind
+            others = args.own if isinstance(args, Arguments) else ()
+            settings = {name: value for name, value in args.given.items() if name not in others}
+            kind = args.kind
         else:
-            raise self._refused(trainer, "the arguments of the trainer are not known from the text")
+            raise self._not_said("the arguments of the trainer are not known from the text")
         if "**" in own or "**" in settings:
-            raise self._refused(trainer, "not all arguments of the trainer are known from the text")
+            raise self._not_said("not all arguments of the trainer are known from the text")
         return {"settings_of": kind or "SFTConfig", **settings, **own}
 
-    def _of_transformers(self, model: Any) -> dict[str, Any]:
-        if isinstance(model, str):
-            return {"model_name_or_path": model, **self._adapters(None)}
+    def _of_transformers(self, model: Any, table_of: dict[str, Any]) -> dict[str, Any]:
+        asked = self._trainer.given.get("quantization_config")
+        if isinstance(model, str) or (model is None and "model" in self._trainer.given):
+            init = table_of.get("model_init_kwargs")
+            packing = init.pop("quantization_config", None) if isinstance(init, dict) else None
+            packed = self._packing(packing or asked) if packing or asked else {}
+            return {"model_name_or_path": model, **packed, **self._adapters(None)}
+        if asked is not None:
+            raise self._refused(self._trainer, "a model is quantised when it is loaded, not by its trainer")
         if not isinstance(model, Model):
-            raise self._refused(self._trainer, "which model it trains is not known from the text")
+            raise self._not_said("which model it trains is not known from the text")
         given = {name: value for name, value in model.given.items() if name not in _LOADER_HARMLESS}
         table: dict[str, Any] = {
             "model_name_or_path": given.pop("model_name", None),
@@ -189,7 +275,18 @@ class _Table:
             given["dtype"] = given.pop("torch_dtype")
         if packing is not None:
             table |= self._packing(packing)
-        table |= given
+        return {**table, **given, **self._done_to(model), **self._adapters(model)}
+
+    def _done_to(self, model: Model) -> dict[str, Any]:
+        """What the program did to a model beside loading it."""
+        table: dict[str, Any] = {}
+        if model.frozen and model.adapters is None and self._trainer.given.get("peft_config") is None:
+            raise self._refused(model, f"line {model.frozen} freezes all of its weights, without adapters")
+        if model.norms_raised:
+            table["norms_in_fp32"] = True
+        if model.kind == "AutoLigerKernelForCausalLM":
+            # liger-kernel 0.8.5 transformers/auto_model.py: the kernels of its family, with their loss.
+            table["use_liger_kernel" if self._trainer.kind == "Trainer" else "use_liger"] = True
         if model.checkpoints is not None:
             table["gradient_checkpointing"] = True
             table |= model.checkpoints.given
@@ -197,10 +294,13 @@ class _Table:
             table["prepared_for_kbit"] = True
             if prepared.given.get("use_gradient_checkpointing", True):
                 table["gradient_checkpointing"] = True
-        return {**table, **self._adapters(model)}
+        return table
 
     def _packing(self, config: Any) -> dict[str, Any]:
-        if not isinstance(config, Made) or config.kind != "BitsAndBytesConfig":
+        kind = config.kind if isinstance(config, Made) else ""
+        if kind == "Mxfp4Config" and config.given.get("dequantize") is True:
+            return {}
+        if kind != "BitsAndBytesConfig":
             raise self._refused(self._trainer, "how the model is quantised is not known from the text")
         # transformers 5.23.0 utils/quantization_config.py BitsAndBytesConfig: fp4, bytes as they are.
         start = {"bnb_4bit_quant_type": "fp4", "use_bnb_nested_quant": False}
@@ -267,18 +367,3 @@ class _Table:
             length = given.get("max_length")
             if given.get("truncation") not in (None, False) and isinstance(length, int):
                 yield length, node
-
-
-def _written(value: Any) -> Any:
-    """A value as a file would have it: what is not known is left to be filled in."""
-    if isinstance(value, Library):
-        value = Unknown(value.last)
-    if isinstance(value, Unknown):
-        return f"${{{value.text.translate(str.maketrans('{}$', '()_'))}}}"
-    if isinstance(value, dict):
-        return {key: _written(each) for key, each in value.items()}
-    if is_known(value):
-        return list(value) if isinstance(value, tuple) else value
-    if isinstance(value, list) and all(isinstance(each, str | Unknown) for each in value):
-        return [_written(each) for each in value]
-    return "${a value that the text does not say}"

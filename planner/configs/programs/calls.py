@@ -6,15 +6,23 @@ import ast
 import re
 import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
+from planner.configs.programs.library_classes import adapters_of, quantisation_of, start_of
+from planner.configs.programs.options import ABSENT
+from planner.configs.programs.parsed import Arguments, Asked, Parser
+from planner.configs.programs.plain_calls import plain
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
+    OWN,
     Library,
     Made,
     Model,
     Own,
     Unknown,
+    changed_list,
+    changed_table,
     changed_text,
     is_known,
     unknown,
@@ -22,7 +30,11 @@ from planner.configs.programs.values import (
 from planner.errors import NotModelledError, show
 from planner.words import words
 
-_MODEL = re.compile(r"\w*ForCausalLM\.from_pretrained|Fast(?:Language)?Model\.from_pretrained")
+_SEEING = "Qwen|Llava|Mistral3|Gemma|Idefics|PaliGemma|Mllama|SmolVLM"
+_MODEL = re.compile(
+    r"(?:\w*For(?:CausalLM|ImageTextToText|Vision2Seq|SequenceClassification)|Fast(?:Language)?Model"
+    rf"|(?:{_SEEING})\w*ForConditionalGeneration)\.from_pretrained"
+)
 _OTHER_MODEL = re.compile(
     r"\w*Model\w*\.from_pretrained|\w*For[A-Z]\w*\.from_pretrained|\w*Model\w*\.from_config"
 )
@@ -31,6 +43,8 @@ _TRAINER = re.compile(r"\w*Trainer$")
 _PREPARES = re.compile(r"prepare_model_for_(?:kbit|int8)_training$")
 _MAKES = re.compile(r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*LoraConfig|prepare_model")
 _PARSES = re.compile(r"(?:HfArgumentParser|TrlParser|ArgumentParser|fire\.Fire|typer\.run)$")
+_STARTS_WITH_WORDS = ("fire.Fire", "typer.run")
+_OF_MODEL_CONFIG = {"get_peft_config": adapters_of, "get_quantization_config": quantisation_of}
 # What changes the code, the dtype or the card under a model that it is not given, or puts another on it.
 _CHANGES = re.compile(
     r"(?!\w*[Dd]ispatch)(?:\w*[Pp]atch\w*|\w*[Mm]onkey\w*|replace_\w*(?:attn|attention|forward)\w*"
@@ -55,11 +69,17 @@ _HARMLESS_METHODS = frozenset(
         """
     )
 )
+_READS_SETTINGS = words(
+    """
+    main_process_first get_process_log_level get_warmup_steps to_dict to_json_string to_sanitized_dict
+    """
+)
 _NOT_COUNTED = {
     "resize_token_embeddings": "counted with the vocabulary of the checkpoint",
     "generate": "what is generated here is not counted",
 }
-_HARMLESS_ATTRIBUTES = words("is_parallelizable model_parallel")
+HARMLESS_ATTRIBUTES = words("is_parallelizable model_parallel")
+"""Of a model: what a Trainer takes for a model over several GPUs, whatever it is."""
 # Parts of a model or a trainer that tell of it, and through which nothing of a step is changed.
 _TELLS = words(
     """
@@ -72,14 +92,15 @@ _DTYPES = {
     "half": "float16",
     "float": "float32",
 }
-# How what a class of the program makes is called here.
-_OWN = " of the program"
 _FIRST_WITH_BF16 = (8, 0)
 _ARGUMENTS = {
     "from_pretrained": ("model_name",),
     "get_peft_model": ("model", "peft_config"),
     "Trainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
     "SFTTrainer": ("model", "args"),
+    "DPOTrainer": ("model", "ref_model", "args"),
+    "KTOTrainer": ("model", "ref_model", "args"),
+    "GRPOTrainer": ("model", "reward_funcs", "args"),
     "Config": ("output_dir",),
     "Arguments": ("output_dir",),
     "prepares": ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
@@ -106,6 +127,12 @@ class Calls(ABC):
         self.models: list[Model] = []
         self.packages: set[str] = set()
         self.parses = 0
+        self.words: tuple[str, ...] | None = None
+        self._makers: dict[str, Callable[[ast.Call], Any]] = {
+            "Accelerator": lambda node: Made("Accelerator", self.arguments(node)[1], node.lineno),
+            "pipeline": self._piped,
+            "setup_chat_format": self._with_tokens,
+        }
 
     @abstractmethod
     def value(self, node: ast.expr) -> Any:
@@ -114,6 +141,30 @@ class Calls(ABC):
     @abstractmethod
     def inlined(self, own: Own, node: ast.Call) -> Any:
         """What a function of the program gives back."""
+
+    @abstractmethod
+    def stay(self) -> None:
+        """Keep the names that the program has where it makes its trainer, or trains."""
+
+    @abstractmethod
+    def set(self, target: ast.Attribute, value: Any) -> None:
+        """An attribute that the program sets."""
+
+    @abstractmethod
+    def asked(self, own: Own) -> Asked:
+        """The fields of a class of the program."""
+
+    @abstractmethod
+    def made_parser(self, node: ast.Call, library: Library) -> Any:
+        """A parser of command lines, or nothing where a library's call makes none."""
+
+    @abstractmethod
+    def done_with_parser(self, node: ast.Call, parser: Parser, name: str) -> Any:
+        """What a method of a parser gives back."""
+
+    @abstractmethod
+    def started_with_words(self, own: Own, node: ast.Call) -> Any:
+        """What a function gives back that is called with the arguments of the command line."""
 
     def refused(self, node: ast.AST, why: str) -> NotModelledError:
         """The error about a statement; ends with how the program is asked itself."""
@@ -137,22 +188,27 @@ class Calls(ABC):
                 return _DTYPES[node.attr]
             if not owner.is_imported:
                 return unknown(node)
+            if owner.name == "sys" and node.attr == "argv":
+                return [str(self.source.path), *(self.words or ())]
             return Library(f"{owner.name}.{node.attr}")
-        if isinstance(owner, Made) and node.attr in owner.given:
-            return owner.given[node.attr]
+        if isinstance(owner, Arguments):
+            owner.asked.add(node.attr)
+        if isinstance(owner, Made):
+            return self._part(node, owner)
         if isinstance(owner, Own) and isinstance(owner.node, ast.ClassDef):
-            return self._constants(owner.node).get(node.attr, unknown(node))
+            value = self.asked(owner).fields.get(node.attr, ("", ABSENT))[1]
+            return unknown(node) if value is ABSENT else value
         return unknown(node)
 
-    def _constants(self, node: ast.ClassDef) -> dict[str, Any]:
-        """What a class of the program sets in its body."""
-        found: dict[str, Any] = {}
-        for each in node.body:
-            target = each.targets[0] if isinstance(each, ast.Assign) else getattr(each, "target", None)
-            value = getattr(each, "value", None)
-            if isinstance(target, ast.Name) and isinstance(value, ast.expr):
-                found[target.id] = self.value(value)
-        return found
+    def _part(self, node: ast.Attribute, owner: Made) -> Any:
+        """What a model, settings or a trainer have under a name."""
+        if isinstance(owner, Model) and node.attr == "dtype":
+            dtype = owner.given.get("dtype", owner.given.get("torch_dtype"))
+            return dtype if is_known(dtype) and dtype in _DTYPES.values() else unknown(node)
+        if node.attr in owner.given:
+            return owner.given[node.attr]
+        start = start_of(owner, node.attr)
+        return start[0] if start else unknown(node)
 
     def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
         """Values by place and by name; with ``names`` all of them by name."""
@@ -179,6 +235,10 @@ class Calls(ABC):
         if isinstance(owner, str) and isinstance(node.func, ast.Attribute):
             changed = changed_text(owner, node.func.attr, self.arguments(node)[0])
             return unknown(node) if changed is None else changed
+        if isinstance(owner, dict | list) and isinstance(node.func, ast.Attribute):
+            return self._of_values(node, owner, node.func.attr)
+        if isinstance(owner, Parser) and isinstance(node.func, ast.Attribute):
+            return self.done_with_parser(node, owner, node.func.attr)
         if isinstance(owner, Made):
             return self._method(node, owner, node.func.attr if isinstance(node.func, ast.Attribute) else "")
         called = (
@@ -192,13 +252,63 @@ class Calls(ABC):
             return self._of_library(node, called)
         return self._unknown_call(node, "")
 
+    def _of_values(self, node: ast.Call, owner: dict[str, Any] | list[Any], method: str) -> Any:
+        placed, given = self.arguments(node)
+        if isinstance(owner, dict):
+            return changed_table(owner, method, placed, given)[0]
+        changed_list(owner, method, placed)
+        return unknown(node)
+
     def _of_library(self, node: ast.Call, library: Library) -> Any:
+        if (parser := self.made_parser(node, library)) is not None:
+            return parser
+        if library.name in _STARTS_WITH_WORDS and node.args:
+            started = self.value(node.args[0])
+            if isinstance(started, Own):
+                return self.started_with_words(started, node)
         if _PARSES.search(library.name):
             self.parses = node.lineno
-        if answer := self._of_torch(library):
+        if answer := self._of_torch(library) or self._plain(node, library):
             return answer[0]
         made = self._made(node, library) if library.trains else None
         return self._unknown_call(node, library.last) if made is None else made
+
+    def _plain(self, node: ast.Call, library: Library) -> tuple[Any] | None:
+        """What a function of Python gives, or one of TRL that asks a ModelConfig."""
+        if library.name in ("builtins.getattr", "builtins.hasattr", "builtins.vars") and node.args:
+            return self._looked_into(node, library.last)
+        if library.name == "builtins.setattr" and len(node.args) == 3:
+            name = self.value(node.args[1])
+            if not isinstance(name, str) or not name.isidentifier():
+                raise self.refused(node, "which attribute this sets is not known")
+            self.set(ast.Attribute(node.args[0], name, lineno=node.lineno), self.value(node.args[2]))
+            return (None,)
+        if library.last in _OF_MODEL_CONFIG and library.trains:
+            config = next(iter(self.arguments(node, ("model_args",))[1].values()), None)
+            if not isinstance(config, Made):
+                raise self.refused(node, "which settings this is given is not known")
+            return (_OF_MODEL_CONFIG[library.last](config),)
+        if library.last == "get_kbit_device_map":
+            return ({"": 0},)
+        return None if library.trains else plain(library.name, *self.arguments(node))
+
+    def _looked_into(self, node: ast.Call, name: str) -> tuple[Any] | None:
+        owner, *rest = (self.value(each) for each in node.args)
+        if name == "vars":
+            return self._all_of(owner)
+        key = rest[0] if rest else None
+        if not isinstance(key, str) or not isinstance(owner, Made | Library) or not key.isidentifier():
+            return None
+        found = self.attribute(ast.Attribute(node.args[0], key), owner)
+        there = not isinstance(found, Unknown | Library)
+        if name == "hasattr":
+            return (True,) if there else None
+        return (found,) if there or not rest[1:] else None
+
+    def _all_of(self, owner: Any) -> tuple[Any] | None:
+        if isinstance(owner, Arguments):
+            owner.asked |= owner.given.keys()
+        return (owner.given,) if isinstance(owner, Made) and not isinstance(owner, Model) else None
 
     def _made(self, node: ast.Call, library: Library) -> Any:
         """What a call of a library that trains makes; nothing where it is none that is known."""
@@ -211,15 +321,23 @@ class Calls(ABC):
             return self._prepared(node)
         if library.last == "get_peft_model":
             return self._adapted(node, unsloth="FastLanguageModel" in two or "FastModel" in two)
+        if library.last in self._makers:
+            return self._makers[library.last](node)
         if library.last == "unsloth_train":
             raise TrainedError
-        if library.last == "setup_chat_format":
-            return self._with_tokens(node)
         if _TRAINER.match(library.last):
             return self._made_trainer(node, library.last)
         if _SETTINGS.match(library.last):
             return Made(library.last, self.arguments(node, _ARGUMENTS["Config"])[1], node.lineno)
         return None
+
+    def _piped(self, node: ast.Call) -> Unknown:
+        """A pipeline over a model that is there already."""
+        model = self.arguments(node, ("task", "model"))[1].get("model")
+        if not isinstance(model, Model):
+            raise self.refused(node, "what this changes in what is trained is not known")
+        model.remarks.append((node.lineno, _NOT_COUNTED["generate"]))
+        return Unknown("pipeline")
 
     def _prepared(self, node: ast.Call) -> Model:
         model = self._model(node, "prepares")
@@ -273,28 +391,18 @@ class Calls(ABC):
         return model
 
     def _made_trainer(self, node: ast.Call, kind: str) -> Made:
-        names = _ARGUMENTS["Trainer" if kind == "Trainer" else "SFTTrainer"]
+        names = _ARGUMENTS.get(kind, _ARGUMENTS["SFTTrainer"])
+        self.stay()
         self.trainer = Made(kind, self.arguments(node, names)[1], node.lineno)
         return self.trainer
-
-    def own_class(self, own: Own, given: tuple[list[Any], dict[str, Any]], node: ast.Call) -> Any:
-        """An instance of a class of the program.
-
-        Raises: NotModelledError: it trains, or it is given what does.
-        """
-        bases = " ".join(own.bases)
-        if re.search(r"Trainer\b|Model\b|For[A-Z]|Module\b", bases):
-            raise self.refused(node, f"what {own.node.name} changes in {show(bases)} is not known")
-        if any(isinstance(each, Model) for each in (*given[0], *given[1].values())):
-            raise self.refused(node, "what this does with the model is not known")
-        if isinstance(own.node, ast.ClassDef) and not given[0]:
-            return Made(f"{own.node.name}{_OWN}", {**self._constants(own.node), **given[1]}, node.lineno)
-        return unknown(node)
 
     def _method(self, node: ast.Call, owner: Made, name: str) -> Any:
         """What is done to a model, a trainer or arguments."""
         if owner is self.trainer and name == "train":
+            self.stay()
             raise TrainedError
+        if owner.kind == "Accelerator":
+            return self._accelerated(node, owner, name)
         if isinstance(owner, Model):
             if name == "gradient_checkpointing_enable":
                 owner.checkpoints = Made(
@@ -307,17 +415,29 @@ class Calls(ABC):
             placed, given = self.arguments(node)
             if name in ("to", "cuda") and not any(map(_is_dtype, (*placed, *given.values()))):
                 return owner
-        if owner.kind.endswith(_OWN):
+        if owner.kind.endswith(OWN):
             return self._unknown_call(node, name)
-        if name in _HARMLESS_METHODS:
+        if name in _HARMLESS_METHODS or (_SETTINGS.match(owner.kind) and name in _READS_SETTINGS):
             return owner if name in ("train", "eval") else unknown(node)
         raise self.refused(node, "what this changes in what is trained is not known")
 
+    def _accelerated(self, node: ast.Call, owner: Made, name: str) -> Any:
+        """What Accelerate does to a model in the one process of a notebook: it moves it to the card, unless
+        it is to compute in another dtype (accelerate 1.15.0 accelerator.py prepare_model).
+        """
+        placed, given = self.arguments(node)
+        alone = self.source.starts and owner.given.get("mixed_precision") in (None, "no")
+        if name in ("prepare", "prepare_model") and len(placed) == 1 and isinstance(placed[0], Model):
+            if not alone or given:
+                raise self.refused(node, "what this does with what is trained is not known")
+            return placed[0]
+        return self._unknown_call(node, name)
+
     def set_attribute(self, owner: Made, target: ast.Attribute, value: Any) -> None:
         """An attribute of what was made: of arguments it is one of them."""
-        if _SETTINGS.match(owner.kind) or owner.kind.endswith(_OWN):
+        if _SETTINGS.match(owner.kind) or owner.kind.endswith(OWN):
             owner.given[target.attr] = value
-        elif not (isinstance(owner, Model) and target.attr in _HARMLESS_ATTRIBUTES):
+        elif not (isinstance(owner, Model) and target.attr in HARMLESS_ATTRIBUTES):
             raise self.refused(target, "what this changes in what is trained is not known")
 
     def _unknown_call(self, node: ast.Call, name: str) -> Any:
@@ -343,6 +463,11 @@ class Calls(ABC):
             node = node.value
         found = self.value(node) if isinstance(node, ast.Name) else None
         return isinstance(found, Model) or (found is not None and found is self.trainer)
+
+
+def is_harmless_call(name: str) -> bool:
+    """Whether what has this name looks at a model or a trainer, and leaves it as it is."""
+    return name in _HARMLESS_METHODS or _HARMLESS_CALL.search(name) is not None
 
 
 def _is_dtype(value: Any) -> bool:

@@ -12,6 +12,8 @@ from planner.units import TERA
 from planner.words import words
 
 _LIBRARIES = words("transformers trl peft unsloth bitsandbytes accelerate liger_kernel torch")
+OWN = " of the program"
+"""How what a class of the program makes is called: its name and this."""
 _LONGEST_TEXT = 10_000
 _LARGEST_NUMBER = 1_000 * TERA
 _SHOWN = 60
@@ -86,12 +88,15 @@ class Made:
 @dataclass(slots=True, eq=False)
 class Model(Made):
     """A model that was loaded, and what was done with it: the calls that put adapters on it, that prepared it
-    for 4 or 8 bits, and that switched checkpoints on.
+    for 4 or 8 bits, and that switched checkpoints on.  ``frozen`` and ``norms_raised``: lines that froze all
+    of its weights, and that moved its norms to fp32.
     """
 
     adapters: Made | None = None
     prepared: Made | None = None
     checkpoints: Made | None = None
+    frozen: int = 0
+    norms_raised: int = 0
     remarks: list[tuple[int, str]] = field(default_factory=list)
 
 
@@ -119,9 +124,10 @@ def truth(value: Any) -> bool | None:
 
 def combined(node: ast.BinOp, left: Any, right: Any) -> Any:
     """A sum, product or quotient of numbers, or a text joined to another."""
-    texts = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
-    if texts and len(left) + len(right) <= _LONGEST_TEXT:
-        return left + right
+    for kind in (str, list) if isinstance(node.op, ast.Add) else ():
+        both = isinstance(left, kind) and isinstance(right, kind)
+        if both and len(left) + len(right) <= _LONGEST_TEXT:
+            return left + right
     numbers = [each for each in (left, right) if isinstance(each, int | float)]
     operate = _NUMBERS.get(type(node.op))
     if len(numbers) < 2 or operate is None or max(map(abs, numbers)) > _LARGEST_NUMBER:
@@ -138,7 +144,48 @@ def changed_text(text: str, method: str, values: Sequence[Any]) -> Any:
         return text.split(*values[:1])
     if method in ("strip", "lower", "upper") and not values:
         return str(getattr(text, method)())
+    if method in ("startswith", "endswith") and len(values) == 1 and isinstance(values[0], str):
+        return bool(getattr(text, method)(values[0]))
+    if method == "replace" and len(values) == 2 and all(isinstance(each, str) for each in values):
+        changed = text.replace(*values)
+        return changed if len(changed) <= _LONGEST_TEXT else None
     return None
+
+
+def changed_table(
+    table: dict[str, Any], method: str, values: Sequence[Any], given: dict[str, Any]
+) -> tuple[Any]:
+    """What a method of a table gives, and does to it; in a tuple, for it may be nothing."""
+    name = values[0] if values and isinstance(values[0], str) else None
+    fallback = values[1] if len(values) > 1 else None
+    if method in ("get", "pop", "setdefault") and name is not None and "**" not in table:
+        found = table.get(name, fallback)
+        if method == "pop":
+            table.pop(name, None)
+        elif method == "setdefault":
+            table.setdefault(name, fallback)
+        return (found,)
+    if method == "update":
+        table |= (
+            values[0] if values and isinstance(values[0], dict) else {"**": Unknown("**")} if values else {}
+        )
+        table |= given
+        return (None,)
+    if method == "copy":
+        return (dict(table),)
+    if method not in ("items", "keys", "values", "get"):
+        table["**"] = Unknown("**")
+    return (Unknown(f".{method}()"),)
+
+
+def changed_list(values: list[Any], method: str, given: Sequence[Any]) -> None:
+    """What a method of a list does to it."""
+    if method == "append" and len(given) == 1:
+        values.append(given[0])
+    elif method == "extend" and len(given) == 1 and isinstance(given[0], list):
+        values.extend(given[0])
+    elif method not in ("index", "count", "copy"):
+        values.append(Unknown(f".{method}()"))
 
 
 def turned(node: ast.UnaryOp, value: Any) -> Any:

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from planner.configs.programs.calls import Calls, TrainedError
+from planner.configs.programs.calls import HARMLESS_ATTRIBUTES, TrainedError, is_harmless_call
+from planner.configs.programs.classes import Classes
+from planner.configs.programs.loops import frozen_by, norms_raised_by
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
+    OWN,
     Library,
     Made,
+    Model,
     Own,
+    Unknown,
     any_or_all,
     combined,
     compared,
@@ -35,10 +41,14 @@ _READS = frozenset(
         named_parameters parameters named_modules modules numel nelement size element_size print format
         sum len items keys values isinstance hasattr getattr type str int round sorted set list append
         any all startswith endswith lower split join state_dict dim get info debug warning max min
-        enumerate range zip
+        enumerate range zip get_input_embeddings get_output_embeddings mean device_count
         """
     )
 )
+# What holds settings, and is no model and no trainer.
+_IS_SETTINGS = re.compile(rf"(?:{OWN}|Config|Arguments)$")
+# Of a list.
+_LOOKS_ON = ("index", "count", "copy")
 # Variables of the environment that move memory, by their names; of one of them a value is known.
 _MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)")
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -55,16 +65,19 @@ class _ReturnedError(Exception):
         self.value = value
 
 
-class Walk(Calls):
+class Walk(Classes):
     """Goes through a program until it trains.
 
     ``expands``: the line that has the allocator grow its segments.
     """
 
-    def __init__(self, source: Source, capability: tuple[int, ...] | None) -> None:
-        super().__init__(source, capability)
+    def __init__(
+        self, source: Source, capability: tuple[int, ...] | None, words: tuple[str, ...] | None = None
+    ) -> None:
+        super().__init__(source, capability, words)
         self._scopes: list[dict[str, Any]] = [{"__name__": "__main__"}]
         self._left, self._starred = _MOST_STEPS, ""
+        self._last: dict[str, Any] = {}
         self.expands = 0
 
     def to_training(self) -> None:
@@ -75,9 +88,9 @@ class Walk(Calls):
             InputFileError: nested too deeply, or without end.
         """
         try:
-            self._body(self.source.tree.body)
-        except (TrainedError, _ReturnedError):
-            return
+            with suppress(TrainedError, _ReturnedError):
+                self._body(self.source.tree.body)
+            self._scopes[0] |= self._last
         except RecursionError:
             raise InputFileError(self.source.path, "nested more deeply than can be read") from None
 
@@ -102,13 +115,19 @@ class Walk(Calls):
             case ast.AnnAssign():
                 self._assign(node.target, unknown(node) if node.value is None else self.value(node.value))
             case ast.AugAssign():
-                self._assign(node.target, unknown(node))
+                self._assign(node.target, self._added_to(node))
             case ast.Expr():
                 self.value(node.value)
             case ast.Return():
                 raise _ReturnedError(None if node.value is None else self.value(node.value))
             case _:
                 self._block(node)
+
+    def _added_to(self, node: ast.AugAssign) -> Any:
+        """What a variable is after ``+=`` and its like."""
+        before = self.value(ast.Name(node.target.id)) if isinstance(node.target, ast.Name) else unknown(node)
+        after = self.value(node.value)
+        return combined(ast.BinOp(node.target, node.op, node.value), before, after)
 
     def _block(self, node: ast.stmt) -> None:
         match node:
@@ -150,18 +169,102 @@ class Walk(Calls):
 
         Raises: NotModelledError: it does, and more than look at it.
         """
-        if self._touches(node) and not _only_reads(node):
+        if self._is_known_loop(node):
+            return
+        self._leave_open(node)
+        if self._touches(node) and not self._only_looks(node):
             kind = "whether this is done" if isinstance(node, ast.If | ast.Match) else "what this loop does"
             raise self.refused(node, f"{kind} to what is trained is not known")
+        if isinstance(node, ast.If) and self._trains(node):
+            raise TrainedError
         for inner in ast.walk(node):
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            if isinstance(inner, ast.Import | ast.ImportFrom):
+                self._import(inner)
+            elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 self._bind(inner.id, unknown(inner))
 
+    def _is_known_loop(self, node: ast.stmt) -> bool:
+        """Whether a loop does to a model what is known, which is entered then."""
+        for name, owner in (("frozen", frozen_by(node)), ("norms_raised", norms_raised_by(node))):
+            model = None if owner is None else self._named(owner)
+            if isinstance(model, Model) and (name != "frozen" or model.adapters is None):
+                setattr(model, name, node.lineno)
+                return True
+        return False
+
+    def _only_looks(self, node: ast.AST) -> bool:
+        """Whether nothing in it can change a model: no attribute is set but of settings, which are open then,
+        and what is called looks on.
+        """
+        for each in ast.walk(node):
+            stored = isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store | ast.Del)
+            if stored and isinstance(each, ast.Attribute):
+                owner = self._named(each.value)
+                harmless = isinstance(owner, Model) and each.attr in HARMLESS_ATTRIBUTES
+                if not harmless and not (isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind)):
+                    return False
+            if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store | ast.Del):
+                # Rows of a table of its own, such as those of new tokens, have other values then.
+                root = self._named(each.value)
+                if isinstance(each.ctx, ast.Del) or isinstance(root, Made | Library):
+                    return False
+            if isinstance(each, ast.Call):
+                name = (
+                    each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")
+                )
+                if name not in _READS and not is_harmless_call(name):
+                    return False
+        return True
+
+    def _trains(self, node: ast.AST) -> bool:
+        """Whether the trainer trains in it."""
+        calls = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+        parts = (each for each in calls if isinstance(each, ast.Attribute) and each.attr == "train")
+        return self.trainer is not None and any(self._named(each.value) is self.trainer for each in parts)
+
+    def _leave_open(self, node: ast.stmt) -> None:
+        """Tables, lists and arguments of the program's own that a statement changes, or may: they are not
+        known from here on.
+        """
+        for each in ast.walk(node):
+            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+                owner = self._named(each.value)
+                if isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind):
+                    owner.given[each.attr] = unknown(each)
+            elif isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store):
+                self._set_item(each, unknown(each))
+            elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
+                owner = self._named(each.func.value)
+                if isinstance(owner, dict) and each.func.attr not in _READS:
+                    owner["**"] = unknown(each)
+                elif isinstance(owner, list) and each.func.attr not in _LOOKS_ON:
+                    owner.append(unknown(each))
+
+    def _named(self, node: ast.expr) -> Any:
+        """What a name, or a part of what it names, stands for, without any call."""
+        root = node
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        return self.value(node) if isinstance(root, ast.Name) else None
+
     def _touches(self, node: ast.AST) -> bool:
-        names = (self._looked_up(each.id) for each in ast.walk(node) if isinstance(each, ast.Name))
-        return any(
-            isinstance(value, Made) or (isinstance(value, Library) and self.makes(value)) for value in names
-        )
+        """Whether a model, a trainer, or settings as a whole are in it, or what makes them."""
+        parts = {id(each.value) for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+        for each in ast.walk(node):
+            value = self._looked_up(each.id) if isinstance(each, ast.Name) else None
+            if isinstance(value, Library) and self.makes(value):
+                return True
+            read_of = (
+                _IS_SETTINGS.search(value.kind) and id(each) in parts if isinstance(value, Made) else True
+            )
+            if not read_of:
+                return True
+        return False
+
+    def stay(self) -> None:
+        """Keep the names of the function that makes the trainer, or trains."""
+        if len(self._scopes) > 1:
+            self._last |= self._scopes[-1]
 
     def _bind(self, name: str, value: Any) -> None:
         self._scopes[-1][name] = value
@@ -185,24 +288,36 @@ class Walk(Calls):
                 for each, part in zip(target.elts, parts, strict=True):
                     self._assign(each, part)
             case ast.Attribute():
-                self._set(target, value)
+                self.set(target, value)
             case ast.Subscript():
                 self._set_item(target, value)
 
     def _set_item(self, target: ast.Subscript, value: Any) -> None:
         """An item: of the environment it may set the allocator or an engine."""
         owner, key = self.value(target.value), self.value(target.slice)
-        if isinstance(owner, Library) and owner.name == "os.environ" and _MATTERS.search(str(key)):
-            if key in _ALLOCATOR and value == "expandable_segments:True":
-                self.expands = target.lineno
-            else:
-                raise self.refused(target, "what this variable changes is not known")
+        if isinstance(owner, Library) and owner.name == "os.environ":
+            self.set_environment(target, key, value)
+        elif isinstance(owner, dict):
+            owner[key if isinstance(key, str) else "**"] = value
+        elif isinstance(owner, list):
+            owner.append(unknown(target))
 
-    def _set(self, target: ast.Attribute, value: Any) -> None:
+    def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
+        """A variable of the environment: it may set the allocator or an engine."""
+        if not _MATTERS.search(str(name)):
+            return
+        if name in _ALLOCATOR and value == "expandable_segments:True":
+            self.expands = getattr(node, "lineno", 0)
+        else:
+            raise self.refused(node, "what this variable changes is not known")
+
+    def set(self, target: ast.Attribute, value: Any) -> None:
         """An attribute: of arguments it is one of them, of a library it may replace code."""
         owner = self.value(target.value)
         if isinstance(owner, Made):
             self.set_attribute(owner, target, value)
+        elif isinstance(owner, Own):
+            self.set_on_classes.setdefault(id(owner.node), {})[target.attr] = value
         elif isinstance(owner, Library) and owner.trains and not owner.name.startswith(_SETTINGS):
             raise self.refused(target, f"what it changes in {owner.name} is not known")
         elif not isinstance(owner, Library) and not _is_harmless(target) and self._touches(target):
@@ -274,9 +389,13 @@ class Walk(Calls):
         given, function = self.arguments(node), own.node
         if isinstance(function, ast.ClassDef):
             return self.own_class(own, given, node)
+        return self.called_with(function, self.bound(function, given))
+
+    def called_with(self, function: ast.FunctionDef, values: dict[str, Any]) -> Any:
+        """What a function of the program gives back, gone through with these values."""
         if len(self._scopes) > _DEEPEST:
             raise InputFileError(self.source.path, "calls itself without end, as far as can be read")
-        self._scopes.append(dict(self._bound(function, node, given)))
+        self._scopes.append(dict(values))
         try:
             self._body(function.body)
         except _ReturnedError as left:
@@ -285,34 +404,20 @@ class Walk(Calls):
             self._scopes.pop()
         return None
 
-    def _bound(
-        self, function: ast.FunctionDef, node: ast.Call, given: tuple[list[Any], dict[str, Any]]
-    ) -> Iterator[tuple[str, Any]]:
-        """Parameters with what they get: a default, else an argument."""
+    def bound(self, function: ast.FunctionDef, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Parameters of a function with what they get: an argument, else a default."""
         names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
         extra = [each.arg for each in function.args.kwonlyargs]
-        yield from ((name, unknown(node)) for name in (*names, *extra))
+        found: dict[str, Any] = {name: Unknown(name) for name in (*names, *extra)}
         defaults = function.args.defaults
-        yield from zip(names[len(names) - len(defaults) :], map(self.value, defaults), strict=True)
+        found |= zip(names[len(names) - len(defaults) :], map(self.value, defaults), strict=True)
         for name, default in zip(extra, function.args.kw_defaults, strict=True):
             if default is not None:
-                yield name, self.value(default)
-        yield from zip(names, given[0], strict=False)
-        yield from given[1].items()
+                found[name] = self.value(default)
+        found |= zip(names, given[0], strict=False)
+        return found | given[1]
 
 
 def _is_harmless(target: ast.Attribute) -> bool:
     """Whether an attribute says nothing of a training step: what is generated, labels, special tokens."""
     return target.attr in _HARMLESS_CONFIG or "generation_config" in ast.unparse(target)
-
-
-def _only_reads(node: ast.AST) -> bool:
-    """Whether nothing in it can change a model: no attribute is set, and what is called looks on."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, ast.Store | ast.Del):
-            return False
-        if isinstance(each, ast.Call):
-            name = each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")
-            if name not in _READS:
-                return False
-    return True

@@ -49,9 +49,7 @@ def refuse_no_training(keys: Keys) -> None:
     train, predict = keys.flag("do_train"), keys.flag("do_predict")
     if train is False or (predict and not train):
         name = "do_predict" if train is None else "do_train"
-        raise keys.not_modelled(
-            name, f"{show(keys.get(name))}: this file does not train; training is what is predicted"
-        )
+        raise keys.trains_nothing(name, f"{show(keys.get(name))}: this file does not train")
 
 
 def first_held(keys: Keys, names: Iterable[str]) -> str | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from planner.catalog.models import entry_named_in, known_by_folder, storage_of
+from planner.catalog.architecture_tables import needed_version
+from planner.catalog.models import entry_named_in, known_by_folder, model_entry, spec_of, storage_of
+from planner.catalog.packages import parsed_version
 from planner.catalog.same_shape import QUANTISED, RELEASED_IN_FP8, quantization_named
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
@@ -108,6 +110,20 @@ def _named_after(model: str) -> str | None:
         if known := known_by_folder(f"{'/'.join(inner)}/"):
             return known
     return None
+
+
+def came_after(keys: Keys, name: str, transformers: str) -> bool:
+    """Whether the model that a key names came after this version of Transformers: such a file is of no
+    software that has it, whatever old file it was copied from.
+
+    False where a checkpoint may have brought code of its own before.
+    """
+    model = (keys.text(name) or "").rstrip("/")
+    known = _named_after(model)
+    entry = entry_named_in(model) if known is None else model_entry(known)
+    if entry is None or entry.config.get("model_type") in _BRING_CODE:
+        return False
+    return needed_version(spec_of(entry)) > parsed_version("transformers", transformers)
 
 
 def remark_on_own_code(keys: Keys, model: str, reading: Reading, trusts: str = "") -> None:

@@ -10,7 +10,15 @@ from typing import Any
 
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PARAMETER, TARGET_PATTERN
-from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, UnreadKeyError, UsageError, show
+from planner.errors import (
+    REFUSED_BY_TOOL,
+    InputFileError,
+    NoTrainingError,
+    NotModelledError,
+    UnreadKeyError,
+    UsageError,
+    show,
+)
 
 # What a key may hold that switches something off.
 _PLAIN = (bool, int, float, str, type(None))
@@ -27,6 +35,10 @@ _MATTERS = re.compile(
     "|ref_model|reference_model|spectrum|select(?:ive|ed)|galore|trainable|unsloth|batch_size|seq_len"
     "|sequence_len|seq_length|sequence_length|max_len|cutoff_len|block_size|packed|packing"
     "|train(?:ing)?_(?:mode|type)|tuner"
+)
+# A switch of a fork or script turns on what nobody read (``use_fisher``), unless it is beside the step.
+_SWITCH = re.compile(
+    "use_(?!wandb|swanlab|tensorboard|mlflow|hub|hf_|auth|token|fast|cache|seed|template|prompt|chat|gpu|cuda)"
 )
 # Names that turn something off are no slips of those that turn it on.
 _NEGATED = re.compile(r"(?:^|_)(?:no|not|disable|skip|without)_")
@@ -252,6 +264,10 @@ class Keys:
         """The error about a key whose effect no formula covers."""
         return NotModelledError(f"{self.where(name)}: {why}")
 
+    def trains_nothing(self, name: str, why: str) -> NotModelledError:
+        """The error about a key that says a job of other work."""
+        return NoTrainingError(f"{self.where(name)}: {why}; training is what is predicted")
+
     def stops(self, name: str, why: str) -> UsageError:
         """The error about a key at which the tool itself stops."""
         return UsageError(f"{self.where(name)}: {why} [{REFUSED_BY_TOOL}]")
@@ -314,7 +330,10 @@ class Keys:
             value = self._table[name]
             if isinstance(value, str) and _WAYS.fullmatch(value.strip()):
                 raise self._unread(name, f"value ('{value.strip()}') may change what is trained")
-            if (found := _MATTERS.search(name.lower())) is None or value is None:
+            found = _MATTERS.search(name.lower())
+            if found is None and not is_off(value):
+                found = _SWITCH.match(name.lower())
+            if found is None or value is None:
                 continue
             near = self._nearest(name)
             advice = f"; is {near} meant?" if near else "; take it out if it changes nothing"

@@ -13,9 +13,12 @@ from planner.configs.yaml_or_json import Document
 from planner.files.structured import read_toml
 
 
-def stock_file(named: Path) -> tuple[Document, str] | None:
-    """What a stock DeepSpeed file with this name, or folder and name, says, and its source; else ``None``."""
-    files = _tables()["files"]
+def stock_file(named: Path, whose: str = "") -> tuple[Document, str] | None:
+    """What a stock DeepSpeed file with this name, or folder and name, says, and its source; else ``None``.
+
+    ``whose``: the tool that looks for it, of whose files some are known to it alone.
+    """
+    files = {**_tables()["files"], **_tables().get(whose, {})}
     return _document(named, files.get("/".join(named.parts[-2:])) or files.get(named.name))
 
 

@@ -13,15 +13,17 @@ from planner.configs.said_by_file import Alone, Reading
 from planner.configs.tools.llama_factory.llama_factory_age import is_run_by_0_7
 
 _RANKS = "start a process for each GPU with accelerate launch or torchrun"
-_COPIES = (
+COPIES = (
     "the Trainer copies the model to every GPU that its one process sees (nn.DataParallel), and that is not "
     f"modelled: {_RANKS}"
 )
+"""Why a Trainer in one process with several GPUs is not counted."""
 _STOPS = (
     "LLaMA-Factory stops where one process sees several GPUs (0.8.0 and 0.8.1 copy the model to each, which "
     f"is not modelled): {_RANKS}"
 )
-_UNREAD = f"what Unsloth makes of several GPUs in one process is not modelled: {_RANKS}, or give one GPU"
+UNREAD = f"what Unsloth makes of several GPUs in one process is not modelled: {_RANKS}, or give one GPU"
+"""Why Unsloth in one process with several GPUs is not counted."""
 _SPREAD_BY_4 = (
     f"how Transformers 4 spreads layers over the GPUs of one process is not modelled: {_RANKS}, or give one"
 )
@@ -41,11 +43,11 @@ def say_one_process(reading: Reading) -> None:
     if stack in _SPREADS and tool != "peft-sft":
         reading.default("device_map", "auto", _SPREADS[stack])
     elif tool in ("unsloth", "unsloth-cli"):
-        reading.alone = Alone(place, sees=sees, unread=_UNREAD)
+        reading.alone = Alone(place, sees=sees, unread=UNREAD)
     elif tool == "qlora":
         reading.alone = Alone(place, sees=sees, unread=_SPREAD_BY_4)
     elif tool in ("trl", "peft-sft", "transformers", "lmflow", "llava") or is_run_by_0_7(reading):
-        reading.alone = Alone(place, sees=sees, unread=_COPIES)
+        reading.alone = Alone(place, sees=sees, unread=COPIES)
     elif tool == "llama-factory" and sees != 1:
         reading.alone = Alone(place, _STOPS)
     if sees and reading.alone is None:

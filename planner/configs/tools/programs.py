@@ -6,7 +6,7 @@ Their tables: :mod:`planner.configs.programs.arguments`.
 from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.configs.said_by_file import Reading
+from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.own_scripts import leave_dtype
 from planner.configs.shared.trainer_arguments import (
@@ -14,13 +14,16 @@ from planner.configs.shared.trainer_arguments import (
     read_trainer,
 )
 from planner.configs.tools.hf_trainer import read_hf_trainer
+from planner.configs.tools.one_process import COPIES, UNREAD
 from planner.configs.tools.trl import read_method, read_trl
+from planner.configs.tools.trl_age import OLDEST
 from planner.configs.tools.unsloth.unsloth_cli import read_model, say_packing, stop_at_towers
 from planner.configs.tools.unsloth.unsloth_train import read_checkpointing
 from planner.domain.origin import ToolDefault
 from planner.errors import UsageError, show
 from planner.words import words
 
+_COMPUTES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 _RL = "unsloth 2026.8.19 (015bdef0d) models/rl.py"
 # The config classes that Unsloth puts in place of TRL's; TrainingArguments keep their own defaults.
@@ -47,7 +50,8 @@ _ADAPTED = words("finetune_language_layers finetune_attention_modules finetune_m
 _OF_FILE = words(
     """
     settings_of loaded_by_program by_trainer prepared_for_kbit padded_to_length use_peft lora_r lora_dropout
-    use_bnb_nested_quant bnb_4bit_quant_type
+    use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
+    own_collator classifies num_labels norms_in_fp32
     """
 )
 
@@ -57,11 +61,15 @@ def read_trl_program(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_trl(keys, reading, beside)
     if keys.flag("loaded_by_program"):
         stored = reading.said.get("quant_storage")
-        if stored is not None and isinstance(stored.origin, ToolDefault):
+        by_trl = keys.flag("quantised_by_trl")
+        if stored is not None and isinstance(stored.origin, ToolDefault) and not by_trl:
             del reading.said["quant_storage"]  # That of TRL's own scripts, which load the model themselves.
         if not keys.has("dtype"):
             reading.said.pop("load_dtype", None)
             leave_dtype(keys, reading)
+    if keys.flag("own_collator"):
+        reading.said.pop("seq", None)
+        reading.needs["seq"] = f"{keys.path}: the program puts batches together itself: say --seq"
     _finish(keys, reading)
 
 
@@ -71,16 +79,24 @@ def read_trainer_program(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_hf_trainer(keys, reading, beside)
     for names in (reading.needs, reading.either):
         names.pop("method", None)
+    if keys.flag("classifies"):
+        reading.say("task", "classify", keys.where("classifies"))
     if keys.flag("padded_to_length"):
         reading.say("padding", "max_length", keys.where("padded_to_length"))
     if not keys.has("dtype"):
         leave_dtype(keys, reading)
+    elif "precision" in reading.needs and reading.value("quantization") in (None, "none"):
+        named = _COMPUTES.get(str(reading.value("load_dtype")))
+        if named is not None:
+            del reading.needs["precision"], reading.either["precision"]
+            reading.say("precision", named, keys.where("dtype"), "neither bf16 nor fp16 is on")
     _finish(keys, reading)
 
 
 def _finish(keys: Keys, reading: Reading) -> None:
     """What programs say that no file of these trainers does."""
     _read_allocator(keys, reading)
+    _read_norms(keys, reading)
     quantised = reading.value("quantization") not in (None, "none")
     if keys.flag("prepared_for_kbit"):
         where = keys.where("prepared_for_kbit")
@@ -95,9 +111,30 @@ def _finish(keys: Keys, reading: Reading) -> None:
         reading.say(
             "device_map", spread, keys.where("device_map"), "one process spreads the layers over its GPUs"
         )
+    if keys.flag("loaded_by_program"):
+        _take_one_gpu(reading, COPIES)
     keys.skip(
         (*_OF_FILE, "use_peft", "lora_r", "lora_dropout", "use_bnb_nested_quant", "bnb_4bit_quant_type")
     )
+
+
+def _read_norms(keys: Keys, reading: Reading) -> None:
+    """Norms that the program moves to fp32 lie there already where PEFT prepared a quantised base.
+
+    Raises:
+        NotModelledError: it did not.
+    """
+    prepares = str(reading.value("stack")) == OLDEST and keys.flag("by_trainer") is True
+    quantised = reading.value("quantization") not in (None, "none")
+    if keys.flag("norms_in_fp32") and not (quantised and (prepares or keys.flag("prepared_for_kbit"))):
+        raise keys.not_modelled("norms_in_fp32", "norms that the program moves to fp32 are not modelled here")
+
+
+def _take_one_gpu(reading: Reading, why: str) -> None:
+    """A model that the program loads lies on one GPU of a process, unless a ``device_map`` is said."""
+    place, sees = reading.one_process
+    if place and "device_map" not in reading.said and not reading.sharding.communicates and not reading.alone:
+        reading.alone = Alone(place, sees=sees, unread=why)
 
 
 def _read_allocator(keys: Keys, reading: Reading) -> None:
@@ -139,6 +176,7 @@ def read_unsloth_program(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.remark(keys.where("padding_free"), text)
     read_distribution(keys, reading, beside)
     _read_allocator(keys, reading)
+    _take_one_gpu(reading, UNREAD)
     model.skip(("trust_remote_code", "device_map", "use_gradient_checkpointing"))
 
 

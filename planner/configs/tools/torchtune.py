@@ -82,9 +82,7 @@ def is_torchtune(document: Document) -> bool:
 def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what a configuration of torchtune says."""
     if not keys.holds("optimizer"):
-        raise keys.not_modelled(
-            "optimizer", "there is none, so this file does not train; training is what is predicted"
-        )
+        raise keys.trains_nothing("optimizer", "there is none, so this file does not train")
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
     age = read_age(keys, reading, beside.stack)

@@ -27,6 +27,7 @@ from planner.intake.given.request_field import Part, RequestField
 __all__ = [
     "MAX_CONFIG_BYTES",
     "REQUEST_FIELDS",
+    "TRIED",
     "Given",
     "RequestField",
     "ScenarioRequest",
@@ -36,6 +37,9 @@ __all__ = [
     "merge",
     "require",
 ]
+
+TRIED = "tried here"
+"""Origin of a value that nobody gave, one of those that are possible."""
 
 
 @dataclass(frozen=True, slots=True)

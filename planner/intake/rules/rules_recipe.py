@@ -357,7 +357,7 @@ RECIPE_RULES = (
     ),
     refuse(
         "sequence-above-table",
-        "The model looks positions up in a table, and the sequence is longer than the table",
+        "The model looks positions up in a table, and the sequence is longer than the table: lower seq",
         lambda case: _too_long(case) and _learned_positions(case),
         _length_text,
     ),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from planner.catalog.architecture_tables import needed_version
 from planner.catalog.packages import parsed_version
 from planner.domain.stack import Stack
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, not_modelled, refuse, warn
-from planner.intake.supported import is_unread, lacks_model, needed_version, stops_at_liger_loss
+from planner.intake.supported import is_unread, lacks_model, stops_at_liger_loss
 
 
 def _is_older(case: Case) -> bool:

@@ -89,6 +89,7 @@ class Checked:
     ``None`` where nobody looked.  ``remedy``: changes that together make it fit.  ``traced``: the dry run by
     the file's own tool, where it was asked for.  ``details``: how to ask for all of it, where that is not by
     ``--config``.  ``bounds``: of an architecture that is not modelled; ``failure`` then says them.
+    ``trains``: false where the failure is that the file does other work.
     """
 
     config: str
@@ -96,6 +97,7 @@ class Checked:
     subject: Subject | None = None
     failure: str = ""
     failure_code: ExitCode = ExitCode.FITS
+    trains: bool = True
     flags: str = ""
     remarks: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()

@@ -11,7 +11,8 @@ from planner.report.prediction.subject import Subject
 from planner.report.prediction.verdict import VERDICTS
 from planner.report.render.layout import Block, Choices, Column, FlagChoice, Grid, Note, Row, Section
 from planner.report.render.numbers import chance_text, gib
-from planner.searching.levers import Lever, StackNeed
+from planner.searching.levers import Lever
+from planner.searching.stack_needs import StackNeed
 from planner.searching.unsaid import Unsaid
 from planner.units import GIB, NO_DECIMALS_GIB
 
@@ -76,9 +77,10 @@ def _cost(lever: Lever) -> str:
     """
     if lever.kind == "training":
         return "changes training"
-    parts = [f"{lever.host_bytes / GIB:,.0f} GiB RAM"] if lever.host_bytes >= GIB else []
+    parts = [lever.hardware_text] if lever.hardware_text else []
+    parts += [f"{lever.host_bytes / GIB:,.0f} GiB RAM"] if lever.host_bytes >= GIB else []
     if lever.kind == "money" and not parts:
-        parts.append(lever.hardware_text or "<1 GiB RAM")
+        parts.append("<1 GiB RAM")
     ratio, usd = lever.step_time_ratio, lever.usd_ratio
     if usd is not None and abs(usd - 1) >= _SAME:
         parts.append(f"USD x {usd:.2f}")

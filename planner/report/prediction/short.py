@@ -169,8 +169,9 @@ def _levers(subject: Subject, count: int) -> tuple[Choices, ...]:
     else:
         title, verdict = "Nothing that was tried makes it fit; what saves most", subject.prediction.verdict
         chosen = sorted(found, key=lambda each: (-(each.fits_probability or 0.0), -each.saves_of(verdict)))
-    # A second one of a kind says less than a change of another kind; other cards are a kind of their own.
-    firsts = {(each.kind, each.hardware_text): each for each in reversed(chosen)}.values()
+    # A second one of a kind says less than a change of another kind; other cards are a kind of their own, and
+    # so is other software alone, which many cannot take.
+    firsts = {(each.kind, each.hardware_text, _is_stack(each)): each for each in reversed(chosen)}.values()
     chosen = [*(each for each in chosen if each in firsts), *(each for each in chosen if each not in firsts)]
     # Whatever is left out, what is shown stands in the order of what it costs.
     shown = [each for each in found if each in chosen[:count]]
@@ -180,9 +181,13 @@ def _levers(subject: Subject, count: int) -> tuple[Choices, ...]:
 def _one_stack(subject: Subject) -> list[Lever]:
     """The levers with the best other stack alone, where a line of the report shows all of them."""
     found = list(subject.levers or ())
-    others = [each for each in found if tuple(each.flags) == ("stack",)]
+    others = [each for each in found if _is_stack(each)]
     best = max(others, key=lambda each: (each.fits, each.saves_bytes), default=None)
     return [each for each in found if each is best or each not in others or not subject.stacks]
+
+
+def _is_stack(lever: Lever) -> bool:
+    return tuple(lever.flags) == ("stack",)
 
 
 def _stacks(subject: Subject, *, with_lacks: bool) -> Iterator[Note]:

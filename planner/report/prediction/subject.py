@@ -12,8 +12,9 @@ from planner.domain.scenario import Scenario
 from planner.domain.term import DRIVER_TERMS, RESERVED_TERMS, Term
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import ExitCode
-from planner.searching.levers import Lever, StackNeed
+from planner.searching.levers import Lever
 from planner.searching.run_length import AtLength
+from planner.searching.stack_needs import StackNeed
 from planner.searching.unsaid import Unsaid
 
 if TYPE_CHECKING:

@@ -46,14 +46,16 @@ def test_shipped_campaigns_resolve(path: Path) -> None:
 
 
 def test_a_campaign_for_a_gpu_does_not_fall_back_to_the_cpu() -> None:
-    """Large models would fill the host: a case runs on the CPU only where the file says so."""
+    """Large models would fill the host: a case runs on the CPU only where the file says so.  So does
+    ``measure run``, which asks the same machine.
+    """
     campaign = read_campaign(data_dir() / "campaigns" / "first.toml")
     agenda = plan_agenda(
         campaign, Machine(None, (), None, {"machine": "x"}), Store(Path("/nowhere")), force=False
     )
     assert agenda.queue == ()
     assert {each.reason for each in agenda.refused} == {
-        "no GPU is here; a case runs on the CPU only where it says gpu = 'cpu'"
+        "no GPU is here; measure trace counts memory without one, and --gpu cpu runs the steps on the CPU"
     }
 
 

@@ -73,7 +73,7 @@ def measure(config: str, machine: Machine, launcher: Launcher) -> Measure:
     """
 
     def run(*, options: dict[str, Any] | None = None, **values: Any) -> MeasuredRecord:
-        said = {"model": config, "method": "lora", "seq": 32, "batch": 2, **values}
+        said = {"model": config, "method": "lora", "seq": 32, "batch": 2, "gpu": "cpu", **values}
         chosen = {
             "workload": "loop",
             "warmup": 1,

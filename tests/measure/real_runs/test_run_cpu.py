@@ -234,6 +234,7 @@ def test_the_command_records_what_validate_reads(config: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        ([], 2, "no GPU is here"),
         (["--gpu", "4090"], 2, "no GPU is here"),
         (["--gpus", "2", "--gpu", "a100-80gb"], 2, "no GPU is here"),
         (["--out", "/proc/nowhere"], 2, "cannot be written"),
@@ -256,7 +257,8 @@ def test_bad_input_is_refused_before_anything_starts(
 ) -> None:
     """One sentence, the right exit code, nothing started and nothing written."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    code_said = main(["run", "--model", config, "--method", "lora", "--seq", "32", *arguments])
+    place = ["--gpu", "cpu"] if arguments and "--gpu" not in arguments else []
+    code_said = main(["run", "--model", config, "--method", "lora", "--seq", "32", *place, *arguments])
     said = capsys.readouterr()
     assert (code_said, said.out) == (code, ""), said.err
     assert message in said.err

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from planner.api.checks import CheckJob, allowed_codes, check_and_write, check_job, check_jobs, command_job
+from planner.api.checks import (
+    CheckJob,
+    allowed_codes,
+    check_and_write,
+    check_job,
+    check_jobs,
+    command_job,
+    of_trainings,
+)
 from planner.api.files import CheckOptions
 from planner.errors import ExitCode, UnknownNameError, UsageError
 from planner.intake.given.request import from_flags
@@ -113,6 +121,27 @@ def test_each_command_of_a_script_is_a_job(tmp_path: Path) -> None:
     assert [job.name for job in check_jobs(["none.sh"], OPTIONS, [])] == ["none.sh"]
 
 
+def test_commands_that_train_nothing_are_left_out_beside_one_that_trains(tmp_path: Path) -> None:
+    """A script often predicts with what it trained; one that only predicts says so for each."""
+    script, config = tmp_path / "run.sh", tmp_path / "predict.yaml"
+    start = "llamafactory-cli train --model_name_or_path gpt2 --bf16 --cutoff_len 64 --stage sft"
+    train, predict = f"{start} --finetuning_type full", f"{start} --finetuning_type lora --do_predict"
+    config.write_text("stage: sft\nfinetuning_type: lora\ndo_predict: true\n", encoding="utf-8")
+    other = f"llamafactory-cli train {config}"
+    for lines, names in (
+        ([train, predict, other], ["#1"]),
+        ([predict, other], ["#1", "#2"]),
+        ([train, predict, f"{start} --finetuning_type magic"], ["#1", "#3"]),
+    ):
+        script.write_text("\n".join(lines), encoding="utf-8")
+        jobs = check_jobs([str(script)], OPTIONS, ["none"])
+        found = [check_job(job, from_flags({"gpu": "4090"}), advise=False) for job in jobs]
+        checked = of_trainings(jobs, found)
+        assert [each.config for each in checked] == [f"{script}{name}" for name in names]
+        alone = check_jobs([str(config)], OPTIONS, [])
+        assert len(of_trainings(alone, [check_job(job, NOTHING) for job in alone])) == 1
+
+
 def test_a_script_of_ones_own_has_a_way_out() -> None:
     """Where its arguments cannot be read as those of the tool that their names say."""
     text = "torchrun mine.py --model_name_or_path gpt2 --finetuning_type lora --template x --bf16 true"
@@ -175,8 +204,8 @@ def test_what_a_script_of_ones_own_trains_is_tried() -> None:
         )
         for more in ("", " --lora_r 16")
     }
-    assert "of full, lora, qlora each" in ways[""]
-    assert "of lora, qlora each" in ways[" --lora_r 16"]
+    assert "tried: full, lora, qlora;" in ways[""]
+    assert "tried: lora, qlora;" in ways[" --lora_r 16"]
 
 
 def test_the_rank_of_a_script_of_ones_own_is_tried() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from planner.api.files import CheckOptions
 from planner.api.fixes import FileJob, file_job, fix_of
-from planner.api.open_version import check_file
+from planner.api.open_version import answer_of_versions, check_file
 from planner.configs.writing.edits import Edit
 from planner.errors import UsageError
 from planner.intake.given.config_file import read_config_file
@@ -69,6 +69,20 @@ def test_a_fix_saves_what_the_changed_files_say(tmp_path: Path) -> None:
     second = fix_of(job, after, lever(flags={"gradient-checkpointing": True}), first.edits)
     assert second.after is not None
     assert second.after.scenario.recipe.batch.micro_batch == 4
+
+
+def test_what_nobody_says_is_asked_as_the_answer_took_it(tmp_path: Path) -> None:
+    """A file without ``bf16`` leaves the dtype open: fixes are keys of the file all the same."""
+    path = tmp_path / "open.yaml"
+    path.write_text(TRAIN.replace("bf16: true\n", ""), encoding="utf-8")
+    given = from_flags({"gpu_memory": "4GB"})
+    read = read_config_file(str(path))
+    checked, chosen, _ = answer_of_versions(str(path), read, given, CheckOptions())
+    assert checked.subject is not None
+    job = file_job(str(path), chosen, given, CheckOptions())
+    assert dict(job.tried.values).keys() == {"precision"}
+    fix = fix_of(job, checked.subject, lever(flags={"batch": "4"}))
+    assert [(edit.key, edit.value) for edit in fix.edits] == [(BATCH, 4)]
 
 
 def test_what_the_files_cannot_say_is_left_to_flags(tmp_path: Path) -> None:

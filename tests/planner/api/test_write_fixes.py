@@ -31,7 +31,13 @@ def job_of(text: str = "seq: 8  # short\ndeepspeed: ds.json\n", launch: str = ""
     Path("launch.yaml").write_text(launch, encoding="utf-8")
     config, deepspeed = read_document(Path("train.yaml")), read_document(Path("ds.json"))
     accelerate = read_document(Path("launch.yaml")) if launch else None
-    return FileJob("train.yaml", from_flags({}), CheckOptions(), Files("trl", config, deepspeed, accelerate))
+    return FileJob(
+        "train.yaml",
+        from_flags({}),
+        CheckOptions(),
+        Files("trl", config, deepspeed, accelerate),
+        from_flags({}),
+    )
 
 
 def test_what_changes_gets_a_name_of_its_own_and_is_referred_to() -> None:

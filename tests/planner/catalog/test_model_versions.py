@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from planner.catalog.architecture_tables import first_version
+from planner.catalog.architecture_tables import first_version, needed_version
 from planner.catalog.location import data_dir
 from planner.catalog.models import load_model
 from planner.catalog.packages import parsed_version
 from planner.files.structured import read_toml
-from planner.intake.supported import needed_version
 
 
 def test_what_is_listed_is_there_today_and_was_not_in_4_28() -> None:

@@ -47,6 +47,10 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("unsloth/DeepSeek-R1-BF16", "deepseek-v3", "bf16"),
     ("tiiuae/Falcon-H1-1.5B-Deep-Instruct", "falcon-h1-1.5b-deep", "bf16"),
     ("someone/phi-4", "phi-4", "bf16"),
+    # A learning rate is no number of experts, and a known fine-tune may be tuned on.
+    ("someone/Qwen2.5-3B-Instruct-stories_sft_1e-5", "qwen2.5-3b", "bf16"),
+    ("someone/vicuna-7b-v1.5-stories_simpo_2.5_lr_1e-5_epoch_3", "llama-2-7b", "fp16"),
+    ("someone/zephyr-7b-beta-stories", "mistral-7b-v0.1", "bf16"),
 ])  # fmt: skip
 def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_id: str, stored: str) -> None:
     """Owner, suffixes and spelling do not matter; the note names id and base."""
@@ -78,6 +82,7 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     # Two bases fit, or none is named in full.
     # Another version than that of a known model.
     *("someone/Mistral-Small-3.2-24B-chat", "someone/Mistral-Small-4.0-24B"),
+    *("someone/DeepSeek-V3.1-stories", "someone/zephyr-7b-beta-2-stories", "someone/zephyr-7b-beta-stories-2x7b"),
     *("someone/Stories-2.5-Mistral-7B", "someone/mistral-7b-v0.1-v0.3", "someone/Qwen3-8B-Llama-3-8B"),
     *("someone/gemma-2-9b-stories", "someone/OLMo-2-1124-7B-SFT-stories", "someone/Llama-8B",
     "someone/TinyLlama"),

@@ -17,8 +17,7 @@ from planner.intake.resolve import resolve
 from planner.predicting import PRIORS, estimate, predict_with
 from planner.report.prediction.advice import lever_choices
 from planner.searching import levers as levers_module
-from planner.searching.common_stacks import COMMON_STACKS
-from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever, stack_needs
+from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever
 from planner.searching.moves import CHEAP, KINDS, more_cards, more_nodes, moves
 from planner.searching.variants import refusals, with_flags
 from planner.units import GIB, MIB
@@ -309,6 +308,21 @@ def test_a_full_node_is_offered_more_nodes() -> None:
     assert typed.verdict == found.verdict
 
 
+def test_no_change_takes_more_host_ram_than_servers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offload that wants more goes over more nodes, whose RAM is told beside them; where the RAM of a node is
+    given, that alone decides.
+    """
+    monkeypatch.setattr(levers_module, "_MOST_HOST_BYTES", 100 * GIB)
+    job: Flags = {"model": "8b", "method": "full", "gpu": "rtx3060-12g:8", "seq": "2048"}
+    found = levers_module.levers(scenario(job))
+    assert max(lever.host_bytes for lever in found) <= 100 * GIB
+    spread = next(lever for lever in found if "offload" in lever.flags)
+    assert (spread.fits, spread.flags["nodes"], spread.hardware_text) == (True, "2", "more nodes")
+    assert spread.host_bytes > 50 * GIB
+    known = levers_module.levers(scenario({**job, "host_memory": "400GB"}))
+    assert any(lever.fits and lever.host_bytes > 100 * GIB for lever in known)
+
+
 def test_a_job_far_above_a_node_is_offered_offload_under_both_engines() -> None:
     """LoRA of a 405B on eight cards: FSDP with offload and checkpointing fits, takes no more host RAM than
     ZeRO-3 does, and comes before it; no other software is needed.
@@ -405,43 +419,6 @@ def test_attention_with_sinks_gets_no_flash_attention_2() -> None:
     with pytest.raises(RefusedCombinationError, match="kernel-not-in-model-code"):
         scenario({**said, "attention": "flash2"})
     assert scenario({**said, "stack": "trl", "attention": "flash2"}).recipe.attention == "flash2"
-
-
-def test_stacks_need_what_plan_says_of_them() -> None:
-    """Where no stack was said each common one is answered as by its flag; where one was said none is."""
-    job: Flags = {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "2048"}
-    found = stack_needs(scenario(job))
-    assert [each.stack for each in found] == [name.partition("@")[0] for name in COMMON_STACKS]
-    for each in found:
-        said = scenario({**job, "stack": each.stack})
-        answer = estimate(said)
-        assert each.need_bytes == pytest.approx(float(answer.memory.must_have_bytes), abs=1)
-        assert each.peak_bytes == pytest.approx(float(answer.memory.driver_peak_bytes), abs=1)
-        assert each.verdict == answer.verdict
-    assert stack_needs(scenario({**job, "stack": "trl"})) == ()
-
-
-def test_a_stack_that_cannot_divide_weights_so_is_left_out() -> None:
-    """Unsloth runs no ZeRO, so under ZeRO it is neither offered nor among the stacks."""
-    sharded = scenario({"model": "7b", "method": "lora", "gpu": "4090:2", "seq": "2048", "sharding": "zero3"})
-    assert "unsloth" not in {each.stack for each in stack_needs(sharded)}
-    for lever in levers(sharded):
-        assert lever.flags.get("stack") != "unsloth" or str(lever.flags.get("sharding")) == "fsdp"
-
-
-def test_what_examples_set_and_defaults_lack_is_named_until_it_is_said() -> None:
-    """Axolotl's examples checkpoint, pack and use FlashAttention; what is said is not lacking,
-    nor what the card cannot run.
-    """
-    job: Flags = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "2048"}
-
-    def lacks(said: Flags) -> tuple[str, ...]:
-        return next(each.lacks for each in stack_needs(scenario({**job, **said})) if each.stack == "axolotl")
-
-    assert lacks({}) == ("checkpointing", "packing", "flash attention")
-    assert lacks({"gradient_checkpointing": True, "padding": "packed"}) == ("flash attention",)
-    assert lacks({"gradient_checkpointing": False}) == ("packing", "flash attention")
-    assert "flash attention" not in lacks({"gpu": "t4"})
 
 
 def test_no_lever_asks_for_more_than_what_is_enough() -> None:

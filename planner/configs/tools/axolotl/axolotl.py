@@ -148,7 +148,7 @@ def _read_task(keys: Keys, reading: Reading, *, age: Age) -> None:
             "model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled"
         )
     if keys.flag("merge_lora"):
-        raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
+        raise keys.trains_nothing("merge_lora", "this file does not train")
 
 
 def _read_fp32_ends(keys: Keys, reading: Reading, *, age: Age) -> None:

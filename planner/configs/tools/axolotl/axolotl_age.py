@@ -8,6 +8,7 @@ from enum import IntEnum
 from planner.configs.markdown import MARKDOWN
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import enter_age
+from planner.configs.shared.checkpoints import came_after
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import OPTIMIZERS, say_optimizer
@@ -82,6 +83,8 @@ _OWN_OPTIMIZERS = {
     "adamc": "adamc",
     "muon": "muon",
 }
+# The last that requirements.txt asks for, in 0.8.1.
+_TRANSFORMERS_OF_0_8 = "4.51.0"
 # The line that Axolotl writes into a model card (0.19.0 train.py create_modelcard).
 _VERSION = re.compile(r"axolotl version: `(\d{1,3})\.(\d{1,3})")
 _NOT_UNDER_FSDP2 = ("adamw_8bit", "adamw_bnb_8bit")
@@ -110,7 +113,7 @@ def _ended_in_2024(keys: Keys) -> str | None:
 
 def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
     """The ages that a file's keys fit, the likeliest first; the place and the sentence of what tells it.  A
-    model card says the version.
+    model card says the version, and a model that 0.8 does not have outweighs keys of its files.
     """
     if keys.path.suffix == MARKDOWN and (found := _VERSION.search(read_text(keys.path))):
         minor = int(found[2]) + 100 * (found[1] != "0")
@@ -121,9 +124,13 @@ def _ages(keys: Keys) -> tuple[tuple[Age, ...], str, str]:
     flag = next(filter(keys.holds, _FLAGS_TO_0_16), None)
     if keys.get("attn_implementation") in _NAMED_SINCE_0_17 and not (flag and keys.flag(flag)):
         return (Age.TODAY,), "", ""
-    if not any(keys.has(name) for name in _KEYS_SINCE_0_9) and (told := _told_old(keys)):
+    newer = came_after(keys, "base_model", _TRANSFORMERS_OF_0_8)
+    if not (newer or any(keys.has(name) for name in _KEYS_SINCE_0_9)) and (told := _told_old(keys)):
         age, name, text = told
         return (age,), keys.where(name), text
+    if keys.get("adapter") == "lora" and keys.flag("load_in_4bit") and not keys.flag("load_in_8bit"):
+        text = "beside adapter: lora Axolotl takes it up to 0.12, and stops since"
+        return (Age.TO_0_13,), keys.where("load_in_4bit"), text
     if gone := next(filter(keys.holds, _KEYS_TO_0_13), None):
         return (Age.TO_0_13,), keys.where(gone), f"a key of {_RELEASES[Age.TO_0_13][1]}"
     if flag:

@@ -224,9 +224,7 @@ def _refuse_without_training(keys: Keys) -> None:
     trains = keys.flag("do_train")
     other = [name for name in _OTHER_TASKS if not trains and keys.get(name) not in (None, False)]
     if other:
-        raise keys.not_modelled(
-            other[0], "this file does not train, because do_train is not true; training is what is predicted"
-        )
+        raise keys.trains_nothing(other[0], "this file does not train, because do_train is not true")
     if keys.has_only(OF_CHAT):
         raise keys.not_modelled("do_train", "nothing of a training is in this file; one is predicted")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import enter_age, first_held
+from planner.configs.shared.checkpoints import came_after
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.errors import show
@@ -34,6 +35,8 @@ _KEYS_OF_0_9_2 = names_in("llama-factory.toml", "keys_of_0_9_2")
 # src/train_bash.py of its repository: up to 0.7, whose successor is src/train.py.
 _SCRIPT_OF_0_7 = "train_bash.py"
 _NEW_TEMPLATES = names_in("llama-factory.toml", "templates_since_0_9")
+# The last that requirements.txt of 0.9.2 takes.
+_TRANSFORMERS_OF_0_9_2 = "4.49.0"
 BEFORE_0_7 = texts_in("llama-factory.toml", "unmodelled_before_0_7")
 
 GONE = names_in("llama-factory.toml", "gone")
@@ -48,13 +51,14 @@ def read_age(keys: Keys, reading: Reading, asked: str) -> bool:
 def _old_place(keys: Keys, reading: Reading) -> str:
     """Place of what tells a file of 0.9.2 or before; empty where nothing does.
 
-    A template that 0.9.2 does not have outweighs what only those files usually say.
+    A template or a model that 0.9.2 does not have outweighs what only those files usually say.
     """
     if is_run_by_0_7(reading):
         return f"{keys.path}: {show(reading.script)}"
     if (name := first_held(keys, _OLD_KEYS)) is not None:
         return keys.where(name)
-    if (keys.text("template") or "") in _NEW_TEMPLATES:
+    newer = came_after(keys, "model_name_or_path", _TRANSFORMERS_OF_0_9_2)
+    if newer or (keys.text("template") or "") in _NEW_TEMPLATES:
         return ""
     # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
     if keys.get("quantization_method") == "bitsandbytes":

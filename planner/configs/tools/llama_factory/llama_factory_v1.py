@@ -121,9 +121,7 @@ def _read_method(keys: Keys, reading: Reading) -> None:
         )
     part.refuse_switched_on({"use_dora": "DoRA is not modelled"})
     if part.has("export_dir"):
-        raise part.not_modelled(
-            "export_dir", "this file merges adapters and does not train; training is what is predicted"
-        )
+        raise part.trains_nothing("export_dir", "this file merges adapters and does not train")
     _read_lora(reading, part)
 
 

@@ -38,7 +38,7 @@ def test_files_of_another_machine_are_found_by_the_end_of_their_path(tmp_path: P
     here = tmp_path / "src" / "configs" / "ds.json"
     here.write_text("{}", encoding="utf-8")
     script = tmp_path / "run.sh"
-    for away in ("/data/me/src/configs/ds.json", "${ROOT}/src/configs/ds.json"):
+    for away in ("/data/me/src/configs/ds.json", "${ROOT}/src/configs/ds.json", "~/src/configs/ds.json"):
         words, told = with_files_here(script, ["a", f"--deepspeed={away}", "--b", "/data/ds.json"])
         assert words == ["a", f"--deepspeed={here}", "--b", "/data/ds.json"]
         assert told[0].startswith(f"{away} is not here: taken as /")

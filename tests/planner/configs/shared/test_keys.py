@@ -113,10 +113,19 @@ def test_an_unknown_key_stops_where_its_name_may_mean_memory() -> None:
         ("train_mode", "full", True),
         ("mode", "full", False),
         ("run_name", "my-qlora-run", False),
+        ("use_fisher", True, True),
+        ("use_int8_training", "True", True),
+        ("use_fisher", False, False),
+        ("use_wandb", True, False),
+        ("reuse_fisher", True, False),
     ],
 )
-def test_an_unknown_key_stops_where_its_value_may_mean_memory(key: str, value: str, stops: bool) -> None:
-    """A program of one's own may say QLoRA under any name; a name that only mentions it says nothing."""
+def test_an_unknown_key_stops_where_its_value_may_mean_memory(
+    key: str, value: str | bool, stops: bool
+) -> None:
+    """A program of one's own may say QLoRA under any name; a name that only mentions it says nothing.  A fork
+    turns on what it adds, such as an optimizer.
+    """
     keys = Keys(FILE, {key: value})
     if stops:
         with pytest.raises(NotModelledError, match=f"{key}: unknown key, whose (name|value)"):

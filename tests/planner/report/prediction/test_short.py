@@ -12,8 +12,8 @@ from planner.domain.term import PHASE_WORDS, Phase
 from planner.report.prediction.short import MAX_LINES, Room, short_sections
 from planner.report.prediction.subject import Subject
 from planner.report.render.layout import Note
-from planner.searching.levers import StackNeed
 from planner.searching.run_length import AtLength
+from planner.searching.stack_needs import StackNeed
 from planner.searching.unsaid import Unsaid
 from planner.units import GIB
 from tests.planner.report.prediction.made import (
@@ -72,6 +72,20 @@ def test_each_kind_of_change_is_shown_before_a_second_of_one() -> None:
     assert [text.index(flag) for flag in shown] == sorted(text.index(flag) for flag in shown)
     assert "--host2" not in text
     assert "--gpu larger" not in text
+
+
+def test_who_stays_with_the_software_is_shown_what_is_free_there() -> None:
+    """Another stack is free, too, and does not push out a fused loss."""
+    found = [
+        lever("stack unsloth", {"stack": "unsloth"}, kind="free"),
+        lever("fused loss", {"loss": "liger"}, kind="free"),
+        lever("smaller", {"batch": "1"}, kind="time"),
+        lever("over host RAM", {"offload": "optimizer"}, kind="money"),
+        lever("a larger card", {"gpu": "large"}, kind="money"),
+    ]
+    text = draw_short(Subject(scenario(), short_of_memory(), found))
+    assert "--loss liger" in text
+    assert "--gpu large" not in text
 
 
 def test_a_lever_that_is_shown_is_no_assumption_besides() -> None:

@@ -34,6 +34,7 @@ def read(folder: Path, text: str) -> ConfigFile:
         (FOUR_BITS + "  bnb_4bit_use_double_quant: false\n  llm_int8_threshold: 6.0\n", "nf4", False),
         (FOUR_BITS.replace("qlora", "lora") + "  bnb_4bit_quant_type: nf4\n" + OLD, "fp4", None),
         (FOUR_BITS_OF_LORA + OLD, "fp4", None),
+        (FOUR_BITS_OF_LORA, "fp4", None),
     ],
 )
 def test_the_base_of_adapters(
@@ -48,7 +49,7 @@ def test_the_base_of_adapters(
     ("text", "error", "message"),
     [
         (
-            FOUR_BITS_OF_LORA,
+            FOUR_BITS_OF_LORA + "attn_implementation: sdpa\n",
             UsageError,
             "or --stack axolotl@0.8 for 0.4 to 0.12 " + REFUSED_BY_TOOL.join("[]"),
         ),

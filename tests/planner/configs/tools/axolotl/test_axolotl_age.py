@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.errors import UsageError
+from planner.errors import InputFileError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -204,6 +204,36 @@ def test_the_optimizer_where_a_file_names_none(tmp_path: Path, text: str, optimi
     assert config.request.get("optimizer") == optimizer
     stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).stack
     assert (stack.id == "axolotl") is (optimizer is None)
+
+
+@pytest.mark.parametrize(
+    ("text", "stack"),
+    [
+        (LORA + "local_rank:\n", "axolotl@0.8"),
+        (LORA.replace("Qwen2.5-0.5B", "Qwen3-0.6B") + "local_rank:\n", "axolotl@0.8"),
+        (LORA.replace("Qwen/Qwen2.5-0.5B", "HuggingFaceTB/SmolLM3-3B") + "local_rank:\n", "axolotl"),
+        (LORA.replace("Qwen2.5-0.5B", "Qwen3-0.6B") + "flash_attention: true\n", "axolotl@0.13"),
+        # Its decoder came with 5.0, later than the class that is named.
+        (LORA.replace("Qwen/Qwen2.5-0.5B", "mistralai/Ministral-3-3B-Base-2512") + "local_rank:\n", "axolotl"),
+        (LORA + "load_in_4bit: true\n", "axolotl@0.13"),
+        (LORA + "load_in_4bit: true\nload_in_8bit: true\n", "axolotl"),
+    ],
+)
+def test_a_model_and_a_base_in_4_bits_tell_the_age(tmp_path: Path, text: str, stack: str) -> None:
+    """0.8 asks for Transformers 4.51.  ``adapter: lora`` over 4 bits stops since 0.13."""
+    assert read(tmp_path, text).request.get("stack") == stack
+
+
+@pytest.mark.parametrize(("name", "sharding"), [("zero1", "zero1"), ("zero2", "zero2"), ("zero3", "zero3")])
+def test_the_folder_of_2023_is_axolotl_s_alone(tmp_path: Path, name: str, sharding: str) -> None:
+    """Its files named AdamW, which takes the place of the file's own optimizer."""
+    text = f"deepspeed: deepspeed/{name}.json\nbf16: true\n"
+    request = read(tmp_path, LORA + "optimizer: adamw_bnb_8bit\nlocal_rank:\n" + text).request
+    assert request.get("sharding") == sharding
+    assert request.get("optimizer").startswith("adamw_torch")
+    other = "model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: sft\nfinetuning_type: lora\ntemplate: qwen\n"
+    with pytest.raises(InputFileError, match="neither beside this file"):
+        read(tmp_path, other + "dataset: notes\n" + text)
 
 
 @pytest.mark.parametrize(("mark", "reentrant"), [("local_rank:\n", True), ("flash_attention: true\n", False)])

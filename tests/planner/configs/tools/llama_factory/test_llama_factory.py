@@ -156,6 +156,26 @@ def test_a_key_that_came_with_0_9_2_is_not_for_older_software(tmp_path: Path, si
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "extra", "stack"),
+    [
+        ("Qwen/Qwen3-8B", "", "llama-factory"),
+        ("/data/models/Qwen3-8B", "", "llama-factory"),
+        ("Qwen/Qwen2.5-7B", "", OLD),
+        # Its code came with the checkpoint before Transformers had it.
+        ("deepseek-ai/DeepSeek-V2-Lite", "", OLD),
+        # 0.9.5 stops at this key, so the file is of a fork.
+        ("Qwen/Qwen3-8B", "image_resolution: 512\n", OLD),
+    ],
+)
+def test_a_model_that_came_later_outweighs_what_old_files_usually_say(
+    tmp_path: Path, model: str, extra: str, stack: str
+) -> None:
+    """People copy an old example for a new model, which 0.9.2's Transformers, up to 4.49, does not have."""
+    text = BASE.replace("Qwen/Qwen2.5-0.5B", model) + "overwrite_cache: true\ncutoff_len: 512\n" + extra
+    assert read(tmp_path, text).request.get("stack") == stack
+
+
 def test_the_default_length_is_known_where_the_age_is(tmp_path: Path) -> None:
     """2,048 tokens in 0.9.2."""
     text = BASE + "overwrite_cache: true\ntrust_remote_code: true\n"

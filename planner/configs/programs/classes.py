@@ -1,0 +1,240 @@
+"""Classes that a program has itself, and its command line: fields with their defaults, parsers, instances."""
+
+from __future__ import annotations
+
+import ast
+import re
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from planner.configs.launchers.named_files import named_file
+from planner.configs.programs.calls import Calls
+from planner.configs.programs.options import ABSENT, Option, option_of_field
+from planner.configs.programs.parsed import Arguments, Asked, Given, Parser, filled, option_of_call
+from planner.configs.programs.source import Source
+from planner.configs.programs.values import OWN, Library, Made, Model, Own, Unknown, unknown
+from planner.configs.yaml_or_json import read_document
+from planner.errors import show
+
+_PARSERS = ("HfArgumentParser", "TrlParser", "ArgumentParser")
+_TRAINED = re.compile(r"Trainer\b|Model\b|For[A-Z]|Module\b|Parser\b")
+_SETTINGS = re.compile(r"\w*(?:Config|Arguments)$")
+_CONFIG = "--config"
+_DEEPEST = 6
+
+
+class Classes(Calls):
+    """What a program's own classes and its parsers make.
+
+    ``words``: arguments that a command gives; ``parsed``: what parsers handed back; ``set_on_classes``:
+    what the program sets on classes of its own, by the class.
+    """
+
+    def __init__(
+        self, source: Source, capability: tuple[int, ...] | None, words: tuple[str, ...] | None = None
+    ) -> None:
+        super().__init__(source, capability)
+        self.words = words
+        self.parsed: list[Arguments] = []
+        self.set_on_classes: dict[int, dict[str, Any]] = {}
+
+    @abstractmethod
+    def bound(self, function: ast.FunctionDef, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Parameters of a function with what they get: an argument, else a default."""
+
+    @abstractmethod
+    def called_with(self, function: ast.FunctionDef, values: dict[str, Any]) -> Any:
+        """What a function of the program gives back, gone through with these values."""
+
+    @abstractmethod
+    def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
+        """A variable of the environment that the program sets."""
+
+    def own_class(self, own: Own, given: tuple[list[Any], dict[str, Any]], node: ast.Call) -> Any:
+        """An instance of a class of the program.
+
+        Raises: NotModelledError: it trains, or it is given what does.
+        """
+        if _TRAINED.search(" ".join(own.bases)):
+            raise self.refused(
+                node, f"what {own.node.name} changes in {show(' '.join(own.bases))} is not known"
+            )
+        if any(isinstance(each, Model) for each in (*given[0], *given[1].values())):
+            raise self.refused(node, "what this does with the model is not known")
+        if not isinstance(own.node, ast.ClassDef):
+            return unknown(node)
+        asked = self.asked(own)
+        start = {name: value for name, (_, value) in asked.fields.items() if value is not ABSENT}
+        by_place = dict(zip(asked.fields, given[0], strict=False))
+        made = Made(asked.library or f"{asked.name}{OWN}", {**start, **by_place, **given[1]}, node.lineno)
+        self._begun(own, made, given)
+        return made
+
+    def _begun(self, own: Own, made: Made, given: tuple[list[Any], dict[str, Any]] | None = None) -> None:
+        """What a class does to its instance when it is made."""
+        for each in own.node.body:
+            if isinstance(each, ast.FunctionDef) and each.name == "__post_init__":
+                self.called_with(each, {each.args.args[0].arg: made} if each.args.args else {})
+            elif isinstance(each, ast.FunctionDef) and each.name == "__init__" and given is not None:
+                placed = [made, *given[0]]
+                self.called_with(each, self.bound(each, (placed, given[1])))
+
+    def asked(self, own: Own, depth: int = 0) -> Asked:
+        """The fields of a class of the program, and the library's class that it is derived from."""
+        library, fields = "", dict[str, tuple[str, Any]]()
+        for base in own.node.bases if isinstance(own.node, ast.ClassDef) and depth < _DEEPEST else ():
+            found = self.value(base)
+            if isinstance(found, Own) and isinstance(found.node, ast.ClassDef):
+                inherited = self.asked(found, depth + 1)
+                library, fields = inherited.library or library, {**fields, **inherited.fields}
+            elif isinstance(found, Library) and found.trains and _SETTINGS.match(found.last):
+                library = found.last
+        fields |= self._fields(own)
+        for name, value in self.set_on_classes.get(id(own.node), {}).items():
+            fields[name] = (fields.get(name, ("", None))[0], value)
+        return Asked(own.node.name, fields, library, own)
+
+    def _fields(self, own: Own) -> Iterator[tuple[str, tuple[str, Any]]]:
+        for each in own.node.body:
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+                value = ABSENT if each.value is None else self._default(each.value)
+                yield each.target.id, (ast.unparse(each.annotation), value)
+            elif isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+                yield each.targets[0].id, ("", self._default(each.value))
+
+    def _default(self, node: ast.expr) -> Any:
+        """The default of a field, also where ``field(default=...)`` says it."""
+        named = self.value(node.func) if isinstance(node, ast.Call) else None
+        if not (isinstance(node, ast.Call) and isinstance(named, Library) and named.last == "field"):
+            return self.value(node)
+        given = {each.arg: each.value for each in node.keywords}
+        if (default := given.get("default")) is not None:
+            return self.value(default)
+        match given.get("default_factory"):
+            case None:
+                return ABSENT
+            case ast.Lambda(body=body):
+                return self.value(body)
+            case ast.Name(id="list"):
+                return []
+            case ast.Name(id="dict"):
+                return {}
+            case other:
+                return unknown(other)
+
+    def made_parser(self, node: ast.Call, library: Library) -> Any:
+        """A parser, or nothing where a library's call makes none."""
+        if library.last not in _PARSERS or not (library.trains or library.name == "argparse.ArgumentParser"):
+            return None
+        given = self.arguments(node, ("dataclass_types",))[1]
+        types = given.get("dataclass_types") if library.trains else None
+        listed = types if isinstance(types, list) else [] if types is None else [types]
+        classes = [self._class_of(each, node) for each in listed]
+        return Parser(library.last, {}, node.lineno, classes)
+
+    def _class_of(self, value: Any, node: ast.Call) -> Asked:
+        if isinstance(value, Own) and isinstance(value.node, ast.ClassDef):
+            return self.asked(value)
+        if isinstance(value, Library) and value.trains and _SETTINGS.match(value.last):
+            return Asked(value.last, {}, value.last)
+        self.parses = node.lineno
+        raise self.refused(node, "which arguments these are is not known")
+
+    def done_with_parser(self, node: ast.Call, parser: Parser, name: str) -> Any:
+        """A method of a parser.
+
+        Raises:
+            InputFileError: the program stops at its command line.
+            NotModelledError: what it hands back is not known.
+        """
+        if name in ("add_argument_group", "add_mutually_exclusive_group"):
+            return parser
+        if name == "add_argument":
+            return self._added(node, parser)
+        if name in ("parse_args", "parse_known_args"):
+            given = self.arguments(node, ("args",))[1]
+            found, rest = self._parsed(node, parser, given, strict=name == "parse_args")
+            only = found[0] if found else Made(f"Namespace{OWN}", {}, node.lineno)
+            return only if name == "parse_args" else [only, rest]
+        if name in ("parse_args_into_dataclasses", "parse_args_and_config"):
+            given = self.arguments(node, ("args",))[1]
+            left = given.get("return_remaining_strings") is True
+            found, rest = self._parsed(node, parser, given, strict=not left)
+            return [*found, rest] if left else found
+        if name in ("parse_json_file", "parse_yaml_file", "parse_dict"):
+            return self._from_file(node, parser)
+        if name in ("print_help", "error", "exit", "print_usage", "format_help"):
+            return unknown(node)
+        if name == "set_defaults" and not node.args:
+            return self._with_defaults(node, parser)
+        raise self.refused(node, "what this changes in the arguments is not known")
+
+    def _added(self, node: ast.Call, parser: Parser) -> Any:
+        placed, given = self.arguments(node)
+        kind = next((ast.unparse(each.value) for each in node.keywords if each.arg == "type"), "")
+        option = option_of_call(placed, given, kind)
+        if option is None:
+            raise self.refused(node, "which argument this is is not known")
+        parser.options.append(option)
+        return unknown(node)
+
+    def _with_defaults(self, node: ast.Call, parser: Parser) -> Any:
+        for name, value in self.arguments(node)[1].items():
+            parser.options.append(Option((f"--{name}",), name, default=value))
+        return unknown(node)
+
+    def _parsed(
+        self, node: ast.Call, parser: Parser, given: dict[str, Any], *, strict: bool
+    ) -> tuple[list[Arguments], list[Any]]:
+        words = given.get("args")
+        if words is None:
+            words = list(self.words or ())
+        if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
+            raise self.refused(node, "which arguments are parsed here is not known")
+        lax = given.get("fail_with_unknown_args") is False
+        table: dict[str, Any] = {}
+        if parser.kind == "TrlParser" and _CONFIG in words[:-1]:
+            place = words.index(_CONFIG)
+            table = dict(read_document(named_file(self.source.path, words[place + 1])).table)
+            words = [*words[:place], *words[place + 2 :]]
+            for name, value in (table.pop("env", None) or {}).items():
+                self.set_environment(node, name, value)
+        asked = Given(self.source.path, tuple(words), table, strict=strict and not lax)
+        return self._handed_back(*filled(parser, asked))
+
+    def _from_file(self, node: ast.Call, parser: Parser) -> list[Arguments]:
+        placed, given = self.arguments(node)
+        value = next(iter((*placed, *given.values())), None)
+        if isinstance(value, str) and value:
+            value = read_document(named_file(self.source.path, value)).table
+        if not isinstance(value, dict):
+            raise self.refused(node, "which arguments are parsed here is not known")
+        strict = given.get("allow_extra_keys") is not True
+        return self._handed_back(*filled(parser, Given(self.source.path, (), value, strict=strict)))[0]
+
+    def _handed_back(self, found: list[Arguments], rest: list[str]) -> tuple[list[Arguments], list[Any]]:
+        for each in found:
+            self.parsed.append(each)
+            if each.by is not None:
+                self._begun(each.by, each)
+        return found, list(rest)
+
+    def started_with_words(self, own: Own, node: ast.Call) -> Any:
+        """A function that ``fire`` or ``typer`` calls with the arguments of the command line."""
+        function = own.node
+        if not isinstance(function, ast.FunctionDef) or function.args.vararg or function.args.kwarg:
+            raise self.refused(node, "which arguments these are is not known")
+        parser = Parser("fire", {}, node.lineno)
+        names = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        start = self.bound(function, ([], {}))
+        for each in names:
+            default = ABSENT if isinstance(start[each.arg], Unknown) else start[each.arg]
+            kind = "literal" if each.annotation is None else ast.unparse(each.annotation)
+            for option in option_of_field(each.arg, kind, default):
+                # A list is one word there: [q_proj,v_proj].
+                as_word = option.nargs == "+" or not option.kind
+                parser.options.append(replace(option, kind="literal", nargs=None) if as_word else option)
+        found, _ = self._parsed(node, parser, {}, strict=True)
+        return self.called_with(function, dict(found[0].given) if found else {})
