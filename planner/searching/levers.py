@@ -253,12 +253,11 @@ def levers(
         need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
         found = [trial for trial in first.tries(larger_cards(scenario, need)) if trial.lever.fits]
         found += [trial for trial in first.tries(more_cards(scenario)) if trial.lever.fits][:1]
+        found += _cheaper_methods(first, singles)
         found += _downhill(first, first.tries(divided_sequences(scenario)), with_stacks=True)
         found += _together(first, [trial for trial in (*trials, *found) if trial.move.topic != "card"])
         found = [trial for each in found for trial in _within_hosts(first, each)]
         found += _on_more_nodes(first, scenario)
-        methods = [trial for trial in singles if trial.move.topic == "method"]
-        found += [trial for trial in _downhill(first, methods) if trial not in methods]
         trials += judge.again(found)
         if not any(trial.lever.fits for trial in trials):
             trials += [trial for trial in judge.tries(one_process(scenario)) if trial.lever.fits]
@@ -267,8 +266,11 @@ def levers(
 
 
 def _asks_for_more(flags: Mapping[str, str | bool | None], found: Iterable[Lever]) -> bool:
-    """Whether one of ``found`` asks for less, and the job fits after it."""
-    return any(lever.fits and lever.flags.items() < flags.items() for lever in found)
+    """Whether one of ``found`` asks for less by the same method, and the job fits after it."""
+    alike = (
+        lever.flags for lever in found if lever.fits and lever.flags.get("method") == flags.get("method")
+    )
+    return any(each.items() < flags.items() for each in alike)
 
 
 def near_the_limit(scenario: Scenario, model: Coefficients | Calibration, quick: Prediction) -> Prediction:
@@ -354,6 +356,13 @@ def _downhill(judge: _Judge, starts: list[_Trial], *, with_stacks: bool = False)
         stacks = other_stacks(best.after) if with_stacks else ()
         best = _better(judge, best, others) or _better(judge, best, stacks)
     return [] if best is None else [best]
+
+
+def _cheaper_methods(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
+    """A cheaper method with as much on top as it takes; a 4-bit base may come divided to the GPUs."""
+    methods = [trial for trial in singles if trial.move.topic == "method"]
+    on_host = [_joined(trial.move, move) for trial in methods for move in loaded_on_host(trial.after)]
+    return [trial for trial in _downhill(judge, [*methods, *judge.tries(on_host)]) if trial not in methods]
 
 
 def _better(judge: _Judge, best: _Trial, others: Iterable[Move]) -> _Trial | None:

@@ -75,10 +75,11 @@ def _cost(lever: Lever) -> str:
     """In few words, because flags stand beside them: ``free``, ``step x 1.23``, ``67 GiB RAM``,
     ``other cards``, ``more nodes``, ``changes training``, ``time`` where nobody knows how much.
     """
-    if lever.kind == "training":
-        return "changes training"
-    parts = [lever.hardware_text] if lever.hardware_text else []
+    trains_otherwise = lever.kind == "training"
+    parts = ["changes training"] if trains_otherwise else [lever.hardware_text] if lever.hardware_text else []
     parts += [f"{lever.host_bytes / GIB:,.0f} GiB RAM"] if lever.host_bytes >= GIB else []
+    if trains_otherwise:
+        return ", ".join(parts)
     if lever.kind == "money" and not parts:
         parts.append("<1 GiB RAM")
     ratio, usd = lever.step_time_ratio, lever.usd_ratio

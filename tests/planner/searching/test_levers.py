@@ -250,12 +250,13 @@ def test_kernels_that_the_card_or_the_code_lacks_are_not_offered() -> None:
 
 def test_pairs_are_tried_only_where_no_single_change_is_enough() -> None:
     """A job that one change saves gets no pairs; one that needs two gets pairs that fit,
-    of the cheapest kind that does.
+    of the cheapest kind that does, beside a cheaper method.
     """
     single = levers(scenario({**EAGER, "attention": "sdpa"}))
     assert any(lever.fits and lever.kind in ("free", "time") for lever in single)
     assert not any(" + " in lever.description for lever in single)
-    pairs = [lever for lever in levers(scenario(FAR_TOO_LARGE)) if " + " in lever.description]
+    every = [lever for lever in levers(scenario(FAR_TOO_LARGE)) if " + " in lever.description]
+    pairs = [lever for lever in every if "method" not in lever.flags]
     assert 1 <= len(pairs) <= MAX_PAIRS
     assert all(lever.fits for lever in pairs)
     assert len({lever.flags_text for lever in pairs}) == len(pairs)
@@ -330,10 +331,22 @@ def test_a_job_far_above_a_node_is_offered_offload_under_both_engines() -> None:
     job = {"model": "405b", "method": "lora", "gpu": "h100-sxm:8", "seq": "4096"}
     enough = [lever for lever in levers(scenario(job)) if lever.fits]
     assert [lever.flags.get("sharding") for lever in enough[:2]] == ["fsdp", "zero3"]
-    assert not any("stack" in lever.flags for lever in enough)
+    assert not any("stack" in lever.flags and "method" not in lever.flags for lever in enough)
     typed = estimate(resolve(from_flags({**job, **as_request(enough[0])})))
     assert typed.verdict == "fits"
     assert enough[0].host_bytes <= enough[1].host_bytes
+
+
+def test_a_cheaper_method_is_offered_with_its_base_divided() -> None:
+    """LoRA of a 70B on two 24 GB cards: QLoRA under FSDP, as people run it there,
+    takes less host RAM than LoRA from the host does.
+    """
+    job = {"model": "70b", "method": "lora", "gpu": "4090:2", "seq": "2048"}
+    enough = [lever for lever in levers(scenario(job)) if lever.fits]
+    (offered,) = (lever for lever in enough if lever.flags.get("method") == "qlora")
+    assert (offered.flags["sharding"], offered.flags["quant-storage"]) == ("fsdp", "bf16")
+    assert estimate(resolve(from_flags({**job, **as_request(offered)}))).verdict == "fits"
+    assert 0 < offered.host_bytes < enough[0].host_bytes / 2
 
 
 @pytest.mark.parametrize(("model", "gpu"), [("llama-3.1-70b", "4090:2"), ("405b", "h100-sxm:8")])
