@@ -66,8 +66,11 @@ def option_of_field(name: str, annotation: str, default: Any) -> tuple[Option, .
 
 
 def _plain(annotation: str) -> str:
-    """An annotation without what says that it may be nothing."""
-    text = annotation.strip().strip("'\"")
+    """An annotation without what says that it may be nothing.
+
+    One that is a text may hold any number of blanks, which the patterns below would take apart in every way.
+    """
+    text = " ".join(annotation.split()).strip("'\" ")
     found = _OPTIONAL.fullmatch(text) or _UNION.fullmatch(text) or _OR_NONE.fullmatch(text)
     return next(filter(None, found.groups())).strip() if found else text
 
