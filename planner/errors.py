@@ -30,6 +30,10 @@ MAX_NEAREST = 3
 """Names that a sentence lists as those that may be meant."""
 # Several spellings may stand for one name.
 _CANDIDATES = 12
+# Below this share of letters in common a name says nothing: ``lang`` is no slip of ``link``.
+_LIKE = 0.6
+# A known name of so many letters is meant by one that begins with it: ``sequence`` for ``seq``.
+_LEAST_CHARS = 3
 
 
 def show(value: object) -> str:
@@ -82,10 +86,16 @@ def name_pattern(name: str) -> re.Pattern[str]:
     return re.compile(r"[^a-z0-9]*".join(letters) + ends, re.IGNORECASE)
 
 
+def is_like(name: str, known: str) -> bool:
+    """Whether one may be a slip of the other."""
+    return difflib.SequenceMatcher(None, name, known).ratio() >= _LIKE
+
+
 def _nearest(name: str, known: Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
     meant = known if isinstance(known, Mapping) else {candidate.lower(): candidate for candidate in known}
     begin = sorted(filter(name_pattern(name).match, meant), key=lambda known: (len(known), known))
-    near = difflib.get_close_matches(name.lower(), meant, n=_CANDIDATES, cutoff=0.4)
+    begin += [known for known in meant if len(known) >= _LEAST_CHARS and name.lower().startswith(known)]
+    near = difflib.get_close_matches(name.lower(), meant, n=_CANDIDATES, cutoff=_LIKE)
     return tuple(dict.fromkeys(meant[known] for known in (*begin, *near)))
 
 

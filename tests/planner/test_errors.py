@@ -15,6 +15,9 @@ NAMES = ("llama-30b", "llama-3-8b", "llama-3.1-70b", "qwen2.5-7b", "badam", "ada
         ("llama3", ("llama-3-8b", "llama-3.1-70b", "llama-30b")),
         ("adamw", ("adamw_8bit", "adamw_torch", "badam")),
         ("bdam", ("badam",)),
+        ("badam_mode", ("badam",)),
+        # It has letters of some, and begins like none.
+        ("lang", ()),
         ("-", ()),
         ("x" * 100_000, ()),
     ],

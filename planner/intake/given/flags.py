@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from planner.errors import MAX_NEAREST
+from planner.errors import MAX_NEAREST, is_like
 from planner.intake.given.fields import REQUEST_FIELDS, headings
 from planner.intake.given.other_words import in_our_words
 from planner.intake.given.request_field import Kind, RequestField
@@ -140,7 +140,9 @@ def told_by_parser(error: Exception) -> tuple[str, tuple[str, ...]]:
     text: str = error.format_message()  # type: ignore[attr-defined]
     if flag := getattr(error, "option_name", None):
         meant = [name for name in (in_our_words(flag),) if name and name.split()[0] in _flags_of(error)]
-        names = tuple(meant or dict.fromkeys((*_flags_like(flag, error), *names)))[:MAX_NEAREST]
+        # The parser compares dashes, too.
+        near = (name for name in names if is_like(flag.strip("-"), name.strip("-")))
+        names = tuple(meant or dict.fromkeys((*_flags_like(flag, error), *near)))[:MAX_NEAREST]
         nearest = "; here it is " if meant else "; nearest: " if names else ""
         text = f"no such option: {flag}{nearest}{', '.join(names)}"
     sentence = in_short(text).rstrip(".")
