@@ -17,6 +17,7 @@ from planner.units import MIB
 from tests.extras import needs
 
 pytestmark = [
+    pytest.mark.real,
     needs("torch", "transformers", "peft", "accelerate"),
     pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
 ]

@@ -64,6 +64,7 @@ def again(number: int) -> None:
     assert row_of(job) == next(row for row in ROWS if int(row["number"]) == number)
 
 
+@pytest.mark.real
 @needs("torch", "transformers", "peft", "accelerate", "bitsandbytes")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize("number", SAMPLE)

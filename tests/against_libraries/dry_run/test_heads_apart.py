@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.against_libraries.dry_run.test_dry_run import folder, pytestmark, run
+from tests.against_libraries.dry_run.test_dry_run import folder, run
+from tests.against_libraries.dry_run.test_dry_run import pytestmark as needed
 
-__all__ = ["folder", "pytestmark"]
+__all__ = ["folder"]
+pytestmark = [pytest.mark.real, *needed]
 # Each matrix of the vocabulary has 4 MiB: no values.
 T5 = {"model_type": "t5", "vocab_size": 8192, "d_model": 128, "d_ff": 256, "num_layers": 1, "num_heads": 2}
 LOADS = """

@@ -16,6 +16,7 @@ from tests.extras import needs
 from tests.in_process import called
 
 pytestmark = [
+    pytest.mark.real,
     needs("torch", "transformers", "peft", "accelerate", "bitsandbytes"),
     pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
 ]

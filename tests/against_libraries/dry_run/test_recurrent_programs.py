@@ -15,6 +15,7 @@ from planner.errors import NotModelledError
 from tests.extras import needs
 
 pytestmark = [
+    pytest.mark.real,
     needs("torch", "transformers", "peft", "accelerate"),
     pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
 ]
