@@ -60,10 +60,20 @@ def loaded(scenario: Scenario) -> Any:
     return model
 
 
+def engine_settings(scenario: Scenario) -> dict[str, Any]:
+    """What the Trainer is told of the engine.  DeepSpeed's file names no optimizer, as most do:
+    Accelerate takes the one for the host by itself.
+    """
+    settings = sharding_settings(scenario)
+    for name in ("optimizer", "zero_force_ds_cpu_optimizer"):
+        settings.get("deepspeed", {}).pop(name, None)
+    return settings
+
+
 def train(scenario: Scenario) -> None:
     """Train until somebody stops it."""
     # Before the model: under ZeRO-3 they decide how a checkpoint is read.
-    arguments = trainer_arguments(scenario, "out", max_steps=_STEPS, **sharding_settings(scenario))
+    arguments = trainer_arguments(scenario, "out", max_steps=_STEPS, **engine_settings(scenario))
     rows = Rows(int(scenario.recipe.batch.seq_len))
     transformers.Trainer(model=loaded(scenario), args=arguments, train_dataset=rows).train()
 
