@@ -32,7 +32,7 @@ from planner.searching.common_stacks import (
     runs_sharding,
     stack_is_open,
 )
-from planner.searching.variants import Flags, request_of
+from planner.searching.variants import Flags, request_of, warnings_about
 from planner.units import GIB
 from planner.words import words
 
@@ -448,6 +448,9 @@ def _adapter(scenario: Scenario) -> Iterator[Move]:
     adapter = scenario.recipe.adapter
     if adapter is None:
         return
+    if "fused-experts-adapted" in warnings_about(scenario):
+        text = "adapters of attention alone, none of experts"
+        yield Move("targets", "training", text, {"lora-targets": "attention"})
     if adapter.rank > 1:
         yield Move("rank", "training", "half the LoRA rank", {"lora-rank": str(int(adapter.rank) // 2)})
     if adapter.modules_to_save:
