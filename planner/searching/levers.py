@@ -351,7 +351,7 @@ def _on_more_nodes(judge: _Judge, scenario: Scenario) -> list[_Trial]:
 def _last_resort(
     scenario: Scenario, model: Coefficients | Calibration, singles: list[_Trial]
 ) -> list[_Trial]:
-    """Change upon change of any kind but shorter samples, each the one that saves most, if it fits in the end."""
+    """Change upon change of any kind but shorter samples, always the one that saves most, if it ends well."""
     judge = _Judge(scenario, model, quick=True)
     judge.left = min(judge.left, _LAST_RESORT * n_affordable(scenario, quick=True))
     starts = [trial for trial in singles if trial.move.topic != "length"]

@@ -145,8 +145,12 @@ SYSTEM_RULES = (
     ),
     warn(
         "sharding-on-one-process",
-        "ZeRO and FSDP on one process divide nothing; they only change dtypes, buffers and offload",
-        lambda case: case.hardware.world_size == 1 and (case.recipe.uses_deepspeed or case.recipe.uses_fsdp),
+        "ZeRO and FSDP on one process divide nothing; without offload they only change dtypes and buffers",
+        lambda case: (
+            case.hardware.world_size == 1
+            and (case.recipe.uses_deepspeed or case.recipe.uses_fsdp)
+            and case.recipe.offload in ("none", "activations")
+        ),
     ),
     warn(
         "many-gpus-in-a-node",
