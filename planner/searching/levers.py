@@ -21,6 +21,7 @@ from planner.searching.moves import (
     LeverKind,
     Move,
     divided_sequences,
+    has_large_states,
     larger_cards,
     less_offload,
     loaded_on_host,
@@ -62,6 +63,8 @@ _BAD_ADVICE = frozenset(
         "gpu-speed-unknown",
     }
 )
+# Of adapters they save too little to be what another change lacks.
+_OF_STATES = ("optimizer", "rank")
 _OF_PLACE = ("gpu", "gpu-memory", "nodes", "stack")
 
 
@@ -422,6 +425,7 @@ def _pairs(
     tried: list[_Trial] = []
     for first in _largest_first(firsts):
         topics = first.move.topic.split("+")
+        topics += () if has_large_states(first.after) else _OF_STATES
         others = [move for move in moves(first.after) if move.topic not in topics and move.kind in kinds]
         new = [
             joined

@@ -335,7 +335,9 @@ def test_what_transformers_lacks_as_well_is_refused_at_once(
     with pytest.raises(UnknownArchitectureError):
         load_model(str(known))
     file = _config_file(tmp_path / "unknown", TINY | {"model_type": "nosuch"})
-    with pytest.raises(NotModelledError, match=r"'nosuch' is neither modelled nor in Transformers 5\.0\.0") as no:
+    with pytest.raises(
+        NotModelledError, match=r"'nosuch' is neither modelled nor in Transformers 5\.0\.0"
+    ) as no:
         load_model(str(file))
     assert not isinstance(no.value, UnknownArchitectureError)
 
