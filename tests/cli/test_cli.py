@@ -205,6 +205,11 @@ def test_an_unknown_flag_names_near_ones(capsys: Captured) -> None:
     assert "--lora-rank" in message
 
 
+def test_a_flag_without_its_value_is_not_unknown(capsys: Captured) -> None:
+    """As of a variable of the shell that is empty."""
+    assert "'--price' requires an argument" in refused(capsys, "--model", "7b", "--price")
+
+
 def test_an_unknown_command_is_refused(capsys: Captured) -> None:
     """A misspelt sub-command exits with 2 and one sentence."""
     message = refused(capsys, "modls")
