@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.api.calibration_choice import calibration_for
 from planner.domain.model import ModelSpec
 from planner.domain.prediction import Verdict
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import UsageError
 from planner.intake.given.request import TRIED, Given, ScenarioRequest, from_flags, merge, require
 from planner.intake.given.request_field import PARTS
-from planner.intake.resolve import resolve
+from planner.intake.resolve import resolve, with_other_errors
 from planner.predicting import predict_with
 from planner.report.prediction.subject import Subject
 
@@ -47,8 +49,12 @@ def answer_job(flags: Mapping[str, object], config: str | None = None, how: How 
         NotModelledError: understood, but no formula covers it.
     """
     request, notes = read_request(flags, config)
-    require(request, *PARTS, example=EXAMPLE, prefix="--")
-    return answer_request(request, how or How(), notes)
+    missing = partial(require, request, *PARTS, example=EXAMPLE, prefix="--")
+    try:
+        missing()
+        return answer_request(request, how or How(), notes)
+    except UsageError as error:
+        raise with_other_errors(error, request, missing) from None
 
 
 def answer_request(
