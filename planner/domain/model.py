@@ -76,7 +76,7 @@ Until = Literal["part", "sum", "norm", "layer"]
 """How long a variable lives: as the part that reads it runs, until the sum behind that or the next norm is
 there, or until the layer ends.
 """
-EmbeddingScale = Literal["none", "table", "model", "stream"]
+EmbeddingScale = Literal["none", "table", "norm", "model", "stream"]
 ParamsOrigin = Literal[
     "published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"
 ]
@@ -343,7 +343,7 @@ class ModelSpec:
     the embeddings (the first of ``final_norms``), ``embedding_dropout`` a dropout of them.
     ``drops_by_module``: its dropouts are modules, which trainers can switch off.
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma),
-    the ``model`` behind it (Granite), or the model when it starts the ``stream``, beside which the rows stay
+    or by their ``norm`` (Muse Glimmer), the ``model`` behind it (Granite), or the model when it starts the ``stream``, beside which the rows stay
     (Trinity). ``scales_logits``: logits are multiplied by a number;
     ``wide_logits``: the model casts them to fp32.  ``masks_first``: masks are made before the rows of
     positions are looked up (OPT); ``makes_window_mask``: one of windows is made though no layer may have a
