@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.gemma_family import is_capped, read_gemma2
+from planner.catalog.architectures.dense.later_blocks import turned_in_windows
 from planner.catalog.architectures.dense.llama_family import (
     attention_of,
     decoder,
@@ -21,7 +22,6 @@ from planner.catalog.architectures.dense.llama_family import (
     read_llama,
     with_windows,
 )
-from planner.catalog.architectures.dense.later_blocks import turned_in_windows
 from planner.catalog.architectures.dense.llama_kin import relu2_block
 from planner.catalog.architectures.parts import (
     gated_mlp,
@@ -130,9 +130,7 @@ def read_muse_glimmer_text(fields: ConfigFields) -> ModelSpec:
     windows = layer_windows(fields, n_layers, window_field(fields, 2048), types)
     spec = decoder(fields, turned_in_windows(block, windows))
     last = replace(rms(hidden), scaling="in_fp32")
-    return replace(
-        spec, final_norms=(last,), embedding_scale="norm", scales_logits=True, logit_softcap=True
-    )
+    return replace(spec, final_norms=(last,), embedding_scale="norm", scales_logits=True, logit_softcap=True)
 
 
 def read_vaultgemma(fields: ConfigFields) -> ModelSpec:

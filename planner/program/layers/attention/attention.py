@@ -111,10 +111,10 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> Heads:
     whole, late = spec.heads_last and bool(norms), spec.head_norms_last or spec.head_norms_turned
     made: list[Tensor] = []
     gates: list[Tensor] = []
-    for index, matrix in enumerate(view.linears("attn_in")):
+    n_made = len(numbers) + (spec.output_gate == "matrix")
+    for index, matrix in enumerate(view.linears("attn_in")[:n_made]):
         if index == len(numbers):
-            if spec.output_gate == "matrix":
-                gates.append(linear(torch, view, matrix, x))
+            gates.append(linear(torch, view, matrix, x))
             break
         made.append(linear(torch, view, matrix, x))
         if (spec.scales_query and not spec.head_norms_last, spec.scales_key, False)[index]:
