@@ -333,6 +333,7 @@ class Walk(Classes):
 
     def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
         """A variable of the environment: it may set the allocator or an engine."""
+        self.variables[str(name)] = value
         if not _MATTERS.search(str(name)):
             return
         if name in _ALLOCATOR and value == "expandable_segments:True":
