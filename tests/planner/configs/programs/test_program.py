@@ -255,6 +255,18 @@ args.logging_steps = 5
     assert job(program(tmp_path, text)) == job(program(tmp_path, TRAINER))
 
 
+def test_a_list_is_made_of_the_parts_of_a_text(tmp_path: Path) -> None:
+    """As arguments name modules; what is made of something unknown is asked for."""
+    made = "[each.strip() for each in {}.split(',') if each.strip()]"
+    known, open_ = (
+        TRAINER.replace('["q_proj", "v_proj"]', made.format(text))
+        for text in ("'q_proj, v_proj,'", "settings.modules")
+    )
+    assert job(program(tmp_path, known)) == job(program(tmp_path, TRAINER))
+    with pytest.raises(InputFileError, match="target_modules"):
+        job(program(tmp_path, open_))
+
+
 def test_defaults_of_variables_of_the_environment_count_and_are_told(tmp_path: Path) -> None:
     """What the program sets itself counts before them; launchers' variables, and others without a default,
     are known to a run alone.
