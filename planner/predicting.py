@@ -238,7 +238,7 @@ def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibr
         for level, around in levels.items()
     }
     step = host = None
-    if time is not None and (spread := calibration.spread_for(SpreadKey("time", lengths))):
+    if time is not None and (spread := calibration.spread_for(SpreadKey("time"))):
         scale, below = float(time_scale(time, doubt)), float(time_scale(time, doubt, below=True))
         step = interval_around(spread, float(time.step_s), scale, below)
     if spread := calibration.spread_for(SpreadKey("host_memory")):
