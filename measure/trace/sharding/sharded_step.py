@@ -73,6 +73,9 @@ def run_sharded_step(
     hooks = _flat_hooks(model, units, recorder, scenario) if is_flat else UnitHooks(model, units, recorder)
 
     def begins() -> None:
+        if recipe.sharding.is_zero3 and recipe.has_own_loss:
+            # Trainers of preferences read their metrics before.
+            put_mark(recorder, "host_waits", "")
         if makes_buckets_early(scenario):
             put_mark(recorder, "start_of_backward", "")
 

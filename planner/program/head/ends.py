@@ -343,11 +343,13 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
             return loss_of(torch, view, model.head, weight, hidden), kept
         if model.normhead:
             weight = _normalised(torch, weight)
-        logits_of = partial(scaled_logits, torch, ends)
         if cuts_head(view):
+            logits_of = partial(scaled_logits, torch, ends)
             passed += logits_in_pieces(torch, view, logits_of, (weight, hidden))
         else:
-            passed.append(logits_of(weight, hidden))
+            passed.append(_logits(torch, ends, hidden, weight))
+    if not cuts_head(view):
+        passed.append(_scaled(torch, ends, passed))
     if cuts_logits(view.stack):
         return _loop_loss(torch, view, passed, upcast=model.fp32_logits)
     upcast = model.fp32_logits or _is_megatron(view)
@@ -370,9 +372,16 @@ def _loop_loss(
 
 
 def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
-    """What the model makes of the head's product: scaled (Granite, Cohere) or capped (Gemma 2)."""
+    """The head's product, and what the model makes of it."""
+    return _scaled(torch, ends, [_logits(torch, ends, hidden, weight)])
+
+
+def _scaled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """What the model itself makes of the head's product, which ``passed`` holds and is emptied of: scaled
+    (Granite, Cohere) or capped (Gemma 2).
+    """
     model, view = ends.model, ends.layer
-    logits = _logits(torch, ends, hidden, weight)
+    logits = passed.pop()
     if model.scales_logits:
         logits = torch.same(logits, "mul")
     if model.wide_logits:
@@ -418,7 +427,8 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
 def all_logits(torch: Operators, ends: EndsView, hidden: Tensor) -> Tensor:
     """What the head makes of ``hidden``, all at once."""
     with torch.inside(ends.model.head.name):
-        return scaled_logits(torch, ends, head_weight(torch, ends), hidden)
+        passed = [_logits(torch, ends, hidden, head_weight(torch, ends))]
+    return _scaled(torch, ends, passed)
 
 
 def head_weight(torch: Operators, ends: EndsView) -> Tensor:
