@@ -394,10 +394,8 @@ class Walk(Classes):
             case ast.IfExp():
                 holds = truth(self.value(node.test))
                 return unknown(node) if holds is None else self.value(node.body if holds else node.orelse)
-            case ast.Subscript():
-                return self._item(node)
-            case ast.JoinedStr():
-                return self._text(node)
+            case ast.Subscript() | ast.JoinedStr():
+                return self._item(node) if isinstance(node, ast.Subscript) else self._text(node)
             case ast.ListComp(generators=[ast.comprehension(target=ast.Name(name)) as each]):
                 return self._listed(node, name, each)
             case _:
