@@ -31,7 +31,7 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipes.job_line import picture_title
 from planner.domain.scenario import Assumption, Scenario
 from planner.errors import ExitCode, UnknownArchitectureError, UsageError
-from planner.files.writing import check_writable
+from planner.files.writing import check_picture, check_writable
 from planner.intake.given.flags import Config, Force, OwnOptions
 
 EXAMPLE = "measure trace --model 7b --method lora --seq 1024 --batch 2"
@@ -190,10 +190,11 @@ def trace(**given: Any) -> int:
     # Everything that can be wrong is found before the work begins.
     limit_bytes = None if answer.fits is None else size_bytes("--fits", answer.fits)
     parse_settings(answer.allocator or "")
-    for path in (answer.plot, answer.export, answer.events):
+    for path in (answer.export, answer.events):
         if path is not None:
             check_writable(path)
     if answer.plot is not None:
+        check_picture(answer.plot)
         need("plots", "matplotlib")
     _check_together(program, answer)
     if program or answer.check is not None:

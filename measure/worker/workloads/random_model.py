@@ -42,7 +42,7 @@ def build_model(case: RunCase, scenario: Scenario, device: torch.device, phases:
         prepare_for_kbit(model, scenario)
     if recipe.adapter is not None:
         phases.enter("adapters")
-        model = adapted(model, recipe.adapter, scenario.model)
+        model = adapted(model, recipe, scenario.model)
     model.train()
     phases.leave()
     return model
