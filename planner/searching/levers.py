@@ -268,7 +268,7 @@ def levers(
         trials += judge.again(found)
         if not any(trial.lever.fits for trial in trials):
             trials += [trial for trial in judge.tries(one_process(scenario)) if trial.lever.fits]
-        if not any(trial.lever.fits for trial in trials):
+        if not any(trial.lever.fits and not trial.lever.hardware_text for trial in trials):
             trials += judge.again(_last_resort(scenario, model, singles))
     every = [trial.lever for trial in trials if judge.is_hosted(trial.lever)]
     return _ordered([lever for lever in every if not _asks_for_more(lever.flags, every)], verdict)
@@ -354,7 +354,9 @@ def _on_more_nodes(judge: _Judge, scenario: Scenario) -> list[_Trial]:
 def _last_resort(
     scenario: Scenario, model: Coefficients | Calibration, singles: list[_Trial]
 ) -> list[_Trial]:
-    """Change upon change of any kind but shorter samples, always the one that saves most, if it ends well."""
+    """Change upon change of any kind but shorter samples, always the one that saves most, if it ends well:
+    who has no other cards gets an answer, too.
+    """
     judge = _Judge(scenario, model, quick=True)
     judge.left = min(judge.left, _LAST_RESORT * n_affordable(scenario, quick=True))
     starts = [trial for trial in singles if trial.move.topic != "length"]
