@@ -203,6 +203,8 @@ def trace(**given: Any) -> int:
     scenario = scenario_of(given, **said_apart, example=EXAMPLE, reader=_described)
     need("measure", *_LIBRARIES)
     quiet()
+    if scenario.recipe.sharding.communicates:
+        return _trace_divided(scenario, answer, limit_bytes)
     from measure.trace.traced_job import TraceOptions, trace_step
 
     traced = trace_step(scenario, TraceOptions(answer.all_layers))
@@ -274,6 +276,18 @@ def _check_together(program: list[str] | None, answer: TraceOutput) -> None:
             "--checkpoint makes a folder that a program finds: "
             "measure trace --checkpoint llama=meta-llama/Llama-3.2-1B -- python train.py"
         )
+
+
+def _trace_divided(scenario: Scenario, answer: TraceOutput, limit_bytes: int | None) -> int:
+    """The same of a job that an engine divides: the engine's own code runs, as in a program of the user's."""
+    from measure.cli.dry_run import run_laid
+    from measure.trace.divided_job import divided_job
+
+    job = divided_job(scenario)
+    answer = replace(answer, allocator=_allocator_of(answer, scenario))
+    ran = run_laid(job.command, job.files, (scenario.hardware.gpu, job.n_cards), answer)
+    found = Recorded(ran.cards, scenario.assumptions, picture_title(scenario))
+    return _say(answer, found, limit_bytes or _room_in(scenario))
 
 
 def _trace_program(

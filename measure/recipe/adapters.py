@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from measure.recipe.modules import part_of
 from planner.domain.model import ModelSpec
-from planner.domain.recipes.recipe import TARGET_PARAMETER, Adapter
+from planner.domain.recipes.recipe import TARGET_PARAMETER, Adapter, Recipe
 from planner.intake.linears import GROUP_TARGETS
 
 SCORE = "score"
@@ -68,15 +69,22 @@ def _targets(model: nn.Module, adapter: Adapter, spec: ModelSpec) -> str | list[
     return named + (_attention_paths(model, spec) if "attention" in adapter.targets else [])
 
 
-def adapted(model: Any, adapter: Adapter, spec: ModelSpec) -> Any:
-    """``model`` with layers of PEFT on the recipe's targets, in the recipe's dtype."""
+def adapted(model: Any, recipe: Recipe, spec: ModelSpec) -> Any:
+    """``model`` with layers of PEFT on the recipe's targets, in the recipe's dtype, none in frozen parts."""
     import peft
+
+    adapter = recipe.adapter
+    assert adapter is not None
 
     common: dict[str, Any] = {
         "target_modules": _targets(model, adapter, spec),
         "modules_to_save": list(adapter.modules_to_save) or None,
         "task_type": _task_type(spec),
     }
+    if recipe.frozen:
+        common["exclude_modules"] = [
+            name for name, _ in model.named_modules() if part_of(name) in recipe.frozen
+        ]
     config: peft.PeftConfig
     if adapter.oft_block_size:
         config = peft.OFTConfig(oft_block_size=adapter.oft_block_size, **common)

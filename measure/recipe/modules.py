@@ -11,7 +11,15 @@ from planner.catalog.hf_config import config_fields as read_fields
 from planner.catalog.hub import fetch_config
 from planner.catalog.models import model_entry
 from planner.domain.model import ModelSpec
+from planner.domain.vision import FrozenPart
 from planner.errors import NotModelledError, UnknownNameError
+
+# Names in Transformers 5.23.
+_LANGUAGE = ("language_model", "text_model", "lm_head")
+_PROJECTORS = (
+    *("multi_modal_projector", "embed_vision", "vision_projection"),
+    *(".merger", ".connector", ".projector", ".aligner"),
+)
 
 
 def config_fields(model: ModelSpec) -> dict[str, Any]:
@@ -46,3 +54,10 @@ def find_layer_list(model: nn.Module, config: Any) -> str:
         found = f"{len(outermost)} lists of decoder layers found"
         raise NotModelledError(f"architecture '{config.model_type}' cannot be traced: {found}")
     return outermost[0]
+
+
+def part_of(name: str) -> FrozenPart:
+    """The part of a vision-language model that a parameter or module of this full name belongs to."""
+    if any(word in name for word in _LANGUAGE):
+        return "language_model"
+    return "projector" if any(word in name for word in _PROJECTORS) else "vision_tower"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from measure.recipe.checkpointing import checkpoint_kwargs
-from measure.recipe.modules import find_layer_list
+from measure.recipe.modules import find_layer_list, part_of
 from planner.domain.scenario import Scenario
 from planner.domain.stack_values import ENTERS, FrozenLayers
 from planner.errors import NotModelledError
@@ -29,8 +29,11 @@ def freeze(model: Any, scenario: Scenario) -> Any:
         return model
     if scenario.stack.widens_ends and recipe.sharding.engine == "native":
         _widen_ends(model)
+    if recipe.frozen:
+        for name, tensor in model.named_parameters():
+            tensor.requires_grad_(part_of(name) not in recipe.frozen)
     if not recipe.train_layers:
-        return model.to(torch.float32) if widens else model
+        return _widened(model) if widens else model
     if drawn(recipe.train_layers) is not None:
         raise NotModelledError("layers that are drawn anew cannot be run or traced yet; use plan --model ...")
     spec, layer_list = scenario.model, find_layer_list(model, model.config)
@@ -43,6 +46,14 @@ def freeze(model: Any, scenario: Scenario) -> Any:
             _in_layer(parts, int(number), name) if number else ends.get(id(tensor), "norm") in parts.ends
         )
         if widens and tensor.requires_grad:
+            tensor.data = tensor.data.to(torch.float32)
+    return model
+
+
+def _widened(model: Any) -> Any:
+    """``model`` with its trained parameters in fp32."""
+    for tensor in model.parameters():
+        if tensor.requires_grad:
             tensor.data = tensor.data.to(torch.float32)
     return model
 

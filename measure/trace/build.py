@@ -122,7 +122,7 @@ def build_on_meta(scenario: Scenario, config: Any) -> Built:
             _prepare_for_kbit(model, scenario)
         if recipe.adapter is not None:
             with dora_reads_stand_ins():
-                model = adapted(model, recipe.adapter, scenario.model)
+                model = adapted(model, recipe, scenario.model)
         if scenario.model.value_head:
             model = WithValueHead(model, scenario.model.hidden_size)
     model.train()

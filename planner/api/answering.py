@@ -8,6 +8,7 @@ from functools import partial
 
 from planner.api.calibration_choice import calibration_for
 from planner.domain.model import ModelSpec
+from planner.domain.origin import is_tool_default
 from planner.domain.prediction import Verdict
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -89,12 +90,22 @@ def answer_request(
 
 
 def _verdict_at(request: ScenarioRequest, how: How, model_spec: ModelSpec | None) -> Callable[[int], Verdict]:
-    """The verdict on samples of so many tokens."""
+    """The verdict on samples of so many tokens, which have smaller images where those that the tool makes at
+    most are longer.
+    """
     how = How(how.calibration, how.force, advise=False, why=False)
 
     def ask(seq_tokens: int) -> Verdict:
         shorter = merge(request, ScenarioRequest({"seq": Given(seq_tokens, TRIED)}))
-        return answer_request(shorter, how, model_spec=model_spec).prediction.verdict
+        try:
+            return answer_request(shorter, how, model_spec=model_spec).prediction.verdict
+        except UsageError:
+            size = request.values.get("image_size")
+            if size is None or not is_tool_default(size.origin):
+                raise
+        rest = {name: given for name, given in shorter.values.items() if name != "image_size"}
+        smaller = replace(shorter, values=rest)
+        return answer_request(smaller, how, model_spec=model_spec).prediction.verdict
 
     return ask
 

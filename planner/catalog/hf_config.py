@@ -90,7 +90,9 @@ def _transformers_without(model_type: str) -> str:
     empty.  The list is read as text: importing it takes seconds.
     """
     found = find_spec("transformers")
-    folder = Path(found.origin).parent / "models" / "auto" if found and found.origin else Path()
+    if found is None or found.origin is None:
+        return ""
+    folder = Path(found.origin).parent / "models" / "auto"
     files = (folder / "auto_mappings.py", folder / "configuration_auto.py")
     known = "".join(read_text(file) for file in files if file.is_file())
     return version("transformers") if known and f'"{model_type}"' not in known else ""

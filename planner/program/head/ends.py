@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
+from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
 from planner.program.head.inputs import make_masks, make_turns
 from planner.program.head.losses import (
     cuts_head,
@@ -175,11 +175,15 @@ def _turns(torch: Operators, ends: EndsView) -> None:
 
 
 def token_rows(torch: Operators, ends: EndsView) -> Tensor:
-    """The rows of the token table, scaled inside its module (Gemma) or behind it (Granite)."""
+    """The rows of the token table, scaled or normed inside its module (Gemma, Muse Glimmer), or scaled behind
+    it (Granite).
+    """
     model = ends.model
     tokens = _whole_rows(torch, ends, [_lookup(torch, ends, model.token_embedding)])
     if model.embedding_scale == "table":
         tokens = torch.same(tokens, "mul")
+    elif model.embedding_scale == "norm":
+        tokens = norm(torch, ends.layer, NormSpec("rms", model.hidden_size, weight=False), tokens)
     if tokens.node is None and ends.needs_entry and torch.grad_enabled:
         # The hook runs inside the table's module, whose own hooks see the gradient.
         require_gradient(tokens, (*torch.path, torch.modules.index((model.token_embedding.name,))))
@@ -339,11 +343,13 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
             return loss_of(torch, view, model.head, weight, hidden), kept
         if model.normhead:
             weight = _normalised(torch, weight)
-        logits_of = partial(scaled_logits, torch, ends)
         if cuts_head(view):
+            logits_of = partial(scaled_logits, torch, ends)
             passed += logits_in_pieces(torch, view, logits_of, (weight, hidden))
         else:
-            passed.append(logits_of(weight, hidden))
+            passed.append(_logits(torch, ends, hidden, weight))
+    if not cuts_head(view):
+        passed.append(_scaled(torch, ends, passed))
     if cuts_logits(view.stack):
         return _loop_loss(torch, view, passed, upcast=model.fp32_logits)
     upcast = model.fp32_logits or _is_megatron(view)
@@ -366,9 +372,16 @@ def _loop_loss(
 
 
 def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
-    """What the model makes of the head's product: scaled (Granite, Cohere) or capped (Gemma 2)."""
+    """The head's product, and what the model makes of it."""
+    return _scaled(torch, ends, [_logits(torch, ends, hidden, weight)])
+
+
+def _scaled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """What the model itself makes of the head's product, which ``passed`` holds and is emptied of: scaled
+    (Granite, Cohere) or capped (Gemma 2).
+    """
     model, view = ends.model, ends.layer
-    logits = _logits(torch, ends, hidden, weight)
+    logits = passed.pop()
     if model.scales_logits:
         logits = torch.same(logits, "mul")
     if model.wide_logits:
@@ -414,7 +427,8 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
 def all_logits(torch: Operators, ends: EndsView, hidden: Tensor) -> Tensor:
     """What the head makes of ``hidden``, all at once."""
     with torch.inside(ends.model.head.name):
-        return scaled_logits(torch, ends, head_weight(torch, ends), hidden)
+        passed = [_logits(torch, ends, hidden, head_weight(torch, ends))]
+    return _scaled(torch, ends, passed)
 
 
 def head_weight(torch: Operators, ends: EndsView) -> Tensor:

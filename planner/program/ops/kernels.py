@@ -80,7 +80,11 @@ def _attend(
     value = autocast(torch, view, value)
     key = autocast(torch, view, key)
     query = autocast(torch, view, query)
-    kernel = kernel_of(view, query, masked=masked)
+    spec, kernel = view.block.attention, kernel_of(view, query, masked=masked)
+    crops = kernel == "flash" and spec.value_head_dim != spec.head_dim
+    if crops:
+        # transformers 5.23 integrations/flash_attention.py: heads of values get the width of the keys'.
+        value = _padded(torch, value, spec.n_kv_heads * spec.head_dim)
     if kernel == "flash" and query.dtype == "fp32":
         # FlashAttention takes no fp32: inputs go back to the dtype of loading where norms made them wide.
         # transformers 5.23 modeling_flash_attention_utils.py fa_peft_integration_check.
@@ -92,10 +96,11 @@ def _attend(
         return _flex(torch, view, query, key, value)
     if kernel == "efficient":
         return _efficient(torch, view, (query, key, value), _bias(torch, view, query) if masked else None)
-    if not view.unpads:
-        return _flash(torch, view, query, key, value)
-    key, value, query = (_real(torch, each) for each in (key, value, query))
-    return _among_zeros(torch, _flash(torch, view, query, key, value))
+    if view.unpads:
+        key, value, query = (_real(torch, each) for each in (key, value, query))
+    out = _flash(torch, view, query, key, value)
+    out = _among_zeros(torch, out) if view.unpads else out
+    return torch.part(out, spec.out_width, by_heads=False) if crops else out
 
 
 def _real(torch: Operators, x: Tensor) -> Tensor:

@@ -69,10 +69,17 @@ def states_of(job: Job, weight: Weight) -> list[State]:
 
 
 def _bitsandbytes(job: Job, weight: Weight) -> list[State]:
-    """8-bit codes and a scale for each block of a large parameter; else fp32."""
+    """8-bit codes and a scale for each block of a large parameter; else fp32.
+
+    The Trainer asks for tables in fp32 by their parameters, which DeepSpeed has replaced by copies of its own
+    when the first step looks for them.
+    Source: bitsandbytes 0.50 optim/optimizer.py check_overrides; deepspeed 0.19.8
+    runtime/zero/stage_1_and_2.py (``param_group['params'] = [single_partition_of_fp32_groups[i]]``).
+    """
     facts, elements = OPTIMIZER_FACTS[job.recipe.optimizer], n_elements(job, weight)
     paged = facts.paged and elements >= _MIN_PAGED_ELEMENTS
-    widened = weight.kind == "table" and job.stack.widens_table_states
+    finds_tables = job.stack.widens_table_states and not job.recipe.uses_deepspeed
+    widened = weight.kind == "table" and finds_tables
     if facts.bits == 8 and elements >= _MIN_8BIT_ELEMENTS and not widened:
         codes = [State(weight.unit, each * weight.count, paged) for each in facts.state_elements]
         return codes + [State(weight.unit, 4 * each * weight.count / BLOCK) for each in facts.state_elements]

@@ -55,7 +55,7 @@ def loaded(scenario: Scenario) -> Any:
     if recipe.numerics.quantization != "none":
         prepare_for_kbit(model, scenario)
     if recipe.adapter is not None:
-        model = adapted(model, recipe.adapter, scenario.model)
+        model = adapted(model, recipe, scenario.model)
     model.train()
     checkpoint_activations(model, scenario)
     return model

@@ -1,11 +1,6 @@
-"""The trace of a model that sees, on text alone: its tower is loaded where the stack loads it, and its layers
-are units of FSDP where Transformers lists them.
-"""
+"""The trace of a model that sees, on text alone: its tower is loaded where the stack loads it."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import pytest
 
@@ -13,15 +8,12 @@ from tests.extras import import_or_skip
 
 import_or_skip("peft")
 
-from fsdp_towers import CONFIG
-
 from measure.trace.build import build_on_meta, make_config
-from measure.trace.sharding.fsdp_units import tower_units
 from planner.domain.scenario import Scenario
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
-FLAGS = {"method": "full", "gpu": "h100-sxm:2", "seq": 16, "batch": 1, "sharding": "fsdp"}
+FLAGS = {"method": "full", "gpu": "h100-sxm", "seq": 16, "batch": 1}
 
 
 def scenario(model: str, **more: object) -> Scenario:
@@ -35,22 +27,3 @@ def test_a_text_part_is_made_alone_where_the_stack_loads_it_so(stack: str, *, se
     case = scenario("qwen3.5-0.8b", stack=stack)
     names = [name for name, _ in build_on_meta(case, make_config(case)).model.named_parameters()]
     assert any(".visual." in f".{name}" for name in names) == sees
-
-
-def test_layers_of_a_tower_are_units_where_they_are_listed(tmp_path: Path) -> None:
-    """InternVL's list has its tower's class; its decoder's layers are units of their own list."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG), encoding="utf-8")
-    case = scenario(str(path))
-    built = build_on_meta(case, make_config(case))
-    places = [unit.place for unit in tower_units(built.model, built.layer_list, named=False)]
-    assert places == [f"model.vision_tower.encoder.layer.{number}" for number in range(2)]
-
-
-def test_a_list_that_stops_the_job_makes_no_units_of_a_tower() -> None:
-    """Gemma 3's list has a class of Siglip's text part, which the model lacks: others were named."""
-    case = scenario("gemma-3-4b")
-    built = build_on_meta(case, make_config(case))
-    places = {named: tower_units(built.model, built.layer_list, named=named) for named in (False, True)}
-    assert not places[False]
-    assert len(places[True]) > len(built.model.model.vision_tower.encoder.layers)
