@@ -32,7 +32,7 @@ from planner.searching.moves import (
     other_stacks,
     smaller_batches,
 )
-from planner.searching.variants import refusals, warnings_about, with_flags
+from planner.searching.variants import flags_text, refusals, warnings_about, with_flags
 from planner.units import GIB, MIB
 
 MAX_ESTIMATES = 200
@@ -105,7 +105,7 @@ class Lever:
     @property
     def flags_text(self) -> str:
         """``--batch 2 --gradient-checkpointing``; a flag to leave out is ``without --modules-to-save``."""
-        return " ".join(map(_flag_text, self.flags.items()))
+        return flags_text(self.flags)
 
     @property
     def hardware_text(self) -> str:
@@ -472,13 +472,6 @@ def _usd_ratio(scenario: Scenario, before: Prediction, changed: Scenario, after:
         return None
     gpus = changed.hardware.world_size / scenario.hardware.world_size
     return gpus * float(before.time.samples_per_s) / float(after.time.samples_per_s)
-
-
-def _flag_text(flag: tuple[str, str | bool | None]) -> str:
-    name, value = flag
-    if value is None:
-        return f"without --{name}"
-    return f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name} {value}"
 
 
 def _ordered(found: list[Lever], verdict: Verdict) -> tuple[Lever, ...]:
