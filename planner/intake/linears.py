@@ -146,7 +146,8 @@ def unmatched_targets(
     """
     tower = (each.name for each in _of_tower(model, frozen))
     inside = [linear for group in model.groups for linear in group.block.linears]
-    known = {*target_names(model), *tower, *GROUP_TARGETS}
+    attends = any(linear.group == "attention" for linear in inside)
+    known = {*target_names(model), *tower, *(each for each in GROUP_TARGETS if attends or each != "attention")}
     parameters = {name for linear in inside for name in linear.legacy_names}
     return tuple(
         target
