@@ -18,7 +18,7 @@ help:
 	@echo "make env-trl-handbook   the same for alignment-handbook's files, with its repository in HANDBOOK=DIR"
 	@echo "make lint    style, types and import contracts only"
 	@echo "make env-axolotl, env-llamafactory, env-trl, env-unsloth, env-torchtune, env-litgpt, env-torchtitan   environments of other tools, for dry runs of their own command lines"
-	@echo "make test-real  real training steps on the CPU, the trace beside them, and dry runs of whole programs"
+	@echo "make test-real  real training steps on the CPU, the trace beside them, the step program beside the trace, and dry runs of whole programs"
 	@echo "make test-slow  the long tests: every method and engine for real, on the CPU"
 	@echo "make test-lowest  the lowest versions that pyproject.toml allows on the oldest Python here, and the newest on the newest"
 	@echo "make explore    the property tests with inputs drawn anew, for MINUTES=10; says how many were tried and failed"
@@ -86,7 +86,7 @@ lint: style
 test: style
 	$(BIN)/python -m pytest -n $(XDIST) --dist worksteal
 
-# What trains for real, and what starts programs that do: all of it waits for torch, again and again.
+# What trains for real, starts programs that do, or traces whole steps: all of it waits for torch, again and again.
 test-real: env
 	$(BIN)/python -m pytest -n $(XDIST) --dist worksteal -m "real and not slow"
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
@@ -146,6 +146,11 @@ class InputFileError(UsageError):
 
 class RefusedCombinationError(UsageError):
     """Settings that exclude each other, or a combination that no library runs."""
+
+
+def as_one(errors: Sequence[UsageError]) -> UsageError:
+    """The error that says all of them, so that nobody mends one to be told of the next."""
+    return errors[0] if len(errors) == 1 else UsageError("; also, ".join(map(str, errors)))
 
 
 class LengthOpenError(PlannerError):

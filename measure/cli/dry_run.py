@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,23 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
             raise
         write_remark(f"{error}; it runs again on rows of {job.n_tokens:,} tokens, as long as its limit")
         return _run(job, "the command", cards, how)
+
+
+def run_laid(
+    command: tuple[str, ...], files: Mapping[str, str], cards: tuple[GpuSpec, int], how: Any
+) -> DryRun:
+    """The dry run of a command of our own, with what lies beside it: contents by name.
+
+    Raises:
+        PlannerError: as :func:`measure.dry_run.parent.dry_run`.
+    """
+    from measure.dry_run.cuda.compile import compiled_library
+    from measure.dry_run.messages import ProgramJob
+    from measure.dry_run.parent import dry_run
+
+    library, card = str(compiled_library()), facts_of(*cards)
+    said = how.allocator or ""
+    return dry_run(ProgramJob(library, "", command, card, how.steps, how.timeout_s, said, False, dict(files)))
 
 
 def _on_laid_rows(command: Sequence[str], n_cards: int) -> ToolJob | None:

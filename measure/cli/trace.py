@@ -31,7 +31,7 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipes.job_line import picture_title
 from planner.domain.scenario import Assumption, Scenario
 from planner.errors import ExitCode, UnknownArchitectureError, UsageError
-from planner.files.writing import check_writable
+from planner.files.writing import check_picture, check_writable
 from planner.intake.given.flags import Config, Force, OwnOptions
 
 EXAMPLE = "measure trace --model 7b --method lora --seq 1024 --batch 2"
@@ -190,10 +190,11 @@ def trace(**given: Any) -> int:
     # Everything that can be wrong is found before the work begins.
     limit_bytes = None if answer.fits is None else size_bytes("--fits", answer.fits)
     parse_settings(answer.allocator or "")
-    for path in (answer.plot, answer.export, answer.events):
+    for path in (answer.export, answer.events):
         if path is not None:
             check_writable(path)
     if answer.plot is not None:
+        check_picture(answer.plot)
         need("plots", "matplotlib")
     _check_together(program, answer)
     if program or answer.check is not None:
@@ -202,6 +203,8 @@ def trace(**given: Any) -> int:
     scenario = scenario_of(given, **said_apart, example=EXAMPLE, reader=_described)
     need("measure", *_LIBRARIES)
     quiet()
+    if scenario.recipe.sharding.communicates:
+        return _trace_divided(scenario, answer, limit_bytes)
     from measure.trace.traced_job import TraceOptions, trace_step
 
     traced = trace_step(scenario, TraceOptions(answer.all_layers))
@@ -273,6 +276,18 @@ def _check_together(program: list[str] | None, answer: TraceOutput) -> None:
             "--checkpoint makes a folder that a program finds: "
             "measure trace --checkpoint llama=meta-llama/Llama-3.2-1B -- python train.py"
         )
+
+
+def _trace_divided(scenario: Scenario, answer: TraceOutput, limit_bytes: int | None) -> int:
+    """The same of a job that an engine divides: the engine's own code runs, as in a program of the user's."""
+    from measure.cli.dry_run import run_laid
+    from measure.trace.divided_job import divided_job
+
+    job = divided_job(scenario)
+    answer = replace(answer, allocator=_allocator_of(answer, scenario))
+    ran = run_laid(job.command, job.files, (scenario.hardware.gpu, job.n_cards), answer)
+    found = Recorded(ran.cards, scenario.assumptions, picture_title(scenario))
+    return _say(answer, found, limit_bytes or _room_in(scenario))
 
 
 def _trace_program(

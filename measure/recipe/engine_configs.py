@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.domain.recipes.sharding import FSDP1
 from planner.domain.scenario import Scenario
 
 MAX_GRAD_NORM = 1.0
@@ -88,13 +87,16 @@ def trainer_fsdp_config(scenario: Scenario) -> dict[str, Any]:
 
     Source: Transformers 5.17 and 5.23 training_args.py _process_fsdp_args.
     """
-    recipe = scenario.recipe
-    first = recipe.sharding == FSDP1
-    whole = "full_shard" if first else recipe.sharding.divides_weights
+    recipe, first = scenario.recipe, scenario.recipe.sharding.is_fsdp1
+    divides: Any = recipe.sharding.divides_weights
+    if first:
+        divides = "full_shard" if divides else "shard_grad_op"
+    prefetches = {"backward_prefetch": "backward_pre"} if first and scenario.stack.fsdp1_prefetches else {}
     return {
         "version": 1 if first else 2,
-        "reshard_after_forward": whole,
+        "reshard_after_forward": divides,
         "cpu_offload": recipe.offloads_params,
+        **prefetches,
     }
 
 

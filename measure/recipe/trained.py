@@ -16,6 +16,7 @@ from planner.domain.stack_values import ENTERS, FrozenLayers
 from planner.errors import NotModelledError
 from planner.intake.train_layers import End, TrainedParts, drawn, trained_parts
 
+
 def freeze(model: Any, scenario: Scenario) -> Any:
     """``model``, in which only what the recipe trains requires gradients,
     in fp32 where the stack widens it.

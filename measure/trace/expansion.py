@@ -125,7 +125,6 @@ class Expansion:
             block.role,
             block.recomputed,
             self._relative(record.place, period),
-            block.marked and self._record_signature(Record(False, block.marked, record.place), period),
         )
 
     def _targets(self, sweep: Sweep) -> range:
@@ -150,8 +149,6 @@ class Expansion:
                 self.out.append(Record(False, self.fixed[record.block.id], place))
             elif record.alloc:
                 block = self._new(record.block, Home(sweep, target, home.name), shift)
-                if record.block.marked is not None:
-                    block.marked = self._alive(record.block.marked, (template, target))
                 self.out.append(Record(True, block, place))
             else:
                 self.out.append(Record(False, self._old(self._seen(home, (template, target))), place))
@@ -165,19 +162,12 @@ class Expansion:
             period = seen_from[1] + home.period - seen_from[0]
         return Home(home.sweep, period, home.name)
 
-    def _alive(self, block: TracedBlock, seen_from: tuple[int, int] | None) -> TracedBlock | None:
-        """What ``block`` is among all periods; none where it is not there."""
-        home = self.homes.get(block.id)
-        return self.fixed.get(block.id) if home is None else self.made.get(self._seen(home, seen_from))
-
     def _emit_fixed(self, record: Record) -> None:
         home = self.homes.get(record.block.id)
         if home is not None:
             block = self._old(self._seen(home, None))
         elif record.alloc:
             block = self.fixed[record.block.id] = self._numbered(record.block)
-            if record.block.marked is not None:
-                block.marked = self._alive(record.block.marked, None)
         else:
             block = self.fixed[record.block.id]
         self.out.append(Record(record.alloc, block, record.place))

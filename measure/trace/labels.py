@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from measure.trace.host_records import is_on_host
 from measure.trace.record import ASIDES
 from planner.allocator.events import Action, AllocEvent
 from planner.domain.term import Phase, TermName
@@ -55,14 +54,14 @@ def to_events(records: Sequence[Record]) -> list[AllocEvent]:
             module=record.block.module,
         )
         for record, phase in zip(records, phases, strict=True)
-        if not is_on_host(record)
+        if not record.block.on_host
     ]
 
 
 def _action(record: Record) -> Action:
     if record.empties:
         return "empty_cache"
-    return "alloc" if record.alloc else "free_requested" if record.waits else "free"
+    return "alloc" if record.alloc else "free"
 
 
 def phases_of_records(records: Sequence[Record]) -> list[Phase]:

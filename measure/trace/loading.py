@@ -66,12 +66,6 @@ def _stored_bytes(records: Iterable[Record]) -> int:
             break
         if each.block.role == "weights" and not each.alloc:
             return n_bytes - last
-        last = _as_it_came(each.block) if each.block.role == "weights" else 0
+        last = each.block.n_bytes if each.block.role == "weights" else 0
         n_bytes += last
     return n_bytes
-
-
-def _as_it_came(block: TracedBlock) -> int:
-    """Bytes of a weight in the dtype that it is loaded in, which the engine may cast."""
-    note = block.parameter
-    return block.n_bytes if note is None else block.n_bytes // note.element_bytes * note.stored_bytes

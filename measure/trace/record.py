@@ -9,15 +9,6 @@ from typing import Literal
 
 from planner.allocator.events import NO_BLOCK
 
-HostKind = Literal["pageable", "pinned", "managed"]
-HostName = Literal[
-    "offloaded_optimizer",
-    "offloaded_gradients",
-    "upload_buffer",
-    "offloaded_parameters",
-    "paged_optimizer",
-    "pinned_cache",
-]
 OUTSIDE = -1
 """Number of the layer of what is outside of the decoder layers."""
 Stage = Literal[
@@ -49,7 +40,6 @@ Role = Literal[
     "gradient_buckets",
     "gathered_parameters",
     "optimizer_temporaries",
-    "mark",
 ]
 
 
@@ -64,39 +54,14 @@ class Place:
     layer: int = OUTSIDE
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterNote:
-    """The parameter that a block was loaded for.
-
-    ``name``: in its module.  ``element_bytes``: of each element as modules see it; ``stored_bytes``: before
-    an engine cast it.  ``group``: that of the optimizer, -1 where frozen.  ``unit``, ``stays_whole``: what
-    FSDP gathers it with outside of layers, and whether that stays until its backward.  ``is_float``: whether
-    an engine can divide it.  ``n_names``: modules that have it.  ``in_graph``: the graph has a view of it.
-    ``number``: its place among the parameters of the model that was traced.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    element_bytes: int
-    group: int
-    unit: str = ""
-    stays_whole: bool = False
-    stored_bytes: int = 0
-    is_float: bool = True
-    n_names: int = 1
-    in_graph: bool = False
-    number: int = 0
-
-
 @dataclass(slots=True)
 class TracedBlock:
     """One allocation of ``n_bytes`` requested bytes.
 
-    ``parameter``: what was loaded into it, for weights.  ``stream``: the CUDA stream whose pool it is from.
-    ``host_name``: what it is for where it is host memory, whose kind is then in place of the stream
-    (:mod:`measure.trace.host_records`).  ``recomputed``: made by a module that runs again in backward.
-    ``part_layers``: the layers of the tensors that it holds one element of each for, where its size grows
-    with the depth of the model.  ``marked``: for a mark of a gradient, the block that holds it.
+    ``stream``: the CUDA stream whose pool it is from.  ``on_host``: it is host memory, where an optimizer
+    keeps states in pages.  ``recomputed``: made by a module that runs again in backward.  ``part_layers``:
+    the layers of the tensors that it holds one element of each for, where its size grows with the depth of
+    the model.
     """
 
     id: int
@@ -107,24 +72,20 @@ class TracedBlock:
     recomputed: bool = False
     role: Role = ""
     part_layers: tuple[int, ...] = ()
-    parameter: ParameterNote | None = None
     stream: int = 0
-    host_name: HostName | None = None
-    marked: TracedBlock | None = None
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One allocation (``alloc``) or free of a block; ``place`` is where the program was at that moment.
 
-    ``waits``: the program lets go of what another stream still uses; a second free follows when that is done.
-    ``empties``: it gives the allocator's cache back instead; see :func:`emptied`.
+    ``empties``: the program gives the allocator's cache back instead; see :func:`emptied`.
     """
 
     alloc: bool
     block: TracedBlock
     place: Place
-    waits: bool = False
     empties: bool = False
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from measure.trace.assumed import Assumed
-from measure.trace.host_records import HOST_STREAMS, NO_HOST_MEMORY, HostMemory
+from measure.trace.host_records import NO_HOST_MEMORY, HostMemory
 from planner.allocator.documents.summary import PhaseSummary, Summary
 from planner.allocator.documents.timeline import Moment
 from planner.allocator.replay import ReplayResult
@@ -39,26 +39,8 @@ def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
         *(f"  {in_words(term):<28}{format_bytes(size):>12}" for term, size in summary.peak.terms.items()),
     ]
     if host.holdings:
-        lines += ["", *_host_lines(host)]
+        lines += ["", f"Paged states in host memory: {format_gib(host.per_process_bytes)}"]
     return "\n".join(lines) + "\n"
-
-
-def _host_lines(host: HostMemory) -> list[str]:
-    """Host memory of one process by name and kind, and of a node."""
-    kinds = ", ".join(
-        f"{format_gib(host.bytes_of(kind))} {kind}" for kind in HOST_STREAMS if host.bytes_of(kind)
-    )
-    processes = f"{host.processes} process{'es' if host.processes > 1 else ''}"
-    most = f"most while buffers are made: {format_gib(host.setup_peak_bytes)} per process"
-    return [
-        "Host memory of one process while it trains, beside interpreter, libraries and checkpoint files",
-        *(
-            f"  {each.name.replace('_', ' '):<24}{format_bytes(each.n_bytes):>12}  {each.kind}"
-            for each in host.holdings
-        ),
-        f"per process {format_gib(host.per_process_bytes)} ({kinds}); {most}",
-        f"per node ({processes}) {format_gib(host.per_node_bytes)}",
-    ]
 
 
 def other_cards(summaries: Mapping[int, Summary], fullest: int) -> tuple[Assumed, ...]:

@@ -24,15 +24,11 @@ from measure.trace.layers import layer_pattern, shortened
 from measure.trace.loading import sorts, with_loader
 from measure.trace.period import TRACED_PERIODS, Irregular
 from measure.trace.record import Record, Trace
-from measure.trace.sharding.apply import apply_runtime
-from measure.trace.sharding.ddp import with_buckets
-from measure.trace.sharding.sharded_step import cast_for_engine, note_parameters, run_sharded_step
 from measure.trace.tracer import Recorder
 from measure.trace.trainer_step import run_step
 from planner.allocator.events import AllocEvent
 from planner.catalog.left_whole import left_whole_paths
 from planner.domain.recipes.recipe import Recipe
-from planner.domain.recipes.sharding import ZERO0
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, PlannerError
@@ -57,22 +53,19 @@ class TracedStep:
 
 
 def trace_step(scenario: Scenario, options: TraceOptions = TraceOptions()) -> TracedStep:
-    """One training step of one rank.
+    """One training step on one card.
 
     Raises:
         NotModelledError: something that is not traced; says what, and what to do.
     """
     refuse_what_is_not_traced(scenario)
+    if scenario.recipe.sharding.communicates:
+        raise NotModelledError(
+            f"sharding '{scenario.recipe.sharding}' is for a dry run of its engine's own code"
+        )
     with _own_garbage_only():
-        recorded = sharded_records if scenario.recipe.sharding.communicates else trace_records
-        records = recorded(scenario, make_config(scenario), options)
-        return TracedStep(to_events(records), host_of(records, scenario))
-
-
-def host_of(records: list[Record], scenario: Scenario) -> HostMemory:
-    """The host memory in ``records``, pinned as the scenario's stack pins."""
-    rounds = scenario.stack.pins_inputs == "always"
-    return host_memory(records, rounds_pinned=rounds, processes=int(scenario.hardware.gpus_per_node))
+        records = trace_records(scenario, make_config(scenario), options)
+        return TracedStep(to_events(records), host_memory(records))
 
 
 def trace_events(scenario: Scenario, options: TraceOptions = TraceOptions()) -> list[AllocEvent]:
@@ -99,20 +92,6 @@ def _own_garbage_only() -> Iterator[None]:
             gc.unfreeze()
         if was_on:
             gc.enable()
-
-
-def sharded_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
-    """Records of one rank of a sharded run: the runtime is executed over those of the whole model."""
-    records = trace_records(scenario, config, options)
-    return apply_runtime(records, scenario) if _is_sharded(scenario) else _with_buckets(records, scenario)
-
-
-def _with_buckets(records: list[Record], scenario: Scenario) -> list[Record]:
-    recipe = scenario.recipe
-    finds_unused = scenario.stack.finds_unused(
-        has_adapter=recipe.adapter is not None, is_checkpointed=recipe.gradient_checkpointing
-    )
-    return with_buckets(records, finds_unused=finds_unused)
 
 
 def trace_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
@@ -151,29 +130,17 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
         scenario.hardware.gpu.counted_multiprocessors,
         has_flash=not lacks_flash2(scenario.hardware.gpu),
     )
-    if _is_sharded(scenario):
-        cast_for_engine(built.model, scenario)
     models = [each for each in (built.model, built.reference) if each is not None]
-    for each in models[1:] if _is_sharded(scenario) else []:
-        cast_for_engine(each, scenario)
     with FakeTensorMode(), shims(situation), recorder.modules.watching(models, built.layer_list):
         try:
             for number, model in enumerate(models):
                 materialize(model, recorder, number, by_names=sorts(scenario))
-            if _is_sharded(scenario):
-                run_sharded_step(built.model, scenario, recorder, built.layer_list, built.reference)
-            else:
-                note_parameters(built.model, recorder, [])
-                run_step(built.model, scenario, recorder, built.reference)
+            run_step(built.model, scenario, recorder, built.reference)
         except (PlannerError, MemoryError):
             raise
         except Exception as error:
             raise NotModelledError(_broken(scenario, recorder, error)) from error
     return recorder.trace
-
-
-def _is_sharded(scenario: Scenario) -> bool:
-    return scenario.recipe.uses_deepspeed or scenario.recipe.uses_fsdp
 
 
 def _broken(scenario: Scenario, recorder: Recorder, error: Exception) -> str:
@@ -205,7 +172,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     unscales = recipe.numerics.precision == "fp16-mixed"
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
-        *_untraced_divisions(recipe, stack),
+        *_untraced_divisions(recipe),
         (
             unscales and trained == "fp16" and not recipe.uses_deepspeed,
             "fp16 gradients under loss scaling, which torch refuses to unscale,",
@@ -222,15 +189,6 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             "--images-per-sample 0, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
         ),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
-        *_divided_kbit_bases(recipe, stack),
-        *_losses_that_read_the_head(scenario),
-        (
-            recipe.has_reference_model
-            and (recipe.uses_deepspeed or recipe.uses_fsdp)
-            and not recipe.sharding.is_zero3,
-            f"a second model as the reference under {recipe.sharding}",
-            "--sharding ddp or none",
-        ),
         *_untraced_stacks(recipe, stack),
     )
     for applies, what, way_out in refused:
@@ -240,27 +198,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             )
 
 
-def _losses_that_read_the_head(scenario: Scenario) -> tuple[tuple[bool, str, str], ...]:
-    """Losses that read the head's weight under engines that divide it: whether it is so, what it is, the way
-    out.
-    """
-    recipe = scenario.recipe
-    return (
-        (
-            # Nothing here marks that the loss reads the weight while the model runs, so that it stays whole.
-            recipe.loss != "hf" and recipe.sharding.is_zero3,
-            f"loss '{recipe.loss}', which does not call the head, under zero3",
-            "--loss hf, --sharding zero2, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
-        ),
-        (
-            scenario.reads_head and recipe.sharding.gathers_weights,
-            f"a loss that reads the head's weight without calling the head, under {recipe.sharding},",
-            "--sharding zero2, the dry run of its program (measure trace --gpu CARD -- PROGRAM)",
-        ),
-    )
-
-
-def _untraced_divisions(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str], ...]:
+def _untraced_divisions(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
     """What is divided, or computed in fp8, in a way that is not traced: whether it is so, what it is,
     the way out.
     """
@@ -268,16 +206,6 @@ def _untraced_divisions(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, 
         (recipe.parallel.divides, "a job whose GPUs share a batch", "one GPU for each batch"),
         (recipe.parallel.replicas is not None, "copies other than one on each node", "no --replicas"),
         (recipe.parallel.hpz > 1, "a second copy of weights (hpz)", "no --hpz"),
-        (
-            recipe.sharding == ZERO0,
-            "DeepSpeed's engine without ZeRO",
-            "the dry run of a program, or --sharding ddp",
-        ),
-        (
-            recipe.uses_fsdp and not recipe.sharding.dtensors and stack.fsdp_units != "layer",
-            f"units of '{recipe.sharding}' that are parts of layers",
-            "--sharding fsdp",
-        ),
         (recipe.numerics.fp8 != "none", "products in fp8", "--fp8 none"),
     )
 
@@ -302,39 +230,3 @@ def _untraced_stacks(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str
     )
     way_out = "--stack hf-trainer@5, the dry run of its own tool (measure trace --check FILE)"
     return tuple((is_so, f"{what} of stack '{stack.id}'", way_out) for is_so, what in untraced)
-
-
-def _divided_kbit_bases(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str], ...]:
-    """K-bit bases that the engine would divide in a way that is not traced: whether it is so, what it is,
-    the way out.
-    """
-    numerics, storage = recipe.numerics, recipe.numerics.quant_storage
-    divides, four_bit = recipe.sharding.gathers_weights, numerics.quantization in ("nf4", "fp4")
-    return (
-        (
-            divides and numerics.quantization == "int8",
-            f"an int8 base under {recipe.sharding}",
-            "--sharding zero2",
-        ),
-        (
-            recipe.sharding.is_zero3 and four_bit and storage is None,
-            "4-bit matrices that are stored as bytes under zero3, which divides elements of a float dtype,",
-            f"--quant-storage {numerics.compute_dtype}",
-        ),
-        (
-            divides and four_bit and storage not in (None, numerics.compute_dtype),
-            (
-                f"4-bit matrices stored as {storage} under {recipe.sharding}, which would cast them to "
-                f"{numerics.compute_dtype},"
-            ),
-            f"--quant-storage {numerics.compute_dtype}",
-        ),
-        (
-            # torch 2.13 distributed/fsdp/_flat_param.py _validate_tensors_to_flatten.
-            recipe.sharding.is_fsdp1
-            and four_bit
-            and (storage is None or stack.kbit_upcast_over(recipe) in ("all", "norms")),
-            f"4-bit matrices and norms of two dtypes under {recipe.sharding}, which torch does not flatten,",
-            "--sharding fsdp",
-        ),
-    )

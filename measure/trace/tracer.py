@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from measure.trace.cuda.sdpa import PRODUCTS
 from measure.trace.cuda.softmax import READS_COPIES
-from measure.trace.host_records import HOST_STREAMS
-from measure.trace.record import OUTSIDE, HostKind, HostName, Place, Record, Role, Stage, Trace, TracedBlock
+from measure.trace.record import OUTSIDE, Place, Record, Role, Stage, Trace, TracedBlock
 from measure.trace.running_module import ModuleStack
 
 # An AccumulateGrad node has no place in the forward pass: torch gives it the largest number
@@ -146,15 +145,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block.role = role
         return block
 
-    def keep_on_host(
-        self, n_bytes: int, op: str, like: torch.Tensor, what: tuple[HostName, HostKind]
-    ) -> None:
+    def keep_on_host(self, n_bytes: int, op: str, like: torch.Tensor) -> None:
         """Record host memory that an optimizer keeps for the tensor ``like``,
         of the layer that this is in.
         """
         block = self._new_block(n_bytes, op)
         block.place = Place(self._stage, self._micro_step, self._layer_behind(like))
-        block.host_name, block.stream = what[0], HOST_STREAMS[what[1]]
+        block.on_host = True
 
     def give_back(self, block: TracedBlock) -> None:
         """Record the free of a block from :meth:`take`."""

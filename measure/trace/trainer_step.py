@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Protocol
 
@@ -118,17 +117,8 @@ def prepare(model: Any, scenario: Scenario, device: str = "cpu") -> None:
         add_fused_head(model)
     else:
         install_loss(model, recipe)
-    casts_itself = recipe.uses_fsdp and (recipe.sharding.dtensors or not scenario.stack.runs_trainer)
-    if recipe.numerics.mixed and not (recipe.uses_deepspeed or casts_itself):
+    if recipe.numerics.mixed:
         _wrap_forward(model, DTYPES[recipe.numerics.compute_dtype], device)
-    elif (
-        recipe.has_own_loss
-        and recipe.uses_fsdp
-        and recipe.numerics.mixed
-        and scenario.stack.pair_logps != "joined"
-    ):
-        # Autocast finds nothing left to cast.
-        model.forward = MethodType(convert_outputs_to_fp32(model.forward.__func__), model)
 
 
 def _in_tiles(scenario: Scenario) -> bool:
@@ -179,22 +169,11 @@ def _keeping(model: Any) -> Losses:
     return losses
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardHooks:
-    """What a runtime does before the loss runs backward,
-    and when the backward is over and the graph not yet gone.
-    """
-
-    begins: Callable[[], None]
-    ended: Callable[[], None]
-
-
 def micro_step(
     model: Any,
     recorder: Listener,
     number: int,
     batch: Inputs,
-    hooks: BackwardHooks | None = None,
     losses: Losses | None = None,
 ) -> None:
     """Forward, loss and backward of one micro-batch; ``losses``: instead of the model's own."""
@@ -205,13 +184,9 @@ def micro_step(
     if batch.scaler is not None:
         loss = batch.scaler.scale(loss)
     recorder.enter_stage("backward", number)
-    if hooks is not None:
-        hooks.begins()
     loss.backward()
     # What goes with the graph goes at once, when no layer runs any more: contexts hold tensors until then.
     recorder.enter_stage("backward", number)
-    if hooks is not None:
-        hooks.ended()
     del loss, inputs, count
     gc.collect()
 

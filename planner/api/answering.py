@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.api.calibration_choice import calibration_for
 from planner.domain.model import ModelSpec
+from planner.domain.origin import is_tool_default
 from planner.domain.prediction import Verdict
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import UsageError
 from planner.intake.given.request import TRIED, Given, ScenarioRequest, from_flags, merge, require
 from planner.intake.given.request_field import PARTS
-from planner.intake.resolve import resolve
+from planner.intake.resolve import resolve, with_other_errors
 from planner.predicting import predict_with
 from planner.report.prediction.subject import Subject
 
@@ -47,8 +50,12 @@ def answer_job(flags: Mapping[str, object], config: str | None = None, how: How 
         NotModelledError: understood, but no formula covers it.
     """
     request, notes = read_request(flags, config)
-    require(request, *PARTS, example=EXAMPLE, prefix="--")
-    return answer_request(request, how or How(), notes)
+    missing = partial(require, request, *PARTS, example=EXAMPLE, prefix="--")
+    try:
+        missing()
+        return answer_request(request, how or How(), notes)
+    except UsageError as error:
+        raise with_other_errors(error, request, missing) from None
 
 
 def answer_request(
@@ -83,12 +90,22 @@ def answer_request(
 
 
 def _verdict_at(request: ScenarioRequest, how: How, model_spec: ModelSpec | None) -> Callable[[int], Verdict]:
-    """The verdict on samples of so many tokens."""
+    """The verdict on samples of so many tokens, which have smaller images where those that the tool makes at
+    most are longer.
+    """
     how = How(how.calibration, how.force, advise=False, why=False)
 
     def ask(seq_tokens: int) -> Verdict:
         shorter = merge(request, ScenarioRequest({"seq": Given(seq_tokens, TRIED)}))
-        return answer_request(shorter, how, model_spec=model_spec).prediction.verdict
+        try:
+            return answer_request(shorter, how, model_spec=model_spec).prediction.verdict
+        except UsageError:
+            size = request.values.get("image_size")
+            if size is None or not is_tool_default(size.origin):
+                raise
+        rest = {name: given for name, given in shorter.values.items() if name != "image_size"}
+        smaller = replace(shorter, values=rest)
+        return answer_request(smaller, how, model_spec=model_spec).prediction.verdict
 
     return ask
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +15,8 @@ from planner.catalog.architectures import reader_for
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.quantization_config import with_stored
 from planner.domain.model import ModelSpec
-from planner.errors import InputFileError, NotModelledError, UnknownArchitectureError
-from planner.files.reading import decoded, read_bytes
+from planner.errors import InputFileError, NotModelledError, UnknownArchitectureError, show
+from planner.files.reading import decoded, read_bytes, read_text
 from planner.files.structured import json_value
 from planner.units import MIB
 
@@ -34,7 +36,7 @@ def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
     Raises:
         InputFileError: a field that is missing or out of range.
         UnknownArchitectureError: an architecture without formulas.
-        NotModelledError: what is no decoder.
+        NotModelledError: what is no decoder, or what Transformers lacks as well.
     """
     model_type = data.get("model_type")
     if not isinstance(model_type, str):
@@ -45,22 +47,55 @@ def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
     if reader is None:
         raise _unread(where, model_type)
     fields = ConfigFields(data, where)
-    spec = reader(fields)
+    spec = _read(reader, fields)
     n_experts = max(group.block.mlp.n_experts for group in spec.groups)
     if n_experts > _MAX_EXPERTS:
         raise fields.fail(f"{n_experts} experts are above the limit of {_MAX_EXPERTS}")
     return with_stored(in_checkpoint_dtype(spec, data), data, where)
 
 
+def _read(reader: Callable[[ConfigFields], ModelSpec], fields: ConfigFields) -> ModelSpec:
+    """What ``reader`` reads; whatever it refuses has a way out."""
+    from planner.catalog.refused_models import DRY_RUN
+
+    try:
+        return reader(fields)
+    except UnknownArchitectureError:
+        raise
+    except NotModelledError as error:
+        said = str(error)
+        raise error if "measure trace" in said else NotModelledError(f"{said}; {DRY_RUN}") from None
+
+
 def _unread(where: str, model_type: str) -> NotModelledError:
-    """Bounds for a decoder would be about another training than that of an encoder."""
+    """Bounds for a decoder would be about another training than that of an encoder; and of what Transformers
+    does not ship no module can be counted.
+    """
     from planner.catalog.refused_models import DRY_RUN, what_has
 
     if what := what_has(model_type):
         return NotModelledError(
             f"{where}: '{model_type}' is {what}, and decoders alone are modelled; {DRY_RUN}"
         )
+    if lacks := _transformers_without(model_type):
+        return NotModelledError(
+            f"{where}: architecture '{show(model_type)}' is neither modelled nor in Transformers {lacks}; a "
+            "program that brings its code can be run: measure trace --gpu CARD -- python train.py"
+        )
     return UnknownArchitectureError(where, model_type)
+
+
+def _transformers_without(model_type: str) -> str:
+    """Version of the Transformers that is installed, where its list of architectures lacks this one; else
+    empty.  The list is read as text: importing it takes seconds.
+    """
+    found = find_spec("transformers")
+    if found is None or found.origin is None:
+        return ""
+    folder = Path(found.origin).parent / "models" / "auto"
+    files = (folder / "auto_mappings.py", folder / "configuration_auto.py")
+    known = "".join(read_text(file) for file in files if file.is_file())
+    return version("transformers") if known and f'"{model_type}"' not in known else ""
 
 
 ConfigReader = Callable[[Mapping[str, Any], str], ModelSpec]

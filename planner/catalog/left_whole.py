@@ -30,7 +30,7 @@ _OUTSIDE = re.compile(
 )
 # Of a model that sees, from the start of a path.
 _TOWER = re.compile(r"model\.(?:visual|vision_\w+)")
-_PROJECTOR = re.compile(r"model\.(?:visual|visual\.merger|multi_modal_projector)")
+_PROJECTOR = re.compile(r"model\.(?:visual|visual\.merger|multi_modal_projector|vision_adapter)")
 HEADS = ("lm_head", "embed_out", "output")
 """Names of a head, which Transformers' quantisers leave whole where nobody lists what to leave."""
 

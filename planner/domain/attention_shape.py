@@ -12,7 +12,7 @@ RotaryForm = Literal["halves", "repeated_pairs", "crossed", "crossed_views", "co
 RotaryJoin = Literal["inline", "function", "forward"]
 RotaryResult = Literal["wider", "input", "fp32", "floated"]
 Pieces = Literal["none", "window", "image"]
-OutputGate = Literal["none", "query", "matrix"]
+OutputGate = Literal["none", "query", "matrix", "behind"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ class AttentionSpec:
     """A query without positions is multiplied by fp32 numbers of its position, and cast back."""
     output_gate: OutputGate = "none"
     """What attention returns is weighed by a sigmoid: of the second half of the ``query``'s product, which is
-    twice as wide, or of the product of a ``matrix`` behind those of query, key and value.
+    twice as wide, or of the product of a ``matrix`` behind those of query, key and value, or ``behind`` the
+    kernel of attention.
     """
     key_is_value: bool = False
     """The value is the key's product, before the key's norm."""

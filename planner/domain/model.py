@@ -76,7 +76,7 @@ Until = Literal["part", "sum", "norm", "layer"]
 """How long a variable lives: as the part that reads it runs, until the sum behind that or the next norm is
 there, or until the layer ends.
 """
-EmbeddingScale = Literal["none", "table", "model", "stream"]
+EmbeddingScale = Literal["none", "table", "norm", "model", "stream"]
 ParamsOrigin = Literal[
     "published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"
 ]
@@ -344,8 +344,8 @@ class ModelSpec:
     ``drops_by_module``: its dropouts are modules, which trainers can switch off.
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma),
     the ``model`` behind it (Granite), or the model when it starts the ``stream``, beside which the rows stay
-    (Trinity). ``scales_logits``: logits are multiplied by a number;
-    ``wide_logits``: the model casts them to fp32.  ``masks_first``: masks are made before the rows of
+    (Trinity); ``norm``: that module norms them (Muse Glimmer).  ``scales_logits``: logits are multiplied by a
+    number; ``wide_logits``: the model casts them to fp32.  ``masks_first``: masks are made before the rows of
     positions are looked up (OPT); ``makes_window_mask``: one of windows is made though no layer may have a
     window (Qwen2-MoE).  ``value_head``: beside the head of words one of a single
     number, which alone is trained for.  ``mask_bytes``: masks of all pairs of positions that come with the

@@ -62,3 +62,14 @@ def check_writable(path: str | Path) -> None:
         raise InputFileError(show(str(target)), f"cannot be written: {error.strerror or error}") from None
     if not os.access(folder, os.W_OK):
         raise InputFileError(target, f"cannot be written: no permission in the folder '{folder}'")
+
+
+def check_picture(path: str | Path) -> None:
+    """As :func:`check_writable`, of a picture, which is never of another kind than its name says.
+
+    Raises:
+        InputFileError: the file cannot be written, or the name is that of another kind of file.
+    """
+    if Path(path).suffix.lower() not in ("", ".png"):
+        raise InputFileError(Path(path), "cannot be written: pictures are PNG, so end the name in .png")
+    check_writable(path)

@@ -5,6 +5,7 @@ every value with its origin.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from planner.domain.recipes.recipe import LANGUAGE_TASKS, Batch
 from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.scenario import EVAL_BATCH, Assumption, RunPlan, Scenario
 from planner.domain.stack import Stack
-from planner.errors import NotModelledError, UsageError, show
+from planner.errors import NotModelledError, UsageError, as_one, show
 from planner.intake.fill_hardware import resolve_hardware
 from planner.intake.fill_recipe import resolve_recipe
 from planner.intake.fill_rollout import with_reward, with_teacher
@@ -76,6 +77,30 @@ def resolve(
         NotModelledError: understood, but no formula covers it.
     """
     return complete(request, look_up(request, reader, model=model), force=force)
+
+
+def with_other_errors(
+    error: UsageError,
+    request: ScenarioRequest,
+    check: Callable[[], None],
+    reader: ConfigReader = model_from_config,
+) -> UsageError:
+    """``error`` and whatever else is wrong: names that no catalog knows, and what ``check`` finds missing."""
+    ledger = Ledger(request)
+    steps = {
+        "model": lambda: load_model(request.get("model"), reader),
+        "gpu": lambda: resolve_hardware(ledger),
+        "stack": lambda: load_stack(request.get("stack")),
+    }
+    found: list[UsageError] = []
+    for step in (*(step for name, step in steps.items() if request.is_given(name)), check):
+        try:
+            step()
+        except UsageError as each:
+            found.append(each)
+        except NotModelledError:
+            continue
+    return as_one(found) if str(error) in map(str, found) else error
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,8 @@ NO_LABELS = frozenset(
     exaone_moe falcon_h1 falcon_mamba flex_olmo gemma3n_text gemma4_text gemma4_unified_text glm4_moe
     glm4_moe_lite glm4v_moe_text glm4v_text glm_ocr_text gpt_from_scratch granite granitemoe
     granitemoehybrid hy_v3 hyperclovax internlm internlm2 internlm3 iquestcoder jais2 lfm2 lfm2_moe llama4
-    llama4_text mamba mamba2 minicpm minimax_m2 mosaic_gpt mpt_causal_lm nanochat nemotron_h olmoe qwen
-    qwen3_5_moe qwen3_5_moe_text solar_open vaultgemma youtu
+    llama4_text mamba mamba2 minicpm minimax_m2 mosaic_gpt mpt_causal_lm muse_glimmer_text nanochat
+    nemotron_h olmoe qwen qwen3_5_moe qwen3_5_moe_text solar_open vaultgemma youtu
     """)
 )
 # Modules that ship with the checkpoint and write attention out.  Source:
@@ -170,8 +170,8 @@ def lacks_model(stack: Stack, model: ModelSpec) -> bool:
 _READ_IN_5 = frozenset(
     words("""
     aya_vision biogpt codegen cwm exaone_moe falcon_mamba flex_olmo glm_ocr gpt_bigcode gpt_neo helium hy_v3
-    hyperclovax idefics2 iquestcoder jais2 lfm2_vl lighton_ocr mamba mamba2 nanochat paddleocr_vl phimoe
-    solar_open vaultgemma youtu
+    hyperclovax idefics2 iquestcoder jais2 lfm2_vl lighton_ocr mamba mamba2 muse_glimmer
+    muse_glimmer_text nanochat paddleocr_vl phimoe solar_open vaultgemma youtu
     """)
 )
 

@@ -179,11 +179,10 @@ class Judge:
     @classmethod
     def of(cls, calibration: Calibration, base: Scenario) -> Judge:
         """The judge of a grid around ``base``; whether lengths vary is that of the base."""
-        lengths = lengths_of(base)
         return cls(
-            memory=calibration.spread_for(SpreadKey.memory("driver", lengths)),
+            memory=calibration.spread_for(SpreadKey.memory("driver", lengths_of(base))),
             need=calibration.spread_for(SpreadKey("need")),
-            time=calibration.spread_for(SpreadKey("time", lengths)),
+            time=calibration.spread_for(SpreadKey("time")),
             doubt=calibration.doubt(base),
         )
 

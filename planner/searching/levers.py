@@ -13,7 +13,7 @@ from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, RefusedCombinationError, UsageError
 from planner.predicting import PRIORS, predict_with
-from planner.searching.affordable import n_affordable
+from planner.searching.affordable import is_affordable_beside, n_affordable
 from planner.searching.common_stacks import runs_sharding
 from planner.searching.moves import (
     CHEAP,
@@ -21,6 +21,7 @@ from planner.searching.moves import (
     LeverKind,
     Move,
     divided_sequences,
+    has_large_states,
     larger_cards,
     less_offload,
     loaded_on_host,
@@ -40,6 +41,8 @@ MAX_PAIRS = 4
 _MAX_GROWN = 3
 # Pairs that need this many times the card's memory tell that no others fit.
 _HOPELESS = 1.5
+# Where nothing fits, this many times as much is tried in the end.
+_LAST_RESORT = 4
 # Differences below this are rounding of the real allocator, not advice.
 _WORTH_BYTES = 64 * MIB
 # A lever that is called free may cost this share of the step time: less is not told apart.
@@ -60,6 +63,8 @@ _BAD_ADVICE = frozenset(
         "gpu-speed-unknown",
     }
 )
+# Of adapters they save too little to be what another change lacks.
+_OF_STATES = ("optimizer", "rank")
 _OF_PLACE = ("gpu", "gpu-memory", "nodes", "stack")
 
 
@@ -137,7 +142,8 @@ class _Trial:
 class _Judge:
     """Estimates moves against the job as it is, and counts the estimates.
 
-    ``quick``: one that is far from the card's limit is not replayed.  ``kinds``: others are counted alone.
+    ``quick``: one that is far from the card's limit is not replayed; nor is it ever where its program is far
+    larger than the job's.  ``kinds``: others are counted alone.
     """
 
     def __init__(
@@ -201,8 +207,9 @@ class _Judge:
         return None if broken else after
 
     def _lever(self, move: Move, after: Scenario) -> Lever:
-        before, compared = self.base, predict_with(after, self._model, quick=self._quick)
-        prediction = near_the_limit(after, self._model, compared) if self._quick else compared
+        quick = self._quick or not is_affordable_beside(self._scenario, after)
+        before, compared = self.base, predict_with(after, self._model, quick=quick)
+        prediction = near_the_limit(after, self._model, compared) if quick else compared
         ratio = _step_ratio(before, prediction)
         saved = float(before.memory.must_have_bytes) - float(compared.memory.must_have_bytes)
         saved_host = float(before.host.required_per_node_bytes) - float(
@@ -261,6 +268,8 @@ def levers(
         trials += judge.again(found)
         if not any(trial.lever.fits for trial in trials):
             trials += [trial for trial in judge.tries(one_process(scenario)) if trial.lever.fits]
+        if not any(trial.lever.fits for trial in trials):
+            trials += judge.again(_last_resort(scenario, model, singles))
     every = [trial.lever for trial in trials if judge.is_hosted(trial.lever)]
     return _ordered([lever for lever in every if not _asks_for_more(lever.flags, every)], verdict)
 
@@ -342,16 +351,34 @@ def _on_more_nodes(judge: _Judge, scenario: Scenario) -> list[_Trial]:
     return next(filter(None, found), [])
 
 
-def _downhill(judge: _Judge, starts: list[_Trial], *, with_stacks: bool = False) -> list[_Trial]:
+def _last_resort(
+    scenario: Scenario, model: Coefficients | Calibration, singles: list[_Trial]
+) -> list[_Trial]:
+    """Change upon change of any kind but shorter samples, always the one that saves most, if it ends well."""
+    judge = _Judge(scenario, model, quick=True)
+    judge.left = min(judge.left, _LAST_RESORT * n_affordable(scenario, quick=True))
+    starts = [trial for trial in singles if trial.move.topic != "length"]
+    return [trial for trial in _downhill(judge, starts, kinds=KINDS) if trial.lever.fits]
+
+
+def _downhill(
+    judge: _Judge,
+    starts: list[_Trial],
+    *,
+    kinds: tuple[LeverKind, ...] = CHEAP,
+    with_stacks: bool = False,
+) -> list[_Trial]:
     """The first of ``starts`` that fits; else the best of them with whatever saves most on top of it, and so
-    on until it fits, by changes that are free or cost time, ``with_stacks`` by another stack at the end.
+    on until it fits, by changes of these ``kinds``, ``with_stacks`` by another stack at the end.
     """
     if fitting := [trial for trial in starts if trial.lever.fits]:
         return fitting[:1]
     best = max(starts, key=lambda trial: trial.lever.saves_bytes, default=None)
     while best is not None and not best.lever.fits:
         others = [
-            move for move in moves(best.after) if move.kind in CHEAP and move.topic not in best.move.topic
+            move
+            for move in moves(best.after)
+            if move.kind in kinds and move.topic not in (*best.move.topic.split("+"), "length")
         ]
         stacks = other_stacks(best.after) if with_stacks else ()
         best = _better(judge, best, others) or _better(judge, best, stacks)
@@ -398,6 +425,7 @@ def _pairs(
     tried: list[_Trial] = []
     for first in _largest_first(firsts):
         topics = first.move.topic.split("+")
+        topics += () if has_large_states(first.after) else _OF_STATES
         others = [move for move in moves(first.after) if move.topic not in topics and move.kind in kinds]
         new = [
             joined

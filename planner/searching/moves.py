@@ -16,6 +16,7 @@ from planner.domain.recipes.recipe import Offload
 from planner.domain.recipes.sharding import DDP, FSDP, NONE, ZERO2, ZERO3, Sharding
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,
@@ -25,6 +26,7 @@ from planner.intake.supported import (
     stops_at_liger_loss,
     takes_liger_loss,
 )
+from planner.program.job import job_of
 from planner.searching.common_stacks import (
     COMMON_STACKS,
     LOADS_ON_HOST,
@@ -32,7 +34,7 @@ from planner.searching.common_stacks import (
     runs_sharding,
     stack_is_open,
 )
-from planner.searching.variants import Flags, request_of
+from planner.searching.variants import Flags, request_of, warnings_about
 from planner.units import GIB
 from planner.words import words
 
@@ -48,6 +50,8 @@ MAX_GPUS_OF_A_NODE = 8
 _FACTORS = (2, 4, 8)
 _NODE_FACTORS = (*_FACTORS, 16)
 _SMALLEST_LENGTH_TOKENS = 2
+# Of one trained parameter, all in fp32: itself, its gradient and the two states of AdamW.
+_STATE_BYTES = 16
 # At this length an 8B model with adapters, checkpoints and a fused loss needs 27 GiB of one GPU:
 # shorter sequences have cheaper ways out.
 _LONG_TOKENS = 16_384
@@ -382,7 +386,7 @@ def _offload(scenario: Scenario) -> Iterator[Move]:
         (whole, "optimizer+params", "weights and optimizer")
         for whole in ((stage,) if recipe.uses_fsdp else wholes)
     ]
-    if not recipe.uses_fsdp:
+    if not recipe.uses_fsdp and has_large_states(scenario):
         options.append((stage, "optimizer", "optimizer states"))
     for sharding, offload, moved in options:
         flags: dict[str, str | bool | None] = (
@@ -397,6 +401,11 @@ def _offload(scenario: Scenario) -> Iterator[Move]:
         if recipe.optimizer in GPU_ONLY_OPTIMIZERS:
             flags["optimizer"] = "adamw_torch"
         yield Move("offload", "money", f"{moved} in host RAM", flags)
+
+
+def has_large_states(scenario: Scenario) -> bool:
+    """Whether what is trained, with its gradients and states, is a GiB or more: of adapters it seldom is."""
+    return bool(_STATE_BYTES * job_of(scenario, Coefficients()).trained >= GIB)
 
 
 def _mixed_precision(scenario: Scenario, sharding: Sharding) -> dict[str, str]:
@@ -448,6 +457,9 @@ def _adapter(scenario: Scenario) -> Iterator[Move]:
     adapter = scenario.recipe.adapter
     if adapter is None:
         return
+    if "fused-experts-adapted" in warnings_about(scenario):
+        text = "adapters of attention alone, none of experts"
+        yield Move("targets", "training", text, {"lora-targets": "attention"})
     if adapter.rank > 1:
         yield Move("rank", "training", "half the LoRA rank", {"lora-rank": str(int(adapter.rank) // 2)})
     if adapter.modules_to_save:

@@ -88,13 +88,14 @@ def _hooks(job: TimedJob, _: TimeTerm) -> str:
 
 
 def _optimizer(job: TimedJob, _: TimeTerm) -> str:
-    return f"{job.recipe.optimizer}, {job.own.trained / GIGA:.3f} B trained parameters on {job.world} GPUs"
+    gpus = "GPU" if job.world == 1 else "GPUs"
+    return f"{job.recipe.optimizer}, {job.own.trained / GIGA:.3f} B trained parameters on {job.world} {gpus}"
 
 
 def _update_launch(job: TimedJob, _: TimeTerm) -> str:
     each = OPTIMIZER_FACTS[job.recipe.optimizer].operators
     cost = job.coefficients.launch_s / MICRO_S
-    return f"{job.trained_tensors} trained tensors, {each:g} operators for each at {cost:.0f} us"
+    return f"{job.trained_tensors} trained tensors, operators for each: {each:g} at {cost:.0f} us"
 
 
 def _collectives(job: TimedJob, _: TimeTerm) -> str:

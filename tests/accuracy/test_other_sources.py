@@ -26,8 +26,10 @@ TRANSCRIPTION = Path(__file__).parents[2].parent / "shared" / "records" / "publi
 SOURCES = tuple(sorted(path.stem for path in published_dir().glob("[a-z]*.csv")))
 # Rows that came in columns, or were read from their tables later; their pages say what was decided.
 ARRIVED_AS_RECORDS = {
+    "accelerate_blog",
     "alignlab",
     "appworld_sft",
+    "atorch_llama2",
     "axolotl_examples",
     "axolotl_lora_kernels",
     "axolotl_poc",
@@ -48,6 +50,7 @@ ARRIVED_AS_RECORDS = {
     "litgpt_thunder",
     "llama_recipes",
     "llm_chi",
+    "llm_finetuning_bench",
     "llm_foundry_2",
     "megatron_recipes",
     "neutrality_lora",
@@ -66,10 +69,12 @@ ARRIVED_AS_RECORDS = {
     "swift_train",
     "torchtitan_2025",
     "torchtitan_h100",
+    "torchtitan_qwen3",
     "transformers_b200",
     "universal_trainer",
     "unsloth_notebooks",
     "vectorlm",
+    "voidcode_audit",
     "vsa_llm",
 }
 TRANSCRIBED = tuple(source for source in SOURCES if source not in ARRIVED_AS_RECORDS)
@@ -119,6 +124,7 @@ GROUPS = {
         "torchtitan_2025",
         "torchtitan_a100",
         "torchtitan_h100",
+        "torchtitan_qwen3",
         "torchtune_readme",
     },
     "nvidia-nemo": {"automodel_mem", "automodel_perf"},

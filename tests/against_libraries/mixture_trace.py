@@ -25,7 +25,6 @@ from measure.trace.build import build_on_meta, make_config
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.cuda.shims import Situation, shims
 from measure.trace.labels import to_events
-from measure.trace.sharding.sharded_step import note_parameters
 from measure.trace.trainer_step import run_step
 from planner.allocator.events import AllocEvent
 from planner.domain.model import MlpSpec
@@ -186,7 +185,6 @@ def trace_mixture(scenario: Scenario, make: Make = Mixture) -> list[AllocEvent]:
         situation = Situation(batch.is_padded, recorder, int(batch.rows * batch.tokens_per_sample))
         with FakeTensorMode(), shims(situation), recorder.modules.watching([built.model], built.layer_list):
             _materialize(built.model, recorder)
-            note_parameters(built.model, recorder, [])
             stack.enter_context(mock.patch.object(checkpointing, "_Policy", Policy))
             run_step(built.model, scenario, recorder)
         return to_events(recorder.trace.records)

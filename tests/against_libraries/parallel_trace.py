@@ -39,7 +39,6 @@ from measure.trace.build import build_on_meta, make_config
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.cuda.shims import Situation, shims
 from measure.trace.labels import to_events
-from measure.trace.sharding.sharded_step import note_parameters
 from measure.trace.tracer import Recorder
 from measure.trace.trainer_step import Inputs, run_step
 from planner.allocator.events import AllocEvent
@@ -87,7 +86,6 @@ def trace_divided(scenario: Scenario, tensor: int = 1) -> list[AllocEvent]:
         situation = Situation(batch.is_padded, recorder, int(batch.rows * batch.tokens_per_sample))
         with FakeTensorMode(), shims(situation), recorder.modules.watching([built.model], built.layer_list):
             _materialize(built.model, recorder)
-            note_parameters(built.model, recorder, [])
             by_tokens = scenario.stack.model_parallel == "tokens"
             with (
                 mock.patch.object(nn.utils, "clip_grad_norm_", _clip),

@@ -23,7 +23,6 @@ from measure.trace.build import build_on_meta, make_config
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.cuda.shims import Situation, shims
 from measure.trace.labels import to_events
-from measure.trace.sharding.sharded_step import note_parameters
 from planner.allocator.events import AllocEvent
 from planner.domain.recipes.parallel import Stage
 from planner.domain.scenario import Scenario
@@ -72,7 +71,6 @@ def trace_stage(whole: Scenario, stage: Stage) -> list[AllocEvent]:
         with FakeTensorMode(), shims(situation), _sends_nothing(), masks:
             for _, run in runs:
                 _materialize(run, recorder)
-                note_parameters(run, recorder, [])
             _run_round(whole, stage, runs, recorder)
         return to_events(recorder.trace.records)
 

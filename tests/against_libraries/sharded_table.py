@@ -1,5 +1,5 @@
-"""Sharded jobs: the step program against the dry run of ``programs/sharded_trainer.py``, where the engines'
-own code runs.  This script writes the dry runs to ``data/differential/sharded.csv``.
+"""Sharded jobs: the step program against the dry run, where the engines' own code runs.  This script writes
+the dry runs to ``data/differential/sharded.csv``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ COLUMNS = (
     "mechanism",
 )
 Row = dict[str, str]
-PROGRAM = Path(__file__).resolve().parent / "programs" / "sharded_trainer.py"
 CARD = "a100-80-sxm"
 # DeepSpeed fills its flat buffer on the GPU where there is room for both and on the host where there is not.
 LOADING = ("load", "adapters")
@@ -105,12 +104,18 @@ def path() -> Path:
     return data_dir() / "differential" / "sharded.csv"
 
 
-def scenario_of(row: Mapping[str, str]) -> Scenario:
-    """The scenario of a job, with the Trainer's defaults."""
-    flags: dict[str, object] = {name: row[name] for name in KEY if row[name]}
+def flags_of(row: Mapping[str, str]) -> dict[str, str]:
+    """The flags of a job, with the Trainer's defaults."""
+    flags = {name: row[name] for name in KEY if row[name]} | {"gpu": CARD, "stack": "hf-trainer@5"}
     if (row["method"], row["sharding"]) == ("qlora", "fsdp1"):
-        flags["switches"] = "kbit_upcast=none"  # as the program has it
-    return resolve(from_flags({**flags, "gpu": CARD, "stack": "hf-trainer@5"}))
+        # It flattens one dtype alone, so that TRL leaves the norms as they are (1.16 sft_trainer.py).
+        flags["switches"] = "kbit_upcast=none"
+    return flags
+
+
+def scenario_of(row: Mapping[str, str]) -> Scenario:
+    """The scenario of a job."""
+    return resolve(from_flags(flags_of(row)))
 
 
 def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
@@ -118,13 +123,18 @@ def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(row[name] for name in KEY)
 
 
-def dry_run_of(row: Mapping[str, str], *flags: str) -> dict[str, Any]:
-    """What ``measure trace --json`` says of the program, with ``flags`` of its own."""
-    job = json.dumps({name: row[name] for name in KEY})
-    launched = ["torchrun", "--nproc_per_node", row["gpus"], str(PROGRAM), job]
-    command = [sys.executable, "-m", "measure", "trace", "--gpu", f"{CARD}:{row['gpus']}", "--json", *flags]
+def words_of(row: Mapping[str, str]) -> tuple[str, ...]:
+    """The job's command line."""
+    forms = {"true": "--{}", "false": "--no-{}"}
+    flags = ((name.replace("_", "-"), value) for name, value in flags_of(row).items())
+    return ("trace", "--json", *(forms.get(value, "--{}={}").format(name, value) for name, value in flags))
+
+
+def dry_run_of(row: Mapping[str, str]) -> dict[str, Any]:
+    """What ``measure trace --json`` says of the job."""
+    command = [sys.executable, "-m", "measure", *words_of(row)]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([*command, "--", *launched], cwd=folder, stdout=subprocess.PIPE, check=False)
+        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=False)
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 

@@ -153,6 +153,22 @@ def test_a_missing_flag_is_named_with_an_example(capsys: Captured, missing: str)
     assert EXAMPLE in message
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "--model nosuch --gpu 4099 --method lora --stack trll",
+            ("unknown model 'nosuch'", "unknown GPU '4099'", "unknown stack 'trll'", "missing --seq"),
+        ),
+        ("--model 7b --method lorra --batch zero", ("unknown method 'lorra'", "batch must be")),
+    ],
+)
+def test_all_errors_are_told_at_once(capsys: Captured, words: str, said: tuple[str, ...]) -> None:
+    """Nobody mends one to be told of the next."""
+    sentence = refused(capsys, *words.split())
+    assert all(each in sentence for each in said)
+
+
 def test_no_arguments_at_all_name_everything_that_is_missing(capsys: Captured) -> None:
     """Plain `plan` says what it needs instead of guessing a job."""
     assert "missing --model, --method, --gpu, --seq;" in refused(capsys)
@@ -187,6 +203,11 @@ def test_an_unknown_flag_names_near_ones(capsys: Captured) -> None:
     message = refused(capsys, *JOB, "--lora-rnak", "8")
     assert "--lora-rnak" in message
     assert "--lora-rank" in message
+
+
+def test_a_flag_without_its_value_is_not_unknown(capsys: Captured) -> None:
+    """As of a variable of the shell that is empty."""
+    assert "'--price' requires an argument" in refused(capsys, "--model", "7b", "--price")
 
 
 def test_an_unknown_command_is_refused(capsys: Captured) -> None:

@@ -29,6 +29,13 @@ def test_the_picture_is_written_whole_beside_the_answer(
     assert [each.name for each in tmp_path.iterdir()] == ["step.png"]
 
 
+def test_a_picture_of_another_kind_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody finds out later that a .gif is none."""
+    assert main([*JOB, "--plot", str(tmp_path / "step.gif")]) == 2
+    assert "pictures are PNG, so end the name in .png" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     """One sentence, exit code 2, and no file."""
     code = (

@@ -133,3 +133,15 @@ def test_an_interval_holds_its_prediction_and_ends_at_the_card() -> None:
         assert around.low < peak <= around.high
         assert (around.high == card) is ends_there
         assert ends_there or around.high - peak > peak - around.low
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "limit_gib", "said"),
+    [("paged_adamw_32bit", 12, True), ("paged_adamw_32bit", 48, False), ("adamw_torch", 12, False)],
+)
+def test_paged_states_that_do_not_all_fit_are_said(optimizer: str, limit_gib: int, said: bool) -> None:
+    """They cross the bus in each step, which no term of the time has."""
+    tight = on_card(limit_gib * GIB, method="full", optimizer=optimizer, batch=1, seq=256)
+    found = estimate(tight, PRIORS, quick=True)
+    assert (found.memory.uncapped_driver_bytes > limit_gib * GIB) is (limit_gib == 12)
+    assert any(each.startswith("Paged optimizer states") for each in found.warnings) is said

@@ -180,7 +180,7 @@ def _paged_states(situation: Situation) -> Iterator[None]:
         managed = optimizer.is_paged and tensor.numel() >= MIN_PAGED_ELEMENTS
         if managed:
             n_bytes = tensor.numel() * dtype.itemsize
-            situation.recorder.keep_on_host(n_bytes, "get_paged", tensor, ("paged_optimizer", "managed"))
+            situation.recorder.keep_on_host(n_bytes, "get_paged", tensor)
         with situation.recorder.on_host() if managed else nullcontext():
             return torch.zeros_like(tensor, dtype=dtype)
 

@@ -11,12 +11,13 @@ import torch
 from transformers.integrations.liger import apply_liger_kernel
 
 from measure.recipe.trained import checkpoint_activations
+from measure.recipe.trainer_arguments import LIGER_LOSS_ONLY
 from measure.run.cases.lengths import MicroBatch
 from measure.run.pace import Pace
 from measure.worker.workloads.engine import Engine
 from measure.worker.workloads.engines import open_engine
 from measure.worker.workloads.feed import Collator, Feed
-from measure.worker.workloads.random_model import LIGER_LOSS_ONLY, build_model
+from measure.worker.workloads.random_model import build_model
 from measure.worker.workloads.task import Task
 
 

@@ -23,15 +23,6 @@ from planner.domain.scenario import Scenario
 
 _INITIAL_DEVIATION = 0.02
 _TILE_COLUMNS, _TILE_ROWS = 64, 32
-# What the scenario calls the Liger loss: the fused projection and loss,
-# with every other layer as Transformers has it.
-LIGER_LOSS_ONLY = {
-    "fused_linear_cross_entropy": True,
-    "cross_entropy": False,
-    "rope": False,
-    "rms_norm": False,
-    "swiglu": False,
-}
 
 
 def build_model(case: RunCase, scenario: Scenario, device: torch.device, phases: PhaseRecorder) -> Any:

@@ -13,19 +13,15 @@ import torch
 import transformers
 from torch.utils.data import Dataset, SequentialSampler
 
-from measure.recipe.checkpointing import checkpoint_kwargs
-from measure.recipe.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
+from measure.recipe.trainer_arguments import sharding_settings, trainer_arguments
 from measure.run.cases.lengths import MicroBatch
 from measure.run.pace import Pace
 from measure.worker.workloads.engine import EngineMismatchError
 from measure.worker.workloads.feed import Collator
 from measure.worker.workloads.loop import mark_loss
-from measure.worker.workloads.random_model import LIGER_LOSS_ONLY, build_model
+from measure.worker.workloads.random_model import build_model
 from measure.worker.workloads.task import Task
-from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Recipe
-
-_LEARNING_RATE = 1e-4
 
 
 def run_trainer(task: Task) -> None:
@@ -36,9 +32,20 @@ def run_trainer(task: Task) -> None:
     """
     batches = task.batches()
     with tempfile.TemporaryDirectory(prefix="trainer-", dir=task.folder) as folder:
-        configs = sharding_settings(task)
+        options = task.case.options
+        configs = sharding_settings(task.scenario, nvme_path=options.nvme_path)
         # Before the model: under ZeRO-3 they decide how a checkpoint is read.
-        arguments = _arguments(task, folder, configs)
+        arguments = trainer_arguments(
+            task.scenario,
+            folder,
+            max_steps=options.warmup + options.max_steps,
+            use_cpu=task.probe.device.type == "cpu",
+            remove_unused_columns=False,
+            prediction_loss_only=True,
+            seed=options.seed,
+            # The Trainer fills in and changes what it is given.
+            **copy.deepcopy(configs),
+        )
         model = build_model(task.case, task.scenario, task.probe.device, task.phases)
         mark_loss(model, task)
         trainer = _MeasuredTrainer(
@@ -56,51 +63,6 @@ def run_trainer(task: Task) -> None:
             task.phases.enter("save")
             trainer.save_model(folder)
     task.phases.say_readings()
-
-
-def sharding_settings(task: Task) -> dict[str, Any]:
-    """What the Trainer's arguments say about sharding, kept in the record;
-    empty for one process and for DDP.
-    """
-    scenario = task.scenario
-    if scenario.recipe.uses_deepspeed:
-        return {"deepspeed": trainer_deepspeed_config(scenario, nvme_path=task.case.options.nvme_path)}
-    if scenario.recipe.uses_fsdp:
-        return {"fsdp": True, "fsdp_config": trainer_fsdp_config(scenario)}
-    return {}
-
-
-def _arguments(task: Task, folder: str, sharding: dict[str, Any]) -> Any:
-    recipe, options = task.scenario.recipe, task.case.options
-    precision = recipe.numerics.precision
-    # The Trainer hands it on to ``activation_checkpointing_enable`` (Transformers 5.23 training_args.py).
-    every = {"every_n_layers": recipe.checkpoint_every} if recipe.rebuilds_some else {}
-    make: Any = transformers.TrainingArguments
-    return make(
-        output_dir=folder,
-        per_device_train_batch_size=int(recipe.batch.micro_batch),
-        per_device_eval_batch_size=int(recipe.batch.micro_batch),
-        gradient_accumulation_steps=int(recipe.batch.grad_accum),
-        max_steps=options.warmup + options.max_steps,
-        learning_rate=_LEARNING_RATE,
-        optim=(*OPTIMIZER_FACTS[recipe.optimizer].trainer_names, recipe.optimizer)[0],
-        bf16=precision == "bf16-mixed",
-        fp16=precision == "fp16-mixed",
-        gradient_checkpointing=recipe.gradient_checkpointing,
-        gradient_checkpointing_kwargs={**checkpoint_kwargs(recipe), **every},
-        use_cpu=task.probe.device.type == "cpu",
-        remove_unused_columns=False,
-        prediction_loss_only=True,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        seed=options.seed,
-        use_liger_kernel=recipe.loss == "liger",
-        liger_kernel_config=LIGER_LOSS_ONLY if recipe.loss == "liger" else None,
-        # The Trainer fills in and changes what it is given.
-        **copy.deepcopy(sharding),
-    )
 
 
 def _micro_steps(task: Task) -> int:

@@ -64,9 +64,8 @@ def _judged(
         time = predict_time(scenario, coefficients)
         if time is None:
             raise ValueError(f"{target.record.id} has a reading of time and no prediction of it")
-        key = SpreadKey(of, lengths_of(scenario))
         scales = (time_scale(time, doubt), time_scale(time, doubt, below=True))
-        return key, scales, _NO_REACH, 0.0
+        return SpreadKey(of), scales, _NO_REACH, 0.0
     memory = predict_replayed(job_of(scenario, coefficients), minimum_too=False)
     value = float(memory.uncapped_driver_bytes if of == "driver" else getattr(memory, f"{of}_peak_bytes"))
     down, up = _NO_REACH if of == "allocated" else map(float, order_reach_bytes(memory))

@@ -33,6 +33,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "helium",
         "iquestcoder",
         "jais2",
+        "muse_glimmer_text",
         "nanochat",
         "vaultgemma",
     ),
@@ -92,7 +93,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "vision.paddle_vision": ("paddleocr_vl",),
     "vision.paligemma": ("paligemma",),
     "vision.pixtral_vision": ("lighton_ocr", "mistral3"),
-    "vision.counted_towers": ("gemma3n", "gemma4", "gemma4_unified", "mllama", "voxtral"),
+    "vision.counted_towers": ("gemma3n", "gemma4", "gemma4_unified", "mllama", "muse_glimmer", "voxtral"),
     "vision.tiled_vision": (
         "internvl",
         "llava_next",

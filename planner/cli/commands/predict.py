@@ -103,9 +103,9 @@ def _by_its_modules(
 
 def _check_plot(path: str) -> None:
     """Everything that can be wrong with a picture is found before the work begins."""
-    from planner.files.writing import check_writable
+    from planner.files.writing import check_picture
 
-    check_writable(path)
+    check_picture(path)
     if find_spec("matplotlib") is None:
         raise UsageError(f"matplotlib is not installed; {how_to_install('plots')}")
 

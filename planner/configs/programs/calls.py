@@ -44,6 +44,8 @@ _PREPARES = re.compile(r"prepare_model_for_(?:kbit|int8)_training$")
 _MAKES = re.compile(r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*LoraConfig|prepare_model")
 _PARSES = re.compile(r"(?:HfArgumentParser|TrlParser|ArgumentParser|fire\.Fire|typer\.run)$")
 _STARTS_WITH_WORDS = ("fire.Fire", "typer.run")
+# Variables of the environment that launchers set.
+_OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
 _OF_MODEL_CONFIG = {"get_peft_config": adapters_of, "get_quantization_config": quantisation_of}
 # What changes the code, the dtype or the card under a model that it is not given, or puts another on it.
 _CHANGES = re.compile(
@@ -128,6 +130,8 @@ class Calls(ABC):
         self.models: list[Model] = []
         self.packages: set[str] = set()
         self.parses = 0
+        self.variables: dict[str, Any] = {}
+        self.asked_variables: dict[str, Any] = {}
         self.words: tuple[str, ...] | None = None
         self._makers: dict[str, Callable[[ast.Call], Any]] = {
             "Accelerator": lambda node: Made("Accelerator", self.arguments(node)[1], node.lineno),
@@ -291,7 +295,23 @@ class Calls(ABC):
             return (_OF_MODEL_CONFIG[library.last](config),)
         if library.last == "get_kbit_device_map":
             return ({"": 0},)
-        return None if library.trains else plain(library.name, *self.arguments(node))
+        if library.trains:
+            return None
+        placed, given = self.arguments(node)
+        if library.name in ("os.getenv", "os.environ.get"):
+            return self._variable(*placed, **given)
+        return plain(library.name, placed, given)
+
+    def _variable(self, name: Any = None, default: Any = None, **_: Any) -> tuple[Any] | None:
+        """A variable of the environment that the program sets itself, or else its default; those of launchers
+        are known to a run alone, as one without a default is.
+        """
+        if not isinstance(name, str) or name in self.variables:
+            return (self.variables[name],) if isinstance(name, str) else None
+        if default is None or not is_known(default) or _OF_LAUNCHERS.search(name):
+            return None
+        self.asked_variables[name] = default
+        return (default,)
 
     def _looked_into(self, node: ast.Call, name: str) -> tuple[Any] | None:
         owner, *rest = (self.value(each) for each in node.args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from planner.configs.programs.values import OWN, Library, Unknown, is_known
@@ -15,6 +16,7 @@ _BESIDE = frozenset(
      *names_in("trl.toml", "harmless"))
 )  # fmt: skip
 _MOST_LISTED = 10
+_IS_SECRET = re.compile(r"(?:TOKEN|KEY|SECRET|PASSWORD)$")
 _OFF: tuple[Any, ...] = (None, False, "", [], {})
 
 
@@ -32,6 +34,10 @@ def said_by(walk: Walk) -> list[tuple[str, str]]:
         remarks.append(("command line", f"says {_listed(said)}"))
     if left := {name: value for name, value in left.items() if is_known(value) and value not in _OFF}:
         remarks.append((str(walk.source.path), f"defaults of its arguments count: {_listed(left)}"))
+    asked = walk.asked_variables.items()
+    if told := {name: value for name, value in asked if value not in _OFF and not _IS_SECRET.search(name)}:
+        text = f"defaults of variables of the environment count: {_listed(told)}"
+        remarks.append((str(walk.source.path), text))
     return remarks
 
 

@@ -57,6 +57,7 @@ _MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Settings of the libraries that train which leave a model as it is; others may replace its code.
 _SETTINGS = ("torch.backends", "torch._dynamo", "torch._inductor", "transformers.logging")
+_MOST_LISTED = 1_000
 _HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
 
 
@@ -333,6 +334,7 @@ class Walk(Classes):
 
     def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
         """A variable of the environment: it may set the allocator or an engine."""
+        self.variables[str(name)] = value
         if not _MATTERS.search(str(name)):
             return
         if name in _ALLOCATOR and value == "expandable_segments:True":
@@ -392,12 +394,25 @@ class Walk(Classes):
             case ast.IfExp():
                 holds = truth(self.value(node.test))
                 return unknown(node) if holds is None else self.value(node.body if holds else node.orelse)
-            case ast.Subscript():
-                return self._item(node)
-            case ast.JoinedStr():
-                return self._text(node)
+            case ast.Subscript() | ast.JoinedStr():
+                return self._item(node) if isinstance(node, ast.Subscript) else self._text(node)
+            case ast.ListComp(generators=[ast.comprehension(target=ast.Name(name)) as each]):
+                return self._listed(node, name, each)
             case _:
                 return unknown(node)
+
+    def _listed(self, node: ast.ListComp, name: str, each: ast.comprehension) -> Any:
+        """A list made of the texts of another: ``[part.strip() for part in given.split(",") if part]``."""
+        texts, made = self.value(each.iter), list[Any]()
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            return unknown(node)
+        scope = self._scopes[-1]
+        for text in texts[:_MOST_LISTED]:
+            self._scopes[-1] = {**scope, name: text}
+            kept = [truth(self.value(test)) for test in each.ifs]
+            made += [] if False in kept else [unknown(node) if None in kept else self.value(node.elt)]
+        self._scopes[-1] = scope
+        return made if len(texts) <= _MOST_LISTED else unknown(node)
 
     def _item(self, node: ast.Subscript) -> Any:
         owner, index = self.value(node.value), self.value(node.slice)

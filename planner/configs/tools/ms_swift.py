@@ -187,6 +187,9 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
         found = found or (ADAPTABLE_MODULES,)
         reading.say("lora_targets", (*found, *parameters), keys.where(named))
     if extra := keys.names("modules_to_save"):
+        if keys.is_on("external_plugins") and not {*extra} <= {"embed_tokens", "lm_head"}:
+            why = "modules that a plugin may add to the model are not modelled"
+            raise keys.not_modelled("external_plugins", why)
         reading.say("modules_to_save", extra, keys.where("modules_to_save"))
 
 

@@ -32,10 +32,10 @@ class SpreadKey:
     """What distributions are kept apart by; ``lengths`` and ``level`` are empty where they are not.
 
     What is allocated is counted operator by operator, and is nearer than the levels above it, which hold what
-    the allocator keeps.  Times of samples that are padded to the longest of their batch follow how lengths
-    are spread, which no source prints.  Methods, distance and the two levels have no distributions of their
-    own: with a dozen sources these would rest on two or three each, and held-out coverage was worse with
-    them.  They widen and narrow an interval through its scale.
+    the allocator keeps: more of it where lengths vary.  Times have one distribution: six sources tell of
+    natural lengths, and a class of theirs was twice as wide and held 97 %.  Methods, distance and the two
+    levels have none of their own either: these would rest on two or three sources each, and held-out coverage
+    was worse with them.  All of these widen and narrow an interval through its scale.
     """
 
     of: Quantity

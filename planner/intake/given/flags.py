@@ -138,7 +138,9 @@ def told_by_parser(error: Exception) -> tuple[str, tuple[str, ...]]:
     """
     names = tuple(getattr(error, "possibilities", None) or ())
     text: str = error.format_message()  # type: ignore[attr-defined]
-    if flag := getattr(error, "option_name", None):
+    # A known flag without its value has a name, too, and no others that it may be.
+    flag = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
+    if flag:
         meant = [name for name in (in_our_words(flag),) if name and name.split()[0] in _flags_of(error)]
         # The parser compares dashes, too.
         near = (name for name in names if is_like(flag.strip("-"), name.strip("-")))

@@ -12,7 +12,7 @@ from typing import Any
 from planner.domain.recipes.recipe import Padding
 from planner.domain.recipes.sharding import sharding_named
 from planner.domain.run_record import RunRecord
-from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError, show
+from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError, as_one, show
 from planner.files.reading import MAX_CONFIG_BYTES, read_text
 from planner.files.structured import toml_table
 from planner.intake.given.fields import (
@@ -178,6 +178,7 @@ def _parse_all(
 ) -> Mapping[str, Given]:
     """Parsed values by field name; ``given`` are names as written, values, and where."""
     values: dict[str, Given] = {}
+    wrong: list[UsageError] = []
     prefix = "--" if on_command_line else ""
     for written, value, origin in given:
         name = written.replace("-", "_")
@@ -187,7 +188,12 @@ def _parse_all(
             raise UnknownNameError("flag" if on_command_line else "key", prefix + show(written), known)
         if name in values:
             raise UsageError(f"'{prefix}{show(written)}' is given twice")
-        values[name] = Given(field.parse(value), origin)
+        try:
+            values[name] = Given(field.parse(value), origin)
+        except UsageError as error:
+            wrong.append(error)
+    if wrong:
+        raise as_one(wrong)
     return MappingProxyType(values)
 
 

@@ -32,9 +32,9 @@ FSDP_RULES = (
     refuse(
         # torch 2.13 distributed/fsdp/_flat_param.py _validate_tensors_to_flatten.
         "fsdp1-flattens-one-dtype",
-        "FSDP1 stops at a layer whose 4-bit matrices and norms are not stored in one dtype: give "
-        "--quant-storage the dtype of loading, with a script that does not widen norms (TRL, LLaMA-Factory, "
-        f"--switches kbit_upcast=none), or use --sharding fsdp [{REFUSED_BY_TOOL}]",
+        "FSDP1 stops at a layer whose 4-bit matrices and norms have two dtypes: give --quant-storage the "
+        "dtype of loading, with a stack that leaves norms in it (trl, llama-factory), or use --sharding fsdp "
+        f"[{REFUSED_BY_TOOL}]",
         _flattens_two_dtypes,
         lambda case: (
             f"matrices as {case.numerics.quant_storage or 'bytes'}, loaded as {case.numerics.load_dtype}, "

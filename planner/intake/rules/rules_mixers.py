@@ -59,10 +59,9 @@ MIXER_RULES = (
     ),
     warn(
         "recurrent-kernels",
-        "Layers without attention are counted with the kernels of causal-conv1d, of flash-linear-attention "
-        "for the gated delta rule, and of mamba-ssm for Mamba; without these packages Transformers' own "
-        "code needs more memory (on an H100 a third more for Qwen3.5-0.8B, twice for Falcon-H1-0.5B) and "
-        "many times the time",
+        "Layers without attention are counted with the kernels of causal-conv1d, flash-linear-attention and "
+        "mamba-ssm; without these packages they need more memory (on an H100 a third more for Qwen3.5-0.8B, "
+        "twice for Falcon-H1-0.5B) and many times the time",
         _mixes,
     ),
     not_modelled(

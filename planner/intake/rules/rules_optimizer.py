@@ -62,10 +62,9 @@ def _divides_unevenly(case: Case) -> bool:
 OPTIMIZER_RULES = (
     not_modelled(
         "optimizer-of-whole-matrices",
-        "This optimizer is modelled for full fine-tunes where every GPU holds all of its states. Muon is "
-        "modelled in LLaMA-Factory and Axolotl, with LoRA, too; in LLaMA-Factory v1 and Axolotl whole, under "
-        "FSDP2, too. "
-        "Use --sharding ddp or none, --stack llama-factory, or --optimizer adamw_torch",
+        "This optimizer is modelled for full fine-tunes where every GPU holds all of its states; Muon also "
+        "with LoRA in LLaMA-Factory and Axolotl. Use --sharding ddp or none, --stack llama-factory, or "
+        "--optimizer adamw_torch",
         lambda case: OPTIMIZER_FACTS[case.recipe.optimizer].whole_matrices and _divides_matrices(case),
         lambda case: (
             f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}, {case.stack.id}"

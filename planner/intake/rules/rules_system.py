@@ -145,8 +145,12 @@ SYSTEM_RULES = (
     ),
     warn(
         "sharding-on-one-process",
-        "ZeRO and FSDP on one process divide nothing; they only change dtypes, buffers and offload",
-        lambda case: case.hardware.world_size == 1 and (case.recipe.uses_deepspeed or case.recipe.uses_fsdp),
+        "ZeRO and FSDP on one process divide nothing; without offload they only change dtypes and buffers",
+        lambda case: (
+            case.hardware.world_size == 1
+            and (case.recipe.uses_deepspeed or case.recipe.uses_fsdp)
+            and case.recipe.offload in ("none", "activations")
+        ),
     ),
     warn(
         "many-gpus-in-a-node",
@@ -181,9 +185,8 @@ SYSTEM_RULES = (
     not_modelled(
         # Its dry runs were compared for full fine-tuning and plain adapters.
         "fp32-shards-unread",
-        "Weights that ZeRO-3 divides before it knows their dtype stay in fp32, which is modelled for full "
-        "fine-tuning and LoRA without fused kernels and with reentrant checkpoints or none, without offload, "
-        "by sdpa or eager: say bf16: {enabled: true} in the DeepSpeed file",
+        "Weights that ZeRO-3 divides before it knows their dtype stay in fp32, which is modelled for plain "
+        "jobs alone (no fused kernels, no offload): say bf16: {enabled: true} in the DeepSpeed file",
         _divides_unread_fp32,
     ),
     refuse(

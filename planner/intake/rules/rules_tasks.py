@@ -298,9 +298,8 @@ TASK_RULES = (
     ),
     not_modelled(
         "reference-divided",
-        "How this engine divides the model that training compares with, its reference, was not read for this "
-        "stack: use --sharding zero2, ddp or none. DPO and KTO are also modelled under zero3 with --stack "
-        "trl or llama-factory, and DPO under fsdp",
+        "How this engine divides the model that training compares with was not read for this stack: use "
+        "--sharding zero2, ddp or none; for DPO and KTO --sharding zero3 with --stack trl or llama-factory",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),
@@ -335,9 +334,8 @@ TASK_RULES = (
     ),
     not_modelled(
         "labels-elsewhere",
-        "Labels of steps or samples (task prm, classify) are modelled of text in Transformers' modules, with "
-        "a plain head and samples that are not packed, where the tool trains such models; use --stack "
-        "hf-trainer, --loss hf, --padding longest",
+        "Tasks prm and classify are modelled of text in Transformers' modules, with a plain head and samples "
+        "that are not packed; use --stack hf-trainer, --loss hf, --padding longest",
         lambda case: case.recipe.task in LABEL_TASKS and _labels_unread(case),
     ),
     not_modelled(
@@ -353,9 +351,8 @@ TASK_RULES = (
     ),
     not_modelled(
         "value-head",
-        "A value head beside the head of words is modelled with gradient checkpointing, without which all "
-        "hidden states wait for the head; and with adapters, or with all weights under ZeRO-3 or of a tied "
-        "head: another is left without a gradient. Use --method lora or --sharding zero3",
+        "A value head beside the head of words is modelled with gradient checkpointing, and with adapters, "
+        "ZeRO-3 or a tied head: use --gradient-checkpointing, and --method lora or --sharding zero3",
         _values_unread,
     ),
     not_modelled(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
+from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
 from planner.program.head.inputs import make_masks, make_turns
 from planner.program.head.losses import (
     cuts_head,
@@ -175,11 +175,15 @@ def _turns(torch: Operators, ends: EndsView) -> None:
 
 
 def token_rows(torch: Operators, ends: EndsView) -> Tensor:
-    """The rows of the token table, scaled inside its module (Gemma) or behind it (Granite)."""
+    """The rows of the token table, scaled or normed inside its module (Gemma, Muse Glimmer), or scaled behind
+    it (Granite).
+    """
     model = ends.model
     tokens = _whole_rows(torch, ends, [_lookup(torch, ends, model.token_embedding)])
     if model.embedding_scale == "table":
         tokens = torch.same(tokens, "mul")
+    elif model.embedding_scale == "norm":
+        tokens = norm(torch, ends.layer, NormSpec("rms", model.hidden_size, weight=False), tokens)
     if tokens.node is None and ends.needs_entry and torch.grad_enabled:
         # The hook runs inside the table's module, whose own hooks see the gradient.
         require_gradient(tokens, (*torch.path, torch.modules.index((model.token_embedding.name,))))

@@ -138,7 +138,6 @@ _TERM_COLUMNS = (
     Column("GiB", "right"),
     Column("share", "right"),
     Column("kind"),
-    Column("written in", wide_only=True),
 )
 # Ends the name of a phase in later micro-steps.
 _LATER = "_2"
@@ -210,12 +209,10 @@ def terms_section(prediction: Prediction) -> Section:
     for index, (key, term) in enumerate(zip(keys, terms, strict=True)):
         running += float(term.n_bytes)
         share = percent(float(term.n_bytes) / total)
-        rows.append(
-            Row((key, term.label, gib(term.n_bytes), share, term.kind, _short(term.formula)), colour=index)
-        )
+        rows.append(Row((key, term.label, gib(term.n_bytes), share, term.kind), colour=index))
         if index + 1 == len(terms) or level_of(terms[index + 1]) != level_of(term):
             rows.append(
-                Row(("", f"= {level_of(term)}", gib(running), percent(running / total), "", ""), "strong")
+                Row(("", f"= {level_of(term)}", gib(running), percent(running / total), ""), "strong")
             )
     blocks: list[Block] = [StackedBar(segments, memory.limit_bytes), Grid(_TERM_COLUMNS, tuple(rows))]
     if elsewhere := terms_elsewhere(prediction):
@@ -244,14 +241,9 @@ def phases_section(prediction: Prediction) -> Section:
 def host_section(prediction: Prediction, hardware: Hardware) -> Section:
     """Host RAM per process by term, and per node against what the host has."""
     host = prediction.host
-    columns = (
-        Column("per process"),
-        Column("GiB", "right"),
-        Column(""),
-        Column("written in", wide_only=True),
-    )
+    columns = (Column("per process"), Column("GiB", "right"), Column(""))
     rows = [_host_row(term) for term in host.terms if float(term.n_bytes) >= 1]
-    rows.append(Row(("= per process", gib(host.per_process_bytes), "", ""), "strong"))
+    rows.append(Row(("= per process", gib(host.per_process_bytes), ""), "strong"))
     processes = f"{hardware.gpus_per_node} process{'es' if hardware.gpus_per_node > 1 else ''}"
     needs = Note(f"A node ({processes}) needs {gib(host.required_per_node_bytes)} GiB; {_against(host)}.")
     blocks: tuple[Block, ...] = (Grid(columns, tuple(rows)), needs)
@@ -303,18 +295,7 @@ def _when(phases: Collection[Phase]) -> str:
 
 
 def _host_row(term: HostTerm) -> Row:
-    return Row(
-        (
-            term.name.replace("_", " "),
-            gib(term.n_bytes),
-            "pinned" if term.pinned else "",
-            _short(term.formula),
-        )
-    )
-
-
-def _short(formula: str) -> str:
-    return formula.removeprefix("planner.")
+    return Row((term.name.replace("_", " "), gib(term.n_bytes), "pinned" if term.pinned else ""))
 
 
 _COLUMNS = (
@@ -322,7 +303,6 @@ _COLUMNS = (
     Column("ms", "right"),
     Column("share", "right"),
     Column("overlapped ms", "right"),
-    Column("formula in planner.throughput", wide_only=True),
 )
 
 _HOST_BOUND_SHARE = 0.1
@@ -338,7 +318,7 @@ def time_section(prediction: Prediction) -> Section:
     if time is None:
         return Section("Step time", (Note(f"Not predicted: {prediction.untimed}.", "warn"),))
     rows = [_row(term, float(time.step_s)) for term in time.terms if float(term.seconds) > 0]
-    rows.append(Row(("= step", _ms(float(time.step_s)), "", "", ""), "strong"))
+    rows.append(Row(("= step", _ms(float(time.step_s)), "", ""), "strong"))
     interval = step_interval(prediction)
     notes: tuple[Note, ...] = (Note(f"{interval} of the step."),) if interval else ()
     if is_host_bound(time):
@@ -434,15 +414,7 @@ def _row(term: TimeTerm, step_s: float) -> Row:
     visible = max(float(term.seconds) - hidden, 0.0)
     share = percent(visible / step_s) if step_s > 0 else ""
     hidden_ms = _ms(hidden) if hidden > 0 else ""
-    return Row(
-        (
-            term.name.replace("_", " "),
-            _ms(float(term.seconds)),
-            share,
-            hidden_ms,
-            term.formula.removeprefix("planner.throughput."),
-        )
-    )
+    return Row((term.name.replace("_", " "), _ms(float(term.seconds)), share, hidden_ms))
 
 
 def _rates(time: TimePrediction) -> str:

@@ -20,6 +20,7 @@ from planner.units import format_count, plain_number
 from planner.words import words
 
 _COMMAND_WIDTH = 78
+_MOST_LISTED = 8
 # Settings that change what is trained; what was taken for them without being given is printed.
 _UNSAID = words("seq lora_rank lora_targets precision load_dtype padding tokens_per_sample grad_accum stack")
 _HEADS: dict[str, tuple[str, Tone]] = {
@@ -65,7 +66,8 @@ def _numbered(answer: FoundRecipes) -> list[list[Shown]]:
     count = 0
     found: list[list[Shown]] = []
     for group in answer.groups:
-        rows = rows_of(group)
+        # As in the headline, what needs no host RAM is first.
+        rows = sorted(rows_of(group), key=lambda tried: answer.solved is not None and tried.offloads)
         found.append([Shown(count + index, tried) for index, tried in enumerate(rows, 1)])
         count += len(rows)
     return found
@@ -298,12 +300,14 @@ def _levers(answer: FoundRecipes) -> Section:
 def _tried(answer: FoundRecipes, rows: list[Tried]) -> Section:
     grid = Grid(
         (Column(""), Column("")),
-        tuple(Row((name, ", ".join(_in_order(values)))) for name, values in answer.tried),
+        tuple(Row((name, _values_text(values))) for name, values in answer.tried),
     )
     found: dict[str, dict[str, None]] = {}
     for each in (each for tried in rows for each in tried.scenario.assumptions):
         if each.name in _UNSAID and each.is_assumed:
-            found.setdefault(each.name, {})[each.value] = None
+            # Nobody gave how long samples are, so they are as long as the longest.
+            value = "length" if each.name == "tokens_per_sample" else each.value
+            found.setdefault(each.name, {})[value] = None
     kept = [f"{name}={' or '.join(found[name])}" for name in _UNSAID if name in found]
     blocks: list[Grid | Note] = [grid] if grid.rows else []
     blocks += [Note(f"Defaults, not varied: {', '.join(kept)}.", "dim")] if kept else []
@@ -314,8 +318,12 @@ def _tried(answer: FoundRecipes, rows: list[Tried]) -> Section:
     return Section("What was tried", tuple(blocks))
 
 
-def _in_order(values: tuple[str, ...]) -> list[str]:
-    return sorted(values, key=int) if all(value.isdecimal() for value in values) else list(values)
+def _values_text(values: tuple[str, ...]) -> str:
+    """Numbers in order; of as many as a search for the largest tries, the first and the last."""
+    if not all(value.isdecimal() for value in values):
+        return ", ".join(values)
+    ordered = sorted(values, key=int)
+    return f"{ordered[0]} to {ordered[-1]}" if len(ordered) > _MOST_LISTED else ", ".join(ordered)
 
 
 def _warnings(rows: list[Shown]) -> Section:

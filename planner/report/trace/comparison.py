@@ -117,11 +117,13 @@ def put_beside(
 
 
 def _host(prediction: Prediction, traced: TraceDocument) -> tuple[Pair, ...]:
-    """What offload and paged states take in host memory: each term of one process, all of them,
-    and those of a node.
+    """What paged states take in host memory: each term of one process, all of them, and those of a node;
+    nothing where the trace has none, which sees no offload.
 
     Differences are measured by the larger of both sums, because either can be nothing.
     """
+    if not traced.host.terms:
+        return ()
     planned = {
         each.name: round(float(each.n_bytes))
         for each in prediction.host.terms
@@ -138,7 +140,7 @@ def _host(prediction: Prediction, traced: TraceDocument) -> tuple[Pair, ...]:
         Pair("per process", *sums, scale),
         Pair("per node", sums[0] * processes, sums[1] * processes, scale * processes),
     ]
-    return tuple(pairs + whole) if pairs else ()
+    return tuple(pairs + whole)
 
 
 def _terms(memory: MemoryPrediction, traced: TraceDocument) -> tuple[Pair, ...]:

@@ -103,6 +103,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "idefics3", "text_config": {**_TEXT, "model_type": "llama"},
         "tie_word_embeddings": True, "vision_config": {"image_size": 64},
     },
+    "muse_glimmer": {
+        "model_type": "muse_glimmer", "text_config": {**_TEXT, "model_type": "muse_glimmer_text"},
+        "vision_config": {**_SQUARE, "hidden_size": 144, "pos_emb_height": 8, "pos_emb_width": 8},
+        "out_hidden_size": 576, "projector_hidden_size": 96,
+    },
+    "muse_glimmer by default": {
+        "model_type": "muse_glimmer", "text_config": {**_TEXT, "model_type": "muse_glimmer_text"},
+    },
     "aya_vision": {
         "model_type": "aya_vision", "alignment_intermediate_size": 320, "vision_config": {
             "model_type": "siglip_vision_model", **_SQUARE, "hidden_size": 144, "image_size": 364,

@@ -151,6 +151,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "model_type": "siglip2_vision_model", "vision_use_head": False,
         },
     },
+    "muse_glimmer": {
+        "model_type": "muse_glimmer", "out_hidden_size": 768, "projector_hidden_size": 320,
+        "text_config": {
+            **_TEXT, "model_type": "muse_glimmer_text", "head_dim": 64, "sliding_window": 128,
+        },
+        "vision_config": {
+            "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+        },
+        "torch_dtype": "bfloat16",
+    },
     "nemotron": {
         **_SIZES, "model_type": "nemotron", "intermediate_size": 1536, "num_hidden_layers": 4,
         "num_key_value_heads": 2,
@@ -196,7 +206,7 @@ _QUICK |= {("nemotron", "full", False, 256), ("mistral4", "full", False, 256), (
 _QUICK |= {("helium", "full", False, 256), ("nanochat", "lora", True, 256), ("flex_olmo", "lora", False, 256)}
 _QUICK |= {("exaone_moe", "lora", True, 256), ("hy_v3", "lora", False, 256)}
 _QUICK |= {("codegen", "lora", False, 256), ("hyperclovax", "full", True, 256)}
-_QUICK |= {("falcon with slopes", "lora", True, 256)}
+_QUICK |= {("falcon with slopes", "lora", True, 256), ("muse_glimmer", "lora", False, 256)}
 CASES = [
     pytest.param(
         kind, method, again, seq, marks=() if (kind, method, again, seq) in _QUICK else pytest.mark.slow

@@ -22,7 +22,6 @@ JOBS = {
     "llama": {"model": "llama-3.2-1b", "method": "full", "optimizer": "adamw_torch"},
     "qwen": {"model": "qwen2.5-0.5b", "method": "lora", "gradient_checkpointing": "true"},
     "adafactor": {"model": "qwen2.5-0.5b", "method": "full", "optimizer": "adafactor"},
-    "sharded": {"model": "qwen2.5-0.5b", "method": "full", "sharding": "zero3", "gpus": "2"},
     "gemma": {
         "model": "gemma-2-2b",
         "method": "qlora",

@@ -1,5 +1,5 @@
-"""The trace of a model that sees, on text alone: its tower is loaded where the stack loads it, and its layers
-are units of FSDP where Transformers lists them.
+"""The trace of a model that sees, on text alone: its tower is loaded where the stack loads it, and parts of
+it are frozen where the recipe freezes them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from fsdp_towers import CONFIG
 
 from measure.recipe.modules import part_of
 from measure.trace.build import build_on_meta, make_config
-from measure.trace.sharding.fsdp_units import tower_units
 from planner.domain.scenario import Scenario
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
-FLAGS = {"method": "full", "gpu": "h100-sxm:2", "seq": 16, "batch": 1, "sharding": "fsdp"}
+FLAGS = {"method": "full", "gpu": "h100-sxm", "seq": 16, "batch": 1}
 
 
 def scenario(model: str, **more: object) -> Scenario:
@@ -48,7 +47,7 @@ def test_what_a_recipe_freezes_is_frozen(tmp_path: Path, method: str, frozen: st
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG), encoding="utf-8")
     more = {"adapter_dtype": "fp32", "lora_targets": "all-linear"} if method == "lora" else {}
-    case = scenario(str(path), method=method, freeze=frozen, sharding="ddp", stack="llama-factory", **more)
+    case = scenario(str(path), method=method, freeze=frozen, stack="llama-factory", **more)
     named = dict(build_on_meta(case, make_config(case)).model.named_parameters())
     trained = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
     assert trained
@@ -56,22 +55,3 @@ def test_what_a_recipe_freezes_is_frozen(tmp_path: Path, method: str, frozen: st
     assert len({part_of(name) for name in trained}) == 3 - len(frozen.split(";"))
     wide = {name for name, tensor in named.items() if tensor.dtype == torch.float32}
     assert wide == {*trained}
-
-
-def test_layers_of_a_tower_are_units_where_they_are_listed(tmp_path: Path) -> None:
-    """InternVL's list has its tower's class; its decoder's layers are units of their own list."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG), encoding="utf-8")
-    case = scenario(str(path))
-    built = build_on_meta(case, make_config(case))
-    places = [unit.place for unit in tower_units(built.model, built.layer_list, named=False)]
-    assert places == [f"model.vision_tower.encoder.layer.{number}" for number in range(2)]
-
-
-def test_a_list_that_stops_the_job_makes_no_units_of_a_tower() -> None:
-    """Gemma 3's list has a class of Siglip's text part, which the model lacks: others were named."""
-    case = scenario("gemma-3-4b")
-    built = build_on_meta(case, make_config(case))
-    places = {named: tower_units(built.model, built.layer_list, named=named) for named in (False, True)}
-    assert not places[False]
-    assert len(places[True]) > len(built.model.model.vision_tower.encoder.layers)

@@ -89,18 +89,6 @@ def test_a_block_with_a_number_for_each_tensor_grows_with_the_depth() -> None:
     assert whole[-1].block.n_bytes == 4 * (2 * DEPTH + 1)
 
 
-def test_a_mark_names_the_block_of_its_own_layer() -> None:
-    """What a mark of a gradient points to moves along with it."""
-    records = []
-    for block in forward_blocks():
-        mark = TracedBlock(10 + block.id, 0, block.place, "gradient", block.module, role="mark", marked=block)
-        records += [Record(True, each, block.place) for each in (block, mark)]
-        records += [Record(False, each, block.place) for each in (mark, block)]
-    marks = [each.block for each in repeat(records, PATTERN) if each.alloc and each.block.marked]
-    assert len(marks) == DEPTH
-    assert [mark.marked.module for mark in marks if mark.marked] == [mark.module for mark in marks]
-
-
 def test_a_pass_that_frees_the_traced_layers_only_is_refused() -> None:
     """Four frees outside of every pass would leave six of ten blocks for good."""
     blocks = forward_blocks()

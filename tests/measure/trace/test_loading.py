@@ -16,7 +16,6 @@ from transformers.core_model_loading import dot_natural_key
 from measure.trace.build import build_on_meta, make_config, materialize
 from measure.trace.loading import by_name, with_loader
 from measure.trace.record import Record
-from measure.trace.sharding.sharded_step import cast_for_engine, note_parameters
 from measure.trace.tracer import Recorder
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -49,25 +48,6 @@ def test_all_that_comes_has_been_taken_in_one_piece() -> None:
     # Beside those there are frequencies of rotary positions.
     assert 0 <= taken.block.n_bytes - (packed // 2 + 2 * (table + norms)) < 1024
     assert [each.empties for each in rest].index(True) == len(rest) - 1
-
-
-def test_the_piece_is_of_weights_as_they_are_loaded() -> None:
-    """The modules of a sharded job have the engine's dtype from the start; the loader has the checkpoint's."""
-    case = resolve(
-        from_flags({
-            "model": "gemma-2-2b", "method": "qlora", "gpu": "4090:2", "seq": 32, "sharding": "zero2",
-            "load_dtype": "fp32",
-        })
-    )  # fmt: skip
-    model, recorder = build_on_meta(case, make_config(case)).model, Recorder()
-    cast_for_engine(model, case)
-    with FakeTensorMode():
-        materialize(model, recorder, by_names=True)
-        note_parameters(model, recorder, [])
-    taken = with_loader(recorder.trace.records, case)[0].block
-    table, norms = 256_000 * 2_304, (4 * 26 + 1) * 2_304
-    packed = 2_614_341_888 - table - norms
-    assert 0 <= taken.n_bytes - (packed // 2 + 4 * (table + norms)) < 2048
 
 
 @pytest.mark.parametrize("switch", ["loader_reserves=nothing", "runs_trainer=false"])

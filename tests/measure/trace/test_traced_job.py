@@ -14,7 +14,7 @@ import_or_skip("peft")
 import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from measure.trace.traced_job import refuse_what_is_not_traced, trace_records
+from measure.trace.traced_job import refuse_what_is_not_traced, trace_events, trace_records
 from planner.domain.recipes.recipe import Numerics
 from planner.errors import ExitCode, NotModelledError
 from planner.intake.given.request import from_flags
@@ -72,45 +72,10 @@ def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
     ("flags", "words"),
     [
         (
-            {
-                "method": "full",
-                "model": "mixtral-8x7b",
-                "sharding": "fsdp1",
-                "switches": "fsdp_units=feed_forward",
-            },
-            "units of 'fsdp1' that are parts of layers cannot be traced yet; use --sharding fsdp",
-        ),
-        (
-            {"method": "qlora", "sharding": "zero3"},
-            "stored as bytes under zero3, .* use --quant-storage bf16",
-        ),
-        (
-            {"method": "qlora", "sharding": "fsdp1", "quant_storage": "bf16"},
-            "norms of two dtypes under fsdp1, which torch does not flatten, .* use --sharding fsdp",
-        ),
-        (
-            {"method": "qlora", "sharding": "fsdp", "quant_storage": "fp32"},
-            "stored as fp32 under fsdp, which would cast them to bf16, .* use --quant-storage bf16",
-        ),
-        ({"method": "full", "sharding": "zero0"}, "engine without ZeRO cannot be traced yet"),
-        ({"method": "int8", "sharding": "zero3"}, "an int8 base under zero3 .* use --sharding zero2"),
-        (
             {"method": "full", "model": "llama-3.1-8b", "tensor_parallel": 2},
             "GPUs share a batch .* use one GPU for each batch",
         ),
         ({"method": "full", "sharding": "hsdp", "replicas": 1}, "copies other than one on each node"),
-        (
-            {"method": "full", "sharding": "zero2", "task": "dpo"},
-            "a second model as the reference",
-        ),
-        (
-            {"method": "full", "sharding": "fsdp", "task": "orpo", "loss": "chunked", "stack": "trl"},
-            "reads the head's weight without calling the head, under fsdp, .* use --sharding zero2",
-        ),
-        (
-            {"method": "full", "sharding": "zero3", "loss": "liger"},
-            "loss .liger., which does not call the head, under zero3 .* use --loss hf",
-        ),
         (
             {"model": "qwen2-vl-2b", "method": "lora", "images_per_sample": 1, "image_size": "56x56"},
             "images cannot be traced yet; use --images-per-sample 0",
@@ -129,16 +94,18 @@ def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
     ],
 )
 def test_what_is_not_traced_is_refused_with_a_way_out(flags: dict[str, str | int], words: str) -> None:
-    """Units inside of layers and k-bit bases that cannot be divided end with a sentence that names another
-    setting, not with wrong numbers.
-    """
+    """A sentence that names another setting, not wrong numbers."""
     common = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "gpus": "2", "seq": "64"}
     with pytest.raises(NotModelledError, match=words):
         refuse_what_is_not_traced(resolve(from_flags({**common, **flags}), force=True))
 
 
-@pytest.mark.parametrize("sharding", ["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1"])
-def test_plain_jobs_are_traced(sharding: str) -> None:
+def test_plain_jobs_are_traced() -> None:
     """Nothing is refused beside what has a reason."""
-    gpus = 1 if sharding == "none" else 2
-    refuse_what_is_not_traced(llama(Setup(sharding=sharding, world=gpus, mixed=True))[0])  # type: ignore[arg-type]
+    refuse_what_is_not_traced(llama(Setup(mixed=True))[0])
+
+
+def test_what_an_engine_divides_is_not_traced_here() -> None:
+    """One card would be counted with the whole of everything."""
+    with pytest.raises(NotModelledError, match="engine's own code"):
+        trace_events(llama(Setup(sharding="zero2", world=2, mixed=True))[0])

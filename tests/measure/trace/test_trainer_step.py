@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from measure.trace.tracer import Recorder
-from measure.trace.trainer_step import BackwardHooks, Inputs, _optimizer_step, losses_of, micro_step
+from measure.trace.trainer_step import Inputs, _optimizer_step, losses_of, micro_step
 from planner.domain.recipes.recipe import Batch
 from planner.domain.scenario import Scenario
 from planner.domain.stack_values import PackedMask
@@ -72,24 +72,20 @@ def test_a_loop_keeps_what_the_model_returned_until_it_returns_again() -> None:
     assert alive == [[], [True], [False, True]]
 
 
-def test_a_micro_step_goes_forward_and_backward_with_its_hooks() -> None:
-    """The first hook comes before any gradient, the second when all are there; the loss is scaled."""
+def test_a_micro_step_goes_forward_and_backward() -> None:
+    """And its loss is scaled."""
     weight, recorder = nn.Parameter(torch.ones(3)), Recorder()
-    seen: list[tuple[str, object]] = []
+    seen: list[int] = []
     scaler = torch.amp.GradScaler("cpu", 8.0)
     batch: Any = SimpleNamespace(make=lambda: {"x": torch.full((3,), 2.0)}, scaler=scaler, device="cpu")
 
     def losses(inputs: dict[str, torch.Tensor], number: int) -> torch.Tensor:
-        seen.append(("loss", number))
+        seen.append(number)
         return (weight * inputs["x"]).sum()
 
-    hooks = BackwardHooks(
-        lambda: seen.append(("begins", weight.grad is None)),
-        lambda: seen.append(("ended", weight.grad is None)),
-    )
     with recorder:
-        micro_step(None, recorder, 2, batch, hooks, losses)
-    assert seen == [("loss", 2), ("begins", True), ("ended", False)]
+        micro_step(None, recorder, 2, batch, losses)
+    assert seen == [2]
     assert weight.grad is not None
     assert weight.grad.tolist() == [8.0 * 2.0] * 3
     stages = dict.fromkeys((each.place.stage, each.place.micro_step) for each in recorder.trace.records)

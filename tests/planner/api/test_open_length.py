@@ -219,6 +219,20 @@ def test_padded_samples_may_be_shorter_than_the_cut(tmp_path: Path) -> None:
     assert checked(path, LLAMA_FACTORY, gpu="t4")[0] == "does_not_fit"
 
 
+def test_images_that_are_only_scaled_down_may_be_smaller_than_the_cut() -> None:
+    """MAX_PIXELS says how large an image is at most; whoever says how large it is means all of them."""
+    command = (
+        "MAX_PIXELS=4194304 NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-VL-7B-Instruct "
+        "--train_type full --deepspeed zero2 --max_length 15000 --dataset notes "
+        "--per_device_train_batch_size 8"
+    )
+    for flags, verdict in (({}, "uncertain"), ({"image_size": "2048x2048"}, "does_not_fit")):
+        given = from_flags({"gpu": "a100-80-sxm:8", **flags})
+        found = check_job(command_job(command, CheckOptions()), given)
+        assert found.subject is not None, found.failure
+        assert found.subject.prediction.verdict == verdict
+
+
 def test_samples_end_to_end_that_fill_no_row_may_be_shorter() -> None:
     """Megatron of ms-swift lays the samples of a micro-batch end to end; a pack is full."""
     command = (

@@ -8,6 +8,7 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from planner.errors import (
     InputFileError,
     NotModelledError,
     PlannerError,
+    UnknownArchitectureError,
     UnknownNameError,
     UsageError,
 )
@@ -315,6 +317,29 @@ def test_unmodelled_architecture_has_no_verdict(tmp_path: Path) -> None:
     with pytest.raises(NotModelledError, match="'xlstm' is not modelled; plan") as caught:
         load_model(str(file))
     assert caught.value.exit_code == ExitCode.NOT_MODELLED
+
+
+def test_what_transformers_lacks_as_well_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its list of architectures is read as text, so torch is not imported to say no."""
+    names = tmp_path / "models" / "auto" / "auto_mappings.py"
+    names.parent.mkdir(parents=True)
+    names.write_text('CONFIG_MAPPING_NAMES = OrderedDict([("xlstm", "xLSTMConfig")])', encoding="utf-8")
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("planner.catalog.hf_config.find_spec", lambda name: found)
+    monkeypatch.setattr("planner.catalog.hf_config.version", lambda name: "5.0.0")
+    for name in ("known", "unknown"):
+        (tmp_path / name).mkdir()
+    known = _config_file(tmp_path / "known", TINY | {"model_type": "xlstm"})
+    with pytest.raises(UnknownArchitectureError):
+        load_model(str(known))
+    file = _config_file(tmp_path / "unknown", TINY | {"model_type": "nosuch"})
+    with pytest.raises(
+        NotModelledError, match=r"'nosuch' is neither modelled nor in Transformers 5\.0\.0"
+    ) as no:
+        load_model(str(file))
+    assert not isinstance(no.value, UnknownArchitectureError)
 
 
 DEEP = 100_000

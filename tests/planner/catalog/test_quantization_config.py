@@ -28,6 +28,7 @@ from planner.errors import (
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
+from planner.units import GIB
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
@@ -197,6 +198,14 @@ def test_files_are_as_large_as_the_hub_lists(name: str) -> None:
     assert (stored_bytes(subject.recipe.numerics, subject.packed) + whole) / 1e9 == pytest.approx(
         size_gb, rel=0.002
     )
+
+
+def test_what_unsloth_left_whole_of_muse_glimmer_makes_the_size_that_its_notebook_says() -> None:
+    """Matrices of the text packed; token table, head, tower and projector in 16 bits."""
+    subject = job_over("unsloth/Muse-Glimmer-30B-unsloth-bnb-4bit")
+    whole = 2 * (subject.base_params - subject.packed.elements)
+    packed = stored_bytes(subject.recipe.numerics, subject.packed)
+    assert (packed + whole) / GIB == pytest.approx(20.68, abs=0.005)
 
 
 @pytest.mark.parametrize("name", stored_checkpoints())

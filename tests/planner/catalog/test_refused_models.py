@@ -45,6 +45,8 @@ def test_encoders_are_named_as_such_and_the_dry_run_is_offered(name: str, what: 
     *("deepseek-ai/DeepSeek-V3.2-Exp", "zai-org/GLM-5", "moonshotai/Kimi-Linear-48B-A3B-Instruct"),
     "state-spaces/mamba-2.8b",
     *("inclusionAI/Ling-mini-2.0", "nvidia/Llama-3_3-Nemotron-Super-49B-v1", "XiaomiMiMo/MiMo-7B-RL"),
+    *("deepseek-ai/Janus-Pro-7B", "google/recurrentgemma-2b", "Zyphra/Zamba2-2.7B", "RWKV/rwkv-4-169m-pile"),
+    *("microsoft/bitnet-b1.58-2B-4T", "GSAI-ML/LLaDA-8B-Instruct", "unsloth/csm-1b", "openvla/openvla-7b"),
     *("LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct", "deepseek-ai/DeepSeek-OCR", "microsoft/Phi-mini-MoE-instruct"),
 ])  # fmt: skip
 def test_other_kinds_are_refused_with_the_same_way_out(name: str) -> None:

@@ -45,6 +45,25 @@ def test_a_full_fine_tune_is_offered_the_usual_ways_out() -> None:
     }
 
 
+def test_states_of_adapters_are_too_small_to_be_moved_alone() -> None:
+    """What such an offload saved would be that of another dtype; of large adapters it is worth it."""
+    lora = {**FULL_ON_SMALL, "method": "lora"}
+    offered = [
+        "--sharding zero2 --offload optimizer" in {flags_of(move) for move in moves(scenario(job))}
+        for job in (lora, {**lora, "lora_rank": 256})
+    ]
+    assert offered == [False, True]
+
+
+def test_adapters_leave_fused_experts_alone() -> None:
+    """Which PEFT adapts by a copy of them; no dense model is offered fewer adapters."""
+    offered = [
+        "--lora-targets attention" in {flags_of(move) for move in moves(scenario({**job, "method": "lora"}))}
+        for job in ({**FULL_ON_SMALL, "model": "mixtral-8x7b"}, FULL_ON_SMALL)
+    ]
+    assert offered == [True, False]
+
+
 def test_a_vllm_beside_the_training_may_sleep() -> None:
     """Not one that does, nor one on other cards."""
     grpo = {**FULL_ON_SMALL, "task": "grpo", "stack": "trl", "generations": 4}

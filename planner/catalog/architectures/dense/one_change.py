@@ -1,5 +1,5 @@
 """Dense architectures that are a known block with little changed: CWM, HyperCLOVA X, Helium, IQuest-Coder,
-Jais 2, NanoChat, VaultGemma.
+Jais 2, Muse Glimmer, NanoChat, VaultGemma.
 
 Module names, shapes and defaults are those of Transformers 5.23
 (``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
@@ -12,18 +12,27 @@ from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.gemma_family import is_capped, read_gemma2
+from planner.catalog.architectures.dense.later_blocks import turned_in_windows
 from planner.catalog.architectures.dense.llama_family import (
     attention_of,
     decoder,
+    head_norms,
     llama_block,
     read_granite,
     read_llama,
     with_windows,
 )
 from planner.catalog.architectures.dense.llama_kin import relu2_block
-from planner.catalog.architectures.parts import layer_norm, plain_mlp, rms, separate_qkv, with_scaling
+from planner.catalog.architectures.parts import (
+    gated_mlp,
+    layer_norm,
+    plain_mlp,
+    rms,
+    separate_qkv,
+    with_scaling,
+)
 from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, window_field
-from planner.domain.model import BlockSpec, MlpSpec, ModelSpec, NormSpec
+from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def read_cwm(fields: ConfigFields) -> ModelSpec:
@@ -94,6 +103,36 @@ def read_nanochat(fields: ConfigFields) -> ModelSpec:
     return replace(spec, final_norms=(norm, norm), embedding_norm=True, logit_softcap=capped)
 
 
+def read_muse_glimmer_text(fields: ConfigFields) -> ModelSpec:
+    """``muse_glimmer_text``: Gemma 2's norms around AFMoE's attention, whose gate runs last and whose heads
+    have norms without weights, as the embeddings have; positions in windows only.
+    """
+    hidden, n_layers = fields.integer("hidden_size"), fields.layers("num_hidden_layers")
+    width, bias = fields.integer("intermediate_size"), fields.flag("attention_bias", False)
+    attention = replace(
+        attention_of(fields, kv_default=2, head_dim_default=128),
+        head_norms_last=True,
+        output_gate="behind",
+        scales_query=True,
+    )
+    gate = LinearSpec("gate_proj", "attention", hidden, attention.out_width, "attn_in")
+    projections = (*separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias), gate)
+    block = BlockSpec(
+        attention=attention,
+        mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_activation", "silu")),
+        linears=projections + gated_mlp(hidden, width),
+        norms=(
+            replace(rms(hidden, copies=4), scaling="one_plus"),
+            *(replace(each, weight=False) for each in head_norms(attention)),
+        ),
+    )
+    types = [SLIDING if (n_layers - 1 - index) % 4 else FULL for index in range(n_layers)]
+    windows = layer_windows(fields, n_layers, window_field(fields, 2048), types)
+    spec = decoder(fields, turned_in_windows(block, windows))
+    last = replace(rms(hidden), scaling="in_fp32")
+    return replace(spec, final_norms=(last,), embedding_scale="norm", scales_logits=True, logit_softcap=True)
+
+
 def read_vaultgemma(fields: ConfigFields) -> ModelSpec:
     """``vaultgemma``: Gemma 2 without the norms behind its branches."""
     norms = (rms(fields.integer("hidden_size"), copies=2),)
@@ -107,6 +146,7 @@ READERS = {
     "helium": read_helium,
     "iquestcoder": read_iquestcoder,
     "jais2": read_jais2,
+    "muse_glimmer_text": read_muse_glimmer_text,
     "nanochat": read_nanochat,
     "vaultgemma": read_vaultgemma,
 }

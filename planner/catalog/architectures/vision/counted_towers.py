@@ -1,9 +1,9 @@
 """Towers that are loaded and counted, and whose computation is not modelled: Gemma 3n and 4,
-Llama 3.2 Vision; those of GLM in ``glm_vision``.
+Llama 3.2 Vision, Muse Glimmer; those of GLM in ``glm_vision``.
 Trained on text alone, such models are answered like any other.
 
 Module names, shapes and defaults are those of Transformers 5.23
-(``models/{gemma3n,gemma4,gemma4_unified,mllama}/modeling_*.py``).
+(``models/{gemma3n,gemma4,gemma4_unified,mllama,muse_glimmer}/modeling_*.py``).
 """
 
 from __future__ import annotations
@@ -342,7 +342,31 @@ def read_voxtral(fields: ConfigFields) -> ModelSpec:
     return replace(spec, vision=tower)
 
 
+def read_muse_glimmer(fields: ConfigFields) -> ModelSpec:
+    """``muse_glimmer``: layers of plain matrices, of whose patches four become a token."""
+    spec, vision = language_model(fields, tied_default=False), fields.optional_section("vision_config")
+    width, inner = (
+        vision.integer("hidden_size", default=1536),
+        vision.integer("intermediate_size", default=8960),
+    )
+    places = vision.integer("pos_emb_height", default=32) * vision.integer("pos_emb_width", default=32)
+    pixels = 3 * vision.integer("patch_temporal", default=2) * vision.integer("patch_size", default=14) ** 2
+    entry = counted_block([("patch_embedding", pixels, width, False)], (layer_norm(width),), places * width)
+    matrices = [(name, width, width, True) for name in ("q_proj", "k_proj", "v_proj", "proj")]
+    matrices += [("fc1", width, inner, True), ("fc2", inner, width, True)]
+    layer = counted_block(matrices, (layer_norm(width, copies=2),))
+    merged = fields.integer("out_hidden_size", default=6144)
+    middle = fields.integer("projector_hidden_size", default=4096)
+    matrices = [("fc1", merged, middle, False), ("fc2", middle, middle, False)]
+    projector = counted_block([*matrices, ("vision_projection", middle, spec.hidden_size, False)])
+    groups = [BlockGroup(vision.layers("num_hidden_layers", default=50), layer)]
+    tower = counted_tower(width, entry, groups, [projector], listed=True)
+    tower = replace(tower, behind=(layer_norm(width),))
+    return replace(spec, architecture="muse_glimmer", vision=tower)
+
+
 READERS = {
+    "muse_glimmer": read_muse_glimmer,
     "voxtral": read_voxtral,
     "gemma3n": read_gemma3n,
     "gemma4": read_gemma4,

@@ -65,9 +65,8 @@ def read_features(keys: Keys, reading: Reading) -> None:
             )
         raise part.not_modelled(
             "mode",
-            "strided completions, which the model writes at many places of a document, are not modelled; "
-            "structured is read, and measure trace -- axolotl train runs them on one GPU (on several each "
-            "process keeps a copy of the model on the next card)",
+            "strided completions are not modelled; structured is read, and measure trace -- axolotl train "
+            "runs them on one GPU (on several each process has a copy of the model on the next card)",
         )
     layers = part.get("feature_layers")
     n_layers = len(layers) if isinstance(layers, list) and layers else _LAYERS

@@ -61,7 +61,10 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             # The list of pieces lives until attention returns.
             held.append(out)
             out = torch.cat([out])
-        if view.block.attention.output_gate != "none":
+        if view.block.attention.output_gate == "behind":
+            gate = view.linears("attn_in")[-1]
+            out = torch.mul(out, torch.kernel(linear(torch, view, gate, x), "sigmoid", saves="output"))
+        elif view.block.attention.output_gate != "none":
             out = torch.mul(out, torch.kernel(held[0], "sigmoid", saves="output"))
         out = linear(torch, view, view.linears("attn_out")[0], out)
         return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
@@ -108,12 +111,13 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> Heads:
     whole, late = spec.heads_last and bool(norms), spec.head_norms_last or spec.head_norms_turned
     made: list[Tensor] = []
     gates: list[Tensor] = []
-    for index, matrix in enumerate(view.linears("attn_in")):
+    n_made = len(numbers) + (spec.output_gate == "matrix")
+    for index, matrix in enumerate(view.linears("attn_in")[:n_made]):
         if index == len(numbers):
             gates.append(linear(torch, view, matrix, x))
             break
         made.append(linear(torch, view, matrix, x))
-        if (spec.scales_query, spec.scales_key, False)[index]:
+        if (spec.scales_query and not spec.head_norms_last, spec.scales_key, False)[index]:
             made[index] = torch.same(made[index], "mul")
         if whole:
             made[index] = head_norm(torch, view, index, made[index])
@@ -158,4 +162,6 @@ def _as_heads(torch: Operators, view: LayerView, made: list[Tensor]) -> list[Ten
             made[index] = by_heads(torch, made[index], number)
         if spec.head_norms_last:
             made[index] = head_norm(torch, view, index, made[index])
+            if spec.scales_query and not index:
+                made[0] = torch.same(made[0], "mul")
     return made

@@ -255,6 +255,37 @@ args.logging_steps = 5
     assert job(program(tmp_path, text)) == job(program(tmp_path, TRAINER))
 
 
+def test_a_list_is_made_of_the_parts_of_a_text(tmp_path: Path) -> None:
+    """As arguments name modules; what is made of something unknown is asked for."""
+    made = "[each.strip() for each in {}.split(',') if each.strip()]"
+    known, open_ = (
+        TRAINER.replace('["q_proj", "v_proj"]', made.format(text))
+        for text in ("'q_proj, v_proj,'", "settings.modules")
+    )
+    assert job(program(tmp_path, known)) == job(program(tmp_path, TRAINER))
+    with pytest.raises(InputFileError, match="target_modules"):
+        job(program(tmp_path, open_))
+
+
+def test_defaults_of_variables_of_the_environment_count_and_are_told(tmp_path: Path) -> None:
+    """What the program sets itself counts before them; launchers' variables, and others without a default,
+    are known to a run alone.
+    """
+    start = "import os, torch\nos.environ['MINE'] = '2'\n"
+    text = TRAINER.replace("import torch\n", start)
+    batches = {"'BATCH', '3'": 3, "'MINE', '3'": 2, "'LOCAL_RANK', '3'": 0, "'BATCH'": 0}
+    for asked, batch in batches.items():
+        for call in ("os.getenv", "os.environ.get"):
+            given = f"train_batch_size=int({call}({asked}))"
+            path = program(tmp_path, text.replace("train_batch_size=4", given))
+            if batch:
+                assert job(path).recipe.batch.micro_batch == batch
+                assert ("BATCH=3" in " ".join(read(path).notes)) == (batch == 3)
+            else:
+                with pytest.raises(InputFileError, match=r"--batch"):
+                    read(path)
+
+
 def test_a_value_that_is_not_in_the_text_is_asked_for(tmp_path: Path) -> None:
     """By a flag where one says it; what moves no memory may be open."""
     path = program(tmp_path, TRAINER.replace("train_batch_size=4", "train_batch_size=settings.batch"))

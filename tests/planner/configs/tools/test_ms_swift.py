@@ -109,6 +109,7 @@ def test_a_key_means_what_ms_swift_makes_of_it(tmp_path: Path, text: str, values
         ("freeze_parameters_ratio: 0.5\n", "some parameters by their names"),
         ("freeze_parameters_ratio: '0.5'\n", "some parameters by their names"),
         ("lisa_activated_layers: 2\n", "LISA of ms-swift is not modelled"),
+        ("external_plugins: a.py\nmodules_to_save: [embed_tokens, new_head]\n", "plugin may add"),
         ("optimizer: muon\n", "of a plugin"),
         ("callbacks: activation_cpu_offload\n", "activation_cpu_offload is not modelled"),
         ("sft_type: lora\n", "ms-swift before 3.0"),

@@ -452,7 +452,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "qwen-7b", "stack": "qwen-finetune", "method": "lora"},
         {"model": "Qwen/Qwen-7B-Chat", "stack": "qwen-finetune", "method": "lora"},
     ),
-    "sharding-on-one-process": ({"sharding": "zero2"}, {"sharding": "zero2", "gpus": 2}),
+    "sharding-on-one-process": ({"sharding": "zero2"}, {"sharding": "zero2", "offload": "optimizer"}),
     "many-gpus-in-a-node": ({"gpu": "h100-sxm", "gpus": 64}, {"gpu": "gb200", "gpus": 64}),
     "many-gpus-without-ddp": ({"gpus": 2, "sharding": "none"}, {"gpus": 2}),
     "hsdp-on-one-node": ({"gpus": 2, "sharding": "hsdp"}, {"gpus": 2, "sharding": "hsdp", "nodes": 2}),

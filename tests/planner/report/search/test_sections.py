@@ -115,6 +115,23 @@ def test_without_offload_is_told_beside_with_it() -> None:
     assert "none without offload; with offload 8" in alone
 
 
+def test_what_needs_no_host_ram_is_listed_first_as_the_headline_says_it() -> None:
+    """Else the first command to copy would be another than the first number."""
+    plain, moved = recipe(2), replace(recipe(8), offloads=True)
+    sections = search_sections(answer(RecipeGroup("a", (moved, plain), 2, 9), solved="batch"))
+    (commands,) = [block for section in sections for block in section.blocks if isinstance(block, Commands)]
+    assert commands.lines[1] == "plan --method qlora --batch 2"
+
+
+def test_of_many_numbers_that_were_tried_the_ends_are_told() -> None:
+    """The steps of a search for the largest help nobody."""
+    tried = (("length", tuple(map(str, range(64, 4097, 64)))), ("batch", ("8", "2")))
+    sections = search_sections(answer(RecipeGroup("a", (recipe(2),), 1, 9), tried=tried))
+    (grid,) = [section.blocks[0] for section in sections if section.title == "What was tried"]
+    assert isinstance(grid, Grid)
+    assert [row.cells[1] for row in grid.rows] == ["64 to 4096", "2, 8"]
+
+
 def test_ways_of_training_that_a_rule_forbids_are_named_once() -> None:
     """By the rule."""
     refused = [RecipeGroup(name, (), 0, 0, refused="no such kernel") for name in ("full", "lora")]

@@ -1,0 +1,83 @@
+"""A job whose cards an engine divides, as a program of its own: Transformers, bitsandbytes and PEFT load the
+model, and the Trainer trains it.  ``engine_program.py`` reads the scenario from ``scenario.pickle``, in text,
+and the model from the folder ``model``.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import Dataset
+
+from measure.recipe.adapters import DTYPES, adapted
+from measure.recipe.kbit import prepare_for_kbit, quantization_config
+from measure.recipe.trained import checkpoint_activations, freeze
+from measure.recipe.trainer_arguments import sharding_settings, trainer_arguments
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
+from planner.domain.scenario import Scenario
+
+SCENARIO_FILE, MODEL_FOLDER = "scenario.pickle", "model"
+# More than any run of it takes.
+_STEPS, _ROWS = 8, 4096
+
+
+class Rows(Dataset[dict[str, torch.Tensor]]):
+    """Rows of random tokens, all as long as the job's longest."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return _ROWS
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(0, 500, (self._tokens,))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def loaded(scenario: Scenario) -> Any:
+    """The model as a training script hands it to the Trainer."""
+    recipe = scenario.recipe
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(
+        MODEL_FOLDER,
+        dtype=DTYPES[recipe.numerics.load_dtype],
+        attn_implementation=ATTENTION_FACTS[recipe.attention].names[0],
+        quantization_config=quantization_config(recipe),
+        use_cache=False,
+    )
+    model = freeze(model, scenario)
+    if recipe.numerics.quantization != "none":
+        prepare_for_kbit(model, scenario)
+    if recipe.adapter is not None:
+        model = adapted(model, recipe, scenario.model)
+    checkpoint_activations(model, scenario)
+    return model
+
+
+def engine_settings(scenario: Scenario) -> dict[str, Any]:
+    """What the Trainer is told of the engine.  DeepSpeed's file names no optimizer, as most do:
+    Accelerate takes the one for the host by itself.
+    """
+    settings = sharding_settings(scenario)
+    for name in ("optimizer", "zero_force_ds_cpu_optimizer"):
+        settings.get("deepspeed", {}).pop(name, None)
+    return settings
+
+
+def train(scenario: Scenario) -> None:
+    """Train until somebody stops it."""
+    # Before the model: under ZeRO-3 they decide how a checkpoint is read.
+    arguments = trainer_arguments(scenario, "out", max_steps=_STEPS, **engine_settings(scenario))
+    rows = Rows(int(scenario.recipe.batch.seq_len))
+    transformers.Trainer(model=loaded(scenario), args=arguments, train_dataset=rows).train()
+
+
+if __name__ == "__main__":
+    written = base64.b64decode(Path(SCENARIO_FILE).read_text(encoding="ascii"))
+    train(pickle.loads(written))  # noqa: S301 - divided_job.py wrote it

@@ -1,0 +1,38 @@
+"""A job that an engine divides, asked for by flags: its peaks are as they are stored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from sharded_table import key_of, read, words_of
+
+from measure.cli.main import main
+from tests.extras import needs
+from tests.in_process import called
+
+pytestmark = [
+    pytest.mark.real,
+    needs("deepspeed"),
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
+]
+JOBS = (
+    "qwen2.5-0.5b full fsdp 2 none 1 false 2 1024",
+    "qwen2.5-1.5b full zero3 2 none 1 false 2 1024",
+    "qwen2.5-1.5b qlora fsdp 2 optimizer+params 1 true 2 1024 bf16",
+)
+_ROWS = {" ".join(key_of(row)).rstrip(): row for row in read()}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_its_peaks_are_as_they_are_stored(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a thousandth of what is allocated, and a hundredth of what is reserved."""
+    monkeypatch.chdir(tmp_path)
+    row = _ROWS[name]
+    code, out, _ = called(main, words_of(row))
+    document = json.loads(out)
+    assert code == 0
+    assert document["allocated_peak_bytes"] == pytest.approx(int(row["trace_bytes"]), rel=0.001)
+    assert document["reserved_peak_bytes"] == pytest.approx(int(row["trace_reserved_bytes"]), rel=0.01)
