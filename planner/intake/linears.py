@@ -147,7 +147,8 @@ def unmatched_targets(
     tower = (each.name for each in _of_tower(model, frozen))
     inside = [linear for group in model.groups for linear in group.block.linears]
     attends = any(linear.group == "attention" for linear in inside)
-    known = {*target_names(model), *tower, *(each for each in GROUP_TARGETS if attends or each != "attention")}
+    groups = GROUP_TARGETS if attends else ("all-linear",)
+    known = {*target_names(model), *tower, *groups}
     parameters = {name for linear in inside for name in linear.legacy_names}
     return tuple(
         target
