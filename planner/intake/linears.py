@@ -146,7 +146,9 @@ def unmatched_targets(
     """
     tower = (each.name for each in _of_tower(model, frozen))
     inside = [linear for group in model.groups for linear in group.block.linears]
-    known = {*target_names(model), *tower, *GROUP_TARGETS}
+    attends = any(linear.group == "attention" for linear in inside)
+    groups = GROUP_TARGETS if attends else ("all-linear",)
+    known = {*target_names(model), *tower, *groups}
     parameters = {name for linear in inside for name in linear.legacy_names}
     return tuple(
         target

@@ -85,6 +85,7 @@ def _attend(
     if crops:
         # transformers 5.23 integrations/flash_attention.py: heads of values get the width of the keys'.
         value = _padded(torch, value, spec.n_kv_heads * spec.head_dim)
+        value.head_by_head = False
     if kernel == "flash" and query.dtype == "fp32":
         # FlashAttention takes no fp32: inputs go back to the dtype of loading where norms made them wide.
         # transformers 5.23 modeling_flash_attention_utils.py fa_peft_integration_check.
@@ -100,14 +101,19 @@ def _attend(
         key, value, query = (_real(torch, each) for each in (key, value, query))
     out = _flash(torch, view, query, key, value)
     out = _among_zeros(torch, out) if view.unpads else out
-    return torch.part(out, spec.out_width, by_heads=False) if crops else out
+    if crops:
+        out = torch.part(out, spec.out_width, by_heads=False)
+        out.head_by_head = True
+    return out
 
 
 def _real(torch: Operators, x: Tensor) -> Tensor:
-    """Rows of tokens that are no padding, picked by their numbers; the gradient lies among zeros.
+    """Rows of tokens that are no padding, picked by their numbers; the gradient lies among zeros.  Heads that
+    do not lie token by token are copied before.
 
     Source: transformers 5.23 modeling_flash_attention_utils.py _upad_input, which each layer calls.
     """
+    x = torch.contiguous(x, by_heads=False) if x.head_by_head else x
     unit, count = x.unit, x.count
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:

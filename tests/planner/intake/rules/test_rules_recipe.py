@@ -19,6 +19,13 @@ def test_unmatched_targets_list_what_the_model_has() -> None:
         resolve(from_flags(BASE | {"lora_targets": "c_attn"}))
 
 
+def test_a_model_without_attention_has_none_to_adapt() -> None:
+    """PEFT stops where it finds no module, so nothing of Mamba is adapted by this word."""
+    job = {"lora_targets": "attention", "method": "lora"}
+    assert "mamba2-130m has in_proj" in warned("targets-match-nothing", **job, model="mamba2-130m")
+    assert not warned("targets-match-nothing", **job, model="falcon-h1-0.5b")
+
+
 def test_names_of_replaced_matrices_match_where_they_reach_the_experts() -> None:
     """PEFT takes gate_proj and up_proj together for the tensor that replaced both."""
     job = {"model": "qwen3-30b-a3b", "stack": "hf-trainer"}

@@ -141,6 +141,8 @@ def test_8bit_states_need_4096_elements() -> None:
     assert stepped(job("adamw_8bit"), [table]) == [800_000, 800_000]
     for older in ({"stack": "torchtune"}, {"stack": "hf-trainer@4", "versions": "transformers==4.51.3"}):
         assert stepped(job("adamw_8bit", **older), [table]) == [200_000, 200_000, 3_125, 3_125]
+    divided = job("adamw_8bit", sharding="zero2", gpus="2")
+    assert stepped(divided, [table]) == [200_000, 200_000, 3_125, 3_125], "DeepSpeed has copies of its own"
 
 
 IN_BLOCKS = matrix(256, 100, "bf16")

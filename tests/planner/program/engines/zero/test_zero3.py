@@ -212,6 +212,22 @@ def test_one_process_gathers_only_what_is_offloaded() -> None:
     assert ops == {"none": {hooked}, "optimizer+params": {hooked, "partition from the host"}}
 
 
+def test_the_head_is_released_before_the_model_caps_its_logits() -> None:
+    """Gemma 2's tied table is whole for the head's product, and in the first pass no more when the model
+    takes ``tanh``; later ones keep it for backward.
+    """
+    stream, sizes = stream_of(model="gemma-2-2b", sharding="zero3")
+    table, whole, found = 2 * 256_000 * 2_304, 0, set[tuple[str, int]]()
+    for event in stream.events:
+        slot = event if event >= 0 else ~event
+        if stream.place(slot) == ("embeddings", "embed_tokens", "gathered parameter"):
+            assert sizes[slot] == table
+            whole += 1 if event >= 0 else -1
+        elif event >= 0 and stream.place(slot) in (("head", "lm_head", "mm"), ("head", "", "tanh")):
+            found.add((stream.place(slot)[2], whole))
+    assert {("mm", 1), ("tanh", 0)} <= found
+
+
 def test_the_step_flattens_gradients_before_it_widens_them() -> None:
     """16-bit gradients of a group in one tensor, then their fp32 copy; what decays first,
     in each of two steps.
