@@ -24,6 +24,8 @@ LLAMA = {
     "vocab_size": 32000,
     "max_position_embeddings": 4096,
 }
+# An architecture of Transformers of which there is no program.
+UNREAD = "xlstm"
 Captured = pytest.CaptureFixture[str]
 
 
@@ -32,7 +34,7 @@ def _described(family: Family = "dense", attention: tuple[str, ...] = ("eager", 
     spec = model_from_config(LLAMA, "here")
     names = ("hidden_size", "vocab_size", "groups", "token_embedding", "head", "tied")
     same = {name: getattr(spec, name) for name in (*names, "max_position_tokens", "final_norms")}
-    return Description("foo", family=family, attention=attention, **same)
+    return Description(UNREAD, family=family, attention=attention, **same)
 
 
 @pytest.fixture
@@ -53,9 +55,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    """A config of an architecture that nobody knows, whose code is elsewhere."""
+    """A config of an architecture without a program, which names code of its own, too."""
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**LLAMA, "model_type": "foo", "auto_map": {"AutoConfig": "evil--x.Y"}}))
+    path.write_text(json.dumps({**LLAMA, "model_type": UNREAD, "auto_map": {"AutoConfig": "evil--x.Y"}}))
     return str(path)
 
 
@@ -73,7 +75,7 @@ def test_the_verdict_is_that_of_both_ends(
     """The headline says that nothing was predicted, JSON has a field for it and no field of a prediction."""
     assert main(_job(config, memory)) == code
     out = " ".join(capsys.readouterr().out.split())
-    assert out.startswith(f"{word}: architecture 'foo' is not modelled: bounds only, between ")
+    assert out.startswith(f"{word}: architecture '{UNREAD}' is not modelled: bounds only, between ")
     assert "--trace" in out
     assert main(_job(config, memory, "--json")) == code
     document = json.loads(capsys.readouterr().out)
@@ -86,7 +88,7 @@ def test_the_verdict_is_that_of_both_ends(
     assert bounds["parameters"] == model_from_config(LLAMA, "here").param_count
     # Counted once, from standard input, within a time.
     ((command, given, timeout_s),) = asked
-    assert (command, json.loads(given)["model_type"]) == (["describe", "-"], "foo")
+    assert (command, json.loads(given)["model_type"]) == (["describe", "-"], UNREAD)
     assert timeout_s == 120
 
 
@@ -162,7 +164,7 @@ def test_a_file_gets_the_same_bounds(tmp_path: Path, config: str, capsys: Captur
     )
     assert main(["check", str(file), "--gpu", "a100-80-sxm"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "FITS: architecture 'foo' is not modelled: bounds only" in out
+    assert f"FITS: architecture '{UNREAD}' is not modelled: bounds only" in out
     assert main(["check", str(file), "--gpu", "a100-80-sxm", "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["answer"] is None

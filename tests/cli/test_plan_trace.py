@@ -234,7 +234,7 @@ def test_an_architecture_without_a_program_is_answered_by_its_modules(
 ) -> None:
     """Peaks of 44 MiB: fits where a CUDA context does beside them, is uncertain where it may not."""
     file = tmp_path / "config.json"
-    file.write_text('{"model_type": "never-heard-of"}')
+    file.write_text('{"model_type": "xlstm"}')
     job = ["--model", str(file), "--method", "lora", "--gpu", "4090", "--gpu-memory", memory, "--seq", "64"]
     commands = answer(monkeypatch, 0, DOCUMENT)
     monkeypatch.setattr(bounded, "_NEEDED", ())  # as where torch is installed
@@ -243,7 +243,7 @@ def test_an_architecture_without_a_program_is_answered_by_its_modules(
     assert [command[3:] for command in commands] == [["describe", "-"]]
     assert main([*job, "--trace"]) == code
     out = capsys.readouterr().out
-    assert "'never-heard-of'" in out
+    assert "'xlstm'" in out
     assert "saved activations" in out
     assert main([*job, "--trace", "--json"]) == code
     assert json.loads(capsys.readouterr().out) == json.loads(DOCUMENT)
