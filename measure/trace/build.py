@@ -25,7 +25,7 @@ from measure.recipe.kbit import prepare_for_kbit
 from measure.recipe.modules import config_fields, find_layer_list
 from measure.recipe.preference_steps import WithValueHead
 from measure.recipe.trained import checkpoint_activations, freeze
-from measure.trace.cuda.quantized import CONSTANTS, Params4bit, dora_reads_stand_ins, quantize_on_meta
+from measure.trace.cuda.quantized import CONSTANTS, dora_reads_stand_ins, quantize_on_meta
 from measure.trace.loading import by_name
 from measure.trace.record import Role, TracedBlock
 from measure.trace.tracer import Recorder
@@ -368,8 +368,6 @@ def _replace(tensor: torch.Tensor, places: list[_Place], recorder: Recorder) -> 
     recorder.mark(fake, _role(places[0][2]))
     if isinstance(tensor, nn.Parameter):
         kept: Any = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        kept.stored_bytes = getattr(tensor, "stored_bytes", tensor.element_size())
-        kept.in_graph = isinstance(tensor, Params4bit)
         for module, name, _ in places:
             module._parameters[name] = kept
     else:

@@ -31,10 +31,7 @@ _ROLE_TERMS: dict[str, TermName] = {
     "autocast_copies": "autocast_copies",
     "dequantization": "dequantization",
     "workspace": "other_temporaries",
-    "master_weights": "master_weights",
-    "gradient_buckets": "gradient_buckets",
     "gathered_parameters": "gathered_parameters",
-    "optimizer_temporaries": "optimizer_temporaries",
 }
 
 

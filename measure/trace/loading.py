@@ -17,12 +17,7 @@ _LOADING = ("load", "adapters")
 
 def loader_places(scenario: Scenario) -> bool:
     """Whether the loader brings the model to the card, tensor by tensor (``device_map``)."""
-    recipe, places = scenario.recipe, scenario.stack.loader_places
-    if recipe.numerics.quantization in BITSANDBYTES:
-        return True
-    if places == "alone":
-        return recipe.sharding.engine == "native" and scenario.hardware.world_size == 1
-    return places == "undivided" and not (recipe.sharding.is_zero3 or recipe.uses_fsdp)
+    return scenario.recipe.numerics.quantization in BITSANDBYTES or scenario.stack.loader_places != "kbit"
 
 
 def sorts(scenario: Scenario) -> bool:
@@ -43,8 +38,7 @@ def with_loader(records: Sequence[Record], scenario: Scenario) -> list[Record]:
     """
     found = list(records)
     end = next((n for n, each in enumerate(found) if each.place.stage not in _LOADING), len(found))
-    was_cast = scenario.recipe.uses_deepspeed and scenario.recipe.numerics.quantization == "none"
-    if scenario.stack.runs_trainer and (loader_places(scenario) or not was_cast):
+    if scenario.stack.runs_trainer:
         found.insert(end, emptied(found[end - 1].place))
     if scenario.stack.loader_reserves != "nothing" and loader_places(scenario):
         place = Place("load", 0, OUTSIDE)

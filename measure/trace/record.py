@@ -36,10 +36,7 @@ Role = Literal[
     "autocast_copies",
     "dequantization",
     "workspace",
-    "master_weights",
-    "gradient_buckets",
     "gathered_parameters",
-    "optimizer_temporaries",
 ]
 
 

@@ -32,7 +32,7 @@ from planner.searching.moves import (
     other_stacks,
     smaller_batches,
 )
-from planner.searching.variants import refusals, warnings_about, with_flags
+from planner.searching.variants import flags_text, refusals, warnings_about, with_flags
 from planner.units import GIB, MIB
 
 MAX_ESTIMATES = 200
@@ -105,7 +105,7 @@ class Lever:
     @property
     def flags_text(self) -> str:
         """``--batch 2 --gradient-checkpointing``; a flag to leave out is ``without --modules-to-save``."""
-        return " ".join(map(_flag_text, self.flags.items()))
+        return flags_text(self.flags)
 
     @property
     def hardware_text(self) -> str:
@@ -268,7 +268,7 @@ def levers(
         trials += judge.again(found)
         if not any(trial.lever.fits for trial in trials):
             trials += [trial for trial in judge.tries(one_process(scenario)) if trial.lever.fits]
-        if not any(trial.lever.fits for trial in trials):
+        if not any(trial.lever.fits and not trial.lever.hardware_text for trial in trials):
             trials += judge.again(_last_resort(scenario, model, singles))
     every = [trial.lever for trial in trials if judge.is_hosted(trial.lever)]
     return _ordered([lever for lever in every if not _asks_for_more(lever.flags, every)], verdict)
@@ -354,7 +354,9 @@ def _on_more_nodes(judge: _Judge, scenario: Scenario) -> list[_Trial]:
 def _last_resort(
     scenario: Scenario, model: Coefficients | Calibration, singles: list[_Trial]
 ) -> list[_Trial]:
-    """Change upon change of any kind but shorter samples, always the one that saves most, if it ends well."""
+    """Change upon change of any kind but shorter samples, always the one that saves most, if it ends well:
+    who has no other cards gets an answer, too.
+    """
     judge = _Judge(scenario, model, quick=True)
     judge.left = min(judge.left, _LAST_RESORT * n_affordable(scenario, quick=True))
     starts = [trial for trial in singles if trial.move.topic != "length"]
@@ -470,13 +472,6 @@ def _usd_ratio(scenario: Scenario, before: Prediction, changed: Scenario, after:
         return None
     gpus = changed.hardware.world_size / scenario.hardware.world_size
     return gpus * float(before.time.samples_per_s) / float(after.time.samples_per_s)
-
-
-def _flag_text(flag: tuple[str, str | bool | None]) -> str:
-    name, value = flag
-    if value is None:
-        return f"without --{name}"
-    return f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name} {value}"
 
 
 def _ordered(found: list[Lever], verdict: Verdict) -> tuple[Lever, ...]:

@@ -404,7 +404,12 @@ def _offload(scenario: Scenario) -> Iterator[Move]:
 
 
 def has_large_states(scenario: Scenario) -> bool:
-    """Whether what is trained, with its gradients and states, is a GiB or more: of adapters it seldom is."""
+    """Whether what is trained, with its gradients and states, is a GiB or more: of adapters it seldom is.
+
+    Of a model whose layers are divided nobody counts it: its states are taken for large.
+    """
+    if scenario.recipe.parallel.pipeline > 1:
+        return True
     return bool(_STATE_BYTES * job_of(scenario, Coefficients()).trained >= GIB)
 
 

@@ -17,7 +17,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, UsageError
 from planner.predicting import PRIORS, predict_with
 from planner.searching.affordable import is_affordable_beside, n_affordable
-from planner.searching.variants import Flags, refusals, warnings_about, with_flags
+from planner.searching.variants import Flags, flags_text, refusals, warnings_about, with_flags
 
 MAX_ROWS = 6
 # What moves the need or the speed by less is no reason why an estimate was wrong.
@@ -162,9 +162,4 @@ def _unsaid(setting: str, flags: Flags, before: Prediction, after: Prediction) -
         else None
     )
     moved = float(after.memory.must_have_bytes) - float(before.memory.must_have_bytes)
-    return Unsaid(setting, " ".join(map(_flag_text, flags.items())), round(moved), ratio, after.verdict)
-
-
-def _flag_text(flag: tuple[str, str | bool | None]) -> str:
-    name, value = flag
-    return f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name} {value}"
+    return Unsaid(setting, flags_text(flags), round(moved), ratio, after.verdict)

@@ -20,6 +20,20 @@ from planner.intake.rules.all_rules import RULES, Case
 Flags = Mapping[str, str | bool | None]
 
 
+def flags_text(flags: Flags) -> str:
+    """As they are typed; of a flag to leave out ``without --modules-to-save``."""
+    return " ".join(
+        f"without --{name}"
+        if value is None
+        else f"--{name}"
+        if value is True
+        else f"--no-{name}"
+        if value is False
+        else f"--{name} {value}"
+        for name, value in flags.items()
+    )
+
+
 def with_flags(
     scenario: Scenario, flags: Flags, hardware: Hardware | None = None, stack: Stack | None = None
 ) -> Scenario:

@@ -337,6 +337,14 @@ def test_a_job_far_above_a_node_is_offered_offload_under_both_engines() -> None:
     assert enough[0].host_bytes <= enough[1].host_bytes
 
 
+def test_where_no_two_changes_are_enough_more_are_put_on_top() -> None:
+    """LoRA of a 30B mixture on one 24 GB card, of 16k tokens: three changes together, on the card itself."""
+    job = {"model": "qwen3-30b-a3b", "method": "lora", "gpu": "4090", "seq": "16384", "sharding": "zero3"}
+    (enough,) = [each for each in levers(scenario(job)) if each.fits and not each.hardware_text]
+    assert len(enough.flags) == 3
+    assert estimate(resolve(from_flags({**job, **as_request(enough)}))).verdict == "fits"
+
+
 def test_a_cheaper_method_is_offered_with_its_base_divided() -> None:
     """LoRA of a 70B on two 24 GB cards: QLoRA under FSDP, as people run it there,
     takes less host RAM than LoRA from the host does.

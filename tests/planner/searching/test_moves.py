@@ -167,3 +167,10 @@ def test_long_sequences_of_one_sample_are_divided_as_the_software_can() -> None:
     )
     for other in ({"seq": "8k"}, {"batch": 2}, {"tokens_per_sample": 30_000}, {"gpu": "h100-sxm"}):
         assert not divided_sequences(scenario({**long, **other}))
+
+
+def test_layers_that_are_divided_have_moves_too() -> None:
+    """Nobody counts what is trained of a whole pipeline."""
+    job: Flags = {"model": "llama-3.1-8b", "method": "lora", "gpu": "4090:2", "seq": "2k"}
+    offered = {flags_of(move) for move in moves(scenario({**job, "device_map": "auto"}))}
+    assert {"--gradient-checkpointing", "--loss liger"} <= offered
