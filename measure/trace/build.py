@@ -286,6 +286,8 @@ def materialize(model: nn.Module, recorder: Recorder, number: int = 0, *, by_nam
                 cast[tensor] = _held_as(tensor, base[tensor], 0, recorder)
             elif tensor not in come:
                 come |= _arrive(tensor, base, recorder)
+        # peft 0.21 utils/other.py prepare_model_for_kbit_training goes through ``Module.parameters``.
+        cast = {tensor: cast[tensor] for tensor in base if tensor in cast}
         for tensor, block in cast.items():
             if len(tensor.earlier_dtypes) > 1:
                 cast[tensor] = _held_as(tensor, base[tensor], 1, recorder)

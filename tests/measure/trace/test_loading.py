@@ -50,6 +50,19 @@ def test_all_that_comes_has_been_taken_in_one_piece() -> None:
     assert [each.empties for each in rest].index(True) == len(rest) - 1
 
 
+def test_weights_are_widened_in_the_order_of_modules() -> None:
+    """They come by their names, ``down_proj`` first, but PEFT casts an expert's ``gate_up_proj`` first."""
+    records = loaded(model="granite-3.0-1b-a400m")
+    first = next(n for n, each in enumerate(records) if not each.alloc and each.block.role == "weights")
+    experts = [
+        each.block.n_bytes
+        for each in records[first:]
+        if each.alloc and each.block.module.endswith("experts") and each.block.role == "weights"
+    ]
+    wide = [4 * 32 * 1024 * count for count in (2 * 512, 512)]
+    assert experts == wide * 24
+
+
 @pytest.mark.parametrize("switch", ["loader_reserves=nothing", "runs_trainer=false"])
 def test_other_loops_do_not(switch: str) -> None:
     """Each can be switched off."""
