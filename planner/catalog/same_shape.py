@@ -147,7 +147,11 @@ def words_of(index: CatalogIndex) -> Callable[[str], tuple[str, ...]]:
 
 def names_other_modules(name: str, index: CatalogIndex) -> bool:
     """Whether a word of ``name`` says that a model sees, hears or has another head than a known one."""
-    return any(word in _OTHER_MODULES or word.startswith(_OTHER_HEADS) for word in words_of(index)(name))
+    return any(map(_is_other, words_of(index)(name)))
+
+
+def _is_other(word: str) -> bool:
+    return word in _OTHER_MODULES or word.startswith(_OTHER_HEADS)
 
 
 def _copied(name: str, index: CatalogIndex) -> tuple[str, ...]:
@@ -183,12 +187,11 @@ def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
     """
     families = _families(ids)
     bases = {model_id: _words(model_id, families) for model_id in ids}
-    # A model that sees is meant only where the id says so.
-    strange = _OTHER_MODULES.difference(words)
     named = {
         each: base
         for each, base in bases.items()
-        if any(map(_SIZE.fullmatch, base)) and strange.isdisjoint(base)
+        # A model that sees or ranks is meant only where the id says so.
+        if any(map(_SIZE.fullmatch, base)) and not any(map(_is_other, {*base}.difference(words)))
     }
     found: dict[str, tuple[str, ...]] = {}
     for model_id, base in named.items():
