@@ -493,14 +493,13 @@ assert words("w1<|image_pad|><|image_pad|>w2")["input_ids"] == [5, picture, pict
 
 
 @needs("transformers")
-def test_a_missing_processor_may_have_a_stand_in(folder: Path) -> None:
-    """Without leave for one, the refusal says how to give it."""
-    asked = (
-        "from transformers import AutoProcessor\nAutoProcessor.from_pretrained('Qwen/Qwen2.5-VL-3B-Instruct')"
-    )
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-VL-3B-Instruct", "meta-llama/Llama-3.2-1B"])
+def test_a_missing_processor_may_have_a_stand_in(name: str, folder: Path) -> None:
+    """Without leave for one, the refusal says how to give it; of a model of words it is the tokenizer."""
+    asked = f"from transformers import AutoProcessor\nAutoProcessor.from_pretrained('{name}')"
     code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before=asked))
     assert (code, out) == (6, "")
-    assert "the processor of Qwen/Qwen2.5-VL-3B-Instruct cannot be loaded here" in err.splitlines()[-1]
+    assert f"the processor of {name} cannot be loaded here" in err.splitlines()[-1]
     assert err.endswith("--data FILE or --lengths TOKENS\n")
 
 

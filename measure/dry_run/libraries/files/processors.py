@@ -111,12 +111,12 @@ def _processors(guesses: Guesses, *, allowed: bool) -> Change:
             try:
                 found = load(cls, name, *args, **kwargs)
             except (OSError, ValueError) as error:
-                if family is None:
-                    raise
                 if not allowed:
                     guesses.lack_data()
                     what = f"the processor of {name} cannot be loaded here: {LET_STAND_IN}"
                     raise not_here(OSError, what) from error
+                if family is None:
+                    raise
             else:
                 # Where no file of a processor is there, the tokenizer is given instead.
                 if family is None or not allowed or type(found).__name__ == family.processor:
