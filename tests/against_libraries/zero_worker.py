@@ -38,13 +38,18 @@ def zero_config(options: argparse.Namespace, hidden: int) -> dict[str, Any]:
     """A DeepSpeed config with bf16,
     small buckets and the persistence threshold that Hugging Face's ``auto`` sets.
     """
+    kinds = {"offload_optimizer": "optimizer", "offload_param": "params"}
+    offloads = {
+        key: {"device": "cpu", "pin_memory": True} for key, what in kinds.items() if what in options.offload
+    }
     return {
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": options.accum,
         "bf16": {"enabled": True},
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
+            **offloads,
             "stage": options.stage,
             "overlap_comm": False,
             "reduce_bucket_size": 32 * hidden,
@@ -111,6 +116,31 @@ def held_by_optimizer(optimizer: Any, stage: int) -> dict[str, int]:
     }
 
 
+def held_on_host(engine: Any, optimizer: Any, stage: int) -> dict[str, int]:
+    """Bytes of what offload keeps beside the GPU, by DeepSpeed's own names; asked when a step is over."""
+    if stage < 3:
+        masters, accumulated = optimizer.single_partition_of_fp32_groups, optimizer.accumulated_grads_in_cpu
+        buffer = optimizer.param_buffer_of_bit16_for_cpu_offload_groups
+        held = {
+            "single_grad_partition": [each.grad for each in masters],
+            "param_buffer_of_bit16_for_cpu_offload_groups": buffer,
+            "temp_grad_buffer_for_cpu_offload": [optimizer.temp_grad_buffer_for_cpu_offload],
+            "accumulated_grads_in_cpu": accumulated.values(),
+            "single_partition_of_fp32_groups": masters,
+        }
+        return {name: elements(tensors) for name, tensors in held.items()}
+    masters = optimizer.fp32_partitioned_groups_flat
+    frozen = [each for each in engine.module.parameters() if not each.requires_grad and not each.ds_persist]
+    held = {
+        "fp32_partitioned_groups_flat": masters,
+        "subgroup_gradient_buffer": [each.grad for each in masters],
+        "grad_partitions_flat_buffer": [optimizer.grad_partitions_flat_buffer],
+        "param_groups_fp16_flat_cpu_memory": optimizer.param_groups_fp16_flat_cpu_memory,
+        "ds_tensor": [each.ds_tensor for each in frozen],
+    }
+    return {name: elements(tensors) for name, tensors in held.items()}
+
+
 def whole_gradients(tensors: list[Any]) -> int:
     """Bytes of gradients that hang on the parameters themselves."""
     held = [getattr(tensor, name, None) for tensor in tensors for name in ("grad", "grad_accum")]
@@ -139,10 +169,16 @@ def train_one_step(options: argparse.Namespace) -> dict[str, Any]:
     ids = torch.randint(0, 64, (1, 16))
     report: dict[str, Any] = {"class": type(optimizer).__name__, "engine": type(engine).__name__}
     watch_end_of_backward(optimizer, trained, report)
+    for _ in range(options.accum - 1):
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
     engine.backward(engine(input_ids=ids, labels=ids).loss)
-    report |= held_by_optimizer(optimizer, options.stage)
-    report["whole_gradients"] = whole_gradients(trained)
+    if options.offload == "none":
+        report |= held_by_optimizer(optimizer, options.stage)
+        report["whole_gradients"] = whole_gradients(trained)
     engine.step()
+    if options.offload != "none":
+        report["host"] = held_on_host(engine, optimizer, options.stage)
     report |= held_weights(engine, options.stage)
     states = [
         value for state in optimizer.optimizer.state.values() for key, value in state.items() if key != "step"

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from scenarios import Setup, job
 
-from planner.domain.recipes.recipe import Dtype
+from planner.domain.recipes.recipe import Dtype, Offload
 from planner.domain.recipes.sharding import ShardingName
 from planner.domain.term import TermName
 from planner.program.job import Job
@@ -59,6 +59,8 @@ class Case:
     stage: int
     rank: int
     zero_init: bool = False
+    offload: Offload = "none"
+    accum: int = 1
 
     @property
     def adapter_dtype(self) -> Dtype:
@@ -80,6 +82,13 @@ CASES = {
     "zero3-lora": Case(3, RANK, zero_init=True),
     "zero3-lora-whole-model": Case(3, RANK),
 }
+# What these keep in host RAM: test_host_buffers.py.
+OFFLOADED = {
+    "zero2-offload": Case(2, 0, offload="optimizer"),
+    "zero2-offload-accumulated": Case(2, 0, offload="optimizer", accum=2),
+    "zero3-offload": Case(3, 0, zero_init=True, offload="optimizer+params"),
+    "zero3-offload-lora": Case(3, RANK, zero_init=True, offload="optimizer+params"),
+}
 every_case = pytest.mark.parametrize("name", CASES)
 
 
@@ -97,7 +106,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     else:
         run_workers(out)
     ranks = [json.loads((out / f"rank{index}.json").read_text()) for index in range(WORLD)]
-    return {name: [rank[name] for rank in ranks] for name in CASES}
+    return {name: [rank[name] for rank in ranks] for name in CASES | OFFLOADED}
 
 
 def run_workers(out: Path) -> None:
@@ -110,7 +119,7 @@ def run_workers(out: Path) -> None:
         "--out",
         str(out),
     ]
-    command += ["--cases", json.dumps({name: asdict(case) for name, case in CASES.items()})]
+    command += ["--cases", json.dumps({name: asdict(case) for name, case in (CASES | OFFLOADED).items()})]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     try:
         run = subprocess.run(
