@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from planner.domain.model import BlockSpec, InputTensor, LinearSpec, ModelSpec
 from planner.domain.stack import Stack
@@ -61,11 +61,12 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
     if stack.model_code == "megatron-core":
         return _joined_model(model)
     if stack.mixture_code == "torchtitan-2025":
-        model = model.with_blocks(_with_gates_apart)
+        model = model.with_blocks(partial(_with_gates_apart, group="expert", names=("w1", "w3")))
     if model.architecture in _FUSED_HEAD_NORMS[stack.fused_head_norms]:
         model = model.with_blocks(_with_turned_norms)
     if stack.joins_turned_heads:
         model = model.with_blocks(_with_joined_heads)
+        model = model.with_blocks(partial(_with_gates_apart, group="mlp", names=("gate_proj", "up_proj")))
     if model.tied and not stack.ties_tables:
         model = replace(model, tied=False)
     if stack.quantizer == "lightning":
@@ -76,12 +77,12 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
     return model
 
 
-def _with_gates_apart(block: BlockSpec) -> BlockSpec:
+def _with_gates_apart(block: BlockSpec, *, group: str, names: tuple[str, str]) -> BlockSpec:
     def apart(spec: LinearSpec) -> tuple[LinearSpec, ...]:
-        if (spec.group, spec.reads) != ("expert", "mlp_in") or spec.out_features != 2 * block.mlp.width:
+        if (spec.group, spec.reads) != (group, "mlp_in") or spec.out_features != 2 * block.mlp.width:
             return (spec,)
         half = replace(spec, out_features=block.mlp.width, legacy_names=())
-        return replace(half, name="w1"), replace(half, name="w3")
+        return tuple(replace(half, name=name) for name in names)
 
     return replace(block, linears=tuple(part for spec in block.linears for part in apart(spec)))
 

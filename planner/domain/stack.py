@@ -259,6 +259,8 @@ class Stack(EngineFacts):
     logit_metrics: LogitMetrics
     whole_head_in_full: bool
     """Where the loss is cut in pieces, full fine-tuning makes all logits first."""
+    caps_pieces: bool
+    """What a model makes of its logits, such as a cap, it makes of pieces, too."""
     liger_sums_wide: Literal["never", "16-bit", "always"]
     """Of which trained heads Liger's fused loss makes an fp32 copy of each piece's product, before it adds it
     to the gradient.

@@ -344,7 +344,7 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
         if model.normhead:
             weight = _normalised(torch, weight)
         if cuts_head(view):
-            logits_of = partial(scaled_logits, torch, ends)
+            logits_of = partial(scaled_logits if view.stack.caps_pieces else _product, torch, ends)
             passed += logits_in_pieces(torch, view, logits_of, (weight, hidden))
         else:
             passed.append(_logits(torch, ends, hidden, weight))
@@ -374,6 +374,10 @@ def _loop_loss(
 def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
     """The head's product, and what the model makes of it."""
     return _scaled(torch, ends, [_logits(torch, ends, hidden, weight)])
+
+
+def _product(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
+    return _logits(torch, ends, hidden, weight)
 
 
 def _scaled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
