@@ -224,41 +224,6 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
     assert_same_peak(scenario_of(task, "rows", tmp_path, method="full", precision="bf16", load_dtype="bf16"))
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize(
-    ("task", "kernel", "flags"),
-    [
-        ("dpo", "whole", {"method": "lora", "sharding": "zero2"}),
-        ("dpo", "whole", {"method": "lora", "sharding": "fsdp"}),
-        ("dpo", "joined", {"method": "lora", "sharding": "fsdp", "precision": "bf16-mixed"}),
-        ("dpo", "tiles", {"method": "lora", "sharding": "ddp"}),
-        ("orpo", "tiles", {"method": "full", "sharding": "zero2"}),
-        pytest.param("reward", "whole", {"method": "lora", "sharding": "zero2"}, marks=pytest.mark.slow),
-        ("dpo", "whole", {"method": "full", "sharding": "zero3"}),
-        pytest.param("sft", "divergence", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
-        pytest.param("dpo", "rows", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
-        pytest.param(
-            "dpo",
-            "whole_let_go",
-            {"method": "full", "sharding": "zero3", "switches": ("caches_reference=false",)},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("dpo", "unshifted", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
-        pytest.param(
-            "kto",
-            "whole",
-            {"method": "qlora", "quant_storage": "bf16", "sharding": "fsdp"},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("dpo", "shifted_rows", {"method": "lora", "sharding": "fsdp"}, marks=pytest.mark.slow),
-        pytest.param("orpo", "rows", {"method": "full", "sharding": "fsdp"}, marks=pytest.mark.slow),
-    ],
-)
-def test_engines_agree(task: str, kernel: str, flags: dict[str, Any], tmp_path: Path) -> None:
-    """One rank of two; logits have 16 bits under DeepSpeed, and 32 where Accelerate widens them."""
-    assert_same_peak(scenario_of(task, kernel, tmp_path, gpus=2, **flags))
-
-
 def allocated_bytes(scenario: Scenario, phase: Phase) -> float:
     """The most that the program allocates in one phase."""
     return next(
