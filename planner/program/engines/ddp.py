@@ -9,7 +9,8 @@ closed by the tensor that fills 250 MiB.  A tensor that is alone is sent as it i
 Where no unused parameters are looked for, one bucket holds all gradients of the first step
 (distributed.py ``compute_bucket_size_limits``); the next forward pass begins with letting go of it and making
 the others (``_rebuild_buckets``).
-Ignored: their order is that in which gradients came, which closes the same buckets but for ties.
+Ignored: their order is that in which gradients came, which closes the same buckets but for ties; buffers that
+are made equal with the weights, such as the two matrices of VeRA.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ NEAR: dict[str, dict[str, Any]] = {
     "16-bit": {"gradient_checkpointing": True, "adapter_dtype": "bf16"},
     "without-autocast": {"precision": "bf16", "load_dtype": "bf16", "adapter_dtype": "bf16"},
     "reentrant": {"gradient_checkpointing": True, "checkpoint_reentrant": True},
-    "ddp": {"gradient_checkpointing": True, "gpus": 2},
 }
 
 

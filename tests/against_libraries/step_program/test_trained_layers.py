@@ -185,6 +185,13 @@ def test_engines_that_divide_a_model(
     assert program_bytes(scenario) == pytest.approx(divided_bytes(scenario), rel=0.005)
 
 
+def test_adapters_beside_ddp(tmp_path: Path) -> None:
+    """The peak is that of DDP's own code."""
+    said = {"method": "lora", "dora": True, "gpus": 2, "gradient_checkpointing": True}
+    scenario = scenario_of("llama-3.1-8b", tmp_path, 2, **said)
+    assert program_bytes(scenario) == pytest.approx(divided_bytes(scenario), rel=0.005)
+
+
 @pytest.mark.parametrize("layers", [("last:2",), ("first:2", "head")], ids="+".join)
 def test_the_quick_reading_is_near_the_replay(layers: tuple[str, ...], tmp_path: Path) -> None:
     """A deep model whose layers differ is not read from two shallow ones."""

@@ -26,7 +26,6 @@ EQUAL: dict[str, dict[str, Any]] = {
         "lora_targets": ("q_proj", "up_proj"),
         "lora_rank": 16,
     },
-    "ddp": {"gradient_checkpointing": True, "gpus": 2},
 }
 
 
