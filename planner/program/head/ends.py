@@ -344,10 +344,10 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
         if model.normhead:
             weight = _normalised(torch, weight)
         if cuts_head(view):
-            logits_of = partial(scaled_logits if view.stack.caps_pieces else _product, torch, ends)
+            logits_of = partial(scaled_logits if view.stack.caps_pieces else _logits, torch, ends)
             passed += logits_in_pieces(torch, view, logits_of, (weight, hidden))
         else:
-            passed.append(_logits(torch, ends, hidden, weight))
+            passed.append(_logits(torch, ends, weight, hidden))
     if not cuts_head(view):
         passed.append(_scaled(torch, ends, passed))
     if cuts_logits(view.stack):
@@ -373,11 +373,7 @@ def _loop_loss(
 
 def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
     """The head's product, and what the model makes of it."""
-    return _scaled(torch, ends, [_logits(torch, ends, hidden, weight)])
-
-
-def _product(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
-    return _logits(torch, ends, hidden, weight)
+    return _scaled(torch, ends, [_logits(torch, ends, weight, hidden)])
 
 
 def _scaled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
@@ -431,7 +427,7 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
 def all_logits(torch: Operators, ends: EndsView, hidden: Tensor) -> Tensor:
     """What the head makes of ``hidden``, all at once."""
     with torch.inside(ends.model.head.name):
-        passed = [_logits(torch, ends, hidden, head_weight(torch, ends))]
+        passed = [_logits(torch, ends, head_weight(torch, ends), hidden)]
     return _scaled(torch, ends, passed)
 
 
@@ -456,7 +452,7 @@ def head_weight(torch: Operators, ends: EndsView) -> Tensor:
     return weight
 
 
-def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) -> Tensor:
+def _logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
     """The head's product with ``hidden``, and its adapter's where it has one."""
     view, head = ends.layer, ends.model.head
 
