@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from planner import configs
+from planner.calibration.fit.screen import screen
 from planner.catalog.location import data_dir
 from planner.catalog.packages import TABLES, package_path, parsed_version
 from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids, turning_versions
@@ -110,10 +111,14 @@ def switches_of_files() -> set[str]:
 
 
 def test_a_switch_with_one_value_in_all_stacks_is_set_elsewhere() -> None:
-    """By the reader of a file or by a row of measurements; what nothing sets is no switch."""
+    """By the reader of a file, by a row of measurements or by versions that a row names; what nothing sets is
+    no switch.
+    """
     rows = read_records([published_dir() / "*.csv"]).records
     said = switches_of_files() | {pair.partition("=")[0] for row in rows for pair in row.switches}
-    stacks = [load_stack(stack_id) for stack_id in IDS]
+    of_versions = {(row.stack, row.versions): row for row in rows if row.versions}
+    at_versions = (scenario.stack for _, scenario in screen(of_versions.values()).used)
+    stacks = [*(load_stack(stack_id) for stack_id in IDS), *at_versions]
     fixed = {name for name in SWITCH_NAMES if len({repr(getattr(each, name)) for each in stacks}) == 1}
     assert fixed - said == set()
     assert len(fixed) < len(SWITCH_NAMES) / 4
