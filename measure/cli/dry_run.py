@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure.cli.job_flags import ASSUMED_GPU, need
-from measure.output import write_remark
+from measure.output import write_foreign, write_remark
 from planner.catalog.gpus import load_gpu
 from planner.domain.hardware import GpuSpec
 from planner.errors import NotModelledError, PlannerError, UsageError
@@ -76,7 +78,8 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
 def run_laid(
     command: tuple[str, ...], files: Mapping[str, str], cards: tuple[GpuSpec, int], how: Any
 ) -> DryRun:
-    """The dry run of a command of our own, with what lies beside it: contents by name.
+    """The dry run of a command of our own, with what lies beside it: contents by name.  What libraries say
+    meanwhile is shown where it fails alone.
 
     Raises:
         PlannerError: as :func:`measure.dry_run.parent.dry_run`.
@@ -87,7 +90,14 @@ def run_laid(
 
     library, card = str(compiled_library()), facts_of(*cards)
     said = how.allocator or ""
-    return dry_run(ProgramJob(library, "", command, card, how.steps, how.timeout_s, said, False, dict(files)))
+    job = ProgramJob(library, "", command, card, how.steps, how.timeout_s, said, False, dict(files))
+    words = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(words):
+            return dry_run(job)
+    except PlannerError:
+        write_foreign(words.getvalue())
+        raise
 
 
 def _on_laid_rows(command: Sequence[str], n_cards: int) -> ToolJob | None:
