@@ -53,8 +53,8 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
     """``model`` as a stack builds it: with an own head, a quantised one, or mixers that are whole.
 
     A list of modules that are not to be packed stands in for the default one, which has the head.
-    Source: litgpt 0.5.13 model.py GPT.__init__ (``lm_head``, ``transformer.wte``), LLaMAMLP (``fc_1``, ``fc_2``:
-    gate and up are matrices of their own); lightning 2.5
+    Source: litgpt 0.5.13 model.py GPT.__init__ (``lm_head``, ``transformer.wte``), LLaMAMLP (gate and up are
+    matrices of their own, ``fc_1`` and ``fc_2``); lightning 2.5
     fabric/plugins/precision/ bitsandbytes.py BitsandbytesPrecision.convert_module (every ``nn.Linear``);
     transformers 5.23 quantizers/base.py get_modules_to_not_convert (``skip_modules``); torchtitan e347b1e5e
     models/moe/moe.py GroupedExperts (gate and up are tensors of their own).
