@@ -213,7 +213,8 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
 def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     """What the text of a program says; raises as :func:`read_config`."""
     try:
-        program = read_program(path, _capability(beside.gpu), beside.words)
+        lone = beside.lone and beside.words is None
+        program = read_program(path, _capability(beside.gpu), beside.words, lone=lone)
     except NotSaidError:
         raise
     except NotModelledError as error:

@@ -135,6 +135,7 @@ class Calls(PythonCalls):
             "Accelerator": lambda node: Made("Accelerator", self.arguments(node)[1], node.lineno),
             "pipeline": self._piped,
             "setup_chat_format": self._with_tokens,
+            "compile": self._compiled,
         }
 
     @abstractmethod
@@ -337,6 +338,19 @@ class Calls(PythonCalls):
             raise self.refused(node, "what this changes in what is trained is not known")
         model.remarks.append((node.lineno, _NOT_COUNTED["generate"]))
         return Unknown("pipeline")
+
+    def _compiled(self, node: ast.Call) -> Unknown:
+        """A compiled model beside the one that a trainer has already, which stays as it was (torch 2.13.0
+        _dynamo/eval_frame.py OptimizedModule wraps it).
+        """
+        model = self.arguments(node, ("model",))[1].get("model")
+        if isinstance(model, Model) and not self.has_already(model):
+            raise self.refused(node, "compiled models are not modelled")
+        return unknown(node)
+
+    def has_already(self, model: Any) -> bool:
+        """Whether the trainer has this model."""
+        return self.trainer is not None and self.trainer.given.get("model") is model
 
     def _prepared(self, node: ast.Call) -> Model:
         model = self._model(node, "prepares")

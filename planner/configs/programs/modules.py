@@ -38,6 +38,21 @@ class Modules(Classes):
     def file(self) -> Path:
         """The file whose statements are gone through."""
 
+    def imports_own_files(self) -> bool:
+        """Whether the program imports a file of its own."""
+        for each in ast.walk(self.source.tree):
+            if isinstance(each, ast.ImportFrom) and self.module_file(each.module or "", each.level):
+                return True
+            if isinstance(each, ast.Import) and any(self.module_file(one.name, 0) for one in each.names):
+                return True
+        return False
+
+    def files_of_it(self) -> list[tuple[dict[str, Any], ast.Module]]:
+        """The names and the statements of the program and of each of its own files that it imports."""
+        scopes = (self.scopes[0], *self.scopes_of_modules.values())
+        trees = (self.source.tree, *(each.tree for each in self.source.modules))
+        return list(zip(scopes, trees, strict=False))
+
     def brought(self, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Any]]:
         """Names that an import binds, with what they stand for."""
         for alias in node.names:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 from planner.configs.programs.calls import HARMLESS_ATTRIBUTES, TrainedError, is_harmless_call
 from planner.configs.programs.loops import frozen_by, norms_raised_by
 from planner.configs.programs.modules import Modules
 from planner.configs.programs.source import Source
-from planner.configs.programs.values import OWN, Library, Made, Model, Own, Unknown, unknown
+from planner.configs.programs.values import OWN, Library, Made, Model, Module, Own, Unknown, unknown
 from planner.words import words
 
 # Methods and functions that only look at a model.
@@ -35,13 +36,17 @@ _LOOKS_ON = ("index", "count", "copy")
 
 
 class PassedOver(Modules):
-    """Loops and branches that the text does not decide."""
+    """Loops and branches that the text does not decide.
+
+    ``returns_maybe``: the present function gives back a value in one of them.
+    """
 
     def __init__(
         self, source: Source, capability: tuple[int, ...] | None, words: tuple[str, ...] | None = None
     ) -> None:
         super().__init__(source, capability, words)
         self._asked_about: list[ast.AST] = []
+        self.returns_maybe = False
 
     @abstractmethod
     def bind(self, name: str, value: Any) -> None:
@@ -56,6 +61,10 @@ class PassedOver(Modules):
         """Bind what is imported."""
 
     @abstractmethod
+    def unrolled(self, node: ast.For) -> bool:
+        """Go through a loop for each of its values, where the text says them."""
+
+    @abstractmethod
     def set_item(self, target: ast.Subscript, value: Any) -> None:
         """Set an item of a table or a list."""
 
@@ -66,6 +75,9 @@ class PassedOver(Modules):
         """
         if self._is_known_loop(node):
             return
+        if isinstance(node, ast.For) and not self.touches(node) and self.unrolled(node):
+            return
+        self.returns_maybe |= any(map(_hands_back, _of_this_function(node)))
         self._leave_open(node)
         if self.touches(node) and not self._only_looks(node):
             kind = "whether this is done" if isinstance(node, ast.If | ast.Match) else "what this loop does"
@@ -98,7 +110,8 @@ class PassedOver(Modules):
         """Whether a part of a statement leaves a model as it is; ``inner``: names that the statement sets."""
         match node:
             case ast.Name() if is_set(node):
-                return not isinstance(self.looked_up(node.id), Made)
+                value = self.looked_up(node.id)
+                return not isinstance(value, Made) or self.has_already(value)
             case ast.Attribute() if is_set(node):
                 owner = self.named(node.value)
                 harmless = isinstance(owner, Model) and node.attr in HARMLESS_ATTRIBUTES
@@ -109,7 +122,8 @@ class PassedOver(Modules):
             case ast.Call(func=called):
                 name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
                 names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-                known = name in _READS or is_harmless_call(name)
+                compiles = name == "compile" and node.args and self.has_already(self.named(node.args[0]))
+                known = name in _READS or is_harmless_call(name) or compiles
                 return known or not (names & inner or self.touches(node))
         return True
 
@@ -124,17 +138,39 @@ class PassedOver(Modules):
         known from here on.
         """
         for each in ast.walk(node):
-            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
-                owner = self.named(each.value)
-                if isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind):
-                    owner.given[each.attr] = unknown(each)
-            elif isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store):
-                self.set_item(each, unknown(each))
-            elif isinstance(each, ast.Call) and isinstance(each.func, ast.Name):
-                if isinstance(self.named(each.func), Own):
+            match each:
+                case ast.Attribute(ctx=ast.Store()):
+                    self._leave_attribute_open(self.named(each.value), each)
+                case ast.Subscript(ctx=ast.Store()):
+                    self.set_item(each, unknown(each))
+                case ast.Call(func=ast.Name(id="setattr"), args=[owner, *_]):
+                    self._leave_all_open(self.named(owner))
+                case ast.Call(func=ast.Name()) if isinstance(own := self.named(each.func), Own):
                     self._hand_to_own(each)
-            elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
-                self._leave_open_by(each, each.func)
+                    self._leave_names_open(own)
+                case ast.Call(func=ast.Attribute() as method):
+                    self._leave_open_by(each, method)
+
+    def _leave_attribute_open(self, owner: Any, node: ast.Attribute) -> None:
+        if isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind):
+            owner.given[node.attr] = unknown(node)
+        elif isinstance(owner, Own):
+            self.set_on_classes.setdefault(id(owner.node), {})[node.attr] = unknown(node)
+        elif isinstance(owner, Module):
+            owner.scope[node.attr] = unknown(node)
+
+    def _leave_all_open(self, owner: Any) -> None:
+        if isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind):
+            owner.given = {name: Unknown(name) for name in owner.given} | {"**": Unknown("**")}
+        elif isinstance(owner, Own):
+            fields = self.asked(owner).fields
+            self.set_on_classes[id(owner.node)] = {name: Unknown(name) for name in fields}
+
+    def _leave_names_open(self, own: Own) -> None:
+        """Names of its file that a function of the program sets."""
+        for each in ast.walk(own.node):
+            for name in each.names if isinstance(each, ast.Global) else ():
+                (own.scopes or self.scopes)[0][name] = Unknown(name)
 
     def _leave_open_by(self, node: ast.Call, method: ast.Attribute) -> None:
         """What a method may change of a table, a list or an instance of the program's own."""
@@ -212,6 +248,22 @@ class PassedOver(Modules):
                 return self.touches(own.node) and not self._only_looks(own.node)
         finally:
             self._asked_about.pop()
+
+
+def _of_this_function(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements in a statement, without those of functions in it."""
+    yield node
+    for each in ast.iter_child_nodes(node):
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _of_this_function(each)
+
+
+def _hands_back(node: ast.AST) -> bool:
+    """Whether a function ends here with a value."""
+    match node:
+        case ast.Return(value=None | ast.Constant(value=None)):
+            return False
+    return isinstance(node, ast.Return)
 
 
 def is_set(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:

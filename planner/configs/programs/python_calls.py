@@ -21,6 +21,7 @@ from planner.words import words
 
 # Variables of the environment that launchers set.
 _OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
+_OF_PROCESSES = re.compile(r"RANK|WORLD_SIZE")
 _OF_MODEL_CONFIG = {"get_peft_config": adapters_of, "get_quantization_config": quantisation_of}
 _LOADS = words(
     """
@@ -37,7 +38,7 @@ class PythonCalls(ABC):
     """What calls make of values that the text says, and of files beside the program.
 
     ``variables``: of the environment, that the program sets; ``asked_variables``: whose defaults count;
-    ``files``: configs that were read, whose values count.
+    ``files``: configs that were read, whose values count; ``lone``: one process trains, on one GPU.
     """
 
     def __init__(self, source: Source) -> None:
@@ -45,6 +46,7 @@ class PythonCalls(ABC):
         self.variables: dict[str, Any] = {}
         self.asked_variables: dict[str, Any] = {}
         self.files: list[str] = []
+        self.lone = False
 
     @abstractmethod
     def value(self, node: ast.expr) -> Any:
@@ -128,12 +130,14 @@ class PythonCalls(ABC):
 
     def _variable(self, name: Any = None, default: Any = None, **_: Any) -> tuple[Any] | None:
         """A variable of the environment that the program sets itself, or else its default; those of launchers
-        are known to a run alone, as one without a default is.
+        have it where there is one process, and are known to a run alone else, as one without a default is.
         """
         if not isinstance(name, str) or name in self.variables:
             return (self.variables[name],) if isinstance(name, str) else None
-        if default is None or not is_known(default) or _OF_LAUNCHERS.search(name):
+        if default is None or not is_known(default):
             return None
+        if _OF_LAUNCHERS.search(name):
+            return (default,) if self.lone and _OF_PROCESSES.search(name) else None
         self.asked_variables[name] = default
         return (default,)
 

@@ -19,6 +19,7 @@ from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
     Library,
     Made,
+    Model,
     Module,
     Opened,
     Own,
@@ -26,6 +27,7 @@ from planner.configs.programs.values import (
     any_or_all,
     combined,
     compared,
+    is_known,
     truth,
     turned,
     unknown,
@@ -39,7 +41,7 @@ _MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Settings of the libraries that train which leave a model as it is; others may replace its code.
 _SETTINGS = ("torch.backends", "torch._dynamo", "torch._inductor", "transformers.logging")
-_MOST_LISTED = 1_000
+_MOST_LISTED, _MOST_TURNS = 1_000, 100
 _HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
 
 
@@ -94,6 +96,8 @@ class Walk(PassedOver):
                 bases = node.bases if isinstance(node, ast.ClassDef) else []
                 names = tuple(ast.unparse(base) for base in bases)
                 self.bind(node.name, Own(node, names, tuple(self.scopes)))
+            case ast.Assign() if self._says_what_is_saved(node):
+                pass
             case ast.Assign():
                 value = self.value(node.value)
                 for target in node.targets:
@@ -108,6 +112,13 @@ class Walk(PassedOver):
                 raise _ReturnedError(None if node.value is None else self.value(node.value))
             case _:
                 self._block(node)
+
+    def _says_what_is_saved(self, node: ast.Assign) -> bool:
+        """Whether it is the ``state_dict`` of a model that is set, as in alpaca-lora's finetune.py."""
+        match node.targets:
+            case [ast.Attribute(attr="state_dict", value=ast.Name(id=name))]:
+                return isinstance(self.looked_up(name), Model)
+        return False
 
     def _added_to(self, node: ast.AugAssign) -> Any:
         """What a variable is after ``+=`` and its like."""
@@ -130,6 +141,8 @@ class Walk(PassedOver):
                 self._body([*node.body, *node.orelse, *node.finalbody])
             case ast.For() | ast.While() | ast.AsyncFor() | ast.Match():
                 self.pass_over(node)
+            case ast.Global():
+                self.scopes[-1].setdefault("__global__", set()).update(node.names)
 
     def _if(self, node: ast.If) -> None:
         holds = truth(self.value(node.test))
@@ -173,7 +186,8 @@ class Walk(PassedOver):
 
     def bind(self, name: str, value: Any) -> None:
         """Give a name a value."""
-        self.scopes[-1][name] = value
+        of_file = name in self.scopes[-1].get("__global__", ())
+        self.scopes[0 if of_file else -1][name] = value
 
     def looked_up(self, name: str) -> Any:
         """What a name stands for."""
@@ -319,14 +333,37 @@ class Walk(PassedOver):
         if self._depth > _DEEPEST:
             raise InputFileError(self.source.path, "calls itself without end, as far as can be read")
         self._depth += 1
+        before, self.returns_maybe = self.returns_maybe, False
         try:
             with self.within((*(own.scopes or self.scopes), dict(values))):
                 self._body(own.node.body)
         except _ReturnedError as left:
-            return left.value
+            return Unknown(f"{own.node.name}()") if self.returns_maybe else left.value
+        else:
+            return Unknown(f"{own.node.name}()") if self.returns_maybe else None
         finally:
-            self._depth -= 1
-        return None
+            self._depth, self.returns_maybe = self._depth - 1, before
+
+    def unrolled(self, node: ast.For) -> bool:
+        """Go through a loop for each of its values, where the text says them."""
+        leaves = (ast.Break, ast.Continue, ast.Return, ast.Yield)
+        match node.iter:
+            case ast.Call(func=ast.Attribute(value=owner, attr="items"), args=[]):
+                table = self.named(owner)
+                values = [[*each] for each in table.items()] if isinstance(table, dict) else []
+                known = isinstance(table, dict) and "**" not in table
+            case ast.List() | ast.Tuple() | ast.Name() | ast.Attribute():
+                values = self.value(node.iter)
+                known = isinstance(values, list) and is_known(values)
+            case _:
+                return False
+        if not known or len(values) > _MOST_TURNS or any(isinstance(each, leaves) for each in ast.walk(node)):
+            return False
+        for each in list(values):
+            self._assign(node.target, each)
+            self._body(node.body)
+        self._body(node.orelse)
+        return True
 
     def bound(self, own: Own, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
         """Parameters of a function with what they get: an argument, else a default."""
