@@ -124,7 +124,7 @@ def read_program(
     try:
         walk.to_training()
     except NotModelledError:
-        if walk.parses:
+        if walk.parses or (walk.elsewhere and walk.words):
             raise _untold(walk) from None
         raise
     trainer = walk.trainer

@@ -119,8 +119,8 @@ class Calls(PythonCalls):
     """What calls make of a program.
 
     ``trainer``: the one that was made last; ``models``: all that were loaded; ``packages``: what is
-    imported; ``parses``: the line where arguments of a command line are parsed.  ``capability``: of the
-    card, where one is named.
+    imported; ``parses``: the line where arguments of a command line are parsed; ``elsewhere``: another file
+    of the program's own does what is not known.  ``capability``: of the card, where one is named.
     """
 
     def __init__(self, source: Source, capability: tuple[int, ...] | None) -> None:
@@ -129,7 +129,7 @@ class Calls(PythonCalls):
         self.trainer: Made | None = None
         self.models: list[Model] = []
         self.packages: set[str] = set()
-        self.parses = 0
+        self.parses, self.elsewhere = 0, False
         self.words: tuple[str, ...] | None = None
         self._makers: dict[str, Callable[[ast.Call], Any]] = {
             "Accelerator": lambda node: Made("Accelerator", self.arguments(node)[1], node.lineno),
@@ -163,6 +163,10 @@ class Calls(PythonCalls):
         """What a method of a class of the program gives back."""
 
     @abstractmethod
+    def changes_by(self, owner: Any, node: ast.Attribute) -> bool:
+        """Whether it is a method of the program that may change what trains."""
+
+    @abstractmethod
     def called_on_base(self, node: ast.Call, name: str) -> Any:
         """What a method of the class gives back from which the present one is derived."""
 
@@ -191,6 +195,7 @@ class Calls(PythonCalls):
             else ""
         )
         line = getattr(node, "lineno", 0)
+        self.elsewhere |= self.source.is_of_module(line)
         return NotModelledError(f"{self.source.place(line)}: {show(unknown(node).text)}: {why}{run}")
 
     def makes(self, library: Library) -> bool:
@@ -476,18 +481,21 @@ class Calls(PythonCalls):
         while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
             if isinstance(node, ast.Attribute) and node.attr in _TELLS:
                 return False
-            if not any(isinstance(each, ast.Call) for each in ast.walk(node)) and self._trains_in(
-                self.value(node) if not isinstance(node, ast.Starred) else None
-            ):
+            plain = not any(isinstance(each, ast.Call | ast.Starred) for each in ast.walk(node))
+            if plain and self._trains_in(self.value(node)):
                 return True
+            owner = self.value(node.value) if plain and isinstance(node, ast.Attribute) else None
+            if isinstance(node, ast.Attribute) and isinstance(owner, Made) and owner.by is not None:
+                return self.changes_by(owner, node)
             node = node.value
         return self._trains_in(self.value(node) if isinstance(node, ast.Name) else None)
 
     def _trains_in(self, found: Any) -> bool:
         """Whether it is the model or the trainer, or an instance of the program's own that has one."""
-        if isinstance(found, Made) and found.by is not None and found is not self.trainer:
-            return any(isinstance(each, Model) or each is self.trainer for each in found.given.values())
-        return isinstance(found, Model) or (found is not None and found is self.trainer)
+        inner = found.given.values() if isinstance(found, Made) and found.by is not None else ()
+        trainer = self.trainer
+        parts = (found, *inner)
+        return any(isinstance(each, Model) or (trainer is not None and each is trainer) for each in parts)
 
 
 def _is_base(node: ast.expr) -> bool:

@@ -66,6 +66,9 @@ class Classes(Calls):
         Raises: NotModelledError: it trains, or it is given what does.
         """
         if _TRAINED.search(" ".join(own.bases)):
+            self.elsewhere |= self.source.is_of_module(own.node.lineno)
+            if self.elsewhere and any(each.endswith("Parser") for each in own.bases):
+                self.parses = node.lineno
             raise self.refused(
                 node, f"what {own.node.name} changes in {show(' '.join(own.bases))} is not known"
             )

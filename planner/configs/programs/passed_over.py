@@ -75,7 +75,7 @@ class PassedOver(Modules):
         """
         if self._is_known_loop(node):
             return
-        if isinstance(node, ast.For) and not self.touches(node) and self.unrolled(node):
+        if isinstance(node, ast.For) and self.unrolled(node):
             return
         self.returns_maybe |= any(map(_hands_back, _of_this_function(node)))
         self._leave_open(node)
@@ -124,8 +124,19 @@ class PassedOver(Modules):
                 names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
                 compiles = name == "compile" and node.args and self.has_already(self.named(node.args[0]))
                 known = name in _READS or is_harmless_call(name) or compiles
-                return known or not (names & inner or self.touches(node))
+                return known or self._own_looks_on(node) or not (names & inner or self.touches(node))
         return True
+
+    def _own_looks_on(self, node: ast.Call) -> bool:
+        """Whether it is a function of the program that leaves its arguments as they are."""
+        own = self.named(node.func)
+        if not isinstance(own, Own) or isinstance(own.node, ast.ClassDef):
+            return False
+        plain = all(isinstance(each, ast.Name | ast.Attribute | ast.Constant) for each in node.args)
+        if not plain or node.keywords:
+            return False
+        names = self.bound(own, ([self.named(each) for each in node.args], {}))
+        return own.node not in self._asked_about and not self._may_change(own, names)
 
     def _trains(self, node: ast.AST) -> bool:
         """Whether the trainer trains in it."""
@@ -233,8 +244,10 @@ class PassedOver(Modules):
         return False
 
     def _calls_what_changes(self, node: ast.Attribute) -> bool:
+        return self.changes_by(self.named(node.value), node)
+
+    def changes_by(self, owner: Any, node: ast.Attribute) -> bool:
         """Whether it is a method of the program that may change what trains."""
-        owner = self.named(node.value)
         method = self.method_of(owner.by, node.attr) if isinstance(owner, Made) and owner.by else None
         return method is not None and self._may_change(method, self.as_itself(method, owner))
 

@@ -48,6 +48,10 @@ class Source:
         ast.increment_lineno(found.tree, len(self.modules) * _MOST_LINES)
         return found.tree
 
+    def is_of_module(self, line: int) -> bool:
+        """Whether a line is one of a file that it imports."""
+        return line > _MOST_LINES
+
     def place(self, line: int) -> str:
         """The file and the line, of a notebook with the cell."""
         module, line = divmod(line, _MOST_LINES)

@@ -349,7 +349,7 @@ class Walk(PassedOver):
         leaves = (ast.Break, ast.Continue, ast.Return, ast.Yield)
         match node.iter:
             case ast.Call(func=ast.Attribute(value=owner, attr="items"), args=[]):
-                table = self.named(owner)
+                table = self.value(owner) if isinstance(owner, ast.Dict) else self.named(owner)
                 values = [[*each] for each in table.items()] if isinstance(table, dict) else []
                 known = isinstance(table, dict) and "**" not in table
             case ast.List() | ast.Tuple() | ast.Name() | ast.Attribute():
@@ -357,7 +357,8 @@ class Walk(PassedOver):
                 known = isinstance(values, list) and is_known(values)
             case _:
                 return False
-        if not known or len(values) > _MOST_TURNS or any(isinstance(each, leaves) for each in ast.walk(node)):
+        leaving = any(isinstance(each, leaves) for each in ast.walk(node))
+        if not known or len(values) > _MOST_TURNS or (values and (leaving or self.touches(node))):
             return False
         for each in list(values):
             self._assign(node.target, each)
