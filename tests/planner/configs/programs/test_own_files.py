@@ -19,6 +19,7 @@ def settings(path="configs/job.yaml"):
 cfg = settings()
 """
 CONFIG = "model:\n  name: mistralai/Mistral-7B-v0.1\nlora: {r: 64}\n"
+TRAINS, RANKED = "        self.trainer.train()", "        self.rank = rank\n"
 IN_A_CLASS = """
 class Job:
     kernel = "sdpa"
@@ -103,8 +104,10 @@ def test_a_program_whose_trainer_is_in_another_file(tmp_path: Path) -> None:
         LOADS,
         "import json\ncfg = json.load(open('configs/job.json'))\n",
         "from omegaconf import OmegaConf\ncfg = OmegaConf.load('configs/job.yaml')\n",
-        "import yaml\nfrom pathlib import Path\n"
-        "cfg = yaml.safe_load((Path(__file__).parent / 'configs' / 'job.yaml').read_text())\n",
+        (
+            "import yaml\nfrom pathlib import Path\n"
+            "cfg = yaml.safe_load((Path(__file__).parent / 'configs' / 'job.yaml').read_text())\n"
+        ),
     ],
 )
 def test_values_of_a_config_that_the_program_loads_count(line: str, tmp_path: Path) -> None:
@@ -146,34 +149,32 @@ def test_a_class_of_the_program_may_train(job_class: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "line", "said"),
     [
-        ("        self.setup()\n", "        if newest():\n            self.setup()\n", "whether this is done"),
-        ("        self.trainer.train()", "        if newest():\n            self.model.half()\n"
-         "        self.trainer.train()", "whether this is done"),
-        ("        self.trainer.train()", "        outside(self)\n        self.trainer.train()", "what this does"),
-        ("        self.trainer.train()", "        outside(self.model)\n        self.trainer.train()",
-         "what this does"),
+        ("        self.setup()", "if newest():\n            self.setup()", "whether this is done"),
+        (TRAINS, "if newest():\n            self.model.half()", "whether this is done"),
+        (TRAINS, "outside(self)", "what this does"),
+        (TRAINS, "outside(self.model)", "what this does"),
     ],
-)  # fmt: skip
+)
 def test_what_a_class_may_do_to_its_model_is_refused(
-    before: str, after: str, said: str, tmp_path: Path
+    before: str, line: str, said: str, tmp_path: Path
 ) -> None:
     """In branches that are not known, and handed to others with or without its instance."""
     assert before in IN_A_CLASS
+    after = f"        {line}\n" + (before if before == TRAINS else "")
     assert said in refusal(tmp_path, in_a_class(IN_A_CLASS.replace(before, after)))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        ("        self.rank = rank\n", "        self.rank = rank\n        if newest():\n            self.more()\n"),
-        ("        self.rank = rank\n", "        self.rank = rank\n        for name, value in rows():\n"
-         "            setattr(self, name, value)\n"),
+        (RANKED, f"{RANKED}        if newest():\n            self.more()\n"),
+        (RANKED, f"{RANKED}        for name, value in rows():\n            setattr(self, name, value)\n"),
         ("LoraConfig(r=self.rank)", "LoraConfig(r=best(self.rank))"),
         ("LoraConfig(r=self.rank)", "LoraConfig(r=RANK)"),
     ],
-)  # fmt: skip
+)
 def test_what_may_have_changed_is_asked_for(change: tuple[str, str], tmp_path: Path) -> None:
     """By a method, by ``setattr``, by a function that hands back one of two values, by a global name."""
     more = "    def more(self):\n        self.rank = 8\n\n    @property"
