@@ -188,6 +188,8 @@ class _Table:
                 # Configs of TRL turn both on, TrainingArguments do not.
                 table = {"gradient_checkpointing": False, "bf16": False, **table}
             table |= self._of_transformers(model, table)
+            if trainer.given.get("tokenizer") is not None:
+                table["trainer.tokenizer"] = True
         if tool == TRAINER:
             table |= self._lengths()
         self._remarks += said_by(self._walk)

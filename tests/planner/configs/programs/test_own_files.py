@@ -230,3 +230,13 @@ def test_how_long_a_run_takes_is_not_asked_for(tmp_path: Path) -> None:
     path = program(tmp_path, TRL.replace("packing=True", "packing=True, num_train_epochs=3 if rows() else 1"))
     assert any("num_train_epochs" in each for each in read(path).notes)
     assert job(path) == job(program(tmp_path, TRL))
+
+
+@pytest.mark.parametrize(("text", "stack"), [(TRL, "trl@0"), (TRAINER, "hf-trainer@4")])
+def test_a_tokenizer_of_the_trainer_tells_its_age(text: str, stack: str, tmp_path: Path) -> None:
+    """Today's trainers take it as ``processing_class``: the older ones do not checkpoint by themselves."""
+    given = text.replace("args=args, train", "tokenizer=tokenizer, args=args, train")
+    assert given != text
+    assert read(program(tmp_path, given)).request.get("stack") == stack
+    today = given.replace("tokenizer=", "processing_class=")
+    assert read(program(tmp_path, today)).request.get("stack") != stack
