@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.parsed import Arguments
+from planner.configs.programs.python_calls import Card
 from planner.configs.programs.said import said_by, written
 from planner.configs.programs.source import Source, read_source
 from planner.configs.programs.values import Made, Model, Unknown
@@ -102,23 +103,16 @@ class Program:
     remarks: tuple[tuple[str, str], ...]
 
 
-def read_program(
-    path: Path,
-    capability: tuple[int, ...] | None,
-    words_given: tuple[str, ...] | None = None,
-    *,
-    lone: bool = False,
-) -> Program:
-    """The settings of the one trainer that a program makes; ``capability``: of the card, where one is named;
-    ``words_given``: the arguments of its command, where there is one; ``lone``: one process, on one GPU.
+def read_program(path: Path, card: Card, words_given: tuple[str, ...] | None = None) -> Program:
+    """The settings of the one trainer that a program makes; ``words_given``: the arguments of its command,
+    where there is one.
 
     Raises:
         InputFileError: unreadable, or no trainer is made.
         NotModelledError: something in it whose effect on memory is not known.
     """
     source = read_source(path)
-    walk = Walk(source, capability, words_given)
-    walk.lone = lone
+    walk = Walk(source, card, words_given)
     if not (any(_TRAINER.search(name) for name in _names(source)) or walk.imports_own_files()):
         raise _no_trainer(source, parses=0)
     try:

@@ -12,7 +12,7 @@ from typing import Any
 from planner.configs.programs.library_classes import start_of
 from planner.configs.programs.options import ABSENT
 from planner.configs.programs.parsed import Arguments, Asked, Parser
-from planner.configs.programs.python_calls import PythonCalls
+from planner.configs.programs.python_calls import Card, PythonCalls
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
     OWN,
@@ -120,12 +120,11 @@ class Calls(PythonCalls):
 
     ``trainer``: the one that was made last; ``models``: all that were loaded; ``packages``: what is
     imported; ``parses``: the line where arguments of a command line are parsed; ``elsewhere``: another file
-    of the program's own does what is not known.  ``capability``: of the card, where one is named.
+    of the program's own does what is not known.
     """
 
-    def __init__(self, source: Source, capability: tuple[int, ...] | None) -> None:
-        super().__init__(source)
-        self.capability = capability
+    def __init__(self, source: Source, card: Card) -> None:
+        super().__init__(source, card)
         self.trainer: Made | None = None
         self.models: list[Model] = []
         self.packages: set[str] = set()
@@ -370,15 +369,18 @@ class Calls(PythonCalls):
     def _of_torch(self, library: Library) -> tuple[Any] | None:
         """What the card decides; in a tuple, for it may be nothing."""
         if library.last in ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available"):
-            if self.capability is None or self.capability >= _FIRST_WITH_BF16:
+            if self.card.capability is None or self.card.capability >= _FIRST_WITH_BF16:
                 return (True,)
             # Newer versions of torch say yes of a card that only emulates it (torch/cuda/__init__.py
             # is_bf16_supported, including_emulation); Unsloth asks for its own units (models/_utils.py).
             return (False,) if "unsloth" in self.packages else None
         if library.last == "get_device_capability" and library.name.startswith("torch"):
-            return (list(self.capability),) if self.capability else None
+            return (list(self.card.capability),) if self.card.capability else None
         if library.name == "torch.cuda.is_available":
             return (True,)
+        if library.name == "torch.cuda.get_device_properties" and self.card.memory_bytes:
+            numbers = dict(zip(("major", "minor"), self.card.capability or (), strict=False))
+            return (Made(f"card{OWN}", {"total_memory": self.card.memory_bytes, **numbers}, 0),)
         return None
 
     def _loaded(self, node: ast.Call, two: str) -> Any:
@@ -447,7 +449,7 @@ class Calls(PythonCalls):
         it is to compute in another dtype (accelerate 1.15.0 accelerator.py prepare_model).
         """
         placed, given = self.arguments(node)
-        alone = self.source.starts and owner.given.get("mixed_precision") in (None, "no")
+        alone = (self.source.starts or self.card.lone) and owner.given.get("mixed_precision") in (None, "no")
         if name in ("prepare", "prepare_model") and len(placed) == 1 and isinstance(placed[0], Model):
             if not alone or given:
                 raise self.refused(node, "what this does with what is trained is not known")

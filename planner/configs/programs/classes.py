@@ -14,6 +14,7 @@ from planner.configs.launchers.named_files import named_file
 from planner.configs.programs.calls import Calls
 from planner.configs.programs.options import ABSENT, Option, option_of_field
 from planner.configs.programs.parsed import Arguments, Asked, Given, Parser, filled, option_of_call
+from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import OWN, Library, Made, Model, Own, Unknown, unknown
 from planner.configs.yaml_or_json import read_document
@@ -35,10 +36,8 @@ class Classes(Calls):
     of the file first.
     """
 
-    def __init__(
-        self, source: Source, capability: tuple[int, ...] | None, words: tuple[str, ...] | None = None
-    ) -> None:
-        super().__init__(source, capability)
+    def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
+        super().__init__(source, card)
         self.words = words
         self.scopes: list[dict[str, Any]] = [{"__name__": "__main__", "__file__": str(source.path)}]
         self.parsed: list[Arguments] = []

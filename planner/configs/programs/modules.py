@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.classes import Classes
+from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import Library, Module, is_library
 
@@ -20,10 +21,8 @@ _MOST_ABOVE = 3
 class Modules(Classes):
     """What imports bring: names of libraries, or those of the program's own files."""
 
-    def __init__(
-        self, source: Source, capability: tuple[int, ...] | None, words: tuple[str, ...] | None = None
-    ) -> None:
-        super().__init__(source, capability, words)
+    def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
+        super().__init__(source, card, words)
         self.scopes_of_modules: dict[Path, dict[str, Any]] = {}
         # Python looks above the program's folder only where it is told to.
         self._above = any(isinstance(each, ast.Attribute) and ast.unparse(each) == "sys.path" for each in

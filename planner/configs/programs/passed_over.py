@@ -11,6 +11,7 @@ from typing import Any
 from planner.configs.programs.calls import HARMLESS_ATTRIBUTES, TrainedError, is_harmless_call
 from planner.configs.programs.loops import frozen_by, norms_raised_by
 from planner.configs.programs.modules import Modules
+from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import OWN, Library, Made, Model, Module, Own, Unknown, unknown
 from planner.words import words
@@ -41,10 +42,8 @@ class PassedOver(Modules):
     ``returns_maybe``: the present function gives back a value in one of them.
     """
 
-    def __init__(
-        self, source: Source, capability: tuple[int, ...] | None, words: tuple[str, ...] | None = None
-    ) -> None:
-        super().__init__(source, capability, words)
+    def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
+        super().__init__(source, card, words)
         self._asked_about: list[ast.AST] = []
         self.returns_maybe = False
 

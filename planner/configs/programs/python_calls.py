@@ -7,6 +7,7 @@ import copy
 import os
 import re
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,29 @@ _IS_THERE = words("os.path.exists os.path.isfile")
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 
 
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What ``--gpu`` says of the card: its CUDA compute capability and its memory, where they are known;
+    ``lone``: one process trains, on one of them.
+    """
+
+    capability: tuple[int, ...] | None = None
+    memory_bytes: int | None = None
+    lone: bool = False
+
+
 class PythonCalls(ABC):
     """What calls make of values that the text says, and of files beside the program.
 
     ``variables``: of the environment, that the program sets; ``asked_variables``: whose defaults count;
-    ``files``: configs that were read, whose values count; ``lone``: one process trains, on one GPU.
+    ``files``: configs that were read, whose values count.
     """
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, card: Card) -> None:
+        self.source, self.card = source, card
         self.variables: dict[str, Any] = {}
         self.asked_variables: dict[str, Any] = {}
         self.files: list[str] = []
-        self.lone = False
 
     @abstractmethod
     def value(self, node: ast.expr) -> Any:
@@ -137,7 +148,7 @@ class PythonCalls(ABC):
         if default is None or not is_known(default):
             return None
         if _OF_LAUNCHERS.search(name):
-            return (default,) if self.lone and _OF_PROCESSES.search(name) else None
+            return (default,) if self.card.lone and _OF_PROCESSES.search(name) else None
         self.asked_variables[name] = default
         return (default,)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from planner.configs.programs.calls import TrainedError
 from planner.configs.programs.passed_over import PassedOver
+from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
     Library,
@@ -59,10 +60,8 @@ class Walk(PassedOver):
     ``expands``: the line that has the allocator grow its segments.
     """
 
-    def __init__(
-        self, source: Source, capability: tuple[int, ...] | None, words: tuple[str, ...] | None = None
-    ) -> None:
-        super().__init__(source, capability, words)
+    def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
+        super().__init__(source, card, words)
         self._left, self._starred, self._depth = _MOST_STEPS, "", 0
         self._last: dict[str, Any] = {}
         self.expands = 0

@@ -23,6 +23,7 @@ _BRING_CODE = ("falcon", "mpt", "phi", "phi3", "deepseek_v2", "deepseek_v3")
 # 16 bits exceed.
 _UNREAD_CODE = ("afmoe",)
 # With fewer slashes it may be a Hub id.
+_WINDOWS = re.compile(r"^[A-Za-z]:[\\/]")
 _PARTS_OF_A_PATH, _MOST_ABOVE = 2, 3
 # Words of folders inside of a run: stages, steps and settings.
 _OF_A_RUN = re.compile(
@@ -87,7 +88,7 @@ def _say_model(keys: Keys, name: str, model: str, reading: Reading) -> None:
         beside = (keys.path.parent / model).exists()
     except (OSError, ValueError):
         beside = True
-    known = None if beside else _named_after(model)
+    known = None if beside else _named_after(_WINDOWS.sub("/", model).replace("\\", "/"))
     if known is None:
         reading.say("model", model, where)
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.errors import NotModelledError
+from planner.errors import InputFileError, NotModelledError
 from planner.intake.given.config_file import read_config_file
 from tests.planner.configs.programs.test_program import TRAINER, TRL, job, program, read, refusal
 
@@ -240,3 +240,21 @@ def test_a_tokenizer_of_the_trainer_tells_its_age(text: str, stack: str, tmp_pat
     assert read(program(tmp_path, given)).request.get("stack") == stack
     today = given.replace("tokenizer=", "processing_class=")
     assert read(program(tmp_path, today)).request.get("stack") != stack
+
+
+@pytest.mark.parametrize(("gpu", "batch"), [("a100-80-sxm", 4), ("rtx4090", 1)])
+def test_the_memory_of_the_card_settles_what_the_program_asks_of_it(
+    gpu: str, batch: int, tmp_path: Path
+) -> None:
+    """As ``torch.cuda.get_device_properties`` tells it; of a card that is not known it is asked for."""
+    asks = "memory = torch.cuda.get_device_properties(0).total_memory / 1e9\n"
+    sizes = TRL.replace("def load", f"{asks}SIZE = 4 if memory >= 40 else 1\ndef load", 1)
+    path = program(tmp_path, sizes.replace("train_batch_size=2", "train_batch_size=SIZE"))
+    assert read(path, gpu).request.get("batch") == batch
+    assert "per_device_train_batch_size" in str(pytest.raises(InputFileError, read, path, "").value)
+
+
+def test_a_folder_of_windows_is_known_by_its_name(tmp_path: Path) -> None:
+    """Its last part tells the model, as that of any other folder."""
+    text = TRL.replace('"mistralai/Mistral-7B-v0.1"', r'r"C:\models\Mistral-7B-v0.1"')
+    assert read(program(tmp_path, text)).request.get("model") == "mistral-7b-v0.1"
