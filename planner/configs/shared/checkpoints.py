@@ -11,7 +11,7 @@ from planner.catalog.same_shape import QUANTISED, RELEASED_IN_FP8, quantization_
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import GPTQ
-from planner.errors import show
+from planner.errors import PlannerError, show
 
 _TRUST = "trust_remote_code"
 # Of these checkpoints bring model code of their own, and Transformers has a class, too: config.json of
@@ -111,6 +111,15 @@ def _named_after(model: str) -> str | None:
         if known := known_by_folder(f"{'/'.join(inner)}/"):
             return known
     return None
+
+
+def sees_images(model: str) -> bool:
+    """Whether the model of this name, be it of the catalog or of the Hub, has a vision tower."""
+    try:
+        entry = entry_named_in(model) or model_entry(model)
+    except PlannerError:
+        return False
+    return "vision_config" in entry.config
 
 
 def came_after(keys: Keys, name: str, transformers: str) -> bool:

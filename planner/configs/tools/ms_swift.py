@@ -11,7 +11,7 @@ from functools import partial
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading, Stop
-from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.checkpoints import read_checkpoint, sees_images
 from planner.configs.shared.kernels import DTYPES, read_attention
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
@@ -335,7 +335,7 @@ def _read_images(keys: Keys, reading: Reading) -> None:
     pixels = keys.count("max_pixels")
     said = [name for name, value in _ABOUT_IMAGES.items() if keys.flag(name) is value]
     said += [] if pixels is None else ["max_pixels"]
-    if said:
+    if said and sees_images(str(reading.value("model"))):
         reading.say("images_per_sample", 1, keys.where(said[0]), IMAGES_UNSAID)
     else:
         reading.default("images_per_sample", 1, IMAGES_UNSAID)
