@@ -45,6 +45,10 @@ def read_document(path: Path) -> Document:
             f'a program: give its arguments, as --command "{program} --NAME VALUE ...", '
             f"or run it without a GPU: measure trace --gpu NAME -- {program}",
         )
+    if path.suffix == ".jsonl":
+        raise InputFileError(
+            path, f"a data set, not a job: plan ... --data {shlex.quote(show(str(path)))} counts its lengths"
+        )
     text = read_text(path, MAX_DOCUMENT_BYTES)
     # What begins with a brace are the arguments of a command that it shows.
     if path.suffix == MARKDOWN and text.strip() and not text.startswith("{"):
