@@ -94,7 +94,6 @@ _DTYPES = {
     "half": "float16",
     "float": "float32",
 }
-_FIRST_WITH_BF16 = (8, 0)
 _ARGUMENTS = {
     "from_pretrained": ("model_name",),
     "get_peft_model": ("model", "peft_config"),
@@ -118,16 +117,14 @@ class TrainedError(Exception):
 class Calls(PythonCalls):
     """What calls make of a program.
 
-    ``trainer``: the one that was made last; ``models``: all that were loaded; ``packages``: what is
-    imported; ``parses``: the line where arguments of a command line are parsed; ``elsewhere``: another file
-    of the program's own does what is not known.
+    ``trainer``: the one that was made last; ``models``: all that were loaded; ``parses``: the line where
+    arguments of a command line are parsed; ``elsewhere``: a file beside it does what is not known.
     """
 
     def __init__(self, source: Source, card: Card) -> None:
         super().__init__(source, card)
         self.trainer: Made | None = None
         self.models: list[Model] = []
-        self.packages: set[str] = set()
         self.parses, self.elsewhere = 0, False
         self.words: tuple[str, ...] | None = None
         self._makers: dict[str, Callable[[ast.Call], Any]] = {
@@ -184,6 +181,11 @@ class Calls(PythonCalls):
     @abstractmethod
     def started_with_words(self, own: Own, node: ast.Call) -> Any:
         """What a function gives back that is called with the arguments of the command line."""
+
+    @property
+    def asks_for_units(self) -> bool:
+        """Whether bfloat16 is used only where the card has units for it."""
+        return "unsloth" in self.packages
 
     def refused(self, node: ast.AST, why: str) -> NotModelledError:
         """The error about a statement; ends with how the program is asked itself."""
@@ -309,7 +311,7 @@ class Calls(PythonCalls):
                 return self.started_with_words(started, node)
         if _PARSES.search(library.name):
             self.parses = node.lineno
-        if answer := self._of_torch(library) or self._plain(node, library):
+        if answer := self.of_card(library) or self._plain(node, library):
             return answer[0]
         made = self._made(node, library) if library.trains else None
         return self._unknown_call(node, library.last) if made is None else made
@@ -365,23 +367,6 @@ class Calls(PythonCalls):
         model = self._model(node, "get_peft_model")
         model.remarks.append((node.lineno, _NOT_COUNTED["resize_token_embeddings"]))
         return [model, Unknown("tokenizer")]
-
-    def _of_torch(self, library: Library) -> tuple[Any] | None:
-        """What the card decides; in a tuple, for it may be nothing."""
-        if library.last in ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available"):
-            if self.card.capability is None or self.card.capability >= _FIRST_WITH_BF16:
-                return (True,)
-            # Newer versions of torch say yes of a card that only emulates it (torch/cuda/__init__.py
-            # is_bf16_supported, including_emulation); Unsloth asks for its own units (models/_utils.py).
-            return (False,) if "unsloth" in self.packages else None
-        if library.last == "get_device_capability" and library.name.startswith("torch"):
-            return (list(self.card.capability),) if self.card.capability else None
-        if library.name == "torch.cuda.is_available":
-            return (True,)
-        if library.name == "torch.cuda.get_device_properties" and self.card.memory_bytes:
-            numbers = dict(zip(("major", "minor"), self.card.capability or (), strict=False))
-            return (Made(f"card{OWN}", {"total_memory": self.card.memory_bytes, **numbers}, 0),)
-        return None
 
     def _loaded(self, node: ast.Call, two: str) -> Any:
         given = self.arguments(node, _ARGUMENTS["from_pretrained"])[1]

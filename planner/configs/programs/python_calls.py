@@ -15,13 +15,14 @@ from planner.configs.programs.library_classes import adapters_of, quantisation_o
 from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.plain_calls import plain
 from planner.configs.programs.source import Source
-from planner.configs.programs.values import Library, Made, Model, Opened, Unknown, is_known
+from planner.configs.programs.values import OWN, Library, Made, Model, Opened, Unknown, is_known
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, NotModelledError
 from planner.words import words
 
 # Variables of the environment that launchers set.
 _OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
+_FIRST_WITH_BF16 = (8, 0)
 _OF_PROCESSES = re.compile(r"RANK|WORLD_SIZE")
 _OF_MODEL_CONFIG = {"get_peft_config": adapters_of, "get_quantization_config": quantisation_of}
 _LOADS = words(
@@ -50,7 +51,7 @@ class PythonCalls(ABC):
     """What calls make of values that the text says, and of files beside the program.
 
     ``variables``: of the environment, that the program sets; ``asked_variables``: whose defaults count;
-    ``files``: configs that were read, whose values count.
+    ``files``: configs that were read, whose values count; ``packages``: what is imported.
     """
 
     def __init__(self, source: Source, card: Card) -> None:
@@ -58,6 +59,12 @@ class PythonCalls(ABC):
         self.variables: dict[str, Any] = {}
         self.asked_variables: dict[str, Any] = {}
         self.files: list[str] = []
+        self.packages: set[str] = set()
+
+    @property
+    @abstractmethod
+    def asks_for_units(self) -> bool:
+        """Whether bfloat16 is used only where the card has units for it."""
 
     @abstractmethod
     def value(self, node: ast.expr) -> Any:
@@ -109,6 +116,23 @@ class PythonCalls(ABC):
         if name in _IS_THERE and isinstance(first, str):
             return (True,) if self._config_at(first) else None
         return plain(name, placed, given)
+
+    def of_card(self, library: Library) -> tuple[Any] | None:
+        """What the card decides; in a tuple, for it may be nothing."""
+        if library.last in ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available"):
+            if self.card.capability is None or self.card.capability >= _FIRST_WITH_BF16:
+                return (True,)
+            # Newer versions of torch say yes of a card that only emulates it (torch/cuda/__init__.py
+            # is_bf16_supported, including_emulation); Unsloth asks for its own units (models/_utils.py).
+            return (False,) if self.asks_for_units else None
+        if library.last == "get_device_capability" and library.name.startswith("torch"):
+            return (list(self.card.capability),) if self.card.capability else None
+        if library.name == "torch.cuda.is_available":
+            return (True,)
+        if library.name == "torch.cuda.get_device_properties" and self.card.memory_bytes:
+            numbers = dict(zip(("major", "minor"), self.card.capability or (), strict=False))
+            return (Made(f"card{OWN}", {"total_memory": self.card.memory_bytes, **numbers}, 0),)
+        return None
 
     def of_path(self, path: str, method: str) -> tuple[Any] | None:
         """What a method of a path gives; ``None`` where the text does not say."""

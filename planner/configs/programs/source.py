@@ -11,7 +11,7 @@ from pathlib import Path
 from planner.errors import InputFileError
 from planner.files.reading import read_text
 from planner.files.structured import json_value
-from planner.units import KIB, MIB
+from planner.units import KIB, MEGA, MIB
 
 SUFFIXES = (".py", ".ipynb")
 # Programs that train have a few hundred lines; outputs of a notebook may have pictures.
@@ -20,7 +20,7 @@ _MAX_BYTES = {".py": 256 * KIB, ".ipynb": 8 * MIB}
 _NO_PYTHON = ("%", "!", "?")
 # The first line of a cell that is handed to another program whole; these run it as Python.
 _OF_OTHERS = re.compile(r"\s*%%(?!capture|time|prun|memit)")
-_MOST_MODULES, _MOST_LINES = 40, 10**7
+_MOST_MODULES, _MOST_LINES = 40, 10 * MEGA
 _TRAINS = re.compile(r"Trainer\b|from_pretrained|get_peft|Arguments\(|Config\(")
 
 

@@ -152,8 +152,10 @@ class Walk(PassedOver):
 
     def imports(self, node: ast.Import | ast.ImportFrom) -> None:
         """Bind what is imported."""
-        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        if any(alias.name == "*" for alias in node.names) and self.module_file(module, node.level) is None:
+        module, level = "", 0
+        if isinstance(node, ast.ImportFrom):
+            module, level = node.module or "", node.level
+        if any(alias.name == "*" for alias in node.names) and self.module_file(module, level) is None:
             self._starred = module
         for name, value in self.brought(node):
             self.bind(name, value)
