@@ -184,7 +184,7 @@ class Calls(PythonCalls):
 
     @property
     def asks_for_units(self) -> bool:
-        """Whether bfloat16 is used only where the card has units for it."""
+        """As Unsloth asks."""
         return "unsloth" in self.packages
 
     def refused(self, node: ast.AST, why: str) -> NotModelledError:
@@ -481,8 +481,7 @@ class Calls(PythonCalls):
         """Whether it is the model or the trainer, or an instance of the program's own that has one."""
         inner = found.given.values() if isinstance(found, Made) and found.by is not None else ()
         trainer = self.trainer
-        parts = (found, *inner)
-        return any(isinstance(each, Model) or (trainer is not None and each is trainer) for each in parts)
+        return any(isinstance(each, Model) or (trainer and each is trainer) for each in (found, *inner))
 
 
 def _is_base(node: ast.expr) -> bool:

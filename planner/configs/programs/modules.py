@@ -101,4 +101,5 @@ class Modules(Classes):
             places = [program.parent, Path.cwd(), *above]
         ends = [Path(*parts, "__init__.py")] + ([Path(*parts).with_suffix(".py")] if parts else [])
         found = (place / end for place in places for end in ends)
-        return next((each for each in found if os.path.isfile(each) and each != program), None)  # noqa: PTH113
+        there = (each for each in found if os.path.isfile(each))  # noqa: PTH113 - long names
+        return next((each for each in there if each != program), None)
