@@ -131,6 +131,12 @@ class LayerView:
         return self.dtypes.compute if self.dtypes.autocast else dtype
 
     @property
+    def in_ring(self) -> bool:
+        """Whether torch's ring divides each sequence, which the Trainer has beside FSDP2."""
+        divides = self.recipe.parallel.context > 1 and self.stack.model_parallel == "features"
+        return divides and not self.recipe.uses_deepspeed
+
+    @property
     def wraps_parts(self) -> bool:
         """Whether checkpointing wraps the norms,
         the attention and the MLP one by one instead of the layer.

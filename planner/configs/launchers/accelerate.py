@@ -180,6 +180,8 @@ def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
                 raise part.not_modelled(name, f"needs distributed_type {_DIVIDER[end]}, and it is {kind}")
             reading.say(_DEGREES[end], degree, part.where(name))
             _read_kernel(part, name.removesuffix("sp_size") + "sp_attn_implementation", reading)
+        elif name.endswith("cp_comm_strategy") and part.text(name) not in (None, "allgather"):
+            raise part.not_modelled(name, "keys that go from GPU to GPU are not modelled; allgather is")
         elif name.endswith("replicate_size") and (part.count(name) or 1) > 1:
             _read_replicas(part, name, reading)
         elif name.endswith("shard_size") and (shards := part.count(name) or 1) > 1:
