@@ -8,11 +8,11 @@ from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import ASSUMED, CATALOG, DATA, stack_default
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
+from planner.domain.recipes.fp8 import GATHERED_FP8, Fp8
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import (
     BITSANDBYTES,
-    GATHERED_FP8,
     GENERATING_TASKS,
     LANGUAGE_TASKS,
     METHOD_ALIASES,
@@ -23,7 +23,6 @@ from planner.domain.recipes.recipe import (
     Batch,
     CheckpointPolicy,
     Dtype,
-    Fp8,
     Loss,
     Method,
     Number,

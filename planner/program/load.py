@@ -15,6 +15,8 @@ from math import inf
 
 from planner.anatomy.adapted_matrices import is_adapted
 from planner.anatomy.packing import constants_bytes, packed_bytes
+from planner.domain.recipes.fp8 import te_scaling
+from planner.domain.recipes.fp8_scaling import workspace_bytes
 from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT, Recipe
 from planner.domain.stack import Stack
 from planner.domain.term import TermName
@@ -368,6 +370,9 @@ def _take_workspaces(stream: RequestStream, job: Job) -> None:
     if mask_bytes := job.model.mask_bytes:
         stream.allocate(Unit.ONE, mask_bytes, "other_temporaries", ("load", "attn", "bias"))
     _take_scales(stream, job)
+    if te_scaling(job.recipe.numerics.fp8):
+        size = workspace_bytes(job.hardware.gpu)
+        stream.allocate(Unit.ONE, size, "other_temporaries", ("products", "transformer_engine", "workspace"))
     stream.workspace = stream.allocate(
         Unit.WORKSPACE, 1, "other_temporaries", ("products", "cublas", "workspace")
     )
