@@ -80,7 +80,24 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
         stream.empty_cache()
     # When the Trainer makes the engine.
     replace(stream, weights, engine_dtypes(job, weights))
+    if te_scaling(job.recipe.numerics.fp8) and job.stack.model_code != "megatron-core":
+        _convert(stream, weights)
     return weights
+
+
+def _convert(stream: RequestStream, weights: Iterable[Weight]) -> None:
+    """Accelerate makes a matrix of Transformer Engine of each, and the optimizer lets go of the old ones when
+    all are made.
+
+    Source: accelerate 1.15 accelerator.py _prepare_te, utils/transformer_engine.py convert_model.
+    """
+    before = []
+    for each in weights:
+        if each.kind in ("matrix", "bias"):
+            before.append(each.slot)
+            place = "load", each.name, "empty"
+            each.slot = stream.allocate(each.unit, each.unit_bytes, "weights", place)
+    stream.free(*before)
 
 
 def _in_module_order(weights: Sequence[Weight]) -> list[Weight]:
