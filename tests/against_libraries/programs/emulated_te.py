@@ -27,7 +27,7 @@ _WORKSPACES: list[torch.Tensor] = []
 
 @dataclass
 class Quantized:
-    """``Float8TensorStorage``, ``Float8BlockwiseQTensorStorage`` or ``MXFP8TensorStorage``: data and scales."""
+    """``Float8TensorStorage``, ``Float8BlockwiseQTensorStorage``, ``MXFP8TensorStorage``: data and scales."""
 
     rows: torch.Tensor | None = None
     row_scales: torch.Tensor | None = None
@@ -48,7 +48,13 @@ def any_layout(device: torch.device) -> bool:
 
 
 def empty(
-    recipe: str, shape: tuple[int, int], device: torch.device, *, rows: bool, columns: bool, square: bool = False
+    recipe: str,
+    shape: tuple[int, int],
+    device: torch.device,
+    *,
+    rows: bool,
+    columns: bool,
+    square: bool = False,
 ) -> Quantized:
     """pytorch/csrc/quantizer.cpp create_tensor: :355 delayed, :670 current, :1061 blocks, :1502 MXFP8."""
     m, k = shape
@@ -120,6 +126,7 @@ class _Linear(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, keeps: bool
     ) -> torch.Tensor:
+        """In 8 bits inside of a region for it, else in 16."""
         ctx.recipe, ctx.dtype, ctx.shape = STATE["recipe"], _activation_dtype(x), x.shape
         ctx.has_bias = bias is not None
         kept: list[torch.Tensor | None]
@@ -144,6 +151,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        """Gradients of weight, input and bias."""
         kept = ctx.saved_tensors
         weight = kept[-2]
         gradient = gradient.reshape(-1, gradient.shape[-1]).contiguous()  # base.py:1701
@@ -179,7 +187,7 @@ class Linear(torch.nn.Module):
 
 @dataclass
 class Divided:
-    """A matrix of Megatron: its input comes from ``gathers`` GPUs, or its result is summed over ``scatters``."""
+    """A matrix of Megatron: its input is that of ``gathers`` GPUs, or its result summed over ``scatters``."""
 
     recipe: str
     gathers: int = 1
@@ -189,14 +197,17 @@ class Divided:
 
 
 class DividedLinear(torch.autograd.Function):
-    """module/layernorm_linear.py _LayerNormLinear where ``norm``, else module/linear.py, with a group of GPUs.
+    """module/layernorm_linear.py _LayerNormLinear where ``norm``, else module/linear.py, in a group of GPUs.
 
     The weight in 8 bits is another tensor, which the module has (``weight_workspace``), and its gradient is
     added to Megatron's buffer.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, how: Divided) -> torch.Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, how: Divided
+    ) -> torch.Tensor:
+        """The cast input, the product of all tokens, and what backward reads."""
         ctx.how, ctx.shape, ctx.width = how, x.shape, weight.shape[0]
         by_tensor = how.recipe in ("delayed", "tensorwise")
         ctx.along_rows = by_tensor and how.gathers > 1
@@ -226,6 +237,7 @@ class DividedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        """The gradient of the input; that of the weight is no tensor."""
         how, kept = ctx.how, ctx.saved_tensors
         narrow = _gathered_gradient(how, gradient)
         total, pieces, tokens = None, None, ctx.shape[0] * how.gathers
@@ -233,13 +245,15 @@ class DividedLinear(torch.autograd.Function):
         if how.whole:  # linear.py:968: along columns, by whole tensors along both
             total = quantize(how.recipe, kept[0], rows=how.recipe == "tensorwise")
         elif how.gathers > 1:
-            total = empty(
-                how.recipe, shape, gradient.device, rows=ctx.along_rows, columns=not ctx.along_rows
-            )
+            total = empty(how.recipe, shape, gradient.device, rows=ctx.along_rows, columns=not ctx.along_rows)
             if how.recipe == "blockwise":  # distributed.py:1176 interleaved_columnwise_data
                 pieces = torch.empty_like(total.columns)
         of_all = gemm(shape, gradient.dtype, gradient.device)
-        of_x = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device) if how.gathers > 1 else of_all
+        of_x = (
+            torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device)
+            if how.gathers > 1
+            else of_all
+        )
         del pieces
         if ctx.along_rows:  # storage/float8_tensor_storage.py:258 _create_transpose
             total.columns = torch.empty(shape[::-1], dtype=torch.uint8, device=gradient.device)
@@ -298,7 +312,12 @@ def install() -> None:
     fp8 = _named(f"{NAME}.pytorch.fp8", check_mxfp8_support=lambda: (True, ""))
     other = type("Other", (torch.nn.Module,), {})
     pytorch = _named(
-        f"{NAME}.pytorch", Linear=Linear, LayerNorm=other, TransformerLayer=other, fp8_autocast=_autocast, fp8=fp8
+        f"{NAME}.pytorch",
+        Linear=Linear,
+        LayerNorm=other,
+        TransformerLayer=other,
+        fp8_autocast=_autocast,
+        fp8=fp8,
     )
     common = _named(f"{NAME}.common", recipe=recipes)
     _named(NAME, pytorch=pytorch, common=common)

@@ -1,5 +1,5 @@
 """A full fine-tune with the Trainer, which Accelerate converts to Transformer Engine as it does to the real
-one: ``te_trainer.py MODEL SEQ [again] [mxfp8]``.
+one: ``te_trainer.py MODEL SEQ [again] [reentrant] [mxfp8] [float32] [bf16]``.
 """
 
 import os
@@ -30,7 +30,9 @@ class Rows(torch.utils.data.Dataset):
 
 
 if __name__ == "__main__":
-    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        sys.argv[1], dtype=torch.float32 if "float32" in sys.argv else torch.bfloat16
+    )
     again = "again" in sys.argv
     options = TrainingArguments(
         output_dir="out",
@@ -39,6 +41,7 @@ if __name__ == "__main__":
         gradient_checkpointing=again,
         gradient_checkpointing_kwargs={"use_reentrant": "reentrant" in sys.argv} if again else None,
         optim="adamw_torch_fused",
+        bf16="bf16" in sys.argv,
         save_strategy="no",
         logging_strategy="no",
         report_to=[],

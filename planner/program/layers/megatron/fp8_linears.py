@@ -45,8 +45,8 @@ def fp8_product(
         kept = [x]
     elif gain is not None:
         kept.append(x)
-    del mine
     made = scattered(torch, out, matrix.scatters)
+    del mine
     x_needs = x.node is not None
 
     def backward(saved: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
