@@ -6,7 +6,7 @@ Source: TransformerEngine d0067d0d (2.20.0.dev0) pytorch/module/linear.py _linea
 _linear_backward:855-1330, module/base.py quantize_weight:792, grad_output_preprocess:1688,
 csrc/quantizer.cpp; accelerate 1.15 utils/transformer_engine.py convert_model, apply_fp8_autowrap.
 Ignored: scales of whole tensors and their histories, 20 KiB for each matrix; that scales are tensors of their
-own; what kernels need to sum a bias's gradient.
+own; what kernels need to sum a bias's gradient.  Evaluation runs in 16 bits, which is ignored, too.
 """
 
 from __future__ import annotations
