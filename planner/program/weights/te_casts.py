@@ -81,18 +81,14 @@ def product_te(
     seen = shape_of(x)
     seen.dtype = dtype if again else "fp8"
     costs, count = costs_of(spec, seen), spec.out_features * rows_of(spec, x)
+    passing: list[Tensor] = []
     if again:
         kept = [_as(torch, x, dtype), _as(torch, weights[0], dtype)]
     else:
-        sides: Sides = "both" if torch.grad_enabled else "rows"
-        narrow = cast(torch, how, x, sides)
-        with torch.counted_as("weight_casts"):
-            matrix = cast(torch, how, weights[0], sides, weight=True)
-        kept = [each for each in (narrow.columns, *matrix.parts()) if each is not None]
+        kept, passing = _operands(torch, how, x, weights[0])
     _bias = [_as(torch, each, dtype) for each in weights[1:]]
     out = torch.new(x.unit, count, dtype, "gemm", cost=costs.forward)
-    if not again:
-        del narrow, matrix
+    passing.clear()
     x_needs = x.node is not None
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -103,6 +99,16 @@ def product_te(
         return [of_x, of_weight, *of_bias]
 
     return record(torch, out, [x, *weights], kept, backward)
+
+
+def _operands(torch: Operators, how: Scaling, x: Tensor, weight: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Input and weight in 8 bits: what backward reads, and what is read by the forward product alone."""
+    sides: Sides = "both" if torch.grad_enabled else "rows"
+    narrow = cast(torch, how, x, sides)
+    with torch.counted_as("weight_casts"):
+        matrix = cast(torch, how, weight, sides, weight=True)
+    kept = [*([] if narrow.columns is None else [narrow.columns]), *matrix.parts()]
+    return kept, narrow.parts()
 
 
 def _as(torch: Operators, x: Tensor, dtype: Dtype) -> Tensor:

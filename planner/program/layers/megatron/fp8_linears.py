@@ -36,9 +36,9 @@ def fp8_product(
     entry, weight, bias = shape_of(x), matrix.weight, matrix.bias
     total = Tensor(None, x.unit, x.count * matrix.gathers, "fp8")
     costs = Costs(total, weight, (matrix.out[0], matrix.out[1] * matrix.gathers), matrix.copies)
-    keeps = torch.grad_enabled
     along_rows = how.by_tensor and matrix.gathers > 1
-    mine = _cast_input(torch, how, x, gain, "both" if keeps and not along_rows and not whole else "rows")
+    turns = torch.grad_enabled and not along_rows and not whole
+    mine = _cast_input(torch, how, x, gain, "both" if turns else "rows")
     out = [_product(torch, matrix, mine, costs, x.dtype)]
     kept = [each for each in (mine.rows if along_rows else mine.columns,) if each is not None]
     if whole:
@@ -52,9 +52,8 @@ def fp8_product(
     def backward(saved: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         narrow = _cast_gradient(torch, how, gradient, matrix.scatters)
         again = _input_again(torch, how, saved[0], entry, matrix.gathers, whole=whole)
-        made = []
-        if x_needs:
-            made = [torch.new(total.unit, total.count, gradient.dtype, "gemm", cost=costs.of_x)]
+        size = (total.unit, total.count, gradient.dtype)
+        made = [torch.new(*size, "gemm", cost=costs.of_x)] if x_needs else []
         # A variable of the function refers to the sum over all GPUs until it returns.
         _summed = [each for each in made if matrix.gathers > 1]
         of_x = scattered(torch, made, matrix.gathers) if made else None
