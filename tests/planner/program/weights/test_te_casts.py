@@ -81,14 +81,14 @@ def test_what_a_checkpoint_computes_again_is_in_16_bits() -> None:
 
 @pytest.mark.parametrize("row", list(csv.DictReader(ROWS.open(encoding="utf-8"))), ids=lambda row: row["job"])
 def test_peaks_are_those_of_the_emulated_modules(row: dict[str, str]) -> None:
-    """Allocated within 2 %, as reserved; the models have a head of their own, in 8 bits, too."""
+    """Allocated within 0.5 %, reserved within 2 %; heads are no token tables, and in 8 bits, too."""
     words = dict(word.split("=") for word in row["job"].split())
     common = {"method": "full", "stack": "hf-trainer", "batch": "1", "load_dtype": "bf16"}
     plain = {"optimizer": "adamw_torch_fused", "gradient_checkpointing": "false"}
     phases = replayed(job_of(resolve(from_flags({**common, **plain, **words})), Coefficients())).phases
-    for name in ("allocated", "reserved"):
+    for name, near in (("allocated", 0.005), ("reserved", 0.02)):
         found = max(int(getattr(each, f"{name}_bytes")) for each in phases)
-        assert found == pytest.approx(int(row[f"{name}_bytes"]), rel=0.02), name
+        assert found == pytest.approx(int(row[f"{name}_bytes"]), rel=near), name
 
 
 def seconds(**flags: Any) -> float:
