@@ -343,6 +343,8 @@ class Stack(EngineFacts):
     adam_states: AdamStates
     """What its Adam keeps of a weight: a master and moments in fp32, or (``precise``, its precision-aware
     optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or in bf16."""
+    whole_masters: bool
+    """Masters of weights that it keeps in 8 bits are whole on each GPU: the checkpoint was in FP8."""
     muon: Muon
     """Its Muon steps ``matrices``, or ``all`` but vectors, or ``gathers`` what FSDP2 divides."""
 

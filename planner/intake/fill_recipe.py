@@ -8,11 +8,11 @@ from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import ASSUMED, CATALOG
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
+from planner.domain.recipes.fp8 import GATHERED_FP8, Fp8
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import (
     BITSANDBYTES,
-    GATHERED_FP8,
     LANGUAGE_TASKS,
     METHOD_ALIASES,
     TARGET_PARAMETER,
@@ -20,7 +20,6 @@ from planner.domain.recipes.recipe import (
     Adapter,
     CheckpointPolicy,
     Dtype,
-    Fp8,
     Loss,
     Method,
     Numerics,

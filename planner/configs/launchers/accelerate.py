@@ -132,6 +132,8 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
     value = keys.get("mixed_precision")
     name = "no" if value in (None, False) else str(value).lower()
     before = reading.said.get("precision")
+    if name == "fp8" and _read_te(keys, reading, default=before is None):
+        return
     if name == "no" or (before is not None and before.value == f"{name}-mixed"):
         return
     if before is not None:
@@ -148,6 +150,39 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
     reading.say("precision", f"{name}-mixed", keys.where("mixed_precision"))
 
 
+def _backend(keys: Keys) -> tuple[Keys, str, str]:
+    """What is named to compute in fp8, by a table of the file or by an option, and where."""
+    part = keys.section("fp8_config")
+    return (
+        (part, "backend", part.text("backend") or "AO")
+        if part.has("backend")
+        else (keys, "fp8_backend", keys.text("fp8_backend") or "AO")
+    )
+
+
+def _read_te(keys: Keys, reading: Reading, *, default: bool) -> bool:
+    """Transformer Engine, which computes in fp8 beside a trainer's own bf16, too: Accelerate asks the
+    variable that the launcher sets.  Then the recipe is the default one.  ``default``: whether no trainer
+    says a precision of its own.
+
+    Source: accelerate 1.15 accelerator.py fp8_backend (``ACCELERATE_FP8_BACKEND``), prepare,
+    utils/dataclasses.py FP8BackendType (capitals), TERecipeKwargs, utils/launch.py setup_fp8_env.
+    """
+    part, place, backend = _backend(keys)
+    if backend.upper() != "TE":
+        return False
+    if backend != "TE":
+        raise part.stops(place, f"Accelerate stops at {show(backend)}, as it knows TE in capitals")
+    if "true" in str(part.get("override_linear_precision")).lower():
+        why = "products in 16 bits beside those in 8 (override_linear_precision) are not modelled"
+        raise part.not_modelled("override_linear_precision", why)
+    blocks = default and part.flag("use_mxfp8_block_scaling")
+    reading.say("fp8", "te-mxfp8" if blocks else "te-delayed", part.where(place))
+    if default:
+        reading.say("precision", "bf16-mixed", keys.where("mixed_precision"))
+    return True
+
+
 def _read_fp8(keys: Keys, reading: Reading) -> None:
     """``fp8`` is bf16 with products of torchao, which Accelerate takes before others where none is named.
 
@@ -155,11 +190,10 @@ def _read_fp8(keys: Keys, reading: Reading) -> None:
     set_mixed_precision, utils/modeling.py get_mixed_precision_context_manager.
     """
     part = keys.section("fp8_config")
-    backend = (part.text("backend") or "AO").upper()
-    if backend not in ("AO", "TORCHAO"):
-        raise part.not_modelled(
-            "backend", f"training in fp8 by {show(backend)} is not modelled; AO (torchao) is"
-        )
+    of, place, backend = _backend(keys)
+    if backend.upper() not in ("AO", "TORCHAO"):
+        why = f"training in fp8 by {show(backend)} is not modelled; AO (torchao) and TE are"
+        raise of.not_modelled(place, why)
     gathers = part.flag("enable_fsdp_float8_all_gather") is not False
     reading.say("precision", "bf16-mixed", keys.where("mixed_precision"))
     reading.say("fp8", "tensorwise-gathered" if gathers else "tensorwise", keys.where("mixed_precision"))

@@ -73,13 +73,33 @@ def test_a_trainers_precision_wins(mixed: object, before: str | None, found: str
 
 
 def test_products_in_8_bits_are_torchaos() -> None:
-    """They are gathered so unless the file says no; other libraries are not read."""
+    """They are gathered so unless the file says no; MS-AMP is not read."""
     eight: dict[str, Any] = {"distributed_type": "NO", "mixed_precision": "fp8"}
     assert read(eight).value("fp8") == "tensorwise-gathered"
     whole = {"fp8_config": {"backend": "torchao", "enable_fsdp_float8_all_gather": False}}
     assert read(eight | whole).value("fp8") == "tensorwise"
-    with pytest.raises(NotModelledError, match="fp8 by TE is not modelled"):
-        read(eight | {"fp8_config": {"backend": "TE"}})
+    with pytest.raises(NotModelledError, match="fp8 by MSAMP is not modelled"):
+        read(eight | {"fp8_config": {"backend": "MSAMP"}})
+
+
+def test_products_of_transformer_engine_run_beside_bf16() -> None:
+    """Accelerate asks the launcher's variable, whatever a trainer says; then its recipe is the default one.
+
+    Seen in the dry run: with bf16 the Trainer's model is converted, too (``programs/te_trainer.py``).
+    """
+    eight: dict[str, Any] = {"distributed_type": "NO", "mixed_precision": "fp8"}
+    engine = {"backend": "TE", "fp8_format": "HYBRID", "amax_history_length": 1024, "margin": 0}
+    blocks = {**engine, "use_mxfp8_block_scaling": True}
+    alone = read(eight | {"fp8_config": engine})
+    assert (alone.value("fp8"), alone.value("precision")) == ("te-delayed", "bf16-mixed")
+    assert read(eight | {"fp8_config": blocks}).value("fp8") == "te-mxfp8"
+    beside = read(eight | {"fp8_config": blocks}, precision="bf16-mixed")
+    assert (beside.value("fp8"), beside.value("precision")) == ("te-delayed", "bf16-mixed")
+    wide = {**engine, "override_linear_precision": [False, False, True]}
+    with pytest.raises(NotModelledError, match="override_linear_precision"):
+        read(eight | {"fp8_config": wide})
+    with pytest.raises(UsageError, match="TE in capitals"):
+        read(eight | {"fp8_backend": "te"})
 
 
 def test_zero_without_a_stage_is_stage_2() -> None:

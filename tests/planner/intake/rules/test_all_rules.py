@@ -65,6 +65,7 @@ CUT_OFF: Flags = {
     "stack": "axolotl", "switches": ("adapter_kernels=eager",),
     "gradient_checkpointing": True,
 }  # fmt: skip
+TE: Flags = {"method": "full", "gpu": "h100-sxm", "fp8": "te-delayed", "gradient_checkpointing": False}
 # Rule id -> (flags over BASE that it answers, flags as near as possible that it leaves alone).  WIDE:
 # a model with heads of 512.
 EXAMPLES: dict[str, tuple[Flags, Flags]] = {
@@ -335,6 +336,18 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "fp8-not-on-card": (
         {"method": "full", "gpu": "a100-80-sxm", "fp8": "rowwise"},
         {"method": "full", "gpu": "h100-sxm", "fp8": "rowwise"},
+    ),
+    "fp8-scaling-not-on-card": (
+        {**TE, "fp8": "te-mxfp8"},
+        {**TE, "gpu": "b200", "fp8": "te-mxfp8"},
+    ),
+    "te-recomputes-otherwise": (
+        {**TE, "gradient_checkpointing": True, "checkpoint_reentrant": False},
+        {**TE, "gradient_checkpointing": True, "checkpoint_reentrant": True},
+    ),
+    "te-tokens-unaligned": (
+        {**TE, "seq": 1001, "padding": "packed"},
+        {**TE, "seq": 1000, "padding": "packed"},
     ),
     "fp8-unread": (
         {"gpu": "h100-sxm", "fp8": "rowwise"},
