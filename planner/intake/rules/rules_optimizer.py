@@ -106,10 +106,18 @@ OPTIMIZER_RULES = (
     ),
     warn(
         "optimizer-rank-unused",
-        "optimizer_rank is for apollo_adamw; this optimizer has none",
+        "optimizer_rank is for APOLLO and GaLore; this optimizer has none",
         lambda case: (
-            case.recipe.optimizer_rank is not None and not case.recipe.optimizer.startswith("apollo")
+            case.recipe.optimizer_rank is not None and not OPTIMIZER_FACTS[case.recipe.optimizer].projects
         ),
+    ),
+    warn(
+        # torch 2.13 aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp: gesvdj_buffersize.
+        "galore-decomposes",
+        "GaLore's singular value decompositions (every matrix once in update_proj_gap steps) take time that is "
+        "not counted, and a workspace that cuSOLVER alone knows: two fp32 copies of a matrix are counted, and "
+        "intervals reach from none to four",
+        lambda case: OPTIMIZER_FACTS[case.recipe.optimizer].decomposes,
     ),
     not_modelled(
         "gpu-optimizer-offloaded",
