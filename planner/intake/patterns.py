@@ -58,25 +58,30 @@ def matched_targets(model: ModelSpec, pattern: str) -> tuple[str, ...]:
         UsageError: no regular expression, or one that matches no matrix.
         NotModelledError: modules of some layers only, experts, or a model whose paths are not known.
     """
-    compiled = _compiled(pattern)
+    expression = compiled(pattern)
     if model.architecture not in NAMED_LIKE_LLAMA and model.architecture not in _OTHERWISE:
         kind = f"the paths of modules of {model.architecture} models"
         raise NotModelledError(
             f"lora_targets: {kind}, which '{show(pattern)}' is matched with, are not known: name the modules"
         )
     for layers in _LAYERS:
-        if found := _found(model, compiled, layers):
+        if found := _found(model, expression, layers):
             return found
     raise UsageError(f"lora_targets: '{show(pattern)}' matches no matrix of {model.id}")
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def compiled(pattern: str, field: str = "lora_targets") -> re.Pattern[str]:
+    """An expression that ``field`` holds.
+
+    Raises:
+        UsageError: no regular expression, or one that may take for ever.
+    """
     if _NESTED.search(pattern):
-        raise UsageError(f"lora_targets: '{show(pattern)}' repeats a repetition: write it without")
+        raise UsageError(f"{field}: '{show(pattern)}' repeats a repetition: write it without")
     try:
         return re.compile(pattern)
     except (re.error, RecursionError, OverflowError):
-        raise UsageError(f"lora_targets: '{show(pattern)}' is no regular expression") from None
+        raise UsageError(f"{field}: '{show(pattern)}' is no regular expression") from None
 
 
 def _found(model: ModelSpec, pattern: re.Pattern[str], layers: str) -> tuple[str, ...]:

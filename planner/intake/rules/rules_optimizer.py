@@ -114,9 +114,9 @@ OPTIMIZER_RULES = (
     warn(
         # torch 2.13 aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp: gesvdj_buffersize.
         "galore-decomposes",
-        "GaLore's singular value decompositions (every matrix once in update_proj_gap steps) take time that is "
-        "not counted, and a workspace that cuSOLVER alone knows: two fp32 copies of a matrix are counted, and "
-        "intervals reach from none to four",
+        "The time of GaLore's decompositions, of each matrix once in update_proj_gap steps, is not counted; "
+        "their workspace, which cuSOLVER does not publish, is taken for two fp32 copies of a matrix, and by "
+        "intervals for none to four",
         lambda case: OPTIMIZER_FACTS[case.recipe.optimizer].decomposes,
     ),
     not_modelled(

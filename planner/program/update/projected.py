@@ -1,14 +1,14 @@
-"""APOLLO and GaLore: moments of a gradient that a product with a matrix makes narrower, one parameter after
-the other.
+"""APOLLO and GaLore: moments of a gradient that a product makes narrower, one parameter after the other.
 
-Matrices of the layers are projected; token table, norms and biases get the same optimizer without that, and so
-does the head, which only ``all-linear`` of Transformers projects (switch ``projects_head``).
-APOLLO's matrix is random; GaLore's are singular vectors of the gradient, and its update is made wide again.
+Matrices of the layers are projected.  Token table, norms and biases are stepped without that, and so is the
+head, which only ``all-linear`` of Transformers projects (switch ``projects_head``).
+APOLLO multiplies with random numbers, GaLore with singular vectors of the gradient, and makes the update wide
+again.
 Locals of the step keep what they refer to until they are bound again, in the step of the next parameter.
 Source: apollo-torch 1.0.3 apollo.py AdamW.step, random_projector.py GradientProjector; galore-torch 1.0
 adamw.py, adamw8bit.py, galore_projector.py; llamafactory 0.9.5 train/trainer_utils.py
-_create_apollo_optimizer and _create_galore_optimizer, whose groups are vectors, then table and head, then what
-is projected; transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer.
+_create_apollo_optimizer and _create_galore_optimizer, whose groups are vectors, then table and head, then
+what is projected; transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer.
 Ignored: one number for each row; a new random matrix every 200 steps, which takes no more than the first.  In
 8 bits also that a weight moves, and that the gradient of a matrix goes as soon as it is narrow.
 """
@@ -28,9 +28,9 @@ from planner.program.update.step_kernels import Make, States, like
 _WORKSPACES = (0.0, 2.0, 4.0)
 """Of cuSOLVER's decomposition, in tensors of the matrix in fp32: the least, what is counted, the most.
 
-``cusolverDnSgesvdj_bufferSize`` is not in torch's code, and nobody printed it for such a matrix.  For 3 rows of
-2^20 numbers in complex128 it is 4.10 GiB with CUDA 12.8 (pytorch#155811): 262 numbers for each column, as two
-matrices and 256 columns are.
+``cusolverDnSgesvdj_bufferSize`` is not in torch's code, and nobody printed it for such a matrix.  For 3 rows
+of 2^20 numbers in complex128 it is 4.10 GiB with CUDA 12.8 (pytorch#155811): 262 numbers for each column,
+which is what two matrices and 256 rows take.
 """
 
 
