@@ -18,7 +18,8 @@ from planner.words import words
 LAYERWISE = "_layerwise"
 """What the Trainer's names end with where each parameter is updated in the backward pass."""
 _MODULES = words("""
-    self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj mlp.gate_proj mlp.up_proj mlp.down_proj
+    self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj
+    mlp.gate_proj mlp.up_proj mlp.down_proj
 """)
 _HEAD = "lm_head"
 _TARGETS = "optim_target_modules"

@@ -148,9 +148,9 @@ def _projecting(
 # adamw_torch, and 12 bytes for copies of gradients and weights between 16 bits and fp32.  apollo: project 1,
 # scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which are most.  galore_adamw: project 1, and back
 # 1, scale 2, add 3; in 8 bits also a copy of the weight 2; adafactor also copies to fp32 4, negative 2, and
-# back 2.  ademamix (fused): read p g m n v, write p m n v.  schedule_free_adamw: scale 2, addcmul 4, divide 2,
-# root 2, add 2, divide 3, lerp 3, add 3, subtract 3.  adopt_adamw: decay 3, root 2, limits 6, divide 3, lerp
-# 3, add 3, scale 2, addcmul 4.
+# back 2.  ademamix (fused): read p g m n v, write p m n v.  schedule_free_adamw: scale 2, addcmul 4, divide
+# 2, root 2, add 2, divide 3, lerp 3, add 3, subtract 3.  adopt_adamw: decay 3, root 2, limits 6, divide 3,
+# lerp 3, add 3, scale 2, addcmul 4.
 # Operators: adamw_hf updates tensors one by one (about six calls each; a compiled step of torchao: its
 # buffers and kernels).  adafactor and bitsandbytes: time of a Trainer's step per tensor over that of an
 # operator of its layers, without a GPU (95 and 71 over 10.4 us; transformers 5.23, bitsandbytes 0.50.2):

@@ -37,7 +37,7 @@ def optimizer_step(stream: RequestStream, job: Job, trained: Sequence[Weight], *
         if first:
             states.extend(make_states(stream, job, weight))
 
-    for step, group in _steps_of(job, trained, first=first):
+    for step, group in steps_of(job, trained, first=first):
         step(partial(Temporary, stream), made, group)
     return states
 
@@ -52,7 +52,7 @@ def make_states(stream: RequestStream, job: Job, weight: Weight) -> list[int]:
     ]
 
 
-def _steps_of(job: Job, trained: Sequence[Weight], *, first: bool) -> Iterator[tuple[Step, Sequence[Weight]]]:
+def steps_of(job: Job, trained: Sequence[Weight], *, first: bool) -> Iterator[tuple[Step, Sequence[Weight]]]:
     """The steps of an optimizer, and what each is over: two groups, or all."""
     optimizer = job.recipe.optimizer
     if OPTIMIZER_FACTS[optimizer].projects:

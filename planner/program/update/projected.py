@@ -150,7 +150,7 @@ def decomposed(make: Make, weight: Weight, rank: int) -> Weight:
     new = partial(make, Unit.ONE)
     matrix = new(4 * weight.count, weight.name, "float") if weight.dtype != "fp32" else None
     vectors = [new(4 * side * shorter, weight.name, "linalg_svd") for side in (longer, shorter)]
-    copy = new(4 * weight.count, weight.name, "clone")
+    copy = new(4 * weight.count, weight.name, "columns")
     workspace = new(4 * (_WORKSPACES[1] * weight.count + 256 * longer), weight.name, "gesvdj")
     del copy, workspace
     diagonal = new(4 * rank * rank, weight.name, "diag")

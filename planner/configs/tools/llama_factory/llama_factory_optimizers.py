@@ -56,14 +56,13 @@ def _read_projecting(keys: Keys, reading: Reading, kind: Literal["apollo", "galo
     _create_galore_optimizer).
     """
     switch, target = f"use_{kind}", f"{kind}_target"
-    base = _check_base(keys, reading, switch, tuple(_PROJECTING[kind]))
     names = keys.names(target)
     if names not in ((), ("all",)) and need_all_matrices(keys, target, contains_one_of(names)):
         reading.switch("projects_head", True, keys.where(target))
     for name, modelled in ((f"{kind}_proj_type", "std"), ("apollo_proj", "random")):
         if name.startswith(kind) and keys.get(name) not in (None, modelled):
             raise keys.not_modelled(name, f"'{show(keys.get(name))}' is not modelled; {modelled} is")
-    optimizer = _PROJECTING[kind][base]
+    optimizer = _PROJECTING[kind][_check_base(keys, reading, switch, tuple(_PROJECTING[kind]))]
     if optimizer is None:
         raise keys.not_modelled("optim", "GaLore over paged states is not modelled; adamw_8bit is")
     reading.say("optimizer", optimizer, keys.where(switch))
