@@ -1,6 +1,7 @@
-"""GaLore's steps over real tensors on the CPU against the program: states, and the most bytes of a later step.
+"""GaLore's steps over real tensors on the CPU against the program: states, and what a later step needs.
 
-On a CPU nothing is seen of what the solver takes inside: a copy of the matrix and its workspace are left out.  So are singular values, one for each row of the shorter side.
+On a CPU nothing is seen of what the solver takes inside: a copy of the matrix and its workspace are left out.
+So are singular values, one for each row of the shorter side.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Emulated:
 
     def adamw(self) -> None:
         """Moments of products, whose quotient is multiplied back."""
-        narrow = root = update = None  # noqa: F841
+        narrow = root = update = None
         for number, weight in enumerate(self.weights):
             narrow = self.projected(number, weight.grad)
             first, second = self.moments.setdefault(

@@ -1,4 +1,4 @@
-"""APOLLO and GaLore in files of four tools: what is projected, to which rank, and when each parameter steps."""
+"""APOLLO and GaLore in files of four tools: what is projected, to which rank, and when parameters step."""
 
 from __future__ import annotations
 
