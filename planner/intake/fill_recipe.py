@@ -411,9 +411,7 @@ def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
     facts = OPTIMIZER_FACTS.get(ledger.request.get("optimizer"))
     if not (facts and facts.projects) and not ledger.is_given("optimizer_rank"):
         return None
-    rank: int = ledger.choose(
-        "optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py: rank"
-    )
+    rank: int = ledger.choose("optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py")
     return rank
 
 

@@ -12,7 +12,7 @@ from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.optimizers import Optimizer
 from planner.errors import show
-from planner.intake.patterns import compiled
+from planner.files.expressions import compiled
 from planner.words import words
 
 LAYERWISE = "_layerwise"
