@@ -172,6 +172,31 @@ def test_a_trainer_with_galore(
     assert max(float(each.reserved_bytes) for each in phases) == pytest.approx(reserved, rel=within)
 
 
+LLAMA_2: Any = {"model": "llama-2-7b", "batch": 1, "optimizer": "galore_adamw_8bit"}
+TINY: Any = {"model": "tinyllama-1.1b", "seq": 1024, "batch": 1, "switches": "projects_head=true"}
+LARGEST = {"llama-2-7b": (11_008, 4_096), "tinyllama-1.1b": (32_000, 2_048)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "allocated"),
+    [
+        (LLAMA_2 | {"seq": 512, "optimizer": "galore_adamw"}, 29_858_003_968),
+        (LLAMA_2 | {"seq": 1024} | LAYERWISE, 15_854_671_360),
+        (TINY, 5_857_463_296),
+        (TINY | LAYERWISE, 3_889_573_888),
+    ],
+)
+def test_a_peak_of_a_decomposition_has_its_workspace(flags: dict[str, Any], allocated: int) -> None:
+    """The same dry run, decomposing in every step, where the largest matrix sets the peak: what it allocates,
+    and what cuSOLVER takes beside.  TinyLlama has all linear layers projected, and the head is the largest.
+    """
+    subject = job_of(resolve(from_flags({**COMMON, "optimizer": "galore_adamw", **flags})), Coefficients())
+    longer, shorter = LARGEST[flags["model"]]
+    workspace = 4 * (COPIES * longer * shorter + 256 * longer)
+    found = max(float(each.allocated_bytes) for each in replayed(subject).phases)
+    assert found == pytest.approx(allocated + workspace, rel=0.005)
+
+
 def test_intervals_reach_over_what_the_workspace_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two copies of the largest matrix in fp32 less, or two more: of Llama 2 7B one of 11,008 x 4,096."""
     two = 2 * 4 * 11_008 * 4_096
