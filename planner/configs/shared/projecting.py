@@ -37,14 +37,7 @@ def say_projecting(keys: Keys, key: str, optimizer: Optimizer, reading: Reading)
     name, where = str(keys.get(key)), keys.where(key)
     if not keys.has(_TARGETS):
         raise keys.stops(key, f"Transformers stops at {show(name)} without {_TARGETS}")
-    value = keys.get(_TARGETS)
-    if isinstance(value, str):
-        everywhere = value.replace("_", "-") == "all-linear"
-        matches = _matching(value)
-    else:
-        everywhere, names = False, keys.names(_TARGETS)
-        matches = _containing(names)
-    if need_all_matrices(keys, _TARGETS, matches if not everywhere else lambda _: True):
+    if need_all_matrices(keys, _TARGETS, _targets(keys)):
         reading.switch("projects_head", True, keys.where(_TARGETS))
     _read_details(keys, reading)
     if name.lower().endswith(LAYERWISE):
@@ -89,16 +82,20 @@ def say_in_backward(keys: Keys, key: str, reading: Reading, tool: str) -> None:
     reading.alone = Alone(keys.where(key), f"{tool} refuses {what} on several GPUs")
 
 
+def _targets(keys: Keys) -> Callable[[str], bool]:
+    """One text is an expression, or all linear layers; a list has parts of paths, or expressions."""
+    value = keys.get(_TARGETS)
+    if isinstance(value, str):
+        everything = value.replace("_", "-") == "all-linear"
+        return (lambda _: True) if everything else _matching(value)
+    names = keys.names(_TARGETS)
+    inside, patterns = contains_one_of(names), [_matching(name) for name in names]
+    return lambda path: inside(path) or any(matches(path) for matches in patterns)
+
+
 def _matching(pattern: str) -> Callable[[str], bool]:
     found = compiled(pattern, _TARGETS)
     return lambda path: found.fullmatch(path) is not None
-
-
-def _containing(names: tuple[str, ...]) -> Callable[[str], bool]:
-    """Names in a list are parts of paths, or expressions."""
-    patterns = [_matching(name) for name in names]
-    inside = contains_one_of(names)
-    return lambda path: inside(path) or any(matches(path) for matches in patterns)
 
 
 def _read_details(keys: Keys, reading: Reading) -> None:

@@ -43,9 +43,6 @@ _EVALUATES = ("eval_strategy", "evaluation_strategy")
 OPTIMIZERS: dict[str, Optimizer] = {
     theirs: ours for ours, facts in OPTIMIZER_FACTS.items() for theirs in facts.trainer_names
 }
-OPTIMIZERS |= {
-    theirs + LAYERWISE: ours for theirs, ours in OPTIMIZERS.items() if OPTIMIZER_FACTS[ours].projects
-}
 OWN_OPTIMIZERS = tuple(
     name for name, facts in OPTIMIZER_FACTS.items() if facts.library == "tool" or not facts.trainer_names
 )
@@ -248,8 +245,9 @@ def say_optimizer(keys: Keys, key: str, names: Mapping[str, Optimizer], reading:
         NotModelledError: an optimizer that no formula covers.
     """
     name = str(keys.get(key))
-    known = names.get(name.lower())
-    if known is None:
+    plain = name.lower().removesuffix(LAYERWISE)
+    known = names.get(plain)
+    if known is None or (plain != name.lower() and not OPTIMIZER_FACTS[known].projects):
         raise keys.not_modelled(
             key, f"optimizer '{show(name)}' is not modelled; these are: {', '.join(names)}"
         )

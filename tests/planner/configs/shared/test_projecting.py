@@ -87,6 +87,7 @@ def test_whether_the_head_is_projected(tmp_path: Path, text: str, head: bool) ->
         (TRL + "optim: galore_adamw\noptim_target_modules: '.*attn.*'\n", "some matrices only"),
         (TRL + LAYERS + "optim: galore_adamw\noptim_args: proj_type=full\n", "proj_type 'full'"),
         (TRL + LAYERS + "optim: apollo_adamw\noptim_args: proj=svd\n", "proj 'svd'"),
+        (TRL + LAYERS + "optim: adamw_torch_layerwise\n", "adamw_torch_layerwise"),
         (FACTORY + "optim: adamw_torch\ngalore_target: q_proj\n", "some matrices only"),
         (FACTORY + "optim: adamw_torch\ngalore_proj_type: left\n", "galore_proj_type: 'left'"),
         (FACTORY + "optim: paged_adamw_8bit\n", "paged states"),
