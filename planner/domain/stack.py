@@ -335,6 +335,8 @@ class Stack(EngineFacts):
     """Optimizers of bitsandbytes can step in host RAM."""
     one_optimizer_group: bool
     """The optimizer has all trained weights as one group; else those without weight decay are a second."""
+    projects_head: bool
+    """APOLLO and GaLore project the gradient of a head of its own, too, not only those of the layers."""
     main_gradients: MainGradients
     """Dtype of the buffers in which Megatron sums gradients from the first micro-batch on."""
     adds_gradients: bool

@@ -9,7 +9,7 @@ from planner.domain.model import ModelSpec
 from planner.domain.origin import ASSUMED, CATALOG
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
 from planner.domain.recipes.fp8 import GATHERED_FP8, Fp8
-from planner.domain.recipes.optimizers import Optimizer
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import (
     BITSANDBYTES,
@@ -391,11 +391,10 @@ def _resolve_optimizer(
 
 def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
     """Entered only for an optimizer that projects, or where it was given."""
-    if ledger.request.get("optimizer") != "apollo_adamw" and not ledger.is_given("optimizer_rank"):
+    facts = OPTIMIZER_FACTS.get(ledger.request.get("optimizer"))
+    if not (facts and facts.projects) and not ledger.is_given("optimizer_rank"):
         return None
-    rank: int = ledger.choose(
-        "optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py: rank"
-    )
+    rank: int = ledger.choose("optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py")
     return rank
 
 

@@ -295,7 +295,7 @@ class Recipe:
 
     ``train_layers``: what a full fine-tune trains where that is not everything
     (:mod:`planner.intake.train_layers`); empty for all.  ``frozen``: parts of a vision-language model
-    that are not trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO projects gradients.
+    that are not trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO and GaLore project.
     ``optimizer_in_backward``: each parameter is updated as soon as its gradient is there, which then goes.
     ``rollout``: what is generated, of a task that does so.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and

@@ -239,7 +239,7 @@ _FIELDS = (
         "flag",
         "Update each parameter in the backward pass, as soon as its gradient is there, which then goes",
     ),
-    _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),
+    _count("optimizer_rank", "Rows to which APOLLO and GaLore project gradients", 65_536),
     _one_of(
         "precision",
         "Dtype of the computation; -mixed keeps fp32 masters or uses autocast",

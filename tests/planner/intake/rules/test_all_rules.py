@@ -370,6 +370,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "qat": "int8-int4", "stack": "torchtune", "qat_group": 11_008},
     ),
     "optimizer-rank-unused": ({"optimizer_rank": 8}, {}),
+    "galore-decomposes": (
+        {"method": "full", "optimizer": "galore_adamw"},
+        {"method": "full", "optimizer": "apollo_adamw"},
+    ),
     "double-quant-without-4bit": (
         {"method": "int8", "double_quant": True},
         {"method": "qlora", "double_quant": True},

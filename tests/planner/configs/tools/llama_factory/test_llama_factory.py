@@ -307,11 +307,10 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
         (BASE + "export_dir: merged\n", "export_dir: this file does not train"),
         (BASE + "infer_backend: vllm\n", "infer_backend: this file does not train"),
         ("model_name_or_path: gpt2\nfinetuning_type: lora\ntemplate: x\n", "nothing of a training is in"),
-        (BASE.replace("lora", "full") + "use_galore: true\noptim: adamw_torch\n", "use_galore: GaLore"),
         (BASE.replace("lora", "full") + "use_badam: true\nbadam_mode: ratio\n", "badam_mode: 'ratio'"),
         (
             BASE.replace("lora", "full") + "use_apollo: true\napollo_target: self_attn\n",
-            "apollo_target: APOLLO over some",
+            "apollo_target: projecting the gradients of some",
         ),
         (BASE.replace("lora", "full") + "use_apollo: true\napollo_proj: svd\n", "apollo_proj: 'svd'"),
     ],
