@@ -17,6 +17,7 @@ from planner.errors import UsageError, show
 
 TOOL = "Accelerate 1.15.0"
 MARKS = frozenset({"distributed_type", "compute_environment"})
+_STACK = "hf-trainer@5"
 _FSDP_VERSION = 1
 _COMPILED = "compilation is not counted: memory and time are those without it"
 _ZERO_STAGE = 2
@@ -101,9 +102,12 @@ def read_counts(keys: Keys, reading: Reading, kind: str) -> None:
     nodes = keys.count("num_machines") or 1
     if nodes > 1:
         reading.say("nodes", nodes, keys.where("num_machines"))
-    if _left_to_the_shell(keys, reading) or (processes := keys.count("num_processes")) is None:
+    if _left_to_the_shell(keys, reading):
         return
-    if kind == "NO":
+    processes = keys.count("num_processes")
+    if processes is None and not (kind == "NO" and keys.has("distributed_type")):
+        return
+    if processes is None or kind == "NO":
         name = VISIBLE if keys.has(VISIBLE) else "gpu_ids"
         ids = str(keys.get(name) or "all")
         sees = 0 if ids == "all" else len(ids.split(","))
@@ -179,6 +183,9 @@ def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
             if kind != _DIVIDER.get(end, kind):
                 raise part.not_modelled(name, f"needs distributed_type {_DIVIDER[end]}, and it is {kind}")
             reading.say(_DEGREES[end], degree, part.where(name))
+            if reading.value("stack") is None:
+                # Else one that trains models of its own would stand for the script.
+                reading.default("stack", _STACK, f"{TOOL} launches programs on models of Transformers")
             _read_kernel(part, name.removesuffix("sp_size") + "sp_attn_implementation", reading)
         elif name.endswith("replicate_size") and (part.count(name) or 1) > 1:
             _read_replicas(part, name, reading)

@@ -161,11 +161,6 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
         raise part.not_modelled(
             "type", f"DeepSpeed's optimizer '{show(kind)}' is not modelled; Adam and AdamW are"
         )
-    if reading.value("sharding") == "zero0" and str(reading.value("precision")).endswith("-mixed"):
-        # runtime/fp16/fused_optimizer.py FP16_Optimizer flattens weights and has all gradients in fp32 twice.
-        raise part.not_modelled(
-            "type", "DeepSpeed's own Adam without ZeRO is not modelled in 16 bits; leave the optimizer out"
-        )
     reading.said.pop("optimizer", None)
     note = (
         "DeepSpeed's own Adam, on the CPU"

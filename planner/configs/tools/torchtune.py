@@ -17,6 +17,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.launch import LAUNCH_LINE
 from planner.configs.launchers.tune_words import COMPONENT
 from planner.configs.said_by_file import Alone, Reading, Stop
+from planner.configs.shared.evaluation import say_evaluation
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtune_age import LINEAR_LOSS, Age, read_age, read_length
@@ -103,6 +104,7 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_dtype(keys, reading)
     _read_quantizer(keys, reading)
     _read_data(keys, reading, old=old)
+    _read_validation(keys, reading)
     if keys.flag("resize_token_embeddings"):
         reading.remark(keys.where("resize_token_embeddings"), "the vocabulary is counted as published")
     _read_optimizer(keys, reading)
@@ -175,6 +177,10 @@ def _read_adapters(part: Keys, reading: Reading, *, quantised: bool) -> None:
     if targets:
         reading.say("lora_targets", targets, part.where("lora_attn_modules"))
     part.skip(("lora_alpha", "quantize_base"))
+    if quantised and "qwen" in _component(part) and not {*_TARGETS.values(), *_MLP} <= set(targets):
+        # bd2a0fc7c models/qwen{2,3}/_component_builders.py: the others stay nn.Linear.
+        text = "torchtune's Qwen packs adapted matrices alone: those without adapters are not modelled"
+        raise part.not_modelled("quantize_base", text)
     if quantised:
         where = part.where("quantize_base" if part.has("quantize_base") else COMPONENT)
         reading.say("quantization", "nf4", where)
@@ -310,6 +316,20 @@ def _read_data(keys: Keys, reading: Reading, *, old: bool) -> None:
             )
         reading.say("padding", "packed", data.where("packed"))
     data.skip_rest()
+
+
+def _read_validation(keys: Keys, reading: Reading) -> None:
+    """Batches of ``dataset_val``, as large as those of training where ``batch_size_val`` does not say.
+
+    Source: torchtune bd2a0fc7c recipes/full_finetune_distributed.py setup and validate, and three more.
+    """
+    if not keys.get("run_val_every_n_steps") or keys.get("dataset_val") is None:
+        return
+    size = reading.value("batch")
+    if keys.as_written("batch_size_val") not in (None, "${batch_size}"):
+        size = keys.count("batch_size_val")
+    if size is not None:
+        say_evaluation(reading, size, keys.where("batch_size_val"))
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:

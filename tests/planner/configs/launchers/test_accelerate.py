@@ -137,3 +137,16 @@ def test_a_default_has_the_place_where_its_key_would_stand() -> None:
     """``zero_stage`` stands in ``deepspeed_config``, be that table there or not."""
     said = read({"distributed_type": "DEEPSPEED"})
     assert said.said["sharding"].origin == f"{FILE}:deepspeed_config.zero_stage"
+
+
+def test_programs_train_models_of_transformers() -> None:
+    """Where models or sequences are divided, no trainer with models of its own stands for the program."""
+    table = FSDP2 | {"parallelism_config": {"parallelism_config_cp_size": 2}}
+    assert str(read(table).value("stack")).startswith("hf-trainer")
+    assert read(table, stack="trl").value("stack") == "trl"
+
+
+def test_one_process_where_nothing_is_distributed() -> None:
+    """However many GPUs there are: accelerate 1.15 commands/launch.py simple_launcher."""
+    said = read({"distributed_type": "NO"})
+    assert (said.value("gpus"), said.one_process) == (1, ("launch.yaml:distributed_type", 0))
