@@ -41,9 +41,7 @@ _SCHEDULES: dict[str, Schedule] = {"1f1b": "1f1b", "gpipe": "gpipe", "interleave
 _PIPELINE_KEYS = names_in("torchtitan.toml", "pipeline")
 _OPTIMIZERS = {"fused": "adamw_torch_fused", "foreach": "adamw_torch"}
 # Tables about reports, data, checkpoints and settings of what is switched on elsewhere.
-_HARMLESS = words(
-    "profiling metrics lr_scheduler checkpoint comm memory_estimation debug quantize mx"
-)
+_HARMLESS = words("profiling metrics lr_scheduler checkpoint comm memory_estimation debug quantize mx")
 _HARMLESS_TRAINING = names_in("torchtitan.toml", "harmless_of_training")
 _HARMLESS_PARALLELISM = (
     "context_parallel_load_balancer",
