@@ -12,7 +12,7 @@ from __future__ import annotations
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Shards
 from planner.configs.shared.evaluation import say_evaluation
-from planner.configs.shared.key_tables import names_in
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtitan_models import EXPERT_DEGREES, FLAVORS, debug_shape, read_experts
 from planner.configs.yaml_or_json import Document
@@ -43,6 +43,7 @@ _OPTIMIZERS = {"fused": "adamw_torch_fused", "foreach": "adamw_torch"}
 # Tables about reports, data, checkpoints and settings of what is switched on elsewhere.
 _HARMLESS = words("profiling metrics lr_scheduler checkpoint comm memory_estimation debug quantize mx")
 _HARMLESS_TRAINING = names_in("torchtitan.toml", "harmless_of_training")
+_UNMODELLED_OF_DEBUG = texts_in("torchtitan.toml", "unmodelled_of_debug")
 _HARMLESS_PARALLELISM = (
     "context_parallel_load_balancer",
     "context_parallel_rotate_method",
@@ -66,6 +67,8 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     tables = {name: keys.section(name) for name in _TABLES}
     training = tables["training"]
     _refuse_extensions(keys, tables["experimental"])
+    for part in (training, keys.section("debug")):
+        part.refuse_switched_on(_UNMODELLED_OF_DEBUG)
     old = training.has("warmup_steps") or any(
         training.has(f"data_parallel{end}") for end in ("_degree", "_shard_degree")
     )

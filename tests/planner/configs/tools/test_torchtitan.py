@@ -67,6 +67,8 @@ def read(folder: Path, text: str) -> Reading:
         (MODEL + 'norm_type = "layernorm"\n' + TRAINING, "norms 'layernorm'"),
         (BASE + "[optimizer]\nearly_step_in_backward = true\n", "inside of the backward pass"),
         (BASE + '[optimizer]\nname = "Muon"\n', "optimizer 'Muon'"),
+        (BASE + "[debug]\ndeterministic = true\n", "deterministic kernels"),
+        (BASE + "deterministic = true\n", "deterministic kernels"),
         (BASE + '[optimizer]\nimplementation = "for-loop"\n', "'for-loop' is not modelled"),
         (BASE + '[activation_checkpoint]\nmode = "memory_budget"\n', "'memory_budget' is not modelled"),
         (MIXTURE + "[compile]\nenable = true\n", "that is compiled"),

@@ -53,6 +53,7 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
     [
         ({"ac_mode": "selective", "ac_option": "op"}, "every so many layers"),
         ({"ac_mode": "selective", "enable_activation_checkpointing": True}, "full and selective are, alone"),
+        ({"cudnn_deterministic_mode": "warn"}, "deterministic kernels"),
         ({"device": "mps"}, "trains without CUDA, on no card that --gpu names: say cuda there"),
         (
             {"quantizer": {"_component_": "torchtune.training.quantization.Int4WeightOnlyQATQuantizer"}},
