@@ -92,7 +92,7 @@ def read_sync(keys: Keys, reading: Reading) -> None:
     Source: transformers 5.5 to 5.23 trainer.py _run_epoch; 5.0 does not ask for it.
 
     Raises:
-        NotModelledError: each GPU gets a part of the batch (accelerate 1.15 data_loader.py prepare_data_loader).
+        NotModelledError: GPUs share the batch (accelerate 1.15 data_loader.py prepare_data_loader).
     """
     settings = keys.get("accelerator_config")
     if isinstance(settings, dict) and settings.get("split_batches") is True:
