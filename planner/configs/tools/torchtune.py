@@ -51,7 +51,7 @@ _DPO = "torchtune.rlhf.loss.DPOLoss"
 _DTYPES = ("bf16", "fp32")
 _UNMODELLED = texts_in("torchtune.toml", "unmodelled")
 _DEGREES = texts_in("torchtune.toml", "degrees")
-_RUN = re.compile(r"^#.*\btune run\b.*?([a-z0-9_]+_(?:single_device|distributed)) --config", re.MULTILINE)
+_RUN = re.compile(r"^#.*\btune run\b.*?([a-z0-9_]+_(?:single_device|distributed|fsdp2)) --config", re.MULTILINE)
 # Keys of the distributed recipes alone.
 _DISTRIBUTED = (
     "custom_sharded_layers",
@@ -59,6 +59,8 @@ _DISTRIBUTED = (
     "fsdp_reshard_after_forward",
     "data_parallel_shard_dim",
 )
+# Of 0.2.1: recipes/dev/lora_finetune_fsdp2.py.
+_SECOND_RECIPE = "lora_finetune_fsdp2"
 # Of 34162c9b2 (2024-08-14) recipes/full_finetune_distributed.py and dev/lora_finetune_fsdp2.py.
 _SECOND_FSDP = ("custom_sharded_layers", "fsdp_reshard_after_forward", "fsdp")
 _HARMLESS = names_in("torchtune.toml", "harmless")
@@ -411,7 +413,7 @@ def _read_distribution(keys: Keys, reading: Reading, *, old: bool) -> None:
     found = next((name for name in _DISTRIBUTED if keys.has(name)), "fsdp" if table is not None else None)
     if found is not None:
         reading.say("sharding", kind, keys.where(found), "a key of the distributed recipes")
-    elif reading.script.endswith("_distributed"):
+    elif reading.script.endswith(("_distributed", "_fsdp2")):
         reading.say("sharding", kind, reading.script, "the recipe of the command")
     else:
         recipe = _single_device_recipe(keys, reading)
@@ -425,11 +427,12 @@ def _read_distribution(keys: Keys, reading: Reading, *, old: bool) -> None:
 def _read_old_distribution(keys: Keys, reading: Reading, kind: str) -> str:
     """FSDP1, or ``kind`` where a key of FSDP2's recipes of 2024-08 is there."""
     second = next((name for name in _SECOND_FSDP if keys.has(name)), None)
-    if second is not None or set(_recipes(keys, reading)) == {"lora_finetune_distributed"}:
+    recipes = set(_recipes(keys, reading))
+    if second is not None or recipes in ({"lora_finetune_distributed"}, {_SECOND_RECIPE}):
         # These recipes delete the logits before backward.
         place = keys.where(second) if second else reading.script or f"{keys.path}: a comment"
         reading.switch("keeps_outputs", False, place)
-    return "fsdp1" if second is None else kind
+    return kind if second is not None or recipes == {_SECOND_RECIPE} else "fsdp1"
 
 
 def _single_device_recipe(keys: Keys, reading: Reading) -> str:

@@ -417,6 +417,7 @@ def test_builders_of_data_up_to_0_2_cut_samples(
     [
         ({}, "", "fsdp1", True),
         ({}, "# tune run --nproc_per_node 2 lora_finetune_distributed --config mine", "fsdp1", False),
+        ({}, "# tune run --nproc_per_node 2 lora_finetune_fsdp2 --config mine", "fsdp", False),
         ({"custom_sharded_layers": ["tok_embeddings"]}, "", "fsdp", False),
         ({"fsdp": {"cpu_offload": False}}, "", "fsdp", False),
     ],
