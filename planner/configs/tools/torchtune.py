@@ -413,7 +413,7 @@ def _read_distribution(keys: Keys, reading: Reading, *, old: bool) -> None:
     found = next((name for name in _DISTRIBUTED if keys.has(name)), "fsdp" if table is not None else None)
     if found is not None:
         reading.say("sharding", kind, keys.where(found), "a key of the distributed recipes")
-    elif reading.script.endswith(("_distributed", "_fsdp2")):
+    elif reading.script.endswith("_distributed"):
         reading.say("sharding", kind, reading.script, "the recipe of the command")
     else:
         recipe = _single_device_recipe(keys, reading)
