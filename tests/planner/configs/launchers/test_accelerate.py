@@ -150,3 +150,12 @@ def test_one_process_where_nothing_is_distributed() -> None:
     """However many GPUs there are: accelerate 1.15 commands/launch.py simple_launcher."""
     said = read({"distributed_type": "NO"})
     assert (said.value("gpus"), said.one_process) == (1, ("launch.yaml:distributed_type", 0))
+
+
+def test_blocks_that_zero_3_gathers_whole() -> None:
+    """Named by their class; other stages gather nothing."""
+    named = {"deepspeed_moe_layer_cls_names": "MixtralSparseMoeBlock"}
+    two = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2} | named}
+    assert read(two).value("sharding") == "zero2"
+    with pytest.raises(NotModelledError, match="cls_names: modules that ZeRO-3 gathers whole"):
+        read({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3} | named})
