@@ -51,7 +51,9 @@ _DPO = "torchtune.rlhf.loss.DPOLoss"
 _DTYPES = ("bf16", "fp32")
 _UNMODELLED = texts_in("torchtune.toml", "unmodelled")
 _DEGREES = texts_in("torchtune.toml", "degrees")
-_RUN = re.compile(r"^#.*\btune run\b.*?([a-z0-9_]+_(?:single_device|distributed|fsdp2)) --config", re.MULTILINE)
+_RUN = re.compile(
+    r"^#.*\btune run\b.*?([a-z0-9_]+_(?:single_device|distributed|fsdp2)) --config", re.MULTILINE
+)
 # Keys of the distributed recipes alone.
 _DISTRIBUTED = (
     "custom_sharded_layers",
