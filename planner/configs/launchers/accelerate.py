@@ -17,7 +17,6 @@ from planner.errors import UsageError, show
 
 TOOL = "Accelerate 1.15.0"
 MARKS = frozenset({"distributed_type", "compute_environment"})
-_STACK = "hf-trainer@5"
 _FSDP_VERSION = 1
 _COMPILED = "compilation is not counted: memory and time are those without it"
 _ZERO_STAGE = 2
@@ -61,11 +60,7 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_precision(keys, reading)
     fsdp, deepspeed = keys.section("fsdp_config"), keys.section("deepspeed_config")
     if kind == "FSDP":
-        read_fsdp(
-            fsdp,
-            reading,
-            FsdpKeys(_FSDP_VERSION, where=keys.where("distributed_type")),
-        )
+        read_fsdp(fsdp, reading, FsdpKeys(_FSDP_VERSION, where=keys.where("distributed_type")))
     elif kind == "DEEPSPEED":
         _read_deepspeed(deepspeed, reading, beside)
         if reading.value("sharding") == "zero3":
@@ -187,9 +182,6 @@ def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
             if kind != _DIVIDER.get(end, kind):
                 raise part.not_modelled(name, f"needs distributed_type {_DIVIDER[end]}, and it is {kind}")
             reading.say(_DEGREES[end], degree, part.where(name))
-            if reading.value("stack") is None:
-                # Else one that trains models of its own would stand for the script.
-                reading.default("stack", _STACK, f"{TOOL} launches programs on models of Transformers")
             _read_kernel(part, name.removesuffix("sp_size") + "sp_attn_implementation", reading)
         elif name.endswith("replicate_size") and (part.count(name) or 1) > 1:
             _read_replicas(part, name, reading)

@@ -9,6 +9,7 @@ import pytest
 
 from planner.configs.launchers.accelerate import read_accelerate
 from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.errors import NotModelledError, UsageError
@@ -139,11 +140,14 @@ def test_a_default_has_the_place_where_its_key_would_stand() -> None:
     assert said.said["sharding"].origin == f"{FILE}:deepspeed_config.zero_stage"
 
 
-def test_programs_train_models_of_transformers() -> None:
-    """Where models or sequences are divided, no trainer with models of its own stands for the program."""
-    table = FSDP2 | {"parallelism_config": {"parallelism_config_cp_size": 2}}
-    assert str(read(table).value("stack")).startswith("hf-trainer")
-    assert read(table, stack="trl").value("stack") == "trl"
+def test_programs_train_models_of_transformers(tmp_path: Path) -> None:
+    """Where models or sequences are divided, no stack with models of its own stands for the program."""
+    path = tmp_path / "launch.yaml"
+    text = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n"
+    path.write_text(text, encoding="utf-8")
+    assert read_config(path).value("stack") is None
+    path.write_text(text + "parallelism_config: {parallelism_config_cp_size: 2}\n", encoding="utf-8")
+    assert str(read_config(path).value("stack")).startswith("hf-trainer")
 
 
 def test_one_process_where_nothing_is_distributed() -> None:
