@@ -11,7 +11,7 @@ from planner.configs.launchers.launch import LAUNCH_LINE, OPEN_NODES, VISIBLE
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
 from planner.configs.said_by_file import Reading, Shards
 from planner.configs.shared.kernels import read_attention
-from planner.configs.shared.key_tables import names_in
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys, is_left_open
 from planner.errors import UsageError, show
 
@@ -29,6 +29,7 @@ _HARMLESS = names_in("accelerate.toml", "harmless")
 _KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 
 _DEEPSPEED_HARMLESS = names_in("accelerate.toml", "harmless_of_deepspeed")
+_OF_STAGE_3 = texts_in("accelerate.toml", "unmodelled_of_stage_3")
 
 
 def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -59,13 +60,12 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_precision(keys, reading)
     fsdp, deepspeed = keys.section("fsdp_config"), keys.section("deepspeed_config")
     if kind == "FSDP":
-        read_fsdp(
-            fsdp,
-            reading,
-            FsdpKeys(_FSDP_VERSION, where=keys.where("distributed_type")),
-        )
+        read_fsdp(fsdp, reading, FsdpKeys(_FSDP_VERSION, where=keys.where("distributed_type")))
     elif kind == "DEEPSPEED":
         _read_deepspeed(deepspeed, reading, beside)
+        if reading.value("sharding") == "zero3":
+            # accelerate 1.15 accelerator.py _prepare_deepspeed: set_moe_leaf_modules.
+            deepspeed.refuse_switched_on(_OF_STAGE_3)
     _read_parallelism(keys, reading, kind)
     keys.skip(_HARMLESS)
     # Tables of another kind of distribution say nothing about this job.
@@ -101,9 +101,12 @@ def read_counts(keys: Keys, reading: Reading, kind: str) -> None:
     nodes = keys.count("num_machines") or 1
     if nodes > 1:
         reading.say("nodes", nodes, keys.where("num_machines"))
-    if _left_to_the_shell(keys, reading) or (processes := keys.count("num_processes")) is None:
+    if _left_to_the_shell(keys, reading):
         return
-    if kind == "NO":
+    processes = keys.count("num_processes")
+    if processes is None and not (kind == "NO" and keys.has("distributed_type")):
+        return
+    if processes is None or kind == "NO":
         name = VISIBLE if keys.has(VISIBLE) else "gpu_ids"
         ids = str(keys.get(name) or "all")
         sees = 0 if ids == "all" else len(ids.split(","))

@@ -95,8 +95,13 @@ def read_sync(keys: Keys, reading: Reading) -> None:
     """Enter that every micro-batch reduces its gradients.
 
     Source: transformers 5.5 to 5.23 trainer.py _run_epoch; 5.0 does not ask for it.
+
+    Raises:
+        NotModelledError: GPUs share the batch (accelerate 1.15 data_loader.py prepare_data_loader).
     """
     settings = keys.get("accelerator_config")
+    if isinstance(settings, dict) and settings.get("split_batches") is True:
+        raise keys.not_modelled("accelerator_config", _UNMODELLED["split_batches"])
     details = settings.get("gradient_accumulation_kwargs") if isinstance(settings, dict) else None
     if not isinstance(details, dict) or details.get("sync_each_batch") is not True:
         return

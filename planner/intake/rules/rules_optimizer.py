@@ -110,6 +110,17 @@ OPTIMIZER_RULES = (
         "gradient accumulation; leave --optimizer-in-backward out",
         _steps_elsewhere,
     ),
+    not_modelled(
+        # deepspeed 0.19.8 runtime/fp16/fused_optimizer.py FP16_Optimizer flattens weights and has all
+        # gradients in fp32 twice.
+        "own-adam-without-zero",
+        "DeepSpeed's own Adam without ZeRO is not modelled in 16 bits; leave the optimizer out of its file",
+        lambda case: (
+            case.recipe.sharding.name == "zero0"
+            and case.stack.one_optimizer_group
+            and case.recipe.numerics.mixed
+        ),
+    ),
     refuse(
         # llamafactory 0.9.5 hparams/parser.py:394-398, but for DeepSpeed's ZeRO-3, which badam 1.4 supports.
         "badam-of-one-layer",

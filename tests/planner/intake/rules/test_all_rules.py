@@ -257,6 +257,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "vera-with-dora": ({"vera": True, "dora": True}, {"vera": True}),
     "oft-with-lora-options": ({"oft_block_size": 32, "lora_rank": 8}, {"oft_block_size": 32}),
+    "own-adam-without-zero": (
+        {"sharding": "zero0", "gpus": 2, "switches": ["one_optimizer_group=true"]},
+        {"sharding": "zero0", "gpus": 2, "switches": ["one_optimizer_group=true"], "precision": "fp32"},
+    ),
     "optimizer-of-whole-matrices": (
         {**MUON, "gpus": 2, "sharding": "zero2"},
         {**MUON, "gpus": 2, "sharding": "ddp"},

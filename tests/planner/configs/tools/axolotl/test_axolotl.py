@@ -433,7 +433,7 @@ def test_every_micro_batch_may_reduce_gradients(tmp_path: Path) -> None:
     """Trainer of Transformers 5 asks for ``sync_each_batch``; that of 4 does not."""
     each = BASE + "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n"
     assert "fsdp_no_sync=neither" in read(tmp_path, each).request.get("switches")
-    for text in (BASE + "accelerator_config: {split_batches: true}\n", each + "xformers_attention:\n"):
+    for text in (BASE + "accelerator_config: {even_batches: true}\n", each + "xformers_attention:\n"):
         assert "fsdp_no_sync=neither" not in (read(tmp_path, text).request.get("switches") or ())
 
 
