@@ -29,9 +29,8 @@ from planner.allocator.replay import replay
 from planner.allocator.settings import rounded_bytes
 from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.units import MIB
+from tests.jobs import resolved
 
 TABLE, PROGRAM = HERE / "programs" / "drawn.csv", HERE / "programs" / "drawn.py"
 SEED, ANSWERED = 16, 60
@@ -106,7 +105,7 @@ def scenario_of(job: Job, folder: Path) -> Scenario:
     Raises:
         PlannerError: a combination that is refused; says why.
     """
-    return resolve(from_flags({**job.flags(), "model": str(write_config(job.model, folder, small=True))}))
+    return resolved({**job.flags(), "model": str(write_config(job.model, folder, small=True))})
 
 
 def traced(job: Job) -> list[AllocEvent]:

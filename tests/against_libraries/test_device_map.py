@@ -13,8 +13,7 @@ from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from measure.trace.build import make_config
 from planner.anatomy.device_map import Share, shares_of
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 # Of several families, tied and not, with a table that outweighs the layers, and with layers of two sizes.
 MODELS = (
@@ -43,7 +42,7 @@ def scenario_of(model: str, method: str, gpus: int) -> Scenario:
         "batch": 1,
     }
     values |= {"device_map": "auto", "stack": "hf-trainer@5", "load_dtype": "bf16"}
-    return resolve(from_flags(values))
+    return resolved(values)
 
 
 def of_library(scenario: Scenario, quantized: bool) -> dict[str, int]:

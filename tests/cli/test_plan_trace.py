@@ -19,12 +19,11 @@ from planner.cli import trace_process
 from planner.cli.main import main
 from planner.cli.trace_process import trace_arguments
 from planner.domain.term import ALLOCATED_TERM_ORDER
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from planner.report.trace.comparison import put_beside
 from planner.units import MIB
 from tests.extras import needs
+from tests.jobs import resolved
 
 JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "512"]
 # A trace of four blocks: the second phase starts with more than it ever holds itself.
@@ -61,7 +60,7 @@ def test_what_is_written_is_what_is_read() -> None:
 def test_rows_line_up_in_the_shared_order() -> None:
     """A row for each traced phase and for each term that either side has; differences are plan less trace."""
     traced = TraceDocument.model_validate_json(DOCUMENT)
-    prediction = estimate(resolve(from_flags({"model": "7b", "method": "lora", "gpu": "4090", "seq": "512"})))
+    prediction = estimate(resolved({"model": "7b", "method": "lora", "gpu": "4090", "seq": "512"}))
     beside = put_beside(prediction, traced)
     assert [pair.name for pair in beside.allocated] == ["load", "forward", "loss"]
     assert [pair.trace_bytes for pair in beside.allocated] == [12 * MIB, 42 * MIB, 42 * MIB]

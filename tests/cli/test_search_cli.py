@@ -19,12 +19,11 @@ from pydantic import ValidationError
 from planner.catalog.location import data_dir
 from planner.cli.main import main
 from planner.intake.given.fields import REQUEST_FIELDS
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration, personal_dir
 from planner.report.search.document import SearchDocument
 from planner.searching.recipes.space import MICRO_BATCHES
+from tests.jobs import resolved
 
 Captured = pytest.CaptureFixture[str]
 
@@ -194,7 +193,7 @@ def test_nothing_that_fits_is_faster_than_the_first(capsys: Captured) -> None:
     seen = 0
     for checkpointing, loss, batch in product((True, False), ("hf", "liger"), MICRO_BATCHES):
         flags = {**base, "gradient_checkpointing": checkpointing, "loss": loss, "batch": batch}
-        answer = estimate_calibrated(resolve(from_flags(flags)), calibration)
+        answer = estimate_calibrated(resolved(flags), calibration)
         if answer.verdict == "fits" and answer.time is not None:
             seen += 1
             assert answer.time.samples_per_s <= 1.01 * best["samples_per_s"], flags

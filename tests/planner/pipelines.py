@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 BASE: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -18,6 +17,5 @@ BASE: dict[str, Any] = {
 }
 
 
-def scenario_of(**flags: object) -> Scenario:
-    """The job with these flags."""
-    return resolve(from_flags({name: value for name, value in (BASE | flags).items() if value is not None}))
+scenario_of = partial(resolved, BASE)
+"""The job with these flags."""

@@ -23,10 +23,9 @@ from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
 from planner.domain.term import Phase
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.program.job import job_of
+from tests.jobs import resolved
 
 # Several tiles of words, the last of which is not full.
 WORDS = 40_000
@@ -112,10 +111,8 @@ def scenario_of(task: str, kernel: str, folder: Path, model: str = "llama-3.1-8b
     fields = small_fields(text_fields(model)) | {"vocab_size": WORDS, "num_hidden_layers": 2}
     path.write_text(json.dumps(fields), encoding="utf-8")
     said = {"model": str(path), "gpu": "a100-80gb", "seq": 512, "batch": 2, "method": "lora", "task": task}
-    return resolve(
-        from_flags(
-            {**said, "gradient_checkpointing": True, **(KERNELS | LET_GO | WEIGHTS | JOINED)[kernel], **flags}
-        )
+    return resolved(
+        {**said, "gradient_checkpointing": True, **(KERNELS | LET_GO | WEIGHTS | JOINED)[kernel], **flags}
     )
 
 

@@ -17,10 +17,9 @@ from matrix.cells import Cell, scenario_of
 from matrix.models import small_fields, text_fields
 
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.report.trace.requests import Request, differences
 from tests.extras import import_or_skip
+from tests.jobs import resolved
 
 # Every method, with and without checkpointing, both kinds of attention; two in their real widths.
 CELLS = [
@@ -136,7 +135,7 @@ def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
     config = tmp_path / f"{model}.json"
     config.write_text(json.dumps(small_fields(text_fields(model))), encoding="utf-8")
     assert_same_requests(
-        resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags}))
+        resolved({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags})
     )
 
 
@@ -149,7 +148,7 @@ def test_every_request_of_other_architectures(kind: str, way: str, tmp_path: Pat
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps({"model_type": kind, **_SMALL, **ARCHITECTURES[kind]}), encoding="utf-8")
     assert_same_requests(
-        resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **WAYS[way]}))
+        resolved({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **WAYS[way]})
     )
 
 
@@ -276,7 +275,7 @@ def test_the_peak_of_other_architectures(kind: str, way: str, tmp_path: Path) ->
         **WAYS[way],
         **({"lora_targets": targets} if way == "lora" else {}),
     }
-    program, trace = (_peak(side) for side in both(resolve(from_flags(flags)), ()))
+    program, trace = (_peak(side) for side in both(resolved(flags), ()))
     assert program == pytest.approx(trace, rel=0.005)
 
 

@@ -12,8 +12,7 @@ import_or_skip("peft")
 
 from measure.trace.traced_job import TraceOptions, trace_events
 from planner.allocator.documents.summary import summarize
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +35,7 @@ def test_the_trace_of_a_prefix_equals_that_of_every_layer(name: str) -> None:
     """Exactly the same peaks in every phase, allocated and reserved, the same terms at each,
     and as many events.
     """
-    case = resolve(from_flags({**JOBS[name], "gpu": "a100-80gb", "seq": "512", "batch": "2"}))
+    case = resolved({**JOBS[name], "gpu": "a100-80gb", "seq": "512", "batch": "2"})
     every = summarize(trace_events(case, TraceOptions(all_layers=True)))
     repeated = summarize(trace_events(case))
     assert repeated.n_events == every.n_events

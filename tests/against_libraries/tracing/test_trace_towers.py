@@ -19,15 +19,14 @@ from fsdp_towers import CONFIG
 from measure.recipe.modules import part_of
 from measure.trace.build import build_on_meta, make_config
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 FLAGS = {"method": "full", "gpu": "h100-sxm", "seq": 16, "batch": 1}
 
 
 def scenario(model: str, **more: object) -> Scenario:
     """A small job."""
-    return resolve(from_flags({**FLAGS, "model": model, **more}))
+    return resolved({**FLAGS, "model": model, **more})
 
 
 @pytest.mark.parametrize(("stack", "sees"), [("hf-trainer@5", False), ("llama-factory", True)])

@@ -14,6 +14,7 @@ from planner.domain.scenario import Scenario
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 EXAMPLES = Path(__file__).parent / "examples"
 A100 = {"gpu": "a100-80-sxm:8"}
@@ -295,7 +296,7 @@ def test_an_example_is_the_job_of_its_flags(
     """
     config = read(name, **beside)
     scenario = resolve(with_flags(config, from_flags(flags)))
-    assert bare(scenario) == bare(resolve(from_flags(flags | meant)))
+    assert bare(scenario) == bare(resolved(flags | meant))
     assert config.ignored == []
 
 
@@ -316,7 +317,7 @@ def test_the_flags_that_are_printed_ask_for_the_same_job(
         "plan", shlex.split(flags_of(request, resolve(request))), resilient_parsing=False
     )
     said = {name: value for name, value in context.params.items() if name in request.values}
-    assert bare(resolve(from_flags(said))) == bare(resolve(request))
+    assert bare(resolved(said)) == bare(resolve(request))
 
 
 def test_every_value_names_its_file_and_key_or_the_tool_whose_default_it_is() -> None:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.predicting import PRIORS, predict_with
 from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.units import GIB
+from tests.jobs import resolved
 
 BATCH, SEQ = 4, 2048
 
 
-def job(**more: object) -> Scenario:
-    """A LoRA fine-tune of Llama 3.2 1B on packed samples."""
-    flags = {
-        "model": "llama-3.2-1b", "method": "lora", "gpu": "a100-80-sxm", "seq": SEQ, "batch": BATCH,
-        "padding": "packed", "attention": "sdpa", "gradient_checkpointing": False,
-    }  # fmt: skip
-    return resolve(from_flags({**flags, **more}))
+job = partial(
+    resolved,
+    model="llama-3.2-1b",
+    method="lora",
+    gpu="a100-80-sxm",
+    seq=SEQ,
+    batch=BATCH,
+    padding="packed",
+    attention="sdpa",
+    gradient_checkpointing=False,
+)
+"""A LoRA fine-tune of Llama 3.2 1B on packed samples."""
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner.domain.recipes.parallel import Parallel
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import ExitCode, NotModelledError, RefusedCombinationError, UsageError
 from planner.intake.given.config_file import read_config_file
@@ -17,13 +17,13 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import job_of
 from planner.searching.variants import with_flags
+from tests.jobs import resolved
 
 BASE: dict[str, Any] = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "seq": 32768}
 
 
-def scenario_of(**flags: object) -> Scenario:
-    """The job with these flags."""
-    return resolve(from_flags(BASE | flags))
+scenario_of = partial(resolved, BASE)
+"""The job with these flags."""
 
 
 def test_both_degrees_take_the_stack_that_has_them() -> None:
@@ -231,4 +231,4 @@ def test_other_settings_of_such_a_job_are_checked_too() -> None:
 
 def test_one_group_of_hpz_is_said_too() -> None:
     """What was given is among the assumptions, also where it changes nothing."""
-    assert any(entry.name == "hpz" for entry in resolve(from_flags(BASE | {"hpz": 1})).assumptions)
+    assert any(entry.name == "hpz" for entry in resolved(BASE | {"hpz": 1}).assumptions)

@@ -15,6 +15,7 @@ from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import from_flags, from_record, from_toml, merge
 from planner.intake.resolve import DEFAULT_STACK, resolve
 from planner.records import read_records
+from tests.jobs import resolved
 from tests.planner.intake.jobs import BASE, RECORD, assumption, scenario_of
 
 
@@ -130,7 +131,7 @@ def test_the_default_stack_is_an_assumption() -> None:
 def test_what_has_no_default_must_be_said(missing: str) -> None:
     """Nothing is guessed about the model, the method, the card and the length."""
     with pytest.raises(UsageError, match=missing):
-        resolve(from_flags({name: value for name, value in BASE.items() if name != missing}))
+        resolved({name: value for name, value in BASE.items() if name != missing})
 
 
 def test_a_size_says_which_model_it_means() -> None:
@@ -238,7 +239,7 @@ def test_trl_forces_reentrant_checkpoints_and_adapters_of_the_base_under_zero3(
     """LoRA of Llama 3.2 1B on four GPUs: 4.74 GiB without either, 4.38 in TRL's own run, 4.41 with both."""
     flags = {"model": "llama-3.2-1b", "method": "lora", "gpu": "a100-80gb", "gpus": 4, "seq": 512}
     flags |= {"sharding": "zero3", "stack": stack, "quantization": quantization, "load_dtype": "bf16"}
-    recipe = resolve(from_flags({**flags, "gradient_checkpointing": True})).recipe
+    recipe = resolved({**flags, "gradient_checkpointing": True}).recipe
     assert recipe.adapter is not None
     assert recipe.adapter.dtype == dtype
     assert reentrant in (None, recipe.checkpoint_reentrant)
@@ -247,5 +248,5 @@ def test_trl_forces_reentrant_checkpoints_and_adapters_of_the_base_under_zero3(
 def test_vera_has_the_defaults_of_its_own_config() -> None:
     """PEFT's VeraConfig drops nothing and has a rank of its own, whatever the stack does with LoRA."""
     flags = {"model": "8b", "method": "lora", "gpu": "a100-80-sxm", "seq": "512", "stack": "trl"}
-    adapters = [resolve(from_flags({**flags, **more})).recipe.adapter for more in ({}, {"vera": True})]
+    adapters = [resolved({**flags, **more}).recipe.adapter for more in ({}, {"vera": True})]
     assert [(each.rank, each.dropout) for each in adapters if each] == [(16, 0.05), (256, 0.0)]

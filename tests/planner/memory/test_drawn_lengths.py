@@ -8,23 +8,22 @@ import random
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import ceil, exp, expm1, log
 
 import pytest
 
 from planner.allocator.settings import LARGE_SEGMENT_BYTES
-from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory import replayed
 from planner.memory.drawn_lengths import NewLongest, drawn_longest, longest_of_batch_tokens, micro_steps
 from planner.memory.replayed_peak import predict_replayed
 from planner.predicting import estimate
 from planner.program.job import Job, job_of
 from planner.units import GIB
+from tests.jobs import resolved
 
 PRIORS = Coefficients()
 CAP = 2048
@@ -39,9 +38,8 @@ NATURAL = {
 }
 
 
-def scenario(**flags: object) -> Scenario:
-    """LoRA of a 7B model on samples of natural length."""
-    return resolve(from_flags({**NATURAL, **flags}))
+scenario = partial(resolved, NATURAL)
+"""LoRA of a 7B model on samples of natural length."""
 
 
 def job(**flags: object) -> Job:

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.quick import SLACK_SHARE, predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from planner.searching.variants import with_sizes
+from tests.jobs import resolved
 
 _BATCH, _LENGTH = (1, 2, 7, 16), (256, 1024, 5000)
 _LEVELS = (
@@ -31,7 +30,7 @@ _LEVELS = (
 
 def _job(coefficients: Coefficients | None = None, **flags: object) -> Job:
     given = {"gpu": "h200-sxm", "seq": 1024, "batch": 4, "method": "lora", **flags}
-    return job_of(resolve(from_flags(given)), coefficients or Coefficients())
+    return job_of(resolved(given), coefficients or Coefficients())
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ def test_drawn_lengths_widen_the_interval() -> None:
 )
 def test_a_point_of_a_grid_has_its_own_answer(flags: dict[str, Any]) -> None:
     """All levels, the states and the spread, with masks and windows that only some points have."""
-    base = resolve(from_flags({"gpu": "a100-80gb", "seq": 1024, **flags}))
+    base = resolved({"gpu": "a100-80gb", "seq": 1024, **flags})
 
     def at(batch: Any, length: Any, tokens: Any) -> Job:
         return job_of(with_sizes(base, batch, length, tokens), Coefficients())

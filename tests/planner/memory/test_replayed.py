@@ -4,26 +4,21 @@ and batches of drawn lengths.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
 
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.drawn_lengths import drawn_longest
 from planner.memory.replayed import least_bytes, replayed
 from planner.memory.replayed_peak import failed_request
 from planner.program.job import Job, job_of
 from planner.units import GIB
+from tests.jobs import job_by, resolved
 
-
-def scenario(**flags: object) -> Scenario:
-    """A small model on a large card."""
-    return resolve(
-        from_flags({"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "method": "qlora", "seq": 512, **flags})
-    )
+scenario = partial(resolved, model="qwen2.5-0.5b", gpu="a100-80gb", method="qlora", seq=512)
+"""A small model on a large card."""
 
 
 def job(**flags: object) -> Job:
@@ -168,5 +163,5 @@ def test_a_cache_that_is_emptied_before_backward(says: dict[str, object], reserv
         **says,
         **targets,
     }
-    done = replayed(job_of(resolve(from_flags(flags)), Coefficients()))
+    done = replayed(job_by(flags))
     assert max(each.reserved_bytes for each in done.phases) == pytest.approx(reserved_bytes, rel=3e-3)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 Flags = dict[str, object]
 FULL_ON_SMALL: Flags = {
@@ -73,4 +72,4 @@ JOBS = {
 
 def scenario(flags: Flags) -> Scenario:
     """A resolved scenario."""
-    return resolve(from_flags(flags))
+    return resolved(flags)

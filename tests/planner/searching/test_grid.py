@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,12 @@ import pytest
 from planner.catalog.location import data_dir
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError, UsageError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import PRIORS, estimate, estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching import grid
 from planner.searching.grid import Grid, GridIntervals, estimate_grid
 from planner.searching.variants import with_sizes
+from tests.jobs import resolved
 
 # Sums of integers below 2^53 are exact either way; FLOP are above, so Python's integers and floats may differ
 # in the last bits.  So may numpy's own exp and log, by up to 4 units of the last place in numpy 1.26, and
@@ -25,11 +25,8 @@ from planner.searching.variants import with_sizes
 ROUNDING = 1e-12
 
 
-def scenario(**flags: object) -> Scenario:
-    """A resolved scenario."""
-    return resolve(
-        from_flags({"model": "7b", "method": "lora", "gpu": "a100-80gb:8", "seq": "1024", **flags})
-    )
+scenario = partial(resolved, model="7b", method="lora", gpu="a100-80gb:8", seq="1024")
+"""A resolved scenario."""
 
 
 BATCHES, LENGTHS = (1, 2, 5, 16), (64, 1000, 4096, 16384)
@@ -124,7 +121,7 @@ def test_an_axis_left_out_keeps_the_value_of_the_base() -> None:
 
 def test_a_length_that_the_model_cannot_look_up_refuses_the_grid() -> None:
     """GPT-2 has a table of 1,024 positions: a grid beyond it has no answers."""
-    base = resolve(from_flags({"model": "gpt2", "method": "full", "gpu": "4090", "seq": "512"}))
+    base = resolved({"model": "gpt2", "method": "full", "gpu": "4090", "seq": "512"})
     with pytest.raises(RefusedCombinationError, match="table"):
         estimate_grid(base, length=(512, 2048))
 
@@ -141,7 +138,7 @@ def test_short_samples_keep_their_length() -> None:
 
 def test_unknown_rates_give_memory_without_time() -> None:
     """On a card of which only the memory is known there is a peak and no step time."""
-    base = resolve(from_flags({"model": "7b", "method": "qlora", "gpu_memory": "24GiB", "seq": "1024"}))
+    base = resolved({"model": "7b", "method": "qlora", "gpu_memory": "24GiB", "seq": "1024"})
     made = estimate_grid(base, batch=(1, 2))
     assert made.step_s is None
     assert made.must_have_bytes.shape == (2, 1)

@@ -15,11 +15,10 @@ from planner.domain.recipes.sharding import NONE, sharding_named
 from planner.domain.scenario import Scenario
 from planner.domain.term import TimeTerm
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.throughput.flop import products_flop
 from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
+from tests.jobs import resolved
 
 LLAMA_2_7B = {
     "model_type": "llama",
@@ -100,7 +99,7 @@ def job(the_scenario: Scenario) -> TimedJob:
 
 def mistral_job(**changes: object) -> TimedJob:
     """The job of ``MISTRAL`` with other flags."""
-    return job(resolve(from_flags(MISTRAL | changes)))
+    return job(resolved(MISTRAL | changes))
 
 
 def all_flop(held: TimedJob) -> float:

@@ -13,8 +13,6 @@ from planner.domain.hardware import Hardware, HostSpec
 from planner.domain.prediction import TimePrediction
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.ops.work import Unpacking
 from planner.throughput.communication import overlapping_share
 from planner.throughput.kernel_time import expansion_seconds
@@ -28,6 +26,7 @@ from planner.throughput.rates import (
 from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
 from planner.units import GIGA, TERA
+from tests.jobs import resolved
 
 PRIORS = Coefficients()
 
@@ -51,9 +50,7 @@ FULL = {
 def scenario(base: dict[str, str], **changes: str) -> Scenario:
     """A scenario from flags."""
     flags = {**base, **changes}
-    return resolve(
-        from_flags({name: value for name, value in flags.items() if name != "force"}), force="force" in flags
-    )
+    return resolved({name: value for name, value in flags.items() if name != "force"}, force="force" in flags)
 
 
 def job(the_scenario: Scenario, coefficients: Coefficients = PRIORS) -> TimedJob:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.ops.work import FusedAttention
 from planner.throughput.kernel_time import attention_seconds
 from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
+from tests.jobs import resolved
 
 PRIORS = Coefficients()
 NATURAL = {
@@ -25,9 +26,8 @@ NATURAL = {
 }
 
 
-def scenario(**changes: str) -> Scenario:
-    """A job on samples of natural length."""
-    return resolve(from_flags({**NATURAL, **changes}))
+scenario = partial(resolved, NATURAL)
+"""A job on samples of natural length."""
 
 
 def job(the_scenario: Scenario) -> TimedJob:

@@ -15,12 +15,13 @@ from planner.calibration.score.percentile import at_percentile
 from planner.calibration.score.rows import score_record
 from planner.domain.run_record import RunRecord
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags, from_record
+from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.memory.drawn_lengths import longest_of_batch_tokens
 from planner.program.job import Job, job_of
 from planner.records import read_records
 from tests.accuracy.published import published_dir
+from tests.jobs import resolved
 
 CAP, MEAN, BATCH = 768, 202, 4
 # Smallest length in units of the spread, for a deviation of 0.8 of the mean.
@@ -40,9 +41,7 @@ def _job(switches: str) -> Job:
         "seq": CAP,
         "padding": "longest",
     }
-    scenario = resolve(
-        from_flags({**said, "tokens_per_sample": MEAN, **({"switches": switches} if switches else {})})
-    )
+    scenario = resolved({**said, "tokens_per_sample": MEAN, **({"switches": switches} if switches else {})})
     return job_of(scenario, replace(Coefficients(), length_variation=0.8))
 
 

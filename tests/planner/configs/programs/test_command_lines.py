@@ -17,6 +17,7 @@ from planner.errors import InputFileError, NotModelledError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.jobs import resolved
 from tests.planner.configs.programs.test_program import bare, program
 
 WITH_TRL = """
@@ -134,7 +135,7 @@ def job(path: Path, words: Sequence[str]) -> Scenario:
 def said(flags: dict[str, Any]) -> Scenario:
     """The job that flags say."""
     given = {name: value for name, value in flags.items() if value is not None}
-    return bare(resolve(from_flags({"gpu": "rtx4090", "model": "llama-3.2-1b", **given})))
+    return bare(resolved({"gpu": "rtx4090", "model": "llama-3.2-1b", **given}))
 
 
 TRL_JOB = {

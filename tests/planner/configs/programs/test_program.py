@@ -17,6 +17,7 @@ from planner.errors import InputFileError, NotModelledError, PlannerError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 TRAINER = """
 import torch
@@ -138,7 +139,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_program_is_the_job_that_flags_say(name: str, tmp_path: Path) -> None:
     """Trainers of Transformers, TRL and Unsloth."""
     text, flags = CASES[name]
-    assert job(program(tmp_path, text)) == bare(resolve(from_flags({**flags, "gpu": "rtx4090"})))
+    assert job(program(tmp_path, text)) == bare(resolved({**flags, "gpu": "rtx4090"}))
 
 
 def test_a_notebook_is_the_program_of_its_cells(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\ncutoff_len: 1024\n"
 PLAIN = "lora_mlp_kernel: false\n"
@@ -168,11 +169,9 @@ def test_dropout_is_off_however_log_probabilities_are_taken(tmp_path: Path) -> N
     text = TRL + "lora_dropout: 0.05\nbf16: true\nbeta: 0.1\ndataset_mixer: {a: 1.0}\n"
     config = read(tmp_path, text, "dpo/config.yaml")
     recipe = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).recipe
-    own_loop = resolve(
-        from_flags(
-            {"model": "qwen2.5-0.5b", "method": "lora", "task": "dpo", "stack": "open-instruct@2024"}
-            | {"seq": 512, "gpu": "a100-80-sxm"}
-        )
+    own_loop = resolved(
+        {"model": "qwen2.5-0.5b", "method": "lora", "task": "dpo", "stack": "open-instruct@2024"}
+        | {"seq": 512, "gpu": "a100-80-sxm"}
     ).recipe
     assert recipe.adapter is not None
     assert own_loop.adapter is not None

@@ -9,8 +9,7 @@ from planner.domain.recipes.recipe import Recipe
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.run_record import RunRecord
 from planner.intake.given.fields import FIELD_OF_COLUMN
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 JOB = {"model": "7b", "gpu": "a100-80gb:8", "seq": "1024"}
 OTHER = {
@@ -39,7 +38,7 @@ OTHER = {
 
 def recipe_of(**flags: object) -> Recipe:
     """A resolved recipe, also of settings that exclude each other."""
-    return resolve(from_flags(JOB | flags), force=True).recipe
+    return resolved(JOB | flags, force=True).recipe
 
 
 def leaves(value: object) -> int:

@@ -1,18 +1,14 @@
 """The job in one line, by one set of words wherever it stands."""
 
+from functools import partial
+
 from measure.run.cases.case import RunOptions, describe
 from planner.domain.recipes.job_line import job_cell, job_line, recomputation_words, short_job_line
-from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.units import GIB
+from tests.jobs import resolved
 
-
-def scenario(**flags: object) -> Scenario:
-    """A resolved job, also of settings that exclude each other."""
-    return resolve(
-        from_flags({"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"} | flags), force=True
-    )
+scenario = partial(resolved, model="7b", method="qlora", gpu="4090", seq="1024", force=True)
+"""A resolved job, also of settings that exclude each other."""
 
 
 def test_the_parts_read_alike_in_every_line() -> None:

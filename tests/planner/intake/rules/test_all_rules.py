@@ -13,9 +13,8 @@ import pytest
 
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, RefusedCombinationError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.intake.rules.all_rules import RULES, Rule
+from tests.jobs import resolved
 
 BASE = {"model": "llama-2-7b", "method": "lora", "gpu": "4090", "seq": 1024}
 WIDE_HEADS = {
@@ -828,7 +827,7 @@ def forced(flags: Flags, folder: Path) -> Scenario:
         path = folder / "config.json"
         path.write_text(json.dumps(WIDE_HEADS))
         said["model"] = str(path)
-    return resolve(from_flags(said), force=True)
+    return resolved(said, force=True)
 
 
 def test_every_rule_has_an_example() -> None:
@@ -867,7 +866,7 @@ def test_a_refusal_is_an_error_unless_forced(rule: Rule, tmp_path: Path) -> None
     if said["model"] == "WIDE":
         said["model"] = str(tmp_path / "config.json")
     with pytest.raises(RefusedCombinationError, match=re.escape(f"[{rule_id}]")) as caught:
-        resolve(from_flags(said))
+        resolved(said)
     assert "--force" in str(caught.value)
     alone = f"[{rule_id}]" == " ".join(re.findall(r"\[[a-z0-9-]+\]", str(caught.value)))
     code = ExitCode.USAGE if rule.level == "refuse" else ExitCode.NOT_MODELLED
@@ -878,24 +877,17 @@ def test_a_refusal_is_an_error_unless_forced(rule: Rule, tmp_path: Path) -> None
 def test_a_warning_does_not_stop_anyone(rule: Rule, tmp_path: Path) -> None:
     """The examples of warnings resolve without --force."""
     rule_id = rule.id
-    assert any(
-        f"[{rule_id}]" in warning
-        for warning in resolve(from_flags({**BASE, **EXAMPLES[rule_id][0]})).warnings
-    )
+    assert any(f"[{rule_id}]" in warning for warning in resolved({**BASE, **EXAMPLES[rule_id][0]}).warnings)
 
 
 def test_a_plain_job_has_no_warnings() -> None:
     """The base of all examples is quiet."""
-    assert resolve(from_flags(BASE)).warnings == ()
+    assert resolved(BASE).warnings == ()
 
 
 def test_several_refusals_are_all_said() -> None:
     """A user learns everything that is wrong at once."""
     with pytest.raises(RefusedCombinationError) as caught:
-        resolve(
-            from_flags(
-                BASE | {"method": "full", "quantization": "int8", "lora_rank": 8, "tokens_per_sample": 2000}
-            )
-        )
+        resolved(BASE | {"method": "full", "quantization": "int8", "lora_rank": 8, "tokens_per_sample": 2000})
     for rule_id in ("quantized-full", "lora-options-with-full", "tokens-above-sequence"):
         assert f"[{rule_id}]" in str(caught.value)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
+from tests.jobs import job_by
 
 # A layer of Llama 3.1 8B: query, output, key, value,
 # the three matrices of the feed-forward part and two norms.
@@ -25,7 +23,7 @@ def job(optimizer: str) -> Job:
         "load_dtype": "bf16",
     }
     said = {**flags, "optimizer": optimizer, "train_layers": "first:1", "switches": "trainable_fp32=false"}
-    return job_of(resolve(from_flags(said)), Coefficients())
+    return job_by(said)
 
 
 def at_the_end(subject: Job, phase: str) -> dict[str, float]:

@@ -11,8 +11,6 @@ import pytest
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer, OptimizerFacts
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
@@ -21,6 +19,7 @@ from planner.program.parameters import Shape, Weight
 from planner.program.request_stream import RequestStream
 from planner.program.update.optimizer import optimizer_step
 from planner.program.update.states import states_of
+from tests.jobs import job_by, resolved
 
 
 def job(optimizer: Optimizer, foreach_step_copies: int = 1, **more: str) -> Job:
@@ -33,7 +32,7 @@ def job(optimizer: Optimizer, foreach_step_copies: int = 1, **more: str) -> Job:
         "batch": 1,
         "lora_rank": 8,
     }
-    scenario = resolve(from_flags({**flags, "optimizer": optimizer, **more}))
+    scenario = resolved({**flags, "optimizer": optimizer, **more})
     stack = replace(scenario.stack, foreach_step_copies=foreach_step_copies)
     return job_of(replace(scenario, stack=stack), Coefficients())
 
@@ -218,7 +217,7 @@ def full(optimizer: Optimizer, stack: str = "hf-trainer") -> Job:
         "optimizer": optimizer,
         "stack": stack,
     }
-    return job_of(resolve(from_flags(flags)), Coefficients())
+    return job_by(flags)
 
 
 def most(requests: list[int]) -> int:
@@ -251,7 +250,7 @@ def test_apollo_keeps_a_random_matrix_and_two_narrow_moments() -> None:
         "seq": 512,
         "optimizer": "apollo_adamw",
     }
-    subject = job_of(resolve(from_flags({**flags, "optimizer_rank": 8})), Coefficients())
+    subject = job_by({**flags, "optimizer_rank": 8})
     vector = Weight("norm", "norm", ((Unit.ONE, 100),), "fp32", trained=True)
     narrow = 4 * 1_000 * 8
     assert sum(stepped(subject, [BIG, vector])) == 4 * 200 * 8 + 2 * narrow + 2 * 400
@@ -301,9 +300,7 @@ def test_muon_of_axolotl(model: str, flags: dict[str, Any], allocated: int) -> N
     batch = {"padding": "max_length", "attention": "sdpa"}
     also = ("widens_ends=true",) if flags["method"] == "full" else ()
     switches = {"switches": ("adapter_kernels=eager", *also), "gradient_checkpointing": True}
-    job = job_of(
-        resolve(from_flags({**common, **batch, **switches, "model": model, **flags})), Coefficients()
-    )
+    job = job_by({**common, **batch, **switches, "model": model, **flags})
     found = max(int(each.allocated_bytes) for each in replayed(job).phases)
     assert found == pytest.approx(allocated, rel=0.002)
 
@@ -315,7 +312,7 @@ def test_muon_of_axolotl_under_fsdp2() -> None:
     flags = {"model": "qwen2.5-0.5b", "method": "full", "gpu": "h100-sxm:8", "seq": 2048, "batch": 4}
     flags |= {"optimizer": "muon", "stack": "axolotl", "sharding": "fsdp", "padding": "packed"}
     flags |= {"gradient_checkpointing": False, "attention": "flash2"}
-    phases = replayed(job_of(resolve(from_flags(flags)), Coefficients())).phases
+    phases = replayed(job_by(flags)).phases
     found = max(int(each.allocated_bytes) for each in phases)
     assert found / 2**30 == pytest.approx(25.08, rel=0.005)
 
@@ -330,9 +327,7 @@ def test_muon_gathers_matrices_that_fsdp2_divides() -> None:
     part's own gradient with momentum.
     """
     flags = {"model": "qwen3-0.6b", "method": "full", "gpu": "h100-sxm:8", "seq": 512, "optimizer": "muon"}
-    subject = job_of(
-        resolve(from_flags({**flags, "stack": "llama-factory-v1", "sharding": "fsdp"})), Coefficients()
-    )
+    subject = job_by({**flags, "stack": "llama-factory-v1", "sharding": "fsdp"})
     parts = [matrix(128, 512), matrix(64, 1_024), matrix(128, 512)]
     counted, part = 7_340_032, 128 * 512
     assert most(stepped(subject, parts[:1], first=False)) == counted + 4 * part

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import parts_of
+from tests.jobs import job_by
 
 TEXT = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
@@ -49,7 +47,7 @@ def job(folder: Path, kind: str, size: str, **said: object) -> Job:
     path.write_text(json.dumps(CONFIGS[kind]), encoding="utf-8")
     flags = {**JOB, "model": str(path), "image_size": size, **said}
     given = {name: value for name, value in flags.items() if value is not None}
-    return job_of(resolve(from_flags(given)), Coefficients())
+    return job_by(given)
 
 
 def test_an_image_of_internvl_is_tiles_of_8_by_8_patches(tmp_path: Path) -> None:

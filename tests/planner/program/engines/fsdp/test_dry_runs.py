@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.step import step_of
 from planner.units import GIB
+from tests.jobs import job_by
 
 TORCHTUNE: dict[str, Any] = {
     "stack": "torchtune@0.2",
@@ -67,7 +65,7 @@ ADAPTERS: dict[str, Any] = {
 
 def job(**flags: object) -> Job:
     """A job on a card without a limit."""
-    return job_of(resolve(from_flags(flags)), Coefficients())
+    return job_by(flags)
 
 
 @pytest.mark.parametrize(
