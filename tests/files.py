@@ -50,7 +50,7 @@ def filled(config: ConfigFile, flags: Mapping[str, object]) -> Scenario:
     return resolve(with_flags(config, from_flags(flags)))
 
 
-def checked(command: str, flags: Mapping[str, object], **options: Any) -> Checked:
+def answer_to(command: str, flags: Mapping[str, object], **options: Any) -> Checked:
     """The answer about a launch command, without advice."""
     return check_job(command_job(command, CheckOptions(**options)), from_flags(flags), advise=False)
 

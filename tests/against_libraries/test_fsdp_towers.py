@@ -4,7 +4,6 @@ modules do.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from tests.extras import import_or_skip, printed_by
+from tests.files import written
 from tests.jobs import job_by
 
 
@@ -42,8 +42,7 @@ def test_a_tower_at_rest_is_gathered_with_the_root_or_never(
     units: str, real: dict[str, Rows], tmp_path: Path
 ) -> None:
     """Order and sizes of gathers and reductions, and what the optimizer has states of."""
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(CONFIG))
+    config = written(tmp_path, CONFIG, "config.json")
     flags = {
         **BASE, "model": str(config), "gradient_checkpointing": True, "checkpoint_reentrant": False,
         "images_per_sample": 0, "switches": [f"tower_units={units}"],

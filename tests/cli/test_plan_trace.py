@@ -23,6 +23,7 @@ from planner.predicting import estimate
 from planner.report.trace.comparison import put_beside
 from planner.units import MIB
 from tests.extras import needs
+from tests.files import written
 from tests.jobs import resolved
 
 JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "512"]
@@ -232,8 +233,7 @@ def test_an_architecture_without_a_program_is_answered_by_its_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, memory: str, code: int
 ) -> None:
     """Peaks of 44 MiB: fits where a CUDA context does beside them, is uncertain where it may not."""
-    file = tmp_path / "config.json"
-    file.write_text('{"model_type": "xlstm"}')
+    file = written(tmp_path, '{"model_type": "xlstm"}', "config.json")
     job = ["--model", str(file), "--method", "lora", "--gpu", "4090", "--gpu-memory", memory, "--seq", "64"]
     commands = answer(monkeypatch, 0, DOCUMENT)
     monkeypatch.setattr(bounded, "_NEEDED", ())  # as where torch is installed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from planner.errors import PlannerError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.files import written
 
 # Every word that the readers know as a key, and those that they ask for by name.
 KEYS = sorted(
@@ -102,8 +102,7 @@ FLAGS = {"gpu": "a100-80-sxm:2"}
 def test_a_file_of_any_values_is_answered_or_refused(tool: str, table: dict[str, object]) -> None:
     """Reading, merging and resolving end in a scenario or in one printable error of ours."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.json"
-        path.write_text(json.dumps(table), encoding="utf-8")
+        path = written(Path(folder), table, "a.json")
         try:
             config = read_config_file(path, tool)
             resolve(with_flags(config, from_flags(FLAGS | {"model": "qwen2.5-0.5b"})), force=True)

@@ -14,6 +14,7 @@ from planner.domain.scenario import Scenario
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.files import filled
 from tests.jobs import resolved
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -295,7 +296,7 @@ def test_an_example_is_the_job_of_its_flags(
     and leaves no key unknown.
     """
     config = read(name, **beside)
-    scenario = resolve(with_flags(config, from_flags(flags)))
+    scenario = filled(config, flags)
     assert bare(scenario) == bare(resolved(flags | meant))
     assert config.ignored == []
 
@@ -322,10 +323,7 @@ def test_the_flags_that_are_printed_ask_for_the_same_job(
 
 def test_every_value_names_its_file_and_key_or_the_tool_whose_default_it_is() -> None:
     """Origins are file and key, or the tool with its version and the place of the default in its source."""
-    origins = {
-        entry.name: entry
-        for entry in resolve(with_flags(read("llama_factory_qlora.yaml"), from_flags(A100))).assumptions
-    }
+    origins = {entry.name: entry for entry in filled(read("llama_factory_qlora.yaml"), A100).assumptions}
     file = EXAMPLES / "llama_factory_qlora.yaml"
     assert origins["lora_rank"].origin == f"{file}:lora_rank"
     assert origins["seq"].origin == f"{file}:cutoff_len"
@@ -340,7 +338,7 @@ def test_a_value_of_a_referred_file_names_that_file() -> None:
     """A DeepSpeed file beside the config is found from it,
     and its values name it with the whole path of the key.
     """
-    scenario = resolve(with_flags(read("llama_factory_full_zero3.yaml"), from_flags(A100)))
+    scenario = filled(read("llama_factory_full_zero3.yaml"), A100)
     origins = {entry.name: entry.origin for entry in scenario.assumptions}
     file = EXAMPLES / "zero3_offload.json"
     assert origins["sharding"] == f"{file}:zero_optimization.stage"

@@ -12,6 +12,7 @@ from planner.intake.given.request import from_toml
 from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from planner.units import GIB
+from tests.files import written
 from tests.jobs import resolved
 from tests.planner.intake.jobs import BASE, assumption, scenario_of
 
@@ -49,8 +50,7 @@ def test_memory_given_replaces_the_catalog() -> None:
 
 def test_a_card_may_be_a_number_in_a_file(tmp_path: Path) -> None:
     """TOML reads 4090 as an integer."""
-    path = tmp_path / "job.toml"
-    path.write_text('model = "7b"\nmethod = "qlora"\nseq = 1024\ngpu = 4090\n', encoding="utf-8")
+    path = written(tmp_path, 'model = "7b"\nmethod = "qlora"\nseq = 1024\ngpu = 4090\n', "job.toml")
     assert resolve(from_toml(path)).hardware.gpu.id == "rtx4090"
 
 

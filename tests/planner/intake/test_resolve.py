@@ -15,6 +15,7 @@ from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import from_flags, from_record, from_toml, merge
 from planner.intake.resolve import DEFAULT_STACK, resolve
 from planner.records import read_records
+from tests.files import written
 from tests.jobs import resolved
 from tests.planner.intake.jobs import BASE, RECORD, assumption, scenario_of
 
@@ -210,8 +211,7 @@ def test_a_file_that_is_called_assumed_says_its_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is assumed is asked of the value, and is no matter of what the text of its origin begins with."""
-    file = tmp_path / "assumed.toml"
-    file.write_text('precision = "bf16"\n')
+    written(tmp_path, 'precision = "bf16"\n', "assumed.toml")
     monkeypatch.chdir(tmp_path)
     scenario = resolve(merge(from_toml("assumed.toml"), from_flags(BASE)))
     entries = {name: scenario.assumption(name) for name in ("precision", "attention", "batch", "gpu_memory")}

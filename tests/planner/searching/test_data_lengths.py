@@ -10,6 +10,7 @@ from planner.errors import UsageError
 from planner.predicting import PRIORS, estimate
 from planner.searching.grid import estimate_grid
 from planner.searching.variants import with_flags
+from tests.files import written
 from tests.jobs import resolved
 
 COUNTS = "100\n" * 6 + "700\n" * 3 + "3000\n"
@@ -18,8 +19,7 @@ COUNTS = "100\n" * 6 + "700\n" * 3 + "3000\n"
 @pytest.fixture
 def data(tmp_path: Path) -> str:
     """Ten samples: 100 tokens on most, 3,000 on one."""
-    file = tmp_path / "counts.txt"
-    file.write_text(COUNTS, encoding="utf-8")
+    file = written(tmp_path, COUNTS, "counts.txt")
     return str(file)
 
 

@@ -17,6 +17,7 @@ from planner.errors import InputFileError, NotModelledError, PlannerError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.files import written
 from tests.jobs import resolved
 
 TRAINER = """
@@ -77,9 +78,7 @@ if __name__ == "__main__":
 
 def program(folder: Path, text: str) -> Path:
     """A program with this text."""
-    path = folder / "train.py"
-    path.write_text(text, encoding="utf-8")
-    return path
+    return written(folder, text, "train.py")
 
 
 def read(path: Path, gpu: str = "rtx4090") -> ConfigFile:
@@ -150,8 +149,7 @@ def test_a_notebook_is_the_program_of_its_cells(tmp_path: Path) -> None:
         {"cell_type": "code", "source": first},
         {"cell_type": "code", "source": UNSLOTH},
     ]
-    notebook = tmp_path / "train.ipynb"
-    notebook.write_text(json.dumps({"cells": cells, "nbformat": 4}), encoding="utf-8")
+    notebook = written(tmp_path, json.dumps({"cells": cells, "nbformat": 4}), "train.ipynb")
     assert job(notebook) == job(program(tmp_path, UNSLOTH))
     cells[2]["source"] = UNSLOTH.replace("trainer.train()", "model.half()")
     notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
@@ -322,8 +320,7 @@ def test_a_cell_that_is_no_python_is_left_out_unless_it_trains(tmp_path: Path) -
     cells = [
         {"cell_type": "code", "source": text} for text in ("%%bash\nfor x in *; do", "| a | b |", TRAINER)
     ]
-    notebook = tmp_path / "train.ipynb"
-    notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    notebook = written(tmp_path, json.dumps({"cells": cells}), "train.ipynb")
     assert job(notebook) == job(program(tmp_path, TRAINER))
     cells[1]["source"] = "trainer = Trainer("
     notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")

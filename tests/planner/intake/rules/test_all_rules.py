@@ -4,7 +4,6 @@ alone.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, RefusedCombinationError
 from planner.intake.rules.all_rules import RULES, Rule
+from tests.files import written
 from tests.jobs import resolved
 
 BASE = {"model": "llama-2-7b", "method": "lora", "gpu": "4090", "seq": 1024}
@@ -824,8 +824,7 @@ def forced(flags: Flags, folder: Path) -> Scenario:
     """The scenario of BASE with these flags, refusals as warnings."""
     said = {**BASE, **flags}
     if said["model"] == "WIDE":
-        path = folder / "config.json"
-        path.write_text(json.dumps(WIDE_HEADS))
+        path = written(folder, WIDE_HEADS, "config.json")
         said["model"] = str(path)
     return resolved(said, force=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import parts_of
+from tests.files import written
 from tests.jobs import job_by
 
 TEXT = {
@@ -43,8 +43,7 @@ JOB: dict[str, object] = {
 
 def job(folder: Path, kind: str, size: str, **said: object) -> Job:
     """A job of a small model of this kind, with two images of this size in its sample."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(CONFIGS[kind]), encoding="utf-8")
+    path = written(folder, CONFIGS[kind], "config.json")
     flags = {**JOB, "model": str(path), "image_size": size, **said}
     given = {name: value for name, value in flags.items() if value is not None}
     return job_by(given)
