@@ -183,10 +183,8 @@ def test_rows_that_cannot_be_used_are_listed_and_the_rest_is_scored(capsys: Capt
     """File, line and reason of a malformed cell, a short row and an unknown model;
     one good row is enough to answer.
     """
-    good, unknown = (
-        "a,s,g,llama-2-7b,rtx4090,qlora,512,ok,8000,",
-        "d,s,g,llama-2-7bb,rtx4090,qlora,512,ok,8000,",
-    )
+    good = "a,s,g,llama-2-7b,rtx4090,qlora,512,ok,8000,"
+    unknown = "d,s,g,llama-2-7bb,rtx4090,qlora,512,ok,8000,"
     path = write_rows(tmp_path, good, "b,s,g,llama-2-7b,rtx4090,qlora,512,ok,lots,", unknown)
     with Path(path).open("a", encoding="utf-8") as stream:
         stream.write("c,s\n")

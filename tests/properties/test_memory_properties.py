@@ -164,10 +164,8 @@ def test_more_samples_and_longer_ones_never_ask_for_less(flags: Flags, more: int
     """More tokens per micro-step never ask for less, but where the loss then comes in smaller pieces."""
     scenario = resolved(flags)
     batch, length = int(scenario.recipe.batch.micro_batch), int(scenario.recipe.batch.seq_len)
-    smaller, larger = (
-        sized(scenario, length=length),
-        sized(scenario, batch=batch + more, length=length + longer),
-    )
+    smaller = sized(scenario, length=length)
+    larger = sized(scenario, batch=batch + more, length=length + longer)
     assume(float(piece_tokens(job(larger))) >= float(piece_tokens(job(smaller))))
     assert_asks_for_no_less(smaller, larger)
 

@@ -31,11 +31,9 @@ def remarks(config: ConfigFile) -> str:
     return "\n".join(remark.text for remark in config.remarks)
 
 
-TRAIN, MICRO, ACCUM = (
-    '"train_batch_size"',
-    '"train_micro_batch_size_per_gpu"',
-    '"gradient_accumulation_steps"',
-)
+TRAIN = '"train_batch_size"'
+MICRO = '"train_micro_batch_size_per_gpu"'
+ACCUM = '"gradient_accumulation_steps"'
 
 
 def test_names_of_stage_3_may_lack_their_prefix(tmp_path: Path) -> None:

@@ -104,10 +104,8 @@ def test_numbers_of_tokens_come_back_too_and_what_waits_goes_then() -> None:
     torch, hooks = hooked()
     x = made(torch)
     kept = [hooks.pack(x)]
-    labels, weight = (
-        hooks.pack(Tensor(None, Unit.TOKENS, 1, "int64")),
-        hooks.pack(Tensor(None, Unit.ONE, 8, "bf16")),
-    )
+    labels = hooks.pack(Tensor(None, Unit.TOKENS, 1, "int64"))
+    weight = hooks.pack(Tensor(None, Unit.ONE, 8, "bf16"))
     del x
     weight()
     hooks.end_node()

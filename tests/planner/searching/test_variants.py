@@ -61,10 +61,8 @@ def test_flags_that_are_added_are_those_that_are_typed(flags: Flags) -> None:
 )
 def test_another_stack_is_as_if_it_had_been_typed(job: dict[str, str], stack: str) -> None:
     """Model, recipe and stack are those of the job whose flags name the stack."""
-    changed, read = (
-        with_flags(scenario(**job), {}, stack=load_stack(stack)),
-        scenario(**{**job, "stack": stack}),
-    )
+    changed = with_flags(scenario(**job), {}, stack=load_stack(stack))
+    read = scenario(**{**job, "stack": stack})
     assert changed.model == read.model
     assert changed.recipe == read.recipe
     assert changed.stack == read.stack

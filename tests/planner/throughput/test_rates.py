@@ -409,10 +409,8 @@ def test_a_card_on_a_board_says_what_network_its_server_has() -> None:
     """8 x 400 Gbit/s for a node of H100 SXM, 400 for one of A100,
     in the assumption that is printed and in the rate.
     """
-    old, new = (
-        scenario(FULL, nodes="2", sharding="fsdp"),
-        scenario(FULL, gpu="h100-sxm", nodes="2", sharding="fsdp"),
-    )
+    old = scenario(FULL, nodes="2", sharding="fsdp")
+    new = scenario(FULL, gpu="h100-sxm", nodes="2", sharding="fsdp")
     assert job(new).rates.network_bytes_per_s == pytest.approx(8 * job(old).rates.network_bytes_per_s)
     assert {each.value for each in new.assumptions if each.name == "network"} == {"400 GB/s per node"}
 

@@ -303,10 +303,8 @@ def test_intervals_stand_around_the_prediction() -> None:
     found = estimate_calibrated(job(), calibration())
     assert found.uncertainty is not None
     for level, interval in found.uncertainty.memory:
-        peak, scale = (
-            float(getattr(found.memory, f"{level}_peak_bytes")),
-            float(memory_scale(found.memory, level, Doubt())),
-        )
+        peak = float(getattr(found.memory, f"{level}_peak_bytes"))
+        scale = float(memory_scale(found.memory, level, Doubt()))
         assert interval.low == pytest.approx(peak * np.exp(-0.1 * scale))
         assert interval.high == pytest.approx(peak * np.exp(0.1 * scale))
     assert found.uncertainty.host is None

@@ -60,10 +60,8 @@ def test_what_is_recomputed_has_words() -> None:
 def test_cases_of_a_campaign_do_not_read_alike() -> None:
     """What differs from most jobs is named after the job itself."""
     flags = {"gradient_checkpointing": False}
-    plain, eager = (
-        scenario(**flags),
-        scenario(**flags, attention="eager", loss="liger", precision="bf16-mixed"),
-    )
+    plain = scenario(**flags)
+    eager = scenario(**flags, attention="eager", loss="liger", precision="bf16-mixed")
     assert (
         describe(plain, RunOptions())
         == "llama-2-7b, qlora nf4 r=8, seq 1024, batch 1, hf-trainer@5, adamw_torch_fused"

@@ -16,10 +16,8 @@ def found(*phases: str) -> Updates | None:
 
 def test_as_many_updates_count_as_the_trace_has() -> None:
     """One, or both of them."""
-    once, twice = (
-        found("forward", "optimizer_step", "optimizer_step", "forward_2"),
-        found("optimizer_step", "forward_2", "optimizer_step"),
-    )
+    once = found("forward", "optimizer_step", "optimizer_step", "forward_2")
+    twice = found("optimizer_step", "forward_2", "optimizer_step")
     assert once is not None
     assert twice is not None
     assert once.reserved_bytes < twice.reserved_bytes

@@ -85,10 +85,8 @@ def test_ternary_weights_are_read(tmp_path: Path) -> None:
 
 def test_checkpoints_before_rounding_have_16_bits(tmp_path: Path) -> None:
     """Those of Falcon-E are called prequantized; without the key such a name says that weights are packed."""
-    path, text = (
-        tmp_path / "train.yaml",
-        BASE.replace("Qwen/Qwen3-8B", "tiiuae/Falcon-E-3B-Base-prequantized"),
-    )
+    path = tmp_path / "train.yaml"
+    text = BASE.replace("Qwen/Qwen3-8B", "tiiuae/Falcon-E-3B-Base-prequantized")
     path.write_text(text + "use_onebitllms: true\n", encoding="utf-8")
     assert read_config(path).value("quantization") is None
     path.write_text(text, encoding="utf-8")
