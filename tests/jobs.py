@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from types import MappingProxyType
+from itertools import zip_longest
 
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -11,17 +12,30 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 
-_NONE: Mapping[str, object] = MappingProxyType({})
+Flags = Mapping[str, object] | str
+"""By name, or as they are typed behind ``plan``."""
 
 
-def resolved(flags: Mapping[str, object] = _NONE, /, *, force: bool = False, **more: object) -> Scenario:
+def typed(text: str) -> dict[str, object]:
+    """Flags as they are typed behind ``plan``; of one that is there twice the last one counts."""
+    flags: dict[str, object] = {}
+    words = shlex.split(text)
+    for word, behind in zip_longest(words, words[1:], fillvalue="--"):
+        if word.startswith("--"):
+            is_switch, off = behind.startswith("--"), word.startswith("--no-")
+            name = word.removeprefix("--no-" if off else "--").replace("-", "_")
+            flags[name] = not off if is_switch else behind
+    return flags
+
+
+def resolved(flags: Flags = "", /, *, force: bool = False, **more: object) -> Scenario:
     """The job of ``flags`` and ``more``, which has the last word; ``None`` leaves a flag out.
 
     ``force``: what would be refused is let pass.
     """
-    return resolve(from_flags({**flags, **more}), force=force)
+    return resolve(from_flags({**(typed(flags) if isinstance(flags, str) else flags), **more}), force=force)
 
 
-def job_by(flags: Mapping[str, object] = _NONE, /, **more: object) -> Job:
+def job_by(flags: Flags = "", /, **more: object) -> Job:
     """The same job as its step program reads it, without a calibration."""
     return job_of(resolved(flags, **more), Coefficients())
