@@ -34,7 +34,7 @@ from planner.searching.grid import estimate_grid
 from planner.searching.levers import levers
 from planner.units import GIB, KIB, MILLI_S
 from tests.extras import needs
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTION = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
@@ -80,24 +80,13 @@ ADVICE_S = 0.5
 
 JOBS: dict[str, dict[str, object]] = {
     "qlora": {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"},
-    "zero3 offload": {
-        "model": "Qwen/Qwen2.5-14B-Instruct",
-        "method": "lora",
-        "lora_rank": "8",
-        "gpu": "4090:2",
-        "sharding": "zero3",
-        "offload": "optimizer+params",
-        "batch": "16",
-        "seq": "51",
-    },
-    "fsdp, four nodes": {
-        "model": "llama-3.1-70b",
-        "method": "full",
-        "gpu": "h100-sxm:8",
-        "nodes": "4",
-        "sharding": "fsdp",
-        "seq": "8192",
-    },
+    "zero3 offload": typed(
+        "--model Qwen/Qwen2.5-14B-Instruct --method lora --lora-rank 8 --gpu 4090:2 --sharding zero3 "
+        "--offload optimizer+params --batch 16 --seq 51"
+    ),
+    "fsdp, four nodes": typed(
+        "--model llama-3.1-70b --method full --gpu h100-sxm:8 --nodes 4 --sharding fsdp --seq 8192"
+    ),
 }
 
 

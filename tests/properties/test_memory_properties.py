@@ -38,7 +38,7 @@ from planner.program.step import step_of
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.variants import with_flags, with_sizes
 from planner.units import GIB
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 # `make explore` draws anew, and four times as many.
 PROPERTY = settings(max_examples=15 if settings().derandomize else 100)
@@ -211,21 +211,11 @@ def test_a_part_of_the_gradients_may_be_smaller_at_a_higher_rank() -> None:
     """ZeRO-2: a gradient that two processes share counts whole for both.  Parts that end elsewhere may have
     one large gradient less, here of the head that is trained whole.
     """
-    flags = {
-        "model": "gemma-2-2b",
-        "method": "lora",
-        "gpu": "a100-80gb:8",
-        "stack": "hf-trainer@4",
-        "sharding": "zero2",
-        "optimizer": "adamw_8bit",
-        "attention": "eager",
-        "padding": "packed",
-        "gradient_checkpointing": False,
-        "batch": 1,
-        "seq": 16,
-        "grad_accum": 4,
-        "modules_to_save": "lm_head",
-    }
+    flags = typed(
+        "--model gemma-2-2b --method lora --gpu a100-80gb:8 --stack hf-trainer@4 --sharding zero2 "
+        "--optimizer adamw_8bit --attention eager --padding packed --no-gradient-checkpointing --batch 1 "
+        "--seq 16 --grad-accum 4 --modules-to-save lm_head"
+    )
     base = resolved(flags)
     lower, higher = (memory(with_rank(base, rank)) for rank in (116, 282))
     assert most_of(higher, "gradients") < most_of(lower, "gradients")
@@ -240,14 +230,7 @@ def test_the_eight_bit_threshold_is_real() -> None:
     at 4,096 elements a tensor's states shrink from 8 bytes per element to 2.
     """
     base = resolved(
-        {
-            "model": "qwen2.5-0.5b",
-            "method": "lora",
-            "gpu": "4090",
-            "seq": 16,
-            "optimizer": "adamw_8bit",
-            "lora_rank": 4,
-        }
+        "--model qwen2.5-0.5b --method lora --gpu 4090 --seq 16 --optimizer adamw_8bit --lora-rank 4"
     )
     states = [most_of(memory(with_rank(base, rank)), "optimizer_states") for rank in (4, 5)]
     assert states[1] < states[0]
@@ -271,18 +254,10 @@ def test_wider_weights_never_ask_for_less(flags: Flags) -> None:
 
 # The engine has both in bf16; loaded wide they are flattened at a moment that is not the phase's fullest.
 @example(
-    {
-        "model": "bloom-3b",
-        "method": "lora",
-        "gpu": "a100-80gb:2",
-        "nodes": "2",
-        "sharding": "zero1",
-        "seq": 16,
-        "batch": 1,
-        "gradient_checkpointing": False,
-        "lora_rank": 9,
-        "modules_to_save": "lm_head",
-    }
+    typed(
+        "--model bloom-3b --method lora --gpu a100-80gb:2 --nodes 2 --sharding zero1 --seq 16 --batch 1 "
+        "--no-gradient-checkpointing --lora-rank 9 --modules-to-save lm_head"
+    )
 )
 @PROPERTY
 @given(jobs(method="lora"))
@@ -469,13 +444,7 @@ def test_a_million_tokens() -> None:
     """A million tokens in one sample: linear with a fused kernel, quadratic with eager attention;
     neither fits one card.
     """
-    common = {
-        "model": "7b",
-        "method": "lora",
-        "gpu": "h100-sxm",
-        "gradient_checkpointing": True,
-        "padding": "packed",
-    }
+    common = typed("--model 7b --method lora --gpu h100-sxm --gradient-checkpointing --padding packed")
     half, whole = (
         estimate(resolved({**common, "seq": tokens, "attention": "flash2"}))
         for tokens in (524_288, 1_048_576)

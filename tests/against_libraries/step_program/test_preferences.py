@@ -25,7 +25,7 @@ from planner.domain.term import Phase
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import replayed
 from planner.program.job import job_of
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 # Several tiles of words, the last of which is not full.
 WORDS = 40_000
@@ -35,34 +35,22 @@ MODELS = ("llama-3.1-8b", "qwen2.5-7b", "qwen2.5-1.5b")
 KERNELS: dict[str, dict[str, Any]] = {
     "tiles": {"stack": "trl"},
     "shifted_rows": {"stack": "trl", "versions": ("trl==1.14.0",)},
-    "rows_and_hidden": {
-        "stack": "trl",
-        "switches": ("pair_logps=rows_and_hidden",),
-        "versions": ("trl==1.14.0",),
-    },
+    "rows_and_hidden": typed("--stack trl --switches pair_logps=rows_and_hidden --versions trl==1.14.0"),
     "rows": {"stack": "trl", "switches": ("pair_logps=rows",), "versions": ("trl==1.14.0",)},
     "fused_rows": {"stack": "axolotl", "checkpoint_reentrant": False},
     "whole": {"stack": "llama-factory", "checkpoint_reentrant": False},
-    "whole_twice": {
-        "stack": "llama-factory",
-        "checkpoint_reentrant": False,
-        "switches": ("pair_logps=whole_twice",),
-    },
-    "whole_with_loss": {
-        "stack": "llama-factory",
-        "checkpoint_reentrant": False,
-        "switches": ("pair_logps=whole_with_loss",),
-    },
+    "whole_twice": typed("--stack llama-factory --no-checkpoint-reentrant --switches pair_logps=whole_twice"),
+    "whole_with_loss": typed(
+        "--stack llama-factory --no-checkpoint-reentrant --switches pair_logps=whole_with_loss"
+    ),
     "whole_and_chosen": {
         "stack": "llama-factory",
         "checkpoint_reentrant": False,
         "switches": ("pair_logps=whole", "chosen_likelihood=true"),
     },
-    "rows_alone": {
-        "stack": "trl",
-        "switches": ("pair_logps=rows", "chosen_likelihood=false"),
-        "versions": ("trl==1.14.0",),
-    },
+    "rows_alone": typed(
+        "--stack trl --switches pair_logps=rows;chosen_likelihood=false --versions trl==1.14.0"
+    ),
 }
 # What those add is of ORPO and SimPO alone.
 PLAIN = tuple(name for name in KERNELS if name not in ("whole_and_chosen", "rows_alone"))

@@ -17,21 +17,13 @@ from planner.allocator.replay import replay
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
-FLAGS: dict[str, Any] = {
-    "model": "llama-2-7b",
-    "method": "lora",
-    "lora_targets": ["q_proj", "v_proj"],
-    "gpu": "rtx3090",
-    "attention": "eager",
-    "load_dtype": "fp16",
-    "precision": "fp16-mixed",
-    "gradient_checkpointing": True,
-    "checkpoint_reentrant": True,
-    "batch": 4,
-    "seq": 2048,
-}
+FLAGS: dict[str, Any] = typed(
+    "--model llama-2-7b --method lora --lora-targets q_proj;v_proj --gpu rtx3090 --attention eager "
+    "--load-dtype fp16 --precision fp16-mixed --gradient-checkpointing --checkpoint-reentrant --batch 4 "
+    "--seq 2048"
+)
 
 
 def test_a_card_with_room_for_what_is_alive_is_full_of_spoiled_blocks() -> None:

@@ -17,7 +17,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import replayed
 from planner.throughput.flop import products_flop
 from planner.throughput.time_inputs import job_of as timed_job_of
-from tests.jobs import job_by
+from tests.jobs import job_by, typed
 
 MODELS = ("llama-3.1-8b", "gpt-neox-20b", "gemma-2-9b", "qwen2.5-7b")
 
@@ -61,12 +61,7 @@ def test_bytes_kept_by_a_layer_of_llama() -> None:
             "batch": 1,
             "load_dtype": "bf16",
         }
-        said |= {
-            "precision": "bf16",
-            "optimizer": "sgd",
-            "gradient_checkpointing": True,
-            "checkpoint_reentrant": False,
-        }
+        said |= typed("--precision bf16 --optimizer sgd --gradient-checkpointing --no-checkpoint-reentrant")
         said |= {"checkpoint_policy": "selective-op", "loss": "chunked", "stack": "torchtitan"}
         phases = replayed(job_by(said)).phases
         forward = next(each for each in phases if each.phase == "loss")

@@ -29,7 +29,7 @@ from planner.throughput.terms import pass_seconds
 from planner.throughput.time_inputs import TimedJob
 from planner.throughput.time_inputs import job_of as timed_job_of
 from tests.extras import import_or_skip
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 LAYERS = 5
 # What is trained: the end, the beginning, a range with what stands behind it, single layers, one of them by
@@ -118,21 +118,13 @@ def test_the_peak_is_that_of_the_real_modules(
 # Under which stack, with which kind of checkpointing: inputs of trained layers require gradients,
 # those of frozen ones do not.
 STACKS: dict[str, dict[str, Any]] = {
-    "skipped": {
-        "stack": "hf-trainer@5",
-        "switches": ("frozen_layers=skipped",),
-        "checkpoint_reentrant": False,
-    },
-    "spared": {
-        "stack": "hf-trainer@5",
-        "switches": ("frozen_layers=spared", "trainable_fp32=true"),
-        "load_dtype": "bf16",
-    },
-    "entered": {
-        "stack": "hf-trainer@5",
-        "switches": ("frozen_layers=entered", "trainable_fp32=true"),
-        "load_dtype": "bf16",
-    },
+    "skipped": typed("--stack hf-trainer@5 --switches frozen_layers=skipped --no-checkpoint-reentrant"),
+    "spared": typed(
+        "--stack hf-trainer@5 --switches frozen_layers=spared;trainable_fp32=true --load-dtype bf16"
+    ),
+    "entered": typed(
+        "--stack hf-trainer@5 --switches frozen_layers=entered;trainable_fp32=true --load-dtype bf16"
+    ),
     "differentiated": {"stack": "hf-trainer@5", "checkpoint_reentrant": True},
     "llama-factory": {"stack": "llama-factory"},
 }

@@ -12,7 +12,7 @@ import_or_skip("peft")
 
 from measure.trace.traced_job import TraceOptions, trace_events
 from planner.allocator.documents.summary import summarize
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 pytestmark = pytest.mark.slow
 
@@ -21,12 +21,7 @@ JOBS = {
     "llama": {"model": "llama-3.2-1b", "method": "full", "optimizer": "adamw_torch"},
     "qwen": {"model": "qwen2.5-0.5b", "method": "lora", "gradient_checkpointing": "true"},
     "adafactor": {"model": "qwen2.5-0.5b", "method": "full", "optimizer": "adafactor"},
-    "gemma": {
-        "model": "gemma-2-2b",
-        "method": "qlora",
-        "attention": "eager",
-        "gradient_checkpointing": "true",
-    },
+    "gemma": typed("--model gemma-2-2b --method qlora --attention eager --gradient-checkpointing true"),
 }
 
 

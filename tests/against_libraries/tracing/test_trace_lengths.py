@@ -26,17 +26,11 @@ from planner.program.ops.sizes import unit_values
 from planner.program.request_stream import RequestStream as Program
 from planner.program.step import step_of
 from planner.units import MIB
-from tests.jobs import job_by, resolved
+from tests.jobs import job_by, resolved, typed
 
 CAP, MEAN, BATCH, STEPS = 1024, 400, 2, 100
 TRACED = (256, 512, 1024)
-FLAGS = {
-    "model": "qwen2.5-0.5b",
-    "method": "lora",
-    "gpu": "h200-sxm",
-    "batch": BATCH,
-    "gradient_checkpointing": True,
-}
+FLAGS = typed(f"--model qwen2.5-0.5b --method lora --gpu h200-sxm --batch {BATCH} --gradient-checkpointing")
 LATER_STEP = ("forward_2", "loss_2", "backward_2")
 
 

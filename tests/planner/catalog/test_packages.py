@@ -28,16 +28,11 @@ from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from tests.extras import import_or_skip
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
-OFFLOADED = {
-    "model": "llama-2-7b",
-    "method": "full",
-    "gpu": "a100-80gb:2",
-    "seq": 1024,
-    "sharding": "zero2",
-    "offload": "optimizer",
-}
+OFFLOADED = typed(
+    "--model llama-2-7b --method full --gpu a100-80gb:2 --seq 1024 --sharding zero2 --offload optimizer"
+)
 RECORD: dict[str, Any] = {
     "id": "r", "source": "s", "source_group": "g", "model": "7b", "gpu": "a100-80gb", "method": "full",
     "seq_len": 512,

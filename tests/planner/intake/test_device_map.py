@@ -8,17 +8,12 @@ from planner.domain.recipes.flat_recipe import flat_recipe
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.given.request import Given, ScenarioRequest, from_flags, merge
 from planner.intake.resolve import resolve
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
-JOB: dict[str, object] = {
-    "model": "llama-3.1-8b",
-    "method": "lora",
-    "gpu": "4090:2",
-    "seq": 512,
-    "batch": 1,
-    "device_map": "auto",
-    "stack": "hf-trainer@5",
-}
+JOB: dict[str, object] = typed(
+    "--model llama-3.1-8b --method lora --gpu 4090:2 --seq 512 --batch 1 --device-map auto "
+    "--stack hf-trainer@5"
+)
 
 
 def test_one_process_has_all_gpus() -> None:

@@ -17,7 +17,7 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import job_of
 from planner.searching.variants import with_flags
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 BASE: dict[str, Any] = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "seq": 32768}
 
@@ -112,14 +112,9 @@ def test_what_nobody_read_has_no_verdict(flags: dict[str, object], words: str) -
     assert words in str(raised.value)
 
 
-HEADS = {
-    "stack": "axolotl",
-    "context_parallel": 4,
-    "padding": "packed",
-    "attention": "flash2",
-    "batch": 1,
-    "gpu": "a100-80gb:8",
-}
+HEADS = typed(
+    "--stack axolotl --context-parallel 4 --padding packed --attention flash2 --batch 1 --gpu a100-80gb:8"
+)
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
@@ -131,14 +126,9 @@ def test_only_attention_knows_of_a_divided_sequence(method: str, sharding: str) 
     assert (job.tokens, job.optimizer_shards) == (32768 // 4, 1 if sharding == "ddp" else 8)
 
 
-EXCHANGED = {
-    "stack": "trl",
-    "context_parallel": 8,
-    "padding": "packed",
-    "attention": "flash2",
-    "batch": 1,
-    "sharding": "zero3",
-}
+EXCHANGED = typed(
+    "--stack trl --context-parallel 8 --padding packed --attention flash2 --batch 1 --sharding zero3"
+)
 
 
 @pytest.mark.parametrize("evaluated", [{"samples": 100, "eval_samples": 10}, {"eval_batch": 1}])
@@ -194,13 +184,9 @@ def test_what_gathered_heads_do_not_take(flags: dict[str, object], words: str) -
         scenario_of(**{**HEADS, **flags})
 
 
-ULYSSES = {
-    "stack": "llama-factory-v1",
-    "tensor_parallel": 1,
-    "attention": "flash2",
-    "sharding": "fsdp",
-    "precision": "bf16-mixed",
-}
+ULYSSES = typed(
+    "--stack llama-factory-v1 --tensor-parallel 1 --attention flash2 --sharding fsdp --precision bf16-mixed"
+)
 
 
 def test_a_stack_that_exchanges_heads_divides_sequences_alone() -> None:

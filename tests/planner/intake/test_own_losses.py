@@ -9,19 +9,12 @@ import pytest
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import replayed
 from planner.program.job import job_of
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
-SAID: dict[str, Any] = {
-    "gpu": "a100-80-sxm",
-    "stack": "trl@0",
-    "method": "full",
-    "padding": "packed",
-    "load_dtype": "bf16",
-    "precision": "bf16-mixed",
-    "gradient_checkpointing": True,
-    "model": "gpt2",
-    "seq": 1024,
-}
+SAID: dict[str, Any] = typed(
+    "--gpu a100-80-sxm --stack trl@0 --method full --padding packed --load-dtype bf16 "
+    "--precision bf16-mixed --gradient-checkpointing --model gpt2 --seq 1024"
+)
 NARROW, IN_PLACE = ("compute", "shifted", "log_softmax"), ("float", "shifted", "log_softmax")
 COMMON = ("compute", "float", "shifted", "log_softmax")
 

@@ -23,19 +23,14 @@ from planner.memory.replayed_peak import predict_replayed
 from planner.predicting import estimate
 from planner.program.job import Job, job_of
 from planner.units import GIB
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 PRIORS = Coefficients()
 CAP = 2048
-NATURAL = {
-    "model": "qwen2.5-7b",
-    "method": "lora",
-    "gpu": "h200-sxm",
-    "seq": CAP,
-    "tokens_per_sample": 800,
-    "padding": "longest",
-    "gradient_checkpointing": True,
-}
+NATURAL = typed(
+    f"--model qwen2.5-7b --method lora --gpu h200-sxm --seq {CAP} --tokens-per-sample 800 "
+    "--padding longest --gradient-checkpointing"
+)
 
 
 scenario = partial(resolved, NATURAL)

@@ -13,7 +13,7 @@ from planner.memory.host import predict_host
 from planner.predicting import estimate
 from planner.program.job import Job
 from planner.units import MIB
-from tests.jobs import job_by, resolved
+from tests.jobs import job_by, resolved, typed
 
 # Qwen2.5-7B at rank 8, by layer: nine LoRA matrices of 3,584 features, two of 512 and three of 18,944;
 # 28 layers.
@@ -141,14 +141,7 @@ def test_a_node_that_is_short_only_when_it_saves_says_so() -> None:
     """Two copies of 14 GiB do not fit beside two processes into 24 GiB; with less than the steps need,
     saving is not named.
     """
-    flags = {
-        "model": "qwen2.5-7b",
-        "method": "lora",
-        "gpu": "a100-80gb",
-        "gpus": 2,
-        "seq": 1024,
-        "sharding": "zero2",
-    }
+    flags = typed("--model qwen2.5-7b --method lora --gpu a100-80gb --gpus 2 --seq 1024 --sharding zero2")
     saving, always = (estimate(resolved({**flags, "host_memory": size})) for size in ("24GiB", "4GiB"))
     assert saving.verdict == always.verdict == "host_memory_short"
     assert "of host RAM while it saves, " in saving.reason

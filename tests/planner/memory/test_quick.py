@@ -16,7 +16,7 @@ from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from planner.searching.variants import with_sizes
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 _BATCH, _LENGTH = (1, 2, 7, 16), (256, 1024, 5000)
 _LEVELS = (
@@ -87,12 +87,7 @@ def test_shallow_models_say_what_a_deep_one_takes(flags: dict[str, object]) -> N
         ({"model": "qwen2-0.5b", "grad_accum": 2}, 0.0),
         ({"model": "llama-2-7b", "method": "full", "gradient_checkpointing": True}, 0.001),
         (
-            {
-                "model": "llama-3.1-70b",
-                "method": "qlora",
-                "attention": "eager",
-                "gradient_checkpointing": True,
-            },
+            typed("--model llama-3.1-70b --method qlora --attention eager --gradient-checkpointing"),
             0.001,
         ),
         ({"model": "phi-2", "method": "int8"}, 0.005),

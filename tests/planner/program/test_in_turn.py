@@ -19,19 +19,13 @@ from planner.program.job import job_of
 from planner.program.step import parts_of, step_of
 from planner.throughput.pipeline_time import predict_pipeline
 from planner.throughput.step_time import predict_time
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 # ``spread.py`` beside it, by measure trace with Transformers 5.23, accelerate 1.15 and PEFT 0.21.2;
 # ``cards``: those that reserve most.
 DRY_RUNS = Path(__file__).parents[2] / "against_libraries/programs/spread.csv"
 SAID: dict[str, object] = {"stack": "hf-trainer@5", "optimizer": "adamw_torch", "device_map": "auto"}
-SMALL: dict[str, object] = {
-    "model": "tinyllama-1.1b",
-    "method": "lora",
-    "gpu": "4090:2",
-    "seq": 512,
-    "batch": 2,
-}
+SMALL: dict[str, object] = typed("--model tinyllama-1.1b --method lora --gpu 4090:2 --seq 512 --batch 2")
 
 
 def scenario_of(**given: object) -> Scenario:

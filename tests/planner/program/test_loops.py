@@ -14,7 +14,7 @@ from planner.memory.replayed import replayed
 from planner.memory.structures import program_of
 from planner.program.job import Job
 from planner.units import GIB
-from tests.jobs import job_by
+from tests.jobs import job_by, typed
 
 TOKENS, VOCAB = 2048, 128_256
 
@@ -167,19 +167,10 @@ def test_fsdp1_holds_inputs_and_gradients_of_frozen_layers(switches: str, kept_o
     """At the end of backward a layer has left its input and its gradient,
     where only the input was there at the beginning.
     """
-    flags: dict[str, Any] = {
-        "gpu": "a100-80-sxm:2",
-        "sharding": "fsdp1",
-        "gradient_checkpointing": True,
-        "stack": "hf-trainer@4",
-    }
-    flags |= {
-        "checkpoint_reentrant": True,
-        "loss": "liger",
-        "seq": 8192,
-        "precision": "bf16",
-        "load_dtype": "bf16",
-    }
+    flags: dict[str, Any] = typed(
+        "--gpu a100-80-sxm:2 --sharding fsdp1 --gradient-checkpointing --stack hf-trainer@4"
+    )
+    flags |= typed("--checkpoint-reentrant --loss liger --seq 8192 --precision bf16 --load-dtype bf16")
     base = allocated(job(**flags, switches="checkpoints_units=false"), "backward_2")
     more = allocated(job(**flags, switches=switches), "backward_2") - base
     assert more / hidden_bytes(job(**flags).recipe) == pytest.approx(16 * kept_of_each, abs=3)

@@ -14,22 +14,14 @@ from planner.program.ops.tensors import Tensor, Unit
 from planner.program.ops.work import ToHost
 from planner.program.saved_on_host import SavedOnHost, on_host
 from planner.program.step import parts_of
-from tests.jobs import job_by, resolved
+from tests.jobs import job_by, resolved, typed
 
 GIB = 2**30
-JOB = {
-    "model": "qwen2.5-0.5b",
-    "method": "lora",
-    "lora_rank": 16,
-    "lora_targets": ("all-linear",),
-    "stack": "trl",
-    "gpu": "a100-80-sxm",
-    "seq": 1024,
-    "batch": 4,
-    "load_dtype": "bf16",
-    "offload": "activations",
-    "gradient_checkpointing": False,
-}
+JOB = typed(
+    "--model qwen2.5-0.5b --method lora --lora-rank 16 --lora-targets all-linear --stack trl "
+    "--gpu a100-80-sxm --seq 1024 --batch 4 --load-dtype bf16 --offload activations "
+    "--no-gradient-checkpointing"
+)
 
 
 def hooked() -> tuple[Operators, SavedOnHost]:

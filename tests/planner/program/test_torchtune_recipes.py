@@ -9,21 +9,14 @@ from typing import Any
 import pytest
 
 from planner.memory.replayed import replayed
-from tests.jobs import job_by
+from tests.jobs import job_by, typed
 
 # Rows of no fewer tokens than the recipe lets through; Gemma 2 with a tokenizer of Llama 3, FSDP2.
 ROWS = Path(__file__).parents[2] / "against_libraries/programs/torchtune.csv"
-AXOLOTL: dict[str, Any] = {
-    "stack": "axolotl",
-    "method": "full",
-    "seq": 2048,
-    "batch": 2,
-    "qat": "int8-int4",
-    "qat_group": 32,
-    "optimizer": "adamw_torch_fused",
-    "attention": "flash2",
-    "loss": "liger",
-}
+AXOLOTL: dict[str, Any] = typed(
+    "--stack axolotl --method full --seq 2048 --batch 2 --qat int8-int4 --qat-group 32 "
+    "--optimizer adamw_torch_fused --attention flash2 --loss liger"
+)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +72,7 @@ def test_liger_of_axolotl_under_fsdp2(size: dict[str, Any], allocated: int, rese
     assert max(int(each.reserved_bytes) for each in phases) == pytest.approx(reserved, rel=0.01)
 
 
-OLD_LORA = {
-    "model": "llama-3.1-8b",
-    "lora_rank": 8,
-    "lora_targets": "q_proj,v_proj",
-    "optimizer": "adamw_torch",
-}
+OLD_LORA = typed("--model llama-3.1-8b --lora-rank 8 --lora-targets q_proj,v_proj --optimizer adamw_torch")
 OLD_LORA |= {"method": "lora", "stack": "torchtune@0.2", "seq": 512, "batch": 2, "grad_accum": 2}
 OLD_TABLES = "rotary_tables=pairs_of_layers;rotary_positions=8192"
 
@@ -103,13 +91,10 @@ OLD_TABLES = "rotary_tables=pairs_of_layers;rotary_positions=8192"
             12.667,
         ),
         (
-            {
-                "gpu": "h100-sxm:4",
-                "sharding": "fsdp1",
-                "gradient_checkpointing": True,
-                "method": "full",
-                "switches": OLD_TABLES,
-            },
+            typed(
+                "--gpu h100-sxm:4 --sharding fsdp1 --gradient-checkpointing --method full "
+                f"--switches {OLD_TABLES}"
+            ),
             21.443,
         ),
     ],

@@ -11,7 +11,7 @@ from planner.predicting import PRIORS, estimate
 from planner.searching.grid import estimate_grid
 from planner.searching.variants import with_flags
 from tests.files import written
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 COUNTS = "100\n" * 6 + "700\n" * 3 + "3000\n"
 
@@ -25,14 +25,9 @@ def data(tmp_path: Path) -> str:
 
 def job(data: str, **flags: str) -> dict[str, str]:
     """Flags of a job on this data."""
-    said = {
-        "model": "llama-3.2-1b",
-        "method": "lora",
-        "gpu": "a100-80-sxm",
-        "seq": "1024",
-        "batch": "4",
-        "padding": "longest",
-    }
+    said = typed(
+        "--model llama-3.2-1b --method lora --gpu a100-80-sxm --seq 1024 --batch 4 --padding longest"
+    )
     return {**said, "data": data, **flags}
 
 

@@ -17,7 +17,7 @@ from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibrati
 from planner.searching import grid
 from planner.searching.grid import Grid, GridIntervals, estimate_grid
 from planner.searching.variants import with_sizes
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 # Sums of integers below 2^53 are exact either way; FLOP are above, so Python's integers and floats may differ
 # in the last bits.  So may numpy's own exp and log, by up to 4 units of the last place in numpy 1.26, and
@@ -42,22 +42,11 @@ def point(base: Scenario, made: Grid, row: int, column: int) -> Scenario:
 JOBS: dict[str, dict[str, object]] = {
     "full": {"method": "full", "optimizer": "adamw_torch"},
     "lora": {},
-    "qlora, eager attention, whole head": {
-        "method": "qlora",
-        "attention": "eager",
-        "modules_to_save": "lm_head",
-    },
-    "int8 base, dropout, 8-bit optimizer": {
-        "method": "int8",
-        "lora_dropout": "0.1",
-        "optimizer": "adamw_8bit",
-    },
-    "natural lengths, old stack": {
-        "stack": "hf-trainer@4",
-        "padding": "longest",
-        "tokens_per_sample": "700",
-        "seq": "2048",
-    },
+    "qlora, eager attention, whole head": typed("--method qlora --attention eager --modules-to-save lm_head"),
+    "int8 base, dropout, 8-bit optimizer": typed("--method int8 --lora-dropout 0.1 --optimizer adamw_8bit"),
+    "natural lengths, old stack": typed(
+        "--stack hf-trainer@4 --padding longest --tokens-per-sample 700 --seq 2048"
+    ),
     "mixture of experts, liger": {"model": "mixtral-8x7b", "loss": "liger", "grad_accum": "4"},
     "sliding window, two nodes": {"model": "gemma-2-2b", "nodes": "2", "padding": "packed"},
 }

@@ -21,7 +21,7 @@ from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever
 from planner.searching.moves import CHEAP, KINDS, more_cards, more_nodes, moves
 from planner.searching.variants import refusals, with_flags
 from planner.units import GIB, MIB
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 from tests.planner.searching.jobs import (
     EAGER,
     FAR_TOO_LARGE,
@@ -130,15 +130,7 @@ def test_the_stack_is_offered_before_host_ram_and_data() -> None:
     assert fitting[0].flags == {"stack": "unsloth"}
     assert fitting[0].host_bytes < 4 * GIB
     said = levers(
-        scenario(
-            {
-                "model": "mistral-small-24b",
-                "method": "qlora",
-                "gpu": "4090",
-                "seq": "4096",
-                "stack": "hf-trainer@5",
-            }
-        )
+        scenario(typed("--model mistral-small-24b --method qlora --gpu 4090 --seq 4096 --stack hf-trainer@5"))
     )
     assert not any("stack" in lever.flags for lever in said)
 
@@ -276,14 +268,7 @@ def test_three_changes_that_cost_time_come_before_two_that_cost_host_ram() -> No
     """An 8B full fine-tune under DDP on eight cards: checkpointing,
     a fused loss and sharding are the usual way, not offload.
     """
-    job = {
-        "model": "8b",
-        "method": "full",
-        "gpu": "h100-sxm:8",
-        "seq": "8192",
-        "batch": "8",
-        "stack": "hf-trainer@5",
-    }
+    job = typed("--model 8b --method full --gpu h100-sxm:8 --seq 8192 --batch 8 --stack hf-trainer@5")
     enough = [lever for lever in levers(scenario(job)) if lever.fits]
     assert enough[0].kind == "time"
     assert enough[0].description.count(" + ") == 2

@@ -11,12 +11,11 @@ from planner.domain.scenario import Scenario
 from planner.predicting import PRIORS, predict_with
 from planner.searching import run_length
 from planner.searching.run_length import at_example_length
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
-JOB: dict[str, Any] = {
-    "model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 1024, "batch": 2, "samples": 1000,
-    "padding": "longest",
-}  # fmt: skip
+JOB: dict[str, Any] = typed(
+    "--model qwen2.5-0.5b --method lora --gpu 4090 --seq 1024 --batch 2 --samples 1000 --padding longest"
+)
 
 
 scenario = partial(resolved, JOB)

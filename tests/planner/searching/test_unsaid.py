@@ -19,19 +19,13 @@ from planner.report.prediction.subject import Subject
 from planner.searching import unsaid
 from planner.searching.unsaid import MAX_ROWS, Unsaid, unsaid_settings
 from planner.units import GIB
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 Flags = dict[str, object]
 LORA: Flags = {"model": "llama-3.1-8b", "method": "lora", "gpu": "a100-80-sxm", "seq": "4096"}
 QLORA: Flags = {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"}
 SHARDED: Flags = {"model": "7b", "method": "full", "gpu": "h100-sxm:8", "seq": "4096", "sharding": "fsdp"}
-OLD_CARD: Flags = {
-    "model": "qwen2.5-0.5b",
-    "method": "full",
-    "gpu": "t4",
-    "seq": "512",
-    "precision": "fp16-mixed",
-}
+OLD_CARD: Flags = typed("--model qwen2.5-0.5b --method full --gpu t4 --seq 512 --precision fp16-mixed")
 JOBS = {"lora": LORA, "qlora": QLORA, "sharded": SHARDED, "t4": OLD_CARD}
 
 

@@ -18,7 +18,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.throughput.flop import products_flop
 from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 LLAMA_2_7B = {
     "model_type": "llama",
@@ -37,13 +37,9 @@ FIRST_QKV = 3 * 4096**2
 LORA_WIDTHS = 32 * (4 * 8192 + 3 * (4096 + 11008))
 PRIORS = Coefficients()
 # A 4-bit base, by the flags of a command.
-MISTRAL: dict[str, Any] = {
-    "model": "mistral-7b",
-    "method": "qlora",
-    "gpu": "a100-80-sxm",
-    "seq": 1024,
-    "stack": "hf-trainer@4",
-}
+MISTRAL: dict[str, Any] = typed(
+    "--model mistral-7b --method qlora --gpu a100-80-sxm --seq 1024 --stack hf-trainer@4"
+)
 
 
 def recipe(method: str = "full", **changes: object) -> Recipe:

@@ -30,7 +30,7 @@ from planner.throughput.kernel_time import optimizer_seconds
 from planner.throughput.rates import intra_node_bytes_per_s
 from planner.throughput.time_inputs import TimedJob, job_of
 from planner.units import GIGA
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 from tests.planner.throughput.jobs import (
     LORA_WIDTHS,
     PARAMS,
@@ -110,15 +110,10 @@ def test_groups_of_a_node_broadcast_over_its_own_links() -> None:
 
 def test_adapters_that_are_units_of_fsdp2_call_hooks_of_their_own() -> None:
     """Two matrices for each of seven in a layer, beside the layer."""
-    shared = {
-        "model": "qwen3-0.6b",
-        "method": "lora",
-        "gpu": "h100-sxm:8",
-        "seq": 512,
-        "sharding": "fsdp",
-        "lora_targets": "all-linear",
-        "gradient_checkpointing": True,
-    }
+    shared = typed(
+        "--model qwen3-0.6b --method lora --gpu h100-sxm:8 --seq 512 --sharding fsdp "
+        "--lora-targets all-linear --gradient-checkpointing"
+    )
     seconds = [
         hook_seconds(held)
         for stack in ("llama-factory-v1", "hf-trainer@5")

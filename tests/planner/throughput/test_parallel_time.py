@@ -11,7 +11,7 @@ from planner.throughput.parallel_time import parallel_bytes, parallel_seconds
 from planner.throughput.rates import intra_node_bytes_per_s
 from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 TOKENS, HIDDEN, LAYERS, WORDS = 4096, 4096, 32, 128256
 KEYS = 8 * 128
@@ -19,13 +19,9 @@ KEYS = 8 * 128
 
 def job(**flags: Any) -> TimedJob:
     """Llama 3.1 8B in bf16 on H100 cards."""
-    base = {
-        "model": "llama-3.1-8b",
-        "method": "full",
-        "seq": TOKENS,
-        "padding": "packed",
-        "gradient_checkpointing": False,
-    }
+    base = typed(
+        f"--model llama-3.1-8b --method full --seq {TOKENS} --padding packed --no-gradient-checkpointing"
+    )
     made = job_of(resolved(base | flags), Coefficients())
     assert made is not None
     return made

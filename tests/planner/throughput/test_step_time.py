@@ -16,7 +16,7 @@ from planner.domain.recipes.recipe import Adapter, Batch, Numerics, Recipe
 from planner.domain.scenario import RunPlan, Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.throughput.step_time import predict_time
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 from tests.planner.throughput.jobs import PRIORS, job, predicted, recipe, scenario, term
 
 
@@ -169,14 +169,9 @@ def test_sorted_batches_are_not_padded(llama: ModelSpec) -> None:
     assert job(mixed).micro.computed > 1.2 * 4 * 300
 
 
-JOB = {
-    "model": "llama-2-7b",
-    "method": "full",
-    "gpu": "h100-sxm",
-    "seq": 2048,
-    "stack": "llama-factory",
-    "load_dtype": "bf16",
-}
+JOB = typed(
+    "--model llama-2-7b --method full --gpu h100-sxm --seq 2048 --stack llama-factory --load-dtype bf16"
+)
 
 
 # Without recomputation a step is one forward pass and a backward one of twice its products.

@@ -8,12 +8,11 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.predicting import estimate
 from planner.throughput.time_details import with_time_details
 from planner.throughput.time_inputs import job_of
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
-OFFLOADED = {
-    "model": "7b", "method": "full", "seq": 512, "gpu": "a100-80-sxm:4",
-    "sharding": "zero3", "offload": "optimizer+params",
-}  # fmt: skip
+OFFLOADED = typed(
+    "--model 7b --method full --seq 512 --gpu a100-80-sxm:4 --sharding zero3 --offload optimizer+params"
+)
 
 
 @pytest.mark.parametrize(("nodes", "billions"), [(1, "6.74"), (2, "3.37")])

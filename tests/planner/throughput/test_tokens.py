@@ -12,18 +12,13 @@ from planner.program.ops.work import FusedAttention
 from planner.throughput.kernel_time import attention_seconds
 from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 PRIORS = Coefficients()
-NATURAL = {
-    "model": "qwen2.5-1.5b",
-    "method": "lora",
-    "gpu": "a100-80-sxm",
-    "seq": "2048",
-    "batch": "1",
-    "padding": "longest",
-    "tokens_per_sample": "1000",
-}
+NATURAL = typed(
+    "--model qwen2.5-1.5b --method lora --gpu a100-80-sxm --seq 2048 --batch 1 --padding longest "
+    "--tokens-per-sample 1000"
+)
 
 
 scenario = partial(resolved, NATURAL)

@@ -21,7 +21,7 @@ from planner.memory.drawn_lengths import longest_of_batch_tokens
 from planner.program.job import Job, job_of
 from planner.records import read_records
 from tests.accuracy.published import published_dir
-from tests.jobs import resolved
+from tests.jobs import resolved, typed
 
 CAP, MEAN, BATCH = 768, 202, 4
 # Smallest length in units of the spread, for a deviation of 0.8 of the mean.
@@ -33,14 +33,9 @@ SORTED = "sorts_lengths=true;keeps_outgrown_blocks=false;drops_long_samples=true
 
 
 def _job(switches: str) -> Job:
-    said = {
-        "model": "llama-3.2-3b",
-        "method": "lora",
-        "gpu": "l40s",
-        "batch": BATCH,
-        "seq": CAP,
-        "padding": "longest",
-    }
+    said = typed(
+        f"--model llama-3.2-3b --method lora --gpu l40s --batch {BATCH} --seq {CAP} --padding longest"
+    )
     scenario = resolved({**said, "tokens_per_sample": MEAN, **({"switches": switches} if switches else {})})
     return job_of(scenario, replace(Coefficients(), length_variation=0.8))
 

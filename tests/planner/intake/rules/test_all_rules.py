@@ -588,8 +588,10 @@ OTHER_WAYS: list[tuple[str, Flags, bool]] = [
     *(
         (
             "train-layers-checkpointing-unread",
-            "--method full --train-layers last:8;head --stack torchtune --gradient-checkpointing "
-            f"--model {model}",
+            (
+                "--method full --train-layers last:8;head --stack torchtune --gradient-checkpointing "
+                f"--model {model}"
+            ),
             answers,
         )
         for model, answers in (("llama-2-7b", True), ("qwen2.5-0.5b", False))

@@ -11,7 +11,7 @@ from planner.program.job import job_of
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
 from planner.units import MIB
-from tests.jobs import job_by, resolved
+from tests.jobs import job_by, resolved, typed
 
 
 def test_a_bucket_ends_with_the_gradient_that_fills_it() -> None:
@@ -27,15 +27,9 @@ def test_a_copy_ends_with_the_tensor_that_fills_it() -> None:
     assert copy_sizes([]) == []
 
 
-FLAGS = {
-    "model": "qwen2.5-0.5b",
-    "method": "full",
-    "sharding": "ddp",
-    "gpus": 2,
-    "gpu": "a100-80gb",
-    "seq": 512,
-    "batch": 1,
-}
+FLAGS = typed(
+    "--model qwen2.5-0.5b --method full --sharding ddp --gpus 2 --gpu a100-80gb --seq 512 --batch 1"
+)
 
 
 def buckets_of(stream: RequestStream) -> list[int]:

@@ -9,16 +9,11 @@ import pytest
 
 from planner.errors import NotModelledError, UsageError
 from planner.memory.replayed import replayed
-from tests.jobs import job_by, resolved
+from tests.jobs import job_by, resolved, typed
 
 ROWS = Path(__file__).parents[3] / "against_libraries/programs/gkd.csv"
 STUDENT = {"task": "gkd", "stack": "trl", "model": "qwen2.5-0.5b", "gpu": "h100-sxm", "grad_accum": "2"}
-TRAINED = {
-    "load_dtype": "bf16",
-    "precision": "bf16-mixed",
-    "gradient_checkpointing": "true",
-    "lora_rank": "16",
-}
+TRAINED = typed("--load-dtype bf16 --precision bf16-mixed --gradient-checkpointing true --lora-rank 16")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.units import MIB
-from tests.jobs import job_by, resolved
+from tests.jobs import job_by, resolved, typed
 
 DIVIDED_RESERVED = 0.045
 """Of rows of TRL and ms-swift under ZeRO-3: where parts of the second model lie beside those of the first is
@@ -24,22 +24,12 @@ left out, as is the order in which garbage is collected.
 SWIFT = Path(__file__).parents[3] / "against_libraries/programs/swift.csv"
 DIVIDED = SWIFT.with_name("preferences_divided.csv")
 # ``examples/mistral/mistral-dpo-qlora.yml`` of Axolotl (2025-03).
-MISTRAL: dict[str, Any] = {
-    "stack": "axolotl",
-    "task": "dpo",
-    "model": "mistral-7b-instruct-v0.2",
-    "method": "qlora",
-    "seq": 2048,
-    "batch": 16,
-    "grad_accum": 4,
-    "quant_storage": "bf16",
-    "lora_rank": 8,
-    "lora_targets": ("all-linear",),
-    "modules_to_save": ("embed_tokens", "lm_head"),
-    "gradient_checkpointing": True,
-    "optimizer": "adamw_8bit",
-    "gpu": "a100-80-sxm",
-}
+MISTRAL: dict[str, Any] = typed(
+    "--stack axolotl --task dpo --model mistral-7b-instruct-v0.2 --method qlora --seq 2048 --batch 16 "
+    "--grad-accum 4 --quant-storage bf16 --lora-rank 8 --lora-targets all-linear "
+    "--modules-to-save embed_tokens;lm_head --gradient-checkpointing --optimizer adamw_8bit "
+    "--gpu a100-80-sxm"
+)
 
 
 def test_axolotls_kernels_copy_the_cut_logits() -> None:

@@ -19,19 +19,12 @@ from planner.program.parameters import Shape, Weight
 from planner.program.request_stream import RequestStream
 from planner.program.update.optimizer import optimizer_step
 from planner.program.update.states import states_of
-from tests.jobs import job_by, resolved
+from tests.jobs import job_by, resolved, typed
 
 
 def job(optimizer: Optimizer, foreach_step_copies: int = 1, **more: str) -> Job:
     """Adapters of rank 8 under ``optimizer``."""
-    flags = {
-        "model": "llama-2-7b",
-        "method": "lora",
-        "gpu": "a100-80gb",
-        "seq": 512,
-        "batch": 1,
-        "lora_rank": 8,
-    }
+    flags = typed("--model llama-2-7b --method lora --gpu a100-80gb --seq 512 --batch 1 --lora-rank 8")
     scenario = resolved({**flags, "optimizer": optimizer, **more})
     stack = replace(scenario.stack, foreach_step_copies=foreach_step_copies)
     return job_of(replace(scenario, stack=stack), Coefficients())
@@ -243,13 +236,7 @@ def test_apollo_keeps_a_random_matrix_and_two_narrow_moments() -> None:
     Source: apollo-torch 1.0.3, run on a CPU with counted bytes: states to the byte,
     temporaries of a later step to the byte.
     """
-    flags = {
-        "model": "llama-2-7b",
-        "method": "full",
-        "gpu": "a100-80gb",
-        "seq": 512,
-        "optimizer": "apollo_adamw",
-    }
+    flags = typed("--model llama-2-7b --method full --gpu a100-80gb --seq 512 --optimizer apollo_adamw")
     subject = job_by({**flags, "optimizer_rank": 8})
     vector = Weight("norm", "norm", ((Unit.ONE, 100),), "fp32", trained=True)
     narrow = 4 * 1_000 * 8

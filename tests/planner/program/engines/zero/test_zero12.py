@@ -16,19 +16,13 @@ from planner.program.engines.zero.partition import FlatGroup, merged, sent_toget
 from planner.program.ops.sizes import unit_values
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
-from tests.jobs import job_by
+from tests.jobs import job_by, typed
 
 # Parameters of Qwen2.5-0.5B, whose head is its token table; norms and biases among them.
 TRAINED, VECTORS = 494_032_768, 24 * (896 + 128 + 128 + 2 * 896) + 896
-FLAGS = {
-    "model": "qwen2.5-0.5b",
-    "method": "full",
-    "gpus": "2",
-    "gpu": "a100-80gb",
-    "stack": "hf-trainer@5",
-    "batch": "1",
-    "seq": "256",
-}
+FLAGS = typed(
+    "--model qwen2.5-0.5b --method full --gpus 2 --gpu a100-80gb --stack hf-trainer@5 --batch 1 --seq 256"
+)
 
 
 job_of_flags = partial(job_by, FLAGS)

@@ -98,14 +98,7 @@ def test_each_norm_of_a_layer_is_a_module_of_its_own() -> None:
     norm; with both, prefetch falls into another order and 0.5 GB less is reserved.
     """
     job = job_by(
-        {
-            "model": "smollm2-135m",
-            "method": "full",
-            "gpu": "h100-sxm:4",
-            "sharding": "zero3",
-            "seq": 512,
-            "grad_accum": 2,
-        }
+        "--model smollm2-135m --method full --gpu h100-sxm:4 --sharding zero3 --seq 512 --grad-accum 2"
     )
     stream = step_of(job)
     sizes = stream.sizes({unit: float(count) for unit, count in unit_values(job).items()})

@@ -9,16 +9,11 @@ from __future__ import annotations
 import pytest
 
 from planner.program.step import parts_of
-from tests.jobs import job_by
+from tests.jobs import job_by, typed
 
-FLAGS = {
-    "model": "llama-3.1-8b",
-    "method": "lora",
-    "stack": "trl",
-    "sharding": "zero2",
-    "padding": "packed",
-    "attention": "flash2",
-}
+FLAGS = typed(
+    "--model llama-3.1-8b --method lora --stack trl --sharding zero2 --padding packed --attention flash2"
+)
 QUERY, KEY = 32 * 128 * 2, 8 * 128 * 2
 """Bytes for each token of this GPU."""
 
