@@ -18,13 +18,10 @@ from tests.jobs import resolved
 
 scenario_of = partial(
     resolved,
-    model="tinyllama-1.1b",
-    method="lora",
-    gpu="4090:2",
-    seq=512,
-    batch=1,
-    device_map="auto",
-    stack="hf-trainer@5",
+    (
+        "--model tinyllama-1.1b --method lora --gpu 4090:2 --seq 512 --batch 1 --device-map auto "
+        "--stack hf-trainer@5"
+    ),
 )
 """A job whose layers are spread."""
 

@@ -19,14 +19,10 @@ BATCH, SEQ = 4, 2048
 
 job = partial(
     resolved,
-    model="llama-3.2-1b",
-    method="lora",
-    gpu="a100-80-sxm",
-    seq=SEQ,
-    batch=BATCH,
-    padding="packed",
-    attention="sdpa",
-    gradient_checkpointing=False,
+    (
+        f"--model llama-3.2-1b --method lora --gpu a100-80-sxm --seq {SEQ} --batch {BATCH} --padding packed "
+        "--attention sdpa --no-gradient-checkpointing"
+    ),
 )
 """A LoRA fine-tune of Llama 3.2 1B on packed samples."""
 

@@ -23,15 +23,10 @@ LAYERS = 28
 
 job = partial(
     job_by,
-    model="qwen2.5-7b",
-    gpu="a100-80gb",
-    gpus=2,
-    seq=1024,
-    batch=1,
-    stack="hf-trainer@5",
-    method="lora",
-    lora_rank=8,
-    lora_targets="all-linear",
+    (
+        "--model qwen2.5-7b --gpu a100-80gb --gpus 2 --seq 1024 --batch 1 --stack hf-trainer@5 --method lora "
+        "--lora-rank 8 --lora-targets all-linear"
+    ),
 )
 """A LoRA of every matrix of Qwen2.5-7B over two cards; DeepSpeed pins what it offloads."""
 

@@ -24,15 +24,10 @@ ADAPTERS = LAYERS * 8 * (2 * (3_584 + 3_584) + 2 * (3_584 + 512) + 3 * (3_584 + 
 
 job = partial(
     job_by,
-    model="qwen2.5-7b",
-    gpu="a100-80gb",
-    seq=1024,
-    batch=1,
-    stack="hf-trainer@5",
-    method="lora",
-    load_dtype="bf16",
-    lora_rank=8,
-    lora_targets="all-linear",
+    (
+        "--model qwen2.5-7b --gpu a100-80gb --seq 1024 --batch 1 --stack hf-trainer@5 --method lora "
+        "--load-dtype bf16 --lora-rank 8 --lora-targets all-linear"
+    ),
 )
 """Qwen2.5-7B with adapters, on one card unless told otherwise."""
 

@@ -12,13 +12,7 @@ from planner.program.step import step_of
 from tests.jobs import job_by
 
 job = partial(
-    job_by,
-    model="llama-3.1-8b",
-    method="full",
-    gpu="h100-sxm",
-    seq=512,
-    precision="bf16",
-    load_dtype="bf16",
+    job_by, "--model llama-3.1-8b --method full --gpu h100-sxm --seq 512 --precision bf16 --load-dtype bf16"
 )
 """A full fine-tune in bf16."""
 

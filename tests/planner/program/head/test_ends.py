@@ -14,12 +14,10 @@ SEQ, BATCH = 512, 4
 
 job = partial(
     job_by,
-    model="llama-3.1-8b",
-    gpu="a100-80gb",
-    seq=SEQ,
-    batch=BATCH,
-    stack="hf-trainer@5",
-    attention="sdpa",
+    (
+        f"--model llama-3.1-8b --gpu a100-80gb --seq {SEQ} --batch {BATCH} --stack hf-trainer@5 "
+        "--attention sdpa"
+    ),
 )
 """A job of Llama 3.1 8B, unless told otherwise."""
 

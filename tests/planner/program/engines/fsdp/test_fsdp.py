@@ -26,14 +26,10 @@ Row = tuple[str, int, int]
 
 job = partial(
     job_by,
-    model="llama-2-7b",
-    method="full",
-    gpu="a100-80gb",
-    gpus=N,
-    sharding="fsdp",
-    seq=512,
-    batch=1,
-    stack="hf-trainer@5",
+    (
+        f"--model llama-2-7b --method full --gpu a100-80gb --gpus {N} --sharding fsdp --seq 512 --batch 1 "
+        "--stack hf-trainer@5"
+    ),
 )
 """One micro-batch of 512 tokens."""
 
