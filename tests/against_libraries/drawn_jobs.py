@@ -30,6 +30,7 @@ from planner.allocator.settings import rounded_bytes
 from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
 from planner.units import MIB
+from planner.words import words
 from tests.jobs import resolved
 
 TABLE, PROGRAM = HERE / "programs" / "drawn.csv", HERE / "programs" / "drawn.py"
@@ -37,15 +38,7 @@ SEED, ANSWERED = 16, 60
 METHODS = ("full", "lora", "qlora", "int8")
 CHECKPOINTS = ("none", "not reentrant", "reentrant")
 ATTENTIONS = ("eager", "sdpa", "flash2")
-OPTIMIZERS = (
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_8bit",
-    "paged_adamw_8bit",
-    "lion",
-    "adafactor",
-    "sgd",
-)
+OPTIMIZERS = words("adamw_torch adamw_torch_fused adamw_8bit paged_adamw_8bit lion adafactor sgd")
 PRECISIONS = ("bf16-mixed", "bf16")
 SHAPES = ((1, 2048), (2, 1024), (4, 512), (2, 384), (1, 512))
 CARD = "a100-80-sxm"

@@ -23,20 +23,10 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import ReplayedProgram, replayed, run_of
 from planner.program.job import job_of
+from planner.words import words
 from tests.jobs import resolved
 
-KEY = (
-    "model",
-    "method",
-    "sharding",
-    "gpus",
-    "offload",
-    "grad_accum",
-    "gradient_checkpointing",
-    "batch",
-    "seq",
-    "quant_storage",
-)
+KEY = words("model method sharding gpus offload grad_accum gradient_checkpointing batch seq quant_storage")
 COLUMNS = (
     *KEY,
     "trace_bytes",

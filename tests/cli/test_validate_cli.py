@@ -13,23 +13,13 @@ from planner.calibration.fit.calibrate import EARNED
 from planner.cli.main import main
 from planner.records import COLUMNS
 from planner.report.validation.document import ValidationDocument
+from planner.words import words
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "published"
 PATTERN = str(PUBLISHED / "[0-9]*.csv")
 ONE_FILE = str(PUBLISHED / "003_f83f083c0d8bebd6.csv")
 EXPLAINED = "003-t2-r03"
-FILLED = (
-    "id",
-    "source",
-    "source_group",
-    "model",
-    "gpu",
-    "method",
-    "seq_len",
-    "outcome",
-    "peak_memory_mib",
-    "pipeline_parallel",
-)
+FILLED = words("id source source_group model gpu method seq_len outcome peak_memory_mib pipeline_parallel")
 
 Captured = pytest.CaptureFixture[str]
 

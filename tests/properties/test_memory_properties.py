@@ -38,6 +38,7 @@ from planner.program.step import step_of
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.variants import with_flags, with_sizes
 from planner.units import GIB
+from planner.words import words
 from tests.jobs import resolved, typed
 
 # `make explore` draws anew, and four times as many.
@@ -48,16 +49,8 @@ LAYERS = 3
 # Rounding of sums of floats; quantities are up to 1e14 bytes.
 ROUNDING = 1e-12
 
-MODELS = (
-    "7b",
-    "qwen2.5-0.5b",
-    "gemma-2-2b",
-    "baichuan2-7b",
-    "bloom-3b",
-    "phi-2",
-    "mixtral-8x7b",
-    "deepseek-v2-lite",
-    "qwen2.5-14b",
+MODELS = words(
+    "7b qwen2.5-0.5b gemma-2-2b baichuan2-7b bloom-3b phi-2 mixtral-8x7b deepseek-v2-lite qwen2.5-14b"
 )
 WHOLE_STATES = tuple(
     name for name in OPTIMIZERS if not any(kind in name for kind in ("8bit", "4bit", "paged"))

@@ -41,6 +41,7 @@ from planner.program.step import step_of
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.variants import with_sizes
 from planner.units import MIB
+from planner.words import words
 from tests.jobs import resolved
 
 Flags = dict[str, Any]
@@ -70,24 +71,12 @@ FEW = settings(max_examples=8 * ROUNDS)
 # Searches are of whole models.
 FEWER = settings(max_examples=3 * ROUNDS)
 
-MODELS = (
-    "smollm2-135m",
-    "gemma-3-270m",
-    "qwen2.5-0.5b",
-    "opt-1.3b",
-    "gemma-2-2b",
-    "bloom-3b",
-    "granite-3.1-3b-a800m",
-    "phi-3-mini-4k",
-    "opt-6.7b",
-    "llama-2-7b",
-    "baichuan2-7b",
-    "gemma-7b",
-    "falcon-7b",
-    "deepseek-v2-lite",
-    "qwen2.5-14b",
-    "internlm-20b",
-    "mixtral-8x7b",
+MODELS = words(
+    """
+    smollm2-135m gemma-3-270m qwen2.5-0.5b opt-1.3b gemma-2-2b bloom-3b granite-3.1-3b-a800m phi-3-mini-4k
+    opt-6.7b llama-2-7b baichuan2-7b gemma-7b falcon-7b deepseek-v2-lite qwen2.5-14b internlm-20b
+    mixtral-8x7b
+    """
 )
 # What a job is made of: every field with its values,
 # from which both the strategies and the fixed sample draw.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.domain.model import ModelSpec
+from planner.words import words
 
 Reader = Callable[[ConfigFields], ModelSpec]
 
@@ -18,59 +19,22 @@ Reader = Callable[[ConfigFields], ModelSpec]
 _MODULES: dict[str, tuple[str, ...]] = {
     "dense.llama_family": ("llama", "granite", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "smollm3"),
     "dense.llama_kin": ("starcoder2", "seed_oss", "arcee", "ministral"),
-    "dense.later_blocks": (
-        "cohere2",
-        "exaone4",
-        "hunyuan_v1_dense",
-        "olmo",
-        "ministral3",
-        "apertus",
-        "ernie4_5",
-    ),
-    "dense.one_change": (
-        "cwm",
-        "hyperclovax",
-        "helium",
-        "iquestcoder",
-        "jais2",
-        "muse_glimmer_text",
-        "nanochat",
-        "vaultgemma",
+    "dense.later_blocks": words("cohere2 exaone4 hunyuan_v1_dense olmo ministral3 apertus ernie4_5"),
+    "dense.one_change": words(
+        "cwm hyperclovax helium iquestcoder jais2 muse_glimmer_text nanochat vaultgemma"
     ),
     "dense.gemma_family": ("gemma", "gemma2", "gemma3_text", "gemma3"),
     "dense.gemma3n": ("gemma3n_text",),
     "dense.gemma4": ("gemma4_text", "gemma4_unified_text"),
-    "mixtures.moe_family": (
-        "mixtral",
-        "olmoe",
-        "granitemoe",
-        "qwen2_moe",
-        "qwen3_moe",
-        "phimoe",
-        "flex_olmo",
-    ),
-    "mixtures.later_mixtures": (
-        "glm4_moe",
-        "glm4v_moe_text",
-        "minimax_m2",
-        "ernie4_5_moe",
-        "hunyuan_v1_moe",
-        "afmoe",
-        "solar_open",
-        "hy_v3",
-        "exaone_moe",
+    "mixtures.moe_family": words("mixtral olmoe granitemoe qwen2_moe qwen3_moe phimoe flex_olmo"),
+    "mixtures.later_mixtures": words(
+        """
+        glm4_moe glm4v_moe_text minimax_m2 ernie4_5_moe hunyuan_v1_moe afmoe solar_open hy_v3 exaone_moe
+        """
     ),
     "mixtures.dbrx": ("dbrx",),
     "mixtures.llama4": ("llama4_text", "llama4"),
-    "mixtures.deepseek_family": (
-        "deepseek_v2",
-        "deepseek_v3",
-        "glm4_moe_lite",
-        "mistral4",
-        "minicpm3",
-        "dots1",
-        "youtu",
-    ),
+    "mixtures.deepseek_family": words("deepseek_v2 deepseek_v3 glm4_moe_lite mistral4 minicpm3 dots1 youtu"),
     "dense.phi3_family": ("phi3",),
     "mixtures.gpt_oss": ("gpt_oss",),
     "dense.internlm": ("internlm", "internlm2", "internlm3"),
@@ -94,14 +58,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "vision.paligemma": ("paligemma",),
     "vision.pixtral_vision": ("lighton_ocr", "mistral3"),
     "vision.counted_towers": ("gemma3n", "gemma4", "gemma4_unified", "mllama", "muse_glimmer", "voxtral"),
-    "vision.tiled_vision": (
-        "internvl",
-        "llava_next",
-        "llava_next_video",
-        "llava_onevision",
-        "smolvlm",
-        "idefics3",
-    ),
+    "vision.tiled_vision": words("internvl llava_next llava_next_video llava_onevision smolvlm idefics3"),
     "vision.text_alone": ("aya_vision", "idefics2", "lfm2_vl"),
     "vision.qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     "older.remote_code": ("baichuan", "chatglm", "qwen", "minicpm"),

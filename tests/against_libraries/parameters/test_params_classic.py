@@ -17,29 +17,20 @@ from planner.catalog.location import data_dir
 from planner.catalog.models import model_ids
 from planner.domain.model import BlockSpec, ModelSpec, NormSpec
 from planner.files.structured import read_toml
+from planner.words import words
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
-SHIPPED = {
-    "biogpt",
-    "codegen",
-    "gpt2",
-    "gpt_bigcode",
-    "gpt_neo",
-    "gptj",
-    "gpt_neox",
-    "opt",
-    "bloom",
-    "falcon",
-    "mpt",
-    "phi",
-    "stablelm",
-    "cohere",
-    "glm",
-    "glm4",
-}
+SHIPPED = set(
+    words(
+        """
+    biogpt codegen gpt2 gpt_bigcode gpt_neo gptj gpt_neox opt bloom falcon mpt phi stablelm cohere glm
+    glm4
+    """
+    )
+)
 REMOTE = {"baichuan", "chatglm", "qwen"}
 
 # Published number minus the number of parameters in the module, where the two differ by more than rounding;

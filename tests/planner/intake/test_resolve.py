@@ -15,6 +15,7 @@ from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import from_flags, from_record, from_toml, merge
 from planner.intake.resolve import DEFAULT_STACK, resolve
 from planner.records import read_records
+from planner.words import words
 from tests.files import written
 from tests.jobs import resolved
 from tests.planner.intake.jobs import BASE, RECORD, assumption, scenario_of
@@ -61,61 +62,23 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     scenario = scenario_of(stack="trl")
     names = [entry.name for entry in scenario.assumptions]
     runs = {"samples", "epochs", "price", "eval_samples", "eval_batch"}
-    absent = runs | {
-        "num_labels",
-        "teacher_model",
-        "generations",
-        "completion_length",
-        "generation_steps",
-        "iterations",
-        "compare_reference",
-        "generator",
-        "vllm_memory",
-        "vllm_sleep",
-        "vllm_tensor_parallel",
-        "reward_model",
-        "reward_dtype",
-        "data",
-        "tokenizer",
-        "train_layers",
-        "images_per_sample",
-        "image_size",
-        "freeze",
-        "dora",
-        "oft_block_size",
-        "vera",
-        "optimizer_rank",
-        "versions",
-        "switches",
-        "link",
-        "link_gb_per_s",
-        "pcie_lanes",
-        "pcie_generation",
-        "power_limit_w",
-        "tensor_parallel",
-        "pipeline_parallel",
-        "pipeline_schedule",
-        "pipeline_microbatches",
-        "pipeline_first_layers",
-        "pipeline_last_layers",
-        "context_parallel",
-        "device_map",
-        "replicas",
-        "expert_parallel",
-        "hpz",
-        "fp8",
-        "qat",
-        "qat_group",
-    }
+    absent = runs | set(
+        words(
+            """
+        num_labels teacher_model generations completion_length generation_steps iterations
+        compare_reference generator vllm_memory vllm_sleep vllm_tensor_parallel reward_model reward_dtype
+        data tokenizer train_layers images_per_sample image_size freeze dora oft_block_size vera
+        optimizer_rank versions switches link link_gb_per_s pcie_lanes pcie_generation power_limit_w
+        tensor_parallel pipeline_parallel pipeline_schedule pipeline_microbatches pipeline_first_layers
+        pipeline_last_layers context_parallel device_map replicas expert_parallel hpz fp8 qat qat_group
+        """
+        )
+    )
     assert len(names) == len(set(names))
     assert set(names) == set(REQUEST_FIELDS) - absent
-    assert {entry.origin for entry in scenario.assumptions} <= {
-        "cli",
-        "assumed",
-        "catalog",
-        "derived",
-        "default:trl",
-    }
+    assert {entry.origin for entry in scenario.assumptions} <= set(
+        words("cli assumed catalog derived default:trl")
+    )
 
 
 def test_the_default_stack_is_an_assumption() -> None:

@@ -16,16 +16,11 @@ from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from planner.searching.variants import with_sizes
+from planner.words import words
 from tests.jobs import resolved, typed
 
 _BATCH, _LENGTH = (1, 2, 7, 16), (256, 1024, 5000)
-_LEVELS = (
-    "allocated_peak_bytes",
-    "reserved_peak_bytes",
-    "must_have_bytes",
-    "state_bytes",
-    "order_spread_bytes",
-)
+_LEVELS = words("allocated_peak_bytes reserved_peak_bytes must_have_bytes state_bytes order_spread_bytes")
 
 
 def _job(coefficients: Coefficients | None = None, **flags: object) -> Job:

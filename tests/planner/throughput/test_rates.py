@@ -26,6 +26,7 @@ from planner.throughput.rates import (
 from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
 from planner.units import GIGA, TERA
+from planner.words import words
 from tests.jobs import resolved
 
 PRIORS = Coefficients()
@@ -342,15 +343,11 @@ class TestOverlap:
         slow = scenario(FULL, sharding="fsdp", link="pcie")
         answer = predicted(slow)
         (term,) = [each for each in answer.terms if each.name == "collectives"]
-        kernels = (
-            "matmul",
-            "attention",
-            "elementwise",
-            "weight_casts",
-            "adapters",
-            "logits_and_loss",
-            "dequantization",
-            "sharding_copies",
+        kernels = words(
+            """
+            matmul attention elementwise weight_casts adapters logits_and_loss dequantization
+            sharding_copies
+            """
         )
         assert term.overlapped_s <= sum(each.seconds for each in answer.terms if each.name in kernels)
 
