@@ -15,13 +15,20 @@ from measure.run.cases.case import RunCase, RunOptions
 from planner.domain.recipes.sharding import sharding_named
 from planner.domain.scenario import Scenario
 from tests.extras import import_or_skip
-from tests.jobs import typed
 
 import_or_skip("torch")
 transformers = import_or_skip("transformers")
 import_or_skip("accelerate")
 
-SAID = typed("--model qwen2.5-0.5b --gpu a100-80gb --gpus 2 --method full --seq 512 --batch 2 --grad-accum 4")
+SAID = {
+    "model": "qwen2.5-0.5b",
+    "gpu": "a100-80gb",
+    "gpus": 2,
+    "method": "full",
+    "seq": 512,
+    "batch": 2,
+    "grad_accum": 4,
+}
 
 
 def scenario(**said: Any) -> Scenario:
