@@ -17,6 +17,7 @@ from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import model_entry, model_ids
 from planner.domain.model import BlockSpec, ModelSpec, NormSpec
 from planner.words import words
+from tests.against_libraries.parameters.modules import built, n_parameters
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")
@@ -270,18 +271,6 @@ def _shallow(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"num_hidden_layers": n_layers}
 
 
-def _module(config: dict[str, Any]) -> Any:
-    """The Transformers module of a config, on the meta device, with tied tensors tied."""
-    with torch.device("meta"):
-        module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    module.tie_weights()
-    return module
-
-
-def _distinct_params(module: Any) -> int:
-    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in module.parameters()}.values())
-
-
 def _module_linears(layer: Any) -> Counter[tuple[str, int, int, bool]]:
     linears = [
         (path.rpartition(".")[2], child)
@@ -368,8 +357,8 @@ _WINDOW_ON_CONFIG = {"llama4_text", "mistral", "mixtral", "phi3", "starcoder2", 
 
 def assert_is_module(spec: ModelSpec, config: dict[str, Any]) -> None:
     """The layers, parameters, matrices, norms and ends of the module that Transformers builds."""
-    module = _module(config)
-    assert _distinct_params(module) == spec.param_count
+    module = built(config)
+    assert n_parameters(module) == spec.param_count
     decoder = module.get_decoder()
     layers = decoder.model.layers if config["model_type"] == "llama4_text" else decoder.layers
     assert len(layers) == spec.n_layers
