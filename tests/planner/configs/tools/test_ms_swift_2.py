@@ -9,7 +9,6 @@ import pytest
 
 from planner.configs.launchers.command_line import started
 from planner.errors import NotModelledError, UsageError
-from tests.jobs import typed
 from tests.planner.configs.tools.test_ms_swift import asked, read
 
 BASE = "model_type: llama3-8b-instruct\nsft_type: lora\ndataset: notes\n"
@@ -47,7 +46,13 @@ FULL = BASE.replace("lora", "full")
         (BASE + "lora_dropout_p: 0.1\nuse_flash_attn: true\n", {"lora_dropout": 0.1, "attention": "flash2"}),
         (
             BASE + "quantization_bit: 4\nbatch_size: 2\n",
-            typed("--quantization nf4 --double-quant --adapter-dtype fp32 --batch 2 --eval-batch 2"),
+            {
+                "quantization": "nf4",
+                "double_quant": True,
+                "adapter_dtype": "fp32",
+                "batch": 2,
+                "eval_batch": 2,
+            },
         ),
         (BASE + "quantization_bit: 8\n", {"quantization": "int8", "double_quant": None}),
         (BASE.replace("llama3-8b-instruct", "qwen1half-7b-chat-int4"), {"load_dtype": "fp16"}),

@@ -20,7 +20,6 @@ from planner.intake.given.request import (
 from planner.intake.resolve import resolve
 from planner.units import GIB
 from tests.files import written
-from tests.jobs import typed
 from tests.planner.intake.jobs import BASE, RECORD
 
 
@@ -131,8 +130,15 @@ def test_a_counted_gpu_on_the_command_line_replaces_the_count_of_the_file() -> N
 def test_a_record_asks_for_its_configuration() -> None:
     """Columns become fields, blanks stay open, and every origin names the record."""
     request = from_record(RECORD)
-    assert {name: given.value for name, given in request.values.items()} == typed(
-        "--model llama-2-7b --gpu rtx4090 --method lora --gpus 2 --batch 4 --seq 512 --samples 1100 "
-        "--lora-targets q_proj --precision fp16-mixed"
-    )
+    assert {name: given.value for name, given in request.values.items()} == {
+        "model": "llama-2-7b",
+        "gpu": "rtx4090",
+        "method": "lora",
+        "gpus": 2,
+        "batch": 4,
+        "seq": 512,
+        "samples": 1100,
+        "lora_targets": ("q_proj",),
+        "precision": "fp16-mixed",
+    }
     assert {given.origin for given in request.values.values()} == {"record:doc-1"}
