@@ -9,19 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.intake.given.flags import Config, Force, OwnOptions, with_scenario_options
+from planner.intake.given.flags import Config, Force, OwnOptions, switch, valued, with_scenario_options
 
 __all__ = ["CHECK_OPTIONS", "SEARCH_OPTIONS", "VALIDATE_OPTIONS", "Format", "Json", "with_prediction_options"]
-
-
-def _switch(flag: str, text: str) -> tuple[Any, bool]:
-    """An option that is off unless it is given."""
-    return Annotated[bool, typer.Option(flag, help=text)], False
-
-
-def _value(flag: str, metavar: str, text: str, kind: Any = str) -> tuple[Any, None]:
-    """An option with a value, or with several where ``kind`` is a list."""
-    return Annotated[kind | None, typer.Option(flag, metavar=metavar, help=text, show_default=False)], None
 
 
 Format = Annotated[
@@ -30,7 +20,7 @@ Format = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Short for --format json")]
 _FORMATS: OwnOptions = {"output_format": (Format, None), "as_json": (Json, False)}
 _CALIBRATION: OwnOptions = {
-    "calibration": _value(
+    "calibration": valued(
         "--calibration",
         "NAME",
         "Fitted coefficients: a name, a .json file, or none; by default those of this machine, or default",
@@ -41,13 +31,13 @@ _CALIBRATION: OwnOptions = {
 _ANSWER_OPTIONS: OwnOptions = {
     "config": (Config, None),
     **_FORMATS,
-    "details": _switch("--details", "Show all terms, phases, memory over the step, host RAM and time"),
-    "explain": _switch("--explain", "How each number is made, with its source; with --details of all phases"),
+    "details": switch("--details", "Show all terms, phases, memory over the step, host RAM and time"),
+    "explain": switch("--explain", "How each number is made, with its source; with --details of all phases"),
     "force": (Force, False),
     **_CALIBRATION,
-    "trace": _switch("--trace", "Show measure trace beside it, row by row (measure extra)"),
-    "plot": _value("--plot", "FILE", "Draw memory over the step as a PNG (plots extra)"),
-    "version": _switch("--version", "Print the version and exit"),
+    "trace": switch("--trace", "Show measure trace beside it, row by row (measure extra)"),
+    "plot": valued("--plot", "FILE", "Draw memory over the step as a PNG (plots extra)"),
+    "version": switch("--version", "Print the version and exit"),
 }
 
 CHECK_OPTIONS: OwnOptions = {
@@ -62,7 +52,7 @@ CHECK_OPTIONS: OwnOptions = {
         ],
         None,
     ),
-    "command": _value(
+    "command": valued(
         "--command",
         "TEXT",
         "A command that starts a training: accelerate launch, torchrun, deepspeed or python with "
@@ -70,7 +60,7 @@ CHECK_OPTIONS: OwnOptions = {
         "llamafactory-cli, axolotl or unsloth; it is read, never run",
         list[str],
     ),
-    "tool": _value(
+    "tool": valued(
         "--tool",
         "NAME",
         "What the files are for, where their keys do not say it: "
@@ -78,46 +68,46 @@ CHECK_OPTIONS: OwnOptions = {
         "torchtitan, torchtune, nemo-automodel, ms-swift, ms-swift-megatron, lmflow, llava, qlora, "
         "llama-cookbook, unsloth, unsloth-cli, peft-sft, trl, transformers, deepspeed or accelerate",
     ),
-    "deepspeed": _value("--deepspeed", "FILE", "DeepSpeed's JSON, instead of the one referred to"),
-    "accelerate": _value(
+    "deepspeed": valued("--deepspeed", "FILE", "DeepSpeed's JSON, instead of the one referred to"),
+    "accelerate": valued(
         "--accelerate",
         "FILE",
         "The config of accelerate launch; given again, each is answered; CONFIG=FILE is "
         "for that config alone",
         list[str],
     ),
-    "write": _value(
+    "write": valued(
         "--write",
         "FILE",
         "Write the config with the first changes that make it fit and read it again; the exit "
         "code is then FILE's. Nothing is overwritten but the config itself, by its own name",
     ),
-    "allow": _value(
+    "allow": valued(
         "--allow",
         "WORDS",
         "What counts as fitting in the exit code, too: uncertain, not-modelled, or both with a comma",
     ),
-    "trace": _switch("--trace", "Run the file by its own tool on a pretended card, too (measure)"),
+    "trace": switch("--trace", "Run the file by its own tool on a pretended card, too (measure)"),
     **_CALIBRATION,
     "force": (Force, False),
     **_FORMATS,
 }
 
 SEARCH_OPTIONS: OwnOptions = {
-    "global_batch": _value(
+    "global_batch": valued(
         "--global-batch", "N", "Samples per optimizer step on all GPUs, kept by accumulation"
     ),
-    "solve": _value(
+    "solve": valued(
         "--solve", "batch|seq|gpus", "Find instead the largest batch or seq that fits, or the fewest gpus"
     ),
-    "beyond_context": _switch(
+    "beyond_context": switch(
         "--beyond-context",
         "With --solve seq: lengths above what the model was made for, up to 4,194,304",
     ),
-    "confidence": _value(
+    "confidence": valued(
         "--confidence", "X", "Chance from which a recipe counts as fitting (0.95, as plan says fits)"
     ),
-    "top": _value("--top", "N", "Recipes to list for each way of training (3)"),
+    "top": valued("--top", "N", "Recipes to list for each way of training (3)"),
     "config": (Config, None),
     **_CALIBRATION,
     **_FORMATS,
@@ -133,11 +123,11 @@ VALIDATE_OPTIONS: OwnOptions = {
         ],
         ...,
     ),
-    "rows": _switch("--rows", "List each row"),
-    "explain": _value("--explain", "ROW", "Walk through one row instead, by its id"),
-    "history": _switch("--history", "Terms from the allocator histories beside the records, too"),
+    "rows": switch("--rows", "List each row"),
+    "explain": valued("--explain", "ROW", "Walk through one row instead, by its id"),
+    "history": switch("--history", "Terms from the allocator histories beside the records, too"),
     "cv": (Annotated[str, typer.Option("--cv", metavar="NAME", help="Hold out: none, or source")], "none"),
-    "calibration": _value(
+    "calibration": valued(
         "--calibration", "NAME", "A name, a .json file, or none; by default the one that ships"
     ),
     **_FORMATS,
