@@ -102,6 +102,7 @@ def _submit(asked: Asked, executor: str, budget_s: float | None) -> int:
 
 def _run(asked: Asked, planned: Campaign, budget_s: float | None) -> int:
     """Run the cases, or this process's share of them, on this machine."""
+    from measure.campaign.campaign_text import agenda_text, tally_text
     from measure.campaign.order import in_teaching_order
     from measure.campaign.progress import open_progress
     from measure.campaign.remote import take_share
