@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def reading_of(
 def filled(config: ConfigFile, flags: Mapping[str, object]) -> Scenario:
     """The job of a config with these flags."""
     return resolve(with_flags(config, from_flags(flags)))
+
+
+def bare(scenario: Scenario) -> Scenario:
+    """A scenario without where its values come from."""
+    return replace(scenario, assumptions=(), warnings=(), stack=replace(scenario.stack, settled=()))
+
+
+def remarks(read_of: ConfigFile | Reading) -> str:
+    """All remarks of a file in one text."""
+    return "\n".join(remark.text for remark in read_of.remarks)
 
 
 def answer_to(command: str, flags: Mapping[str, object], **options: Any) -> Checked:

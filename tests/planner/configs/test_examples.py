@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,14 @@ import pytest
 
 from planner.api.files import flags_of
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.domain.scenario import Scenario
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from tests.files import filled
+from tests.files import bare, filled
 from tests.jobs import resolved, typed
 
 EXAMPLES = Path(__file__).parent / "examples"
 A100 = {"gpu": "a100-80-sxm:8"}
-
-
-def bare(scenario: Scenario) -> Scenario:
-    """A scenario without where its values come from."""
-    return replace(scenario, assumptions=(), warnings=(), stack=replace(scenario.stack, settled=()))
 
 
 def read(name: str, **beside: str) -> ConfigFile:

@@ -11,7 +11,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
-from tests.files import filled, read, written
+from tests.files import filled, read, remarks, written
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
@@ -24,11 +24,6 @@ def deepspeed(folder: Path, keys: str, zero: str = '"stage": 2') -> ConfigFile:
     """A DeepSpeed file with these keys, read."""
     text = f'{{"zero_optimization": {{{zero}}}, "bf16": {{"enabled": true}}{", " if keys else ""}{keys}}}'
     return read(folder, text, "ds.json")
-
-
-def remarks(config: ConfigFile) -> str:
-    """All remarks of a config in one text."""
-    return "\n".join(remark.text for remark in config.remarks)
 
 
 TRAIN = '"train_batch_size"'

@@ -34,6 +34,7 @@ from planner.throughput.terms import pass_seconds
 from planner.throughput.time_inputs import TimedJob, job_of
 from planner.throughput.tokens import MicroStep, micro_step, slowest_rank
 from tests.jobs import resolved
+from tests.planner.throughput.jobs import job
 
 PRIORS = Coefficients()
 LORA = {"model": "llama-2-7b", "method": "lora", "gpu": "a100-80-sxm", "seq": "1024", "batch": "4"}
@@ -43,13 +44,6 @@ NATURAL = {**LORA, "padding": "longest", "tokens_per_sample": "300"}
 def scenario(base: dict[str, str], **changes: str) -> Scenario:
     """A scenario from flags; what would be refused is let pass."""
     return resolved({**base, **changes}, force=True)
-
-
-def job(the_scenario: Scenario) -> TimedJob:
-    """Its job, which must exist."""
-    found = job_of(the_scenario, PRIORS)
-    assert found is not None
-    return found
 
 
 def seconds(held: TimedJob, term: str) -> float:

@@ -6,13 +6,12 @@ from functools import partial
 
 import pytest
 
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.ops.work import FusedAttention
 from planner.throughput.kernel_time import attention_seconds
 from planner.throughput.step_time import predict_time
-from planner.throughput.time_inputs import TimedJob, job_of
 from tests.jobs import resolved, typed
+from tests.planner.throughput.jobs import job
 
 PRIORS = Coefficients()
 NATURAL = typed(
@@ -23,13 +22,6 @@ NATURAL = typed(
 
 scenario = partial(resolved, NATURAL)
 """A job on samples of natural length."""
-
-
-def job(the_scenario: Scenario) -> TimedJob:
-    """Its job, which must exist."""
-    found = job_of(the_scenario, PRIORS)
-    assert found is not None
-    return found
 
 
 def test_the_longer_of_kernels_and_host_is_what_a_micro_step_takes() -> None:

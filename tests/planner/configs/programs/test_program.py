@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from planner.errors import InputFileError, NotModelledError, PlannerError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from tests.files import written
+from tests.files import bare, written
 from tests.jobs import resolved
 
 TRAINER = """
@@ -91,11 +90,6 @@ def job(path: Path, gpu: str = "rtx4090") -> Scenario:
     found = read(path, gpu)
     request = with_flags(found, from_flags({"gpu": gpu}))
     return bare(resolve(request))
-
-
-def bare(scenario: Scenario) -> Scenario:
-    """A scenario without where its values come from."""
-    return replace(scenario, assumptions=(), warnings=(), stack=replace(scenario.stack, settled=()))
 
 
 def refusal(folder: Path, text: str) -> str:

@@ -9,10 +9,10 @@ import pytest
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import InputFileError, NotModelledError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from tests.files import filled, read, written
+from tests.files import filled, read, remarks, written
 
 TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\n"
 
@@ -20,11 +20,6 @@ TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\n"
 TRAINER = "per_device_train_batch_size: 2\nbf16: true\n"
 
 LAUNCH = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\n"
-
-
-def remarks(config: ConfigFile) -> str:
-    """All remarks of a config in one text."""
-    return "\n".join(remark.text for remark in config.remarks)
 
 
 @pytest.mark.parametrize(
