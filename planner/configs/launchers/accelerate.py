@@ -266,10 +266,8 @@ def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
     say_zero(keys, "zero_stage", stage, reading)
     # Accelerate writes no key of buckets (utils/dataclasses.py:1303-1321), so those of DeepSpeed hold.
     read_zero_buckets(Keys(keys.path, {"stage": stage}), reading)
-    states, params = (
-        keys.text("offload_optimizer_device") or "none",
-        keys.text("offload_param_device") or "none",
-    )
+    states = keys.text("offload_optimizer_device") or "none"
+    params = keys.text("offload_param_device") or "none"
     places = [name for name in ("offload_optimizer_device", "offload_param_device") if keys.has(name)]
     say_offload(keys, (states, params), stage, reading, places[0] if places else "zero_stage")
     if states != "none":

@@ -98,10 +98,8 @@ def read_zero(zero: Keys, reading: Reading) -> None:
     zero.refuse_above_one({"mics_shard_size": "a MiCS shard"})
     if (zero.count("zero_hpz_partition_size") or 1) > 1 and zero.get("stage") == 3:
         reading.take(zero, {"zero_hpz_partition_size": "hpz"})
-    states, params = (
-        _device(zero, reading, "offload_optimizer", "cpu_offload"),
-        _device(zero, reading, "offload_param", "cpu_offload_param"),
-    )
+    states = _device(zero, reading, "offload_optimizer", "cpu_offload")
+    params = _device(zero, reading, "offload_param", "cpu_offload_param")
     places = [
         name
         for name in ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param")

@@ -215,13 +215,10 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     part = keys.section("activation_checkpoint")
     mode, option = part.text("mode") or "selective", str(part.get("selective_ac_option") or "2")
     where = part.where("mode")
-    details = (
-        "early_stop",
-        "preserve_rng_state",
-        "determinism_check",
-        "debug",
-        "memory_budget",
-        "visualize_memory_budget_pareto",
+    details = words(
+        """
+        early_stop preserve_rng_state determinism_check debug memory_budget visualize_memory_budget_pareto
+        """
     )
     part.skip(details)
     forced = part.get("per_op_sac_force_recompute_mm_shapes_by_fqns")

@@ -23,6 +23,7 @@ from planner.configs.shared.trainer_arguments import ends_by_steps
 from planner.configs.yaml_or_json import read_document
 from planner.domain.recipes.recipe import LINEAR_CLASSES, Task
 from planner.errors import UsageError, show
+from planner.words import words
 
 TOOL = "LLaMA-Factory v1 ff6d4d1"
 STACK = "llama-factory-v1"
@@ -139,16 +140,7 @@ def _read_lora(reading: Reading, part: Keys) -> None:
     if part.get("adapter_name_or_path") is not None:
         text = "an adapter is trained as r and target_modules say, whatever it was made with"
         reading.remark(part.where("adapter_name_or_path"), text)
-    part.skip(
-        (
-            "lora_alpha",
-            "use_rslora",
-            "export_size",
-            "export_hub_model_id",
-            "infer_dtype",
-            "export_legacy_format",
-        )
-    )
+    part.skip(words("lora_alpha use_rslora export_size export_hub_model_id infer_dtype export_legacy_format"))
 
 
 def _read_freeze(keys: Keys, reading: Reading, part: Keys) -> None:

@@ -10,6 +10,7 @@ import pytest
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import ExitCode, NotModelledError, UsageError
 from planner.intake.given.config_file import read_config_file
+from tests.files import written
 from tests.planner.configs.tools.test_ms_swift import BASE, COMMAND, FULL, asked, read, recipe_of
 
 SCRIPT = "swift/cli/sft.py --model Qwen/Qwen2.5-0.5B --tuner_type full --max_length 1024"
@@ -131,10 +132,10 @@ def test_a_launcher_of_one_process_spreads_the_layers_too(
 @pytest.mark.parametrize("engine", ["", "deepspeed: zero2\n"])
 def test_a_launch_file_says_it_as_well(tmp_path: Path, engine: str) -> None:
     """``--accelerate FILE`` beside a config, with an engine by name as without one."""
-    launch = tmp_path / "launch.yaml"
-    launch.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nnum_machines: 2\n", encoding="utf-8")
-    path = tmp_path / "train.yaml"
-    path.write_text(FULL + engine, encoding="utf-8")
+    launch = written(
+        tmp_path, "distributed_type: MULTI_GPU\nnum_processes: 4\nnum_machines: 2\n", "launch.yaml"
+    )
+    path = written(tmp_path, FULL + engine)
     request = read_config_file(path, None, Beside(accelerate=launch)).request
     assert (request.get("gpus"), request.get("nodes")) == (2, 2)
     assert request.get("sharding") == ("zero2" if engine else "ddp")

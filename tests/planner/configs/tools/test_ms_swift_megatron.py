@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from planner.api.checks import check_job, command_job
-from planner.api.files import CheckOptions
 from planner.configs.read import read_config
 from planner.errors import ExitCode, NotModelledError
-from planner.intake.given.request import from_flags
+from tests.files import answer_to, written
 
 START = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-7B-Instruct --dataset a --max_length 4096 "
 EXPERTS = START.replace("Qwen2.5-7B-Instruct", "Qwen3-30B-A3B") + "--expert_model_parallel_size 8 "
@@ -19,8 +17,7 @@ EXPERTS = START.replace("Qwen2.5-7B-Instruct", "Qwen3-30B-A3B") + "--expert_mode
 
 def asked(command: str) -> Any:
     """What ``plan check --command`` answers on eight GPUs, mixtures included."""
-    options = CheckOptions(force=True)
-    return check_job(command_job(command, options), from_flags({"gpu": "a100-80-sxm:8"}), advise=False)
+    return answer_to(command, {"gpu": "a100-80-sxm:8"}, force=True)
 
 
 def job_of(command: str) -> Any:
@@ -173,8 +170,7 @@ def test_rlhf_by_megatron_is_refused() -> None:
 def test_a_file_of_megatron_is_told_by_its_batches(tmp_path: Path) -> None:
     """Else ms-swift's Trainer is meant; what belongs to Megatron alone is then refused by its key."""
     text = "model: Qwen/Qwen2.5-7B\ntuner_type: full\nmax_length: 4096\ntensor_model_parallel_size: 1\n"
-    path = tmp_path / "train.yaml"
-    path.write_text(text + "micro_batch_size: 2\n", encoding="utf-8")
+    path = written(tmp_path, text + "micro_batch_size: 2\n")
     assert read_config(path).tool_name == "ms-swift-megatron"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(NotModelledError, match="with --stack megatron"):

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.configs.read import read_config
-from planner.configs.said_by_file import Reading
 from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.given.config_file import overruled, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.predicting import estimate
+from tests.files import filled
+from tests.files import reading_of as read
 
 LORA = {
     "_component_": "torchtune.models.llama3_1.lora_llama3_1_8b",
@@ -39,13 +39,6 @@ OLD: dict[str, Any] = WHOLE | {
     "checkpointer": {"_component_": "torchtune.utils.FullModelHFCheckpointer"},
     "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "path": "t"},
 }
-
-
-def read(folder: Path, table: dict[str, Any]) -> Reading:
-    """What such a file says."""
-    path = folder / "train.yaml"
-    path.write_text(yaml.safe_dump(table), encoding="utf-8")
-    return read_config(path)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +422,7 @@ def test_recipes_up_to_0_2(
     path = tmp_path / "train.yaml"
     table = BASE | OLD | added | {"model": LORA}
     path.write_text(f"{comment}\n{yaml.safe_dump(table)}", encoding="utf-8")
-    found = resolve(with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"})))
+    found = filled(read_config_file(path), {"gpu": "h100-sxm:8"})
     assert (found.stack.id, found.recipe.sharding.name) == ("torchtune@0.2", sharding)
     assert found.stack.keeps_outputs is keeps
     assert found.stack.rotary_tables == ("pairs_of_layers",)

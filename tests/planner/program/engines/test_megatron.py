@@ -17,12 +17,11 @@ from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UnreadCombinationError, UsageError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
+from tests.jobs import resolved
 
 LLAMA = {
     "model_type": "llama",
@@ -49,7 +48,7 @@ def scenario_of(folder: Path, words: int = 32768, **flags: Any) -> Scenario:
     table = {**LLAMA, "vocab_size": words}
     (folder / "config.json").write_text(json.dumps(table), encoding="utf-8")
     said = {"model": str(folder), "stack": "megatron", "method": "full", "gpu": "h100-sxm:2", "seq": TOKENS}
-    return resolve(from_flags({**said, "grad_accum": 2, **flags}))
+    return resolved({**said, "grad_accum": 2, **flags})
 
 
 def program(folder: Path, rank: int = 0, **flags: Any) -> RequestStream:

@@ -6,12 +6,11 @@ import pytest
 
 from planner.catalog.stacks import load_stack
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.recorded_part import Template
 from planner.program.step import parts_of
+from tests.jobs import resolved
 
 TOKENS = 4096
 JOB = {"stack": "megatron", "gpu": "h100-sxm:2", "seq": TOKENS, "method": "full"}
@@ -19,7 +18,7 @@ JOB = {"stack": "megatron", "gpu": "h100-sxm:2", "seq": TOKENS, "method": "full"
 
 def layer_of(**flags: object) -> tuple[Job, Template]:
     """A layer's record, and its job."""
-    job = job_of(resolve(from_flags({**JOB, **flags}), force=True), Coefficients())
+    job = job_of(resolved({**JOB, **flags}, force=True), Coefficients())
     return job, next(part.template for part in parts_of(job) if part.name == "layer")
 
 
@@ -88,6 +87,6 @@ def test_rows_of_experts_are_kept_sorted() -> None:
 def test_the_model_has_the_parameters_of_its_own_code() -> None:
     """Matrices are joined, none is added."""
     for model in ("qwen2.5-7b", "qwen3-30b-a3b", "llama-3.1-8b"):
-        job = job_of(resolve(from_flags({**JOB, "model": model}), force=True), Coefficients())
+        job = job_of(resolved({**JOB, "model": model}, force=True), Coefficients())
         assert job.base_params == job.scenario.model.param_count
     assert load_stack("megatron").model_code == "megatron-core"

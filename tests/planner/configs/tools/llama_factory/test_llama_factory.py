@@ -9,25 +9,18 @@ import pytest
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import InputFileError, NotModelledError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.files import filled, read, written
 
 BASE = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"
 FULL = BASE.replace("lora", "full")
 OLD = "llama-factory@0.8"
 
 
-def read(folder: Path, text: str, **beside: Path) -> ConfigFile:
-    """What a file with this text says."""
-    path = folder / "train.yaml"
-    path.write_text(text, encoding="utf-8")
-    return read_config_file(path, None, Beside(**beside))
-
-
 def recipe_of(folder: Path, text: str) -> Any:
     """The recipe of a file on one card, with what the stack adds."""
-    return resolve(with_flags(read(folder, text), from_flags({"gpu": "a100-80-sxm"}))).recipe
+    return filled(read(folder, text), {"gpu": "a100-80-sxm"}).recipe
 
 
 @pytest.mark.parametrize(
@@ -216,8 +209,7 @@ def test_the_newest_version_runs_an_old_file_as_it_is_asked_for(tmp_path: Path) 
 @pytest.mark.parametrize(("script", "length"), [("src/train_bash.py", 1024), ("src/train.py", 2048)])
 def test_the_script_of_0_7_tells_its_age(tmp_path: Path, script: str, length: int) -> None:
     """Its length is that of 0.7, whatever the keys say; later scripts tell nothing."""
-    path = tmp_path / "train.yaml"
-    path.write_text(BASE, encoding="utf-8")
+    path = written(tmp_path, BASE)
     config = read_config_file(path, None, Beside(script=script))
     assert config.request.get("seq") == length
     assert config.request.get("stack") == (OLD if length == 1024 else "llama-factory")
@@ -405,7 +397,7 @@ def test_an_unknown_attention_is_refused(tmp_path: Path) -> None:
 def test_a_loss_that_compares_logits(tmp_path: Path) -> None:
     """A second model runs in each micro-step; other stages do not read the key."""
     config = read(tmp_path, FULL + "use_asft_loss: true\n")
-    recipe = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).recipe
+    recipe = filled(config, {"gpu": "a100-80-sxm"}).recipe
     assert recipe.has_reference_model
     assert recipe.compares_logits
     other = read(tmp_path, FULL + "use_asft_loss: true\nstage: pt\n")

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from planner.api.checks import check_job, command_job
-from planner.api.files import CheckOptions
 from planner.configs.launchers.launch_lines import Launch, launch_line
 from planner.configs.read import read_config
 from planner.configs.writing.tools import RULES
 from planner.errors import ExitCode, NotModelledError
-from planner.intake.given.request import from_flags
+from tests.files import answer_to, written
 
 START = (
     "USE_MCA=1 llamafactory-cli train --stage sft --do_train true --finetuning_type full --bf16 true "
@@ -26,8 +24,7 @@ EXPERTS = START.replace("Qwen3-8B", "Qwen3-30B-A3B") + "--moe_grouped_gemm true 
 
 def asked(command: str) -> Any:
     """What ``plan check --command`` answers on eight GPUs, mixtures included."""
-    options = CheckOptions(force=True)
-    return check_job(command_job(command, options), from_flags({"gpu": "h100-sxm:8"}), advise=False)
+    return answer_to(command, {"gpu": "h100-sxm:8"}, force=True)
 
 
 def job_of(command: str) -> Any:
@@ -65,8 +62,7 @@ def test_a_file_is_told_by_keys_of_both(tmp_path: Path) -> None:
     """Those of Megatron-Bridge alone tell the other way; without its own command it is refused."""
     text = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\nbf16: true\ncutoff_len: 2048\n"
     text += "use_distributed_optimizer: true\nbias_activation_fusion: true\n"
-    path = tmp_path / "train.yaml"
-    path.write_text(text, encoding="utf-8")
+    path = written(tmp_path, text)
     reading = read_config(path)
     assert reading.tool_name == "llama-factory-mca"
     assert any("started with USE_MCA=1" in remark.text for remark in reading.remarks)
