@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner.domain.hardware import Hardware
+from planner.domain.hardware import GpuSpec, Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import ASSUMED, CATALOG, DATA, stack_default
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
@@ -56,6 +56,7 @@ from planner.intake.supported import (
     cannot_step,
     code_lacks,
     lacks_bf16,
+    lacks_fp8,
     lacks_flash2,
     prefers_eager,
     takes_liger_loss,
@@ -96,7 +97,7 @@ def resolve_recipe(
     """
     require(ledger.request, "recipe")
     task: Task = ledger.choose("task", "sft", "assumed")
-    method, quantization, double_quant = _resolve_method(ledger, model.stored)
+    method, quantization, double_quant = _resolve_method(ledger, model.stored, (hardware.gpu, stack))
     setting = RecipeContext(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
     parallel = resolve_parallel(ledger, hardware, stack, model.n_layers)
@@ -156,9 +157,11 @@ class _Basis:
         return self.sharding.engine == "deepspeed"
 
 
-def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Method, Quantization, bool]:
+def _resolve_method(
+    ledger: Ledger, stored: StoredWeights | None, setting: tuple[GpuSpec, Stack]
+) -> tuple[Method, Quantization, bool]:
     """Method, quantisation and double quantisation;
-    those of a packed checkpoint win over what a method stands for.
+    those of a packed checkpoint win over what a method stands for, unless it is turned to 16 bits.
 
     Source: transformers 5.23 quantizers/auto.py merge_quantization_configs.
     """
@@ -167,7 +170,8 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
     if stored is not None and quantization in (None, "nf4"):
         ledger.enter("method", given.value, given.origin)
         note = f"the checkpoint is stored as {stored_text(stored)}: {stored.source}"
-        chosen = ledger.choose("quantization", stored.quantization, CATALOG, note)
+        as_loaded, why = _as_held(stored, *setting)
+        chosen = ledger.choose("quantization", as_loaded, CATALOG, f"{note}{why}")
         ledger.enter("double_quant", stored.double_quant, CATALOG, "the checkpoint's")
         return method, chosen, stored.double_quant
     meaning = f"means {method} over an {quantization} base" if quantization else ""
@@ -187,6 +191,17 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
         "double_quant", bool(double_quant) and four_bit, "derived" if double_quant else "assumed", note
     )
     return method, chosen, doubled
+
+
+def _as_held(stored: StoredWeights, gpu: GpuSpec, stack: Stack) -> tuple[Quantization, str]:
+    """The quantisation of weights that were stored so, once they are loaded, and why it is another."""
+    if stored.quantization != "fp8":
+        return stored.quantization, ""
+    if stack.fp8_checkpoints == "unpacked":
+        return "none", "; the tool turns it to 16 bits while it loads"
+    if stack.fp8_checkpoints in ("widened", "trained") and lacks_fp8(gpu):
+        return "none", f"; {gpu.name} has no fp8, so Transformers turns it to 16 bits"
+    return "fp8", ""
 
 
 def _resolve_sharding(ledger: Ledger, setting: RecipeContext, parallel: Parallel) -> Sharding:

@@ -30,6 +30,8 @@ FIRST_WITH_FLASH = (8, 0)
 Source: torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp ``check_flash_attention_hardware_support``.
 """
 
+_FIRST_WITH_FP8, _HOPPER = (8, 9), 9
+
 # Source: transformers 5.23.0 models/*/modeling_*.py,
 # `_supports_sdpa` and `_supports_flash_attn` absent or False.
 _NO_SDPA = frozenset(
@@ -205,6 +207,26 @@ def lacks_flash2(gpu: GpuSpec) -> bool:
     """
     capability = compute_capability(gpu)
     return gpu.vendor == "none" or (capability is not None and capability < FIRST_WITH_FLASH)
+
+
+def lacks_fp8(gpu: GpuSpec) -> bool:
+    """Whether Transformers turns weights in fp8 to 16 bits on the card: below compute capability 8.9, and
+    without an accelerator.  An unlisted card counts as one of these, which takes more memory.
+
+    Source: transformers 5.23 quantizers/quantizer_finegrained_fp8.py validate_environment.
+    """
+    capability = compute_capability(gpu)
+    return capability is None or capability < _FIRST_WITH_FP8
+
+
+def runs_deepgemm(gpu: GpuSpec) -> bool:
+    """Whether products with matrices in fp8 are DeepGEMM's: on Hopper, where a CUDA toolkit has nvcc; on
+    Blackwell scales in fp32 are declined.
+
+    Source: transformers 5.23 integrations/finegrained_fp8.py fp8_linear, deepgemm.py is_deepgemm_loadable.
+    """
+    capability = compute_capability(gpu)
+    return capability is not None and capability[0] == _HOPPER
 
 
 def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:

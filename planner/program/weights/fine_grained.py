@@ -1,0 +1,71 @@
+"""Matrices that a checkpoint stores in 8-bit floats: the product casts its input, and backward makes the weight
+anew in the dtype of the gradient.
+
+Source: transformers 5.23 ``integrations/finegrained_fp8.py`` FP8LinearFunction, _dequantize_fp8_weight,
+fp8_linear, and ``deepgemm.py`` deepgemm_fp8_fp4_linear; the Hub's kernels-community/deep-gemm ``utils/math.py``
+per_token_cast_to_fp8, and kernels-community/finegrained-fp8 ``matmul.py`` w8a8_block_dynamic_fp8_matmul and
+``utils.py`` fp8_act_quant_block_dynamic.
+Ignored: versions of the last that cast inside of the product; 256 MiB that Triton holds while it tunes a
+kernel, at the first product of each size; scales that DeepGEMM lays out anew.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import LinearSpec
+from planner.program.ops.autograd import record
+from planner.program.ops.casts import costs_of, rows_of, unpacked
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Tensor, Unit
+from planner.program.view import LayerView
+
+_DEEPGEMM_SIDE = 128
+
+
+def linear_fine_grained(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """A function that keeps the weight alone; its result has the dtype of the input."""
+    in_count, costs = x.count, costs_of(spec, x)
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        _weight = _widened(torch, view, spec, gradient)
+        return [torch.new(gradient.unit, in_count, gradient.dtype, "mm", cost=costs.of_x)]
+
+    return record(torch, _forward(torch, view, spec, x), [x], [], backward)
+
+
+def _widened(torch: Operators, view: LayerView, spec: LinearSpec, gradient: Tensor) -> Tensor:
+    """The weight cast, and scaled in place by scales that are repeated over rows."""
+    weight, side = unpacked(torch, view, spec, gradient.dtype), view.recipe.numerics.packing.group
+    with torch.counted_as("dequantization"):
+        if side:
+            _scales = torch.new(
+                Unit.ONE, weight.count / side, gradient.dtype, "repeat_interleave", "dequantization"
+            )
+        torch.pay([weight], [weight])
+    return weight
+
+
+def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """The product, to which the bias is added in place."""
+    side, count = view.recipe.numerics.packing.group, spec.out_features * rows_of(spec, x)
+    by_deepgemm = view.has_deepgemm and side == _DEEPGEMM_SIDE and x.dtype != "fp32"
+    narrow = _cast_by_operators(torch, x) if by_deepgemm else torch.new(x.unit, x.count, "fp8", "quantize", cost=[x])
+    _scales = torch.new(x.unit, x.count / (side or spec.in_features), "fp32", "scales")
+    # DeepGEMM alone is known to be as fast as products of 8-bit floats are.
+    forward = costs_of(spec, narrow if by_deepgemm else x).forward
+    out = torch.new(x.unit, count, x.dtype, "mm", cost=forward)
+    if spec.bias:
+        torch.parameter(Unit.ONE, spec.out_features, x.dtype, trained=False)
+        torch.pay([out], [out])
+    return out
+
+
+def _cast_by_operators(torch: Operators, x: Tensor) -> Tensor:
+    """A copy that is a multiple of 128 wide, the largest of each group, and the cast."""
+    padded = torch.new(x.unit, x.count, x.dtype, "empty", cost=[x])
+    absolute = torch.like(padded, "abs")
+    wide = torch.to(absolute, "fp32")
+    del absolute
+    torch.pay([wide])
+    del wide
+    scaled = torch.like(padded, "mul", "fp32")
+    return torch.like(scaled, "to", "fp8")
