@@ -34,13 +34,14 @@ def linear_fine_grained(torch: Operators, view: LayerView, spec: LinearSpec, x: 
 
 def _widened(torch: Operators, view: LayerView, spec: LinearSpec, gradient: Tensor) -> Tensor:
     """The weight cast, and scaled in place by scales that are repeated over rows."""
-    weight, side = unpacked(torch, view, spec, gradient.dtype), view.recipe.numerics.packing.group
+    side, dtype = view.recipe.numerics.packing.group, gradient.dtype
     with torch.counted_as("dequantization"):
+        n_scales = spec.weight_count / side**2 if side else 1
+        scales = torch.new(Unit.ONE, n_scales, dtype, "to", "dequantization")
+        weight = unpacked(torch, view, spec, dtype)
         if side:
-            _scales = torch.new(
-                Unit.ONE, weight.count / side, gradient.dtype, "repeat_interleave", "dequantization"
-            )
-        torch.pay([weight], [weight])
+            scales = torch.new(Unit.ONE, side * n_scales, dtype, "repeat_interleave", "dequantization")
+        torch.pay([weight, scales], [weight])
     return weight
 
 
@@ -48,24 +49,30 @@ def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
     """The product, to which the bias is added in place."""
     side, count = view.recipe.numerics.packing.group, spec.out_features * rows_of(spec, x)
     by_deepgemm = view.has_deepgemm and side == _DEEPGEMM_SIDE and x.dtype != "fp32"
-    narrow = _cast_by_operators(torch, x) if by_deepgemm else torch.new(x.unit, x.count, "fp8", "quantize", cost=[x])
-    _scales = torch.new(x.unit, x.count / (side or spec.in_features), "fp32", "scales")
+    narrow, _scales = (_cast_by_operators if by_deepgemm else _cast_by_kernel)(torch, x, side or spec.in_features)
     # DeepGEMM alone is known to be as fast as products of 8-bit floats are.
     forward = costs_of(spec, narrow if by_deepgemm else x).forward
-    out = torch.new(x.unit, count, x.dtype, "mm", cost=forward)
+    out = torch.new(x.unit, count, x.dtype, "fp8_matmul", cost=forward)
     if spec.bias:
         torch.parameter(Unit.ONE, spec.out_features, x.dtype, trained=False)
         torch.pay([out], [out])
     return out
 
 
-def _cast_by_operators(torch: Operators, x: Tensor) -> Tensor:
+def _cast_by_kernel(torch: Operators, x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    narrow = torch.new(x.unit, x.count, "fp8", "quantize", cost=[x])
+    return narrow, torch.new(x.unit, x.count / group, "fp32", "scales")
+
+
+def _cast_by_operators(torch: Operators, x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """A copy that is a multiple of 128 wide, the largest of each group, and the cast."""
     padded = torch.new(x.unit, x.count, x.dtype, "empty", cost=[x])
-    absolute = torch.like(padded, "abs")
-    wide = torch.to(absolute, "fp32")
-    del absolute
-    torch.pay([wide])
-    del wide
-    scaled = torch.like(padded, "mul", "fp32")
-    return torch.like(scaled, "to", "fp8")
+    passed = [torch.like(padded, "abs")]
+    passed.append(torch.like(passed.pop(), "to", "fp32"))
+    passed.append(torch.new(x.unit, x.count / group, "fp32", "amax", cost=[passed.pop()]))
+    passed.append(torch.like(passed.pop(), "clamp"))
+    scales = torch.like(passed.pop(), "div")
+    passed.append(torch.like(scales, "reciprocal"))
+    passed.append(torch.like(passed.pop(), "mul"))
+    passed.append(torch.like(padded, "mul", "fp32", cost=[passed.pop()]))
+    return torch.like(passed.pop(), "to", "fp8"), scales

@@ -1,0 +1,96 @@
+"""Matrices that a checkpoint stores in 8-bit floats: Transformers' own modules, and what stands in for the two
+kernels of the Hub that they call.
+"""
+
+# ruff: noqa: SLF001 - what Transformers calls private here has no public name
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+_FP8 = torch.float8_e4m3fn
+_LARGEST = 448.0
+
+
+def store_in_fp8(model: Any, side: int, whole: Sequence[str]) -> None:
+    """Replace the matrices that Transformers would, as a checkpoint in fp8 has them.
+
+    ``side``: of the blocks that share a scale, 0 where a matrix does.  ``whole``: paths of matrices that the
+    checkpoint holds as they were.
+    """
+    from transformers.integrations.finegrained_fp8 import FP8Linear
+    from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+    from transformers.utils.quantization_config import FineGrainedFP8Config
+
+    config = FineGrainedFP8Config(
+        weight_block_size=(side, side) if side else None,
+        # It stands in for the head, which is left out by default.
+        modules_to_not_convert=["lm_head", *whole] if whole else None,
+    )
+    quantizer: Any = FineGrainedFP8HfQuantizer(config, pre_quantized=True)
+    quantizer._process_model_before_weight_loading(model)
+    for module in model.modules():
+        if isinstance(module, FP8Linear):
+            for part in (module.weight, module.weight_scale_inv):
+                part.requires_grad_(False)
+            module.weight.arrival = ("weight", "weight_scale_inv")
+    model.is_quantized = True
+
+
+@contextmanager
+def kernels_of_fp8(*, by_deepgemm: bool) -> Iterator[None]:
+    """Both kernels, as the card of the job takes them."""
+    from transformers.integrations import deepgemm, finegrained_fp8
+
+    kernels = finegrained_fp8.FineGrainedFP8(_matmul, _unread, _unread)
+    gemm = mock.Mock(per_token_cast_to_fp8=_cast_rows, fp8_fp4_matmul=lambda *_, **__: None)
+    with ExitStack() as stack:
+        for module, name, value in (
+            (finegrained_fp8, "load_finegrained_fp8_kernel", lambda: kernels),
+            (finegrained_fp8, "is_deepgemm_loadable", lambda: by_deepgemm),
+            (finegrained_fp8, "is_sm100", lambda: False),
+            (deepgemm, "is_sm100", lambda: False),
+            (deepgemm, "load_deepgemm_kernel", lambda: gemm),
+        ):
+            stack.enter_context(mock.patch.object(module, name, value))
+        yield
+
+
+def _unread(*_: Any, **__: Any) -> torch.Tensor:
+    raise NotImplementedError("experts in fp8")
+
+
+def _matmul(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    _: torch.Tensor,
+    block_size: Sequence[int] | None,
+    dtype: torch.dtype,
+    **__: Any,
+) -> torch.Tensor:
+    """``matmul_2d`` of kernels-community/finegrained-fp8: rows are cast once, with a scale for each block of a
+    row, or for each row.
+    """
+    width = rows.shape[-1]
+    n_scales = width // block_size[1] if block_size else 1
+    narrow = torch.empty(rows.shape, dtype=_FP8, device=rows.device)
+    scales = torch.empty((rows.numel() // width, n_scales), dtype=torch.float32, device=rows.device)
+    out = rows.new_empty((*rows.shape[:-1], weight.shape[0]), dtype=dtype)
+    del narrow, scales
+    return out
+
+
+def _cast_rows(rows: torch.Tensor, *, use_ue8m0: bool, gran_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``per_token_cast_to_fp8`` of kernels-community/deep-gemm (utils/math.py), operator by operator."""
+    assert not use_ue8m0
+    assert rows.shape[1] % gran_k == 0
+    padded = torch.empty_like(rows).fill_(0)
+    padded[:] = rows
+    groups = padded.view(rows.shape[0], -1, gran_k)
+    scales = groups.abs().float().amax(dim=2).clamp(1e-4) / _LARGEST
+    return (groups * (1.0 / scales.unsqueeze(2))).to(_FP8).view(rows.shape), scales
