@@ -83,8 +83,10 @@ class Stack(EngineFacts):
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     expert_targets: ExpertTargets
     """What adapts them: their own names, those they replaced, too (ranks add up), or ``any`` (one rank)."""
-    quantizes_experts: Literal["never", "expanded", "held"]
-    """Packed, too.  ``expanded``: for each product, without adapters; ``held``: when read, until backward."""
+    quantizes_experts: Literal["never", "expanded", "held", "fp8"]
+    """Packed, too.  ``expanded``: for each product, without adapters; ``held``: when read, until backward;
+    ``fp8``: with products of their own, which Transformers has for experts in fp8.
+    """
     unpacks_by_branches: bool
     """The kernel that expands 4-bit weights finds each value by nested branches instead of a table."""
     keeps_expanded_weight: bool

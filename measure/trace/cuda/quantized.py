@@ -30,7 +30,10 @@ from planner.errors import NotModelledError
 BLOCK_ELEMENTS = 64
 NESTED_BLOCKS = 256
 # Names under which a stand-in keeps its quantisation constants.
-CONSTANTS = frozenset({"absmax", "nested_absmax", "offset", "code", "SCB", "weight_scale_inv"})
+CONSTANTS = frozenset({
+    *("absmax", "nested_absmax", "offset", "code", "SCB"),
+    *("weight_scale_inv", "gate_up_proj_scale_inv", "up_proj_scale_inv", "down_proj_scale_inv"),
+})  # fmt: skip
 
 
 def quantize_on_meta(model: Any, recipe: Recipe, whole: Sequence[str] = ()) -> None:

@@ -23,7 +23,7 @@ def store_in_fp8(model: Any, side: int, whole: Sequence[str]) -> None:
     ``side``: of the blocks that share a scale, 0 where a matrix does.  ``whole``: paths of matrices that the
     checkpoint holds as they were.
     """
-    from transformers.integrations.finegrained_fp8 import FP8Linear
+    from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear
     from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
     from transformers.utils.quantization_config import FineGrainedFP8Config
 
@@ -35,10 +35,11 @@ def store_in_fp8(model: Any, side: int, whole: Sequence[str]) -> None:
     quantizer: Any = FineGrainedFP8HfQuantizer(config, pre_quantized=True)
     quantizer._process_model_before_weight_loading(model)
     for module in model.modules():
-        if isinstance(module, FP8Linear):
-            for part in (module.weight, module.weight_scale_inv):
+        if isinstance(module, FP8Linear | FP8Experts):
+            for name, part in list(module.named_parameters(recurse=False)):
                 part.requires_grad_(False)
-            module.weight.arrival = ("weight", "weight_scale_inv")
+                if part.dtype == _FP8:
+                    part.arrival = (name, f"{name}_scale_inv")
     model.is_quantized = True
 
 
@@ -47,7 +48,7 @@ def kernels_of_fp8(*, by_deepgemm: bool) -> Iterator[None]:
     """Both kernels, as the card of the job takes them."""
     from transformers.integrations import deepgemm, finegrained_fp8
 
-    kernels = finegrained_fp8.FineGrainedFP8(_matmul, _unread, _unread)
+    kernels = finegrained_fp8.FineGrainedFP8(_matmul, _unread, _grouped)
     gemm = mock.Mock(per_token_cast_to_fp8=_cast_rows, fp8_fp4_matmul=lambda *_, **__: None)
     with ExitStack() as stack:
         for module, name, value in (
@@ -62,7 +63,7 @@ def kernels_of_fp8(*, by_deepgemm: bool) -> Iterator[None]:
 
 
 def _unread(*_: Any, **__: Any) -> torch.Tensor:
-    raise NotImplementedError("experts in fp8")
+    raise NotImplementedError("experts one after the other")
 
 
 def _matmul(
@@ -83,6 +84,18 @@ def _matmul(
     out = rows.new_empty((*rows.shape[:-1], weight.shape[0]), dtype=dtype)
     del narrow, scales
     return out
+
+
+def _grouped(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    block_size: Sequence[int] | None,
+    **_: Any,
+) -> torch.Tensor:
+    """``matmul_grouped`` of the same."""
+    return _matmul(rows, weight[0], scales, block_size, rows.dtype)
 
 
 def _cast_rows(rows: torch.Tensor, *, use_ue8m0: bool, gran_k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,6 +7,7 @@ from planner.catalog.quantization_config import OF_THE_LAYERS
 from planner.domain.recipes.recipe import BITSANDBYTES, IN_GROUPS, PREPACKED
 from planner.domain.stored import stored_text
 from planner.errors import REFUSED_BY_TOOL
+from planner.intake.rules.rules_recipe import adapted_expert_bytes
 from planner.intake.rules.rule import Case, not_modelled, refuse, warn
 from planner.intake.supported import lacks_fp8, runs_deepgemm
 
@@ -26,6 +27,14 @@ def _differs_from_stored(case: Case) -> bool:
 
 def _is_stored_in_fp8(case: Case) -> bool:
     return case.model.stored is not None and case.model.stored.quantization == "fp8"
+
+
+def _has_other_experts(case: Case) -> bool:
+    """Whether experts are not those that ``FP8Experts`` computes, or have adapters."""
+    blocks = [group.block for group in case.model.groups if group.block.mlp.n_experts]
+    biased = any(linear.bias for block in blocks for linear in block.linears if linear.group == "expert")
+    clamped = any(block.mlp.activation == "clamped_swiglu" for block in blocks)
+    return biased or clamped or adapted_expert_bytes(case) > 0
 
 
 def _is_widened(case: Case) -> bool:
@@ -186,6 +195,14 @@ STORED_RULES = (
         "Nobody read what ZeRO-3 and FSDP do with a base that stays in fp8: use ddp or ZeRO-1/2, or "
         "--quantization none",
         lambda case: case.shards_weights and _keeps_fp8(case),
+    ),
+    not_modelled(
+        # transformers 5.23 integrations/finegrained_fp8.py FP8Experts: no biases; peft 0.21
+        # tuners/lora/layer.py ParamWrapper adds to a tensor.
+        "fp8-experts-unread",
+        "Experts in fp8 are read without biases, with a plain gate, and without adapters: name --lora-targets of "
+        "attention, or use --quantization none",
+        lambda case: _keeps_fp8(case) and _has_other_experts(case),
     ),
     not_modelled(
         "fp8-checkpoint-unread",

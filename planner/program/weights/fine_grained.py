@@ -1,9 +1,9 @@
 """Matrices that a checkpoint stores in 8-bit floats: the product casts its input, and backward makes the weight
-anew in the dtype of the gradient.
+anew in the dtype of the gradient.  Experts lie in one tensor, of which backward makes up to 1 GiB at a time.
 
-Source: transformers 5.23 ``integrations/finegrained_fp8.py`` FP8LinearFunction, _dequantize_fp8_weight,
-fp8_linear, and ``deepgemm.py`` deepgemm_fp8_fp4_linear; the Hub's kernels-community/deep-gemm ``utils/math.py``
-per_token_cast_to_fp8, and kernels-community/finegrained-fp8 ``matmul.py`` w8a8_block_dynamic_fp8_matmul and
+Source: transformers 5.23 ``integrations/finegrained_fp8.py`` FP8LinearFunction, FP8GroupedMatmulFunction,
+_dequantize_fp8_weight, fp8_linear, fp8_grouped_mm_experts_forward, and ``deepgemm.py`` deepgemm_fp8_fp4_linear; the Hub's kernels-community/deep-gemm ``utils/math.py``
+per_token_cast_to_fp8, and kernels-community/finegrained-fp8 ``matmul.py``, ``grouped.py`` and
 ``utils.py`` fp8_act_quant_block_dynamic.
 Ignored: versions of the last that cast inside of the product; 256 MiB that Triton holds while it tunes a
 kernel, at the first product of each size; scales that DeepGEMM lays out anew.
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.ops.autograd import record
-from planner.program.ops.casts import costs_of, rows_of, unpacked
+from planner.program.ops.casts import costs_of, packed, rows_of
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Tensor, Unit
+from planner.program.ops.tensors import ELEMENT_BYTES, Tensor, Unit
 from planner.program.view import LayerView
+from planner.units import GIB
 
 _DEEPGEMM_SIDE = 128
 
@@ -26,19 +27,45 @@ def linear_fine_grained(torch: Operators, view: LayerView, spec: LinearSpec, x: 
     in_count, costs = x.count, costs_of(spec, x)
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        _weight = _widened(torch, view, spec, gradient)
+        _weight = _widened(torch, view, spec.weight_count, gradient)
         return [torch.new(gradient.unit, in_count, gradient.dtype, "mm", cost=costs.of_x)]
 
     return record(torch, _forward(torch, view, spec, x), [x], [], backward)
 
 
-def _widened(torch: Operators, view: LayerView, spec: LinearSpec, gradient: Tensor) -> Tensor:
+def experts_fine_grained(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """The same of all experts, whose kernel is never DeepGEMM's here."""
+    in_count, costs, n_experts = x.count, costs_of(spec, x), spec.copies
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        count = spec.in_features * spec.out_features
+        at_once = max(1, int(GIB / (count * ELEMENT_BYTES[gradient.dtype])))
+        if at_once >= n_experts:
+            _weight = _widened(torch, view, spec.weight_count, gradient)
+            return [torch.new(gradient.unit, in_count, gradient.dtype, "mm", cost=costs.of_x)]
+        of_x = torch.new(gradient.unit, in_count, gradient.dtype, "zeros", cost=costs.of_x)
+        for begin in range(0, n_experts, at_once):
+            n = min(at_once, n_experts - begin)
+            _weight = _widened(torch, view, n * count, gradient)
+            _part = torch.new(gradient.unit, in_count * n / n_experts, gradient.dtype, "mm")
+            del _weight, _part
+        return [of_x]
+
+    _narrow, _scales = _cast_by_kernel(torch, x, view.recipe.numerics.packing.group or spec.in_features)
+    count = spec.out_features * rows_of(spec, x)
+    out = torch.new(x.unit, count, x.dtype, "fp8_matmul", cost=costs.forward)
+    return record(torch, out, [x], [], backward)
+
+
+def _widened(torch: Operators, view: LayerView, count: float, gradient: Tensor) -> Tensor:
     """The weight cast, and scaled in place by scales that are repeated over rows."""
     side, dtype = view.recipe.numerics.packing.group, gradient.dtype
     with torch.counted_as("dequantization"):
-        n_scales = spec.weight_count / side**2 if side else 1
+        n_scales = count / side**2 if side else 1
         scales = torch.new(Unit.ONE, n_scales, dtype, "to", "dequantization")
-        weight = unpacked(torch, view, spec, dtype)
+        weight = torch.new(
+            Unit.ONE, count, dtype, "dequantize", "dequantization", cost=[packed(view, count)]
+        )
         if side:
             scales = torch.new(Unit.ONE, side * n_scales, dtype, "repeat_interleave", "dequantization")
         torch.pay([weight, scales], [weight])
