@@ -21,6 +21,11 @@ from planner.errors import InputFileError, NotModelledError, show
 _KEY = "quantization_config"
 _DTYPES: Mapping[str, Dtype] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _WAY_OUT = "give the model that was quantised, which bitsandbytes can quantise while it is loaded"
+# transformers 5.23 quantizers/quantizer_compressed_tensors.py is_trainable, get_load_operations.
+_AS_16_BITS = (
+    "give the model that was quantised, which its weights are once CompressedTensorsConfig(dequantize=True) "
+    "has turned them to 16 bits"
+)
 _MAX_GROUP = 4096
 # What Transformers does not train over (``is_trainable``), or what nobody read.
 _UNTRAINABLE = frozenset({
@@ -88,7 +93,8 @@ def stored_said(data: Mapping[str, Any], where: str) -> StoredConfig | None:
     reader = _READERS.get(kind)
     if reader is None:
         why = ": Transformers does not train over it" if kind in _UNTRAINABLE else " is not modelled"
-        raise NotModelledError(f"{fields.where}: '{show(kind)}'{why}; {_WAY_OUT}")
+        way_out = _AS_16_BITS if kind == "compressed-tensors" else _WAY_OUT
+        raise NotModelledError(f"{fields.where}: '{show(kind)}'{why}; {way_out}")
     return reader(fields)
 
 

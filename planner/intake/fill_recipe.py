@@ -55,8 +55,8 @@ from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,
     code_lacks,
+    held_as,
     lacks_bf16,
-    lacks_fp8,
     lacks_flash2,
     prefers_eager,
     takes_liger_loss,
@@ -170,7 +170,7 @@ def _resolve_method(
     if stored is not None and quantization in (None, "nf4"):
         ledger.enter("method", given.value, given.origin)
         note = f"the checkpoint is stored as {stored_text(stored)}: {stored.source}"
-        as_loaded, why = _as_held(stored, *setting)
+        as_loaded, why = held_as(stored, *setting)
         chosen = ledger.choose("quantization", as_loaded, CATALOG, f"{note}{why}")
         ledger.enter("double_quant", stored.double_quant, CATALOG, "the checkpoint's")
         return method, chosen, stored.double_quant
@@ -191,17 +191,6 @@ def _resolve_method(
         "double_quant", bool(double_quant) and four_bit, "derived" if double_quant else "assumed", note
     )
     return method, chosen, doubled
-
-
-def _as_held(stored: StoredWeights, gpu: GpuSpec, stack: Stack) -> tuple[Quantization, str]:
-    """The quantisation of weights that were stored so, once they are loaded, and why it is another."""
-    if stored.quantization != "fp8":
-        return stored.quantization, ""
-    if stack.fp8_checkpoints == "unpacked":
-        return "none", "; the tool turns it to 16 bits while it loads"
-    if stack.fp8_checkpoints in ("widened", "trained") and lacks_fp8(gpu):
-        return "none", f"; {gpu.name} has no fp8, so Transformers turns it to 16 bits"
-    return "fp8", ""
 
 
 def _resolve_sharding(ledger: Ledger, setting: RecipeContext, parallel: Parallel) -> Sharding:

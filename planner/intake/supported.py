@@ -10,9 +10,10 @@ from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
-from planner.domain.recipes.recipe import Recipe
+from planner.domain.recipes.recipe import Quantization, Recipe
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack import Stack
+from planner.domain.stored import StoredWeights
 from planner.words import words
 
 # Nobody read how they step what an engine has put into host RAM.
@@ -217,6 +218,17 @@ def lacks_fp8(gpu: GpuSpec) -> bool:
     """
     capability = compute_capability(gpu)
     return capability is None or capability < _FIRST_WITH_FP8
+
+
+def held_as(stored: StoredWeights, gpu: GpuSpec, stack: Stack) -> tuple[Quantization, str]:
+    """The quantisation of weights that were stored so, once they are loaded, and why it is another."""
+    if stored.quantization != "fp8":
+        return stored.quantization, ""
+    if stack.fp8_checkpoints == "unpacked":
+        return "none", "; the tool turns it to 16 bits while it loads"
+    if stack.fp8_checkpoints in ("widened", "trained") and lacks_fp8(gpu):
+        return "none", f"; {gpu.name} has no fp8, so Transformers turns it to 16 bits"
+    return "fp8", ""
 
 
 def runs_deepgemm(gpu: GpuSpec) -> bool:

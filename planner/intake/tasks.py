@@ -134,7 +134,8 @@ def stack_for(stack: Stack, recipe: Recipe, model: ModelSpec) -> Stack:
     Transformers keeps experts in fp8, too.
 
     Source: axolotl 0.19.0 utils/schemas/config.py check_auto_enable_lora_kernels (not where ``rl`` is set),
-    loaders/patch_manager.py _apply_sdpa_varlen_patch; transformers 5.23 integrations/finegrained_fp8.py replace_with_fp8_linear.
+    loaders/patch_manager.py _apply_sdpa_varlen_patch; transformers 5.23 integrations/finegrained_fp8.py
+    replace_with_fp8_linear.
     """
     if stack.packed_mask == "varlen" and not _takes_samples(recipe, model):
         stack = replace(stack, packed_mask="rows")

@@ -1,5 +1,5 @@
-"""Matrices that a checkpoint stores in 8-bit floats: Transformers' own modules, and what stands in for the two
-kernels of the Hub that they call.
+"""Matrices that a checkpoint stores in 8-bit floats: Transformers' own modules, and what stands in for the
+two kernels of the Hub that they call.
 """
 
 # ruff: noqa: SLF001 - what Transformers calls private here has no public name
@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 _FP8 = torch.float8_e4m3fn
 _LARGEST = 448.0
@@ -48,13 +49,25 @@ def kernels_of_fp8(*, by_deepgemm: bool) -> Iterator[None]:
     """Both kernels, as the card of the job takes them."""
     from transformers.integrations import deepgemm, finegrained_fp8
 
-    kernels = finegrained_fp8.FineGrainedFP8(_matmul, _unread, _grouped)
+    n_rows = [0]
+
+    def grouped(rows: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        n_rows[0] = rows.shape[0]
+        return _grouped(rows, *more, **named)
+
+    def ends(offsets: torch.Tensor) -> list[int]:
+        """Where the rows of each expert end, which is a value on CUDA: all have as many."""
+        n_experts = offsets.shape[0]
+        return [n_rows[0] * (number + 1) // n_experts for number in range(n_experts)]
+
+    kernels = finegrained_fp8.FineGrainedFP8(_matmul, _unread, grouped)
     gemm = mock.Mock(per_token_cast_to_fp8=_cast_rows, fp8_fp4_matmul=lambda *_, **__: None)
     with ExitStack() as stack:
         for module, name, value in (
             (finegrained_fp8, "load_finegrained_fp8_kernel", lambda: kernels),
             (finegrained_fp8, "is_deepgemm_loadable", lambda: by_deepgemm),
             (finegrained_fp8, "is_sm100", lambda: False),
+            (FakeTensor, "tolist", ends),
             (deepgemm, "is_sm100", lambda: False),
             (deepgemm, "load_deepgemm_kernel", lambda: gemm),
         ):
@@ -74,8 +87,8 @@ def _matmul(
     dtype: torch.dtype,
     **__: Any,
 ) -> torch.Tensor:
-    """``matmul_2d`` of kernels-community/finegrained-fp8: rows are cast once, with a scale for each block of a
-    row, or for each row.
+    """``matmul_2d`` of kernels-community/finegrained-fp8: rows are cast once, with a scale for each block of
+    a row, or for each row.
     """
     width = rows.shape[-1]
     n_scales = width // block_size[1] if block_size else 1

@@ -46,9 +46,10 @@ def read_checkpoint(
 
     Tools load such a checkpoint as it is stored, whatever quantisation the file asks for (transformers 5.23.0
     quantizers/auto.py ``merge_quantization_configs``: that of the checkpoint wins), also where --model names
-    another shape.  What becomes of one in fp8 depends on the card and on the stack.  ``trusts``: place that tells of a tool that
-    runs a checkpoint's own code without asking.  ``whole``: the tool rounds weights itself, which it finds
-    whole, as onebitllms does what is called prequantized.  To be called when the quantisation that the file asks for is known.
+    another shape.  What becomes of one in fp8 depends on the card and on the stack.  ``trusts``: place that
+    tells of a tool that runs a checkpoint's own code without asking.  ``whole``: the tool rounds weights
+    itself, which it finds whole, as onebitllms does what is called prequantized.  To be called when the
+    quantisation that the file asks for is known.
 
     Raises:
         InputFileError: not text.

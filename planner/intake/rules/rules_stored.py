@@ -7,8 +7,8 @@ from planner.catalog.quantization_config import OF_THE_LAYERS
 from planner.domain.recipes.recipe import BITSANDBYTES, IN_GROUPS, PREPACKED
 from planner.domain.stored import stored_text
 from planner.errors import REFUSED_BY_TOOL
-from planner.intake.rules.rules_recipe import adapted_expert_bytes
 from planner.intake.rules.rule import Case, not_modelled, refuse, warn
+from planner.intake.rules.rules_recipe import adapted_expert_bytes
 from planner.intake.supported import lacks_fp8, runs_deepgemm
 
 
@@ -18,11 +18,7 @@ def _is_prepacked(case: Case) -> bool:
 
 def _differs_from_stored(case: Case) -> bool:
     stored = case.model.stored
-    return (
-        stored is not None
-        and case.numerics.quantization != stored.quantization
-        and not _is_widened(case)
-    )
+    return stored is not None and case.numerics.quantization != stored.quantization and not _is_widened(case)
 
 
 def _is_stored_in_fp8(case: Case) -> bool:
@@ -78,11 +74,7 @@ def _compute_text(case: Case) -> str:
 def _packs_fused_experts(case: Case) -> bool:
     linears = (linear for group in case.model.groups for linear in group.block.linears)
     fused = any(linear.group == "expert" and linear.kind == "parameter" for linear in linears)
-    return (
-        fused
-        and case.stack.passes_over == "parameters"
-        and case.numerics.arrives_packed
-    )
+    return fused and case.stack.passes_over == "parameters" and case.numerics.arrives_packed
 
 
 def _multiplies_four_dimensions(case: Case) -> bool:
@@ -132,9 +124,7 @@ STORED_RULES = (
         "packed-kernels-unread",
         "Nobody read how this stack computes over a GPTQ, AWQ or AQLM base: use --stack hf-trainer@5 "
         "or trl, or nf4",
-        lambda case: (
-            _is_prepacked(case) and not _keeps_fp8(case) and case.stack.packed_kernels == "unread"
-        ),
+        lambda case: _is_prepacked(case) and not _keeps_fp8(case) and case.stack.packed_kernels == "unread",
         lambda case: case.stack.id,
     ),
     not_modelled(
@@ -200,8 +190,8 @@ STORED_RULES = (
         # transformers 5.23 integrations/finegrained_fp8.py FP8Experts: no biases; peft 0.21
         # tuners/lora/layer.py ParamWrapper adds to a tensor.
         "fp8-experts-unread",
-        "Experts in fp8 are read without biases, with a plain gate, and without adapters: name --lora-targets of "
-        "attention, or use --quantization none",
+        "Experts in fp8 are read without biases, with a plain gate, and without adapters: name "
+        "--lora-targets attention, or use --quantization none",
         lambda case: _keeps_fp8(case) and _has_other_experts(case),
     ),
     not_modelled(
@@ -214,8 +204,8 @@ STORED_RULES = (
     refuse(
         # transformers 4.57.6 quantizers/quantizer_finegrained_fp8.py validate_environment and is_trainable.
         "fp8-checkpoint-too-new",
-        "Transformers before 5.0 neither trains over a checkpoint in fp8 nor turns it to 16 bits: name one in "
-        f"16 bits [{REFUSED_BY_TOOL}]",
+        "Transformers before 5.0 neither trains over a checkpoint in fp8 nor turns it to 16 bits: name one "
+        f"in 16 bits [{REFUSED_BY_TOOL}]",
         lambda case: (_keeps_fp8(case) or _is_stored_in_fp8(case)) and case.stack.fp8_checkpoints == "never",
         lambda case: case.stack.id,
     ),
@@ -229,29 +219,36 @@ STORED_RULES = (
         lambda case: _keeps_fp8(case) and case.stack.fp8_checkpoints in ("widened", "unpacked"),
         lambda case: case.stack.id,
     ),
+    refuse(
+        "fp8-kept-on-no-card",
+        "Transformers keeps weights in fp8 from compute capability 8.9 on alone, and turns them to 16 bits "
+        "elsewhere: use --quantization none",
+        lambda case: _keeps_fp8(case) and lacks_fp8(case.gpu),
+        lambda case: case.gpu.name,
+    ),
     not_modelled(
         "fp8-kept-unread",
-        "Over this checkpoint in fp8 nobody read what products take; as 16 bits "
+        "Nobody read what products over this checkpoint take while it stays in fp8; as 16 bits "
         "(FineGrainedFP8Config(dequantize=True)) it is counted with --quantization none",
         lambda case: _keeps_fp8(case) and case.model.stored is not None and bool(case.model.stored.unread),
         lambda case: case.model.stored.unread if case.model.stored is not None else "",
     ),
     warn(
         "fp8-blocks-assumed",
-        "Blocks of 128 x 128 and scales of inputs that are made in each step are assumed, as nobody gave those "
-        "of the checkpoint: give its config.json as --model",
+        "Blocks of 128 x 128 are assumed, and inputs that each step scales anew, as nobody gave those of the "
+        "checkpoint: give its config.json as --model",
         lambda case: _keeps_fp8(case) and case.model.stored is None,
     ),
     warn(
         "fp8-widened",
         "The checkpoint's fp8 weights are counted as the 16 bits that they become while they load",
         _is_widened,
-        lambda case: _why_widened(case),
+        _why_widened,
     ),
     warn(
         "fp8-by-deepgemm",
-        "Counted with DeepGEMM, which Transformers takes on Hopper where it finds nvcc and the package kernels; "
-        "without nvcc a Triton kernel takes less memory and more time",
+        "Counted with DeepGEMM, which Transformers takes on Hopper where it finds nvcc and the package "
+        "kernels; without nvcc a Triton kernel takes less memory and more time",
         lambda case: _keeps_fp8(case) and runs_deepgemm(case.gpu),
     ),
 )

@@ -1,10 +1,11 @@
-"""Matrices that a checkpoint stores in 8-bit floats: the product casts its input, and backward makes the weight
-anew in the dtype of the gradient.  Experts lie in one tensor, of which backward makes up to 1 GiB at a time.
+"""Matrices that a checkpoint stores in 8-bit floats: the product casts its input, and backward makes the
+weight anew in the dtype of the gradient.  Experts lie in one tensor, of which backward makes up to 1 GiB at a
+time.
 
 Source: transformers 5.23 ``integrations/finegrained_fp8.py`` FP8LinearFunction, FP8GroupedMatmulFunction,
-_dequantize_fp8_weight, fp8_linear, fp8_grouped_mm_experts_forward, and ``deepgemm.py`` deepgemm_fp8_fp4_linear; the Hub's kernels-community/deep-gemm ``utils/math.py``
-per_token_cast_to_fp8, and kernels-community/finegrained-fp8 ``matmul.py``, ``grouped.py`` and
-``utils.py`` fp8_act_quant_block_dynamic.
+_dequantize_fp8_weight, fp8_linear, fp8_grouped_mm_experts_forward, and ``deepgemm.py``
+deepgemm_fp8_fp4_linear; the Hub's kernels-community/deep-gemm ``utils/math.py`` per_token_cast_to_fp8, and
+kernels-community/finegrained-fp8 ``matmul.py``, ``grouped.py`` and ``utils.py`` fp8_act_quant_block_dynamic.
 Ignored: versions of the last that cast inside of the product; 256 MiB that Triton holds while it tunes a
 kernel, at the first product of each size; scales that DeepGEMM lays out anew.
 """
@@ -20,6 +21,8 @@ from planner.program.view import LayerView
 from planner.units import GIB
 
 _DEEPGEMM_SIDE = 128
+AT_ONCE_BYTES = GIB
+"""Of experts that backward makes anew at once.  Source: ``FP8GroupedMatmulFunction.dequant_budget_bytes``."""
 
 
 def linear_fine_grained(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
@@ -39,7 +42,7 @@ def experts_fine_grained(torch: Operators, view: LayerView, spec: LinearSpec, x:
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         count = spec.in_features * spec.out_features
-        at_once = max(1, int(GIB / (count * ELEMENT_BYTES[gradient.dtype])))
+        at_once = max(1, int(AT_ONCE_BYTES / (count * ELEMENT_BYTES[gradient.dtype])))
         if at_once >= n_experts:
             _weight = _widened(torch, view, spec.weight_count, gradient)
             return [torch.new(gradient.unit, in_count, gradient.dtype, "mm", cost=costs.of_x)]
@@ -63,9 +66,7 @@ def _widened(torch: Operators, view: LayerView, count: float, gradient: Tensor) 
     with torch.counted_as("dequantization"):
         n_scales = count / side**2 if side else 1
         scales = torch.new(Unit.ONE, n_scales, dtype, "to", "dequantization")
-        weight = torch.new(
-            Unit.ONE, count, dtype, "dequantize", "dequantization", cost=[packed(view, count)]
-        )
+        weight = torch.new(Unit.ONE, count, dtype, "dequantize", "dequantization", cost=[packed(view, count)])
         if side:
             scales = torch.new(Unit.ONE, side * n_scales, dtype, "repeat_interleave", "dequantization")
         torch.pay([weight, scales], [weight])
@@ -76,7 +77,8 @@ def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
     """The product, to which the bias is added in place."""
     side, count = view.recipe.numerics.packing.group, spec.out_features * rows_of(spec, x)
     by_deepgemm = view.has_deepgemm and side == _DEEPGEMM_SIDE and x.dtype != "fp32"
-    narrow, _scales = (_cast_by_operators if by_deepgemm else _cast_by_kernel)(torch, x, side or spec.in_features)
+    cast = _cast_by_operators if by_deepgemm else _cast_by_kernel
+    narrow, _scales = cast(torch, x, side or spec.in_features)
     # DeepGEMM alone is known to be as fast as products of 8-bit floats are.
     forward = costs_of(spec, narrow if by_deepgemm else x).forward
     out = torch.new(x.unit, count, x.dtype, "fp8_matmul", cost=forward)

@@ -24,6 +24,7 @@ WIDE_HEADS = {
     "intermediate_size": 2048, "vocab_size": 1000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 
+FP8, STATIC = "Qwen/Qwen3-8B-FP8", "mistralai/Ministral-3-8B-Instruct-2512"
 AWQ, AQLM = "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16"
 NF4 = "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
 
@@ -503,6 +504,37 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": AQLM, "gpus": 2, "sharding": "zero3"},
         {"model": AQLM, "gpus": 2, "sharding": "zero2"},
     ),
+    "fp8-sharded": (
+        {"model": FP8, "gpu": "h100-sxm", "gpus": 2, "sharding": "zero3"},
+        {"model": FP8, "gpu": "h100-sxm", "gpus": 2, "sharding": "zero2"},
+    ),
+    "fp8-experts-unread": (
+        {"model": "Qwen/Qwen3-30B-A3B-FP8", "gpu": "h100-sxm", "lora_targets": "all-linear"},
+        {"model": "Qwen/Qwen3-30B-A3B-FP8", "gpu": "h100-sxm", "lora_targets": "attention"},
+    ),
+    "fp8-checkpoint-unread": (
+        {"model": FP8, "gpu": "h100-sxm", "stack": "unsloth"},
+        {"model": FP8, "gpu": "h100-sxm", "stack": "trl"},
+    ),
+    "fp8-checkpoint-too-new": (
+        {"quantization": "fp8", "gpu": "h100-sxm", "stack": "hf-trainer@4"},
+        {"quantization": "fp8", "gpu": "h100-sxm"},
+    ),
+    "fp8-not-trained": (
+        {"model": FP8, "gpu": "h100-sxm", "stack": "swift"},
+        {"model": FP8, "gpu": "h100-sxm", "stack": "swift", "quantization": "none"},
+    ),
+    "fp8-kept-on-no-card": (
+        {"quantization": "fp8", "gpu": "a100-80-sxm"},
+        {"quantization": "fp8", "gpu": "4090"},
+    ),
+    "fp8-kept-unread": ({"model": STATIC, "gpu": "h100-sxm"}, {"model": STATIC, "gpu": "a100-80-sxm"}),
+    "fp8-blocks-assumed": (
+        {"model": "qwen3-8b", "quantization": "fp8", "gpu": "h100-sxm"},
+        {"model": FP8, "gpu": "h100-sxm"},
+    ),
+    "fp8-widened": ({"model": FP8, "gpu": "a100-80-sxm"}, {"model": FP8, "gpu": "h100-sxm"}),
+    "fp8-by-deepgemm": ({"model": FP8, "gpu": "h100-sxm"}, {"model": FP8, "gpu": "b200"}),
     "zero-without-masters": (
         {"sharding": "zero2", "precision": "bf16"},
         {"sharding": "zero2", "precision": "bf16-mixed"},
