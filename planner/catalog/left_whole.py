@@ -25,8 +25,8 @@ _PARTS = {
 # Around the layers, where nothing is quantised; norms, which have no matrix; or towers, which a name reaches
 # from the start of the path alone.
 _OUTSIDE = re.compile(
-    r"(?:\w+\.)*(?:lm_head|e_score_correction_bias|embed_out|output|embed_tokens|wte|\w*norm\w*|visual|vision\w*"
-    r"|multi_modal\w*|modality_projection|mm_\w+|audio\w*|merger|projector)"
+    r"(?:\w+\.)*(?:lm_head|embed_out|output|embed_tokens|wte|\w*norm\w*|visual|vision\w*"
+    r"|e_score_correction_bias|multi_modal\w*|modality_projection|mm_\w+|audio\w*|merger|projector)"
 )
 # Of a model that sees, from the start of a path.
 _TOWER = re.compile(r"model\.(?:visual|vision_\w+)")

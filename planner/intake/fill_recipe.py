@@ -41,7 +41,7 @@ from planner.domain.recipes.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.scenario import TRAINER_BATCH
 from planner.domain.stack import Stack
 from planner.domain.stack_defaults import StackDefaults
-from planner.domain.stored import StoredWeights, stored_text
+from planner.domain.stored import StoredWeights
 from planner.errors import UsageError, show
 from planner.intake.fill_rollout import resolve_rollout
 from planner.intake.given.fields import CHECKPOINT_DTYPE
@@ -160,8 +160,7 @@ class _Basis:
 def _resolve_method(
     ledger: Ledger, stored: StoredWeights | None, setting: tuple[GpuSpec, Stack]
 ) -> tuple[Method, Quantization, bool]:
-    """Method, quantisation and double quantisation;
-    those of a packed checkpoint win over what a method stands for, unless it is turned to 16 bits.
+    """Method, quantisation and double quantisation; those of a packed checkpoint win over a method's.
 
     Source: transformers 5.23 quantizers/auto.py merge_quantization_configs.
     """
@@ -169,11 +168,9 @@ def _resolve_method(
     method, quantization, double_quant = METHOD_ALIASES[given.value]
     if stored is not None and quantization in (None, "nf4"):
         ledger.enter("method", given.value, given.origin)
-        note = f"the checkpoint is stored as {stored_text(stored)}: {stored.source}"
-        as_loaded, why = held_as(stored, *setting)
-        chosen = ledger.choose("quantization", as_loaded, CATALOG, f"{note}{why}")
+        held, note = held_as(stored, *setting)
         ledger.enter("double_quant", stored.double_quant, CATALOG, "the checkpoint's")
-        return method, chosen, stored.double_quant
+        return method, ledger.choose("quantization", held, CATALOG, note), stored.double_quant
     meaning = f"means {method} over an {quantization} base" if quantization else ""
     ledger.enter("method", given.value, given.origin, meaning)
     chosen = ledger.choose(

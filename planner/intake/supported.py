@@ -13,7 +13,7 @@ from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
 from planner.domain.recipes.recipe import Quantization, Recipe
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack import Stack
-from planner.domain.stored import StoredWeights
+from planner.domain.stored import StoredWeights, stored_text
 from planner.words import words
 
 # Nobody read how they step what an engine has put into host RAM.
@@ -221,14 +221,14 @@ def lacks_fp8(gpu: GpuSpec) -> bool:
 
 
 def held_as(stored: StoredWeights, gpu: GpuSpec, stack: Stack) -> tuple[Quantization, str]:
-    """The quantisation of weights that were stored so, once they are loaded, and why it is another."""
-    if stored.quantization != "fp8":
-        return stored.quantization, ""
-    if stack.fp8_checkpoints == "unpacked":
-        return "none", "; the tool turns it to 16 bits while it loads"
-    if stack.fp8_checkpoints in ("widened", "trained") and lacks_fp8(gpu):
-        return "none", f"; {gpu.name} has no fp8, so Transformers turns it to 16 bits"
-    return "fp8", ""
+    """The quantisation of weights that were stored so, once they are loaded, and why."""
+    note = f"the checkpoint is stored as {stored_text(stored)}: {stored.source}"
+    if stored.quantization == "fp8" and stack.fp8_checkpoints == "unpacked":
+        return "none", f"{note}; the tool turns it to 16 bits while it loads"
+    transformers_may = stored.quantization == "fp8" and stack.fp8_checkpoints in ("widened", "trained")
+    if transformers_may and lacks_fp8(gpu):
+        return "none", f"{note}; {gpu.name} has no fp8, so Transformers turns it to 16 bits"
+    return stored.quantization, note
 
 
 def runs_deepgemm(gpu: GpuSpec) -> bool:

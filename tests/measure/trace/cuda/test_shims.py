@@ -405,15 +405,15 @@ def test_a_matrix_in_fp8_casts_its_input_and_returns_what_it_is_given(
     situation = Situation(False, recorder, fp8_by=fp8_by)
     with FakeTensorMode(), BY_NAME["fp8_kernels"].apply(situation):
         layer = FP8Linear(128, 256, block_size=(128, 128))
-        rows = torch.empty(4, 128, dtype=torch.bfloat16)
         with recorder:
             recorder.enter_stage("forward")
+            rows = torch.empty(4, 128, dtype=torch.bfloat16)
             out = layer(rows)
     assert (out.shape, out.dtype) == ((4, 256), torch.bfloat16)
     made = [record.block.n_bytes for record in recorder.trace.records if record.alloc]
     scales, narrow, product = 4 * 4, 4 * 128, 4 * 256 * 2
     by_operators = [2 * narrow, 2 * narrow, 4 * narrow, *[scales] * 5, 4 * narrow, narrow, product]
-    assert made == (by_operators if fp8_by == "deepgemm" else [narrow, scales, product])
+    assert made[1:] == (by_operators if fp8_by == "deepgemm" else [narrow, scales, product])
 
 
 def test_dora_reads_the_weight_of_a_stand_in() -> None:
