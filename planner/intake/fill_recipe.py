@@ -41,7 +41,6 @@ from planner.domain.recipes.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.scenario import TRAINER_BATCH
 from planner.domain.stack import Stack
 from planner.domain.stack_defaults import StackDefaults
-from planner.domain.stored import StoredWeights
 from planner.errors import UsageError, show
 from planner.intake.fill_rollout import resolve_rollout
 from planner.intake.given.fields import CHECKPOINT_DTYPE
@@ -97,7 +96,7 @@ def resolve_recipe(
     """
     require(ledger.request, "recipe")
     task: Task = ledger.choose("task", "sft", "assumed")
-    method, quantization, double_quant = _resolve_method(ledger, model.stored, (hardware.gpu, stack))
+    method, quantization, double_quant = _resolve_method(ledger, model, (hardware.gpu, stack))
     setting = RecipeContext(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
     parallel = resolve_parallel(ledger, hardware, stack, model.n_layers)
@@ -158,7 +157,7 @@ class _Basis:
 
 
 def _resolve_method(
-    ledger: Ledger, stored: StoredWeights | None, setting: tuple[GpuSpec, Stack]
+    ledger: Ledger, model: ModelSpec, setting: tuple[GpuSpec, Stack]
 ) -> tuple[Method, Quantization, bool]:
     """Method, quantisation and double quantisation; those of a packed checkpoint win over a method's.
 
@@ -166,7 +165,7 @@ def _resolve_method(
     """
     given = ledger.request.values["method"]
     method, quantization, double_quant = METHOD_ALIASES[given.value]
-    if stored is not None and quantization in (None, "nf4"):
+    if (stored := model.stored) is not None and quantization in (None, "nf4"):
         ledger.enter("method", given.value, given.origin)
         held, note = held_as(stored, *setting)
         ledger.enter("double_quant", stored.double_quant, CATALOG, "the checkpoint's")
