@@ -28,7 +28,8 @@ def store_in_fp8(model: Any, side: int, whole: Sequence[str]) -> None:
     from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
     from transformers.utils.quantization_config import FineGrainedFP8Config
 
-    config = FineGrainedFP8Config(
+    make: Any = FineGrainedFP8Config
+    config = make(
         weight_block_size=(side, side) if side else None,
         # It stands in for the head, which is left out by default.
         modules_to_not_convert=["lm_head", *whole] if whole else None,
@@ -37,7 +38,8 @@ def store_in_fp8(model: Any, side: int, whole: Sequence[str]) -> None:
     quantizer._process_model_before_weight_loading(model)
     for module in model.modules():
         if isinstance(module, FP8Linear | FP8Experts):
-            for name, part in list(module.named_parameters(recurse=False)):
+            parts: list[tuple[str, Any]] = list(module.named_parameters(recurse=False))
+            for name, part in parts:
                 part.requires_grad_(False)
                 if part.dtype == _FP8:
                     part.arrival = (name, f"{name}_scale_inv")
