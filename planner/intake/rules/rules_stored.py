@@ -181,10 +181,10 @@ STORED_RULES = (
         lambda case: case.shards_weights and case.numerics.quantization == "aqlm",
     ),
     not_modelled(
+        # deepspeed 0.19.8 runtime/engine.py _configure_distributed_model: module.bfloat16(), which widens fp8.
         "fp8-sharded",
-        "Nobody read what ZeRO-3 and FSDP do with a base that stays in fp8: use ddp or ZeRO-1/2, or "
-        "--quantization none",
-        lambda case: case.shards_weights and _keeps_fp8(case),
+        "Nobody read what DeepSpeed and FSDP do with a base that stays in fp8: use ddp, or --quantization none",
+        lambda case: (case.shards_weights or case.recipe.uses_deepspeed) and _keeps_fp8(case),
     ),
     not_modelled(
         # transformers 5.23 integrations/finegrained_fp8.py FP8Experts: no biases; peft 0.21

@@ -6,8 +6,8 @@ Source: transformers 5.23 ``integrations/finegrained_fp8.py`` FP8LinearFunction,
 _dequantize_fp8_weight, fp8_linear, fp8_grouped_mm_experts_forward, and ``deepgemm.py``
 deepgemm_fp8_fp4_linear; the Hub's kernels-community/deep-gemm ``utils/math.py`` per_token_cast_to_fp8, and
 kernels-community/finegrained-fp8 ``matmul.py``, ``grouped.py`` and ``utils.py`` fp8_act_quant_block_dynamic.
-Ignored: versions of the last that cast inside of the product; 256 MiB that Triton holds while it tunes a
-kernel, at the first product of each size; scales that DeepGEMM lays out anew.
+Ignored: versions of the last that cast inside of the product; what Triton holds while it tunes a kernel, at
+the first product of each size; scales that DeepGEMM lays out anew.
 """
 
 from __future__ import annotations

@@ -505,8 +505,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": AQLM, "gpus": 2, "sharding": "zero2"},
     ),
     "fp8-sharded": (
-        {"model": FP8, "gpu": "h100-sxm", "gpus": 2, "sharding": "zero3"},
         {"model": FP8, "gpu": "h100-sxm", "gpus": 2, "sharding": "zero2"},
+        {"model": FP8, "gpu": "h100-sxm", "gpus": 2, "sharding": "ddp"},
     ),
     "fp8-experts-unread": (
         {"model": "Qwen/Qwen3-30B-A3B-FP8", "gpu": "h100-sxm", "lora_targets": "all-linear"},
