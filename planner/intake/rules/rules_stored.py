@@ -181,9 +181,10 @@ STORED_RULES = (
         lambda case: case.shards_weights and case.numerics.quantization == "aqlm",
     ),
     not_modelled(
-        # deepspeed 0.19.8 runtime/engine.py _configure_distributed_model: module.bfloat16(), which widens fp8.
+        # deepspeed 0.19.8 runtime/engine.py _configure_distributed_model: module.bfloat16() widens fp8.
         "fp8-sharded",
-        "Nobody read what DeepSpeed and FSDP do with a base that stays in fp8: use ddp, or --quantization none",
+        "Nobody read what DeepSpeed and FSDP do with a base that stays in fp8: use ddp, or --quantization "
+        "none",
         lambda case: (case.shards_weights or case.recipe.uses_deepspeed) and _keeps_fp8(case),
     ),
     not_modelled(
