@@ -1,11 +1,11 @@
-"""What a stack's engines do, DeepSpeed, DDP and FSDP: the part of its facts that is theirs."""
+"""What a stack's engines do, DeepSpeed, DDP, FSDP and Megatron: the part of its facts that is theirs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.stack_values import Fsdp2Units, Zero12Upload
+from planner.domain.stack_values import AdamStates, Fsdp2Units, MainGradients, Zero12Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +96,15 @@ class EngineFacts:
     """FSDP2 knows int8 matrices of bitsandbytes, which it divides as they are."""
     fsdp_reduces_fp32: bool
     """FSDP2 reduces 16-bit gradients in fp32."""
+
+    # Megatron
+    main_gradients: MainGradients
+    """Dtype of the buffers in which Megatron sums gradients from the first micro-batch on."""
+    adds_gradients: bool
+    """Megatron's products add a weight's gradient to its buffer (``gradient_accumulation_fusion``); else it
+    is a tensor until a hook adds it."""
+    adam_states: AdamStates
+    """What Megatron's Adam keeps of a weight: a master and moments in fp32, or (``precise``, its precision-aware
+    optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or in bf16."""
+    whole_masters: bool
+    """Masters of weights that it keeps in 8 bits are whole on each GPU: the checkpoint was in FP8."""
