@@ -41,8 +41,8 @@ _ORDER = 6.0
 _FIXED_BYTES = 2.0 * GIB
 # Weights that are gathered come as far ahead as the host runs, and what another stream has used is free only
 # when that stream has passed: the replay takes one order of many.  Chosen for each source by the interval
-# scores of all others, this is 1.5 (allocated) or 2 (reserved, driver's total) for all of them but one; with 2
-# such jobs lie inside too often, and others too rarely.
+# scores of all others, this is 1.5 (allocated) or 2 (reserved, driver's total) for all of them but one;
+# with 2 such jobs lie inside too often, and others too rarely.
 _GATHERED = 1.5
 # One standard deviation of the logarithm of times whose scale is 1, by sources left out.  How far hosts lie
 # apart, and all rates of a card whose chip nobody names, are in parts of it, by ``FREEDOM`` of
@@ -99,7 +99,8 @@ def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> 
     ``t``: the share of the peak that is not counted element by element.  ``u``: 10 where lengths are unknown
     and blocks of shorter batches count, else 1.  ``d``: what natural lengths pile up, as its standard
     deviation over orders of the samples, in shares of the peak; 0 of what is allocated.  ``g``: 1.5 where
-    weights are gathered, else 0.  A peak of less than half a GiB has the shares of half a GiB (:func:`lifted`).
+    weights are gathered, else 0.  A peak of less than half a GiB has the shares of half a GiB
+    (:func:`lifted`).
     Ignored: that no batch at all may be as long as the cap.
     """
     value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
