@@ -225,10 +225,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_sum(self, total: torch.Tensor, summed: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Remember what a sum was made of, in case that it turns out to be a gradient."""
-        block, parts = (
-            self.block_of(total),
-            tuple(part for each in summed if (part := self.block_of(each)) is not None),
-        )
+        block = self.block_of(total)
+        parts = tuple(part for each in summed if (part := self.block_of(each)) is not None)
         if block is None:
             return
         if block.role != "gradients":
@@ -282,7 +280,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif func is torch.ops.aten._to_copy.default:
             source = self.block_of(args[0])
             if source is not None and source.role in ("weights", "adapters"):
-                block.role = "autocast_copies"
+                narrow = args[0].element_size() == 1
+                block.role = "dequantization" if narrow else "autocast_copies"
         elif func is torch.ops.aten.empty.memory_format and block.place.layer != OUTSIDE:
             block.role = "dequantization"
         self._storages[key] = block

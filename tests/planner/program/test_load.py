@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.program.job import Job, job_of
 from planner.program.load import load, load_whole
@@ -18,6 +16,7 @@ from planner.program.ops.sizes import unit_values
 from planner.program.parameters import Weight
 from planner.program.request_stream import RequestStream
 from planner.units import GIB, KIB, MIB
+from tests.jobs import job_by
 
 TABLE = 32_000 * 4_096
 SQUARE = 4_096**2
@@ -26,7 +25,7 @@ SQUARE = 4_096**2
 def job(model: str, method: str, *, gpu: str = "a100-80gb", **flags: object) -> Job:
     """One micro-batch of 512 tokens."""
     given = {"model": model, "method": method, "gpu": gpu, "seq": 512, "batch": 1, "attention": "eager"}
-    return job_of(resolve(from_flags({**given, **flags})), Coefficients())
+    return job_by({**given, **flags})
 
 
 def with_stack(subject: Job, **switches: object) -> Job:
@@ -211,6 +210,14 @@ def test_gptq_matrices_come_packed_and_nothing_is_widened() -> None:
     scales, zeros = 2 * SQUARE // 128, SQUARE // 2 // 128
     assert requests[first : first + 4] == [f"+{SQUARE // 2}", f"+{scales}", f"+{zeros}", f"+{4 * 4_096}"]
     assert not [each for each in requests if each.startswith("-")]
+
+
+def test_matrices_in_fp8_come_as_they_are_stored() -> None:
+    """A byte for each weight, four for each square of 128 x 128; what is not packed stays in 16 bits."""
+    requests, weights = loaded(job("Qwen/Qwen3-8B-FP8", "lora", gpu="h100-sxm"))
+    first = requests.index(f"+{SQUARE}")
+    assert requests[first + 1] == f"+{4 * SQUARE // 128**2}"
+    assert {each.dtype for each in weights if not each.packed and not each.adapter} == {"bf16"}
 
 
 @pytest.mark.parametrize(("model", "scales"), [
