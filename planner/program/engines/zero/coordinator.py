@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Literal
 
 from planner.allocator.compiled import MOST_LAG
+from planner.errors import RefusedCombinationError
 from planner.program.engines.params import Param
 from planner.program.engines.zero.deepspeed import GATHER_STREAM, DeepSpeed, Purpose
 from planner.program.engines.zero.deepspeed_settings import Settings
@@ -24,22 +25,32 @@ from planner.program.engines.zero.deepspeed_settings import Settings
 _FLAT = Purpose("all_gather flat_tensor", "gathered_parameters")
 _WHOLE = Purpose("gathered parameter", "gathered_parameters")
 _UPLOADED = Purpose("partition from the host", "gathered_parameters")
+_JOINED = Purpose("cat(parts)", "gathered_parameters")
+_HALF = Purpose("part in fp16", "gathered_parameters")
+_SENT = Purpose("quantize(part)", "gathered_parameters")
+_SCALES = Purpose("all_gather scales", "gathered_parameters")
+_WIDENED = Purpose("dequantize(flat_tensor)", "gathered_parameters")
 # The host runs ahead of the card.  Where it asked for more than ``__max_ongoing_fetch_events`` parameters,
 # it waits for the oldest before it asks for another: what was given back before that one comes back.
 # Source: ``_fetch_sub_module_impl``; partition_parameters.py free_param (``record_stream``).
 # Ignored: a card that computes for longer than it gathers falls further behind.
 _MOST_FETCHES = 2
 _LONG_AGO = -1_000_000_000_000
+HALF = 2
+# Elements that share a scale, at most.
+_GROUP = 8_000
 
 
 @dataclass(slots=True, eq=False)
 class Handle:
-    """One gather under way: the flat buffer that it receives,
-    and how many of its parameters have been asked for.
+    """One gather under way: the buffers that it receives, and how many of its parameters have been asked for.
+
+    ``copies``: each parameter is copied out of a buffer; else the one that was gathered is there already.
     """
 
     parameters: list[Live]
-    flat: int | None
+    buffers: list[int] = field(default_factory=list)
+    copies: bool = False
     asked: int = 0
     complete: bool = False
 
@@ -49,8 +60,8 @@ class Live:
     """A parameter and where it is.
 
     ``part_bytes``: of one process's part; ``active``: modules that use it now; ``fetched_for``: the last
-    place in the order of modules that prefetch has seen it at; ``uses``: all these places.  ``second``:
-    this process's part of the second copy.
+    place in the order of modules that prefetch has seen it at; ``uses``: all these places.  ``has_second``:
+    there is a second copy; ``second``: this process's part of it, unless that is on the host.
     """
 
     param: Param
@@ -61,6 +72,7 @@ class Live:
     active: set[Module] = field(default_factory=set)
     fetched_for: int = _LONG_AGO
     uses: list[int] = field(default_factory=list)
+    has_second: bool = False
     second: int | None = None
 
 
@@ -84,6 +96,9 @@ class Coordinator:
         self._engine, self.settings = engine, settings or engine.settings
         self._flat, self._whole, self._uploaded = (
             replace(each, stream=stream) for each in (_FLAT, _WHOLE, _UPLOADED)
+        )
+        self._joined, self._half, self._sent, self._scales, self._widened = (
+            replace(each, stream=stream) for each in (_JOINED, _HALF, _SENT, _SCALES, _WIDENED)
         )
         self._records = False
         self._recorded: list[Module] = []
@@ -134,11 +149,11 @@ class Coordinator:
 
     def _clean(self) -> None:
         """``_clean_inflight_param_registry``, whose handles keep their flat buffers until its end."""
-        flats: list[int | None] = []
+        buffers: list[int] = []
         for live in list(self._in_flight):
-            flats.append(self._ask(live))
+            buffers += self._ask(live)
             self._release_one(live)
-        self._engine.free(*flats)
+        self._engine.free(*buffers)
 
     def fetch(self, module: Module, *, forward: bool, recomputes: bool) -> None:
         """``fetch_sub_module``: gather what the module needs, wait for it,
@@ -163,7 +178,7 @@ class Coordinator:
                 live.active.add(owner)
             if live in self._in_flight:
                 self._wait_for_oldest()
-                self._engine.free(self._ask(live))
+                self._engine.free(*self._ask(live))
                 self._asked.append(self._n_late)
             n_new += live.fetched_for < self._step
         if self._next < len(self._order):
@@ -268,7 +283,7 @@ class Coordinator:
     def release_all(self, everything: Iterable[Live]) -> None:
         """``release_and_reset_all``, when the optimizer steps."""
         for live in everything:
-            self._engine.free(self._ask(live))
+            self._engine.free(*self._ask(live))
             live.active.clear()
             self._release_one(live)
         self._asked.clear()
@@ -300,6 +315,7 @@ class Coordinator:
     def divide_all(self, several: Iterable[Live]) -> None:
         """The end of it: each goes, those that stay whole otherwise, too."""
         for live in several:
+            self.divide_inside(live)
             self._engine.free(live.slot)
             live.slot, live.status = None, "away"
 
@@ -313,40 +329,96 @@ class Coordinator:
         return -(-param.elements // self.settings.world)
 
     def _gather(self, wanted: list[Live]) -> None:
-        """``all_gather_coalesced``: one parameter arrives in its own memory,
-        several in a flat buffer for each dtype.
+        """``all_gather_coalesced``, of those with a second copy and of others: one parameter arrives in its
+        own memory, several in a flat buffer for each dtype, or in one of 8 bits.
         """
         for live in wanted:
             self._available += live.param.elements
-        if len(wanted) == 1:
-            self._start(wanted, coalesced=False)
-            return
-        several = _in_order(wanted)
-        for width in sorted({live.param.element_bytes for live in several}):
-            self._start([live for live in several if live.param.element_bytes == width], coalesced=True)
+        seconds = [live for live in wanted if live.has_second]
+        for chosen in (seconds, [live for live in wanted if not live.has_second]):
+            several = _in_order(chosen)
+            if len(several) == 1 or self.settings.quantizes_weights:
+                self._start(several, copies=len(several) > 1)
+                continue
+            for width in sorted({live.param.element_bytes for live in several}):
+                self._start(
+                    [live for live in several if live.param.element_bytes == width], copies=True
+                )
 
-    def _start(self, several: list[Live], *, coalesced: bool) -> None:
+    def _start(self, several: list[Live], *, copies: bool = False) -> None:
+        if not several:
+            return
         engine, world, first = self._engine, self.settings.world, several[0]
-        handle = Handle(several, None)
-        if world > 1:
-            n_bytes = sum([live.part_bytes for live in several]) * world
-            slot = engine.take(n_bytes, self._flat if coalesced else self._whole, first.param)
-            handle.flat, first.slot = (slot, None) if coalesced else (None, slot)
-        if self.settings.offloads_params:
-            away = [live for live in several if not live.persists]
-            uploaded = [engine.take(live.part_bytes, self._uploaded, live.param) for live in away]
+        handle = Handle(several, copies=copies)
+        if world > 1 and self.settings.quantizes_weights:
+            self._send_quantized(handle)
+        else:
+            if world > 1:
+                n_bytes = sum([live.part_bytes for live in several]) * world
+                slot = engine.take(n_bytes, self._flat if copies else self._whole, first.param)
+                if copies:
+                    handle.buffers.append(slot)
+                else:
+                    first.slot = slot
+            uploaded = self._upload(several)
             if world > 1:
                 if uploaded:
                     self._wait_for_upload()
-                engine.free(*uploaded)
+                engine.free(*uploaded.values())
             else:
                 # ``_no_gather_coalesced``: one process has all of each parameter,
                 # and copies what lies on the host.
-                for live, slot in zip(away, uploaded, strict=True):
+                for live, slot in uploaded.items():
                     live.slot = slot
         for live in several:
             live.status = "in flight"
             self._in_flight[live] = handle
+
+    def _upload(self, several: list[Live]) -> dict[Live, int]:
+        """Parts that lie on the host, brought to the card."""
+        if not self.settings.offloads_params:
+            return {}
+        away = [live for live in several if live.has_second or not live.persists]
+        return {live: self._engine.take(self._sent_bytes(live), self._uploaded, live.param) for live in away}
+
+    def _sent_bytes(self, live: Live) -> int:
+        """What this process has of a parameter that is gathered: its part, or that of the second copy."""
+        settings = self.settings
+        return live.part_bytes * settings.world // settings.hpz if live.has_second else live.part_bytes
+
+    def _send_quantized(self, handle: Handle) -> None:
+        """``_all_gather_coalesced`` and ``_all_gather_sequential`` of 8 bits: parts are joined and made fp16,
+        of which a kernel makes values of a byte and scales of four.
+
+        Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py CUDAQuantizer.quantize;
+        ops/csrc/quantization/pt_binding.cpp quantize_kernel.
+        Ignored: that NCCL keeps what is sent until it is asked for.
+        """
+        engine, several = self._engine, handle.parameters
+        first, settings = several[0].param, self.settings
+        whole = sum(self.part(live.param) for live in several) * settings.world
+        divides = settings.hpz if several[0].has_second else settings.world
+        handle.buffers.append(engine.take(whole, self._flat, first))
+        elements, uploaded = whole // divides, {}
+        joined = None
+        if handle.copies:
+            uploaded = self._upload(several)
+            width = max(live.param.element_bytes for live in several)
+            joined = engine.take(elements * width, self._joined, first)
+        if settings.offloads_params:
+            self._wait_for_upload()
+        engine.free(*uploaded.values())
+        on_host = settings.offloads_params and not handle.copies
+        narrowed = None
+        if on_host or not all(self._is_half(live.param) for live in several):
+            narrowed = engine.take(elements * HALF, self._half, first)
+            engine.free(joined)
+            joined = None
+        scales = 4 * quantized_groups(elements)
+        sent = [engine.take(n_bytes, self._sent, first) for n_bytes in (scales, elements)]
+        engine.free(narrowed, joined)
+        handle.buffers.append(engine.take(scales * divides, self._scales, first))
+        engine.free(*sent)
 
     def _wait_for_upload(self) -> None:
         """``ds_tensor.to(device)`` blocks the host where there are several processes: what was given back
@@ -359,32 +431,58 @@ class Coordinator:
         self._engine.wait(0)
         self._n_back = self._n_late
 
-    def _ask(self, live: Live) -> int | None:
+    def _ask(self, live: Live) -> list[int]:
         """``AllGatherCoalescedHandle.wait``: every parameter is copied together.
 
-        Gives the buffer with the last one asked for, to be freed.
+        Gives the buffers with the last one asked for, to be freed.
         """
         handle = self._in_flight.pop(live, None)
         if handle is None:
-            return None
+            return []
         if not handle.complete:
             handle.complete = True
+            if self.settings.quantizes_weights and self.settings.world > 1:
+                self._widen(handle)
             for each in handle.parameters:
-                if handle.flat is not None:
+                if handle.copies and each.slot is None:
                     each.slot = self._engine.take(each.param.n_bytes, self._whole, each.param)
                 each.status = "here"
         handle.asked += 1
-        return handle.flat if handle.asked == len(handle.parameters) else None
+        return handle.buffers if handle.asked == len(handle.parameters) else []
+
+    def _widen(self, handle: Handle) -> None:
+        """What has arrived becomes fp16, then each parameter its own dtype.
+
+        Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py AllGatherCoalescedHandle.wait and
+        AllGatherHandle.wait; ops/csrc/quantization/pt_binding.cpp dequantize.
+        """
+        engine, settings = self._engine, self.settings
+        if handle.copies:
+            whole = sum(self.part(live.param) for live in handle.parameters) * settings.world
+            handle.buffers.append(engine.take(whole * HALF, self._widened, handle.parameters[0].param))
+        for live in handle.parameters:
+            live.slot = engine.take(live.param.elements * HALF, self._widened, live.param)
+            if not self._is_half(live.param):
+                half, live.slot = live.slot, engine.take(live.param.n_bytes, self._whole, live.param)
+                engine.free(half)
+
+    def _is_half(self, param: Param) -> bool:
+        return self.settings.computes_half and param.element_bytes == HALF
 
     def divide_inside(self, live: Live) -> None:
         """``_partition_param_sec``: whenever a whole parameter is given back,
-        its second copy is there or is made.
+        its second copy is there or is made, on the host where parameters are offloaded.
         """
-        settings = self.settings
-        if settings.hpz > 1 and live.second is None:
-            n_bytes = live.part_bytes * settings.world // settings.hpz
-            what = Purpose("ds_secondary_tensor", live.param.term)
-            live.second = self._engine.take(n_bytes, what, live.param)
+        if self.settings.hpz > 1 and not live.has_second:
+            live.has_second = True
+            if not self.settings.offloads_params:
+                what = Purpose("ds_secondary_tensor", live.param.term)
+                live.second = self._engine.take(self._sent_bytes(live), what, live.param)
+
+    def forget_second(self, live: Live) -> None:
+        """``invalidate_secondary_tensor``: it has the weights of before."""
+        self._engine.free(live.second)
+        live.has_second, live.second = False, None
 
     def _release_one(self, live: Live) -> None:
         if live.status == "here" and not live.active:
@@ -396,6 +494,22 @@ class Coordinator:
                 self._engine.free_late(live.slot, MOST_LAG)
             live.slot, live.status = None, "away"
             self._available -= live.param.elements
+
+
+def quantized_groups(elements: int) -> int:
+    """Groups that share a scale: of at most 8,000 elements, and all of as many, a multiple of 8.
+
+    Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py CUDAQuantizer.quantize, which stops where
+    there are no such groups.
+    """
+    eights = elements // 8
+    if elements % 8 or not elements:
+        raise RefusedCombinationError(
+            f"DeepSpeed quantises parts of whole multiples of 8 elements, and one of {elements:,} is sent: "
+            "leave zero_quantized_weights out, or take another number of GPUs"
+        )
+    fewest = -(-elements // _GROUP)
+    return next(eights // size for size in range(min(eights // fewest, _GROUP // 8), 0, -1) if not eights % size)
 
 
 _NUMBER = attrgetter("param.number")

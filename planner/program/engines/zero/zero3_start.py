@@ -107,8 +107,12 @@ class Zero3Start(DeepSpeed):
         for param in {*params[EMBEDDINGS]} & {*params[HEAD]}:
             whole = self.take(param.n_bytes, _WHOLE)
             if not self.settings.offloads_params:
-                part = -(-param.elements // self.settings.world) * param.element_bytes
+                world, hpz = self.settings.world, self.settings.hpz
+                part = -(-param.elements // world) * param.element_bytes
                 self._untied.append(self.take(part, Purpose("ds_tensor", param.term)))
+                if hpz > 1:
+                    second = Purpose("ds_secondary_tensor", param.term)
+                    self._untied.append(self.take(part * world // hpz, second))
             self.free(whole)
         for param in base:
             self._gather_alone(param)

@@ -53,6 +53,8 @@ UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_fo
 FLAT: Flags = {
     "quantization": "nf4", "gpus": 2, "sharding": "fsdp1", "quant_storage": "bf16", "load_dtype": "bf16"
 }  # fmt: skip
+HPZ: Flags = {"gpus": 2, "sharding": "zero3", "hpz": 2}
+SENT: Flags = {"gpus": 2, "sharding": "zero3", "switches": ["zero3_quantized=weights"]}
 
 TAUGHT: Flags = {"task": "gkd", "stack": "trl", "teacher_model": "llama-2-13b"}
 SCORED: Flags = {
@@ -312,9 +314,41 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"gpus": 2, "sharding": "fsdp", "hpz": 2},
         {"gpus": 2, "sharding": "zero3", "hpz": 2},
     ),
+    "hpz-second-model": (
+        {**HPZ, "method": "full", "task": "dpo", "stack": "trl"},
+        {**HPZ, "task": "dpo", "stack": "trl"},
+    ),
+    "hpz-on-nvme": (
+        {**HPZ, "offload": "optimizer+params-nvme"},
+        {**HPZ, "offload": "optimizer+params"},
+    ),
     "hpz-unread": (
-        {"gpus": 2, "sharding": "zero3", "hpz": 2, "offload": "optimizer+params"},
-        {"gpus": 2, "sharding": "zero3", "hpz": 2},
+        {**HPZ, "stack": "axolotl", "context_parallel": 2, "attention": "flash2"},
+        {**HPZ, "stack": "axolotl", "attention": "flash2"},
+    ),
+    "quantized-without-zero3": (
+        {"gpus": 2, "sharding": "zero2", "switches": ["zero3_quantized=weights"]},
+        {"gpus": 2, "sharding": "zero3", "switches": ["zero3_quantized=weights"]},
+    ),
+    "quantized-weights-lose-dtype": (
+        {**SENT, "versions": ["deepspeed==0.19.4"]},
+        {**SENT, "versions": ["deepspeed==0.19.4"], "precision": "fp16-mixed"},
+    ),
+    "quantized-packed": (
+        {**SENT, "method": "qlora", "quant_storage": "bf16"},
+        {**SENT, "method": "lora"},
+    ),
+    "quantized-unread": (
+        {**SENT, "stack": "axolotl", "context_parallel": 2, "attention": "flash2", "precision": "fp16-mixed"},
+        {**SENT, "stack": "axolotl", "attention": "flash2", "precision": "fp16-mixed"},
+    ),
+    "quantized-gradients-misread": (
+        {**SENT, "nodes": 2, "switches": ["zero3_quantized=gradients"], "precision": "bf16-mixed"},
+        {**SENT, "nodes": 2, "switches": ["zero3_quantized=gradients"], "precision": "fp16-mixed"},
+    ),
+    "quantized-gradients-one-node": (
+        {**SENT, "switches": ["zero3_quantized=gradients"]},
+        {**SENT, "switches": ["zero3_quantized=weights"]},
     ),
     "distributed-optimizer-elsewhere": (
         {"gpus": 2, "sharding": "distributed-optimizer", "method": "full"},
