@@ -34,6 +34,9 @@ class EngineFacts:
     zero3_quantized: ZeroQuantized
     """What stage 3 sends in 8 bits (weights) or 4 (gradients between nodes): ``zero_quantized_weights``,
     ``zero_quantized_gradients`` of ZeRO++."""
+    zero3_quantizes_frozen: bool
+    """Parts of weights that are frozen when they are divided are kept in 8 bits
+    (``zero_quantized_nontrainable_weights``); those of Transformers are frozen later."""
     zero12_early_buckets: bool
     """These buckets are made before the backward of the loss begins, so that they lie beside its logits."""
     zero12_flattens_on_gpu: bool

@@ -87,6 +87,18 @@ ZERO_RULES = (
         lambda case: case.numerics.quantization,
     ),
     not_modelled(
+        # ``_partition_param`` quantises an empty part, and copies 16-bit values into its 8 bits.
+        "quantized-frozen",
+        "zero_quantized_nontrainable_weights loses the values of weights that ZeRO-3 finds whole and frozen: "
+        "leave it out",
+        lambda case: (
+            case.stack.zero3_quantizes_frozen
+            and case.recipe.sharding.is_zero3
+            and case.recipe.adapter is not None
+            and (case.numerics.quantization != "none" or not case.stack.divides_as_made)
+        ),
+    ),
+    not_modelled(
         "quantized-unread",
         "Weights and gradients in 8 or 4 bits are not modelled beside GPUs that share a batch, nor gradients "
         "beside sums in fp32",
@@ -100,19 +112,17 @@ ZERO_RULES = (
     ),
     warn(
         "quantized-gradients-misread",
-        "DeepSpeed 0.19.8 reads gradients that it sends in 4 bits as fp16, whatever they are: others come out "
-        "wrong",
+        "DeepSpeed 0.19.8 reads gradients that it sends in 4 bits as fp16, whatever they are, so that others "
+        "come out wrong",
         lambda case: (
-            _sends(case, "gradients")
-            and case.hardware.nodes > 1
-            and case.numerics.compute_dtype != "fp16"
+            _sends(case, "gradients") and case.hardware.nodes > 1 and case.numerics.compute_dtype != "fp16"
         ),
         lambda case: case.numerics.compute_dtype,
     ),
     warn(
         "quantized-gradients-one-node",
-        "DeepSpeed sends gradients in 4 bits between nodes alone: on one node zero_quantized_gradients changes "
-        "nothing",
+        "DeepSpeed sends gradients in 4 bits between nodes alone, so zero_quantized_gradients changes nothing "
+        "on one node",
         lambda case: _sends(case, "gradients") and case.hardware.nodes == 1,
     ),
 )

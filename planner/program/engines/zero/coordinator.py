@@ -11,76 +11,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import attrgetter
-from typing import Literal
 
 from planner.allocator.compiled import MOST_LAG
-from planner.errors import RefusedCombinationError
 from planner.program.engines.params import Param
 from planner.program.engines.zero.deepspeed import GATHER_STREAM, DeepSpeed, Purpose
 from planner.program.engines.zero.deepspeed_settings import Settings
+from planner.program.engines.zero.gathers import LONG_AGO, UPLOADED, WHOLE, Gathers, Handle, Live, Module
 
-_FLAT = Purpose("all_gather flat_tensor", "gathered_parameters")
-_WHOLE = Purpose("gathered parameter", "gathered_parameters")
-_UPLOADED = Purpose("partition from the host", "gathered_parameters")
-_JOINED = Purpose("cat(parts)", "gathered_parameters")
-_HALF = Purpose("part in fp16", "gathered_parameters")
-_SENT = Purpose("quantize(part)", "gathered_parameters")
-_SCALES = Purpose("all_gather scales", "gathered_parameters")
-_WIDENED = Purpose("dequantize(flat_tensor)", "gathered_parameters")
 # The host runs ahead of the card.  Where it asked for more than ``__max_ongoing_fetch_events`` parameters,
 # it waits for the oldest before it asks for another: what was given back before that one comes back.
 # Source: ``_fetch_sub_module_impl``; partition_parameters.py free_param (``record_stream``).
 # Ignored: a card that computes for longer than it gathers falls further behind.
 _MOST_FETCHES = 2
-_LONG_AGO = -1_000_000_000_000
-HALF = 2
-# Elements that share a scale, at most.
-_GROUP = 8_000
-
-
-@dataclass(slots=True, eq=False)
-class Handle:
-    """One gather under way: the buffers that it receives, and how many of its parameters have been asked for.
-
-    ``copies``: each parameter is copied out of a buffer; else the one that was gathered is there already.
-    """
-
-    parameters: list[Live]
-    buffers: list[int] = field(default_factory=list)
-    copies: bool = False
-    asked: int = 0
-    complete: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Live:
-    """A parameter and where it is.
-
-    ``part_bytes``: of one process's part; ``active``: modules that use it now; ``fetched_for``: the last
-    place in the order of modules that prefetch has seen it at; ``uses``: all these places.  ``has_second``:
-    there is a second copy; ``second``: this process's part of it, unless that is on the host.
-    """
-
-    param: Param
-    persists: bool
-    part_bytes: int
-    status: Literal["away", "in flight", "here"] = "away"
-    slot: int | None = None
-    active: set[Module] = field(default_factory=set)
-    fetched_for: int = _LONG_AGO
-    uses: list[int] = field(default_factory=list)
-    has_second: bool = False
-    second: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Module:
-    """A module and the parameters that it holds itself."""
-
-    own: list[Live] = field(default_factory=list)
 
 
 class Coordinator:
@@ -94,12 +38,7 @@ class Coordinator:
         self, engine: DeepSpeed, settings: Settings | None = None, stream: int = GATHER_STREAM
     ) -> None:
         self._engine, self.settings = engine, settings or engine.settings
-        self._flat, self._whole, self._uploaded = (
-            replace(each, stream=stream) for each in (_FLAT, _WHOLE, _UPLOADED)
-        )
-        self._joined, self._half, self._sent, self._scales, self._widened = (
-            replace(each, stream=stream) for each in (_JOINED, _HALF, _SENT, _SCALES, _WIDENED)
-        )
+        self._gathers = Gathers(engine, self.settings, stream, self._wait_for_upload)
         self._records = False
         self._recorded: list[Module] = []
         self._passed: list[int] = []
@@ -138,7 +77,7 @@ class Coordinator:
         if not (trains and self.settings.counts_early):
             self._available = 0
         for live in everything:
-            live.fetched_for = _LONG_AGO
+            live.fetched_for = LONG_AGO
 
     def forget(self) -> None:
         """``_invalidate_trace``, where another module came than the order says."""
@@ -293,7 +232,7 @@ class Coordinator:
         for live in wanted:
             if live.status == "away":
                 n_bytes, world = live.part_bytes * self.settings.world, self.settings.world
-                live.slot = self._engine.take(n_bytes, _WHOLE, live.param) if world > 1 else None
+                live.slot = self._engine.take(n_bytes, WHOLE, live.param) if world > 1 else None
                 live.status = "here"
 
     def gather_all(self, wanted: Iterable[Live]) -> None:
@@ -305,7 +244,7 @@ class Coordinator:
         away = _in_order(live for live in wanted if live.status == "away")
         uploads = self.settings.offloads_params
         parts = [
-            self._engine.take(live.part_bytes, _UPLOADED, live.param)
+            self._engine.take(live.part_bytes, UPLOADED, live.param)
             for live in away
             if uploads and not live.persists
         ]
@@ -334,91 +273,22 @@ class Coordinator:
         """
         for live in wanted:
             self._available += live.param.elements
-        seconds = [live for live in wanted if live.has_second]
-        for chosen in (seconds, [live for live in wanted if not live.has_second]):
-            several = _in_order(chosen)
-            if len(several) == 1 or self.settings.quantizes_weights:
-                self._start(several, copies=len(several) > 1)
+        for has_second in (True, False):
+            several = _in_order(live for live in wanted if live.has_second == has_second)
+            copies = len(several) > 1
+            if self.settings.quantizes_weights:
+                self._start(several, copies=copies)
                 continue
             for width in sorted({live.param.element_bytes for live in several}):
-                self._start(
-                    [live for live in several if live.param.element_bytes == width], copies=True
-                )
+                alike = [live for live in several if live.param.element_bytes == width]
+                self._start(alike, copies=copies)
 
-    def _start(self, several: list[Live], *, copies: bool = False) -> None:
-        if not several:
-            return
-        engine, world, first = self._engine, self.settings.world, several[0]
-        handle = Handle(several, copies=copies)
-        if world > 1 and self.settings.quantizes_weights:
-            self._send_quantized(handle)
-        else:
-            if world > 1:
-                n_bytes = sum([live.part_bytes for live in several]) * world
-                slot = engine.take(n_bytes, self._flat if copies else self._whole, first.param)
-                if copies:
-                    handle.buffers.append(slot)
-                else:
-                    first.slot = slot
-            uploaded = self._upload(several)
-            if world > 1:
-                if uploaded:
-                    self._wait_for_upload()
-                engine.free(*uploaded.values())
-            else:
-                # ``_no_gather_coalesced``: one process has all of each parameter,
-                # and copies what lies on the host.
-                for live, slot in uploaded.items():
-                    live.slot = slot
-        for live in several:
-            live.status = "in flight"
-            self._in_flight[live] = handle
-
-    def _upload(self, several: list[Live]) -> dict[Live, int]:
-        """Parts that lie on the host, brought to the card."""
-        if not self.settings.offloads_params:
-            return {}
-        away = [live for live in several if live.has_second or not live.persists]
-        return {live: self._engine.take(self._sent_bytes(live), self._uploaded, live.param) for live in away}
-
-    def _sent_bytes(self, live: Live) -> int:
-        """What this process has of a parameter that is gathered: its part, or that of the second copy."""
-        settings = self.settings
-        return live.part_bytes * settings.world // settings.hpz if live.has_second else live.part_bytes
-
-    def _send_quantized(self, handle: Handle) -> None:
-        """``_all_gather_coalesced`` and ``_all_gather_sequential`` of 8 bits: parts are joined and made fp16,
-        of which a kernel makes values of a byte and scales of four.
-
-        Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py CUDAQuantizer.quantize;
-        ops/csrc/quantization/pt_binding.cpp quantize_kernel.
-        Ignored: that NCCL keeps what is sent until it is asked for.
-        """
-        engine, several = self._engine, handle.parameters
-        first, settings = several[0].param, self.settings
-        whole = sum(self.part(live.param) for live in several) * settings.world
-        divides = settings.hpz if several[0].has_second else settings.world
-        handle.buffers.append(engine.take(whole, self._flat, first))
-        elements, uploaded = whole // divides, {}
-        joined = None
-        if handle.copies:
-            uploaded = self._upload(several)
-            width = max(live.param.element_bytes for live in several)
-            joined = engine.take(elements * width, self._joined, first)
-        if settings.offloads_params:
-            self._wait_for_upload()
-        engine.free(*uploaded.values())
-        on_host = settings.offloads_params and not handle.copies
-        narrowed = None
-        if on_host or not all(self._is_half(live.param) for live in several):
-            narrowed = engine.take(elements * HALF, self._half, first)
-            engine.free(joined)
-            joined = None
-        scales = 4 * quantized_groups(elements)
-        sent = [engine.take(n_bytes, self._sent, first) for n_bytes in (scales, elements)]
-        engine.free(narrowed, joined)
-        handle.buffers.append(engine.take(scales * divides, self._scales, first))
-        engine.free(*sent)
+    def _start(self, several: list[Live], *, copies: bool) -> None:
+        if several:
+            handle = self._gathers.begin(several, copies=copies)
+            for live in several:
+                live.status = "in flight"
+                self._in_flight[live] = handle
 
     def _wait_for_upload(self) -> None:
         """``ds_tensor.to(device)`` blocks the host where there are several processes: what was given back
@@ -441,33 +311,11 @@ class Coordinator:
             return []
         if not handle.complete:
             handle.complete = True
-            if self.settings.quantizes_weights and self.settings.world > 1:
-                self._widen(handle)
+            self._gathers.arrive(handle)
             for each in handle.parameters:
-                if handle.copies and each.slot is None:
-                    each.slot = self._engine.take(each.param.n_bytes, self._whole, each.param)
                 each.status = "here"
         handle.asked += 1
         return handle.buffers if handle.asked == len(handle.parameters) else []
-
-    def _widen(self, handle: Handle) -> None:
-        """What has arrived becomes fp16, then each parameter its own dtype.
-
-        Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py AllGatherCoalescedHandle.wait and
-        AllGatherHandle.wait; ops/csrc/quantization/pt_binding.cpp dequantize.
-        """
-        engine, settings = self._engine, self.settings
-        if handle.copies:
-            whole = sum(self.part(live.param) for live in handle.parameters) * settings.world
-            handle.buffers.append(engine.take(whole * HALF, self._widened, handle.parameters[0].param))
-        for live in handle.parameters:
-            live.slot = engine.take(live.param.elements * HALF, self._widened, live.param)
-            if not self._is_half(live.param):
-                half, live.slot = live.slot, engine.take(live.param.n_bytes, self._whole, live.param)
-                engine.free(half)
-
-    def _is_half(self, param: Param) -> bool:
-        return self.settings.computes_half and param.element_bytes == HALF
 
     def divide_inside(self, live: Live) -> None:
         """``_partition_param_sec``: whenever a whole parameter is given back,
@@ -477,7 +325,7 @@ class Coordinator:
             live.has_second = True
             if not self.settings.offloads_params:
                 what = Purpose("ds_secondary_tensor", live.param.term)
-                live.second = self._engine.take(self._sent_bytes(live), what, live.param)
+                live.second = self._engine.take(self._gathers.sent_bytes(live), what, live.param)
 
     def forget_second(self, live: Live) -> None:
         """``invalidate_secondary_tensor``: it has the weights of before."""
@@ -494,22 +342,6 @@ class Coordinator:
                 self._engine.free_late(live.slot, MOST_LAG)
             live.slot, live.status = None, "away"
             self._available -= live.param.elements
-
-
-def quantized_groups(elements: int) -> int:
-    """Groups that share a scale: of at most 8,000 elements, and all of as many, a multiple of 8.
-
-    Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py CUDAQuantizer.quantize, which stops where
-    there are no such groups.
-    """
-    eights = elements // 8
-    if elements % 8 or not elements:
-        raise RefusedCombinationError(
-            f"DeepSpeed quantises parts of whole multiples of 8 elements, and one of {elements:,} is sent: "
-            "leave zero_quantized_weights out, or take another number of GPUs"
-        )
-    fewest = -(-elements // _GROUP)
-    return next(eights // size for size in range(min(eights // fewest, _GROUP // 8), 0, -1) if not eights % size)
 
 
 _NUMBER = attrgetter("param.number")

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 from planner.program.engines.groups import EMBEDDINGS, HEAD
 from planner.program.engines.params import Param
-from planner.program.engines.zero.coordinator import HALF, Live, Module
 from planner.program.engines.zero.deepspeed import (
     FP64,
     REDUCE_STREAM,
@@ -25,6 +24,7 @@ from planner.program.engines.zero.deepspeed import (
 )
 from planner.program.engines.zero.deepspeed_settings import FP32
 from planner.program.engines.zero.divided_model import DividedModel
+from planner.program.engines.zero.gathers import HALF, Live, Module
 from planner.program.engines.zero.zero3_start import Zero3Start
 from planner.program.job import Job
 from planner.program.ops.tensors import Mark

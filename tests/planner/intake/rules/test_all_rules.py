@@ -338,6 +338,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {**SENT, "method": "qlora", "quant_storage": "bf16"},
         {**SENT, "method": "lora"},
     ),
+    "quantized-frozen": (
+        {**SENT, "method": "qlora", "quant_storage": "bf16", "switches": ["zero3_quantizes_frozen=true"]},
+        {**SENT, "method": "lora", "switches": ["zero3_quantizes_frozen=true"]},
+    ),
     "quantized-unread": (
         {**SENT, "stack": "axolotl", "context_parallel": 2, "attention": "flash2", "precision": "fp16-mixed"},
         {**SENT, "stack": "axolotl", "attention": "flash2", "precision": "fp16-mixed"},
