@@ -121,8 +121,8 @@ ZERO_RULES = (
     ),
     warn(
         "quantized-gradients-one-node",
-        "DeepSpeed sends gradients in 4 bits between nodes alone, so zero_quantized_gradients changes nothing "
-        "on one node",
+        "DeepSpeed sends gradients in 4 bits between nodes alone, so one node has no use of "
+        "zero_quantized_gradients",
         lambda case: _sends(case, "gradients") and case.hardware.nodes == 1,
     ),
 )
