@@ -28,16 +28,12 @@ def stored_param_bytes(job: TimedJob) -> Number:
     """Bytes of all weights of one replica as sharding moves them: quantised ones as stored,
     others in the compute dtype.
 
-    k-bit matrices that the engine cannot divide are whole on every GPU and never move.  ZeRO++ sends a byte
-    each (switch ``zero3_quantized``).
+    k-bit matrices that the engine cannot divide are whole on every GPU and never move.
     Source: deepspeed ``runtime/zero/partition_parameters.py`` all_gather_coalesced;
     torch ``fully_shard`` (``param_dtype``).
-    Ignored: that a tower without images is not gathered, 1.2 % of a step at the most; a scale of four bytes
-    for up to 8,000 elements.
+    Ignored: that a tower without images is not gathered, 1.2 % of a step at the most.
     """
     own, regime = job.own, job.regime
-    if "weights" in job.scenario.stack.zero3_quantized:
-        return own.base_params
     of_engine = {"native": regime.base, "deepspeed": regime.compute}
     width = of_engine.get(regime.engine, DTYPE_BYTES[job.recipe.numerics.compute_dtype])
     narrow = _float8_params(job)
@@ -46,6 +42,16 @@ def stored_param_bytes(job: TimedJob) -> Number:
         stored_bytes(job.recipe.numerics, own.packed) if regime.quantized and job.recipe.divides_base else 0
     )
     return plain * width + moved + narrow
+
+
+def _sent_share(job: TimedJob) -> Number:
+    """Part of the stored bytes that a gather sends: ZeRO++ sends a byte of each weight.
+
+    Source: switch ``zero3_quantized``; deepspeed 0.19.8 ``runtime/zero/partition_parameters.py``
+    CUDAQuantizer.  Ignored: a scale of four bytes for up to 8,000 weights.
+    """
+    quantizes = "weights" in job.scenario.stack.zero3_quantized
+    return job.own.base_params / stored_param_bytes(job) if quantizes else 1
 
 
 def _float8_params(job: TimedJob) -> int:
@@ -101,8 +107,8 @@ def gathered_bytes(job: TimedJob) -> Number:
         return 0
     world = recipe.shards(job.scenario.hardware)
     if recipe.parallel.hpz > 1:
-        return _trained_bytes(job) * ring_fraction(world)
-    return _gathers(job) * stored_param_bytes(job) * _moved_share(job)
+        return _sent_share(job) * trained_param_bytes(job) * ring_fraction(world)
+    return _gathers(job) * _sent_share(job) * stored_param_bytes(job) * _moved_share(job)
 
 
 def _gathers(job: TimedJob) -> Number:
@@ -121,7 +127,8 @@ def _meetings(job: TimedJob) -> Number:
     return count if stage is None else count / stage.microbatches
 
 
-def _trained_bytes(job: TimedJob) -> Number:
+def trained_param_bytes(job: TimedJob) -> Number:
+    """Those of them that are trained."""
     return minimum(job.own.trained * DTYPE_BYTES[job.recipe.numerics.compute_dtype], stored_param_bytes(job))
 
 
@@ -133,9 +140,10 @@ def second_copy_bytes(job: TimedJob) -> Number:
     (``use_secondary_tensor``), stage3.py invalidate_secondary_tensor.
     """
     hpz = job.recipe.parallel.hpz
-    return (
-        (_gathers(job) * stored_param_bytes(job) - _trained_bytes(job)) * ring_fraction(hpz) if hpz > 1 else 0
-    )
+    if hpz == 1:
+        return 0
+    moved = _gathers(job) * stored_param_bytes(job) - trained_param_bytes(job)
+    return _sent_share(job) * moved * ring_fraction(hpz)
 
 
 def reduced_bytes(job: TimedJob) -> Number:
@@ -212,7 +220,7 @@ def update_bytes(job: TimedJob) -> Number:
     """
     recipe, gpus = job.recipe, _broadcasting_gpus(job)
     if gpus is not None:
-        return _trained_bytes(job) * ring_fraction(gpus)
+        return trained_param_bytes(job) * ring_fraction(gpus)
     if recipe.optimizer != "muon" or not recipe.sharding.dtensors:
         return 0
     elements = orthogonalized_params(job.scenario.model, job.scenario.stack)

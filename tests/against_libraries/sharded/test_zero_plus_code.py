@@ -44,13 +44,16 @@ def test_groups_of_a_second_copy_are_made_once(monkeypatch: pytest.MonkeyPatch) 
     """Each ``zero.Init`` makes them anew, so that the second model stops."""
     groups: Any = import_or_skip("deepspeed.utils.groups")
     made = SimpleNamespace(
-        is_initialized=lambda: True, get_world_size=lambda: 4, get_rank=lambda: 0, new_group=lambda ranks: ranks
+        is_initialized=lambda: True,
+        get_world_size=lambda: 4,
+        get_rank=lambda: 0,
+        new_group=lambda ranks: ranks,
     )
     monkeypatch.setattr(groups, "dist", made)
     monkeypatch.setattr(groups, "_ZERO_PARAM_INTRA_PARALLEL_GROUP", None)
-    groups._create_zero_param_parallel_group(2)  # noqa: SLF001
+    groups._create_zero_param_parallel_group(2)
     with pytest.raises(AssertionError, match="already initialized"):
-        groups._create_zero_param_parallel_group(2)  # noqa: SLF001
+        groups._create_zero_param_parallel_group(2)
 
 
 @pytest.mark.parametrize("key", ["mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"])
@@ -58,7 +61,7 @@ def test_removed_keys_stop_both(key: str) -> None:
     """With any value, of which those that were off are a remark here."""
     config: Any = import_or_skip("deepspeed.runtime.config")
     with pytest.raises(config.DeepSpeedConfigError, match="removed"):
-        config._reject_removed_config_keys({"zero_optimization": {key: 8}})  # noqa: SLF001
+        config._reject_removed_config_keys({"zero_optimization": {key: 8}})
     reading, keys = Reading(key, "DeepSpeed"), Keys(key, {"stage": 3, key: 8})  # type: ignore[arg-type]
     if key == "mics_hierarchical_params_gather":
         read_zero(keys, reading)
