@@ -128,7 +128,10 @@ def _meetings(job: TimedJob) -> Number:
 
 
 def trained_param_bytes(job: TimedJob) -> Number:
-    """Those of them that are trained."""
+    """Those of them that are trained, in the compute dtype.
+
+    Source: as of :func:`stored_param_bytes`.
+    """
     return minimum(job.own.trained * DTYPE_BYTES[job.recipe.numerics.compute_dtype], stored_param_bytes(job))
 
 

@@ -48,10 +48,9 @@ def _swizzle_quant(values: Any, groups: int, bits: int, *_: int) -> list[Any]:
     return [torch.empty((values.numel() * bits // 8,), dtype=torch.int8, device=values.device), scales]
 
 
-def _quantized_reduction(
-    values: Any, _: Any, __: int, groups: int, ___: int, ____: int, devices: int
-) -> list[Any]:
+def _quantized_reduction(values: Any, *given: Any) -> list[Any]:
     """``quantized_reduction``: one part of as many as there are GPUs in a node."""
+    groups, devices = given[2], given[-1]
     scales = _scales(groups, values)
     shape = (*values.shape[:-1], values.shape[-1] // devices)
     return [torch.empty(shape, dtype=torch.int8, device=values.device), scales]
