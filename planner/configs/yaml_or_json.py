@@ -38,13 +38,7 @@ def read_document(path: Path) -> Document:
         InputFileError: unreadable, too large, not YAML, JSON or TOML, empty, not a table, with aliases; JSON
             with a key given twice, which DeepSpeed refuses too.
     """
-    if path.suffix == ".py":
-        program = f"python {shlex.quote(show(str(path)))}"
-        raise InputFileError(
-            path,
-            f'a program: give its arguments, as --command "{program} --NAME VALUE ...", '
-            f"or run it without a GPU: measure trace --gpu NAME -- {program}",
-        )
+    _refuse_other_kinds(path)
     text = read_text(path, MAX_DOCUMENT_BYTES)
     # What begins with a brace are the arguments of a command that it shows.
     if path.suffix == MARKDOWN and text.strip() and not text.startswith("{"):
@@ -70,6 +64,19 @@ def read_document(path: Path) -> Document:
         if not isinstance(key, str):
             raise InputFileError(path, f"keys must be text, but one is {_kind(key)}")
     return Document(path, value, tuple(twice.items()))
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """Refuse programs and data sets, each with its way out."""
+    name = shlex.quote(show(str(path)))
+    if path.suffix == ".py":
+        raise InputFileError(
+            path,
+            f'a program: give its arguments, as --command "python {name} --NAME VALUE ...", '
+            f"or run it without a GPU: measure trace --gpu NAME -- python {name}",
+        )
+    if path.suffix == ".jsonl":
+        raise InputFileError(path, f"a data set, not a job: plan ... --data {name} counts its lengths")
 
 
 def _kind(value: object) -> str:

@@ -58,6 +58,16 @@ def _one_of(name: str, help_text: str, choices: tuple[str, ...], spellings: Spel
 _OF_TORCH = (("adamw", "adamw_torch"), ("adam", "adamw_torch"))
 
 
+# What is trained, and against which loss, are flags of their own.
+_NOT_METHODS = (
+    ("dora", "--method lora --dora"),
+    ("qdora", "--method qlora --dora"),
+    ("vera", "--method lora --vera"),
+    ("freeze", "--method full --train-layers NAMES"),
+    *((task, f"--task {task} beside --method full or lora") for task in TASKS),
+)
+
+
 def _named(names_of: Mapping[str, tuple[str, ...]]) -> Spellings:
     return tuple((name, choice) for choice, names in names_of.items() for name in names)
 
@@ -86,6 +96,7 @@ _FIELDS = (
         "choice",
         "full, lora, qlora (lora on an nf4 base with double quantisation) or int8 (lora on an int8 base)",
         choices=tuple(METHOD_ALIASES),
+        elsewhere=_NOT_METHODS,
         needed_for="recipe",
     ),
     _one_of(

@@ -34,6 +34,7 @@ class RequestField:
     ``name`` is the TOML key, and with hyphens the flag.  ``low`` and ``high`` are the allowed range, in bytes
     for a ``size``; ``low`` itself is excluded when ``above_low``, ``high`` when ``below_high``.  A ``names``
     value is a list with ``;`` or ``,``.  ``spellings``: names in libraries, with their choice.
+    ``elsewhere``: words that people say here, with the flags that mean it.
     ``of_tokens``: text may end in k (1,024) or m (1,048,576), as context lengths are written.
     ``needed_for``: the part of a job that cannot be settled without this field, because it has no default;
     ``or_else`` is a field that says enough in its place.  ``other_column``: its name in records and
@@ -45,6 +46,7 @@ class RequestField:
     help: str
     choices: tuple[str, ...] = ()
     spellings: tuple[tuple[str, str], ...] = ()
+    elsewhere: tuple[tuple[str, str], ...] = ()
     low: float | None = None
     high: float | None = None
     above_low: bool = False
@@ -118,6 +120,9 @@ def _choice(field: RequestField, value: object) -> str:
     for spelling, choice in field.spellings:
         if _fold(spelling) == folded:
             return choice
+    for word, flags in field.elsewhere:
+        if word == folded:
+            raise UsageError(f"{field.flag} {show(text)}: use {flags}")
     raise UnknownNameError(field.name, show(text), field.choices, hint=f"allowed: {', '.join(field.choices)}")
 
 

@@ -45,6 +45,7 @@ def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
         ("[" * 100_000, "a.json", "nested too deeply"),
         ("a: 2026-99-99\n", "a.yaml", "not valid YAML"),
         ("x: " + "y" * MAX_DOCUMENT_BYTES, "a.yaml", "larger than the limit"),
+        ('{"text": "a"}\n{"text": "b"}\n', "a.jsonl", "a data set, not a job: plan ... --data"),
         ("import torch\n", "a.py", "measure trace --gpu NAME -- python"),
     ],
 )

@@ -45,6 +45,15 @@ def test_a_value_is_read(name: str, text: object, value: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "flags"), [("DoRA", "--method lora --dora"), ("dpo", "--task dpo beside --method")]
+)
+def test_a_word_that_another_flag_means_names_it(word: str, flags: str) -> None:
+    """People say ``--method dora`` and ``--method dpo``."""
+    with pytest.raises(UsageError, match=f"^--method {word}: use {flags}"):
+        REQUEST_FIELDS["method"].parse(word)
+
+
+@pytest.mark.parametrize(
     "value", ["0", "-1", "nan", "inf", "-inf", "1e30", "9" * 5000, "1.5", "", "x", True, None, [], 10**400]
 )
 @pytest.mark.parametrize(
