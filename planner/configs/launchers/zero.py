@@ -41,7 +41,13 @@ _SHORT = {
         """
     )
 }
-_REMOVED = ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param")
+_REMOVED = {
+    "mics_shard_size": f"{TOOL} has removed MiCS and stops, and older ones stop at models that Transformers "
+    "makes: leave it out; zero_hpz_partition_size keeps a copy of the weights in each node",
+    "mics_hierarchical_params_gather": "",
+    "zeropp_loco_param": f"{TOOL} has removed it and stops: leave it out",
+}
+"""Why a job with the key cannot run; nothing where the key alone changes nothing in older versions."""
 _OFFLOADS = {
     ("none", "none"): "none",
     ("cpu", "none"): "optimizer",
@@ -126,17 +132,13 @@ def _refuse_removed(zero: Keys, reading: Reading) -> None:
     MiCS_Optimizer, which asserts that ``MiCS_Init`` made the model; transformers 4.37 to 5.23
     modeling_utils.py takes ``zero.Init``; accelerate#3442.
     """
-    for name in _REMOVED:
+    for name, why in _REMOVED.items():
         value = zero.get(name)
         if value is None:
             continue
-        if name == "zeropp_loco_param" or (name == "mics_shard_size" and not _is_off(value)):
-            raise zero.stops(
-                name,
-                f"{TOOL} has removed it and stops, and MiCS before it stopped at models of Transformers: "
-                "leave it out; zero_hpz_partition_size keeps a copy of the weights in each node",
-            )
-        reading.remark(zero.where(name), f"is off here, but {TOOL} stops where a file has it: leave it out")
+        if why and not _is_off(value):
+            raise zero.stops(name, why)
+        reading.remark(zero.where(name), f"changes nothing, but {TOOL} stops where a file has it: leave it out")
 
 
 def _is_off(value: object) -> bool:

@@ -75,7 +75,7 @@ ZERO_RULES = (
     refuse(
         "quantized-weights-lose-dtype",
         "DeepSpeed before 0.19.6 gives weights that it sent in 8 bits back in fp16, at which products in "
-        f"other dtypes stop: use --precision fp16-mixed or a newer one [{REFUSED_BY_TOOL}]",
+        f"other dtypes stop: use --precision fp16-mixed or --versions deepspeed==0.19.8 [{REFUSED_BY_TOOL}]",
         lambda case: _sends(case, "weights") and _loses_dtype(case),
         lambda case: f"deepspeed {dict(case.stack.versions)['deepspeed']}, {case.numerics.compute_dtype}",
     ),
