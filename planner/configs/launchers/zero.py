@@ -138,7 +138,9 @@ def _refuse_removed(zero: Keys, reading: Reading) -> None:
             continue
         if why and not _is_off(value):
             raise zero.stops(name, why)
-        reading.remark(zero.where(name), f"changes nothing, but {TOOL} stops where a file has it: leave it out")
+        reading.remark(
+            zero.where(name), f"changes nothing, but {TOOL} stops where a file has it: leave it out"
+        )
 
 
 def _is_off(value: object) -> bool:
