@@ -70,25 +70,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "planner.api.answers": ("Answer", "FileAnswer", "FileFailure", "Host", "Peak", "Run", "Step", "Term"),
-    "planner.api.calls": ("check", "estimate", "search"),
-    "planner.api.found": ("SearchAnswer", "SearchRow"),
-    "planner.api.precheck": ("precheck",),
+    "planner.api.answers": "Answer FileAnswer FileFailure Host Peak Run Step Term",
+    "planner.api.calls": "check estimate search",
+    "planner.api.found": "SearchAnswer SearchRow",
+    "planner.api.precheck": "precheck",
     "planner.errors": (
-        "DoesNotFit",
-        "InputFileError",
-        "LengthOpenError",
-        "NotModelledError",
-        "PlannerError",
-        "RefusedCombinationError",
-        "UnknownArchitectureError",
-        "UnknownNameError",
-        "UsageError",
+        "DoesNotFit InputFileError LengthOpenError NotModelledError PlannerError RefusedCombinationError "
+        "UnknownArchitectureError UnknownNameError UsageError"
     ),
-    "planner.integrations.transformers": ("Measured", "PrecheckCallback"),
-    "planner.searching.levers": ("Lever",),
+    "planner.integrations.transformers": "Measured PrecheckCallback",
+    "planner.searching.levers": "Lever",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,15 +12,11 @@ from measure.cli.job_flags import need
 from measure.cli.run import DEFAULT_OUT, Out
 from measure.output import write_remark, write_result
 from planner.errors import ExitCode, UsageError
-from planner.intake.given.flags import Force, OwnOptions
+from planner.intake.given.flags import Force, OwnOptions, switch, valued
 
 if TYPE_CHECKING:
     from measure.campaign.file import Campaign
     from measure.campaign.runner import Agenda
-
-
-def _text(flag: str, metavar: str, words: str) -> tuple[Any, None]:
-    return Annotated[str | None, typer.Option(flag, metavar=metavar, help=words)], None
 
 
 OPTIONS: OwnOptions = {
@@ -30,40 +26,22 @@ OPTIONS: OwnOptions = {
         ],
         ...,
     ),
-    "time_budget": _text("--time-budget", "TIME", "Stop after this, such as 9m"),
+    "time_budget": valued("--time-budget", "TIME", "Stop after this, such as 9m"),
     "out": (Out, DEFAULT_OUT),
-    "dry_run": (
-        Annotated[bool, typer.Option("--dry-run", help="Print the cases in their order and run nothing")],
-        False,
-    ),
-    "history": (
-        Annotated[bool, typer.Option("--history", help="Keep the allocator's history of every case (GPU)")],
-        False,
-    ),
-    "share": _text("--share", "I/N", "Run the I-th of N shares of the cases"),
-    "executor": _text("--executor", "NAME", "slurm or local: submit jobs"),
+    "dry_run": switch("--dry-run", "Print the cases in their order and run nothing"),
+    "history": switch("--history", "Keep the allocator's history of every case (GPU)"),
+    "share": valued("--share", "I/N", "Run the I-th of N shares of the cases"),
+    "executor": valued("--executor", "NAME", "slurm or local: submit jobs"),
     "jobs": (
         Annotated[
             int, typer.Option("--jobs", min=1, max=1000, help="With --executor: jobs that share the cases")
         ],
         1,
     ),
-    "partition": _text("--partition", "NAME", "With --executor slurm"),
-    "slurm": (
-        Annotated[
-            list[str] | None,
-            typer.Option("--slurm", metavar="NAME=VALUE", help="With --executor slurm: an option of sbatch"),
-        ],
-        None,
-    ),
-    "wait": (
-        Annotated[
-            bool,
-            typer.Option("--wait", help="Wait for another campaign in the same folder; refused otherwise"),
-        ],
-        False,
-    ),
-    "retry": _text("--retry", "OUTCOMES", "Run what is recorded so once more, such as crash,timeout"),
+    "partition": valued("--partition", "NAME", "With --executor slurm"),
+    "slurm": valued("--slurm", "NAME=VALUE", "With --executor slurm: an option of sbatch", list[str]),
+    "wait": switch("--wait", "Wait for another campaign in the same folder; refused otherwise"),
+    "retry": valued("--retry", "OUTCOMES", "Run what is recorded so once more, such as crash,timeout"),
     "force": (Force, False),
 }
 

@@ -12,7 +12,7 @@ from measure.cli.measuring_options import RUN_OPTIONS, run_options
 from measure.output import write_remark, write_result
 from measure.run.cases.hostfile import with_hosts
 from planner.errors import ExitCode, UnknownNameError, show
-from planner.intake.given.flags import Config, Force, OwnOptions
+from planner.intake.given.flags import Config, Force, OwnOptions, switch, valued
 
 if TYPE_CHECKING:
     from measure.run.cases.bisection import Boundary
@@ -27,27 +27,11 @@ OPTIONS: OwnOptions = {
     "force": (Force, False),
     **RUN_OPTIONS,
     "out": (Out, DEFAULT_OUT),
-    "solve": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--solve", metavar="batch|seq", help="Find the largest that runs; every probe is recorded"
-            ),
-        ],
-        None,
+    "solve": valued("--solve", "batch|seq", "Find the largest that runs; every probe is recorded"),
+    "hostfile": valued(
+        "--hostfile", "FILE", "Nodes and GPUs of one job, as DeepSpeed reads them; run it on each node"
     ),
-    "hostfile": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--hostfile",
-                metavar="FILE",
-                help="Nodes and GPUs of one job, as DeepSpeed reads them; run it on each node",
-            ),
-        ],
-        None,
-    ),
-    "as_json": (Annotated[bool, typer.Option("--json", help="Write the record as JSON")], False),
+    "as_json": switch("--json", "Write the record as JSON"),
 }
 
 

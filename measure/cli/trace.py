@@ -32,7 +32,7 @@ from planner.domain.recipes.job_line import picture_title
 from planner.domain.scenario import Assumption, Scenario
 from planner.errors import ExitCode, UnknownArchitectureError, UsageError
 from planner.files.writing import check_picture, check_writable
-from planner.intake.given.flags import Config, Force, OwnOptions
+from planner.intake.given.flags import Config, Force, OwnOptions, switch, valued
 
 EXAMPLE = "measure trace --model 7b --method lora --seq 1024 --batch 2"
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate")
@@ -41,43 +41,13 @@ _STEPS, _TIMEOUT_S = 2, 600.0
 OPTIONS: OwnOptions = {
     "config": (Config, None),
     "force": (Force, False),
-    "fits": (
-        Annotated[
-            str | None,
-            typer.Option("--fits", metavar="SIZE", help="Replay on a card that lets torch have SIZE"),
-        ],
-        None,
-    ),
-    "allocator": (
-        Annotated[
-            str | None,
-            typer.Option("--allocator", metavar="TEXT", help="Settings as in PYTORCH_CUDA_ALLOC_CONF"),
-        ],
-        None,
-    ),
-    "plot": (
-        Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the timeline as a PNG")],
-        None,
-    ),
-    "export": (
-        Annotated[
-            str | None,
-            typer.Option("--export", metavar="FILE", help="Write a snapshot for PyTorch's memory visualiser"),
-        ],
-        None,
-    ),
-    "events": (
-        Annotated[
-            str | None,
-            typer.Option("--events", metavar="FILE", help="Write every allocation and free, one line each"),
-        ],
-        None,
-    ),
-    "all_layers": (
-        Annotated[bool, typer.Option("--all-layers", help="Run every layer, not one period of them")],
-        False,
-    ),
-    "as_json": (Annotated[bool, typer.Option("--json", help="Write JSON")], False),
+    "fits": valued("--fits", "SIZE", "Replay on a card that lets torch have SIZE"),
+    "allocator": valued("--allocator", "TEXT", "Settings as in PYTORCH_CUDA_ALLOC_CONF"),
+    "plot": valued("--plot", "FILE", "Draw the timeline as a PNG"),
+    "export": valued("--export", "FILE", "Write a snapshot for PyTorch's memory visualiser"),
+    "events": valued("--events", "FILE", "Write every allocation and free, one line each"),
+    "all_layers": switch("--all-layers", "Run every layer, not one period of them"),
+    "as_json": switch("--json", "Write JSON"),
     "steps": (
         Annotated[
             int,
@@ -94,26 +64,10 @@ OPTIONS: OwnOptions = {
         ],
         _TIMEOUT_S,
     ),
-    "trust_remote_code": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--trust-remote-code", help="Of a program: run the code that comes with a checkpoint"
-            ),
-        ],
-        False,
+    "trust_remote_code": switch(
+        "--trust-remote-code", "Of a program: run the code that comes with a checkpoint"
     ),
-    "check": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--check",
-                metavar="FILE",
-                help="A training file: its own tool runs it, on rows of full length",
-            ),
-        ],
-        None,
-    ),
+    "check": valued("--check", "FILE", "A training file: its own tool runs it, on rows of full length"),
     "lengths": (
         Annotated[
             int | None,
@@ -126,27 +80,12 @@ OPTIONS: OwnOptions = {
         ],
         None,
     ),
-    "data": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--data",
-                metavar="FILE",
-                help="Of a program: JSONL rows in place of each data set that is not there",
-            ),
-        ],
-        None,
-    ),
-    "checkpoint": (
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--checkpoint",
-                metavar="FOLDER=MODEL",
-                help="Of a program: a folder that it finds with the files of this model, without weights",
-            ),
-        ],
-        None,
+    "data": valued("--data", "FILE", "Of a program: JSONL rows in place of each data set that is not there"),
+    "checkpoint": valued(
+        "--checkpoint",
+        "FOLDER=MODEL",
+        "Of a program: a folder that it finds with the files of this model, without weights",
+        list[str],
     ),
     "program": (
         Annotated[

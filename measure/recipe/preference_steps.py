@@ -408,10 +408,8 @@ def _known(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _logps_let_go(passes: Passes, model: Any, inputs: Inputs) -> torch.Tensor:
-    logits, ids = (
-        model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32),
-        inputs["input_ids"],
-    )
+    logits = model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32)
+    ids = inputs["input_ids"]
     if passes.kernel == "unshifted":
         return torch.gather(logits.log_softmax(-1), 2, ids.unsqueeze(2)).squeeze(2)[:, :-1].sum(-1)
     targets = ids[:, 1:].clone()

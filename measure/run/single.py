@@ -128,10 +128,8 @@ def _check_driver(machine: Machine) -> None:
     Source: CUDA compatibility guide (minor version compatibility);
     torch would say it after each case was started.
     """
-    built, driver = (
-        machine.environment.get("torch_cuda"),
-        machine.gpus[0].cuda_driver if machine.gpus else None,
-    )
+    built = machine.environment.get("torch_cuda")
+    driver = machine.gpus[0].cuda_driver if machine.gpus else None
     if (
         built is not None
         and driver is not None

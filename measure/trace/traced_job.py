@@ -172,7 +172,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     unscales = recipe.numerics.precision == "fp16-mixed"
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
-        *_untraced_divisions(recipe),
+        *_untraced_divisions(recipe, stack),
         (
             unscales and trained == "fp16" and not recipe.uses_deepspeed,
             "fp16 gradients under loss scaling, which torch refuses to unscale,",
@@ -198,12 +198,22 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             )
 
 
-def _untraced_divisions(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
+def _divides_by_trainer(recipe: Recipe, stack: Stack) -> bool:
+    """Whether only sequences are divided, which the Trainer does under FSDP2 and ZeRO."""
+    alone = recipe.parallel.gpus == recipe.parallel.context
+    return alone and stack.runs_trainer and stack.model_parallel == "features"
+
+
+def _untraced_divisions(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str], ...]:
     """What is divided, or computed in fp8, in a way that is not traced: whether it is so, what it is,
     the way out.
     """
     return (
-        (recipe.parallel.divides, "a job whose GPUs share a batch", "one GPU for each batch"),
+        (
+            recipe.parallel.divides and not _divides_by_trainer(recipe, stack),
+            "a job whose GPUs share a batch",
+            "one GPU for each batch",
+        ),
         (recipe.parallel.replicas is not None, "copies other than one on each node", "no --replicas"),
         (recipe.numerics.fp8 != "none", "products in fp8", "--fp8 none"),
     )

@@ -225,10 +225,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_sum(self, total: torch.Tensor, summed: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Remember what a sum was made of, in case that it turns out to be a gradient."""
-        block, parts = (
-            self.block_of(total),
-            tuple(part for each in summed if (part := self.block_of(each)) is not None),
-        )
+        block = self.block_of(total)
+        parts = tuple(part for each in summed if (part := self.block_of(each)) is not None)
         if block is None:
             return
         if block.role != "gradients":

@@ -16,6 +16,7 @@ from planner.catalog.hf_config import model_from_config
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import BITSANDBYTES
 from planner.errors import NotModelledError, UsageError, show
+from planner.words import words
 
 # Names of packed 4-bit and int8 storage: what it holds is no dtype of a load.
 _FLOATS = {"torch.float32": "float32", "torch.bfloat16": "bfloat16", "torch.float16": "float16"}
@@ -23,12 +24,8 @@ _FLOATS = {"torch.float32": "float32", "torch.bfloat16": "bfloat16", "torch.floa
 _OF_SCRIPTS = frozenset({"do_train", "do_eval", "do_predict"})
 # Adapters of LoRA that only some matrices have,
 # or that differ from matrix to matrix (peft 0.21 tuners/lora/config.py).
-_UNEVEN = (
-    "rank_pattern",
-    "layers_to_transform",
-    "target_parameters",
-    "trainable_token_indices",
-    "layer_replication",
+_UNEVEN = words(
+    "rank_pattern layers_to_transform target_parameters trainable_token_indices layer_replication"
 )
 
 

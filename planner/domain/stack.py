@@ -335,6 +335,8 @@ class Stack(EngineFacts):
     """Optimizers of bitsandbytes can step in host RAM."""
     one_optimizer_group: bool
     """The optimizer has all trained weights as one group; else those without weight decay are a second."""
+    projects_head: bool
+    """APOLLO and GaLore project the gradient of a head of its own, too, not only those of the layers."""
     main_gradients: MainGradients
     """Dtype of the buffers in which Megatron sums gradients from the first micro-batch on."""
     adds_gradients: bool
@@ -343,6 +345,8 @@ class Stack(EngineFacts):
     adam_states: AdamStates
     """What its Adam keeps of a weight: a master and moments in fp32, or (``precise``, its precision-aware
     optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or in bf16."""
+    whole_masters: bool
+    """Masters of weights that it keeps in 8 bits are whole on each GPU: the checkpoint was in FP8."""
     muon: Muon
     """Its Muon steps ``matrices``, or ``all`` but vectors, or ``gathers`` what FSDP2 divides."""
 

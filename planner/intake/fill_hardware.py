@@ -83,10 +83,8 @@ def _enter_network(ledger: Ledger, host: HostSpec, gpu: GpuSpec, gpus: Any) -> N
     """What the network between nodes is taken to be: the host's own, or the coefficient."""
     known = host.network_bytes_per_s
     if known is None:
-        rate, note = (
-            gpus * Coefficients().network_bytes_per_s_per_gpu * server_of(gpu).network,
-            _UNNAMED_NETWORK,
-        )
+        rate = gpus * Coefficients().network_bytes_per_s_per_gpu * server_of(gpu).network
+        note = _UNNAMED_NETWORK
     else:
         rate, note = known, f"all links of one node {host.id} together"
     ledger.enter("network", f"{rate / GIGA:g} GB/s per node", "assumed" if known is None else "catalog", note)

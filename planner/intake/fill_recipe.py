@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.origin import ASSUMED, CATALOG, DATA, stack_default
+from planner.domain.origin import ASSUMED, CATALOG
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
-from planner.domain.recipes.optimizers import Optimizer
+from planner.domain.recipes.fp8 import GATHERED_FP8, Fp8
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import (
     BITSANDBYTES,
-    GATHERED_FP8,
-    GENERATING_TASKS,
     LANGUAGE_TASKS,
     METHOD_ALIASES,
-    PAIR_TASKS,
     TARGET_PARAMETER,
     TARGET_PATTERN,
     Adapter,
-    Batch,
     CheckpointPolicy,
     Dtype,
-    Fp8,
     Loss,
     Method,
-    Number,
     Numerics,
     Offload,
     Packing,
-    Padding,
     Precision,
     Quantization,
     Recipe,
@@ -38,18 +32,22 @@ from planner.domain.recipes.recipe import (
 )
 from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.recipes.sharding import DDP, NONE, Sharding, sharding_named
-from planner.domain.scenario import TRAINER_BATCH
 from planner.domain.stack import Stack
-from planner.domain.stack_defaults import StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import UsageError, show
+from planner.intake.fill_batch import RecipeContext, resolve_batch
 from planner.intake.fill_rollout import resolve_rollout
 from planner.intake.given.fields import CHECKPOINT_DTYPE
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import require
-from planner.intake.images import resolve_frozen, resolve_images
+from planner.intake.images import resolve_frozen
 from planner.intake.linears import failing_routers, linear_names_without, refused_by_peft, spelled_out
-from planner.intake.model_parallel import asks_to_divide, default_sharding, degrees, resolve_parallel
+from planner.intake.model_parallel import (
+    asks_to_divide,
+    default_sharding,
+    degrees,
+    resolve_parallel,
+)
 from planner.intake.patterns import matched_targets
 from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
@@ -68,21 +66,6 @@ _VERA_RANK, _VERA = 256, "peft 0.21.2 tuners/vera/config.py VeraConfig"
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
 _SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"
 _NO_CAST_NOTE = "without autocast a step computes in the dtype of its weights"
-
-
-@dataclass(frozen=True, slots=True)
-class RecipeContext:
-    """Where the recipe runs, and the defaults that follow from it."""
-
-    model: ModelSpec
-    hardware: Hardware
-    stack: Stack
-    defaults: StackDefaults
-
-    @property
-    def origin(self) -> str:
-        """Origin of a value that the stack sets."""
-        return stack_default(self.stack.id)
 
 
 def resolve_recipe(
@@ -120,7 +103,7 @@ def resolve_recipe(
         checkpoint_policy=policy,
         attention=_resolve_attention(ledger, setting, numerics),
         loss=_resolve_loss(ledger, setting, task),
-        batch=_resolve_batch(ledger, setting, task, lengths),
+        batch=resolve_batch(ledger, setting, task, lengths),
         task=task,
         caches_reference=stack.caches_reference and task == "dpo",
         compares_logits=stack.loss_weights == "divergence" and task == "sft",
@@ -408,11 +391,10 @@ def _resolve_optimizer(
 
 def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
     """Entered only for an optimizer that projects, or where it was given."""
-    if ledger.request.get("optimizer") != "apollo_adamw" and not ledger.is_given("optimizer_rank"):
+    facts = OPTIMIZER_FACTS.get(ledger.request.get("optimizer"))
+    if not (facts and facts.projects) and not ledger.is_given("optimizer_rank"):
         return None
-    rank: int = ledger.choose(
-        "optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py: rank"
-    )
+    rank: int = ledger.choose("optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py")
     return rank
 
 
@@ -447,54 +429,3 @@ def _resolve_loss(ledger: Ledger, setting: RecipeContext, task: Task) -> Loss:
     return ledger.choose(
         "loss", "chunked" if in_pieces else "hf", setting.origin, f"that of its trainer for {task}"
     )
-
-
-def _resolve_padding(ledger: Ledger, setting: RecipeContext, task: Task) -> Padding:
-    """How batches are filled: nobody packs pairs; pre-training always packs, and so does who divides
-    sequences.
-    """
-    if asks_to_divide(ledger.request):
-        return ledger.choose("padding", "packed", "assumed", "sequences that GPUs divide are filled")
-    if task in LANGUAGE_TASKS:
-        default: Padding = "packed" if task == "pretrain" else setting.defaults.padding
-        return ledger.choose("padding", default, "assumed" if task == "pretrain" else setting.origin)
-    return ledger.choose(
-        "padding", "longest", "assumed", "trainers of preferences pad to the longest of the batch"
-    )
-
-
-def _resolve_batch(
-    ledger: Ledger, setting: RecipeContext, task: Task, lengths: SampleLengths | None
-) -> Batch:
-    seq: int = ledger.request.get("seq")
-    batch = Batch(
-        micro_batch=ledger.choose("batch", *_default_batch(task)),
-        grad_accum=ledger.choose("grad_accum", 1, "assumed"),
-        seq_len=ledger.choose("seq", seq, "assumed"),
-        padding=_resolve_padding(ledger, setting, task),
-        tokens_per_sample=seq,
-        is_paired=task in PAIR_TASKS,
-        lengths=replace(lengths, drops_long=setting.stack.drops_long_samples) if lengths else None,
-        images=resolve_images(ledger, setting.model),
-    )
-    mean = _resolve_mean(ledger, batch)
-    return replace(batch, tokens_per_sample=mean, seq_len=batch.padded_within(seq))
-
-
-def _default_batch(task: Task) -> tuple[int, str, str]:
-    """One sample; completions come in groups, so a task that generates has the batch of TRL's arguments."""
-    if task in GENERATING_TASKS:
-        return TRAINER_BATCH, "assumed", "transformers 5.23.0 training_args.py: per_device_train_batch_size"
-    return 1, "assumed", ""
-
-
-def _resolve_mean(ledger: Ledger, batch: Batch) -> Number:
-    """Mean real tokens of a sample; by the data set, where it was read."""
-    if batch.lengths is None:
-        return ledger.choose("tokens_per_sample", batch.seq_len, "assumed", "every sample as long as seq")
-    if not batch.lengths.kept(batch.seq_len):
-        raise UsageError(
-            f"every sample of --data is longer than --seq {batch.seq_len}, and this stack leaves "
-            "such out: raise --seq"
-        )
-    return ledger.choose("tokens_per_sample", batch.mean_tokens_at(batch.seq_len), DATA)

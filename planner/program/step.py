@@ -194,10 +194,8 @@ def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]
     reference = parts_of(reference_job(job), "none", role="reference")
     if job.recipe.task == "dpo":
         return (), (reference,)
-    of_policy, of_reference = (
-        evaluation_of(job, "divergence"),
-        parts_of(reference_job(job), "none", role="divergence"),
-    )
+    of_policy = evaluation_of(job, "divergence")
+    of_reference = parts_of(reference_job(job), "none", role="divergence")
     if job.stack.pair_logps in ("whole", "whole_with_loss"):
         return (), (of_policy, reference, of_reference)
     return (of_policy,), (of_reference, reference)
@@ -416,10 +414,8 @@ def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
     run_again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
     if view.stack.checkpoints_itself:
         function, run_again = partial(run_again, torch, function), checkpointed
-    offloads, selective = (
-        view.recipe.offloads_activations and not view.stack.offloads_saved,
-        view.recipe.checkpoint_policy == "selective-op",
-    )
+    offloads = view.recipe.offloads_activations and not view.stack.offloads_saved
+    selective = view.recipe.checkpoint_policy == "selective-op"
     how = Checkpointing(offloads, selective, view.stack.selective_keeps_attention, _is_hooked(view))
     return run_again(torch, function, x, how)
 

@@ -99,10 +99,8 @@ def budget_part(scores: Sequence[SourceScore]) -> dict[str, dict[str, dict[str, 
     so that it is not lost.
     """
     stored = stored_or_empty().get("budget", {})
-    documents, best = (
-        {score.source: _stored_figures(score) for score in scores},
-        dict[str, dict[str, float]](),
-    )
+    documents = {score.source: _stored_figures(score) for score in scores}
+    best = dict[str, dict[str, float]]()
     for name, figures in documents.items():
         old = {**stored.get("documents", {}).get(name, {}), **stored.get("best", {}).get(name, {})}
         if lower := {key: old[key] for key, value in figures.items() if old.get(key, value) < value}:

@@ -17,11 +17,10 @@ from planner.domain.prediction import Prediction, Verdict
 from planner.domain.uncertainty.calibration import Calibration
 from planner.files.checking import validate
 from planner.files.structured import read_toml
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import predict_with
 from planner.units import GIB
 from tests.accuracy.stored import stored_accuracy
+from tests.jobs import resolved
 
 FILE_NAME = "unsloth_longest.toml"
 _STEP_TOKENS = 64
@@ -78,7 +77,7 @@ class Case:
     def predict(self, tokens: int, calibration: Calibration, **instead: str) -> Prediction:
         """The prediction at one length; ``instead``: other values of some flags, with ``_`` for ``-``."""
         changed = {name.replace("_", "-"): value for name, value in instead.items()}
-        return predict_with(resolve(from_flags({**self.flags, **changed, "seq": str(tokens)})), calibration)
+        return predict_with(resolved({**self.flags, **changed, "seq": str(tokens)}), calibration)
 
 
 @dataclass(frozen=True, slots=True)

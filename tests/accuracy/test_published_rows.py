@@ -14,17 +14,15 @@ from collections import Counter
 from planner.catalog.gpus import load_gpu
 from planner.catalog.location import data_dir
 from planner.units import MIB
+from planner.words import words
 
 PUBLISHED = data_dir() / "published"
 SOURCES = sorted(path.stem for path in PUBLISHED.glob("00[0-4]_*.csv"))
-MEASURED = (
-    "peak_memory_mib",
-    "peak_memory_per_rank_mib",
-    "step_time_s",
-    "samples_per_s",
-    "tokens_per_s",
-    "padded_tokens_per_s",
-    "run_time_s",
+MEASURED = words(
+    """
+    peak_memory_mib peak_memory_per_rank_mib step_time_s samples_per_s tokens_per_s padded_tokens_per_s
+    run_time_s
+    """
 )
 
 Record = dict[str, str]

@@ -29,24 +29,16 @@ from planner.allocator.replay import replay
 from planner.allocator.settings import rounded_bytes
 from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.units import MIB
+from planner.words import words
+from tests.jobs import resolved
 
 TABLE, PROGRAM = HERE / "programs" / "drawn.csv", HERE / "programs" / "drawn.py"
 SEED, ANSWERED = 16, 60
 METHODS = ("full", "lora", "qlora", "int8")
 CHECKPOINTS = ("none", "not reentrant", "reentrant")
 ATTENTIONS = ("eager", "sdpa", "flash2")
-OPTIMIZERS = (
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_8bit",
-    "paged_adamw_8bit",
-    "lion",
-    "adafactor",
-    "sgd",
-)
+OPTIMIZERS = words("adamw_torch adamw_torch_fused adamw_8bit paged_adamw_8bit lion adafactor sgd")
 PRECISIONS = ("bf16-mixed", "bf16")
 SHAPES = ((1, 2048), (2, 1024), (4, 512), (2, 384), (1, 512))
 CARD = "a100-80-sxm"
@@ -106,7 +98,7 @@ def scenario_of(job: Job, folder: Path) -> Scenario:
     Raises:
         PlannerError: a combination that is refused; says why.
     """
-    return resolve(from_flags({**job.flags(), "model": str(write_config(job.model, folder, small=True))}))
+    return resolved({**job.flags(), "model": str(write_config(job.model, folder, small=True))})
 
 
 def traced(job: Job) -> list[AllocEvent]:

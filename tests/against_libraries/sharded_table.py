@@ -21,25 +21,16 @@ from typing import Any
 from planner.catalog.location import data_dir
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import ReplayedProgram, replayed, run_of
 from planner.program.job import job_of
+from planner.words import words
+from tests.jobs import resolved
 
-KEY = (
-    "model",
-    "method",
-    "sharding",
-    "gpus",
-    "offload",
-    "grad_accum",
-    "gradient_checkpointing",
-    "batch",
-    "seq",
-    "quant_storage",
-    "nodes",
-    "hpz",
-    "quantized",
+KEY = words(
+    """
+    model method sharding gpus offload grad_accum gradient_checkpointing batch seq quant_storage nodes hpz
+    quantized
+    """
 )
 COLUMNS = (
     *KEY,
@@ -131,7 +122,7 @@ def flags_of(row: Mapping[str, str]) -> dict[str, str]:
 
 def scenario_of(row: Mapping[str, str]) -> Scenario:
     """The scenario of a job."""
-    return resolve(from_flags(flags_of(row)))
+    return resolved(flags_of(row))
 
 
 def key_of(row: Mapping[str, str]) -> tuple[str, ...]:

@@ -13,23 +13,15 @@ from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from measure.trace.build import make_config
 from planner.anatomy.device_map import Share, shares_of
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from planner.words import words
+from tests.jobs import resolved
 
 # Of several families, tied and not, with a table that outweighs the layers, and with layers of two sizes.
-MODELS = (
-    "llama-3.1-8b",
-    "llama-3.2-1b",
-    "llama-3.1-70b",
-    "qwen2.5-0.5b",
-    "qwen2.5-7b",
-    "qwen3-4b",
-    "qwen3-30b-a3b",
-    "mistral-7b-v0.3",
-    "gemma-2-9b",
-    "phi-4",
-    "tinyllama-1.1b",
-    "smollm3-3b",
+MODELS = words(
+    """
+    llama-3.1-8b llama-3.2-1b llama-3.1-70b qwen2.5-0.5b qwen2.5-7b qwen3-4b qwen3-30b-a3b mistral-7b-v0.3
+    gemma-2-9b phi-4 tinyllama-1.1b smollm3-3b
+    """
 )
 
 
@@ -43,7 +35,7 @@ def scenario_of(model: str, method: str, gpus: int) -> Scenario:
         "batch": 1,
     }
     values |= {"device_map": "auto", "stack": "hf-trainer@5", "load_dtype": "bf16"}
-    return resolve(from_flags(values))
+    return resolved(values)
 
 
 def of_library(scenario: Scenario, quantized: bool) -> dict[str, int]:

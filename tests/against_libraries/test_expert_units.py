@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 from expert_units import CASES, CONFIG, GPUS
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from tests.extras import import_or_skip, printed_by
+from tests.jobs import job_by
 
 Rows = list[tuple[str, int]]
 BF16, FP32 = 2, 4
@@ -45,7 +43,7 @@ def job(name: str, folder: Path) -> Job:
         "expert_parallel": experts, "gradient_checkpointing": checkpoints, "checkpoint_policy": "full",
         "checkpoint_reentrant": False,
     }  # fmt: skip
-    return job_of(resolve(from_flags(flags)), Coefficients())
+    return job_by(flags)
 
 
 def rows_of(job: Job) -> Rows:

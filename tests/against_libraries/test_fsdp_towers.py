@@ -4,21 +4,19 @@ modules do.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from fsdp_towers import CASES, CONFIG
 from test_fsdp_units import BASE, FP32, Rows, rows_of
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from tests.extras import import_or_skip, printed_by
+from tests.files import written
+from tests.jobs import job_by
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +42,12 @@ def test_a_tower_at_rest_is_gathered_with_the_root_or_never(
     units: str, real: dict[str, Rows], tmp_path: Path
 ) -> None:
     """Order and sizes of gathers and reductions, and what the optimizer has states of."""
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(CONFIG))
+    config = written(tmp_path, CONFIG, "config.json")
     flags = {
         **BASE, "model": str(config), "gradient_checkpointing": True, "checkpoint_reentrant": False,
         "images_per_sample": 0, "switches": [f"tower_units={units}"],
     }  # fmt: skip
-    job = job_of(resolve(from_flags(flags)), Coefficients())
+    job = job_by(flags)
     *real_rows, (_, states) = real[units]
     assert rows_of(job) == real_rows
     assert state_elements(job) == pytest.approx(states, abs=2)

@@ -4,20 +4,18 @@ the program gathers, gives back and reduces what real modules do.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from fsdp_units import CONFIG, LORA
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from tests.extras import import_or_skip, printed_by
+from tests.files import written
+from tests.jobs import job_by
 
 Rows = list[tuple[str, int]]
 FP32, GPUS = 4, 2
@@ -72,8 +70,7 @@ def rows_of(job: Job) -> Rows:
 @pytest.mark.parametrize("name", RECIPES)
 def test_units_are_gathered_when_real_ones_are(name: str, real: dict[str, Rows], tmp_path: Path) -> None:
     """Order and sizes; each matrix of an adapter is a unit, too."""
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({**CONFIG, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}))
+    config = written(tmp_path, {**CONFIG, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}, "config.json")
     flags = {**BASE, **RECIPES[name], "model": str(config)}
-    found = rows_of(job_of(resolve(from_flags(flags)), Coefficients()))
+    found = rows_of(job_by(flags))
     assert found == real[name]

@@ -7,10 +7,9 @@ from __future__ import annotations
 import pytest
 
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from tests.extras import import_or_skip
+from tests.jobs import resolved
 
 # Trained as a pass of its own, which the trace leaves out.
 UNTRACED = ("eval",)
@@ -23,7 +22,7 @@ def job(model: str) -> Scenario:
         "stack": "hf-trainer@5", "seq": 512, "batch": 1, "gradient_checkpointing": True,
         "checkpoint_reentrant": False, "switches": ("host_experts=bf16",),
     }  # fmt: skip
-    return resolve(from_flags(flags))
+    return resolved(flags)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from typing import Any
 
 from matrix.models import WIDTH_NAMES, text_fields
 
+from planner.words import words
+
 _HEADS = 4
 _EXPERTS = 4
 _VOCABULARY = 256
@@ -30,20 +32,12 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
 # whose adapters take no dropout in PEFT 0.21.
 WITHOUT_SDPA = frozenset({"gemma-2-9b", "bloom-7b1", "mpt-7b", "gpt-j-6b", "gpt-oss-20b"})
 FUSED_EXPERTS = frozenset(
-    {
-        "mixtral-8x7b",
-        "qwen3-30b-a3b",
-        "olmoe-1b-7b",
-        "deepseek-v2-lite",
-        "deepseek-v3",
-        "gpt-oss-20b",
-        "qwen3-next-80b-a3b",
-        "glm-4.5-air",
-        "glm-4.7-flash",
-        "ernie-4.5-21b-a3b",
-        "hunyuan-a13b",
-        "minimax-m2",
-    }
+    words(
+        """
+            mixtral-8x7b qwen3-30b-a3b olmoe-1b-7b deepseek-v2-lite deepseek-v3 gpt-oss-20b
+            qwen3-next-80b-a3b glm-4.5-air glm-4.7-flash ernie-4.5-21b-a3b hunyuan-a13b minimax-m2
+            """
+    )
 )
 
 

@@ -9,20 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from planner.words import words
 from tests.extras import import_or_skip
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = (
-    "torch",
-    "transformers",
-    "scipy",
-    "pandas",
-    "matplotlib",
-    "deepspeed",
-    "peft",
-    "accelerate",
-    "bitsandbytes",
-)
+HEAVY = words("torch transformers scipy pandas matplotlib deepspeed peft accelerate bitsandbytes")
 PREDICTION = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
 
 # Runs one command as `plan` would,

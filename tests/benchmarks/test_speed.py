@@ -23,8 +23,6 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from planner.catalog.models import model_entry
 from planner.catalog.stacks import load_stack
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import _replayed as answers
 from planner.memory.replayed import _run as runs
 from planner.memory.replayed import replayed
@@ -36,6 +34,7 @@ from planner.searching.grid import estimate_grid
 from planner.searching.levers import levers
 from planner.units import GIB, KIB, MILLI_S
 from tests.extras import needs
+from tests.jobs import resolved, typed
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTION = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
@@ -81,30 +80,19 @@ ADVICE_S = 0.5
 
 JOBS: dict[str, dict[str, object]] = {
     "qlora": {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"},
-    "zero3 offload": {
-        "model": "Qwen/Qwen2.5-14B-Instruct",
-        "method": "lora",
-        "lora_rank": "8",
-        "gpu": "4090:2",
-        "sharding": "zero3",
-        "offload": "optimizer+params",
-        "batch": "16",
-        "seq": "51",
-    },
-    "fsdp, four nodes": {
-        "model": "llama-3.1-70b",
-        "method": "full",
-        "gpu": "h100-sxm:8",
-        "nodes": "4",
-        "sharding": "fsdp",
-        "seq": "8192",
-    },
+    "zero3 offload": typed(
+        "--model Qwen/Qwen2.5-14B-Instruct --method lora --lora-rank 8 --gpu 4090:2 --sharding zero3 "
+        "--offload optimizer+params --batch 16 --seq 51"
+    ),
+    "fsdp, four nodes": typed(
+        "--model llama-3.1-70b --method full --gpu h100-sxm:8 --nodes 4 --sharding fsdp --seq 8192"
+    ),
 }
 
 
 def scenario(name: str) -> Scenario:
     """A resolved scenario."""
-    return resolve(from_flags(JOBS[name]))
+    return resolved(JOBS[name])
 
 
 def run(command: list[str]) -> None:
@@ -196,9 +184,7 @@ def test_a_million_scenarios(benchmark: BenchmarkFixture, sharding: str) -> None
         pytest.skip("speed alone; tests/planner/searching/test_grid.py has the numbers")
     flags = {"model": "7b", "method": "lora", "gpu": "a100-80gb:8", "seq": "1024", "sharding": sharding}
     sizes = {"batch": range(1, 1001), "length": range(128, 128_001, 128)}
-    made = benchmark.pedantic(
-        estimate_grid, args=(resolve(from_flags(flags)),), kwargs=sizes, rounds=5, warmup_rounds=1
-    )
+    made = benchmark.pedantic(estimate_grid, args=(resolved(flags),), kwargs=sizes, rounds=5, warmup_rounds=1)
     assert made.step_s is not None
     rate = made.n_scenarios / benchmark.stats.stats.min
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
@@ -212,9 +198,7 @@ def test_a_million_scenarios(benchmark: BenchmarkFixture, sharding: str) -> None
 
 def test_advice(benchmark: BenchmarkFixture) -> None:
     """What would make a job fit is found while nobody waits."""
-    job = resolve(
-        from_flags({"model": "70b", "method": "full", "gpu": "4090:2", "seq": "2048", "batch": "2"})
-    )
+    job = resolved({"model": "70b", "method": "full", "gpu": "4090:2", "seq": "2048", "batch": "2"})
     assert benchmark.pedantic(levers, args=(job,), rounds=5 if benchmark.enabled else 1)
     if benchmark.enabled:
         assert benchmark.stats.stats.min <= ADVICE_S

@@ -14,6 +14,7 @@ from planner.cli.main import main
 from planner.domain.run_record import RunRecord
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.records import RECORD_SCHEMA_ID
+from tests.files import written
 from tests.planner.calibration.simulated import simulated
 
 RECORDS = simulated({"doc-d": Coefficients()})[:4]
@@ -24,10 +25,10 @@ Captured = pytest.CaptureFixture[str]
 
 def write(folder: Path, *lines: tuple[str, RunRecord]) -> str:
     """A record file of (schema, record) lines."""
-    path = folder / "m.jsonl"
-    path.write_text(
+    path = written(
+        folder,
         "".join(json.dumps({"schema": schema, **asdict(each)}) + "\n" for schema, each in lines),
-        encoding="utf-8",
+        "m.jsonl",
     )
     return path.name
 

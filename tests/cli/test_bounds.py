@@ -14,6 +14,7 @@ from planner.catalog.described import Description, Family, description_json
 from planner.catalog.hf_config import model_from_config
 from planner.cli.main import main
 from planner.report.bounds.document import BoundsDocument
+from tests.files import written
 
 LLAMA = {
     "model_type": "llama",
@@ -56,8 +57,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     """A config of an architecture without a program, which names code of its own, too."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**LLAMA, "model_type": UNREAD, "auto_map": {"AutoConfig": "evil--x.Y"}}))
+    path = written(
+        tmp_path, {**LLAMA, "model_type": UNREAD, "auto_map": {"AutoConfig": "evil--x.Y"}}, "config.json"
+    )
     return str(path)
 
 
@@ -157,10 +159,10 @@ def test_a_search_leaves_such_models_out(asked: list[Any], config: str, capsys: 
 @pytest.mark.usefixtures("asked")
 def test_a_file_gets_the_same_bounds(tmp_path: Path, config: str, capsys: Captured) -> None:
     """``plan check`` has them beside an answer that is not there; several files have a row."""
-    file = tmp_path / "train.yaml"
-    file.write_text(
+    file = written(
+        tmp_path,
         f"model_name_or_path: {config}\nstage: sft\nfinetuning_type: lora\ntemplate: default\ndataset: d\n"
-        "cutoff_len: 512\nbf16: true\nper_device_train_batch_size: 1\n"
+        "cutoff_len: 512\nbf16: true\nper_device_train_batch_size: 1\n",
     )
     assert main(["check", str(file), "--gpu", "a100-80-sxm"]) == 0
     out = " ".join(capsys.readouterr().out.split())

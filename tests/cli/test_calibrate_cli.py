@@ -11,6 +11,7 @@ import pytest
 from planner.cli.main import main
 from planner.records import read_records
 from planner.records.parsing import MAX_TOLD
+from tests.files import written
 
 Captured = pytest.CaptureFixture[str]
 
@@ -70,11 +71,11 @@ def test_all_that_is_wrong_with_a_file_is_told_at_once(
 
 def test_a_file_needs_only_the_columns_that_a_record_needs(capsys: Captured, tmp_path: Path) -> None:
     """A blank or absent column is what the stack does by default."""
-    path = tmp_path / "mine.csv"
-    path.write_text(
+    path = written(
+        tmp_path,
         "id,source,source_group,model,gpu,method,outcome,seq_len,peak_memory_mib\n"
         "a,lab,lab,llama-2-7b,rtx4090,qlora,ok,1024,7100\n",
-        encoding="utf-8",
+        "mine.csv",
     )
     assert main(["calibrate", str(path), "--name", "my-lab", "--out", str(tmp_path / "own")]) == 0
     assert "my-lab" in capsys.readouterr().out

@@ -19,6 +19,7 @@ from planner.configs.read import TOOL_NAMES
 from planner.errors import ExitCode
 from planner.report.check.document import CheckDocument
 from planner.report.check.sections import Checked, worst_exit_code
+from tests.files import written
 
 EXAMPLES = Path(__file__).parents[1] / "planner" / "configs" / "examples"
 QLORA = str(EXAMPLES / "llama_factory_qlora.yaml")
@@ -93,8 +94,7 @@ def test_commands_that_ask_for_one_job_are_told_once(
         "trl sft --model_name_or_path Qwen/Qwen3-0.6B --use_peft --max_length 1024 --learning_rate $rate "
         "--output_dir out"
     )
-    script = tmp_path / "run.sh"
-    script.write_text(f"for rate in 1e-4 2e-4 3e-4; do\n{train}\ndone\n")
+    script = written(tmp_path, f"for rate in 1e-4 2e-4 3e-4; do\n{train}\ndone\n", "run.sh")
     code, out, _ = run(capsys, str(script), "--gpu", "4090")
     assert code == 0
     assert out.startswith("FITS: ")
@@ -137,8 +137,7 @@ def test_json_of_a_file_that_cannot_be_used_has_its_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """No answer, the error, and its own exit code; a key beyond the formulas is 6."""
-    path = tmp_path / "shifted.yaml"
-    path.write_text("finetuning_type: lora\nshift_attn: true\n", encoding="utf-8")
+    path = written(tmp_path, "finetuning_type: lora\nshift_attn: true\n", "shifted.yaml")
     code, out, _ = run(capsys, str(path), "--gpu", "4090", "--json")
     (result,) = CheckDocument.model_validate_json(out).results
     assert (code, result.exit_code, result.answer) == (6, 6, None)
@@ -151,9 +150,10 @@ def test_a_fit_that_rests_on_unknown_host_ram_is_no_plain_fit(
     """With offload and a host of which nobody said how much RAM it has,
     the verdict says that it is about the card alone.
     """
-    path = tmp_path / "offload.toml"
-    path.write_text(
-        'method = "full"\nsharding = "zero3"\noffload = "optimizer+params"\nseq = 512\n', encoding="utf-8"
+    path = written(
+        tmp_path,
+        'method = "full"\nsharding = "zero3"\noffload = "optimizer+params"\nseq = 512\n',
+        "offload.toml",
     )
     flags = (str(path), "--model", "qwen2.5-0.5b", "--gpu", "4090")
     code, out, _ = run(capsys, *flags)
@@ -186,11 +186,10 @@ def test_unknown_keys_and_values_not_taken_over_are_printed(
     """Both stand below the table under the name of their file,
     with the job and the defaults that were taken.
     """
-    path = tmp_path / "train.yaml"
-    path.write_text(
+    path = written(
+        tmp_path,
         Path(QLORA).read_text(encoding="utf-8").replace("learning_rate", "lerning_rate")
         + "colour: 8\nmoe_aux_loss_coef: 0.1\n",
-        encoding="utf-8",
     )
     _, out, _ = run(capsys, str(path), "--gpu", "a100-80-sxm")
     words = " ".join(out.split())
@@ -218,8 +217,7 @@ def test_a_prediction_takes_the_same_files(capsys: pytest.CaptureFixture[str], t
     """``plan --config`` gives the whole report of a file that ``plan check`` reads,
     and warns about what it ignored.
     """
-    path = tmp_path / "train.yaml"
-    path.write_text(Path(QLORA).read_text(encoding="utf-8") + "colour: 8\n", encoding="utf-8")
+    path = written(tmp_path, Path(QLORA).read_text(encoding="utf-8") + "colour: 8\n")
     code = main(["--config", str(path), "--gpu", "a100-80-sxm", "--json"])
     document = json.loads(capsys.readouterr().out)
     assert code == 0

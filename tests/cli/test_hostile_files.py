@@ -4,7 +4,6 @@ at once, without text.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import pytest
 from measure.cli.main import main as measure_main
 from planner.cli.main import main as plan_main
 from tests.extras import needs
+from tests.files import written
 
 Captured = pytest.CaptureFixture[str]
 JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
@@ -98,8 +98,7 @@ def test_no_content_of_another_file_is_repeated(
     given: str, content: str, tmp_path: Path, capsys: Captured
 ) -> None:
     """A link with a config's name may lead to any file: what stands in it is never printed."""
-    other = tmp_path / "other"
-    other.write_text(SECRETS[content], encoding="utf-8")
+    other = written(tmp_path, SECRETS[content], "other")
     file = tmp_path / GIVEN[given][2]
     file.symlink_to(other)
     assert SECRET not in said(given, file, capsys)
@@ -168,7 +167,6 @@ def test_a_config_of_a_billion_experts_is_refused(
 ) -> None:
     """Any reader's: a module for each of them would take the machine."""
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 8}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**sizes, "vocab_size": 99, **fields}), encoding="utf-8")
+    path = written(tmp_path, {**sizes, "vocab_size": 99, **fields}, "config.json")
     assert plan_main(["--model", str(path), "--method", "lora", "--gpu", "4090", "--seq", "64"]) == 2
     assert "1000000000 experts are above the limit of 4096" in capsys.readouterr().err

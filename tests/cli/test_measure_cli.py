@@ -14,6 +14,7 @@ import pytest
 
 from measure.cli.main import main
 from planner.domain.term import ALLOCATED_TERMS
+from planner.words import words
 from tests.extras import needs
 from tests.in_process import called
 
@@ -131,17 +132,7 @@ def test_a_trace_in_json_adds_up(config: str) -> None:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     phases = {each["phase"]: each for each in answer["phases"]}
-    wanted = [
-        "load",
-        "adapters",
-        "forward",
-        "loss",
-        "backward",
-        "optimizer_step",
-        "forward_2",
-        "loss_2",
-        "backward_2",
-    ]
+    wanted = list(words("load adapters forward loss backward optimizer_step forward_2 loss_2 backward_2"))
     assert list(phases) == wanted
     assert answer["schema"] == "measure/trace@1"
     for each in answer["phases"]:

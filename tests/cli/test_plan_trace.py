@@ -19,12 +19,12 @@ from planner.cli import trace_process
 from planner.cli.main import main
 from planner.cli.trace_process import trace_arguments
 from planner.domain.term import ALLOCATED_TERM_ORDER
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from planner.report.trace.comparison import put_beside
 from planner.units import MIB
 from tests.extras import needs
+from tests.files import written
+from tests.jobs import resolved
 
 JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "512"]
 # A trace of four blocks: the second phase starts with more than it ever holds itself.
@@ -61,7 +61,7 @@ def test_what_is_written_is_what_is_read() -> None:
 def test_rows_line_up_in_the_shared_order() -> None:
     """A row for each traced phase and for each term that either side has; differences are plan less trace."""
     traced = TraceDocument.model_validate_json(DOCUMENT)
-    prediction = estimate(resolve(from_flags({"model": "7b", "method": "lora", "gpu": "4090", "seq": "512"})))
+    prediction = estimate(resolved({"model": "7b", "method": "lora", "gpu": "4090", "seq": "512"}))
     beside = put_beside(prediction, traced)
     assert [pair.name for pair in beside.allocated] == ["load", "forward", "loss"]
     assert [pair.trace_bytes for pair in beside.allocated] == [12 * MIB, 42 * MIB, 42 * MIB]
@@ -233,8 +233,7 @@ def test_an_architecture_without_a_program_is_answered_by_its_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, memory: str, code: int
 ) -> None:
     """Peaks of 44 MiB: fits where a CUDA context does beside them, is uncertain where it may not."""
-    file = tmp_path / "config.json"
-    file.write_text('{"model_type": "xlstm"}')
+    file = written(tmp_path, '{"model_type": "xlstm"}', "config.json")
     job = ["--model", str(file), "--method", "lora", "--gpu", "4090", "--gpu-memory", memory, "--seq", "64"]
     commands = answer(monkeypatch, 0, DOCUMENT)
     monkeypatch.setattr(bounded, "_NEEDED", ())  # as where torch is installed

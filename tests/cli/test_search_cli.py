@@ -19,12 +19,12 @@ from pydantic import ValidationError
 from planner.catalog.location import data_dir
 from planner.cli.main import main
 from planner.intake.given.fields import REQUEST_FIELDS
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration, personal_dir
 from planner.report.search.document import SearchDocument
 from planner.searching.recipes.space import MICRO_BATCHES
+from tests.files import written
+from tests.jobs import resolved
 
 Captured = pytest.CaptureFixture[str]
 
@@ -194,7 +194,7 @@ def test_nothing_that_fits_is_faster_than_the_first(capsys: Captured) -> None:
     seen = 0
     for checkpointing, loss, batch in product((True, False), ("hf", "liger"), MICRO_BATCHES):
         flags = {**base, "gradient_checkpointing": checkpointing, "loss": loss, "batch": batch}
-        answer = estimate_calibrated(resolve(from_flags(flags)), calibration)
+        answer = estimate_calibrated(resolved(flags), calibration)
         if answer.verdict == "fits" and answer.time is not None:
             seen += 1
             assert answer.time.samples_per_s <= 1.01 * best["samples_per_s"], flags
@@ -299,8 +299,7 @@ def test_where_host_ram_is_short_the_nearest_lacks_nothing_else(capsys: Captured
 
 def test_what_the_file_says_cannot_be_solved_for(capsys: Captured, tmp_path: Path) -> None:
     """The refusal names the file and its line, where the flag was not typed."""
-    file = tmp_path / "job.toml"
-    file.write_text('model = "7b"\nmethod = "qlora"\ngpu = "4090"\nbatch = 2\n')
+    file = written(tmp_path, 'model = "7b"\nmethod = "qlora"\ngpu = "4090"\nbatch = 2\n', "job.toml")
     assert "leave it out of " in (said := refused(capsys, f"--config '{file}' --solve batch"))
     assert "job.toml:4" in said
 
@@ -390,8 +389,9 @@ def test_the_printed_commands_can_be_pasted(capsys: Captured) -> None:
 
 def test_a_config_file_is_a_constraint_too(capsys: Captured, tmp_path: Path) -> None:
     """What a file says holds, flags win, and the printed commands name the file."""
-    file = tmp_path / "my job.toml"
-    file.write_text('model = "7b"\nmethod = "qlora"\ngpu = "4090"\nseq = 1024\nloss = "hf"\n')
+    file = written(
+        tmp_path, 'model = "7b"\nmethod = "qlora"\ngpu = "4090"\nseq = 1024\nloss = "hf"\n', "my job.toml"
+    )
     (group,) = answer_to(capsys, f"--config '{file}' --seq 2048", 0)["groups"]
     assert group["training"] == "qlora"
     assert {(recipe["loss"], recipe["seq_len"]) for recipe in group["recipes"]} == {("hf", 2048)}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.cli.main import main
+from tests.files import written
 
 JOB = ("--model", "8b", "--method", "full", "--gpu", "h100-sxm:8", "--seq", "8192", "--sharding", "fsdp")
 
@@ -26,9 +27,10 @@ def test_selective_checkpointing_in_a_file_is_told_apart(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """A TOML file that says it is answered as the flag is."""
-    file = tmp_path / "job.toml"
-    file.write_text(
-        'model = "8b"\nmethod = "full"\ngpu = "h100-sxm"\nseq = 8192\ngradient_checkpointing = "selective"\n'
+    file = written(
+        tmp_path,
+        'model = "8b"\nmethod = "full"\ngpu = "h100-sxm"\nseq = 8192\ngradient_checkpointing = "selective"\n',
+        "job.toml",
     )
     assert main(["--config", str(file)]) == 2
     assert "checkpoint_policy=selective-op" in capsys.readouterr().err

@@ -13,23 +13,13 @@ from planner.calibration.fit.calibrate import EARNED
 from planner.cli.main import main
 from planner.records import COLUMNS
 from planner.report.validation.document import ValidationDocument
+from planner.words import words
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "published"
 PATTERN = str(PUBLISHED / "[0-9]*.csv")
 ONE_FILE = str(PUBLISHED / "003_f83f083c0d8bebd6.csv")
 EXPLAINED = "003-t2-r03"
-FILLED = (
-    "id",
-    "source",
-    "source_group",
-    "model",
-    "gpu",
-    "method",
-    "seq_len",
-    "outcome",
-    "peak_memory_mib",
-    "pipeline_parallel",
-)
+FILLED = words("id source source_group model gpu method seq_len outcome peak_memory_mib pipeline_parallel")
 
 Captured = pytest.CaptureFixture[str]
 
@@ -183,10 +173,8 @@ def test_rows_that_cannot_be_used_are_listed_and_the_rest_is_scored(capsys: Capt
     """File, line and reason of a malformed cell, a short row and an unknown model;
     one good row is enough to answer.
     """
-    good, unknown = (
-        "a,s,g,llama-2-7b,rtx4090,qlora,512,ok,8000,",
-        "d,s,g,llama-2-7bb,rtx4090,qlora,512,ok,8000,",
-    )
+    good = "a,s,g,llama-2-7b,rtx4090,qlora,512,ok,8000,"
+    unknown = "d,s,g,llama-2-7bb,rtx4090,qlora,512,ok,8000,"
     path = write_rows(tmp_path, good, "b,s,g,llama-2-7b,rtx4090,qlora,512,ok,lots,", unknown)
     with Path(path).open("a", encoding="utf-8") as stream:
         stream.write("c,s\n")

@@ -13,10 +13,9 @@ from golden_tables import SCENARIOS
 from planner.domain.prediction import Prediction
 from planner.domain.uncertainty.calibration import Calibration, Knob, Offset, Support, formulas_version
 from planner.domain.uncertainty.interval import Interval, Quantity, Spread, SpreadKey
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate_calibrated
 from planner.report.render.numbers import duration, gib, whole_percent
+from tests.jobs import resolved
 
 PATH = Path(__file__).resolve().parent / "calibrated" / "predictions.txt"
 
@@ -119,9 +118,7 @@ def calibrated_text() -> str:
         "# Predictions under a made-up calibration; python tests/golden/regenerate.py writes this file.",
         f"{'# job':34}{'verdict':16}{'P(fits)':>8}  {'driver GiB, 90 %':28}{'step, 90 %':34}host GiB",
     ]
-    lines += [
-        _line(name, estimate_calibrated(resolve(from_flags(flags)), FIXED)) for name, flags in JOBS.items()
-    ]
+    lines += [_line(name, estimate_calibrated(resolved(flags), FIXED)) for name, flags in JOBS.items()]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 

@@ -16,6 +16,7 @@ from planner.domain.scenario import Scenario
 from planner.report.prediction.sections import build_sections
 from planner.report.prediction.short import short_text
 from planner.report.render.human import to_text
+from tests.jobs import typed
 
 COLUMNS = 120
 FOLDER = Path(__file__).resolve().parent
@@ -24,42 +25,22 @@ FOLDER = Path(__file__).resolve().parent
 # everything else is the stack's default.
 SCENARIOS: dict[str, dict[str, object]] = {
     "qlora-7b-rtx4090": {"model": "7b", "method": "qlora", "gpu": "4090", "seq": 1024},
-    "full-7b-zero3-offload": {
-        "model": "7b",
-        "method": "full",
-        "gpu": "4090:2",
-        "seq": 1024,
-        "sharding": "zero3",
-        "offload": "optimizer+params",
-        "gradient_checkpointing": True,
-        "host_memory": "256GiB",
-    },
-    "full-7b-fsdp-8gpus": {
-        "model": "7b",
-        "method": "full",
-        "gpu": "h100-sxm:8",
-        "seq": 4096,
-        "sharding": "fsdp",
-        "gradient_checkpointing": True,
-    },
-    "lora-qwen25-7b-natural-lengths": {
-        "model": "qwen2.5-7b",
-        "method": "lora",
-        "gpu": "a100-80-sxm",
-        "seq": 2048,
-        "tokens_per_sample": 800,
-        "padding": "longest",
-        "gradient_checkpointing": True,
-    },
+    "full-7b-zero3-offload": typed(
+        "--model 7b --method full --gpu 4090:2 --seq 1024 --sharding zero3 --offload optimizer+params "
+        "--gradient-checkpointing --host-memory 256GiB"
+    ),
+    "full-7b-fsdp-8gpus": typed(
+        "--model 7b --method full --gpu h100-sxm:8 --seq 4096 --sharding fsdp --gradient-checkpointing"
+    ),
+    "lora-qwen25-7b-natural-lengths": typed(
+        "--model qwen2.5-7b --method lora --gpu a100-80-sxm --seq 2048 --tokens-per-sample 800 "
+        "--padding longest --gradient-checkpointing"
+    ),
     "qlora-mixtral-8x7b": {"model": "mixtral-8x7b", "method": "qlora", "gpu": "h100-sxm", "seq": 2048},
-    "lora-gemma2-9b-eager": {
-        "model": "gemma-2-9b",
-        "method": "lora",
-        "gpu": "a100-80-sxm",
-        "seq": 2048,
-        "attention": "eager",
-        "gradient_checkpointing": True,
-    },
+    "lora-gemma2-9b-eager": typed(
+        "--model gemma-2-9b --method lora --gpu a100-80-sxm --seq 2048 --attention eager "
+        "--gradient-checkpointing"
+    ),
 }
 
 

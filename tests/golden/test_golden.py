@@ -15,16 +15,15 @@ from golden_tables import FOLDER, SCENARIOS, golden_path, golden_text
 from planner.domain.prediction import Prediction
 from planner.domain.uncertainty.coefficients import PRIORS
 from planner.domain.uncertainty.hierarchy import moved
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from planner.report.prediction.explain import explanations
+from tests.jobs import resolved
 
 UPDATE = "python tests/golden/regenerate.py"
 
 
 def _prediction(name: str) -> Prediction:
-    return estimate(resolve(from_flags(SCENARIOS[name])), explain=True)
+    return estimate(resolved(SCENARIOS[name]), explain=True)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -24,6 +24,7 @@ from planner.cli.main import main
 from planner.report.prediction.short import MAX_LINES
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.verdict import VERDICTS
+from tests.jobs import typed
 
 _EIGHT_NODES = {"gpu": "h100-sxm:8", "nodes": 8, "samples": 1_000_000, "epochs": 3, "price": 12.5}
 # What is long: names, several nodes, a run with a price, warnings, numbers of four digits,
@@ -36,43 +37,23 @@ LONG: dict[str, Mapping[str, object]] = {
         "seq": 131072,
         **_EIGHT_NODES,
     },
-    "offload": {
-        "model": "llama-3.1-70b",
-        "method": "full",
-        "gpu": "h100-sxm:8",
-        "seq": 16384,
-        "sharding": "zero3",
-        "offload": "optimizer+params",
-        "host_memory": "512GiB",
-    },
-    "long names": {
-        "model": "mistralai/Mistral-Small-24B-Instruct-2501",
-        "method": "qlora",
-        "gpu": "rtx-pro-6000-blackwell",
-        "seq": 32768,
-        "padding": "longest",
-    },
-    "many warnings": {
-        "model": "mixtral-8x22b",
-        "method": "qlora",
-        "gpu": "v100-32-sxm2:4",
-        "seq": 200_000,
-        "loss": "liger",
-        "stack": "trl",
-        "padding": "longest",
-        "lora_rank": 20_000,
-        "lora_dropout": 0,
-        "checkpoint_every": 2,
-        "gradient_checkpointing": False,
-    },
+    "offload": typed(
+        "--model llama-3.1-70b --method full --gpu h100-sxm:8 --seq 16384 --sharding zero3 "
+        "--offload optimizer+params --host-memory 512GiB"
+    ),
+    "long names": typed(
+        "--model mistralai/Mistral-Small-24B-Instruct-2501 --method qlora --gpu rtx-pro-6000-blackwell "
+        "--seq 32768 --padding longest"
+    ),
+    "many warnings": typed(
+        "--model mixtral-8x22b --method qlora --gpu v100-32-sxm2:4 --seq 200000 --loss liger --stack trl "
+        "--padding longest --lora-rank 20000 --lora-dropout 0 --checkpoint-every 2 "
+        "--no-gradient-checkpointing"
+    ),
     "unknown card": {"model": "7b", "method": "qlora", "gpu": "b100", "seq": 1024, "samples": 100},
-    "nothing is enough": {
-        "model": "llama-3.1-405b",
-        "method": "full",
-        "gpu": "rtx4060ti-16g",
-        "seq": 8192,
-        "sharding": "none",
-    },
+    "nothing is enough": typed(
+        "--model llama-3.1-405b --method full --gpu rtx4060ti-16g --seq 8192 --sharding none"
+    ),
 }
 JOBS: dict[str, Mapping[str, object]] = {**GOLDEN, **LONG}
 _COLUMNS = (60, 80, 120)

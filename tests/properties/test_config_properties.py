@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -16,55 +15,22 @@ from planner.errors import PlannerError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.words import words
+from tests.files import written
 
 # Every word that the readers know as a key, and those that they ask for by name.
 KEYS = sorted(
-    set(CONFIG_KEYS)
-    | {
-        "model_name_or_path",
-        "finetuning_type",
-        "lora_target",
-        "quantization_bit",
-        "quantization_type",
-        "flash_attn",
-        "stage",
-    }
-    | {
-        "packing",
-        "neat_packing",
-        "bf16",
-        "fp16",
-        "pure_bf16",
-        "optim",
-        "deepspeed",
-        "fsdp",
-        "fsdp_config",
-        "max_steps",
-    }
-    | {
-        "gradient_checkpointing",
-        "gradient_checkpointing_kwargs",
-        "adapter",
-        "load_in_4bit",
-        "load_in_8bit",
-        "optimizer",
-    }
-    | {
-        "attn_implementation",
-        "model_init_kwargs",
-        "plugins",
-        "zero_optimization",
-        "train_batch_size",
-        "offload_optimizer",
-    }
-    | {
-        "offload_param",
-        "device",
-        "stage",
-        "distributed_type",
-        "num_processes",
-        "num_machines",
-        "deepspeed_config",
+    {
+        *CONFIG_KEYS,
+        *words(
+            """
+        model_name_or_path finetuning_type lora_target quantization_bit quantization_type flash_attn stage
+        packing neat_packing bf16 fp16 pure_bf16 optim deepspeed fsdp fsdp_config max_steps
+        gradient_checkpointing gradient_checkpointing_kwargs adapter load_in_4bit load_in_8bit optimizer
+        attn_implementation model_init_kwargs plugins zero_optimization train_batch_size offload_optimizer
+        offload_param device stage distributed_type num_processes num_machines deepspeed_config
+        """
+        ),
     }
 )
 WORDS = [
@@ -102,8 +68,7 @@ FLAGS = {"gpu": "a100-80-sxm:2"}
 def test_a_file_of_any_values_is_answered_or_refused(tool: str, table: dict[str, object]) -> None:
     """Reading, merging and resolving end in a scenario or in one printable error of ours."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.json"
-        path.write_text(json.dumps(table), encoding="utf-8")
+        path = written(Path(folder), table, "a.json")
         try:
             config = read_config_file(path, tool)
             resolve(with_flags(config, from_flags(FLAGS | {"model": "qwen2.5-0.5b"})), force=True)

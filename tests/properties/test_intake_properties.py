@@ -18,6 +18,7 @@ from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import from_flags, from_record, from_toml
 from planner.intake.resolve import resolve
 from planner.records import COLUMNS, RECORD_SCHEMA_ID, append_jsonl, read_records
+from tests.jobs import resolved
 from tests.planner.records.made import write_csv
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ def test_any_accepted_values_resolve_or_are_refused(data: st.DataObject) -> None
     chosen = data.draw(st.lists(names, max_size=8, unique=True))
     flags = BASE | {name: data.draw(plausible(name), name) for name in chosen}
     for force in (False, True):
-        scenario, _ = attempt(lambda force=force: resolve(from_flags(flags), force=force))
+        scenario, _ = attempt(lambda force=force: resolved(flags, force=force))
         if scenario is None:
             continue
         recorded = [entry.name for entry in scenario.assumptions]
@@ -133,7 +134,7 @@ def test_any_accepted_values_resolve_or_are_refused(data: st.DataObject) -> None
 @given(st.sampled_from(["model", "gpu", "host", "stack", "lora_targets", "modules_to_save"]), texts)
 def test_any_name_is_found_or_unknown(name: str, text: str) -> None:
     """Names that are looked up in catalogs or read as paths raise nothing but our errors."""
-    scenario, refusal = attempt(lambda: resolve(from_flags(BASE | {name: text}), force=True))
+    scenario, refusal = attempt(lambda: resolved(BASE | {name: text}, force=True))
     assert (scenario is None) == bool(refusal)
 
 

@@ -26,8 +26,6 @@ from planner.domain.scenario import Scenario
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, PHASES, RESERVED_TERMS
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import RefusedCombinationError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.certain import certain_bytes, least_certain_bytes
 from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
@@ -40,6 +38,8 @@ from planner.program.step import step_of
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.variants import with_flags, with_sizes
 from planner.units import GIB
+from planner.words import words
+from tests.jobs import resolved, typed
 
 # `make explore` draws anew, and four times as many.
 PROPERTY = settings(max_examples=15 if settings().derandomize else 100)
@@ -49,16 +49,8 @@ LAYERS = 3
 # Rounding of sums of floats; quantities are up to 1e14 bytes.
 ROUNDING = 1e-12
 
-MODELS = (
-    "7b",
-    "qwen2.5-0.5b",
-    "gemma-2-2b",
-    "baichuan2-7b",
-    "bloom-3b",
-    "phi-2",
-    "mixtral-8x7b",
-    "deepseek-v2-lite",
-    "qwen2.5-14b",
+MODELS = words(
+    "7b qwen2.5-0.5b gemma-2-2b baichuan2-7b bloom-3b phi-2 mixtral-8x7b deepseek-v2-lite qwen2.5-14b"
 )
 WHOLE_STATES = tuple(
     name for name in OPTIMIZERS if not any(kind in name for kind in ("8bit", "4bit", "paged"))
@@ -115,7 +107,7 @@ def jobs(draw: st.DrawFn, **fixed: Any) -> Flags:
         if draw(st.booleans()):
             flags["modules_to_save"] = "lm_head"
     try:
-        resolve(from_flags(flags))
+        resolved(flags)
     except RefusedCombinationError:
         assume(False)
     return flags
@@ -163,12 +155,10 @@ def sized(scenario: Scenario, *, batch: int | None = None, length: int | None = 
 @given(jobs(), st.integers(1, 64), st.integers(0, 4096))
 def test_more_samples_and_longer_ones_never_ask_for_less(flags: Flags, more: int, longer: int) -> None:
     """More tokens per micro-step never ask for less, but where the loss then comes in smaller pieces."""
-    scenario = resolve(from_flags(flags))
+    scenario = resolved(flags)
     batch, length = int(scenario.recipe.batch.micro_batch), int(scenario.recipe.batch.seq_len)
-    smaller, larger = (
-        sized(scenario, length=length),
-        sized(scenario, batch=batch + more, length=length + longer),
-    )
+    smaller = sized(scenario, length=length)
+    larger = sized(scenario, batch=batch + more, length=length + longer)
     assume(float(piece_tokens(job(larger))) >= float(piece_tokens(job(smaller))))
     assert_asks_for_no_less(smaller, larger)
 
@@ -184,7 +174,7 @@ def test_a_higher_rank_never_asks_for_less(flags: Flags, more: int) -> None:
     """A higher rank never asks for less, except across four thresholds: the sizes of 8-bit and of paged
     states, ZeRO-3's persistence, and where one process's part of the gradients ends.
     """
-    scenario = resolve(from_flags(flags))
+    scenario = resolved(flags)
     assert scenario.recipe.adapter is not None
     assert_asks_for_no_less(scenario, with_rank(scenario, int(scenario.recipe.adapter.rank) + more))
 
@@ -199,7 +189,7 @@ def test_eight_bit_states_fall_with_rank_only_at_their_threshold(flags: Flags, m
 
     ZeRO-3 meets the persistence threshold as well, and parts of gradients end elsewhere.
     """
-    scenario = resolve(from_flags(flags))
+    scenario = resolved(flags)
     assert scenario.recipe.adapter is not None
     narrowest = min(
         min(linear.in_features, linear.out_features)
@@ -214,22 +204,12 @@ def test_a_part_of_the_gradients_may_be_smaller_at_a_higher_rank() -> None:
     """ZeRO-2: a gradient that two processes share counts whole for both.  Parts that end elsewhere may have
     one large gradient less, here of the head that is trained whole.
     """
-    flags = {
-        "model": "gemma-2-2b",
-        "method": "lora",
-        "gpu": "a100-80gb:8",
-        "stack": "hf-trainer@4",
-        "sharding": "zero2",
-        "optimizer": "adamw_8bit",
-        "attention": "eager",
-        "padding": "packed",
-        "gradient_checkpointing": False,
-        "batch": 1,
-        "seq": 16,
-        "grad_accum": 4,
-        "modules_to_save": "lm_head",
-    }
-    base = resolve(from_flags(flags))
+    flags = typed(
+        "--model gemma-2-2b --method lora --gpu a100-80gb:8 --stack hf-trainer@4 --sharding zero2 "
+        "--optimizer adamw_8bit --attention eager --padding packed --no-gradient-checkpointing --batch 1 "
+        "--seq 16 --grad-accum 4 --modules-to-save lm_head"
+    )
+    base = resolved(flags)
     lower, higher = (memory(with_rank(base, rank)) for rank in (116, 282))
     assert most_of(higher, "gradients") < most_of(lower, "gradients")
     assert all(
@@ -242,17 +222,8 @@ def test_the_eight_bit_threshold_is_real() -> None:
     """One rank more can need less:
     at 4,096 elements a tensor's states shrink from 8 bytes per element to 2.
     """
-    base = resolve(
-        from_flags(
-            {
-                "model": "qwen2.5-0.5b",
-                "method": "lora",
-                "gpu": "4090",
-                "seq": 16,
-                "optimizer": "adamw_8bit",
-                "lora_rank": 4,
-            }
-        )
+    base = resolved(
+        "--model qwen2.5-0.5b --method lora --gpu 4090 --seq 16 --optimizer adamw_8bit --lora-rank 4"
     )
     states = [most_of(memory(with_rank(base, rank)), "optimizer_states") for rank in (4, 5)]
     assert states[1] < states[0]
@@ -266,7 +237,7 @@ def test_wider_weights_never_ask_for_less(flags: Flags) -> None:
     But with Adafactor, which makes fp32 copies of a 16-bit weight and of its gradient (transformers 5.23
     optimization.py ``Adafactor.step``): those of a large token table are more than is saved.
     """
-    scenario = resolve(from_flags(flags))
+    scenario = resolved(flags)
     assume(scenario.recipe.optimizer != "adafactor")
     assume(scenario.recipe.numerics.quantization == "none")
     assume(scenario.recipe.numerics.precision == "bf16-mixed")
@@ -276,18 +247,10 @@ def test_wider_weights_never_ask_for_less(flags: Flags) -> None:
 
 # The engine has both in bf16; loaded wide they are flattened at a moment that is not the phase's fullest.
 @example(
-    {
-        "model": "bloom-3b",
-        "method": "lora",
-        "gpu": "a100-80gb:2",
-        "nodes": "2",
-        "sharding": "zero1",
-        "seq": 16,
-        "batch": 1,
-        "gradient_checkpointing": False,
-        "lora_rank": 9,
-        "modules_to_save": "lm_head",
-    }
+    typed(
+        "--model bloom-3b --method lora --gpu a100-80gb:2 --nodes 2 --sharding zero1 --seq 16 --batch 1 "
+        "--no-gradient-checkpointing --lora-rank 9 --modules-to-save lm_head"
+    )
 )
 @PROPERTY
 @given(jobs(method="lora"))
@@ -297,7 +260,7 @@ def test_wider_adapters_never_hold_less(flags: Flags) -> None:
     The total may fall by megabytes: an input that has the adapter's dtype needs no copy of its own.  So may
     what adapters take at the fullest moment of a phase, which is another one.
     """
-    scenario = resolve(from_flags(flags))
+    scenario = resolved(flags)
     narrow, wide = (memory(with_flags(scenario, {"adapter-dtype": dtype})) for dtype in ("bf16", "fp32"))
     assert wide.state_bytes >= narrow.state_bytes
 
@@ -306,7 +269,7 @@ def test_wider_adapters_never_hold_less(flags: Flags) -> None:
 @given(jobs())
 def test_no_job_asks_for_less_than_is_certain(flags: Flags) -> None:
     """Weights, states and gradients by their counts are a lower bound, whatever the engine and optimizer."""
-    one = job(resolve(from_flags(flags)))
+    one = job(resolved(flags))
     certain = float(sum(certain_bytes(one).values()))
     assert certain <= float(predict_quick(one).allocated_peak_bytes) * (1 + ROUNDING)
 
@@ -315,7 +278,7 @@ def test_no_job_asks_for_less_than_is_certain(flags: Flags) -> None:
 @given(jobs(), st.floats(0.2, 1.2))
 def test_what_is_too_large_does_not_fit(flags: Flags, share: float) -> None:
     """What a search says of a job by what is certain is what its reading says, on a card of any size."""
-    scenario = resolve(from_flags(flags))
+    scenario = resolved(flags)
     calibration = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
     room = int(share * float(least_certain_bytes(job_of(scenario, PRIORS))))
     gpu = replace(scenario.hardware.gpu, visible_memory_bytes=room)
@@ -331,7 +294,7 @@ def test_the_total_equals_its_terms(flags: Flags) -> None:
     """Allocated is the sum of what lives in the limiting phase; reserved adds the slack,
     driver what is outside the allocator.
     """
-    made = memory(resolve(from_flags(flags)))
+    made = memory(resolved(flags))
     by_phase = {
         phase: sum(
             float(term.n_bytes)
@@ -364,7 +327,7 @@ def test_the_total_equals_its_terms(flags: Flags) -> None:
 @given(jobs())
 def test_every_term_is_finite_and_not_negative(flags: Flags) -> None:
     """No term of GPU, host or time is below zero, infinite or NaN, and each names phases and a formula."""
-    scenario = resolve(from_flags(flags))
+    scenario = resolved(flags)
     made = estimate(job(scenario).scenario)
     for term in (*made.memory.terms, *made.host.terms):
         assert math.isfinite(term.n_bytes), term
@@ -385,7 +348,7 @@ def test_shards_sum_to_the_whole(flags: Flags) -> None:
     """What ZeRO-3 leaves on each of 8 GPUs is an eighth of what one process holds, for weights,
     masters and states.
     """
-    scenario = resolve(from_flags(flags))
+    scenario = resolved(flags)
     assume(scenario.recipe.numerics.quantization == "none")
     assume(scenario.recipe.numerics.precision.endswith("-mixed"))
     # Its states stay as wide as the parameters where a part is no multiple of its blocks of 256 elements.
@@ -401,7 +364,7 @@ def test_shards_sum_to_the_whole(flags: Flags) -> None:
 @given(jobs(gpu="a100-80gb:8", nodes="1", sharding="ddp", offload="none"))
 def test_zero_1_and_zero_2_divide_states_alike(flags: Flags) -> None:
     """Gradients alone are divided earlier by ZeRO-2."""
-    scenario = resolve(from_flags(flags))
+    scenario = resolved(flags)
     assume(scenario.recipe.numerics.precision.endswith("-mixed"))
     first, second = (
         predict_quick(job(with_flags(scenario, {"sharding": name}))) for name in ("zero1", "zero2")
@@ -415,7 +378,7 @@ def test_a_remembered_program_is_that_of_the_job(flags: Flags) -> None:
     """Programs are remembered without sizes:
     no two jobs that need different ones are taken for each other.
     """
-    made = job(resolve(from_flags(flags)))
+    made = job(resolved(flags))
     own, remembered = step_of(made), program_of(made)
     values = {unit: float(count) for unit, count in unit_values(made).items()}
     assert remembered.events == own.events
@@ -451,7 +414,7 @@ def test_a_trillion_parameters() -> None:
     }
     model = model_from_config(config, "a trillion")
     assert 0.95e12 < model.param_count < 1.1e12
-    base = resolve(from_flags({"model": "7b", "method": "lora", "gpu": "b200:8", "seq": 4096}))
+    base = resolved({"model": "7b", "method": "lora", "gpu": "b200:8", "seq": 4096})
     made = estimate(replace(base, model=model))
     assert made.verdict == "does_not_fit"
     assert made.memory.must_have_bytes > 2 * model.param_count
@@ -463,8 +426,8 @@ def test_a_trillion_parameters() -> None:
 def test_a_small_card() -> None:
     """On 8 GiB a 0.5B model trains with LoRA, and a 7B model does not even load in 16 bits."""
     common = {"method": "lora", "gpu_memory": "8GiB", "seq": 512, "gradient_checkpointing": True}
-    assert estimate(resolve(from_flags({"model": "qwen2.5-0.5b", **common}))).verdict == "fits"
-    large = estimate(resolve(from_flags({"model": "7b", **common})))
+    assert estimate(resolved({"model": "qwen2.5-0.5b", **common})).verdict == "fits"
+    large = estimate(resolved({"model": "7b", **common}))
     assert large.verdict == "does_not_fit"
     load = next(peak for peak in large.memory.phases if peak.phase == "load")
     assert load.allocated_bytes > 8 * GIB
@@ -474,20 +437,14 @@ def test_a_million_tokens() -> None:
     """A million tokens in one sample: linear with a fused kernel, quadratic with eager attention;
     neither fits one card.
     """
-    common = {
-        "model": "7b",
-        "method": "lora",
-        "gpu": "h100-sxm",
-        "gradient_checkpointing": True,
-        "padding": "packed",
-    }
+    common = typed("--model 7b --method lora --gpu h100-sxm --gradient-checkpointing --padding packed")
     half, whole = (
-        estimate(resolve(from_flags({**common, "seq": tokens, "attention": "flash2"})))
+        estimate(resolved({**common, "seq": tokens, "attention": "flash2"}))
         for tokens in (524_288, 1_048_576)
     )
     assert whole.verdict == "does_not_fit"
     assert 1.5 < whole.memory.must_have_bytes / half.memory.must_have_bytes <= 2
-    eager = estimate(resolve(from_flags({**common, "seq": 1_048_576, "attention": "eager"})))
+    eager = estimate(resolved({**common, "seq": 1_048_576, "attention": "eager"}))
     # 32 heads of 2^40 scores in fp32 are 128 TiB; one block of them lives while it is rebuilt.
     assert eager.memory.must_have_bytes > 128 * 1024 * GIB
     assert eager.time is not None

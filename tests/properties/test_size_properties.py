@@ -31,8 +31,6 @@ from planner.domain.recipes.recipe import LOSSES, PADDINGS
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
 from planner.intake.given.fields import REQUEST_FIELDS
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.quick import predict_quick
 from planner.memory.replayed import least_bytes, slot_events
 from planner.memory.replayed_peak import predict_replayed
@@ -43,6 +41,8 @@ from planner.program.step import step_of
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.variants import with_sizes
 from planner.units import MIB
+from planner.words import words
+from tests.jobs import resolved
 
 Flags = dict[str, Any]
 CALIBRATED = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
@@ -71,24 +71,12 @@ FEW = settings(max_examples=8 * ROUNDS)
 # Searches are of whole models.
 FEWER = settings(max_examples=3 * ROUNDS)
 
-MODELS = (
-    "smollm2-135m",
-    "gemma-3-270m",
-    "qwen2.5-0.5b",
-    "opt-1.3b",
-    "gemma-2-2b",
-    "bloom-3b",
-    "granite-3.1-3b-a800m",
-    "phi-3-mini-4k",
-    "opt-6.7b",
-    "llama-2-7b",
-    "baichuan2-7b",
-    "gemma-7b",
-    "falcon-7b",
-    "deepseek-v2-lite",
-    "qwen2.5-14b",
-    "internlm-20b",
-    "mixtral-8x7b",
+MODELS = words(
+    """
+    smollm2-135m gemma-3-270m qwen2.5-0.5b opt-1.3b gemma-2-2b bloom-3b granite-3.1-3b-a800m phi-3-mini-4k
+    opt-6.7b llama-2-7b baichuan2-7b gemma-7b falcon-7b deepseek-v2-lite qwen2.5-14b internlm-20b
+    mixtral-8x7b
+    """
 )
 # What a job is made of: every field with its values,
 # from which both the strategies and the fixed sample draw.
@@ -140,7 +128,7 @@ def jobs(draw: st.DrawFn, **fixed: Any) -> Flags:
     """Flags of any job that the rules let through."""
     flags = flags_of({name: draw(st.sampled_from(values)) for name, values in CHOICES.items()} | fixed)
     try:
-        resolve(from_flags(flags))
+        resolved(flags)
     except RefusedCombinationError:
         assume(False)
     return flags
@@ -152,7 +140,7 @@ def sample(count: int) -> Iterator[Flags]:
     while count:
         flags = flags_of({name: draw.choice(values) for name, values in CHOICES.items()})
         try:
-            resolve(from_flags(flags))
+            resolved(flags)
         except RefusedCombinationError:
             continue
         count -= 1
@@ -167,7 +155,7 @@ def on_card(scenario: Scenario, n_bytes: int | None) -> Scenario:
 
 def short(flags: Flags, layers: int = FEW_LAYERS) -> Scenario:
     """The scenario on a card without limit, with a few layers of each kind."""
-    scenario = on_card(resolve(from_flags(flags)), None)
+    scenario = on_card(resolved(flags), None)
     groups = tuple(replace(group, count=min(group.count, layers)) for group in scenario.model.groups)
     return replace(scenario, model=replace(scenario.model, groups=groups))
 
@@ -448,4 +436,4 @@ def test_what_is_solved_for_fits_and_the_next_does_not(flags: Flags, quantity: s
 
 def context(flags: Flags) -> int:
     """Positions that the model was made for."""
-    return resolve(from_flags({**flags, "seq": 64})).model.max_position_tokens or 0
+    return resolved({**flags, "seq": 64}).model.max_position_tokens or 0

@@ -13,8 +13,6 @@ from planner.catalog.location import data_dir
 from planner.domain.prediction import Prediction
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import PRIORS, predict_with
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.recipes.answer import Quantity
@@ -23,6 +21,7 @@ from planner.searching.recipes.choose import choose
 from planner.searching.recipes.pool import Pool
 from planner.searching.recipes.solve import SEQ_STEP_TOKENS, size_of, solve
 from planner.searching.recipes.space import Space, read_choices
+from tests.jobs import resolved
 
 Model = Calibration | Coefficients
 CALIBRATED = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
@@ -51,7 +50,7 @@ def pool_of(flags: dict[str, str | bool], confidence: float = DEFAULT_CONFIDENCE
 
 def answer(flags: dict[str, str | bool], model: Model) -> Prediction:
     """What ``plan`` says of the flags."""
-    return predict_with(resolve(from_flags(flags)), model)
+    return predict_with(resolved(flags), model)
 
 
 def fits(flags: dict[str, str | bool], model: Model, confidence: float) -> bool:
@@ -89,7 +88,7 @@ def test_the_longest_sequence_fits_and_the_next_does_not(
     and neither does half as much again.
     """
     flags = {**FIXED, **job, "batch": str(batch)}
-    most = resolve(from_flags({**flags, "seq": "64"})).model.max_position_tokens or 0
+    most = resolved({**flags, "seq": "64"}).model.max_position_tokens or 0
     (group,) = solve(pool_of(flags), lambda _: model, "seq").groups
     found = int(size_of("seq")(group.rows[0])) if group.rows else 0
     assert not found or fits({**flags, "seq": str(found)}, model, DEFAULT_CONFIDENCE)

@@ -6,9 +6,8 @@ import pytest
 
 from planner.catalog import stacks
 from planner.errors import NotModelledError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate
+from tests.jobs import resolved
 
 NUMBERS = {name: bounds for name, bounds in stacks._RANGES.items() if name in stacks.SWITCH_NAMES}
 ENGINES = [
@@ -32,7 +31,7 @@ def test_numbers_at_their_bounds_are_answered(name: str, engine: tuple[str, str]
     for number in {least, 0, 1, most} - ({0} if least > 0 else set()):
         said = {**flags, "sharding": engine[0], "offload": engine[1], "switches": f"{name}={number}"}
         try:
-            made = estimate(resolve(from_flags(said)))
+            made = estimate(resolved(said))
         except NotModelledError:
             continue
         assert 0 < float(made.memory.driver_peak_bytes) < 1e13

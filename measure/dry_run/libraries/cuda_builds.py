@@ -14,10 +14,8 @@ from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries.importing import Change, OnImport
 
 # Without these torchvision 0.28 does not import (torchvision/_meta_registrations.py).
-_NAMES, _SCHEMA = (
-    ("torchvision::nms", "torchvision::qnms"),
-    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
+_NAMES = ("torchvision::nms", "torchvision::qnms")
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 _MODES = {"GRAY": "L", "GRAY_ALPHA": "LA", "RGB": "RGB", "RGB_ALPHA": "RGBA"}
 

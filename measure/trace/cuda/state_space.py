@@ -200,10 +200,8 @@ class SplitScan(torch.autograd.Function):
         out = torch.empty_like(scanned)
         parts, step = _parts_of(shape, joined)
         x = _convolved(parts)
-        of_joined, of_parts = (
-            torch.empty_like(joined),
-            torch.empty(parts.shape, dtype=parts.dtype, device=parts.device),
-        )
+        of_joined = torch.empty_like(joined)
+        of_parts = torch.empty(parts.shape, dtype=parts.dtype, device=parts.device)
         of_out = functional.linear(gradient, matrix.t())
         of_norm = None
         if norm is not None:

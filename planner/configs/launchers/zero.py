@@ -58,6 +58,7 @@ _OFFLOADS = {
     ("nvme", "nvme"): "optimizer+params-nvme",
 }
 _ZERO_UNMODELLED = texts_in("deepspeed.toml", "unmodelled_of_zero")
+_STAGE_3_UNMODELLED = texts_in("deepspeed.toml", "unmodelled_of_stage_3")
 
 
 def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
@@ -103,10 +104,8 @@ def read_zero(zero: Keys, reading: Reading) -> None:
     zero.refuse_switched_on(_ZERO_UNMODELLED)
     _refuse_removed(zero, reading)
     _read_plus(zero, reading)
-    states, params = (
-        _device(zero, reading, "offload_optimizer", "cpu_offload"),
-        _device(zero, reading, "offload_param", "cpu_offload_param"),
-    )
+    states = _device(zero, reading, "offload_optimizer", "cpu_offload")
+    params = _device(zero, reading, "offload_param", "cpu_offload_param")
     places = [
         name
         for name in ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param")
@@ -122,7 +121,7 @@ def read_zero(zero: Keys, reading: Reading) -> None:
             zero.where("stage3_model_persistence_threshold"), "is not taken over: no limit is counted"
         )
     zero.skip(("stage3_model_persistence_threshold",))
-    zero.skip(_ZERO_HARMLESS)
+    zero.skip((*_ZERO_HARMLESS, *_STAGE_3_UNMODELLED))
 
 
 def _refuse_removed(zero: Keys, reading: Reading) -> None:
@@ -182,6 +181,7 @@ def read_zero_buckets(zero: Keys, reading: Reading) -> None:
     """
     stage = zero.get("stage")
     if stage == 3:
+        zero.refuse_switched_on(_STAGE_3_UNMODELLED)
         _read_stage_3(zero, reading)
     elif stage:
         _read_buckets(zero, reading)

@@ -94,11 +94,9 @@ def _read_method(keys: Keys, reading: Reading, *, plain_lora: bool) -> None:
     ``plain_lora``: adapters over 16 bits are trained without checkpoints, whatever a file says.  So up to
     2026-01-15 (3c1fe4171), b08997673 finetune.py:700-718, and e6c3044aa dpo_tune_cache.py still.
     """
-    lora, quantised, again = (
-        keys.flag("use_lora"),
-        keys.flag("use_qlora"),
-        keys.flag("gradient_checkpointing"),
-    )
+    lora = keys.flag("use_lora")
+    quantised = keys.flag("use_qlora")
+    again = keys.flag("gradient_checkpointing")
     if quantised and not lora:
         raise UsageError(
             f"{keys.where('use_qlora')}: a quantised base is trained through adapters only; say "

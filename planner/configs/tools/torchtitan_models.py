@@ -12,11 +12,9 @@ from planner.configs.shared.keys import Keys
 from planner.errors import show
 
 STACK = "torchtitan@2025"
-_DEGREE, _TENSOR, _SENDER = (
-    "expert_parallel_degree",
-    "expert_tensor_parallel_degree",
-    "expert_parallel_comm_backend",
-)
+_DEGREE = "expert_parallel_degree"
+_TENSOR = "expert_tensor_parallel_degree"
+_SENDER = "expert_parallel_comm_backend"
 EXPERT_DEGREES = dict.fromkeys((_DEGREE, _TENSOR), "an expert-parallel degree")
 """Degrees as refusals name them, where they stand in other tables."""
 _PLAIN = ("", "torchtitan")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from planner.domain.recipes.attention_kernels import Attention
+from planner.domain.recipes.fp8 import Fp8
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import ALONE, Parallel
 from planner.domain.recipes.rollout import FrozenModel, Rollout
@@ -28,7 +29,6 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 Method = Literal["full", "lora"]
 Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm"]
 Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
-Fp8 = Literal["none", "tensorwise", "tensorwise-gathered", "rowwise", "rowwise-gw-hp"]
 Qat = Literal["none", "int8-int4", "mxfp4", "ternary"]
 Offload = Literal[
     "none",
@@ -63,9 +63,6 @@ Task = Literal[
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-FP8S: tuple[Fp8, ...] = get_args(Fp8)
-GATHERED_FP8: Fp8 = "tensorwise-gathered"
-"""FSDP2 gathers weights that were cast to 8 bits before."""
 QATS: tuple[Qat, ...] = get_args(Qat)
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 LOSSES: tuple[Loss, ...] = get_args(Loss)
@@ -178,11 +175,9 @@ class Numerics:
 
     ``precision`` ending in ``-mixed`` means autocast (native AMP) or the 16-bit engine of DeepSpeed with fp32
     master weights.  ``quant_storage`` is the dtype in which 4-bit bytes are stored; other than ``None`` it
-    lets FSDP and ZeRO-3 shard them.  ``fp8``: how products of the layers' matrices scale what they cast to 8
-    bits, in torchao's words: by whole tensors or by rows; ``gathered``: FSDP2 gathers weights that were cast
-    before; ``gw-hp``: the gradient of a weight is a product in 16 bits.  ``qat``: what inputs and weights of
-    matrices are rounded to as if quantised, and ``qat_group`` inputs share a scale of weights (``ternary``:
-    all of them).
+    lets FSDP and ZeRO-3 shard them.  ``fp8``: whose products of the layers' matrices are in 8 bits, and how
+    they scale (:mod:`planner.domain.recipes.fp8`).  ``qat``: what inputs and weights of matrices are rounded
+    to as if quantised, and ``qat_group`` inputs share a scale of weights (``ternary``: all of them).
     """
 
     load_dtype: Dtype
@@ -300,7 +295,7 @@ class Recipe:
 
     ``train_layers``: what a full fine-tune trains where that is not everything
     (:mod:`planner.intake.train_layers`); empty for all.  ``frozen``: parts of a vision-language model
-    that are not trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO projects gradients.
+    that are not trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO and GaLore project.
     ``optimizer_in_backward``: each parameter is updated as soon as its gradient is there, which then goes.
     ``rollout``: what is generated, of a task that does so.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and

@@ -18,16 +18,11 @@ value.
 SETTLED_BY: tuple[SettledBy, ...] = get_args(SettledBy)
 
 
-def by(settled_by: SettledBy, source: str) -> tuple[SettledBy, str]:
-    """What settled a value, and its source."""
-    return settled_by, source
-
-
-def prior(value: float, low: float, high: float, unit: str, settled: tuple[SettledBy, str]) -> Any:
+def prior(within: tuple[float, float, float], unit: str, settled_by: SettledBy, source: str) -> Any:
     """A dataclass field that carries its bounds and unit, and what settled it with the source,
-    as metadata.
+    as metadata.  ``within``: the value, the least and the most that a fit may make of it.
     """
-    settled_by, source = settled
+    value, low, high = within
     return field(
         default=value,
         metadata={"low": low, "high": high, "unit": unit, "settled_by": settled_by, "source": source},

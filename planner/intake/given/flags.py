@@ -19,7 +19,7 @@ from planner.intake.given.other_words import in_our_words
 from planner.intake.given.request_field import Kind, RequestField
 from planner.printing import in_short
 
-__all__ = ["Config", "Force", "OwnOptions", "request_fields", "with_scenario_options"]
+__all__ = ["Config", "Force", "OwnOptions", "request_fields", "switch", "valued", "with_scenario_options"]
 
 _METAVARS: dict[Kind, str] = {
     "text": "NAME",
@@ -48,6 +48,16 @@ Force = Annotated[
     bool,
     typer.Option("--force", help="Turn refused combinations into warnings; the verdict stays what it is"),
 ]
+
+
+def switch(flag: str, text: str) -> tuple[Any, bool]:
+    """An option of a command's own that is off unless it is given."""
+    return Annotated[bool, typer.Option(flag, help=text)], False
+
+
+def valued(flag: str, metavar: str, text: str, kind: Any = str) -> tuple[Any, None]:
+    """An option of a command's own with a value, or with several where ``kind`` is a list."""
+    return Annotated[kind | None, typer.Option(flag, metavar=metavar, help=text, show_default=False)], None
 
 
 def request_fields() -> Iterator[RequestField]:

@@ -97,10 +97,8 @@ def _at_rest(job: Job, values: dict[Unit, float]) -> list[Param]:
     dtypes = engine_dtypes(job, weights)
     made = []
     for number, each in enumerate(weights):
-        elements, width = (
-            round(each.count * values[each.unit]),
-            ELEMENT_BYTES[dtypes.get(id(each), each.dtype)],
-        )
+        elements = round(each.count * values[each.unit])
+        width = ELEMENT_BYTES[dtypes.get(id(each), each.dtype)]
         if each.packed:
             elements, width = packed_elements(job, elements)
         term: TermName = "adapters" if each.adapter else "weights"

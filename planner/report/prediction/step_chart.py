@@ -92,9 +92,7 @@ def _rescues(failed: FailedRequest, memory: MemoryPrediction, scenario: Scenario
             "What is allocated and this request are more than the card has, so expandable "
             "segments do not help"
         )
-    taken, short = (
-        scenario.hardware.gpu_reserved_bytes,
-        float(memory.must_have_bytes) - (memory.limit_bytes or 0),
-    )
+    taken = scenario.hardware.gpu_reserved_bytes
+    short = float(memory.must_have_bytes) - (memory.limit_bytes or 0)
     if 0 < short <= taken:
         yield f"With a --gpu-reserved of at most {format_bytes(taken - short)} the job fits"

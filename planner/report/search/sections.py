@@ -233,11 +233,9 @@ def _edge_text(chance: float) -> str:
 
 
 def _miss(nearest: Tried, confidence: float) -> str:
-    memory, host, chance = (
-        nearest.prediction.memory,
-        nearest.prediction.host,
-        nearest.prediction.fits_probability,
-    )
+    memory = nearest.prediction.memory
+    host = nearest.prediction.host
+    chance = nearest.prediction.fits_probability
     need, limit = nearest.need_bytes, memory.limit_bytes
     state = state_of(nearest.prediction, confidence)
     if limit is None or state == "no_verdict":

@@ -17,16 +17,13 @@ import pytest
 
 from planner.allocator.events import AllocEvent, read_jsonl
 from planner.catalog.hf_config import model_from_config
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
 from planner.intake.image_tiles import bounded_tokens
 from planner.intake.images import images_of, parse_size
-from planner.intake.resolve import resolve
-from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from tests.against_libraries.dry_run.test_dry_run import run
 from tests.extras import needs
+from tests.jobs import job_by
 
 pytestmark = [
     needs("torch", "transformers", "peft", "accelerate"),
@@ -254,7 +251,7 @@ SIZES |= dict.fromkeys(("internvl", "internvl of 6B"), "448x224")
 
 def program_peak(flags: dict[str, object]) -> int:
     """Most bytes that the program allocates at once in training."""
-    job = job_of(resolve(from_flags(flags)), Coefficients())
+    job = job_by(flags)
     stream = step_of(job)
     sizes = stream.sizes({unit: float(count) for unit, count in unit_values(job).items()})
     end = next(begin for begin, phase in stream.phases if phase == "eval")

@@ -13,8 +13,7 @@ from zlib import crc32
 
 from matrix.models import MODELS, write_config
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 Widths = Literal["small", "real"]
 METHODS = ("full", "lora", "qlora", "int8")
@@ -94,6 +93,6 @@ def scenario_of(cell: Cell) -> Scenario:
         # The trace runs a loop of its own, on a model that it builds.
         "switches": "runs_trainer=false,loader_reserves=nothing,loads_sorted=false",
     }
-    scenario = resolve(from_flags(flags))
+    scenario = resolved(flags)
     unlimited = replace(scenario.hardware.gpu, visible_memory_bytes=None)
     return replace(scenario, hardware=replace(scenario.hardware, gpu=unlimited))

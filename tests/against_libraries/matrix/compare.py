@@ -9,6 +9,7 @@ from matrix.cells import Cell, scenario_of
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import replayed
 from planner.program.job import job_of
+from planner.words import words
 
 # Terms that are compared together, because the border between them is where each instrument draws it: what
 # the graph keeps and what one block adds to it; a weight's copy, expanded or cast, and the product that needs
@@ -18,13 +19,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "optimizer_states": ("optimizer_states",),
     "gradients": ("gradients", "gradient_buckets"),
     "optimizer_temporaries": ("optimizer_temporaries",),
-    "passes": (
-        "saved_activations",
-        "block_recompute",
-        "logits_and_loss",
-        "autocast_copies",
-        "dequantization",
-        "other_temporaries",
+    "passes": words(
+        """
+        saved_activations block_recompute logits_and_loss autocast_copies dequantization other_temporaries
+        """
     ),
 }
 

@@ -9,101 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from planner.catalog.models import model_entry
+from planner.words import words
 
 # Every model_type of the catalog that ships with Transformers,
 # with the variants whose code takes another path.
-MODELS: tuple[str, ...] = (
-    "llama-3.1-8b",
-    "llama-2-7b",
-    "yi-6b",
-    "deepseek-llm-7b",
-    "mistral-7b-v0.3",
-    "mistral-7b-v0.1",
-    "mixtral-8x7b",
-    "qwen1.5-7b",
-    "qwen2-0.5b",
-    "qwen2.5-7b",
-    "qwen1.5-moe-a2.7b",
-    "qwen3-8b",
-    "qwen3-30b-a3b",
-    "gemma-2b",
-    "gemma-7b",
-    "gemma-2-9b",
-    "gemma-3-1b",
-    "gemma-3-4b",
-    "phi-1_5",
-    "phi-2",
-    "phi-3-mini-4k",
-    "phi-4",
-    "falcon-7b",
-    "falcon-40b",
-    "falcon-11b",
-    "bloom-7b1",
-    "mpt-7b",
-    "gpt2-large",
-    "gpt-j-6b",
-    "gpt-neox-20b",
-    "pythia-1.4b",
-    "opt-1.3b",
-    "opt-350m",
-    "stablelm-3b-4e1t",
-    "stablelm-2-1_6b",
-    "olmo-2-7b",
-    "olmo-3-7b",
-    "olmoe-1b-7b",
-    "granite-3.1-8b",
-    "granite-3.1-1b-a400m",
-    "glm-4-9b-hf",
-    "glm-4-9b-0414",
-    "command-r-v01",
-    "deepseek-v2-lite",
-    "deepseek-v3",
-    "gpt-oss-20b",
-    "qwen3.5-0.8b",
-    "qwen3.5-35b-a3b",
-    "qwen3-next-80b-a3b",
-    "glm-4.5-air",
-    "glm-4.7-flash",
-    "ernie-4.5-21b-a3b",
-    "hunyuan-7b",
-    "llama-4-scout",
-    "granite-4.0-micro",
-    "smollm2-1.7b",
-    "smollm3-3b",
-    "internlm3-8b",
-    "starcoder2-3b",
-    "command-r7b-12-2024",
-    "minitron-4b",
-    "trinity-nano",
-    "apertus-8b",
-    "olmo-7b",
-    "seed-oss-36b",
-    "afm-4.5b",
-    "ernie-4.5-0.3b",
-    "exaone-4.0-32b",
-    "hunyuan-a13b",
-    "minimax-m2",
-    "minicpm3-4b",
+MODELS: tuple[str, ...] = words(
+    """
+    llama-3.1-8b llama-2-7b yi-6b deepseek-llm-7b mistral-7b-v0.3 mistral-7b-v0.1 mixtral-8x7b qwen1.5-7b
+    qwen2-0.5b qwen2.5-7b qwen1.5-moe-a2.7b qwen3-8b qwen3-30b-a3b gemma-2b gemma-7b gemma-2-9b gemma-3-1b
+    gemma-3-4b phi-1_5 phi-2 phi-3-mini-4k phi-4 falcon-7b falcon-40b falcon-11b bloom-7b1 mpt-7b
+    gpt2-large gpt-j-6b gpt-neox-20b pythia-1.4b opt-1.3b opt-350m stablelm-3b-4e1t stablelm-2-1_6b
+    olmo-2-7b olmo-3-7b olmoe-1b-7b granite-3.1-8b granite-3.1-1b-a400m glm-4-9b-hf glm-4-9b-0414
+    command-r-v01 deepseek-v2-lite deepseek-v3 gpt-oss-20b qwen3.5-0.8b qwen3.5-35b-a3b qwen3-next-80b-a3b
+    glm-4.5-air glm-4.7-flash ernie-4.5-21b-a3b hunyuan-7b llama-4-scout granite-4.0-micro smollm2-1.7b
+    smollm3-3b internlm3-8b starcoder2-3b command-r7b-12-2024 minitron-4b trinity-nano apertus-8b olmo-7b
+    seed-oss-36b afm-4.5b ernie-4.5-0.3b exaone-4.0-32b hunyuan-a13b minimax-m2 minicpm3-4b
+    """
 )
 SMALL_LAYERS = 4
 _SMALL_VOCABULARY = 8192
 _SMALL_EXPERTS = 8
 _DIVISOR = 4
 WIDTH_NAMES = frozenset(
-    {
-        "hidden_size",
-        "n_embd",
-        "d_model",
-        "intermediate_size",
-        "ffn_dim",
-        "ffn_hidden_size",
-        "word_embed_proj_dim",
-        "moe_intermediate_size",
-        "shared_expert_intermediate_size",
-        "q_lora_rank",
-        "kv_lora_rank",
-        "n_inner",
-    }
+    words(
+        """
+            hidden_size n_embd d_model intermediate_size ffn_dim ffn_hidden_size word_embed_proj_dim
+            moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank n_inner
+            """
+    )
 )
 _HEADS = frozenset({"num_attention_heads", "n_head", "n_heads"})
 _KEY_HEADS = frozenset({"num_key_value_heads", "num_kv_heads"})

@@ -12,20 +12,13 @@ from pathlib import Path
 from matrix.cells import Cell, all_cells
 from matrix.compare import Planned, Traced, planned, worst_group, worst_phase
 from planner.catalog.location import data_dir
+from planner.words import words
 
-COLUMNS = (
-    "widths",
-    "model",
-    "method",
-    "checkpointing",
-    "attention",
-    "batch",
-    "seq_tokens",
-    "trace_bytes",
-    "trace_phase",
-    "trace_reserved_bytes",
-    "trace_terms_bytes",
-    "trace_phases_bytes",
+COLUMNS = words(
+    """
+    widths model method checkpointing attention batch seq_tokens trace_bytes trace_phase
+    trace_reserved_bytes trace_terms_bytes trace_phases_bytes
+    """
 )
 MISSING_COLUMNS = ("widths", "model", "method", "checkpointing", "attention", "batch", "seq_tokens", "reason")
 Key = tuple[str, ...]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from planner.catalog.hf_config import model_from_config
+from tests.against_libraries.parameters.modules import built, n_parameters
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")
@@ -157,11 +158,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @cache
 def _built(kind: str) -> Any:
-    config = transformers.AutoConfig.for_model(**CONFIGS[kind])
-    with torch.device("meta"):
-        module = transformers.AutoModelForImageTextToText.from_config(config)
-    module.tie_weights()
-    return module
+    return built(CONFIGS[kind], "AutoModelForImageTextToText")
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -170,8 +167,7 @@ def test_parameters_are_those_of_the_modules(kind: str) -> None:
     whose layers that see are counted with its tower.
     """
     spec, module = model_from_config(CONFIGS[kind], kind), _built(kind)
-    distinct = {id(tensor): tensor.numel() for tensor in module.parameters()}
-    assert spec.param_count == sum(distinct.values())
+    assert spec.param_count == n_parameters(module)
     assert spec.vision is not None
     if kind != "mllama":
         assert spec.vision.param_count == sum(

@@ -17,29 +17,21 @@ from planner.catalog.location import data_dir
 from planner.catalog.models import model_ids
 from planner.domain.model import BlockSpec, ModelSpec, NormSpec
 from planner.files.structured import read_toml
+from planner.words import words
+from tests.against_libraries.parameters.modules import built, n_parameters
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
-SHIPPED = {
-    "biogpt",
-    "codegen",
-    "gpt2",
-    "gpt_bigcode",
-    "gpt_neo",
-    "gptj",
-    "gpt_neox",
-    "opt",
-    "bloom",
-    "falcon",
-    "mpt",
-    "phi",
-    "stablelm",
-    "cohere",
-    "glm",
-    "glm4",
-}
+SHIPPED = set(
+    words(
+        """
+    biogpt codegen gpt2 gpt_bigcode gpt_neo gptj gpt_neox opt bloom falcon mpt phi stablelm cohere glm
+    glm4
+    """
+    )
+)
 REMOTE = {"baichuan", "chatglm", "qwen"}
 
 # Published number minus the number of parameters in the module, where the two differ by more than rounding;
@@ -139,18 +131,6 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def _module(config: dict[str, Any]) -> Any:
-    """The Transformers module of a config, on the meta device, with tied tensors tied."""
-    with torch.device("meta"):
-        module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    module.tie_weights()
-    return module
-
-
-def _distinct_params(module: Any) -> int:
-    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in module.parameters()}.values())
-
-
 def _decoder_layers(module: Any) -> Any:
     """The list of decoder layers: the module list that holds the most parameters."""
     lists = [child for child in module.modules() if isinstance(child, torch.nn.ModuleList)]
@@ -207,8 +187,8 @@ def _spec_norms(norms: tuple[NormSpec, ...]) -> Counter[tuple[str, int, int, int
 
 def assert_is_module(spec: ModelSpec, config: dict[str, Any]) -> None:
     """The layers, parameters, matrices, norms and ends of the module that Transformers builds."""
-    module = _module(config)
-    assert _distinct_params(module) == spec.param_count
+    module = built(config)
+    assert n_parameters(module) == spec.param_count
     layers = _decoder_layers(module)
     assert len(layers) == spec.n_layers
     (group,) = spec.groups

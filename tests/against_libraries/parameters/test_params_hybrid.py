@@ -12,10 +12,10 @@ import pytest
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import model_entry, model_ids
 from planner.domain.model import ModelSpec
+from tests.against_libraries.parameters.modules import built, n_parameters
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")
-transformers = import_or_skip("transformers")
 
 KINDS = {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next", "ernie4_5_moe"}
 KINDS |= {"jamba", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe", "mamba2"}
@@ -121,19 +121,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def _module(config: dict[str, Any]) -> Any:
-    """The causal language model of a config, on meta, with tied tensors tied."""
-    with torch.device("meta"):
-        module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    module.tie_weights()
-    return module
-
-
 def assert_is_module(spec: ModelSpec, config: dict[str, Any]) -> None:
     """The same parameters in all, and the same matrices by name and size."""
-    module = _module(config)
-    distinct = {id(tensor): tensor.numel() for tensor in module.parameters()}
-    assert spec.param_count == sum(distinct.values())
+    module = built(config)
+    assert spec.param_count == n_parameters(module)
     named = [
         (path, child)
         for path, child in module.get_decoder().layers.named_modules()

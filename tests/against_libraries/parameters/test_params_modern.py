@@ -16,35 +16,18 @@ import pytest
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import model_entry, model_ids
 from planner.domain.model import BlockSpec, ModelSpec, NormSpec
+from planner.words import words
+from tests.against_libraries.parameters.modules import built, n_parameters
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
 DENSE = {"llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "olmo3", "granite", "smollm3", "internlm3"}
-DENSE |= {
-    "starcoder2",
-    "seed_oss",
-    "arcee",
-    "ministral",
-    "cohere2",
-    "exaone4",
-    "hunyuan_v1_dense",
-    "olmo",
-    "ministral3",
-}
+DENSE |= set(words("starcoder2 seed_oss arcee ministral cohere2 exaone4 hunyuan_v1_dense olmo ministral3"))
 DENSE |= {"apertus", "ernie4_5", "granitemoehybrid"}
 GEMMA = {"gemma", "gemma2", "gemma3_text", "gemma3"}
-MIXTURES = {
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "olmoe",
-    "granitemoe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "gpt_oss",
-}
+MIXTURES = set(words("mixtral qwen2_moe qwen3_moe olmoe granitemoe deepseek_v2 deepseek_v3 gpt_oss"))
 MIXTURES |= {"glm4_moe", "glm4_moe_lite", "minimax_m2", "hunyuan_v1_moe", "llama4", "llama4_text"}
 SHIPPED, REMOTE = DENSE | GEMMA | MIXTURES, {"internlm", "internlm2"}
 
@@ -57,15 +40,7 @@ ENTRIES = {
 }
 SHIPPED_NAMES = sorted(name for name, entry in ENTRIES.items() if entry.config["model_type"] in SHIPPED)
 # One of each kind of layer pattern, small enough to build at full depth in a moment.
-FULL_DEPTH = (
-    "qwen2.5-14b",
-    "gemma-3-1b",
-    "gemma-2-2b",
-    "smollm3-3b",
-    "gpt-oss-20b",
-    "deepseek-v2-lite",
-    "llama-3.2-1b",
-)
+FULL_DEPTH = words("qwen2.5-14b gemma-3-1b gemma-2-2b smollm3-3b gpt-oss-20b deepseek-v2-lite llama-3.2-1b")
 
 # Elements in the published checkpoint,
 # and which of them are no parameters of the module (params_source says what they are).
@@ -296,18 +271,6 @@ def _shallow(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"num_hidden_layers": n_layers}
 
 
-def _module(config: dict[str, Any]) -> Any:
-    """The Transformers module of a config, on the meta device, with tied tensors tied."""
-    with torch.device("meta"):
-        module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    module.tie_weights()
-    return module
-
-
-def _distinct_params(module: Any) -> int:
-    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in module.parameters()}.values())
-
-
 def _module_linears(layer: Any) -> Counter[tuple[str, int, int, bool]]:
     linears = [
         (path.rpartition(".")[2], child)
@@ -394,8 +357,8 @@ _WINDOW_ON_CONFIG = {"llama4_text", "mistral", "mixtral", "phi3", "starcoder2", 
 
 def assert_is_module(spec: ModelSpec, config: dict[str, Any]) -> None:
     """The layers, parameters, matrices, norms and ends of the module that Transformers builds."""
-    module = _module(config)
-    assert _distinct_params(module) == spec.param_count
+    module = built(config)
+    assert n_parameters(module) == spec.param_count
     decoder = module.get_decoder()
     layers = decoder.model.layers if config["model_type"] == "llama4_text" else decoder.layers
     assert len(layers) == spec.n_layers

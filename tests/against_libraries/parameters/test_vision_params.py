@@ -8,35 +8,19 @@ import pytest
 
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import model_entry
+from planner.words import words
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
-NAMES = (
-    "qwen2-vl-7b",
-    "qwen2.5-vl-3b",
-    "qwen2.5-vl-7b",
-    "qwen3-vl-2b",
-    "qwen3-vl-4b",
-    "qwen3-vl-8b",
-    "qwen3-vl-30b-a3b",
-    "qwen3.5-4b",
-    "qwen3.5-9b",
-    "qwen3.5-35b-a3b",
-    "llava-1.5-7b",
-    "gemma-3-4b",
-    "gemma-3-27b",
-    "paligemma-3b-224",
-    "paligemma2-10b-448",
-    "pixtral-12b",
-    "mistral-small-3.1-24b",
-    "mistral-small-4-119b",
-    "mistral-medium-3.5-128b",
-    "ministral-3-3b",
-    "glm-ocr",
-    "lightonocr-2-1b",
-    "paddleocr-vl-0.9b",
+NAMES = words(
+    """
+    qwen2-vl-7b qwen2.5-vl-3b qwen2.5-vl-7b qwen3-vl-2b qwen3-vl-4b qwen3-vl-8b qwen3-vl-30b-a3b
+    qwen3.5-4b qwen3.5-9b qwen3.5-35b-a3b llava-1.5-7b gemma-3-4b gemma-3-27b paligemma-3b-224
+    paligemma2-10b-448 pixtral-12b mistral-small-3.1-24b mistral-small-4-119b mistral-medium-3.5-128b
+    ministral-3-3b glm-ocr lightonocr-2-1b paddleocr-vl-0.9b
+    """
 )
 
 

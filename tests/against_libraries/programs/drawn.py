@@ -17,8 +17,7 @@ from measure.trace.cuda.recurrent import recurrent_kernels
 from measure.trace.trainer_step import run_step
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 
 class Nobody(AbstractContextManager[Any]):
@@ -62,7 +61,7 @@ def loaded(scenario: Scenario) -> Any:
 
 
 if __name__ == "__main__":
-    job = resolve(from_flags({**json.loads(sys.argv[1]), "model": "model/config.json"}))
+    job = resolved({**json.loads(sys.argv[1]), "model": "model/config.json"})
     model = loaded(job)
     # The packages of layers without attention, which the trace takes for installed.
     with recurrent_kernels(torch.cuda.get_device_properties(0).multi_processor_count):

@@ -21,10 +21,9 @@ from measure.trace.traced_job import TraceOptions, trace_events, trace_records
 from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.program.job import job_of
+from tests.jobs import resolved
 
 LAYERS = 13
 MODELS = ("llama-3.1-8b", "gpt-neox-20b", "qwen3-8b")
@@ -43,7 +42,7 @@ def scenario_of(model: str, folder: Path, **flags: Any) -> Scenario:
         "gradient_checkpointing": True,
         **flags,
     }
-    return resolve(from_flags(said))
+    return resolved(said)
 
 
 def program_bytes(scenario: Scenario) -> int:

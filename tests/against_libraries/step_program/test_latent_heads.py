@@ -14,10 +14,9 @@ import_or_skip("peft")
 from measure.trace.traced_job import trace_events
 from planner.allocator.documents.summary import summarize
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.program.job import job_of
+from tests.jobs import resolved
 
 
 @pytest.mark.parametrize("tokens", [256, 100])
@@ -36,7 +35,7 @@ def test_values_are_padded_and_the_output_cropped(tmp_path: Path, tokens: int) -
         "attention": "flash2",
         "gradient_checkpointing": False,
     }
-    case = resolve(from_flags(flags))
+    case = resolved(flags)
     trace = {each.peaks.phase: each.peaks for each in summarize(trace_events(case)).phases}
     plan = {each.phase: each for each in replayed(job_of(case, Coefficients())).phases}
     for phase in ("forward", "backward", "forward_2", "backward_2"):

@@ -17,14 +17,11 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import job_of
 from planner.throughput.terms import pass_seconds
 from planner.throughput.time_inputs import job_of as timed_job_of
+from tests.jobs import typed
 
 EQUAL: dict[str, dict[str, Any]] = {
     "kept": {"gradient_checkpointing": False},
-    "two-projections": {
-        "gradient_checkpointing": True,
-        "lora_targets": ("q_proj", "up_proj"),
-        "oft_block_size": 48,
-    },
+    "two-projections": typed("--gradient-checkpointing --lora-targets q_proj;up_proj --oft-block-size 48"),
     "16-bit": {"gradient_checkpointing": True, "adapter_dtype": "bf16"},
     "over-4-bit": {"method": "qlora", "gradient_checkpointing": True},
     "over-int8": {"method": "int8", "gradient_checkpointing": True},

@@ -23,10 +23,9 @@ from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
 from planner.domain.term import Phase
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.program.job import job_of
+from tests.jobs import resolved, typed
 
 # Several tiles of words, the last of which is not full.
 WORDS = 40_000
@@ -36,34 +35,22 @@ MODELS = ("llama-3.1-8b", "qwen2.5-7b", "qwen2.5-1.5b")
 KERNELS: dict[str, dict[str, Any]] = {
     "tiles": {"stack": "trl"},
     "shifted_rows": {"stack": "trl", "versions": ("trl==1.14.0",)},
-    "rows_and_hidden": {
-        "stack": "trl",
-        "switches": ("pair_logps=rows_and_hidden",),
-        "versions": ("trl==1.14.0",),
-    },
+    "rows_and_hidden": typed("--stack trl --switches pair_logps=rows_and_hidden --versions trl==1.14.0"),
     "rows": {"stack": "trl", "switches": ("pair_logps=rows",), "versions": ("trl==1.14.0",)},
     "fused_rows": {"stack": "axolotl", "checkpoint_reentrant": False},
     "whole": {"stack": "llama-factory", "checkpoint_reentrant": False},
-    "whole_twice": {
-        "stack": "llama-factory",
-        "checkpoint_reentrant": False,
-        "switches": ("pair_logps=whole_twice",),
-    },
-    "whole_with_loss": {
-        "stack": "llama-factory",
-        "checkpoint_reentrant": False,
-        "switches": ("pair_logps=whole_with_loss",),
-    },
+    "whole_twice": typed("--stack llama-factory --no-checkpoint-reentrant --switches pair_logps=whole_twice"),
+    "whole_with_loss": typed(
+        "--stack llama-factory --no-checkpoint-reentrant --switches pair_logps=whole_with_loss"
+    ),
     "whole_and_chosen": {
         "stack": "llama-factory",
         "checkpoint_reentrant": False,
         "switches": ("pair_logps=whole", "chosen_likelihood=true"),
     },
-    "rows_alone": {
-        "stack": "trl",
-        "switches": ("pair_logps=rows", "chosen_likelihood=false"),
-        "versions": ("trl==1.14.0",),
-    },
+    "rows_alone": typed(
+        "--stack trl --switches pair_logps=rows;chosen_likelihood=false --versions trl==1.14.0"
+    ),
 }
 # What those add is of ORPO and SimPO alone.
 PLAIN = tuple(name for name in KERNELS if name not in ("whole_and_chosen", "rows_alone"))
@@ -112,10 +99,8 @@ def scenario_of(task: str, kernel: str, folder: Path, model: str = "llama-3.1-8b
     fields = small_fields(text_fields(model)) | {"vocab_size": WORDS, "num_hidden_layers": 2}
     path.write_text(json.dumps(fields), encoding="utf-8")
     said = {"model": str(path), "gpu": "a100-80gb", "seq": 512, "batch": 2, "method": "lora", "task": task}
-    return resolve(
-        from_flags(
-            {**said, "gradient_checkpointing": True, **(KERNELS | LET_GO | WEIGHTS | JOINED)[kernel], **flags}
-        )
+    return resolved(
+        {**said, "gradient_checkpointing": True, **(KERNELS | LET_GO | WEIGHTS | JOINED)[kernel], **flags}
     )
 
 

@@ -15,31 +15,22 @@ import_or_skip("peft")
 from measure.trace.traced_job import trace_events
 from planner.allocator.replay import replay
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
+from tests.jobs import resolved, typed
 
-FLAGS: dict[str, Any] = {
-    "model": "llama-2-7b",
-    "method": "lora",
-    "lora_targets": ["q_proj", "v_proj"],
-    "gpu": "rtx3090",
-    "attention": "eager",
-    "load_dtype": "fp16",
-    "precision": "fp16-mixed",
-    "gradient_checkpointing": True,
-    "checkpoint_reentrant": True,
-    "batch": 4,
-    "seq": 2048,
-}
+FLAGS: dict[str, Any] = typed(
+    "--model llama-2-7b --method lora --lora-targets q_proj;v_proj --gpu rtx3090 --attention eager "
+    "--load-dtype fp16 --precision fp16-mixed --gradient-checkpointing --checkpoint-reentrant --batch 4 "
+    "--seq 2048"
+)
 
 
 def test_a_card_with_room_for_what_is_alive_is_full_of_spoiled_blocks() -> None:
     """On an RTX 3090 torch fails although 3 % of the card would be left; so does the program,
     which asks for the same.
     """
-    scenario = resolve(from_flags(FLAGS))
+    scenario = resolved(FLAGS)
     memory = predict_replayed(job_of(scenario, Coefficients()), why=True)
     assert memory.limit_bytes is not None
     around = float(memory.uncapped_driver_bytes - memory.reserved_peak_bytes)

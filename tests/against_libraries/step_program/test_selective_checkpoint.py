@@ -15,9 +15,9 @@ from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import replayed
-from planner.program.job import job_of
 from planner.throughput.flop import products_flop
 from planner.throughput.time_inputs import job_of as timed_job_of
+from tests.jobs import job_by, typed
 
 MODELS = ("llama-3.1-8b", "gpt-neox-20b", "gemma-2-9b", "qwen2.5-7b")
 
@@ -51,8 +51,6 @@ def test_bytes_kept_by_a_layer_of_llama() -> None:
     """Input, query, value, gate and last product, attention's output and 4 bytes a head:
     63,616 bytes a token for Llama 3 8B.
     """
-    from planner.intake.given.request import from_flags
-    from planner.intake.resolve import resolve
 
     def kept_bytes(seq: int) -> float:
         said = {
@@ -63,14 +61,9 @@ def test_bytes_kept_by_a_layer_of_llama() -> None:
             "batch": 1,
             "load_dtype": "bf16",
         }
-        said |= {
-            "precision": "bf16",
-            "optimizer": "sgd",
-            "gradient_checkpointing": True,
-            "checkpoint_reentrant": False,
-        }
+        said |= typed("--precision bf16 --optimizer sgd --gradient-checkpointing --no-checkpoint-reentrant")
         said |= {"checkpoint_policy": "selective-op", "loss": "chunked", "stack": "torchtitan"}
-        phases = replayed(job_of(resolve(from_flags(said)), Coefficients())).phases
+        phases = replayed(job_by(said)).phases
         forward = next(each for each in phases if each.phase == "loss")
         return float(forward.terms["saved_activations"])
 

@@ -19,8 +19,6 @@ from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, UsageError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.quick import predict_quick
 from planner.program.job import job_of
 from planner.program.ops.tensors import Unit
@@ -31,6 +29,7 @@ from planner.throughput.terms import pass_seconds
 from planner.throughput.time_inputs import TimedJob
 from planner.throughput.time_inputs import job_of as timed_job_of
 from tests.extras import import_or_skip
+from tests.jobs import resolved, typed
 
 LAYERS = 5
 # What is trained: the end, the beginning, a range with what stands behind it, single layers, one of them by
@@ -46,7 +45,7 @@ def scenario_of(model: str, folder: Path, depth: int = LAYERS, **flags: Any) -> 
     path = folder / f"{model}.json"
     path.write_text(json.dumps(fields | {"num_hidden_layers": depth}), encoding="utf-8")
     said = {"model": str(path), "method": "full", "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags}
-    return resolve(from_flags(said))
+    return resolved(said)
 
 
 def assert_same_requests(scenario: Scenario) -> None:
@@ -119,21 +118,13 @@ def test_the_peak_is_that_of_the_real_modules(
 # Under which stack, with which kind of checkpointing: inputs of trained layers require gradients,
 # those of frozen ones do not.
 STACKS: dict[str, dict[str, Any]] = {
-    "skipped": {
-        "stack": "hf-trainer@5",
-        "switches": ("frozen_layers=skipped",),
-        "checkpoint_reentrant": False,
-    },
-    "spared": {
-        "stack": "hf-trainer@5",
-        "switches": ("frozen_layers=spared", "trainable_fp32=true"),
-        "load_dtype": "bf16",
-    },
-    "entered": {
-        "stack": "hf-trainer@5",
-        "switches": ("frozen_layers=entered", "trainable_fp32=true"),
-        "load_dtype": "bf16",
-    },
+    "skipped": typed("--stack hf-trainer@5 --switches frozen_layers=skipped --no-checkpoint-reentrant"),
+    "spared": typed(
+        "--stack hf-trainer@5 --switches frozen_layers=spared;trainable_fp32=true --load-dtype bf16"
+    ),
+    "entered": typed(
+        "--stack hf-trainer@5 --switches frozen_layers=entered;trainable_fp32=true --load-dtype bf16"
+    ),
     "differentiated": {"stack": "hf-trainer@5", "checkpoint_reentrant": True},
     "llama-factory": {"stack": "llama-factory"},
 }

@@ -17,15 +17,12 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import job_of
 from planner.throughput.terms import pass_seconds
 from planner.throughput.time_inputs import job_of as timed_job_of
+from tests.jobs import typed
 
 EQUAL: dict[str, dict[str, Any]] = {
     **{name: flags for name, flags in OF_OFT.items() if "oft_block_size" not in flags},
     "dropout": {"gradient_checkpointing": True, "lora_dropout": 0.1},
-    "two-projections": {
-        "gradient_checkpointing": True,
-        "lora_targets": ("q_proj", "up_proj"),
-        "lora_rank": 16,
-    },
+    "two-projections": typed("--gradient-checkpointing --lora-targets q_proj;up_proj --lora-rank 16"),
 }
 
 

@@ -12,11 +12,10 @@ import pytest
 from test_streams import _FEW, _SMALL, _peak
 
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.job import job_of
 from planner.report.trace.requests import ignored_sizes, of_program, of_trace
 from tests.extras import import_or_skip
+from tests.jobs import resolved
 
 LLAMA_4 = {
     "num_hidden_layers": 2,
@@ -75,8 +74,8 @@ def test_the_peak_of_experts_in_turn(
         "model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 1, "method": method, "lora_rank": 8,
         "lora_targets": ("attention",), "gradient_checkpointing": checkpointing,
     }  # fmt: skip
-    traced = resolve(from_flags(flags))
-    scenario = resolve(from_flags({**flags, "switches": ("linearized_experts=true",)}))
+    traced = resolved(flags)
+    scenario = resolved({**flags, "switches": ("linearized_experts=true",)})
     phases, ignored = ("forward_2", "loss_2", "backward_2"), ignored_sizes(traced)
     program = _peak(of_program(job_of(scenario, Coefficients()), ignored, phases))
     trace = _peak(of_trace(trace_events(traced), ignored, phases))

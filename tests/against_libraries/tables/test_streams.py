@@ -8,7 +8,6 @@ requests below 2 KiB and tensors of one number for each token.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from matrix.cells import Cell, scenario_of
 from matrix.models import small_fields, text_fields
 
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.report.trace.requests import Request, differences
 from tests.extras import import_or_skip
+from tests.files import written
+from tests.jobs import resolved
 
 # Every method, with and without checkpointing, both kinds of attention; two in their real widths.
 CELLS = [
@@ -133,10 +132,9 @@ def test_every_request_is_that_of_the_real_modules(cell: Cell) -> None:
 def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
     """The same for kinds of checkpointing, padding, precision and accumulation."""
     model, flags = CHOICES[name]
-    config = tmp_path / f"{model}.json"
-    config.write_text(json.dumps(small_fields(text_fields(model))), encoding="utf-8")
+    config = written(tmp_path, small_fields(text_fields(model)), f"{model}.json")
     assert_same_requests(
-        resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags}))
+        resolved({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags})
     )
 
 
@@ -146,10 +144,9 @@ def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
 )
 def test_every_request_of_other_architectures(kind: str, way: str, tmp_path: Path) -> None:
     """Models that the catalog does not have are predicted as exactly, from their config.json."""
-    config = tmp_path / "tiny.json"
-    config.write_text(json.dumps({"model_type": kind, **_SMALL, **ARCHITECTURES[kind]}), encoding="utf-8")
+    config = written(tmp_path, {"model_type": kind, **_SMALL, **ARCHITECTURES[kind]}, "tiny.json")
     assert_same_requests(
-        resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **WAYS[way]}))
+        resolved({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **WAYS[way]})
     )
 
 
@@ -262,8 +259,7 @@ def test_the_peak_of_other_architectures(kind: str, way: str, tmp_path: Path) ->
     import_or_skip("peft")
     from streams import both
 
-    config = tmp_path / "tiny.json"
-    config.write_text(json.dumps({"model_type": kind, **_SMALL, **BY_PEAK[kind]}), encoding="utf-8")
+    config = written(tmp_path, {"model_type": kind, **_SMALL, **BY_PEAK[kind]}, "tiny.json")
     # PEFT's adapter of Llama 4's router fails; it refuses those of Mamba 2's output projection.
     targets = {"llama4_text": ("attention",)}.get(
         kind, _MAMBA2_TARGETS if kind in _HYBRIDS else ("all-linear",)
@@ -276,7 +272,7 @@ def test_the_peak_of_other_architectures(kind: str, way: str, tmp_path: Path) ->
         **WAYS[way],
         **({"lora_targets": targets} if way == "lora" else {}),
     }
-    program, trace = (_peak(side) for side in both(resolve(from_flags(flags)), ()))
+    program, trace = (_peak(side) for side in both(resolved(flags), ()))
     assert program == pytest.approx(trace, rel=0.005)
 
 

@@ -12,8 +12,7 @@ import_or_skip("peft")
 
 from measure.trace.traced_job import TraceOptions, trace_events
 from planner.allocator.documents.summary import summarize
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved, typed
 
 pytestmark = pytest.mark.slow
 
@@ -22,12 +21,7 @@ JOBS = {
     "llama": {"model": "llama-3.2-1b", "method": "full", "optimizer": "adamw_torch"},
     "qwen": {"model": "qwen2.5-0.5b", "method": "lora", "gradient_checkpointing": "true"},
     "adafactor": {"model": "qwen2.5-0.5b", "method": "full", "optimizer": "adafactor"},
-    "gemma": {
-        "model": "gemma-2-2b",
-        "method": "qlora",
-        "attention": "eager",
-        "gradient_checkpointing": "true",
-    },
+    "gemma": typed("--model gemma-2-2b --method qlora --attention eager --gradient-checkpointing true"),
 }
 
 
@@ -36,7 +30,7 @@ def test_the_trace_of_a_prefix_equals_that_of_every_layer(name: str) -> None:
     """Exactly the same peaks in every phase, allocated and reserved, the same terms at each,
     and as many events.
     """
-    case = resolve(from_flags({**JOBS[name], "gpu": "a100-80gb", "seq": "512", "batch": "2"}))
+    case = resolved({**JOBS[name], "gpu": "a100-80gb", "seq": "512", "batch": "2"})
     every = summarize(trace_events(case, TraceOptions(all_layers=True)))
     repeated = summarize(trace_events(case))
     assert repeated.n_events == every.n_events

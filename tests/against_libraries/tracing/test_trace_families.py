@@ -21,20 +21,18 @@ from tiny_traces import Small, fake_trace, peaks, real_trace, small_scenario
 from torch.autograd.grad_mode import _force_original_view_tracking
 
 from planner.catalog.models import model_entry, model_ids, spec_of
+from planner.words import words
 
 SMALL = Small(2, 16)
 SETUPS = {"full": FULL, "lora": LORA}
 # Source: torch 2.13 csrc/autograd/variable.cpp grad_fn, functions/tensor.cpp CopySlices.
 WRITES_TO_SLICES = frozenset(
-    {
-        "deepseek-v2-lite",
-        "deepseek-v3",
-        "glm-4.7-flash",
-        "minicpm3-4b",
-        "qwen3.5-0.8b",
-        "qwen3.5-35b-a3b",
-        "qwen3-next-80b-a3b",
-    }
+    words(
+        """
+        deepseek-v2-lite deepseek-v3 glm-4.7-flash minicpm3-4b qwen3.5-0.8b qwen3.5-35b-a3b
+        qwen3-next-80b-a3b
+        """
+    )
 )
 # One each of: experts in one tensor, latent attention, sinks, one key head for all, position biases.
 # The rest is slow.

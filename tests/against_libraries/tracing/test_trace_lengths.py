@@ -21,24 +21,16 @@ from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.columns import passing
 from planner.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from planner.allocator.slots import SlotEvents, replay_parts
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.request_stream import RequestStream as Program
 from planner.program.step import step_of
 from planner.units import MIB
+from tests.jobs import job_by, resolved, typed
 
 CAP, MEAN, BATCH, STEPS = 1024, 400, 2, 100
 TRACED = (256, 512, 1024)
-FLAGS = {
-    "model": "qwen2.5-0.5b",
-    "method": "lora",
-    "gpu": "h200-sxm",
-    "batch": BATCH,
-    "gradient_checkpointing": True,
-}
+FLAGS = typed(f"--model qwen2.5-0.5b --method lora --gpu h200-sxm --batch {BATCH} --gradient-checkpointing")
 LATER_STEP = ("forward_2", "loss_2", "backward_2")
 
 
@@ -48,7 +40,7 @@ class Stream:
     """
 
     def __init__(self) -> None:
-        traces = [trace_events(resolve(from_flags({**FLAGS, "seq": length}))) for length in TRACED]
+        traces = [trace_events(resolved({**FLAGS, "seq": length})) for length in TRACED]
         sizes = np.array([[event.n_bytes for event in trace] for trace in traces], float)
         self.parabolas = np.linalg.solve(np.vander(np.array(TRACED, float), 3, increasing=True), sizes)
         self.allocates = [event.action == "alloc" for event in traces[0]]
@@ -116,7 +108,7 @@ def test_segments_that_grow_strand_nothing() -> None:
 
 def test_the_program_reserves_what_the_trace_does() -> None:
     """After each longest batch so far of three drawn runs, within 2 % of all that is reserved."""
-    job = job_of(resolve(from_flags({**FLAGS, "seq": CAP})), Coefficients())
+    job = job_by({**FLAGS, "seq": CAP})
     program = step_of(job)
     later = next(begin for begin, phase in program.phases if phase == "forward_2")
     for seed in range(3):

@@ -4,7 +4,6 @@ it are frozen where the recipe freezes them.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,15 @@ from fsdp_towers import CONFIG
 from measure.recipe.modules import part_of
 from measure.trace.build import build_on_meta, make_config
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.files import written
+from tests.jobs import resolved
 
 FLAGS = {"method": "full", "gpu": "h100-sxm", "seq": 16, "batch": 1}
 
 
 def scenario(model: str, **more: object) -> Scenario:
     """A small job."""
-    return resolve(from_flags({**FLAGS, "model": model, **more}))
+    return resolved({**FLAGS, "model": model, **more})
 
 
 @pytest.mark.parametrize(("stack", "sees"), [("hf-trainer@5", False), ("llama-factory", True)])
@@ -44,8 +43,7 @@ def test_what_a_recipe_freezes_is_frozen(tmp_path: Path, method: str, frozen: st
     """As many parameters of each part are trained, or get adapters, as the program asks for; fp32 is for
     trained ones alone.
     """
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    path = written(tmp_path, CONFIG, "config.json")
     more = {"adapter_dtype": "fp32", "lora_targets": "all-linear"} if method == "lora" else {}
     case = scenario(str(path), method=method, freeze=frozen, stack="llama-factory", **more)
     named = dict(build_on_meta(case, make_config(case)).model.named_parameters())

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from planner.domain.recipes.recipe import Recipe
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")
@@ -16,11 +14,12 @@ import_or_skip("transformers")
 import_or_skip("bitsandbytes")
 
 from measure.recipe.kbit import prepare_for_kbit, quantization_config
+from tests.jobs import resolved
 
 
 def recipe(**said: Any) -> Recipe:
     """Of a small model on one card."""
-    return resolve(from_flags({"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "seq": 64, **said})).recipe
+    return resolved({"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "seq": 64, **said}).recipe
 
 
 def test_bitsandbytes_is_told_what_the_recipe_says() -> None:
@@ -62,7 +61,7 @@ def test_preparation_widens_what_the_software_leaves_wide(said: dict[str, Any], 
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
     model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=16, **sizes)).bfloat16()
     job = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "seq": 64, "method": "qlora", **said}
-    prepare_for_kbit(model, resolve(from_flags(job)))
+    prepare_for_kbit(model, resolved(job))
     layer = model.model.layers[0]
     found = {
         "table": model.model.embed_tokens,

@@ -8,9 +8,8 @@ import pytest
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, OPTIMIZERS
 from planner.errors import NotModelledError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from tests.extras import import_or_skip
+from tests.jobs import resolved
 
 torch = import_or_skip("torch")
 import_or_skip("bitsandbytes")
@@ -33,9 +32,7 @@ def test_the_name_decides_what_is_made(optimizer: str) -> None:
     from measure.recipe.optimizers import optimizer_over
 
     model = torch.nn.Linear(4, 4)
-    recipe = resolve(
-        from_flags({"model": "qwen2.5-0.5b", "method": "full", "gpu": "h100-sxm", "seq": "64"})
-    ).recipe
+    recipe = resolved({"model": "qwen2.5-0.5b", "method": "full", "gpu": "h100-sxm", "seq": "64"}).recipe
     recipe = replace(recipe, optimizer=optimizer)  # type: ignore[arg-type]
     groups = [{"params": list(model.parameters())}]
     if optimizer in NOT_MADE:

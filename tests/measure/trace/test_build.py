@@ -25,9 +25,8 @@ from measure.trace.build import (
 )
 from measure.trace.tracer import Recorder
 from planner.errors import NotModelledError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from tests.against_libraries.scenarios import Setup
+from tests.jobs import resolved
 from tests.measure.trace.tiny import LLAMA, llama
 
 LORA = Setup(rank=4, targets=("attention",))
@@ -42,7 +41,7 @@ def test_code_beside_a_checkpoint_is_not_asked_for() -> None:
 
 def test_models_that_transformers_does_not_ship_are_refused() -> None:
     """The sentence points to the prediction, where there is one."""
-    case = resolve(from_flags({"model": "qwen2.5-0.5b", "method": "lora", "seq": 32, "gpu": "4090"}))
+    case = resolved({"model": "qwen2.5-0.5b", "method": "lora", "seq": 32, "gpu": "4090"})
     assert make_config(case).use_cache is False
     remote = replace(case, model=replace(case.model, remote_code=True))
     with pytest.raises(NotModelledError, match=r"its code ships with the checkpoint .*plan --model"):
@@ -52,7 +51,7 @@ def test_models_that_transformers_does_not_ship_are_refused() -> None:
 
 def test_layers_of_text_are_found_beside_a_tower_with_as_many() -> None:
     """InternVL is no causal language model by its name, and its tower has as many layers."""
-    case = resolve(from_flags({"model": "internvl3-1b", "method": "lora", "seq": 32, "gpu": "4090"}))
+    case = resolved({"model": "internvl3-1b", "method": "lora", "seq": 32, "gpu": "4090"})
     built = build_on_meta(case, make_config(case))
     assert built.layer_list.endswith("language_model.layers")
     assert built.n_layers == 24
@@ -61,7 +60,7 @@ def test_layers_of_text_are_found_beside_a_tower_with_as_many() -> None:
 @pytest.mark.parametrize("attention", ["xformers", "flex"])
 def test_kernels_that_nothing_stands_in_for_are_refused(attention: str) -> None:
     """The sentence names those that can be traced."""
-    case = resolve(from_flags({"model": "qwen2.5-0.5b", "method": "lora", "seq": 32, "gpu": "4090"}))
+    case = resolved({"model": "qwen2.5-0.5b", "method": "lora", "seq": 32, "gpu": "4090"})
     case = replace(case, recipe=replace(case.recipe, attention=attention))  # type: ignore[arg-type]
     with pytest.raises(NotModelledError, match=f"'{attention}' cannot be traced: --attention"):
         make_config(case)

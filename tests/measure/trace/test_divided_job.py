@@ -12,19 +12,18 @@ from tests.extras import import_or_skip
 
 import_or_skip("peft")
 
+from functools import partial
+
 from measure.trace.divided_job import divided_job
 from measure.trace.engine_program import MODEL_FOLDER, SCENARIO_FILE, Rows
-from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 FLAGS = {"model": "qwen2.5-0.5b", "method": "full", "gpu": "a100-80-sxm:4", "seq": 512, "sharding": "zero3"}
 
 
-def job(**more: object) -> Scenario:
-    """On four cards, with DeepSpeed where nothing else is said."""
-    return resolve(from_flags({**FLAGS, **more}), force=True)
+job = partial(resolved, FLAGS, force=True)
+"""On four cards, with DeepSpeed where nothing else is said."""
 
 
 def test_the_program_gets_the_job_and_the_model() -> None:

@@ -17,15 +17,14 @@ from measure.trace.build import build_on_meta, make_config, materialize
 from measure.trace.loading import by_name, with_loader
 from measure.trace.record import Record
 from measure.trace.tracer import Recorder
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 NAMES = ["model.layers.10.q.weight", "model.layers.9.q.weight", "lm_head.weight", "model.norm.weight"]
 
 
 def loaded(**flags: Any) -> list[Record]:
     """The records of loading a small model."""
-    case = resolve(from_flags({"gpu": "4090", "seq": 32, "method": "qlora", **flags}))
+    case = resolved({"gpu": "4090", "seq": 32, "method": "qlora", **flags})
     model, recorder = build_on_meta(case, make_config(case)).model, Recorder()
     with FakeTensorMode():
         materialize(model, recorder, by_names=True)
@@ -76,7 +75,7 @@ def test_a_tied_head_is_the_last_parameter_while_matrices_are_chosen() -> None:
     """OLMo's norms have none, and from_pretrained ties behind the quantiser, so no matrix of a layer stays
     whole.
     """
-    case = resolve(from_flags({"model": "olmo-1b", "gpu": "4090", "seq": 32, "method": "qlora"}))
+    case = resolved({"model": "olmo-1b", "gpu": "4090", "seq": 32, "method": "qlora"})
     model = build_on_meta(case, make_config(case)).model
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     kinds = {type(each).__name__ for name, each in model.named_modules() if name.endswith("base_layer")}

@@ -17,9 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from measure.trace.traced_job import refuse_what_is_not_traced, trace_events, trace_records
 from planner.domain.recipes.recipe import Numerics
 from planner.errors import ExitCode, NotModelledError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from tests.against_libraries.scenarios import Setup
+from tests.jobs import resolved
 from tests.measure.trace.tiny import llama
 
 
@@ -97,7 +96,7 @@ def test_what_is_not_traced_is_refused_with_a_way_out(flags: dict[str, str | int
     """A sentence that names another setting, not wrong numbers."""
     common = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "gpus": "2", "seq": "64"}
     with pytest.raises(NotModelledError, match=words):
-        refuse_what_is_not_traced(resolve(from_flags({**common, **flags}), force=True))
+        refuse_what_is_not_traced(resolved({**common, **flags}, force=True))
 
 
 def test_plain_jobs_are_traced() -> None:

@@ -17,6 +17,7 @@ from planner.allocator.events import (
     write_jsonl,
 )
 from planner.errors import InputFileError
+from tests.files import written
 
 
 def test_events_survive_a_file(tmp_path: Path) -> None:
@@ -71,8 +72,7 @@ def test_a_bad_line_names_its_place(tmp_path: Path, line: str, message: str) -> 
 )
 def test_a_file_without_the_header_is_refused(tmp_path: Path, content: str) -> None:
     """The first line must name the schema and the fields; an empty file is no stream."""
-    path = tmp_path / "events.jsonl"
-    path.write_text(content, encoding="utf-8")
+    path = written(tmp_path, content, "events.jsonl")
     with pytest.raises(InputFileError, match=r"header|must name"):
         read_jsonl(path)
 

@@ -14,6 +14,7 @@ from planner.allocator.settings import (
 )
 from planner.errors import NotModelledError, UnknownNameError, UsageError
 from planner.units import GIB, KIB, MIB
+from planner.words import words
 
 
 @pytest.mark.parametrize(
@@ -119,24 +120,18 @@ def test_no_text_means_the_defaults() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "max_split_size_mb:19",
-        "max_split_size_mb:20,large_segment_size_mb:25",
-        "max_non_split_rounding_mb:10",
-        "large_segment_size_mb:10",
-        "max_split_size_mb",
-        "max_split_size_mb:",
-        "max_split_size_mb:ten",
-        "roundup_power2_divisions:3",
-        "roundup_power2_divisions:[64:8",
-        "roundup_power2_divisions:[65:8]",
-        "roundup_power2_divisions:[64:6]",
-        "garbage_collection_threshold:1.0",
-        "garbage_collection_threshold:0",
-        "garbage_collection_threshold:-0.5",
-        "per_process_memory_fraction:1.5",
-        "expandable_segments:yes",
-    ],
+    list(
+        words(
+            """
+            max_split_size_mb:19 max_split_size_mb:20,large_segment_size_mb:25
+            max_non_split_rounding_mb:10 large_segment_size_mb:10 max_split_size_mb max_split_size_mb:
+            max_split_size_mb:ten roundup_power2_divisions:3 roundup_power2_divisions:[64:8
+            roundup_power2_divisions:[65:8] roundup_power2_divisions:[64:6]
+            garbage_collection_threshold:1.0 garbage_collection_threshold:0
+            garbage_collection_threshold:-0.5 per_process_memory_fraction:1.5 expandable_segments:yes
+            """
+        )
+    ),
 )
 def test_settings_that_pytorch_refuses_are_refused(text: str) -> None:
     """A malformed text or a value out of range is a usage error."""

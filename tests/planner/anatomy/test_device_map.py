@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from planner.anatomy.device_map import Share, shares_of
 from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.recipes.recipe import PREPACKED
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, UnreadCombinationError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.fullest_stage import fullest_job
 from planner.memory.replayed_peak import predict_replayed
+from tests.jobs import resolved
 
-
-def scenario_of(**given: object) -> Scenario:
-    """A job whose layers are spread."""
-    values = {"model": "tinyllama-1.1b", "method": "lora", "gpu": "4090:2", "seq": 512, "batch": 1}
-    return resolve(from_flags({**values, "device_map": "auto", "stack": "hf-trainer@5", **given}))
+scenario_of = partial(
+    resolved,
+    (
+        "--model tinyllama-1.1b --method lora --gpu 4090:2 --seq 512 --batch 1 --device-map auto "
+        "--stack hf-trainer@5"
+    ),
+)
+"""A job whose layers are spread."""
 
 
 def test_the_first_gpu_has_the_table_and_the_last_one_the_head() -> None:
@@ -51,10 +53,8 @@ def test_every_layer_and_parameter_is_on_one_gpu() -> None:
 
 def test_versions_before_5_18_leave_room_for_a_layer_only() -> None:
     """With less room the last GPU has more."""
-    new, old = (
-        scenario_of(model="qwen2.5-7b"),
-        scenario_of(model="qwen2.5-7b", versions="transformers==5.16.0"),
-    )
+    new = scenario_of(model="qwen2.5-7b")
+    old = scenario_of(model="qwen2.5-7b", versions="transformers==5.16.0")
     assert (shares_of(new) or ())[0].layers > (shares_of(old) or ())[0].layers
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.anatomy.regime import frozen_regime, regime_of
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 
 @pytest.mark.parametrize(
@@ -24,7 +23,7 @@ def test_deepspeed_casts_adapters_of_a_model_that_it_finds_whole(flags: dict[str
     PEFT's fp32 adapters stay over others since DeepSpeed 0.19.2.
     """
     base = {"model": "qwen2.5-7b", "gpu": "a100-80gb", "gpus": "4", "seq": "1024", "stack": "hf-trainer@5"}
-    assert regime_of(resolve(from_flags({**base, **flags}))).adapter == adapter
+    assert regime_of(resolved({**base, **flags})).adapter == adapter
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def test_deepspeed_casts_what_is_frozen_with_the_rest(flags: dict[str, str], wid
     """
     base = {"model": "smollm2-135m", "method": "full", "gpu": "a100-80gb", "gpus": "2", "seq": "512"}
     more = {"stack": "hf-trainer@5", "load_dtype": "fp32", "train_layers": "last:4"}
-    scenario = resolve(from_flags({**base, **more, "gradient_checkpointing": "false", **flags}))
+    scenario = resolved({**base, **more, "gradient_checkpointing": "false", **flags})
     found = frozen_regime(regime_of(scenario), scenario.recipe)
     assert (found.base, found.outside, found.token_table, found.norm_weight) == (width,) * 4
 
@@ -61,6 +60,6 @@ def test_accelerate_puts_a_model_under_autocast_before_fsdp1_wraps_it(
     Dry run of Pythia 410M, 2 x 1,024, two cards: 6.05 GB; without autocast the answer was 5 % below.
     """
     base = {"model": "pythia-410m", "method": "full", "gpu": "a100-80gb", "gpus": "2", "seq": "1024"}
-    found = regime_of(resolve(from_flags({**base, "stack": "hf-trainer@5", **flags})))
+    found = regime_of(resolved({**base, "stack": "hf-trainer@5", **flags}))
     assert found.autocast == autocast
     assert (found.norm_out == 4) == autocast

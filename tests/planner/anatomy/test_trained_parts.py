@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.anatomy.trained_parts import recomputed_share
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 
 @pytest.mark.parametrize(
@@ -21,5 +20,5 @@ def test_swift_asks_for_gradients_of_the_input_whatever_is_trained(
     """
     flags = {"model": "llama-3-8b", "gpu": "a100-80-sxm", "method": "full", "train_layers": "last:8"}
     said = {"seq": "1024", "stack": stack, "gradient_checkpointing": True, "checkpoint_reentrant": reentrant}
-    scenario = resolve(from_flags({**flags, **said}))
+    scenario = resolved({**flags, **said})
     assert recomputed_share(scenario.model, scenario.recipe, scenario.stack) == pytest.approx(share)

@@ -16,6 +16,7 @@ from planner.cli.command_options import CHECK_OPTIONS, SEARCH_OPTIONS
 from planner.cli.main import main
 from planner.errors import NotModelledError
 from planner.intake.given.flags import request_fields
+from tests.jobs import typed
 
 EXAMPLES = Path(__file__).parents[1] / "configs" / "examples"
 QLORA = EXAMPLES / "llama_factory_qlora.yaml"
@@ -26,14 +27,7 @@ JOBS: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "--model mistral-small-24b --method qlora --gpu 4090 --seq 4096 --samples 1000 --price 0.4",
-        {
-            "model": "mistral-small-24b",
-            "method": "qlora",
-            "gpu": "4090",
-            "seq": 4096,
-            "samples": 1000,
-            "price": 0.4,
-        },
+        typed("--model mistral-small-24b --method qlora --gpu 4090 --seq 4096 --samples 1000 --price 0.4"),
     ),
     (
         (
@@ -62,14 +56,7 @@ JOBS: list[tuple[str, dict[str, Any]]] = [
             "--model 7b --method full --gpu 4090 --seq 512 --sharding zero2 --offload optimizer "
             "--host-memory 9GB --calibration none"
         ),
-        {
-            "model": "7b",
-            "method": "full",
-            "gpu": "4090",
-            "seq": 512,
-            "sharding": "zero2",
-            "offload": "optimizer",
-        }
+        typed("--model 7b --method full --gpu 4090 --seq 512 --sharding zero2 --offload optimizer")
         | {"host_memory": "9GB", "calibration": "none"},
     ),
 ]
@@ -243,6 +230,11 @@ def test_a_forced_job_that_trains_nothing_has_no_answer(sharding: str) -> None:
     """A name that no matrix has is refused; forced, there is no step to count, however GPUs share it."""
     with pytest.raises(NotModelledError, match="Nothing of this job is trained"):
         planner.estimate(
-            model="qwen2.5-0.5b", method="lora", gpu="4090:2", seq=512, lora_targets="V_PROJ",
-            sharding=sharding, force=True,
-        )  # fmt: skip
+            model="qwen2.5-0.5b",
+            method="lora",
+            gpu="4090:2",
+            seq=512,
+            lora_targets="V_PROJ",
+            sharding=sharding,
+            force=True,
+        )

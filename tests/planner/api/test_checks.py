@@ -18,6 +18,7 @@ from planner.api.checks import (
 from planner.api.files import CheckOptions
 from planner.errors import ExitCode, UnknownNameError, UsageError
 from planner.intake.given.request import from_flags
+from tests.files import answer_to, written
 
 OPTIONS = CheckOptions()
 NOTHING = from_flags({})
@@ -50,8 +51,7 @@ def test_a_launch_file_of_nobody_is_refused(tmp_path: Path) -> None:
     """A file whose own name has an equals sign is one for all."""
     with pytest.raises(UsageError, match="'c' is none of the configs"):
         check_jobs(["a"], OPTIONS, ["c=l"])
-    odd = tmp_path / "c=l"
-    odd.write_text("", encoding="utf-8")
+    odd = written(tmp_path, "", "c=l")
     assert launched(["a"], [str(odd)]) == [("a", str(odd), False)]
 
 
@@ -183,8 +183,7 @@ def test_the_dtype_that_a_script_of_ones_own_loads_in_is_tried() -> None:
     """Also where its arguments look like TRL's, whose own script loads what its config says."""
     text = "torchrun {} --model_name_or_path Qwen/Qwen2.5-7B --dataset_name a --bf16 --max_length 512"
     own, of_tool = (
-        check_job(command_job(text.format(name), OPTIONS), from_flags({"gpu": "h100-sxm:1"}), advise=False)
-        for name in ("sft.py", "examples/scripts/sft.py")
+        answer_to(text.format(name), {"gpu": "h100-sxm:1"}) for name in ("sft.py", "examples/scripts/sft.py")
     )
     assert any("--load-dtype checkpoint: fits" in each for _, each in own.remarks)
     assert not any("--load-dtype" in each for _, each in of_tool.remarks)
@@ -211,10 +210,7 @@ def test_what_a_script_of_ones_own_trains_is_tried() -> None:
 def test_the_rank_of_a_script_of_ones_own_is_tried() -> None:
     """Where its arguments say that there are adapters and not how large; full fine-tuning has none."""
     text = "torchrun mine.py --model_name_or_path gpt2 --use_lora --max_length 512 --bf16 --max_steps 1"
-    lora, full = (
-        check_job(command_job(text, OPTIONS), from_flags({"gpu": "4090", "method": method}), advise=False)
-        for method in ("lora", "full")
-    )
+    lora, full = (answer_to(text, {"gpu": "4090", "method": method}) for method in ("lora", "full"))
     assert "--lora-rank 64" in lora.flags
     assert full.exit_code == ExitCode.FITS
     assert any("--lora-rank" in each for _, each in lora.remarks)
@@ -257,7 +253,7 @@ def test_arguments_of_ones_own_do_not_hide_the_trainers() -> None:
         "--torch_dtype bfloat16 --use_peft True --cache_dir x",
         "--template_name qwen --lora_enable False",
     ):
-        checked = check_job(command_job(text.format(own), OPTIONS), from_flags({"gpu": "4090"}), advise=False)
+        checked = answer_to(text.format(own), {"gpu": "4090"})
         assert checked.exit_code == ExitCode.FITS, checked.failure
         assert checked.tool.startswith("Transformers")
 
@@ -274,10 +270,8 @@ def test_a_flag_says_what_a_template_leaves_open(tmp_path: Path) -> None:
     """A placeholder, or an argument that an empty variable of a script left without a value; without the flag
     it is asked for.
     """
-    file = tmp_path / "train.yaml"
-    file.write_text(
-        "model_name_or_path: ${MODEL}\nfinetuning_type: lora\nbf16: true\ncutoff_len: $LEN\n",
-        encoding="utf-8",
+    file = written(
+        tmp_path, "model_name_or_path: ${MODEL}\nfinetuning_type: lora\nbf16: true\ncutoff_len: $LEN\n"
     )
     job = CheckJob(str(file), OPTIONS)
     assert "holds the placeholder ${MODEL}" in check_job(job, from_flags({"gpu": "4090", "seq": 64})).failure
@@ -291,8 +285,11 @@ def test_a_flag_says_what_a_template_leaves_open(tmp_path: Path) -> None:
 
 def test_what_a_tool_freezes_of_towers_is_no_flag_of_a_model_without_one(tmp_path: Path) -> None:
     """ms-swift freezes towers by default; typed for a text model the flag would be refused."""
-    path = tmp_path / "job.yaml"
-    path.write_text("tuner_type: lora\ntorch_dtype: bfloat16\nmax_length: 512\nmodel: Qwen/Qwen2.5-0.5B\n")
+    path = written(
+        tmp_path,
+        "tuner_type: lora\ntorch_dtype: bfloat16\nmax_length: 512\nmodel: Qwen/Qwen2.5-0.5B\n",
+        "job.yaml",
+    )
     text = check_job(CheckJob(str(path), OPTIONS), from_flags({"gpu": "4090"}))
     path.write_text(path.read_text().replace("Qwen2.5-0.5B", "Qwen2-VL-2B-Instruct"))
     sees = check_job(CheckJob(str(path), OPTIONS), from_flags({"gpu": "4090"}))

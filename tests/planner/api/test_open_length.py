@@ -15,6 +15,7 @@ from planner.domain.prediction import Verdict
 from planner.errors import ExitCode, LengthOpenError, NotModelledError, UsageError
 from planner.intake.given.request import Given, from_flags
 from planner.report.check.checked import Checked
+from tests.files import written
 from tests.planner.report.prediction import made
 
 SENTENCE = "a.yaml: max_length is null: say --seq"
@@ -133,8 +134,7 @@ def test_what_is_wrong_at_every_length_is_said() -> None:
 
 def test_a_recipe_that_pads_to_the_longest_sample(tmp_path: Path) -> None:
     """Its bound lies between two lengths that are answered so when they are given."""
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.format(builder="llama3_1_8b"), encoding="utf-8")
+    recipe = written(tmp_path, RECIPE.format(builder="llama3_1_8b"), "recipe.yaml")
     with pytest.raises(LengthOpenError, match="samples of up to") as raised:
         planner.check(recipe, gpu="a100-80-sxm")
     longest, next_one = (

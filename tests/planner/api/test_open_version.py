@@ -8,6 +8,7 @@ import pytest
 
 import planner
 from planner.errors import NotModelledError, UsageError
+from tests.files import written
 
 QLORA = (
     "sequence_len: 1024\nmicro_batch_size: 1\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\n"
@@ -18,8 +19,7 @@ FLAG = "flash_attention: true\n"
 
 def answered(folder: Path, model: str, text: str, gpu: str, **given: str) -> planner.FileAnswer:
     """The answer for a file of Axolotl."""
-    path = folder / "train.yml"
-    path.write_text(f"base_model: {model}\n{QLORA}{text}", encoding="utf-8")
+    path = written(folder, f"base_model: {model}\n{QLORA}{text}", "train.yml")
     answer = planner.check(path, gpu=gpu, **given)
     assert isinstance(answer, planner.FileAnswer)
     return answer

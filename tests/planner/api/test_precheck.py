@@ -12,6 +12,7 @@ import pytest
 
 import planner
 from tests.extras import import_or_skip
+from tests.jobs import typed
 from tests.planner.trainers import LLAMA, real_model, real_trainer
 
 # The config of Llama 3.1 8B, which the catalog has as well.
@@ -153,7 +154,7 @@ def test_what_is_missing_is_asked_for(args: Any, said: dict[str, Any], words: tu
         (TrainingArguments(bf16=True), Lora(peft_type="PREFIX_TUNING"), "PREFIX_TUNING"),
         (TrainingArguments(bf16=True), Lora(rank_pattern={"q_proj": 64}), "rank_pattern"),
         (TrainingArguments(bf16=True), Lora(target_modules=r".*\.0\.self_attn\.q_proj"), "some places"),
-        (TrainingArguments(bf16=True, optim="galore_adamw"), None, "galore_adamw"),
+        (TrainingArguments(bf16=True, optim="grokadamw"), None, "grokadamw"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
@@ -278,20 +279,8 @@ def test_a_real_trainer_is_read(tmp_path: Path) -> None:
     model.gradient_checkpointing_enable()
     trainer = real_trainer(model, tmp_path, per_device_train_batch_size=2, num_train_epochs=2)
     said = origin_of(planner.precheck(trainer, gpu="4090", seq=16))
-    expected = {
-        "method": "full",
-        "batch": "2",
-        "samples": "4",
-        "epochs": "2.0",
-        "precision": "fp32",
-        "load_dtype": "fp32",
-    }
-    expected |= {
-        "attention": "sdpa",
-        "gradient_checkpointing": "true",
-        "stack": "hf-trainer@5",
-        "sharding": "none",
-    }
+    expected = typed("--method full --batch 2 --samples 4 --epochs 2.0 --precision fp32 --load-dtype fp32")
+    expected |= typed("--attention sdpa --gradient-checkpointing true --stack hf-trainer@5 --sharding none")
     assert {name: said[name] for name in expected} == expected
 
 

@@ -16,6 +16,8 @@ from threading import Thread
 
 import pytest
 
+from planner.words import words
+
 
 @dataclass
 class Double:
@@ -147,18 +149,7 @@ def make_certificate(folder: Path) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
     file, key = folder / "localhost.pem", folder / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
+    command = list(words("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"))
     command += [
         "-subj",
         "/CN=localhost",

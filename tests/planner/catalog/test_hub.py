@@ -14,6 +14,7 @@ import pytest
 from planner.catalog import hub
 from planner.catalog.models import load_model, storage_of
 from planner.errors import InputFileError, PlannerError, UsageError
+from tests.files import written
 from tests.planner.catalog.hub_double import Double, content, gated
 
 TINY = {
@@ -287,8 +288,7 @@ def test_a_cached_file_is_as_untrusted_as_any(home: Path) -> None:
 def test_a_cache_that_leads_elsewhere_is_passed_over(home: Path) -> None:
     """A branch file that is no commit, or no file, is none."""
     file = _cached(home, json.dumps(TINY))
-    main = file.parents[2] / "refs" / "main"
-    main.write_text("../../../../etc")
+    main = written(file.parents[2] / "refs", "../../../../etc", "main")
     assert "cannot be reached" in refused()
     main.unlink()
     os.mkfifo(main)

@@ -17,6 +17,7 @@ from planner.errors import InputFileError
 from planner.files.checking import validate
 from planner.files.reading import MAX_CONFIG_BYTES
 from planner.files.structured import read_toml
+from tests.files import written
 
 VALID_ENTRY = """\
 id = "card"
@@ -35,15 +36,12 @@ visible_memory_mib = "measured"
 
 def write_entry(folder: Path, entry_id: str, extra: str = "", aliases: str = "[]") -> Path:
     """A minimal entry file that the index accepts."""
-    path = folder / f"{entry_id}.toml"
-    path.write_text(f'id = "{entry_id}"\naliases = {aliases}\n{extra}')
-    return path
+    return written(folder, f'id = "{entry_id}"\naliases = {aliases}\n{extra}', f"{entry_id}.toml")
 
 
 def entry_from(text: str, folder: Path) -> GpuEntry:
     """``text`` read as an entry file."""
-    path = folder / "card.toml"
-    path.write_text(text)
+    path = written(folder, text, "card.toml")
     return validate(GpuEntry, read_toml(path), path)
 
 

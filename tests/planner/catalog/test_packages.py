@@ -24,19 +24,15 @@ from planner.domain.term import Phase, TermName
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.files.structured import read_toml
-from planner.intake.given.request import from_flags, from_record
+from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from tests.extras import import_or_skip
+from tests.jobs import resolved, typed
 
-OFFLOADED = {
-    "model": "llama-2-7b",
-    "method": "full",
-    "gpu": "a100-80gb:2",
-    "seq": 1024,
-    "sharding": "zero2",
-    "offload": "optimizer",
-}
+OFFLOADED = typed(
+    "--model llama-2-7b --method full --gpu a100-80gb:2 --seq 1024 --sharding zero2 --offload optimizer"
+)
 RECORD: dict[str, Any] = {
     "id": "r", "source": "s", "source_group": "g", "model": "7b", "gpu": "a100-80gb", "method": "full",
     "seq_len": 512,
@@ -47,7 +43,7 @@ PARAMS = 6_738_415_616
 
 def predicted(**flags: object) -> Prediction:
     """ZeRO-2 with an offloaded optimizer on two cards, under the stack that hands DeepSpeed nothing."""
-    return estimate(resolve(from_flags({**OFFLOADED, "stack": "trl", **flags})))
+    return estimate(resolved({**OFFLOADED, "stack": "trl", **flags}))
 
 
 def gpu_bytes(prediction: Prediction, name: TermName, phase: Phase) -> float:
@@ -112,9 +108,9 @@ def test_a_package_that_the_stack_does_not_run_is_refused_from_a_user_but_not_fr
         with pytest.raises(
             UsageError, match=rf"does not run .*, only bitsandbytes, deepspeed, .*; {way_out}$"
         ):
-            resolve(from_flags({**OFFLOADED, "versions": named}))
+            resolved({**OFFLOADED, "versions": named})
     with pytest.raises(UsageError, match="name==version"):
-        resolve(from_flags({**OFFLOADED, "versions": "deepspeed 0.16.4"}))
+        resolved({**OFFLOADED, "versions": "deepspeed 0.16.4"})
     record = RunRecord(**RECORD, versions=("python==3.10", "litgpt==0.5.13", "deepspeed==0.14.0"))
     assert resolve(from_record(record), force=True).stack.zero12_upload == "cast_on_host"
 
@@ -123,8 +119,8 @@ def test_versions_turn_one_stack_into_another_and_say_which_facts_they_changed()
     """TRL 0.12 over Transformers 4.48 has four copies of the logits,
     and checkpointing and adapters of that time.
     """
-    scenario = resolve(
-        from_flags({**OFFLOADED, "stack": "trl", "versions": "TRL==0.12,Transformers==4.48,peft==0.11.1"})
+    scenario = resolved(
+        {**OFFLOADED, "stack": "trl", "versions": "TRL==0.12,Transformers==4.48,peft==0.11.1"}
     )
     stack = scenario.stack
     assert stack.loss_forward == ("compute", "float", "shifted", "log_softmax")
@@ -147,7 +143,7 @@ def test_versions_turn_one_stack_into_another_and_say_which_facts_they_changed()
 
 def test_versions_that_change_nothing_say_so() -> None:
     """The version that the stack has anyway."""
-    scenario = resolve(from_flags({**OFFLOADED, "stack": "trl", "versions": "peft==0.21.2"}))
+    scenario = resolved({**OFFLOADED, "stack": "trl", "versions": "peft==0.21.2"})
     note = next(each.note for each in scenario.assumptions if each.name == "versions")
     assert note == "no known fact of trl changes"
     assert replace(scenario.stack, versions=()) == replace(load_stack("trl"), versions=())
@@ -169,13 +165,13 @@ def test_versions_outside_the_ranges_that_were_read_are_warned_about(
 ) -> None:
     """Between two ranges and after the last one; inside them there is nothing to say."""
     asked = {**OFFLOADED, "stack": "swift" if package == "ms-swift" else "trl"}
-    scenario = resolve(from_flags({**asked, "versions": f"{package}=={version}"}))
+    scenario = resolved({**asked, "versions": f"{package}=={version}"})
     warned = [each for each in scenario.warnings if "was not read" in each]
     assert len(warned) == bool(stands_in)
     if stands_in:
         assert f"{package} {version}: " in warned[0]
         assert f"{stands_in} stands in" in warned[0]
-        of_older = resolve(from_flags({**asked, "versions": f"{package}=={stands_in}"})).stack
+        of_older = resolved({**asked, "versions": f"{package}=={stands_in}"}).stack
         assert scenario.stack.facts == of_older.facts
 
 
@@ -336,16 +332,14 @@ def test_unsloth_of_april_2024_offloads_but_has_whole_logits(
 def test_unsloth_of_2025_runs_gemma_3_with_eager_attention(version: str, attention: str) -> None:
     """Its loader keeps sdpa from that model, and only later has flex attention for it."""
     flags = {"model": "gemma-3-12b", "method": "qlora", "gpu": "h100-sxm", "seq": 2048, "stack": "unsloth"}
-    scenario = resolve(from_flags({**flags, "versions": f"unsloth=={version}"}))
+    scenario = resolved({**flags, "versions": f"unsloth=={version}"})
     assert scenario.recipe.attention == attention
 
 
 def test_older_axolotl_rounds_sizes_and_reserves_more() -> None:
     """Up to 0.8 its allocator rounds to sixteenths of a power of two; now its segments grow, and no more."""
     flags = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 500, "stack": "axolotl"}
-    new, old = (
-        estimate(resolve(from_flags({**flags, "switches": f"roundup_divisions={n}"}))).memory for n in (0, 16)
-    )
+    new, old = (estimate(resolved({**flags, "switches": f"roundup_divisions={n}"})).memory for n in (0, 16))
     assert load_stack("axolotl@0.8").roundup_divisions == 16
     assert load_stack("axolotl").roundup_divisions == 0
     assert old.allocated_peak_bytes > 1.005 * float(new.allocated_peak_bytes)

@@ -11,17 +11,11 @@ from planner.configs.read import read_config
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, read_document
 from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import read_config_file
+from tests.files import read, written
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
 TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\n"
-
-
-def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
-    """A file with this text."""
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize(
@@ -142,7 +136,7 @@ def test_a_key_that_cannot_be_used_is_named(
 ) -> None:
     """Wrong types and ranges end with 2, what no formula covers with 6; both name file and key."""
     with pytest.raises(error) as caught:
-        read_config_file(written(tmp_path, text))
+        read(tmp_path, text)
     assert sentence in str(caught.value)
     assert "train.yaml" in str(caught.value)
 
@@ -150,12 +144,12 @@ def test_a_key_that_cannot_be_used_is_named(
 @pytest.mark.parametrize("text", [LLAMA_FACTORY + "num_train_epochs: 2\n", AXOLOTL + "num_epochs: 2\n"])
 def test_a_run_that_ends_by_steps_has_no_epochs(tmp_path: Path, text: str) -> None:
     """``max_steps`` wins over epochs in every tool, so none are taken over and a remark says so."""
-    assert read_config_file(written(tmp_path, text)).request.get("epochs") == 2
-    config = read_config_file(written(tmp_path, text + "max_steps: 100\n"))
+    assert read(tmp_path, text).request.get("epochs") == 2
+    config = read(tmp_path, text + "max_steps: 100\n")
     assert config.request.get("epochs") is None
     assert [remark.text for remark in config.remarks if remark.origin.endswith(":max_steps")] != []
     for unused in (0, -1):
-        config = read_config_file(written(tmp_path, text + f"max_steps: {unused}\n"))
+        config = read(tmp_path, text + f"max_steps: {unused}\n")
         assert config.request.get("epochs") == 2
 
 
@@ -164,7 +158,7 @@ def test_an_unknown_key_is_reported_and_a_harmless_one_is_not(tmp_path: Path) ->
     known ones without effect are left alone.
     """
     ds = written(tmp_path, '{"zero_optimization": {"stage": 2, "speed": 9}, "steps_per_print": 3}', "ds.json")
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "colour: 8\nseed: 7\ndeepspeed: ds.json\n"))
+    config = read(tmp_path, LLAMA_FACTORY + "colour: 8\nseed: 7\ndeepspeed: ds.json\n")
     assert config.ignored == [f"{ds}:zero_optimization.speed", f"{tmp_path}/train.yaml:colour"]
 
 
@@ -175,11 +169,8 @@ def test_a_dtype_of_deepspeed_that_the_trainer_has_not_is_refused(tmp_path: Path
     written(tmp_path, '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}', "ds.json")
     training = "per_device_train_batch_size: 2\ndeepspeed: ds.json\n"
     with pytest.raises(UsageError, match="has neither bf16 nor fp16 on"):
-        read_config_file(written(tmp_path, training))
-    assert (
-        read_config_file(written(tmp_path, training + "bf16: true\n")).request.get("precision")
-        == "bf16-mixed"
-    )
+        read(tmp_path, training)
+    assert read(tmp_path, training + "bf16: true\n").request.get("precision") == "bf16-mixed"
 
 
 @pytest.mark.parametrize(("stage", "value", "remarked"), [(3, "false", 1), (3, "true", 0), (2, "false", 0)])
@@ -189,7 +180,7 @@ def test_torchs_own_linear_under_zero3_is_remarked_on(
     """DeepSpeed's keeps every input, and is what is counted."""
     zero = f'{{"zero_optimization": {{"stage": {stage}, "memory_efficient_linear": {value}}}}}'
     written(tmp_path, zero, "ds.json")
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "deepspeed: ds.json\n"))
+    config = read(tmp_path, LLAMA_FACTORY + "deepspeed: ds.json\n")
     assert [each.origin.rpartition(".")[2] for each in config.remarks] == [
         "memory_efficient_linear"
     ] * remarked
@@ -219,18 +210,18 @@ def test_the_batch_of_an_evaluation_counts_where_there_is_one(
     """The Trainer evaluates 8 samples at once unless told otherwise,
     and nothing where no strategy says so.
     """
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY + text))
+    config = read(tmp_path, LLAMA_FACTORY + text)
     assert config.request.get("eval_batch") == evaluated
 
 
 def test_checkpointing_of_llama_factory_is_turned_off_by_its_own_key_only(tmp_path: Path) -> None:
     """The Trainer's key has no effect when it says false, and that is said; LLaMA-Factory's own key has."""
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "gradient_checkpointing: false\n"))
+    config = read(tmp_path, LLAMA_FACTORY + "gradient_checkpointing: false\n")
     assert config.request.get("gradient_checkpointing") is None
     assert [remark.text for remark in config.remarks] == [
         "has no effect: only disable_gradient_checkpointing turns it off"
     ]
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "disable_gradient_checkpointing: true\n"))
+    config = read(tmp_path, LLAMA_FACTORY + "disable_gradient_checkpointing: true\n")
     assert config.request.get("gradient_checkpointing") is False
 
 
@@ -242,7 +233,7 @@ def test_plugins_of_axolotl_are_counted_or_refused(tmp_path: Path) -> None:
         f"axolotl.integrations.{name}"
         for name in ("cut_cross_entropy.CutCrossEntropyPlugin", "lm_eval.LMEvalPlugin")
     )
-    config = read_config_file(written(tmp_path, AXOLOTL + f"plugins: [{own}]\n"))
+    config = read(tmp_path, AXOLOTL + f"plugins: [{own}]\n")
     assert config.request.get("loss") == "liger"
     assert "cut_cross_entropy=true" in str(config.request.get("switches"))
     assert (config.ignored, config.remarks) == ([], [])
@@ -251,7 +242,7 @@ def test_plugins_of_axolotl_are_counted_or_refused(tmp_path: Path) -> None:
         ("axolotl.integrations.grokfast.GrokfastPlugin", "grokfast"),
     ):
         with pytest.raises(NotModelledError, match=sentence):
-            read_config_file(written(tmp_path, AXOLOTL + f"plugins: [{own}, {other}]\n"))
+            read(tmp_path, AXOLOTL + f"plugins: [{own}, {other}]\n")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from planner.api.files import CheckOptions
 from planner.configs.markdown import shell_of
 from planner.errors import ExitCode, UsageError
 from planner.intake.given.request import from_flags
+from tests.files import written
 
 COMMAND = (
     "llamafactory-cli train --model_name_or_path Qwen/Qwen2.5-0.5B --stage sft --do_train --template qwen "
@@ -31,8 +32,7 @@ bf16: true
 
 def checked(folder: Path, text: str) -> list[object]:
     """The answers of a file: length and stack, or the exit code of what has none."""
-    file = folder / "README.md"
-    file.write_text(text, encoding="utf-8")
+    file = written(folder, text, "README.md")
     found = list[object]()
     for job in check_jobs([str(file)], CheckOptions(), ()):
         answer = check_job(job, from_flags({"gpu": "a100-80-sxm"}))
@@ -78,7 +78,6 @@ def test_a_file_without_the_one_config_is_refused(tmp_path: Path, text: str) -> 
 
 def test_no_block_is_written_over(tmp_path: Path) -> None:
     """The text around it would be lost."""
-    file = tmp_path / "README.md"
-    file.write_text(CARD.format("0.4.1"), encoding="utf-8")
+    file = written(tmp_path, CARD.format("0.4.1"), "README.md")
     with pytest.raises(UsageError, match="into one first"):
         check_and_write(CheckJob(str(file), CheckOptions()), from_flags({"gpu": "4090"}), "a.yaml")

@@ -11,7 +11,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.files import filled, read, remarks, written
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
@@ -20,30 +20,15 @@ TRAINER = "per_device_train_batch_size: 2\nbf16: true\n"
 ON_8 = {"model": "7b", "method": "full", "seq": 512, "gpu": "a100-80-sxm:8"}
 
 
-def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
-    """A file with this text."""
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 def deepspeed(folder: Path, keys: str, zero: str = '"stage": 2') -> ConfigFile:
     """A DeepSpeed file with these keys, read."""
     text = f'{{"zero_optimization": {{{zero}}}, "bf16": {{"enabled": true}}{", " if keys else ""}{keys}}}'
-    return read_config_file(written(folder, text, "ds.json"))
+    return read(folder, text, "ds.json")
 
 
-def remarks(config: ConfigFile) -> str:
-    """All remarks of a config in one text."""
-    return "\n".join(remark.text for remark in config.remarks)
-
-
-TRAIN, MICRO, ACCUM = (
-    '"train_batch_size"',
-    '"train_micro_batch_size_per_gpu"',
-    '"gradient_accumulation_steps"',
-)
+TRAIN = '"train_batch_size"'
+MICRO = '"train_micro_batch_size_per_gpu"'
+ACCUM = '"gradient_accumulation_steps"'
 
 
 def test_names_of_stage_3_may_lack_their_prefix(tmp_path: Path) -> None:
@@ -85,12 +70,12 @@ def test_stock_files_of_another_machine_are_known(
     """A DeepSpeed file that comes with a tool is known by folder and name, or by a name that no other tool
     gives its files, which is said; others still have to be there.
     """
-    config = read_config_file(written(tmp_path, f"{LLAMA_FACTORY}deepspeed: {named}\n"))
+    config = read(tmp_path, f"{LLAMA_FACTORY}deepspeed: {named}\n")
     assert (config.request.get("sharding"), config.request.get("offload")) == (sharding, offload)
     assert "is not here: taken as" in remarks(config)
     name = Path(named).name if "deepspeed_configs" in named else f"my_{Path(named).name}"
     with pytest.raises(InputFileError, match="neither beside this file"):
-        read_config_file(written(tmp_path, f"{LLAMA_FACTORY}deepspeed: /mine/{name}\n"))
+        read(tmp_path, f"{LLAMA_FACTORY}deepspeed: /mine/{name}\n")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +141,7 @@ def test_an_unknown_key_that_may_change_memory_has_no_verdict(
 ) -> None:
     """The one rule, for every tool, with the known key that is nearest."""
     with pytest.raises(NotModelledError, match=sentence):
-        read_config_file(written(tmp_path, text))
+        read(tmp_path, text)
 
 
 def test_the_rule_about_unknown_keys_holds_in_tables_below(tmp_path: Path) -> None:
@@ -170,13 +155,13 @@ def test_the_rule_about_unknown_keys_holds_in_tables_below(tmp_path: Path) -> No
 
 def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
     """What Transformers 5 no longer has means Transformers 4."""
-    assert read_config_file(written(tmp_path, TRAINER)).request.get("stack") == "hf-trainer@5"
-    config = read_config_file(written(tmp_path, TRAINER + "overwrite_output_dir: true\n"))
+    assert read(tmp_path, TRAINER).request.get("stack") == "hf-trainer@5"
+    config = read(tmp_path, TRAINER + "overwrite_output_dir: true\n")
     assert config.request.get("stack") == "hf-trainer@4"
     assert "no longer has" in remarks(config)
-    config = read_config_file(written(tmp_path, TRAINER + "adafactor: true\noptim: adamw_torch\n"))
+    config = read(tmp_path, TRAINER + "adafactor: true\noptim: adamw_torch\n")
     assert (config.request.get("stack"), config.request.get("optimizer")) == ("hf-trainer@4", "adafactor")
-    config = read_config_file(written(tmp_path, TRAINER + "torch_dtype: bfloat16\nmodel_max_length: 512\n"))
+    config = read(tmp_path, TRAINER + "torch_dtype: bfloat16\nmodel_max_length: 512\n")
     assert [config.request.get(name) for name in ("stack", "load_dtype", "seq")] == [
         "hf-trainer@4",
         "bf16",
@@ -212,7 +197,7 @@ def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
 def test_what_is_no_supervised_training_says_what_it_is(tmp_path: Path, text: str, sentence: str) -> None:
     """No verdict, and no question for a precision or a method that would not help."""
     with pytest.raises(NotModelledError, match=sentence):
-        read_config_file(written(tmp_path, text))
+        read(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +216,7 @@ def test_how_a_script_of_ones_own_trains_has_to_be_said(tmp_path: Path, said: st
     gpu = {"gpu": "4090", "seq": 512}
     with pytest.raises(UsageError, match=f"{key}: what the script does with it is not known: say --method"):
         with_flags(config, from_flags(gpu))
-    asked = resolve(with_flags(config, from_flags(gpu | {"method": "lora"})))
+    asked = filled(config, gpu | {"method": "lora"})
     assert asked.recipe.adapter is not None
     assert asked.recipe.adapter.rank == (16 if said.startswith("lora_rank") else 8)
     kernel = read_config_file(written(tmp_path, f"{text}use_flash_attn: true\n"), "transformers")
@@ -241,17 +226,12 @@ def test_how_a_script_of_ones_own_trains_has_to_be_said(tmp_path: Path, said: st
 
 def test_a_job_that_trains_and_predicts_trains(tmp_path: Path) -> None:
     """Prediction after training is no reason to refuse."""
-    assert (
-        read_config_file(written(tmp_path, TRAINER + "do_train: true\ndo_predict: true\n")).request.get(
-            "batch"
-        )
-        == 2
-    )
+    assert read(tmp_path, TRAINER + "do_train: true\ndo_predict: true\n").request.get("batch") == 2
 
 
 def test_of_a_key_given_twice_the_last_counts_and_is_said(tmp_path: Path) -> None:
     """As in the YAML readers of the tools, in nested tables and in the files that are referred to as well."""
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "cutoff_len: 512\ncutoff_len: 1024\n"))
+    config = read(tmp_path, LLAMA_FACTORY + "cutoff_len: 512\ncutoff_len: 1024\n")
     assert config.request.get("seq") == 1024
     assert [(remark.origin, remark.text) for remark in config.remarks if "twice" in remark.text] == [
         (f"{tmp_path}/train.yaml:5", "key 'cutoff_len' is given twice: the last value counts"),
@@ -276,7 +256,7 @@ def test_the_one_launch_file_beside_is_counted(tmp_path: Path) -> None:
     a remark names it and the way out.
     """
     launch = written(tmp_path, LAUNCH, "fsdp.yaml")
-    config = read_config_file(written(tmp_path, TRL))
+    config = read(tmp_path, TRL)
     assert (config.request.get("sharding"), config.request.get("gpus"), config.launch) == ("fsdp1", 4, launch)
     assert [remark.origin for remark in config.remarks if "--accelerate FILE" in remark.text] == [str(launch)]
     alone = read_config_file(tmp_path / "train.yaml", None, Beside(accelerate=Path("none")))
@@ -291,7 +271,7 @@ def test_several_launch_files_are_named_and_none_is_counted(tmp_path: Path) -> N
         written(tmp_path, LAUNCH, "recipes/accelerate_configs/zero3.yaml"),
     )
     written(tmp_path, "colour: red\n", "recipes/accelerate_configs/readme.yaml")
-    config = read_config_file(written(tmp_path, TRL, "recipes/sft/train.yaml"))
+    config = read(tmp_path, TRL, "recipes/sft/train.yaml")
     assert (config.request.get("sharding"), config.launch, config.candidates) == (None, None, files)
     assert "DDP is assumed" in remarks(config)
 
@@ -299,7 +279,7 @@ def test_several_launch_files_are_named_and_none_is_counted(tmp_path: Path) -> N
 def test_a_file_in_a_usual_folder_is_named_and_not_counted(tmp_path: Path) -> None:
     """Which of a repository's launch files is meant nobody can tell."""
     launch = written(tmp_path, LAUNCH, "accelerate_configs/fsdp.yaml")
-    config = read_config_file(written(tmp_path, TRL, "sft/train.yaml"))
+    config = read(tmp_path, TRL, "sft/train.yaml")
     assert (config.request.get("sharding"), config.candidates) == (None, (launch,))
 
 
@@ -307,7 +287,7 @@ def test_a_file_in_a_usual_folder_is_named_and_not_counted(tmp_path: Path) -> No
 def test_no_launch_file_is_looked_for_where_the_config_decides(tmp_path: Path, text: str) -> None:
     """A config that shards itself, and tools that launch by themselves."""
     written(tmp_path, LAUNCH, "fsdp.yaml")
-    config = read_config_file(written(tmp_path, text))
+    config = read(tmp_path, text)
     assert (config.launch, config.candidates, config.request.get("gpus")) == (None, (), None)
 
 
@@ -315,7 +295,7 @@ def test_a_deepspeed_file_with_a_batch_alone_is_told_by_its_keys(tmp_path: Path)
     """``gradient_accumulation_steps`` is a key of trainers as well: DeepSpeed's others decide."""
     keys: dict[str, Any] = {"gpu": "a100-80-sxm:8", "model": "7b", "method": "full", "seq": 512}
     text = '{"train_batch_size": 64, "gradient_accumulation_steps": 2, "steps_per_print": 1}'
-    config = read_config_file(written(tmp_path, text, "ds.json"))
+    config = read(tmp_path, text, "ds.json")
     assert config.tool.startswith("DeepSpeed")
     assert with_flags(config, from_flags(keys)).get("batch") == 4
 
@@ -338,12 +318,12 @@ def test_kernels_of_liger_that_a_config_takes_out_are_out(tmp_path: Path) -> Non
         TRAINER
         + "use_liger_kernel: true\nliger_kernel_config: {fused_linear_cross_entropy: false, swiglu: false}\n"
     )
-    request = read_config_file(written(tmp_path, text)).request
+    request = read(tmp_path, text).request
     assert (request.get("loss"), request.get("switches")) == ("hf", ("fused_norm=liger",))
-    old = read_config_file(written(tmp_path, TRAINER + "use_liger_kernel: true\nsave_safetensors: true\n"))
+    old = read(tmp_path, TRAINER + "use_liger_kernel: true\nsave_safetensors: true\n")
     assert old.request.get("switches") == ("fused_norm=liger", "fused_mlp=liger", "liger_loss=true")
     flags = {"model": "7b", "method": "full", "seq": 512, "gpu": "a100-80-sxm"}
-    assert resolve(with_flags(old, from_flags(flags))).recipe.loss == "liger"
+    assert filled(old, flags).recipe.loss == "liger"
 
 
 @pytest.mark.parametrize("text", [TRL, "model_name_or_path: Qwen/Qwen2.5-0.5B\n" + TRAINER])
@@ -352,12 +332,12 @@ def test_a_quantised_checkpoint_is_not_taken_for_16_bits(tmp_path: Path, text: s
     flags = from_flags({"gpu": "4090", "model": "qwen2.5-0.5b", "method": "lora", "seq": 512})
     with pytest.raises(UsageError, match="is quantised already: say --quantization gptq-int4"):
         with_flags(
-            read_config_file(written(tmp_path, text.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ"))),
+            read(tmp_path, text.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ")),
             flags,
         )
     for name in ("HQQ", "bnb-8bit"):
         with pytest.raises(NotModelledError, match="quantised already"):
-            read_config_file(written(tmp_path, text.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-{name}")))
+            read(tmp_path, text.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-{name}"))
 
 
 def test_run_clm_of_transformers_is_not_read_as_trl(tmp_path: Path) -> None:
@@ -365,7 +345,7 @@ def test_run_clm_of_transformers_is_not_read_as_trl(tmp_path: Path) -> None:
     the model's own.
     """
     text = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: wikitext\nblock_size: 4096\n" + TRAINER
-    config = read_config_file(written(tmp_path, text))
+    config = read(tmp_path, text)
     assert config.tool_name == "transformers"
     values = {name: config.request.get(name) for name in ("seq", "method", "padding", "loss")}
     assert values == {"seq": 4096, "method": "full", "padding": "packed", "loss": None}

@@ -10,15 +10,9 @@ from planner.configs.read import TOOLS, recognise
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, UnknownNameError
 from planner.intake.given.config_file import read_config_file
+from tests.files import read, written
 
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
-
-
-def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
-    """A file with this text."""
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
@@ -27,22 +21,20 @@ def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
         InputFileError,
         match=r"do not say which tool it is for: say it with --tool, one of plan, llama-factory",
     ):
-        read_config_file(written(tmp_path, "colour: red\n"))
+        read(tmp_path, "colour: red\n")
     with pytest.raises(
         InputFileError, match=r"those of llama-factory and of axolotl: say which: --tool llama-factory"
     ):
-        read_config_file(written(tmp_path, "adapter: lora\nbase_model: a\nstage: sft\ncutoff_len: 8\n"))
+        read(tmp_path, "adapter: lora\nbase_model: a\nstage: sft\ncutoff_len: 8\n")
     # Axolotl stops without its base_model, so other programs' keys of the same names do not make it theirs.
     with pytest.raises(InputFileError, match="do not say which tool it is for"):
-        read_config_file(written(tmp_path, "micro_batch_size: 1\nreward_model: a\n"))
+        read(tmp_path, "micro_batch_size: 1\nreward_model: a\n")
     with pytest.raises(UnknownNameError, match="unknown tool 'axolotle'; nearest: axolotl"):
         read_config_file(written(tmp_path, AXOLOTL), "axolotle")
     assert read_config_file(written(tmp_path, "model_name_or_path: gpt2\n"), "trl").tool == "TRL 1.16.0"
     recipe = "model_name_or_path: gpt2\nper_device_train_batch_size: 2\nmax_seq_length: 512\n"
-    assert read_config_file(written(tmp_path, recipe)).tool == "TRL 0.9 to 0.19"
-    assert (
-        read_config_file(written(tmp_path, "per_device_train_batch_size: 2\n")).tool == "Transformers 5.23.0"
-    )
+    assert read(tmp_path, recipe).tool == "TRL 0.9 to 0.19"
+    assert read(tmp_path, "per_device_train_batch_size: 2\n").tool == "Transformers 5.23.0"
 
 
 def test_no_key_marks_files_of_two_tools() -> None:

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.vision import Images
 from planner.errors import NotModelledError
-from planner.intake.given.config_file import read_config_file, with_flags
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.files import filled, read
 
 MISTRAL = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 QWEN = "model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct\n"
@@ -29,11 +26,7 @@ TRL = QWEN + "use_peft: true\nlora_target_modules: all-linear\nmax_length: 4096\
 
 def recipe_of(folder: Path, text: str, **flags: object) -> Any:
     """The recipe of a file on one card."""
-    path = folder / "train.yaml"
-    path.write_text(text, encoding="utf-8")
-    return resolve(
-        with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm", **flags}))
-    ).recipe
+    return filled(read(folder, text), {"gpu": "a100-80-sxm", **flags}).recipe
 
 
 def images_of(folder: Path, text: str, **flags: object) -> tuple[int, int, int] | None:

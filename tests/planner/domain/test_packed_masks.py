@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.predicting import PRIORS, predict_with
 from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.units import GIB
+from tests.jobs import resolved, typed
 
 BATCH, SEQ = 4, 2048
 
 
-def job(**more: object) -> Scenario:
-    """A LoRA fine-tune of Llama 3.2 1B on packed samples."""
-    flags = {
-        "model": "llama-3.2-1b", "method": "lora", "gpu": "a100-80-sxm", "seq": SEQ, "batch": BATCH,
-        "padding": "packed", "attention": "sdpa", "gradient_checkpointing": False,
-    }  # fmt: skip
-    return resolve(from_flags({**flags, **more}))
+job = partial(
+    resolved,
+    (
+        f"--model llama-3.2-1b --method lora --gpu a100-80-sxm --seq {SEQ} --batch {BATCH} --padding packed "
+        "--attention sdpa --no-gradient-checkpointing"
+    ),
+)
+"""A LoRA fine-tune of Llama 3.2 1B on packed samples."""
 
 
 @pytest.mark.parametrize(
@@ -80,14 +81,10 @@ def test_what_trl_itself_allocates() -> None:
     """Peaks of TRL 1.16's own trainer on packed rows, by a dry run of ``trl sft``: 22.74 GiB with torch's
     fused attention, 230.64 with eager and 19.93 with FlashAttention; LoRA of rank 16 on all matrices.
     """
-    more = {
-        "stack": "trl",
-        "loss": "chunked",
-        "load_dtype": "bf16",
-        "lora_rank": 16,
-        "lora_targets": "all-linear",
-        "lora_dropout": 0.05,
-    }
+    more = typed(
+        "--stack trl --loss chunked --load-dtype bf16 --lora-rank 16 --lora-targets all-linear "
+        "--lora-dropout 0.05"
+    )
     for attention, peak in (("sdpa", 22.74), ("eager", 230.64), ("flash2", 19.93)):
         made = replayed(job_of(job(attention=attention, **more), PRIORS))
         assert made.allocated_bytes / GIB == pytest.approx(peak, rel=0.002)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 
 @pytest.mark.parametrize(
@@ -23,17 +22,11 @@ from planner.intake.resolve import resolve
 def test_what_a_stack_sets_of_the_allocator(switches: str, says: str) -> None:
     """As the variable has it."""
     job = {"model": "qwen2.5-0.5b", "method": "full", "seq": 64, "gpu": "4090"}
-    assert (
-        resolve(from_flags({**job, **({"switches": switches} if switches else {})})).allocator_settings
-        == says
-    )
+    assert resolved({**job, **({"switches": switches} if switches else {})}).allocator_settings == says
 
 
 @pytest.mark.parametrize(("switches", "asks"), [("", True), ("sdpa_kernel=efficient", False)])
 def test_a_program_that_leaves_one_kernel_does_not_ask_cudnn(switches: str, asks: bool) -> None:
     """Its own is none of those that ``sdpa_kernel`` names."""
     job = {"model": "qwen2.5-0.5b", "method": "full", "seq": 64, "gpu": "h100-sxm", "attention": "sdpa"}
-    assert (
-        resolve(from_flags({**job, "switches": f"cudnn_attention=true;{switches}".strip(";")})).runs_cudnn
-        == asks
-    )
+    assert resolved({**job, "switches": f"cudnn_attention=true;{switches}".strip(";")}).runs_cudnn == asks

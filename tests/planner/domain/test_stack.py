@@ -10,8 +10,7 @@ from planner.catalog.stacks import load_stack
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import segments_grow
 from planner.domain.stack import Stack
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 TRL = load_stack("trl")
 
@@ -19,7 +18,7 @@ TRL = load_stack("trl")
 def recipe(**flags: object) -> Recipe:
     """A recipe of few words."""
     base = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 512, "padding": "packed"}
-    return resolve(from_flags(base | {"attention": "sdpa"} | flags)).recipe
+    return resolved(base | {"attention": "sdpa"} | flags).recipe
 
 
 def switched(**switches: object) -> Stack:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Assumption, Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 BASE = {"model": "7b", "method": "lora", "gpu": "4090", "seq": 1024}
 
@@ -18,9 +19,8 @@ RECORD = RunRecord(
 )  # fmt: skip
 
 
-def scenario_of(**flags: object) -> Scenario:
-    """The scenario of BASE with these flags."""
-    return resolve(from_flags(BASE | flags))
+scenario_of = partial(resolved, BASE)
+"""The scenario of BASE with these flags."""
 
 
 def assumption(scenario: Scenario, name: str) -> Assumption:
@@ -31,5 +31,5 @@ def assumption(scenario: Scenario, name: str) -> Assumption:
 
 def warned(rule_id: str, **flags: object) -> str:
     """What a rule says about BASE with these flags, refusals as warnings; empty where it says nothing."""
-    warnings = resolve(from_flags(BASE | flags), force=True).warnings
+    warnings = resolved(BASE | flags, force=True).warnings
     return next((each for each in warnings if each.endswith(f"[{rule_id}]")), "")

@@ -8,9 +8,9 @@ from planner.errors import UsageError
 from planner.intake.given.config_file import ConfigFile, with_flags
 from planner.intake.given.fields import split_count
 from planner.intake.given.request import ScenarioRequest, from_flags, merge
-from planner.intake.resolve import resolve
 from planner.searching.recipes.counts import counted_places
 from planner.searching.recipes.space import Space
+from tests.jobs import resolved
 
 MIG = "a100-80gb:mig-3g.40gb"
 JOB = {"model": "7b", "method": "lora", "seq": "512", "gpu_memory": "39GiB"}
@@ -45,7 +45,7 @@ def test_a_count_that_is_none_is_refused(text: str) -> None:
 def test_a_slice_is_refused_by_its_whole_name() -> None:
     """The catalog explains MIG slices; the intake hands the name on as it is."""
     with pytest.raises(UsageError, match=f"MIG slices such as '{MIG}'"):
-        resolve(from_flags(JOB | {"gpu": MIG}))
+        resolved(JOB | {"gpu": MIG})
 
 
 def test_gpus_beside_a_slice_do_not_cut_its_name() -> None:

@@ -8,33 +8,29 @@ from planner.domain.recipes.flat_recipe import flat_recipe
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.given.request import Given, ScenarioRequest, from_flags, merge
 from planner.intake.resolve import resolve
+from tests.jobs import resolved, typed
 
-JOB: dict[str, object] = {
-    "model": "llama-3.1-8b",
-    "method": "lora",
-    "gpu": "4090:2",
-    "seq": 512,
-    "batch": 1,
-    "device_map": "auto",
-    "stack": "hf-trainer@5",
-}
+JOB: dict[str, object] = typed(
+    "--model llama-3.1-8b --method lora --gpu 4090:2 --seq 512 --batch 1 --device-map auto "
+    "--stack hf-trainer@5"
+)
 
 
 def test_one_process_has_all_gpus() -> None:
     """So nothing is sharded, and the recipe says so in one word."""
-    recipe = resolve(from_flags(JOB)).recipe
+    recipe = resolved(JOB).recipe
     assert (recipe.parallel.in_turn, recipe.parallel.gpus, recipe.sharding.name) == (True, 2, "none")
     assert flat_recipe(recipe)["device_map"] == "auto"
 
 
 def test_balanced_is_the_same() -> None:
     """As in from_pretrained."""
-    assert resolve(from_flags({**JOB, "device_map": "balanced"})).recipe.parallel.in_turn
+    assert resolved({**JOB, "device_map": "balanced"}).recipe.parallel.in_turn
 
 
 def test_on_one_gpu_it_means_nothing() -> None:
     """So no answer mentions it."""
-    scenario = resolve(from_flags({**JOB, "gpu": "4090"}))
+    scenario = resolved({**JOB, "gpu": "4090"})
     assert not scenario.recipe.parallel.in_turn
     assert scenario.assumption("device_map") is None
 
@@ -60,13 +56,13 @@ def test_on_one_gpu_it_means_nothing() -> None:
 def test_what_was_not_compared_is_refused(given: dict[str, object], why: str) -> None:
     """In one sentence."""
     with pytest.raises(UnreadCombinationError, match=why):
-        resolve(from_flags({**JOB, **given}))
+        resolved({**JOB, **given})
 
 
 def test_a_model_is_not_divided_twice() -> None:
     """One process has no other ranks."""
     with pytest.raises(UsageError, match="cannot be divided otherwise"):
-        resolve(from_flags({**JOB, "pipeline_parallel": 2}))
+        resolved({**JOB, "pipeline_parallel": 2})
 
 
 def test_who_did_not_type_it_hears_where_it_comes_from() -> None:
@@ -80,4 +76,4 @@ def test_who_did_not_type_it_hears_where_it_comes_from() -> None:
 def test_words_about_a_pipeline_are_not_dropped(given: dict[str, object]) -> None:
     """One process has no micro-batches that run through it."""
     with pytest.raises(UsageError, match="is for pipelines"):
-        resolve(from_flags({**JOB, **given}))
+        resolved({**JOB, **given})

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UnreadCombinationError, UsageError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.throughput.parallel_time import exchange_seconds, exchanged_bytes
 from planner.throughput.time_inputs import job_of as timed_job_of
+from tests.jobs import resolved
 
 BASE = {
     "model": "qwen3-30b-a3b", "method": "full", "gpu": "h100-sxm:8", "nodes": 2, "seq": 4096, "batch": 1,
@@ -23,9 +22,8 @@ BASE = {
 }  # fmt: skip
 
 
-def scenario_of(**flags: Any) -> Scenario:
-    """A job of sixteen GPUs, eight of which divide the experts."""
-    return resolve(from_flags(BASE | flags))
+scenario_of = partial(resolved, BASE)
+"""A job of sixteen GPUs, eight of which divide the experts."""
 
 
 def job(**flags: Any) -> Job:

@@ -8,10 +8,12 @@ import pytest
 
 from planner.domain.scenario import Assumption
 from planner.errors import RefusedCombinationError, UsageError
-from planner.intake.given.request import from_flags, from_toml
+from planner.intake.given.request import from_toml
 from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from planner.units import GIB
+from tests.files import written
+from tests.jobs import resolved
 from tests.planner.intake.jobs import BASE, assumption, scenario_of
 
 
@@ -48,8 +50,7 @@ def test_memory_given_replaces_the_catalog() -> None:
 
 def test_a_card_may_be_a_number_in_a_file(tmp_path: Path) -> None:
     """TOML reads 4090 as an integer."""
-    path = tmp_path / "job.toml"
-    path.write_text('model = "7b"\nmethod = "qlora"\nseq = 1024\ngpu = 4090\n', encoding="utf-8")
+    path = written(tmp_path, 'model = "7b"\nmethod = "qlora"\nseq = 1024\ngpu = 4090\n', "job.toml")
     assert resolve(from_toml(path)).hardware.gpu.id == "rtx4090"
 
 
@@ -57,8 +58,8 @@ def test_a_reserve_above_the_card_leaves_nothing() -> None:
     """With force it is tried: then nothing fits, and no limit is negative."""
     flags = {"model": "7b", "method": "qlora", "seq": 1024, "gpu": "4090", "gpu_reserved": "40GiB"}
     with pytest.raises(RefusedCombinationError, match="reserved-fills-card"):
-        resolve(from_flags(flags))
-    made = estimate(resolve(from_flags(flags), force=True))
+        resolved(flags)
+    made = estimate(resolved(flags, force=True))
     assert made.verdict == "does_not_fit"
     assert made.memory.limit_bytes == 0
 
@@ -76,7 +77,7 @@ def test_an_unlisted_card_is_usable_with_its_memory() -> None:
     """
     gpu = scenario_of(gpu="rtx6090", gpu_memory="48GiB").hardware.gpu
     assert (gpu.id, gpu.visible_memory_bytes, gpu.bf16_flop_per_s) == ("rtx6090", 48 * GIB, None)
-    assert resolve(from_flags({**BASE, "gpu": None, "gpu_memory": "48GiB"})).hardware.gpu.id == "unlisted"
+    assert resolved({**BASE, "gpu": None, "gpu_memory": "48GiB"}).hardware.gpu.id == "unlisted"
 
 
 def test_the_host_is_unknown_unless_said() -> None:

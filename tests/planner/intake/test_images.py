@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 
 from planner.domain.vision import ImageRule
 from planner.errors import UsageError
-from planner.intake.given.request import from_flags
 from planner.intake.images import parse_size, resized
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 QWEN = ImageRule("resized", patch_pixels=14, merge=2, frames=2, min_pixels=3_136, max_pixels=12_845_056)
 JOB: dict[str, object] = {"model": "qwen2.5-vl-7b", "method": "lora", "gpu": "a100-80-sxm", "seq": 4096}
 
 
-def scenario(**said: object) -> Any:
-    """A job of Qwen2.5-VL with other flags."""
-    return resolve(from_flags({**JOB, **said}))
+scenario = partial(resolved, JOB)
+"""A job of Qwen2.5-VL with other flags."""
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 
 def _scenario(model: str, **flags: object) -> Scenario:
     job = {"model": model, "method": "lora", "gpu": "h100-sxm", "seq": 1024, "loss": "liger"}
-    return resolve(from_flags({**job, **flags}))
+    return resolved({**job, **flags})
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner.domain.recipes.parallel import Parallel
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import ExitCode, NotModelledError, RefusedCombinationError, UsageError
 from planner.intake.given.config_file import read_config_file
@@ -17,13 +17,13 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import job_of
 from planner.searching.variants import with_flags
+from tests.jobs import resolved, typed
 
 BASE: dict[str, Any] = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "seq": 32768}
 
 
-def scenario_of(**flags: object) -> Scenario:
-    """The job with these flags."""
-    return resolve(from_flags(BASE | flags))
+scenario_of = partial(resolved, BASE)
+"""The job with these flags."""
 
 
 def test_both_degrees_take_the_stack_that_has_them() -> None:
@@ -112,14 +112,9 @@ def test_what_nobody_read_has_no_verdict(flags: dict[str, object], words: str) -
     assert words in str(raised.value)
 
 
-HEADS = {
-    "stack": "axolotl",
-    "context_parallel": 4,
-    "padding": "packed",
-    "attention": "flash2",
-    "batch": 1,
-    "gpu": "a100-80gb:8",
-}
+HEADS = typed(
+    "--stack axolotl --context-parallel 4 --padding packed --attention flash2 --batch 1 --gpu a100-80gb:8"
+)
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
@@ -131,14 +126,9 @@ def test_only_attention_knows_of_a_divided_sequence(method: str, sharding: str) 
     assert (job.tokens, job.optimizer_shards) == (32768 // 4, 1 if sharding == "ddp" else 8)
 
 
-EXCHANGED = {
-    "stack": "trl",
-    "context_parallel": 8,
-    "padding": "packed",
-    "attention": "flash2",
-    "batch": 1,
-    "sharding": "zero3",
-}
+EXCHANGED = typed(
+    "--stack trl --context-parallel 8 --padding packed --attention flash2 --batch 1 --sharding zero3"
+)
 
 
 @pytest.mark.parametrize("evaluated", [{"samples": 100, "eval_samples": 10}, {"eval_batch": 1}])
@@ -162,7 +152,6 @@ def test_deepspeed_exchanges_heads_for_the_trainer(method: str, sharding: str) -
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"sharding": "fsdp"}, "without ZeRO"),
         ({"tensor_parallel": 2, "context_parallel": 4}, "divided matrices"),
         ({"model": "qwen2.5-7b"}, "heads do not divide by 8"),
         ({"attention": "eager"}, "attention eager"),
@@ -174,6 +163,39 @@ def test_what_an_exchange_does_not_take(flags: dict[str, object], words: str) ->
     """Nobody read it, or DeepSpeed refuses it, too."""
     with pytest.raises(NotModelledError, match=words):
         scenario_of(**{**EXCHANGED, **flags})
+
+
+RING = {"stack": "hf-trainer@5", "tensor_parallel": 1, "context_parallel": 4, "sharding": "fsdp"}
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("stack", ["hf-trainer@5", "trl"])
+def test_torch_divides_sequences_beside_fsdp(method: str, stack: str) -> None:
+    """Each GPU has its part of the tokens, FSDP2 divides states over all of them, and no row is packed."""
+    scenario = scenario_of(**{**RING, "method": method, "stack": stack, "precision": "bf16-mixed"})
+    job = job_of(scenario, Coefficients())
+    assert (job.tokens, job.optimizer_shards) == (scenario.recipe.batch.seq_len // 4, 8)
+    assert scenario.recipe.batch.padding == "longest"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"sharding": "ddp"}, "without ZeRO or FSDP2"),
+        ({"sharding": "fsdp1"}, "without ZeRO or FSDP2"),
+        ({"attention": "flash2"}, "attention flash2"),
+        ({"seq": 4_100}, "do not divide by 8"),
+        ({"model": "mistral-7b-v0.1"}, "a window, which Accelerate refuses"),
+        ({"gpu": "v100-32-sxm2:8", "precision": "fp16-mixed"}, "no FlashAttention"),
+        ({"stack": "trl", "padding": "packed"}, "TRL refuses them, too"),
+        ({"samples": 100, "eval_samples": 10}, "evaluation"),
+        ({"task": "dpo"}, "task dpo"),
+    ],
+)
+def test_what_a_ring_does_not_take(flags: dict[str, object], words: str) -> None:
+    """Nobody read it, or the libraries refuse it, too."""
+    with pytest.raises(NotModelledError, match=words):
+        scenario_of(**{**RING, "precision": "bf16-mixed", **flags})
 
 
 @pytest.mark.parametrize(
@@ -194,13 +216,9 @@ def test_what_gathered_heads_do_not_take(flags: dict[str, object], words: str) -
         scenario_of(**{**HEADS, **flags})
 
 
-ULYSSES = {
-    "stack": "llama-factory-v1",
-    "tensor_parallel": 1,
-    "attention": "flash2",
-    "sharding": "fsdp",
-    "precision": "bf16-mixed",
-}
+ULYSSES = typed(
+    "--stack llama-factory-v1 --tensor-parallel 1 --attention flash2 --sharding fsdp --precision bf16-mixed"
+)
 
 
 def test_a_stack_that_exchanges_heads_divides_sequences_alone() -> None:
@@ -231,4 +249,4 @@ def test_other_settings_of_such_a_job_are_checked_too() -> None:
 
 def test_one_group_of_hpz_is_said_too() -> None:
     """What was given is among the assumptions, also where it changes nothing."""
-    assert any(entry.name == "hpz" for entry in resolve(from_flags(BASE | {"hpz": 1})).assumptions)
+    assert any(entry.name == "hpz" for entry in resolved(BASE | {"hpz": 1}).assumptions)

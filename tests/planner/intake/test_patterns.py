@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import NotModelledError, PlannerError, UsageError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -20,7 +19,7 @@ def targets_of(pattern: str, model: str = "qwen2.5-0.5b") -> tuple[str, ...]:
         "seq": 512,
         "lora_targets": [f"regex:{pattern}"],
     }
-    adapter = resolve(from_flags(flags)).recipe.adapter
+    adapter = resolved(flags).recipe.adapter
     assert adapter is not None
     return adapter.targets
 

@@ -15,6 +15,9 @@ from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import from_flags, from_record, from_toml, merge
 from planner.intake.resolve import DEFAULT_STACK, resolve
 from planner.records import read_records
+from planner.words import words
+from tests.files import written
+from tests.jobs import resolved
 from tests.planner.intake.jobs import BASE, RECORD, assumption, scenario_of
 
 
@@ -59,61 +62,23 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     scenario = scenario_of(stack="trl")
     names = [entry.name for entry in scenario.assumptions]
     runs = {"samples", "epochs", "price", "eval_samples", "eval_batch"}
-    absent = runs | {
-        "num_labels",
-        "teacher_model",
-        "generations",
-        "completion_length",
-        "generation_steps",
-        "iterations",
-        "compare_reference",
-        "generator",
-        "vllm_memory",
-        "vllm_sleep",
-        "vllm_tensor_parallel",
-        "reward_model",
-        "reward_dtype",
-        "data",
-        "tokenizer",
-        "train_layers",
-        "images_per_sample",
-        "image_size",
-        "freeze",
-        "dora",
-        "oft_block_size",
-        "vera",
-        "optimizer_rank",
-        "versions",
-        "switches",
-        "link",
-        "link_gb_per_s",
-        "pcie_lanes",
-        "pcie_generation",
-        "power_limit_w",
-        "tensor_parallel",
-        "pipeline_parallel",
-        "pipeline_schedule",
-        "pipeline_microbatches",
-        "pipeline_first_layers",
-        "pipeline_last_layers",
-        "context_parallel",
-        "device_map",
-        "replicas",
-        "expert_parallel",
-        "hpz",
-        "fp8",
-        "qat",
-        "qat_group",
-    }
+    absent = runs | set(
+        words(
+            """
+        num_labels teacher_model generations completion_length generation_steps iterations
+        compare_reference generator vllm_memory vllm_sleep vllm_tensor_parallel reward_model reward_dtype
+        data tokenizer train_layers images_per_sample image_size freeze dora oft_block_size vera
+        optimizer_rank versions switches link link_gb_per_s pcie_lanes pcie_generation power_limit_w
+        tensor_parallel pipeline_parallel pipeline_schedule pipeline_microbatches pipeline_first_layers
+        pipeline_last_layers context_parallel device_map replicas expert_parallel hpz fp8 qat qat_group
+        """
+        )
+    )
     assert len(names) == len(set(names))
     assert set(names) == set(REQUEST_FIELDS) - absent
-    assert {entry.origin for entry in scenario.assumptions} <= {
-        "cli",
-        "assumed",
-        "catalog",
-        "derived",
-        "default:trl",
-    }
+    assert {entry.origin for entry in scenario.assumptions} <= set(
+        words("cli assumed catalog derived default:trl")
+    )
 
 
 def test_the_default_stack_is_an_assumption() -> None:
@@ -130,7 +95,7 @@ def test_the_default_stack_is_an_assumption() -> None:
 def test_what_has_no_default_must_be_said(missing: str) -> None:
     """Nothing is guessed about the model, the method, the card and the length."""
     with pytest.raises(UsageError, match=missing):
-        resolve(from_flags({name: value for name, value in BASE.items() if name != missing}))
+        resolved({name: value for name, value in BASE.items() if name != missing})
 
 
 def test_a_size_says_which_model_it_means() -> None:
@@ -209,8 +174,7 @@ def test_a_file_that_is_called_assumed_says_its_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is assumed is asked of the value, and is no matter of what the text of its origin begins with."""
-    file = tmp_path / "assumed.toml"
-    file.write_text('precision = "bf16"\n')
+    written(tmp_path, 'precision = "bf16"\n', "assumed.toml")
     monkeypatch.chdir(tmp_path)
     scenario = resolve(merge(from_toml("assumed.toml"), from_flags(BASE)))
     entries = {name: scenario.assumption(name) for name in ("precision", "attention", "batch", "gpu_memory")}
@@ -238,7 +202,7 @@ def test_trl_forces_reentrant_checkpoints_and_adapters_of_the_base_under_zero3(
     """LoRA of Llama 3.2 1B on four GPUs: 4.74 GiB without either, 4.38 in TRL's own run, 4.41 with both."""
     flags = {"model": "llama-3.2-1b", "method": "lora", "gpu": "a100-80gb", "gpus": 4, "seq": 512}
     flags |= {"sharding": "zero3", "stack": stack, "quantization": quantization, "load_dtype": "bf16"}
-    recipe = resolve(from_flags({**flags, "gradient_checkpointing": True})).recipe
+    recipe = resolved({**flags, "gradient_checkpointing": True}).recipe
     assert recipe.adapter is not None
     assert recipe.adapter.dtype == dtype
     assert reentrant in (None, recipe.checkpoint_reentrant)
@@ -247,5 +211,5 @@ def test_trl_forces_reentrant_checkpoints_and_adapters_of_the_base_under_zero3(
 def test_vera_has_the_defaults_of_its_own_config() -> None:
     """PEFT's VeraConfig drops nothing and has a rank of its own, whatever the stack does with LoRA."""
     flags = {"model": "8b", "method": "lora", "gpu": "a100-80-sxm", "seq": "512", "stack": "trl"}
-    adapters = [resolve(from_flags({**flags, **more})).recipe.adapter for more in ({}, {"vera": True})]
+    adapters = [resolved({**flags, **more}).recipe.adapter for more in ({}, {"vera": True})]
     assert [(each.rank, each.dropout) for each in adapters if each] == [(16, 0.05), (256, 0.0)]

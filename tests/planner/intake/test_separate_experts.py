@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.job import job_of
 from planner.program.parameters import adapter_weights
 from planner.program.step import step_of
+from tests.jobs import resolved
 
-
-def scenario(**flags: Any) -> Scenario:
-    """LoRA of rank 8 on one card."""
-    return resolve(from_flags({"method": "lora", "gpu": "h100-sxm", "seq": 512, "lora_rank": 8, **flags}))
+scenario = partial(resolved, method="lora", gpu="h100-sxm", seq=512, lora_rank=8)
+"""LoRA of rank 8 on one card."""
 
 
 def trained(subject: Scenario) -> float:

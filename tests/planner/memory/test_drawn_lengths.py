@@ -8,40 +8,33 @@ import random
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import ceil, exp, expm1, log
 
 import pytest
 
 from planner.allocator.settings import LARGE_SEGMENT_BYTES
-from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory import replayed
 from planner.memory.drawn_lengths import NewLongest, drawn_longest, longest_of_batch_tokens, micro_steps
 from planner.memory.replayed_peak import predict_replayed
 from planner.predicting import estimate
 from planner.program.job import Job, job_of
 from planner.units import GIB
+from tests.jobs import resolved, typed
 
 PRIORS = Coefficients()
-CAP = 2048
-NATURAL = {
-    "model": "qwen2.5-7b",
-    "method": "lora",
-    "gpu": "h200-sxm",
-    "seq": CAP,
-    "tokens_per_sample": 800,
-    "padding": "longest",
-    "gradient_checkpointing": True,
-}
+CAP, MEAN = 2048, 800
+NATURAL = typed(
+    f"--model qwen2.5-7b --method lora --gpu h200-sxm --seq {CAP} --tokens-per-sample {MEAN} "
+    "--padding longest --gradient-checkpointing"
+)
 
 
-def scenario(**flags: object) -> Scenario:
-    """LoRA of a 7B model on samples of natural length."""
-    return resolve(from_flags({**NATURAL, **flags}))
+scenario = partial(resolved, NATURAL)
+"""LoRA of a 7B model on samples of natural length."""
 
 
 def job(**flags: object) -> Job:
@@ -261,5 +254,5 @@ def test_the_longest_that_a_share_of_batches_reach_grows_with_the_share() -> Non
     made = job()
     lengths = [float(longest_of_batch_tokens(made, share)) for share in (0.1, 0.5, 0.9, 1.0)]
     assert lengths == sorted(lengths)
-    assert lengths[0] < NATURAL["tokens_per_sample"] < lengths[2] < lengths[3] == CAP  # type: ignore[operator]
+    assert lengths[0] < MEAN < lengths[2] < lengths[3] == CAP
     assert longest_of_batch_tokens(job(padding="max_length"), 0.1) == CAP

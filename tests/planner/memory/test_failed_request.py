@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 from planner.allocator.settings import AllocatorSettings
 from planner.allocator.slots import SlotEvents, replay_slots
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed_peak import ends_expandable, failed_request, predict_replayed
 from planner.program.job import job_of
 from planner.units import GIB, MIB
+from tests.jobs import resolved
 
 FLAGS = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 512, "batch": 1}
 
 
-def scenario(**flags: object) -> Scenario:
-    """A small LoRA job."""
-    return resolve(from_flags({**FLAGS, **flags}))
+scenario = partial(resolved, FLAGS)
+"""A small LoRA job."""
 
 
 def test_expandable_segments_join_what_plain_ones_keep_apart() -> None:

@@ -4,16 +4,16 @@ each pinned one rounded up by itself.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from planner.domain.prediction import Prediction
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.host import predict_host
 from planner.predicting import estimate
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.units import MIB
+from tests.jobs import job_by, resolved, typed
 
 # Qwen2.5-7B at rank 8, by layer: nine LoRA matrices of 3,584 features, two of 512 and three of 18,944;
 # 28 layers.
@@ -21,18 +21,14 @@ LORA = ((9, 8 * 3_584), (2, 8 * 512), (3, 8 * 18_944))
 LAYERS = 28
 
 
-def job(**flags: object) -> Job:
-    """A LoRA of every matrix of Qwen2.5-7B over two cards; DeepSpeed pins what it offloads."""
-    base = {
-        "model": "qwen2.5-7b",
-        "gpu": "a100-80gb",
-        "gpus": 2,
-        "seq": 1024,
-        "batch": 1,
-        "stack": "hf-trainer@5",
-    }
-    lora = {"method": "lora", "lora_rank": 8, "lora_targets": "all-linear"}
-    return job_of(resolve(from_flags({**base, **lora, **flags})), Coefficients())
+job = partial(
+    job_by,
+    (
+        "--model qwen2.5-7b --gpu a100-80gb --gpus 2 --seq 1024 --batch 1 --stack hf-trainer@5 --method lora "
+        "--lora-rank 8 --lora-targets all-linear"
+    ),
+)
+"""A LoRA of every matrix of Qwen2.5-7B over two cards; DeepSpeed pins what it offloads."""
 
 
 def held(subject: Job) -> dict[str, float]:
@@ -140,17 +136,8 @@ def test_a_node_that_is_short_only_when_it_saves_says_so() -> None:
     """Two copies of 14 GiB do not fit beside two processes into 24 GiB; with less than the steps need,
     saving is not named.
     """
-    flags = {
-        "model": "qwen2.5-7b",
-        "method": "lora",
-        "gpu": "a100-80gb",
-        "gpus": 2,
-        "seq": 1024,
-        "sharding": "zero2",
-    }
-    saving, always = (
-        estimate(resolve(from_flags({**flags, "host_memory": size}))) for size in ("24GiB", "4GiB")
-    )
+    flags = typed("--model qwen2.5-7b --method lora --gpu a100-80gb --gpus 2 --seq 1024 --sharding zero2")
+    saving, always = (estimate(resolved({**flags, "host_memory": size})) for size in ("24GiB", "4GiB"))
     assert saving.verdict == always.verdict == "host_memory_short"
     assert "of host RAM while it saves, " in saving.reason
     assert "of host RAM, " in always.reason
@@ -221,7 +208,7 @@ UNSLOTH = {"model": "llama-3.1-8b", "method": "qlora", "gpu": "a100-80-sxm", "st
 
 def moved(**flags: object) -> Prediction:
     """The estimate of such a job."""
-    return estimate(resolve(from_flags({**UNSLOTH, **flags})))
+    return estimate(resolved({**UNSLOTH, **flags}))
 
 
 def inputs_of(prediction: Prediction) -> float:

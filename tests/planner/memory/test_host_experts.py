@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from planner.domain.prediction import HostPrediction
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.host import predict_host
 from planner.predicting import estimate
-from planner.program.job import job_of
 from planner.report.prediction.subject import rests_on_unknown_host
+from tests.jobs import job_by, resolved
 
 # Qwen3-30B-A3B: 48 layers of 128 experts, 8 of which compute each token, between 2,048 and 768 features.
 LAYERS, EXPERTS, CHOSEN, HIDDEN, WIDTH = 48, 128, 8, 2048, 768
@@ -26,7 +23,7 @@ def host(*switches: str, rank: int = 8) -> HostPrediction:
         "gpu": "a100-80gb", "gpus": 2, "sharding": "fsdp", "seq": 512, "batch": 1, "stack": "llama-factory",
         "switches": switches or ("host_experts=none",),
     }  # fmt: skip
-    return predict_host(job_of(resolve(from_flags(flags)), Coefficients()))
+    return predict_host(job_by(flags))
 
 
 def held(*switches: str, rank: int = 8) -> dict[str, float]:
@@ -75,10 +72,10 @@ def test_the_answer_says_what_a_node_needs_and_no_time() -> None:
     """Where nobody said what the node has; else the verdict does."""
     answer = {"switches": ("host_experts=bf16",), "gpus": 2, "sharding": "fsdp", "stack": "llama-factory"}
     job = {"model": "qwen3-30b-a3b", "method": "lora", "gpu": "a100-80gb", "seq": 512, "batch": 1}
-    scenario = resolve(from_flags({**job, **answer}))
+    scenario = resolved({**job, **answer})
     made = estimate(scenario)
     assert rests_on_unknown_host(scenario, made)
     assert (made.time, made.untimed) == (None, "how long the CPU computes the experts is not known")
-    said = resolve(from_flags({**job, **answer, "host_memory": "32GiB"}))
+    said = resolved({**job, **answer, "host_memory": "32GiB"})
     assert estimate(said).verdict == "host_memory_short"
     assert not rests_on_unknown_host(said, estimate(said))

@@ -10,15 +10,12 @@ import pytest
 
 from planner.arrays import maximum
 from planner.domain.recipes.recipe import Number
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.liveness import phase_bytes, state_bytes
-from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
+from tests.jobs import job_by
 
 PLACE = ("part", "module", "op")
 
@@ -78,10 +75,7 @@ def test_a_moment_that_is_less_by_one_unit_and_more_by_another_is_kept() -> None
 def test_no_event_of_the_step_is_fuller(flags: dict[str, object]) -> None:
     """At each length what is allocated after every event, added up one by one."""
     base = {"gpu": "h200-sxm", "batch": 3, "seq": 1024}
-    jobs = [
-        job_of(resolve(from_flags({**base, **flags, "seq": length})), Coefficients())
-        for length in (64, 512, 1000)
-    ]
+    jobs = [job_by({**base, **flags, "seq": length}) for length in (64, 512, 1000)]
     stream, units = step_of(jobs[0]), [unit_values(job) for job in jobs]
     grid = {unit: np.array([float(values[unit]) for values in units]) for unit in Unit}
     found = np.broadcast_to(fullest(stream, grid), 3)

@@ -10,8 +10,6 @@ import pytest
 
 from planner.catalog.gpus import gpu_entry, gpu_ids, load_gpu
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.outside import (
     context_bytes,
     counted_threads,
@@ -23,13 +21,14 @@ from planner.memory.outside import (
 from planner.predicting import estimate
 from planner.program.job import Job, job_of
 from planner.units import GIB, GIGA, KIB, MEGA, MIB
+from tests.jobs import job_by, resolved
 
 BARE = replace(Coefficients(), context_bytes=0.0)
 
 
 def job_on(gpu: str, coefficients: Coefficients = BARE) -> Job:
     """A small job on one card."""
-    scenario = resolve(from_flags({"model": "qwen2.5-1.5b", "method": "qlora", "gpu": gpu, "seq": 512}))
+    scenario = resolved({"model": "qwen2.5-1.5b", "method": "qlora", "gpu": gpu, "seq": 512})
     return job_of(scenario, coefficients)
 
 
@@ -81,7 +80,7 @@ def test_the_report_says_how_many_threads_were_counted(gpu: str, words: str) -> 
     """``--explain`` shows the card's multiprocessors and both coefficients,
     or that the card's are not known.
     """
-    scenario = resolve(from_flags({"model": "qwen2.5-1.5b", "method": "qlora", "gpu": gpu, "seq": 512}))
+    scenario = resolved({"model": "qwen2.5-1.5b", "method": "qlora", "gpu": gpu, "seq": 512})
     terms = estimate(scenario, Coefficients(), explain=True).memory.terms
     detail = next(term.detail for term in terms if term.formula.endswith("outside:context_bytes"))
     assert words in detail
@@ -123,9 +122,7 @@ def int8_job(stack: str, method: str = "int8") -> Job:
         "stack": name,
         "precision": "fp16-mixed",
     }
-    scenario = resolve(
-        from_flags({**flags, **({"switches": switches, "attention": "eager"} if switches else {})})
-    )
+    scenario = resolved({**flags, **({"switches": switches, "attention": "eager"} if switches else {})})
     return job_of(scenario, replace(Coefficients(), int8_outlier_fraction=0.125))
 
 
@@ -158,11 +155,7 @@ def test_only_several_processes_have_buffers_of_nccl() -> None:
     """On one card there is nobody to talk to."""
     flags = {"model": "qwen2.5-1.5b", "method": "full", "seq": 512, "gpu": "a100-80-sxm"}
     alone, two = (
-        job_of(
-            resolve(from_flags({**flags, "gpus": gpus, "sharding": "ddp" if gpus > 1 else "none"})),
-            Coefficients(),
-        )
-        for gpus in (1, 2)
+        job_by({**flags, "gpus": gpus, "sharding": "ddp" if gpus > 1 else "none"}) for gpus in (1, 2)
     )
     assert nccl_bytes(alone) == 0
     assert nccl_bytes(two) == Coefficients().nccl_bytes > 0
@@ -187,7 +180,7 @@ def test_gpus_that_divide_experts_have_groups_of_their_own() -> None:
     flags |= {"stack": "torchtitan@2025", "sharding": "fsdp"}
 
     def groups(experts: int) -> float:
-        job = job_of(resolve(from_flags(flags | {"expert_parallel": experts})), Coefficients())
+        job = job_by(flags | {"expert_parallel": experts})
         return float(nccl_bytes(job) / job.coefficients.nccl_bytes)
 
     assert [groups(experts) for experts in (1, 8, 16)] == [1, 3, 2]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from planner.domain.prediction import MemoryPrediction
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.over_time import timeline_of
 from planner.memory.replayed import run_of
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
+from tests.jobs import resolved
 
 PRIORS = Coefficients()
 
 
-def scenario(**flags: object) -> Scenario:
-    """A small LoRA job."""
-    return resolve(
-        from_flags(
-            {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 512, "batch": 1, **flags}
-        )
-    )
+scenario = partial(resolved, model="qwen2.5-0.5b", method="lora", gpu="4090", seq=512, batch=1)
+"""A small LoRA job."""
 
 
 @pytest.fixture(scope="module")

@@ -10,28 +10,22 @@ import numpy as np
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.quick import SLACK_SHARE, predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from planner.searching.variants import with_sizes
+from planner.words import words
+from tests.jobs import resolved, typed
 
 _BATCH, _LENGTH = (1, 2, 7, 16), (256, 1024, 5000)
-_LEVELS = (
-    "allocated_peak_bytes",
-    "reserved_peak_bytes",
-    "must_have_bytes",
-    "state_bytes",
-    "order_spread_bytes",
-)
+_LEVELS = words("allocated_peak_bytes reserved_peak_bytes must_have_bytes state_bytes order_spread_bytes")
 
 
 def _job(coefficients: Coefficients | None = None, **flags: object) -> Job:
     given = {"gpu": "h200-sxm", "seq": 1024, "batch": 4, "method": "lora", **flags}
-    return job_of(resolve(from_flags(given)), coefficients or Coefficients())
+    return job_of(resolved(given), coefficients or Coefficients())
 
 
 @pytest.mark.parametrize(
@@ -88,12 +82,7 @@ def test_shallow_models_say_what_a_deep_one_takes(flags: dict[str, object]) -> N
         ({"model": "qwen2-0.5b", "grad_accum": 2}, 0.0),
         ({"model": "llama-2-7b", "method": "full", "gradient_checkpointing": True}, 0.001),
         (
-            {
-                "model": "llama-3.1-70b",
-                "method": "qlora",
-                "attention": "eager",
-                "gradient_checkpointing": True,
-            },
+            typed("--model llama-3.1-70b --method qlora --attention eager --gradient-checkpointing"),
             0.001,
         ),
         ({"model": "phi-2", "method": "int8"}, 0.005),
@@ -175,7 +164,7 @@ def test_drawn_lengths_widen_the_interval() -> None:
 )
 def test_a_point_of_a_grid_has_its_own_answer(flags: dict[str, Any]) -> None:
     """All levels, the states and the spread, with masks and windows that only some points have."""
-    base = resolve(from_flags({"gpu": "a100-80gb", "seq": 1024, **flags}))
+    base = resolved({"gpu": "a100-80gb", "seq": 1024, **flags})
 
     def at(batch: Any, length: Any, tokens: Any) -> Job:
         return job_of(with_sizes(base, batch, length, tokens), Coefficients())

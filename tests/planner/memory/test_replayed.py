@@ -4,26 +4,21 @@ and batches of drawn lengths.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
 
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.drawn_lengths import drawn_longest
 from planner.memory.replayed import least_bytes, replayed
 from planner.memory.replayed_peak import failed_request
 from planner.program.job import Job, job_of
 from planner.units import GIB
+from tests.jobs import job_by, resolved, typed
 
-
-def scenario(**flags: object) -> Scenario:
-    """A small model on a large card."""
-    return resolve(
-        from_flags({"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "method": "qlora", "seq": 512, **flags})
-    )
+scenario = partial(resolved, model="qwen2.5-0.5b", gpu="a100-80gb", method="qlora", seq=512)
+"""A small model on a large card."""
 
 
 def job(**flags: object) -> Job:
@@ -126,19 +121,10 @@ def test_blocks_that_preparation_leaves_stay_reserved_and_are_not_needed() -> No
     Each of Baichuan 2's 7.5e9 weights leaves at most its 2 bytes; the Trainer gives whole segments back.
     The others hold more than what is needed only in part: a third step finds holes in them.
     """
-    given = {
-        "model": "baichuan2-7b",
-        "gpu": "h800-sxm",
-        "seq": 1024,
-        "batch": 2,
-        "stack": "hf-trainer@4",
-        "method": "lora",
-    }
-    given |= {
-        "switches": "prepares_unquantized=true",
-        "precision": "fp16-mixed",
-        "gradient_checkpointing": True,
-    }
+    given = typed(
+        "--model baichuan2-7b --gpu h800-sxm --seq 1024 --batch 2 --stack hf-trainer@4 --method lora"
+    )
+    given |= typed("--switches prepares_unquantized=true --precision fp16-mixed --gradient-checkpointing")
     widened, plain = (job(**given, load_dtype=dtype) for dtype in ("fp16", "fp32"))
     assert replayed(widened).allocated_bytes == pytest.approx(replayed(plain).allocated_bytes, rel=0.001)
     left = replayed(widened).reserved_bytes - replayed(plain).reserved_bytes
@@ -168,5 +154,5 @@ def test_a_cache_that_is_emptied_before_backward(says: dict[str, object], reserv
         **says,
         **targets,
     }
-    done = replayed(job_of(resolve(from_flags(flags)), Coefficients()))
+    done = replayed(job_by(flags))
     assert max(each.reserved_bytes for each in done.phases) == pytest.approx(reserved_bytes, rel=3e-3)

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 
 from planner.domain.prediction import MemoryPrediction
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.memory.replayed_peak import predict_replayed
 from planner.memory.shares import Share, shares_by_phase, with_shares
 from planner.program.job import Job, job_of
 from planner.units import MIB
+from tests.jobs import resolved
 
 PRIORS = Coefficients()
 
 
-def scenario(**flags: object) -> Scenario:
-    """A small LoRA job."""
-    return resolve(
-        from_flags(
-            {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 512, "batch": 1, **flags}
-        )
-    )
+scenario = partial(resolved, model="qwen2.5-0.5b", method="lora", gpu="4090", seq=512, batch=1)
+"""A small LoRA job."""
 
 
 def job(**flags: object) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,6 @@ import pytest
 from planner.domain.recipes.flat_recipe import with_flat
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.structures import alike, program_of
 from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
@@ -19,13 +18,13 @@ from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.searching.variants import with_sizes
 from planner.units import MIB
+from tests.jobs import resolved
 
 PRIORS = Coefficients()
 
 
-def base(**flags: object) -> Scenario:
-    """A job on one card, unless told otherwise."""
-    return resolve(from_flags({"gpu": "a100-80gb", "seq": 1024, **flags}))
+base = partial(resolved, gpu="a100-80gb", seq=1024)
+"""A job on one card, unless told otherwise."""
 
 
 def at(scenario: Scenario, batch: object, length: object, rank: object, tokens: object) -> Scenario:

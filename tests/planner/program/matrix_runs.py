@@ -10,14 +10,11 @@ from functools import cache
 from typing import Any
 
 from planner.domain.model import LinearSpec
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import job_of
 from planner.program.ops.autograd import run_backward
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Node, Tensor, Unit
 from planner.program.view import LayerView, layer_view
+from tests.jobs import job_by
 
 SPEC = LinearSpec("o_proj", "attention", 64, 128, "attn_out")
 OTHER = replace(SPEC, name="other")
@@ -27,7 +24,7 @@ OTHER = replace(SPEC, name="other")
 @cache
 def _view(method: str) -> LayerView:
     flags = {"model": "llama-2-7b", "method": method, "gpu": "a100-80gb", "seq": 512, "batch": 1}
-    job = job_of(resolve(from_flags(flags)), Coefficients())
+    job = job_by(flags)
     return layer_view(job, job.model.groups[0].block, trained=job.recipe.method == "full")
 
 

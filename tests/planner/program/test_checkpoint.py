@@ -8,6 +8,7 @@ import pytest
 
 from planner.program.job import Job
 from planner.program.step import step_of
+from tests.jobs import typed
 from tests.planner.program.head.test_ends import BATCH, SEQ, job
 from tests.planner.program.test_stacks import alive
 
@@ -16,12 +17,7 @@ LAYERS, HIDDEN, FEED_FORWARD, TOKENS = 32, 4096, 11_008, BATCH * SEQ
 
 def qlora(*, reentrant: bool, **flags: object) -> Job:
     """QLoRA of Llama 2 7B on one card, with 16-bit inputs: nothing is upcast for k-bit training."""
-    said: dict[str, object] = {
-        "model": "llama-2-7b",
-        "method": "qlora",
-        "gpu": "rtx3090",
-        "load_dtype": "bf16",
-    }
+    said: dict[str, object] = typed("--model llama-2-7b --method qlora --gpu rtx3090 --load-dtype bf16")
     said |= {"stack": "hf-trainer@4", "switches": "kbit_upcast=none", "gradient_checkpointing": True}
     return job(**{**said, "checkpoint_reentrant": reentrant, **flags})
 

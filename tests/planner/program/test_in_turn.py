@@ -11,8 +11,6 @@ from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.fullest_stage import fullest_job, on_whole_nodes
 from planner.memory.host import predict_host
 from planner.memory.quick import predict_quick
@@ -21,18 +19,13 @@ from planner.program.job import job_of
 from planner.program.step import parts_of, step_of
 from planner.throughput.pipeline_time import predict_pipeline
 from planner.throughput.step_time import predict_time
+from tests.jobs import resolved, typed
 
 # ``spread.py`` beside it, by measure trace with Transformers 5.23, accelerate 1.15 and PEFT 0.21.2;
 # ``cards``: those that reserve most.
 DRY_RUNS = Path(__file__).parents[2] / "against_libraries/programs/spread.csv"
 SAID: dict[str, object] = {"stack": "hf-trainer@5", "optimizer": "adamw_torch", "device_map": "auto"}
-SMALL: dict[str, object] = {
-    "model": "tinyllama-1.1b",
-    "method": "lora",
-    "gpu": "4090:2",
-    "seq": 512,
-    "batch": 2,
-}
+SMALL: dict[str, object] = typed("--model tinyllama-1.1b --method lora --gpu 4090:2 --seq 512 --batch 2")
 
 
 def scenario_of(**given: object) -> Scenario:
@@ -40,7 +33,7 @@ def scenario_of(**given: object) -> Scenario:
     known = dict(SAID) if given["method"] == "full" else {**SAID, "lora_rank": 16}
     known |= {"load_dtype": "fp32"} if given["method"] == "full" else {}
     known |= {"gradient_checkpointing": "true"}
-    return resolve(from_flags({**known, **given}))
+    return resolved({**known, **given})
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.program.job import Job, job_of
 from planner.program.load import load, load_whole
@@ -18,6 +16,7 @@ from planner.program.ops.sizes import unit_values
 from planner.program.parameters import Weight
 from planner.program.request_stream import RequestStream
 from planner.units import GIB, KIB, MIB
+from tests.jobs import job_by
 
 TABLE = 32_000 * 4_096
 SQUARE = 4_096**2
@@ -26,7 +25,7 @@ SQUARE = 4_096**2
 def job(model: str, method: str, *, gpu: str = "a100-80gb", **flags: object) -> Job:
     """One micro-batch of 512 tokens."""
     given = {"model": model, "method": method, "gpu": gpu, "seq": 512, "batch": 1, "attention": "eager"}
-    return job_of(resolve(from_flags({**given, **flags})), Coefficients())
+    return job_by({**given, **flags})
 
 
 def with_stack(subject: Job, **switches: object) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,21 +10,17 @@ import pytest
 from planner.anatomy.quantized_matrices import as_built, is_quantizable
 from planner.catalog.stacks import load_stack
 from planner.domain.recipes.recipe import Recipe
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.memory.structures import program_of
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.units import GIB
+from tests.jobs import job_by, typed
 
 TOKENS, VOCAB = 2048, 128_256
 
 
-def job(**flags: Any) -> Job:
-    """Llama 3.2 1B with LoRA on one card, unless said otherwise."""
-    said = {"model": "llama-3.2-1b", "method": "lora", "gpu": "a100-80-sxm", "seq": TOKENS, "batch": 1}
-    return job_of(resolve(from_flags(said | flags)), Coefficients())
+job = partial(job_by, model="llama-3.2-1b", method="lora", gpu="a100-80-sxm", seq=TOKENS, batch=1)
+"""Llama 3.2 1B with LoRA on one card, unless said otherwise."""
 
 
 def allocated(one: Job, phase: str) -> int:
@@ -170,19 +167,10 @@ def test_fsdp1_holds_inputs_and_gradients_of_frozen_layers(switches: str, kept_o
     """At the end of backward a layer has left its input and its gradient,
     where only the input was there at the beginning.
     """
-    flags: dict[str, Any] = {
-        "gpu": "a100-80-sxm:2",
-        "sharding": "fsdp1",
-        "gradient_checkpointing": True,
-        "stack": "hf-trainer@4",
-    }
-    flags |= {
-        "checkpoint_reentrant": True,
-        "loss": "liger",
-        "seq": 8192,
-        "precision": "bf16",
-        "load_dtype": "bf16",
-    }
+    flags: dict[str, Any] = typed(
+        "--gpu a100-80-sxm:2 --sharding fsdp1 --gradient-checkpointing --stack hf-trainer@4"
+    )
+    flags |= typed("--checkpoint-reentrant --loss liger --seq 8192 --precision bf16 --load-dtype bf16")
     base = allocated(job(**flags, switches="checkpoints_units=false"), "backward_2")
     more = allocated(job(**flags, switches=switches), "backward_2") - base
     assert more / hidden_bytes(job(**flags).recipe) == pytest.approx(16 * kept_of_each, abs=3)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from planner.domain.term import TermName
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.parameters import model_weights
 from planner.program.step import step_of
+from tests.jobs import job_by
 
 # Width 3,584, keys and values 512 wide, feed-forward 18,944, 28 layers, 152,064 tokens; biases on q, k and v.
 LAYERS, TABLE = 28, 152_064 * 3_584
@@ -22,11 +22,14 @@ FLOATS = LAYERS * ((3_584 + 512 + 512) + 2 * 3_584) + 3_584
 ADAPTERS = LAYERS * 8 * (2 * (3_584 + 3_584) + 2 * (3_584 + 512) + 3 * (3_584 + 18_944))
 
 
-def job(**flags: object) -> Job:
-    """Qwen2.5-7B with adapters, on one card unless told otherwise."""
-    base = {"model": "qwen2.5-7b", "gpu": "a100-80gb", "seq": 1024, "batch": 1, "stack": "hf-trainer@5"}
-    adapters = {"method": "lora", "load_dtype": "bf16", "lora_rank": 8, "lora_targets": "all-linear"}
-    return job_of(resolve(from_flags({**base, **adapters, **flags})), Coefficients())
+job = partial(
+    job_by,
+    (
+        "--model qwen2.5-7b --gpu a100-80gb --seq 1024 --batch 1 --stack hf-trainer@5 --method lora "
+        "--load-dtype bf16 --lora-rank 8 --lora-targets all-linear"
+    ),
+)
+"""Qwen2.5-7B with adapters, on one card unless told otherwise."""
 
 
 def stored_bytes(subject: Job) -> float:

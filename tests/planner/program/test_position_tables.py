@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.position_tables import table_row_bytes, table_rows
 from planner.program.step import step_of
+from tests.jobs import job_by
 
 MISTRAL_ROW = 32 * 128 * 2 * 2
 """Bytes of a position: 32 layers, 128 features of a head, cosine and sine, 16 bits."""
@@ -22,7 +20,7 @@ MISTRAL_ROW = 32 * 128 * 2 * 2
 def job(model: str = "mistral-7b-v0.1", **flags: object) -> Job:
     """LoRA of one sample of 512 tokens."""
     given = {"model": model, "method": "lora", "gpu": "a100-80gb", "seq": 512, "batch": 1}
-    return job_of(resolve(from_flags({**given, "stack": "hf-trainer@4", **flags})), Coefficients())
+    return job_by({**given, "stack": "hf-trainer@4", **flags})
 
 
 def held(subject: Job, *place: str) -> float:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from array import array
 from itertools import chain
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import job_of
 from planner.program.ops.tensors import Unit
 from planner.program.request_stream import RequestStream, instances
 from planner.program.step import parts_of
+from tests.jobs import job_by
 
 PLACE = ("fsdp", "", "whole")
 
@@ -52,9 +49,7 @@ def test_events_are_numbers_of_the_machine() -> None:
 
 def test_between_marks_lie_all_events_of_a_stage() -> None:
     """Also where a part is not asked for what others free, which moves the marks behind it."""
-    job = job_of(
-        resolve(from_flags({"model": "gpt2", "method": "full", "gpu": "4090", "seq": "64"})), Coefficients()
-    )
+    job = job_by({"model": "gpt2", "method": "full", "gpu": "4090", "seq": "64"})
     n_gradients = 0
     parts = ((part.name, part.template, part.count) for part in parts_of(job))
     for part in instances(RequestStream(), parts):

@@ -7,32 +7,21 @@ from __future__ import annotations
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate
-from planner.program.job import job_of
 from planner.program.ops.autograd import run_backward
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.ops.work import ToHost
 from planner.program.saved_on_host import SavedOnHost, on_host
 from planner.program.step import parts_of
+from tests.jobs import job_by, resolved, typed
 
 GIB = 2**30
-JOB = {
-    "model": "qwen2.5-0.5b",
-    "method": "lora",
-    "lora_rank": 16,
-    "lora_targets": ("all-linear",),
-    "stack": "trl",
-    "gpu": "a100-80-sxm",
-    "seq": 1024,
-    "batch": 4,
-    "load_dtype": "bf16",
-    "offload": "activations",
-    "gradient_checkpointing": False,
-}
+JOB = typed(
+    "--model qwen2.5-0.5b --method lora --lora-rank 16 --lora-targets all-linear --stack trl "
+    "--gpu a100-80-sxm --seq 1024 --batch 4 --load-dtype bf16 --offload activations "
+    "--no-gradient-checkpointing"
+)
 
 
 def hooked() -> tuple[Operators, SavedOnHost]:
@@ -107,10 +96,8 @@ def test_numbers_of_tokens_come_back_too_and_what_waits_goes_then() -> None:
     torch, hooks = hooked()
     x = made(torch)
     kept = [hooks.pack(x)]
-    labels, weight = (
-        hooks.pack(Tensor(None, Unit.TOKENS, 1, "int64")),
-        hooks.pack(Tensor(None, Unit.ONE, 8, "bf16")),
-    )
+    labels = hooks.pack(Tensor(None, Unit.TOKENS, 1, "int64"))
+    weight = hooks.pack(Tensor(None, Unit.ONE, 8, "bf16"))
     del x
     weight()
     hooks.end_node()
@@ -133,7 +120,7 @@ def test_numbers_of_tokens_come_back_too_and_what_waits_goes_then() -> None:
 def test_peaks_are_those_of_trl(flags: dict[str, object], allocated_gib: float, reserved_gib: float) -> None:
     """Qwen2.5 0.5B, 4 x 1,024 tokens."""
     said = {name: value for name, value in {**JOB, **flags}.items() if value is not None}
-    peak = estimate(resolve(from_flags(said))).memory
+    peak = estimate(resolved(said)).memory
     assert float(peak.allocated_peak_bytes) / GIB == pytest.approx(allocated_gib, rel=0.01)
     assert float(peak.reserved_peak_bytes) / GIB == pytest.approx(reserved_gib, rel=0.03)
 
@@ -141,7 +128,7 @@ def test_peaks_are_those_of_trl(flags: dict[str, object], allocated_gib: float, 
 def test_checkpointing_sends_the_input_of_each_layer_and_what_it_makes_again() -> None:
     """With reentry the second run's saved tensors go through the hooks, too."""
     flags = {**JOB, "gradient_checkpointing": True, "checkpoint_reentrant": True, "stack": "axolotl"}
-    job = job_of(resolve(from_flags(flags)), Coefficients())
+    job = job_by(flags)
     layer = next(part.template for part in parts_of(job) if part.name == "layer")
     sent = {direction for direction, _, kind in layer.work if isinstance(kind, ToHost)}
     assert sent == {"forward", "again"}
@@ -170,6 +157,6 @@ def test_the_log_softmax_comes_back_beside_the_layers(
     else:
         given |= {"switches": "adapter_kernels=eager"}
     given |= {"versions": "transformers==5.16.1,peft==0.20.0"}
-    peak = estimate(resolve(from_flags({**given, "optimizer": "adamw_torch_fused", **flags}))).memory
+    peak = estimate(resolved({**given, "optimizer": "adamw_torch_fused", **flags})).memory
     assert float(peak.allocated_peak_bytes) / GIB == pytest.approx(allocated_gib, rel=0.001)
     assert float(peak.reserved_peak_bytes) / GIB == pytest.approx(reserved_gib, rel=0.011)

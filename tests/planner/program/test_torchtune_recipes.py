@@ -8,25 +8,15 @@ from typing import Any
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
-from planner.program.job import job_of
+from tests.jobs import job_by, typed
 
 # Rows of no fewer tokens than the recipe lets through; Gemma 2 with a tokenizer of Llama 3, FSDP2.
 ROWS = Path(__file__).parents[2] / "against_libraries/programs/torchtune.csv"
-AXOLOTL: dict[str, Any] = {
-    "stack": "axolotl",
-    "method": "full",
-    "seq": 2048,
-    "batch": 2,
-    "qat": "int8-int4",
-    "qat_group": 32,
-    "optimizer": "adamw_torch_fused",
-    "attention": "flash2",
-    "loss": "liger",
-}
+AXOLOTL: dict[str, Any] = typed(
+    "--stack axolotl --method full --seq 2048 --batch 2 --qat int8-int4 --qat-group 32 "
+    "--optimizer adamw_torch_fused --attention flash2 --loss liger"
+)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +26,7 @@ def test_recipes_of_torchtune(row: dict[str, str]) -> None:
     """Two micro-batches where nothing else is said; half a percent of what is allocated."""
     words = {name: value for name, _, value in (word.partition("=") for word in row["job"].split())}
     base = {"stack": "torchtune", "gpu": "h100-sxm", "grad_accum": 2, "switches": "rotary_positions=131072"}
-    phases = replayed(job_of(resolve(from_flags({**base, **words})), Coefficients())).phases
+    phases = replayed(job_by({**base, **words})).phases
     allocated = max(int(each.allocated_bytes) for each in phases)
     assert allocated == pytest.approx(int(row["allocated_bytes"]), rel=0.005)
     reserved = max(int(each.reserved_bytes) for each in phases)
@@ -52,7 +42,7 @@ def test_axolotl_rounds_weights_otherwise() -> None:
         (one, kernels, 11_847_161_856),
         (two, (*kernels, "checkpoints_twice=true"), 7_667_198_976),
     ):
-        job = job_of(resolve(from_flags({**flags, "switches": switches})), Coefficients())
+        job = job_by({**flags, "switches": switches})
         found = max(int(each.allocated_bytes) for each in replayed(job).phases)
         assert found == pytest.approx(allocated, rel=0.005)
 
@@ -77,17 +67,12 @@ def test_liger_of_axolotl_under_fsdp2(size: dict[str, Any], allocated: int, rese
     plain = {name: value for name, value in LIGER.items() if not name.startswith("qat")}
     kernels = ("fused_norm=true", "fused_mlp=true", "checkpoints_twice=true")
     flags = {**plain, "gradient_checkpointing": True, **size, "switches": kernels}
-    phases = replayed(job_of(resolve(from_flags(flags)), Coefficients())).phases
+    phases = replayed(job_by(flags)).phases
     assert max(int(each.allocated_bytes) for each in phases) == pytest.approx(allocated, rel=0.005)
     assert max(int(each.reserved_bytes) for each in phases) == pytest.approx(reserved, rel=0.01)
 
 
-OLD_LORA = {
-    "model": "llama-3.1-8b",
-    "lora_rank": 8,
-    "lora_targets": "q_proj,v_proj",
-    "optimizer": "adamw_torch",
-}
+OLD_LORA = typed("--model llama-3.1-8b --lora-rank 8 --lora-targets q_proj,v_proj --optimizer adamw_torch")
 OLD_LORA |= {"method": "lora", "stack": "torchtune@0.2", "seq": 512, "batch": 2, "grad_accum": 2}
 OLD_TABLES = "rotary_tables=pairs_of_layers;rotary_positions=8192"
 
@@ -106,13 +91,10 @@ OLD_TABLES = "rotary_tables=pairs_of_layers;rotary_positions=8192"
             12.667,
         ),
         (
-            {
-                "gpu": "h100-sxm:4",
-                "sharding": "fsdp1",
-                "gradient_checkpointing": True,
-                "method": "full",
-                "switches": OLD_TABLES,
-            },
+            typed(
+                "--gpu h100-sxm:4 --sharding fsdp1 --gradient-checkpointing --method full "
+                f"--switches {OLD_TABLES}"
+            ),
             21.443,
         ),
     ],
@@ -125,6 +107,6 @@ def test_recipes_of_torchtune_0_2(said: dict[str, Any], gib: float) -> None:
     flags = {**OLD_LORA, **said, "versions": ["torch==2.13.0"]}
     if said.get("method") == "full":
         flags = {name: value for name, value in flags.items() if not name.startswith("lora_")}
-    job = job_of(resolve(from_flags(flags)), Coefficients())
+    job = job_by(flags)
     found = max(int(each.allocated_bytes) for each in replayed(job).phases)
     assert found / 2**30 == pytest.approx(gib, rel=0.005)

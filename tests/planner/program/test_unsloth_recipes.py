@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
-from planner.program.job import job_of
+from tests.jobs import job_by
 
 ROWS = Path(__file__).parents[2] / "against_libraries/programs/unsloth.csv"
 
@@ -25,7 +22,7 @@ def test_programs_of_unsloth(row: dict[str, str]) -> None:
     """
     words = {name: value for name, _, value in (word.partition("=") for word in row["job"].split())}
     base = {"stack": "unsloth", "lora_rank": 16, "grad_accum": 2}
-    phases = replayed(job_of(resolve(from_flags({**base, **words})), Coefficients())).phases
+    phases = replayed(job_by({**base, **words})).phases
     stays = int(words["seq"]) * int(words["batch"]) <= 512
     allocated = max(int(each.allocated_bytes) for each in phases)
     assert allocated == pytest.approx(int(row["allocated_bytes"]), rel=0.019 if stays else 0.006)

@@ -25,6 +25,7 @@ from planner.records import (
     read_records,
 )
 from planner.units import MIB
+from tests.files import written
 from tests.planner.records.made import write_csv
 
 PUBLISHED = data_dir() / "published"
@@ -341,8 +342,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
 
 def test_appending_to_a_whole_line_without_newline(tmp_path: Path) -> None:
     """A last line that is complete but for its newline is kept as a record."""
-    path = tmp_path / "x.jsonl"
-    path.write_text(json_line(id="whole").rstrip("\n"))
+    path = written(tmp_path, json_line(id="whole").rstrip("\n"), "x.jsonl")
     append_jsonl(path, FULL)
     assert [record.id for record in read_records([path]).records] == ["whole", "r2"]
     assert not (tmp_path / "x.jsonl.torn").exists()

@@ -14,6 +14,7 @@ from planner.records import (
     record_json_schema,
 )
 from planner.records.record_schema import REQUIRED_COLUMNS, border_model
+from planner.words import words
 
 PUBLISHED = data_dir() / "published"
 
@@ -26,16 +27,7 @@ def test_the_json_schema_describes_a_line_of_jsonl() -> None:
     assert schema["$id"] == "planner/record@1"
     assert schema["additionalProperties"] is False
     assert list(schema["properties"]) == ["schema", *COLUMNS, "raw", "environment", "quality"]
-    assert set(schema["required"]) == {
-        "schema",
-        "id",
-        "source",
-        "source_group",
-        "model",
-        "gpu",
-        "method",
-        "outcome",
-    }
+    assert set(schema["required"]) == set(words("schema id source source_group model gpu method outcome"))
     assert json.loads(json.dumps(schema)) == schema
 
 

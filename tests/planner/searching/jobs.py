@@ -3,61 +3,23 @@
 from __future__ import annotations
 
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved, typed
 
 Flags = dict[str, object]
-FULL_ON_SMALL: Flags = {
-    "model": "7b",
-    "method": "full",
-    "gpu": "4090",
-    "seq": "2048",
-    "batch": "4",
-    "optimizer": "adamw_torch",
-}
-LORA_TOO_LONG: Flags = {
-    "model": "7b",
-    "method": "lora",
-    "gpu": "4090",
-    "seq": "2048",
-    "batch": "3",
-    "modules_to_save": "lm_head",
-}
-MANY_CARDS: Flags = {
-    "model": "70b",
-    "method": "full",
-    "gpu": "h100-sxm:8",
-    "nodes": "2",
-    "seq": "4096",
-    "precision": "bf16",
-}
+FULL_ON_SMALL: Flags = typed(
+    "--model 7b --method full --gpu 4090 --seq 2048 --batch 4 --optimizer adamw_torch"
+)
+LORA_TOO_LONG: Flags = typed(
+    "--model 7b --method lora --gpu 4090 --seq 2048 --batch 3 --modules-to-save lm_head"
+)
+MANY_CARDS: Flags = typed("--model 70b --method full --gpu h100-sxm:8 --nodes 2 --seq 4096 --precision bf16")
 QLORA_ON_MANY: Flags = {"model": "70b", "method": "qlora", "gpu": "4090:4", "seq": "1024"}
-QLORA_DIVIDED: Flags = {
-    "model": "34b",
-    "method": "qlora",
-    "gpu": "a100-40-sxm:2",
-    "gpu_memory": "36GiB",
-    "seq": "4096",
-    "batch": "2",
-    "sharding": "fsdp",
-}
+QLORA_DIVIDED: Flags = typed(
+    "--model 34b --method qlora --gpu a100-40-sxm:2 --gpu-memory 36GiB --seq 4096 --batch 2 --sharding fsdp"
+)
 OLD_CARD: Flags = {"model": "3b", "method": "full", "gpu": "t4", "seq": "2048"}
-EAGER: Flags = {
-    "model": "7b",
-    "method": "lora",
-    "gpu": "4090",
-    "seq": "4096",
-    "attention": "eager",
-    "batch": "2",
-}
-ZERO: Flags = {
-    "model": "14b",
-    "method": "full",
-    "gpu": "a100-40gb:4",
-    "seq": "1024",
-    "sharding": "zero2",
-    "batch": "2",
-}
+EAGER: Flags = typed("--model 7b --method lora --gpu 4090 --seq 4096 --attention eager --batch 2")
+ZERO: Flags = typed("--model 14b --method full --gpu a100-40gb:4 --seq 1024 --sharding zero2 --batch 2")
 FAR_TOO_LARGE: Flags = {"model": "70b", "method": "full", "gpu": "4090:2", "seq": "2048", "batch": "2"}
 JOBS = {
     "far too large": FAR_TOO_LARGE,
@@ -73,4 +35,4 @@ JOBS = {
 
 def scenario(flags: Flags) -> Scenario:
     """A resolved scenario."""
-    return resolve(from_flags(flags))
+    return resolved(flags)

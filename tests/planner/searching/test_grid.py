@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,12 @@ import pytest
 from planner.catalog.location import data_dir
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError, UsageError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import PRIORS, estimate, estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching import grid
 from planner.searching.grid import Grid, GridIntervals, estimate_grid
 from planner.searching.variants import with_sizes
+from tests.jobs import resolved, typed
 
 # Sums of integers below 2^53 are exact either way; FLOP are above, so Python's integers and floats may differ
 # in the last bits.  So may numpy's own exp and log, by up to 4 units of the last place in numpy 1.26, and
@@ -25,11 +25,8 @@ from planner.searching.variants import with_sizes
 ROUNDING = 1e-12
 
 
-def scenario(**flags: object) -> Scenario:
-    """A resolved scenario."""
-    return resolve(
-        from_flags({"model": "7b", "method": "lora", "gpu": "a100-80gb:8", "seq": "1024", **flags})
-    )
+scenario = partial(resolved, model="7b", method="lora", gpu="a100-80gb:8", seq="1024")
+"""A resolved scenario."""
 
 
 BATCHES, LENGTHS = (1, 2, 5, 16), (64, 1000, 4096, 16384)
@@ -45,22 +42,11 @@ def point(base: Scenario, made: Grid, row: int, column: int) -> Scenario:
 JOBS: dict[str, dict[str, object]] = {
     "full": {"method": "full", "optimizer": "adamw_torch"},
     "lora": {},
-    "qlora, eager attention, whole head": {
-        "method": "qlora",
-        "attention": "eager",
-        "modules_to_save": "lm_head",
-    },
-    "int8 base, dropout, 8-bit optimizer": {
-        "method": "int8",
-        "lora_dropout": "0.1",
-        "optimizer": "adamw_8bit",
-    },
-    "natural lengths, old stack": {
-        "stack": "hf-trainer@4",
-        "padding": "longest",
-        "tokens_per_sample": "700",
-        "seq": "2048",
-    },
+    "qlora, eager attention, whole head": typed("--method qlora --attention eager --modules-to-save lm_head"),
+    "int8 base, dropout, 8-bit optimizer": typed("--method int8 --lora-dropout 0.1 --optimizer adamw_8bit"),
+    "natural lengths, old stack": typed(
+        "--stack hf-trainer@4 --padding longest --tokens-per-sample 700 --seq 2048"
+    ),
     "mixture of experts, liger": {"model": "mixtral-8x7b", "loss": "liger", "grad_accum": "4"},
     "sliding window, two nodes": {"model": "gemma-2-2b", "nodes": "2", "padding": "packed"},
 }
@@ -124,7 +110,7 @@ def test_an_axis_left_out_keeps_the_value_of_the_base() -> None:
 
 def test_a_length_that_the_model_cannot_look_up_refuses_the_grid() -> None:
     """GPT-2 has a table of 1,024 positions: a grid beyond it has no answers."""
-    base = resolve(from_flags({"model": "gpt2", "method": "full", "gpu": "4090", "seq": "512"}))
+    base = resolved({"model": "gpt2", "method": "full", "gpu": "4090", "seq": "512"})
     with pytest.raises(RefusedCombinationError, match="table"):
         estimate_grid(base, length=(512, 2048))
 
@@ -141,7 +127,7 @@ def test_short_samples_keep_their_length() -> None:
 
 def test_unknown_rates_give_memory_without_time() -> None:
     """On a card of which only the memory is known there is a peak and no step time."""
-    base = resolve(from_flags({"model": "7b", "method": "qlora", "gpu_memory": "24GiB", "seq": "1024"}))
+    base = resolved({"model": "7b", "method": "qlora", "gpu_memory": "24GiB", "seq": "1024"})
     made = estimate_grid(base, batch=(1, 2))
     assert made.step_s is None
     assert made.must_have_bytes.shape == (2, 1)

@@ -21,6 +21,7 @@ from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever
 from planner.searching.moves import CHEAP, KINDS, more_cards, more_nodes, moves
 from planner.searching.variants import refusals, with_flags
 from planner.units import GIB, MIB
+from tests.jobs import resolved, typed
 from tests.planner.searching.jobs import (
     EAGER,
     FAR_TOO_LARGE,
@@ -52,17 +53,17 @@ def test_host_ram_is_told_wherever_a_change_takes_it() -> None:
     """Under ZeRO-2 every process clones the weights into RAM when it saves, although nothing is offloaded."""
     job = {"model": "llama-3.2-1b", "method": "full", "gpu": "rtx3090", "gpus": "4", "seq": "512"}
     zero2 = {**job, "sharding": "zero2"}
-    before, after = (predict_with(resolve(from_flags(each)), PRIORS).host for each in (job, zero2))
+    before, after = (predict_with(resolved(each), PRIORS).host for each in (job, zero2))
     more = float(after.required_per_node_bytes) - float(before.required_per_node_bytes)
     assert more > 4 * GIB
-    found = by_flags(levers_module.levers(resolve(from_flags(job)), alone=True))
+    found = by_flags(levers_module.levers(resolved(job), alone=True))
     assert found["--sharding zero2"].host_bytes == pytest.approx(more, abs=1)
 
 
 def test_a_cheaper_method_is_offered_with_what_it_takes_on_top() -> None:
     """A small card that 16-bit weights alone overfill: 4 bits, and no logits beside them."""
     job = {"model": "llama-3.1-8b", "method": "lora", "gpu": "rtx3060-12g", "seq": "2048"}
-    found = by_flags(levers(resolve(from_flags(job))))
+    found = by_flags(levers(resolved(job)))
     assert not found["--method qlora"].fits
     assert found["--method qlora --loss liger"].fits
     assert found["--method qlora --loss liger"].kind == "training"
@@ -129,15 +130,7 @@ def test_the_stack_is_offered_before_host_ram_and_data() -> None:
     assert fitting[0].flags == {"stack": "unsloth"}
     assert fitting[0].host_bytes < 4 * GIB
     said = levers(
-        scenario(
-            {
-                "model": "mistral-small-24b",
-                "method": "qlora",
-                "gpu": "4090",
-                "seq": "4096",
-                "stack": "hf-trainer@5",
-            }
-        )
+        scenario(typed("--model mistral-small-24b --method qlora --gpu 4090 --seq 4096 --stack hf-trainer@5"))
     )
     assert not any("stack" in lever.flags for lever in said)
 
@@ -275,14 +268,7 @@ def test_three_changes_that_cost_time_come_before_two_that_cost_host_ram() -> No
     """An 8B full fine-tune under DDP on eight cards: checkpointing,
     a fused loss and sharding are the usual way, not offload.
     """
-    job = {
-        "model": "8b",
-        "method": "full",
-        "gpu": "h100-sxm:8",
-        "seq": "8192",
-        "batch": "8",
-        "stack": "hf-trainer@5",
-    }
+    job = typed("--model 8b --method full --gpu h100-sxm:8 --seq 8192 --batch 8 --stack hf-trainer@5")
     enough = [lever for lever in levers(scenario(job)) if lever.fits]
     assert enough[0].kind == "time"
     assert enough[0].description.count(" + ") == 2
@@ -305,7 +291,7 @@ def test_a_full_node_is_offered_more_nodes() -> None:
     assert found.flags == {"nodes": "2", "sharding": "fsdp", "gradient-checkpointing": True}
     assert found.hardware_text == "more nodes"
     assert "more nodes" in found.cost_text
-    typed = estimate(resolve(from_flags({**job, **as_request(found)})))
+    typed = estimate(resolved({**job, **as_request(found)}))
     assert typed.verdict == found.verdict
 
 
@@ -332,7 +318,7 @@ def test_a_job_far_above_a_node_is_offered_offload_under_both_engines() -> None:
     enough = [lever for lever in levers(scenario(job)) if lever.fits]
     assert [lever.flags.get("sharding") for lever in enough[:2]] == ["fsdp", "zero3"]
     assert not any("stack" in lever.flags and "method" not in lever.flags for lever in enough)
-    typed = estimate(resolve(from_flags({**job, **as_request(enough[0])})))
+    typed = estimate(resolved({**job, **as_request(enough[0])}))
     assert typed.verdict == "fits"
     assert enough[0].host_bytes <= enough[1].host_bytes
 
@@ -342,7 +328,7 @@ def test_where_no_two_changes_are_enough_more_are_put_on_top() -> None:
     job = {"model": "qwen3-30b-a3b", "method": "lora", "gpu": "4090", "seq": "16384", "sharding": "zero3"}
     (enough,) = [each for each in levers(scenario(job)) if each.fits and not each.hardware_text]
     assert len(enough.flags) == 3
-    assert estimate(resolve(from_flags({**job, **as_request(enough)}))).verdict == "fits"
+    assert estimate(resolved({**job, **as_request(enough)})).verdict == "fits"
 
 
 def test_a_cheaper_method_is_offered_with_its_base_divided() -> None:
@@ -353,7 +339,7 @@ def test_a_cheaper_method_is_offered_with_its_base_divided() -> None:
     enough = [lever for lever in levers(scenario(job)) if lever.fits]
     (offered,) = (lever for lever in enough if lever.flags.get("method") == "qlora")
     assert (offered.flags["sharding"], offered.flags["quant-storage"]) == ("fsdp", "bf16")
-    assert estimate(resolve(from_flags({**job, **as_request(offered)}))).verdict == "fits"
+    assert estimate(resolved({**job, **as_request(offered)})).verdict == "fits"
     assert 0 < offered.host_bytes < enough[0].host_bytes / 2
 
 
@@ -363,7 +349,7 @@ def test_a_4bit_base_that_newer_software_loads_whole_is_divided_by_older(model: 
     job = {"model": model, "method": "qlora", "gpu": gpu, "seq": "1024"}
     (first, *_) = (lever for lever in levers(scenario(job)) if lever.fits)
     assert (first.flags["stack"], first.flags["sharding"]) == ("trl@0.24", "fsdp")
-    assert estimate(resolve(from_flags({**job, **as_request(first)}))).verdict == "fits"
+    assert estimate(resolved({**job, **as_request(first)})).verdict == "fits"
 
 
 def test_a_frozen_base_in_32_bits_is_loaded_in_16_instead() -> None:
@@ -405,7 +391,7 @@ def test_the_number_of_estimates_is_bounded(name: str, monkeypatch: pytest.Monke
 
 def test_a_forced_job_still_gets_advice() -> None:
     """A rule that the job breaks already (forced) does not silence every lever."""
-    forced = resolve(from_flags({**FULL_ON_SMALL, "sharding": "none", "offload": "optimizer"}), force=True)
+    forced = resolved({**FULL_ON_SMALL, "sharding": "none", "offload": "optimizer"}, force=True)
     assert refusals(forced).keys() == {"offload-without-engine"}
     assert "--gradient-checkpointing" in by_flags(levers(forced))
 
@@ -514,7 +500,7 @@ def test_where_host_ram_is_short_levers_save_host_ram() -> None:
 )
 def test_cheap_levers_are_those_of_all_kinds(flags: Flags) -> None:
     """Of a job that fits the first answer shows two kinds, which others do not change."""
-    scenario = resolve(from_flags(flags))
+    scenario = resolved(flags)
     assert predict_with(scenario, PRIORS).verdict == "fits"
     every = levers(scenario)
     cheap = levers(scenario, kinds=CHEAP)

@@ -12,6 +12,7 @@ from planner.searching.moves import (
 )
 from planner.searching.variants import with_flags
 from planner.units import GIB
+from tests.jobs import typed
 from tests.planner.searching.jobs import FULL_ON_SMALL, MANY_CARDS, QLORA_ON_MANY, Flags, scenario
 
 
@@ -127,13 +128,7 @@ def test_larger_cards_hold_the_need_and_differ_in_size() -> None:
 
 def test_a_large_evaluation_is_made_as_small_as_the_training() -> None:
     """It costs nothing; the typed flag gives the same job."""
-    base: Flags = {
-        "model": "qwen2.5-0.5b",
-        "method": "lora",
-        "gpu": "3060",
-        "seq": "2048",
-        "eval_batch": "16",
-    }
+    base: Flags = typed("--model qwen2.5-0.5b --method lora --gpu 3060 --seq 2048 --eval-batch 16")
     move = next(move for move in moves(scenario(base)) if move.topic == "evaluation")
     assert (flags_of(move), move.kind) == ("--eval-batch 1", "free")
     changed = with_flags(scenario(base), move.flags)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import PRIORS, predict_with
 from planner.searching import run_length
 from planner.searching.run_length import at_example_length
+from tests.jobs import resolved, typed
 
-JOB: dict[str, Any] = {
-    "model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 1024, "batch": 2, "samples": 1000,
-    "padding": "longest",
-}  # fmt: skip
+JOB: dict[str, Any] = typed(
+    "--model qwen2.5-0.5b --method lora --gpu 4090 --seq 1024 --batch 2 --samples 1000 --padding longest"
+)
 
 
-def scenario(**flags: object) -> Scenario:
-    """The job with these flags; ``None`` leaves one out."""
-    return resolve(from_flags({name: value for name, value in (JOB | flags).items() if value is not None}))
+scenario = partial(resolved, JOB)
+"""The job with these flags; ``None`` leaves one out."""
 
 
 @pytest.fixture(autouse=True)

@@ -19,24 +19,19 @@ from planner.report.prediction.subject import Subject
 from planner.searching import unsaid
 from planner.searching.unsaid import MAX_ROWS, Unsaid, unsaid_settings
 from planner.units import GIB
+from tests.jobs import resolved, typed
 
 Flags = dict[str, object]
 LORA: Flags = {"model": "llama-3.1-8b", "method": "lora", "gpu": "a100-80-sxm", "seq": "4096"}
 QLORA: Flags = {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"}
 SHARDED: Flags = {"model": "7b", "method": "full", "gpu": "h100-sxm:8", "seq": "4096", "sharding": "fsdp"}
-OLD_CARD: Flags = {
-    "model": "qwen2.5-0.5b",
-    "method": "full",
-    "gpu": "t4",
-    "seq": "512",
-    "precision": "fp16-mixed",
-}
+OLD_CARD: Flags = typed("--model qwen2.5-0.5b --method full --gpu t4 --seq 512 --precision fp16-mixed")
 JOBS = {"lora": LORA, "qlora": QLORA, "sharded": SHARDED, "t4": OLD_CARD}
 
 
 def named(flags: Flags) -> tuple[Unsaid, ...]:
     """What is named for a job under the priors."""
-    scenario: Scenario = resolve(from_flags(flags))
+    scenario: Scenario = resolved(flags)
     return unsaid_settings(scenario, estimate(scenario))
 
 
@@ -57,7 +52,7 @@ def test_the_job_itself_is_not_predicted_again(monkeypatch: pytest.MonkeyPatch) 
         return estimate(scenario)
 
     monkeypatch.setattr(unsaid, "predict_with", spy)
-    job = resolve(from_flags(QLORA))
+    job = resolved(QLORA)
     assert unsaid_settings(job, estimate(job))
     assert predicted
     assert job not in predicted
@@ -76,7 +71,7 @@ def test_what_is_not_modelled_otherwise_does_not_keep_the_answer_back(
 @pytest.mark.parametrize("name", JOBS)
 def test_typing_the_flags_moves_the_answer_as_stated(name: str) -> None:
     """With the flags after the job's own, the need, the speed and the verdict are those that are stated."""
-    before = estimate(resolve(from_flags(JOBS[name])))
+    before = estimate(resolved(JOBS[name]))
     found = named(JOBS[name])
     assert 3 <= len(found) <= MAX_ROWS
     for each in found:
@@ -110,7 +105,7 @@ def test_what_moves_most_comes_first() -> None:
 
 def test_stacks_are_left_out_where_they_have_a_line_of_their_own() -> None:
     """All other rows stay."""
-    job = resolve(from_flags(LORA))
+    job = resolved(LORA)
     found = unsaid_settings(job, estimate(job))
     rest = tuple(each for each in found if not each.setting.startswith("stack="))
     assert len(rest) < len(found)
@@ -142,8 +137,8 @@ def test_a_name_that_stands_for_several_versions_names_the_one_that_moves_most()
     (row,) = (each for each in named(job) if each.setting.startswith("versions="))
     assert (row.setting, row.flags) == ("versions=trl==1.16.0", "--versions trl==1.5.0")
     assert row.moves_bytes > 10 * GIB
-    old = estimate(resolve(from_flags({**job, "versions": "trl==1.5.0"})))
-    moved = old.memory.must_have_bytes - estimate(resolve(from_flags(job))).memory.must_have_bytes
+    old = estimate(resolved({**job, "versions": "trl==1.5.0"}))
+    moved = old.memory.must_have_bytes - estimate(resolved(job)).memory.must_have_bytes
     assert row.moves_bytes == pytest.approx(moved, abs=1)
     for said in ({"versions": "peft==0.21.0"}, {"stack": "trl@0.24"}):
         assert not any(each.setting.startswith("versions=") for each in named({**job, **said}))
@@ -153,7 +148,7 @@ def test_nothing_is_named_that_a_rule_speaks_against() -> None:
     """bf16 weights on a card without bf16 units would bring a warning,
     so no other value brings one that was not there.
     """
-    before = set(resolve(from_flags(OLD_CARD)).warnings)
+    before = set(resolved(OLD_CARD).warnings)
     for each in named(OLD_CARD):
         assert set(resolve(merge(from_flags(OLD_CARD), from_flags(typed(each.flags)))).warnings) <= before, (
             each
@@ -162,7 +157,7 @@ def test_nothing_is_named_that_a_rule_speaks_against() -> None:
 
 def test_the_report_has_a_section_only_where_something_moves() -> None:
     """Rows make a section of their own; without rows there is none."""
-    scenario = resolve(from_flags(LORA))
+    scenario = resolved(LORA)
     rows = (
         Unsaid("attention=sdpa", "--attention eager", 3 * 2**30, 0.5, "does_not_fit"),
         Unsaid("x=1", "--x 2", -(2**30), None, "fits"),

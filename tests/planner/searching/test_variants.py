@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from planner.catalog.stacks import load_stack
-from planner.domain.scenario import Scenario
 from planner.errors import UsageError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.searching.variants import (
     Flags,
     refusals,
@@ -17,13 +16,13 @@ from planner.searching.variants import (
     with_flags,
     with_sizes,
 )
+from tests.jobs import resolved
 
 BASE = {"model": "llama-3.2-1b", "method": "lora", "gpu": "4090", "seq": "1024", "batch": "4"}
 
 
-def scenario(**flags: object) -> Scenario:
-    """The job of BASE with these flags."""
-    return resolve(from_flags(BASE | flags))
+scenario = partial(resolved, BASE)
+"""The job of BASE with these flags."""
 
 
 @pytest.mark.parametrize(
@@ -62,10 +61,8 @@ def test_flags_that_are_added_are_those_that_are_typed(flags: Flags) -> None:
 )
 def test_another_stack_is_as_if_it_had_been_typed(job: dict[str, str], stack: str) -> None:
     """Model, recipe and stack are those of the job whose flags name the stack."""
-    changed, read = (
-        with_flags(scenario(**job), {}, stack=load_stack(stack)),
-        scenario(**{**job, "stack": stack}),
-    )
+    changed = with_flags(scenario(**job), {}, stack=load_stack(stack))
+    read = scenario(**{**job, "stack": stack})
     assert changed.model == read.model
     assert changed.recipe == read.recipe
     assert changed.stack == read.stack
@@ -130,9 +127,7 @@ def test_sizes_are_replaced_alone() -> None:
 
 def test_rules_are_named_with_what_they_say() -> None:
     """Offload without an engine is refused, and a job without it is not."""
-    broken = resolve(
-        from_flags(BASE | {"sharding": "none", "offload": "optimizer", "method": "full"}), force=True
-    )
+    broken = resolved(BASE | {"sharding": "none", "offload": "optimizer", "method": "full"}, force=True)
     found = refusals(broken)
     assert found.keys() == {"offload-without-engine"}
     assert found["offload-without-engine"]

@@ -15,11 +15,10 @@ from planner.domain.recipes.sharding import NONE, sharding_named
 from planner.domain.scenario import Scenario
 from planner.domain.term import TimeTerm
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.throughput.flop import products_flop
 from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
+from tests.jobs import resolved, typed
 
 LLAMA_2_7B = {
     "model_type": "llama",
@@ -38,13 +37,9 @@ FIRST_QKV = 3 * 4096**2
 LORA_WIDTHS = 32 * (4 * 8192 + 3 * (4096 + 11008))
 PRIORS = Coefficients()
 # A 4-bit base, by the flags of a command.
-MISTRAL: dict[str, Any] = {
-    "model": "mistral-7b",
-    "method": "qlora",
-    "gpu": "a100-80-sxm",
-    "seq": 1024,
-    "stack": "hf-trainer@4",
-}
+MISTRAL: dict[str, Any] = typed(
+    "--model mistral-7b --method qlora --gpu a100-80-sxm --seq 1024 --stack hf-trainer@4"
+)
 
 
 def recipe(method: str = "full", **changes: object) -> Recipe:
@@ -100,7 +95,7 @@ def job(the_scenario: Scenario) -> TimedJob:
 
 def mistral_job(**changes: object) -> TimedJob:
     """The job of ``MISTRAL`` with other flags."""
-    return job(resolve(from_flags(MISTRAL | changes)))
+    return job(resolved(MISTRAL | changes))
 
 
 def all_flop(held: TimedJob) -> float:

@@ -10,8 +10,6 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import Numerics
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.throughput.communication import (
     HOOKS_PER_PASS,
     HOOKS_PER_UNIT,
@@ -33,6 +31,7 @@ from planner.throughput.kernel_time import optimizer_seconds
 from planner.throughput.rates import intra_node_bytes_per_s
 from planner.throughput.time_inputs import TimedJob, job_of
 from planner.units import GIGA
+from tests.jobs import resolved, typed
 from tests.planner.throughput.jobs import (
     LORA_WIDTHS,
     PARAMS,
@@ -50,9 +49,7 @@ def divided(optimizer: str) -> TimedJob:
     """A full fine-tune that FSDP2 divides over eight GPUs."""
     flags = {"model": "qwen3-0.6b", "method": "full", "gpu": "h100-sxm:8", "seq": 512}
     held = job_of(
-        resolve(
-            from_flags({**flags, "stack": "llama-factory-v1", "sharding": "fsdp", "optimizer": optimizer})
-        ),
+        resolved({**flags, "stack": "llama-factory-v1", "sharding": "fsdp", "optimizer": optimizer}),
         Coefficients(),
     )
     assert held is not None
@@ -75,7 +72,7 @@ def of_whole_tensors(nodes: int, **flags: object) -> TimedJob:
         "model": "qwen3-0.6b", "method": "full", "gpu": "a100-80-sxm:8", "nodes": nodes, "seq": 512,
         "host": "network-400g", "stack": "internevo", "sharding": "zero1", **flags,
     }  # fmt: skip
-    held = job_of(resolve(from_flags(said)), Coefficients())
+    held = job_of(resolved(said), Coefficients())
     assert held is not None
     return held
 
@@ -114,19 +111,14 @@ def test_groups_of_a_node_broadcast_over_its_own_links() -> None:
 
 def test_adapters_that_are_units_of_fsdp2_call_hooks_of_their_own() -> None:
     """Two matrices for each of seven in a layer, beside the layer."""
-    shared = {
-        "model": "qwen3-0.6b",
-        "method": "lora",
-        "gpu": "h100-sxm:8",
-        "seq": 512,
-        "sharding": "fsdp",
-        "lora_targets": "all-linear",
-        "gradient_checkpointing": True,
-    }
+    shared = typed(
+        "--model qwen3-0.6b --method lora --gpu h100-sxm:8 --seq 512 --sharding fsdp "
+        "--lora-targets all-linear --gradient-checkpointing"
+    )
     seconds = [
         hook_seconds(held)
         for stack in ("llama-factory-v1", "hf-trainer@5")
-        if (held := job_of(resolve(from_flags({**shared, "stack": stack})), Coefficients())) is not None
+        if (held := job_of(resolved({**shared, "stack": stack}), Coefficients())) is not None
     ]
     assert seconds[0] == pytest.approx((1 + 2 * 7) * seconds[1])
 
@@ -137,7 +129,7 @@ def of_sixteen(**flags: object) -> TimedJob:
         "model": "qwen3-30b-a3b", "method": "full", "gpu": "h100-sxm:8", "nodes": 2, "seq": 512,
         "stack": "torchtitan@2025", "sharding": "fsdp",
     }  # fmt: skip
-    held = job_of(resolve(from_flags(said | flags)), Coefficients())
+    held = job_of(resolved(said | flags), Coefficients())
     assert held is not None
     return held
 
@@ -175,7 +167,7 @@ def test_zero3_runs_hooks_in_each_pass() -> None:
     }  # fmt: skip
     seconds = []
     for checkpoints in (False, True):
-        held = job_of(resolve(from_flags({**flags, "gradient_checkpointing": checkpoints})), Coefficients())
+        held = job_of(resolved({**flags, "gradient_checkpointing": checkpoints}), Coefficients())
         assert held is not None
         seconds.append(hook_seconds(held) / held.called_modules / HOOKS_PER_PASS / held.coefficients.hook_s)
     assert seconds == pytest.approx([2, 3])

@@ -15,6 +15,7 @@ from planner.program.ops.work import FusedAttention, Product
 from planner.searching.variants import with_sizes
 from planner.throughput.counted import Cost, Counted, by_structure, scored_share, unit_values
 from planner.throughput.tokens import MicroStep
+from tests.jobs import typed
 from tests.planner.intake.jobs import scenario_of
 from tests.planner.throughput.jobs import BLOCK_WEIGHTS, HEAD_WEIGHTS, job, recipe, scenario
 
@@ -116,13 +117,7 @@ def test_pairs_of_tokens_grow_with_the_square_of_a_length_that_varies() -> None:
     assert uneven[Unit.TOKENS] == 200
 
 
-SAID: dict[str, Any] = {
-    "model": "qwen2.5-0.5b",
-    "method": "lora",
-    "gpu": "a100-80-sxm",
-    "seq": 1024,
-    "batch": 8,
-}
+SAID: dict[str, Any] = typed("--model qwen2.5-0.5b --method lora --gpu a100-80-sxm --seq 1024 --batch 8")
 GENERATES: dict[str, Any] = {"task": "grpo", "stack": "trl", "completion_length": 256}
 
 

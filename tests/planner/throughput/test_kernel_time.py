@@ -14,8 +14,6 @@ from planner.domain.recipes.recipe import Recipe
 from planner.domain.recipes.sharding import ZERO3
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.ops.work import FusedAttention, Product
 from planner.throughput.communication import (
     gathered_bytes,
@@ -35,6 +33,8 @@ from planner.throughput.step_time import predict_time
 from planner.throughput.terms import pass_seconds
 from planner.throughput.time_inputs import TimedJob, job_of
 from planner.throughput.tokens import MicroStep, micro_step, slowest_rank
+from tests.jobs import resolved
+from tests.planner.throughput.jobs import job
 
 PRIORS = Coefficients()
 LORA = {"model": "llama-2-7b", "method": "lora", "gpu": "a100-80-sxm", "seq": "1024", "batch": "4"}
@@ -43,14 +43,7 @@ NATURAL = {**LORA, "padding": "longest", "tokens_per_sample": "300"}
 
 def scenario(base: dict[str, str], **changes: str) -> Scenario:
     """A scenario from flags; what would be refused is let pass."""
-    return resolve(from_flags({**base, **changes}), force=True)
-
-
-def job(the_scenario: Scenario) -> TimedJob:
-    """Its job, which must exist."""
-    found = job_of(the_scenario, PRIORS)
-    assert found is not None
-    return found
+    return resolved({**base, **changes}, force=True)
 
 
 def seconds(held: TimedJob, term: str) -> float:

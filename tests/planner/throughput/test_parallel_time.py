@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.throughput.parallel_time import parallel_bytes, parallel_seconds
 from planner.throughput.rates import intra_node_bytes_per_s
 from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
+from tests.jobs import resolved, typed
 
 TOKENS, HIDDEN, LAYERS, WORDS = 4096, 4096, 32, 128256
 KEYS = 8 * 128
@@ -20,14 +19,10 @@ KEYS = 8 * 128
 
 def job(**flags: Any) -> TimedJob:
     """Llama 3.1 8B in bf16 on H100 cards."""
-    base = {
-        "model": "llama-3.1-8b",
-        "method": "full",
-        "seq": TOKENS,
-        "padding": "packed",
-        "gradient_checkpointing": False,
-    }
-    made = job_of(resolve(from_flags(base | flags)), Coefficients())
+    base = typed(
+        f"--model llama-3.1-8b --method full --seq {TOKENS} --padding packed --no-gradient-checkpointing"
+    )
+    made = job_of(resolved(base | flags), Coefficients())
     assert made is not None
     return made
 
@@ -97,11 +92,9 @@ def test_their_time_is_that_of_the_links() -> None:
 
 def test_tokens_of_the_whole_job_are_counted_once() -> None:
     """Eight GPUs in groups of four have two batches."""
-    scenario = resolve(
-        from_flags(
-            {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "seq": 32768}
-            | {"tensor_parallel": 2, "context_parallel": 2}
-        )
+    scenario = resolved(
+        {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "seq": 32768}
+        | {"tensor_parallel": 2, "context_parallel": 2}
     )
     time = predict_time(scenario, Coefficients())
     assert time is not None

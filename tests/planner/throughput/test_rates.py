@@ -13,8 +13,6 @@ from planner.domain.hardware import Hardware, HostSpec
 from planner.domain.prediction import TimePrediction
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.ops.work import Unpacking
 from planner.throughput.communication import overlapping_share
 from planner.throughput.kernel_time import expansion_seconds
@@ -28,6 +26,8 @@ from planner.throughput.rates import (
 from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
 from planner.units import GIGA, TERA
+from planner.words import words
+from tests.jobs import resolved
 
 PRIORS = Coefficients()
 
@@ -51,9 +51,7 @@ FULL = {
 def scenario(base: dict[str, str], **changes: str) -> Scenario:
     """A scenario from flags."""
     flags = {**base, **changes}
-    return resolve(
-        from_flags({name: value for name, value in flags.items() if name != "force"}), force="force" in flags
-    )
+    return resolved({name: value for name, value in flags.items() if name != "force"}, force="force" in flags)
 
 
 def job(the_scenario: Scenario, coefficients: Coefficients = PRIORS) -> TimedJob:
@@ -345,15 +343,11 @@ class TestOverlap:
         slow = scenario(FULL, sharding="fsdp", link="pcie")
         answer = predicted(slow)
         (term,) = [each for each in answer.terms if each.name == "collectives"]
-        kernels = (
-            "matmul",
-            "attention",
-            "elementwise",
-            "weight_casts",
-            "adapters",
-            "logits_and_loss",
-            "dequantization",
-            "sharding_copies",
+        kernels = words(
+            """
+            matmul attention elementwise weight_casts adapters logits_and_loss dequantization
+            sharding_copies
+            """
         )
         assert term.overlapped_s <= sum(each.seconds for each in answer.terms if each.name in kernels)
 
@@ -412,10 +406,8 @@ def test_a_card_on_a_board_says_what_network_its_server_has() -> None:
     """8 x 400 Gbit/s for a node of H100 SXM, 400 for one of A100,
     in the assumption that is printed and in the rate.
     """
-    old, new = (
-        scenario(FULL, nodes="2", sharding="fsdp"),
-        scenario(FULL, gpu="h100-sxm", nodes="2", sharding="fsdp"),
-    )
+    old = scenario(FULL, nodes="2", sharding="fsdp")
+    new = scenario(FULL, gpu="h100-sxm", nodes="2", sharding="fsdp")
     assert job(new).rates.network_bytes_per_s == pytest.approx(8 * job(old).rates.network_bytes_per_s)
     assert {each.value for each in new.assumptions if each.name == "network"} == {"400 GB/s per node"}
 

@@ -15,9 +15,8 @@ from planner.domain.prediction import TimePrediction
 from planner.domain.recipes.recipe import Adapter, Batch, Numerics, Recipe
 from planner.domain.scenario import RunPlan, Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.throughput.step_time import predict_time
+from tests.jobs import resolved, typed
 from tests.planner.throughput.jobs import PRIORS, job, predicted, recipe, scenario, term
 
 
@@ -61,7 +60,7 @@ def test_every_term_names_its_formula_and_numbers(llama: ModelSpec) -> None:
 def test_a_step_that_waits_for_the_host_is_no_longer_on_a_faster_card(sharding: str) -> None:
     """Collectives run on while kernels wait to be issued: no second is missed twice."""
     flags = {"model": "7b", "method": "lora", "gpus": "2", "nodes": "2", "sharding": sharding, "seq": "128"}
-    base = resolve(from_flags({**flags, "gpu": "h100-sxm"}))
+    base = resolved({**flags, "gpu": "h100-sxm"})
     gpu = base.hardware.gpu
     rates = {
         name: getattr(gpu, name)
@@ -170,14 +169,9 @@ def test_sorted_batches_are_not_padded(llama: ModelSpec) -> None:
     assert job(mixed).micro.computed > 1.2 * 4 * 300
 
 
-JOB = {
-    "model": "llama-2-7b",
-    "method": "full",
-    "gpu": "h100-sxm",
-    "seq": 2048,
-    "stack": "llama-factory",
-    "load_dtype": "bf16",
-}
+JOB = typed(
+    "--model llama-2-7b --method full --gpu h100-sxm --seq 2048 --stack llama-factory --load-dtype bf16"
+)
 
 
 # Without recomputation a step is one forward pass and a backward one of twice its products.
@@ -186,9 +180,7 @@ KEPT = {"gradient_checkpointing": False, "precision": "bf16"}
 
 def step_of(**flags: Any) -> TimePrediction:
     """The time of one step."""
-    predicted = predict_time(
-        resolve(from_flags({**JOB, **KEPT, **flags}), force=True), Coefficients(), explain=True
-    )
+    predicted = predict_time(resolved({**JOB, **KEPT, **flags}, force=True), Coefficients(), explain=True)
     assert predicted is not None
     return predicted
 

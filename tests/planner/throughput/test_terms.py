@@ -11,12 +11,11 @@ from planner.catalog.hf_config import model_from_config
 from planner.catalog.stacks import load_stack
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Batch, Numerics
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.ops.tensors import Unit
 from planner.throughput.flop import model_flop
 from planner.throughput.terms import pass_seconds, tower_seconds
 from planner.throughput.time_inputs import TimedJob
+from tests.jobs import resolved
 from tests.planner.small_tower import JOB, PATCHES, written
 from tests.planner.throughput.jobs import (
     BLOCK_WEIGHTS,
@@ -188,7 +187,7 @@ def model(tmp_path: Path) -> str:
 
 def seeing_job(model: str, **said: object) -> TimedJob:
     """A job with one image of 24 x 36 patches, whose tower is frozen."""
-    return job(resolve(from_flags({**JOB, **OWN, "model": model, **said}), force=True))
+    return job(resolved({**JOB, **OWN, "model": model, **said}, force=True))
 
 
 def tower_flop(model: str, **said: object) -> float:

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.ops.work import FusedAttention
 from planner.throughput.kernel_time import attention_seconds
 from planner.throughput.step_time import predict_time
-from planner.throughput.time_inputs import TimedJob, job_of
+from tests.jobs import resolved, typed
+from tests.planner.throughput.jobs import job
 
 PRIORS = Coefficients()
-NATURAL = {
-    "model": "qwen2.5-1.5b",
-    "method": "lora",
-    "gpu": "a100-80-sxm",
-    "seq": "2048",
-    "batch": "1",
-    "padding": "longest",
-    "tokens_per_sample": "1000",
-}
+NATURAL = typed(
+    "--model qwen2.5-1.5b --method lora --gpu a100-80-sxm --seq 2048 --batch 1 --padding longest "
+    "--tokens-per-sample 1000"
+)
 
 
-def scenario(**changes: str) -> Scenario:
-    """A job on samples of natural length."""
-    return resolve(from_flags({**NATURAL, **changes}))
-
-
-def job(the_scenario: Scenario) -> TimedJob:
-    """Its job, which must exist."""
-    found = job_of(the_scenario, PRIORS)
-    assert found is not None
-    return found
+scenario = partial(resolved, NATURAL)
+"""A job on samples of natural length."""
 
 
 def test_the_longer_of_kernels_and_host_is_what_a_micro_step_takes() -> None:

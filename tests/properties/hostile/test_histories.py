@@ -12,14 +12,9 @@ from hostile.seeds import history_lines, json_lines
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-KEYS = (
-    "schema",
-    "device",
-    "allocator_settings",
-    "phase_marks",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_ALLOC_CONF",
-)
+from planner.words import words
+
+KEYS = words("schema device allocator_settings phase_marks PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF")
 FLAGS = ((), ("--json",), ("--fits", "10MiB"), ("--fits", "16TiB", "--json"))
 
 

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.units import GIB, MIB
+from tests.files import written
 
 MARK = "SECRET-f3a9"
 SECRETS = (
@@ -64,9 +65,8 @@ needs_links = pytest.mark.skipif(
 
 def asked(folder: Path, name: str) -> str:
     """All that the command says which reads ``name`` in ``folder``; it has to refuse it."""
-    sound = folder / "sound.yaml"
-    sound.write_text(
-        "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\ndataset_name: a\n", encoding="utf-8"
+    sound = written(
+        folder, "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\ndataset_name: a\n", "sound.yaml"
     )
     places = {"file": folder / name, "sound": sound, "folder": folder}
     program, *words = (word.format(**places) for word in READERS[name])

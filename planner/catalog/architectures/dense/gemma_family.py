@@ -23,11 +23,9 @@ _GEMMA3_TEXT_VOCAB = 262_208
 def _block(
     fields: ConfigFields, attention: AttentionSpec, activation: str, *, n_hidden_norms: int
 ) -> BlockSpec:
-    hidden, width, bias = (
-        fields.integer("hidden_size"),
-        fields.integer("intermediate_size"),
-        fields.flag("attention_bias", False),
-    )
+    hidden = fields.integer("hidden_size")
+    width = fields.integer("intermediate_size")
+    bias = fields.flag("attention_bias", False)
     return BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=activation),

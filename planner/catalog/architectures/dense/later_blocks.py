@@ -106,10 +106,8 @@ def read_apertus(fields: ConfigFields) -> ModelSpec:
     and two matrices around an activation with two trained numbers (xIELU).
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention, bias = (
-        replace(attention_of(fields), head_norms_last=True),
-        fields.flag("attention_bias", False),
-    )
+    attention = replace(attention_of(fields), head_norms_last=True)
+    bias = fields.flag("attention_bias", False)
     activation = fields.text("hidden_act", "xielu")
     block = BlockSpec(
         attention=attention,

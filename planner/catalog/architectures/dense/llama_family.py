@@ -47,10 +47,8 @@ def attention_of(
     head where the configuration class has no number of its own.  ``head_dim`` defaults to
     ``head_dim_default``, else hidden / heads.
     """
-    hidden, heads = (
-        fields.integer("hidden_size"),
-        fields.integer("num_attention_heads", default=heads_default),
-    )
+    hidden = fields.integer("hidden_size")
+    heads = fields.integer("num_attention_heads", default=heads_default)
     if head_dim_default is None and not fields.has("head_dim") and hidden % heads:
         raise fields.fail(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
     head_dim = fields.integer("head_dim", default=head_dim_default or hidden // heads)
@@ -188,10 +186,8 @@ def read_olmo3(fields: ConfigFields) -> ModelSpec:
 
 
 def _olmo_block(fields: ConfigFields) -> BlockSpec:
-    attention, bias = (
-        replace(attention_of(fields), rotary_result="input", heads_last=True),
-        fields.flag("attention_bias", False),
-    )
+    attention = replace(attention_of(fields), rotary_result="input", heads_last=True)
+    bias = fields.flag("attention_bias", False)
     block = llama_block(fields, attention, qkv_bias=bias, out_bias=bias)
     return replace(block, norms=block.norms + wide_head_norms(attention), reads_stream=True)
 

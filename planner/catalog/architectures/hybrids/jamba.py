@@ -84,10 +84,8 @@ def read_jamba(fields: ConfigFields) -> ModelSpec:
 
 
 def _feed_forward(fields: ConfigFields, n_experts: int) -> tuple[MlpSpec, tuple[LinearSpec, ...]]:
-    hidden, width = (
-        fields.integer("hidden_size", default=4096),
-        fields.integer("intermediate_size", default=14336),
-    )
+    hidden = fields.integer("hidden_size", default=4096)
+    width = fields.integer("intermediate_size", default=14336)
     if n_experts == 1:
         return MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")), gated_mlp(
             hidden, width

@@ -145,10 +145,8 @@ def _granite_block(
     mlp = MlpSpec(shared, gated=True, activation=fields.text("hidden_act", "silu"))
     n_experts = fields.count("num_local_experts", default=8)
     if n_experts:
-        width, top_k = (
-            fields.integer("intermediate_size", default=11008),
-            fields.integer("num_experts_per_tok", default=2),
-        )
+        width = fields.integer("intermediate_size", default=11008)
+        top_k = fields.integer("num_experts_per_tok", default=2)
         mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=shared, router="chosen")
         shared_linears = tuple(replace(linear, group="shared_expert") for linear in dense)
         dense = (router(hidden, n_experts, name="router"), *fused_experts(hidden, mlp), *shared_linears)
@@ -158,11 +156,9 @@ def _granite_block(
 
 def read_bamba(fields: ConfigFields) -> ModelSpec:
     """``bamba``: Llama's block, most layers of Mamba 2; attention turns half of each head."""
-    hidden, n_layers, bias = (
-        fields.integer("hidden_size"),
-        fields.layers("num_hidden_layers"),
-        fields.flag("attention_bias", False),
-    )
+    hidden = fields.integer("hidden_size")
+    n_layers = fields.layers("num_hidden_layers")
+    bias = fields.flag("attention_bias", False)
     attention = attention_of(fields, kv_default=8)
     attention = replace(
         attention, rotary_width=rotary_width(fields, attention.head_dim, 0.5), joined_rotary=True

@@ -85,10 +85,8 @@ class _Latents:
 def _latents(fields: ConfigFields) -> _Latents:
     heads = fields.integer("num_attention_heads")
     rope_dim = fields.integer("qk_rope_head_dim", default=64)
-    nope_dim, value_dim = (
-        fields.integer("qk_nope_head_dim", default=128),
-        fields.integer("v_head_dim", default=128),
-    )
+    nope_dim = fields.integer("qk_nope_head_dim", default=128)
+    value_dim = fields.integer("v_head_dim", default=128)
     # An absent rank means 1536, an explicit null that queries are not compressed (DeepSeek-V2-Lite).
     q_rank = fields.optional_integer("q_lora_rank") if "q_lora_rank" in fields.data else 1536
     attention = AttentionSpec(heads, heads, nope_dim + rope_dim, value_dim, joined_rotary=True)

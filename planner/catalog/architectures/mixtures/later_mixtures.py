@@ -63,19 +63,15 @@ def read_glm4_moe(fields: ConfigFields) -> ModelSpec:
 
     ``e_score_correction_bias`` of each router is a buffer, not a parameter.
     """
-    hidden, n_layers, bias = (
-        fields.integer("hidden_size"),
-        fields.layers("num_hidden_layers"),
-        fields.flag("attention_bias", False),
-    )
+    hidden = fields.integer("hidden_size")
+    n_layers = fields.layers("num_hidden_layers")
+    bias = fields.flag("attention_bias", False)
     attention = replace(attention_of(fields, kv_default=8), joined_rotary=True, head_norms_last=True)
     attention = replace(attention, rotary_width=rotary_width(fields, attention.head_dim, 0.5))
     projections = separate_qkv(attention, hidden, qkv_bias=bias)
     width = fields.integer("moe_intermediate_size", default=1408)
-    n_experts, top_k = (
-        fields.integer("n_routed_experts", default=128),
-        fields.integer("num_experts_per_tok", default=8),
-    )
+    n_experts = fields.integer("n_routed_experts", default=128)
+    top_k = fields.integer("num_experts_per_tok", default=8)
     shared = width * fields.integer("n_shared_experts", default=1)
     mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=shared, router="sigmoid")
     n_dense = min(fields.count("first_k_dense_replace", default=1), n_layers)
@@ -109,10 +105,8 @@ def read_minimax_m2(fields: ConfigFields) -> ModelSpec:
     share = fields.integer("rotary_dim", default=attention.head_dim) / attention.head_dim
     width = rotary_width(fields, attention.head_dim, min(share, 1.0))
     attention = replace(attention, heads_last=True, joined_rotary=True, rotary_width=width)
-    n_experts, top_k = (
-        fields.integer("num_local_experts", default=256),
-        fields.integer("num_experts_per_tok", default=8),
-    )
+    n_experts = fields.integer("num_local_experts", default=256)
+    top_k = fields.integer("num_experts_per_tok", default=8)
     mlp = replace(
         experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k), router="sigmoid_fp32"
     )
@@ -128,11 +122,9 @@ def read_ernie_moe(fields: ConfigFields) -> ModelSpec:
 
     Each router has a frozen parameter of one number for each expert, counted among those beside the matrices.
     """
-    hidden, n_layers, bias = (
-        fields.integer("hidden_size"),
-        fields.layers("num_hidden_layers"),
-        fields.flag("use_bias", False),
-    )
+    hidden = fields.integer("hidden_size")
+    n_layers = fields.layers("num_hidden_layers")
+    bias = fields.flag("use_bias", False)
     attention = attention_of(fields, kv_default=4)
     attention = replace(attention, rotary_form="repeated_pairs", rotary_result="floated")
     projections = separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias)
@@ -156,10 +148,8 @@ def _ernie_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
     """Which layers have experts: every ``moe_layer_interval``-th one from the first to the last index that
     are given.
     """
-    first, step = (
-        fields.count("moe_layer_start_index", default=1),
-        fields.integer("moe_layer_interval", default=1),
-    )
+    first = fields.count("moe_layer_start_index", default=1)
+    step = fields.integer("moe_layer_interval", default=1)
     last = (
         n_layers - 1
         if fields.data.get("moe_layer_end_index", -1) == -1
@@ -202,10 +192,8 @@ def read_afmoe(fields: ConfigFields) -> ModelSpec:
     )
     gate = LinearSpec("gate_proj", "attention", hidden, attention.out_width, "attn_in")
     projections = (*separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias), gate)
-    n_experts, top_k = (
-        fields.integer("num_experts", default=64),
-        fields.integer("num_experts_per_tok", default=6),
-    )
+    n_experts = fields.integer("num_experts", default=64)
+    top_k = fields.integer("num_experts_per_tok", default=6)
     width = fields.integer("moe_intermediate_size", default=1408)
     shared = width * fields.integer("num_shared_experts", default=2)
     mlp = experts_of(fields, width, n_experts, top_k)

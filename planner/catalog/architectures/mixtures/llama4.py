@@ -58,10 +58,8 @@ def _block(fields: ConfigFields, attention: AttentionSpec, *, sparse: bool) -> B
     if not sparse:
         return block
     width = fields.integer("intermediate_size", default=8192)
-    n_experts, top_k = (
-        fields.integer("num_local_experts", default=16),
-        fields.integer("num_experts_per_tok", default=1),
-    )
+    n_experts = fields.integer("num_local_experts", default=16)
+    top_k = fields.integer("num_experts_per_tok", default=1)
     mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=width, router="every")
     experts = tuple(replace(each, active_copies=n_experts) for each in fused_experts(hidden, mlp))
     router = LinearSpec("router", "router", hidden, n_experts, "mlp_in", kind="subclass")

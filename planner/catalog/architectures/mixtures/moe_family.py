@@ -89,10 +89,8 @@ def read_olmoe(fields: ConfigFields) -> ModelSpec:
     ``intermediate_size`` is that of one expert.
     """
     attention, bias = replace(attention_of(fields), heads_last=True), fields.flag("attention_bias", False)
-    n_experts, top_k = (
-        fields.integer("num_experts", default=64),
-        fields.integer("num_experts_per_tok", default=8),
-    )
+    n_experts = fields.integer("num_experts", default=64)
+    top_k = fields.integer("num_experts_per_tok", default=8)
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k)
     block = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias)
     linears = reached_by_peft(block.linears, *SPLIT_NAMES)
@@ -115,10 +113,8 @@ def read_flex_olmo(fields: ConfigFields) -> ModelSpec:
 def read_granitemoe(fields: ConfigFields) -> ModelSpec:
     """``granitemoe``: as Mixtral, the router is called ``router``; multipliers change no shape."""
     attention, bias = attention_of(fields), fields.flag("attention_bias", False)
-    n_experts, top_k = (
-        fields.integer("num_local_experts", default=8),
-        fields.integer("num_experts_per_tok", default=2),
-    )
+    n_experts = fields.integer("num_local_experts", default=8)
+    top_k = fields.integer("num_experts_per_tok", default=2)
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k)
     block = _moe_block(
         fields, attention, replace(mlp, router="chosen"), qkv_bias=bias, out_bias=bias, router_name="router"
@@ -135,10 +131,8 @@ def read_qwen3_moe(fields: ConfigFields) -> ModelSpec:
     n_layers, bias = fields.layers("num_hidden_layers"), fields.flag("attention_bias", False)
     window = window_field(fields, 4096) if fields.flag("use_sliding_window", False) else None
     attention = attention_of(fields, window_tokens=window, kv_default=4)
-    n_experts, top_k = (
-        fields.integer("num_experts", default=128),
-        fields.integer("num_experts_per_tok", default=8),
-    )
+    n_experts = fields.integer("num_experts", default=128)
+    top_k = fields.integer("num_experts_per_tok", default=8)
     mlp = experts_of(fields, fields.integer("moe_intermediate_size", default=768), n_experts, top_k)
     sparse = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias)
     sparse = replace(
@@ -160,16 +154,12 @@ def read_qwen2_moe(fields: ConfigFields) -> ModelSpec:
     PEFT 0.21 has a table for the models converted like this one, but not under this name:
     its experts get no adapters.
     """
-    n_layers, hidden, bias = (
-        fields.layers("num_hidden_layers"),
-        fields.integer("hidden_size"),
-        fields.flag("qkv_bias", True),
-    )
+    n_layers = fields.layers("num_hidden_layers")
+    hidden = fields.integer("hidden_size")
+    bias = fields.flag("qkv_bias", True)
     attention = attention_of(fields, kv_default=16)
-    n_experts, top_k = (
-        fields.integer("num_experts", default=60),
-        fields.integer("num_experts_per_tok", default=4),
-    )
+    n_experts = fields.integer("num_experts", default=60)
+    top_k = fields.integer("num_experts_per_tok", default=4)
     shared = fields.integer("shared_expert_intermediate_size", default=5632)
     mlp = experts_of(fields, fields.integer("moe_intermediate_size", default=1408), n_experts, top_k)
     sparse = _moe_block(fields, attention, replace(mlp, shared_width=shared), qkv_bias=bias, out_bias=False)

@@ -64,10 +64,8 @@ def read_mosaic_gpt(fields: ConfigFields) -> ModelSpec:
     """
     hidden, heads = fields.integer("d_model"), fields.integer("n_heads")
     bias, alibi = not fields.flag("no_bias", False), fields.flag("alibi", False)
-    width, positions = (
-        fields.integer("mlp_ratio", default=4) * hidden,
-        fields.integer("max_seq_len", default=2048),
-    )
+    width = fields.integer("mlp_ratio", default=4) * hidden
+    positions = fields.integer("max_seq_len", default=2048)
     attention = replace(
         even_heads(fields, hidden, heads), position="alibi" if alibi else "learned", fused_qkv=True
     )

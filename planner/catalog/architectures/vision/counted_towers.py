@@ -73,11 +73,9 @@ def read_gemma4(fields: ConfigFields) -> ModelSpec:
     width, patch = vision.integer("hidden_size", default=768), vision.integer("patch_size", default=16)
     places = 2 * vision.integer("position_embedding_size", default=10_240) * width
     projectors = [counted_block([("embedding_projection", width, hidden, False)])]
-    matrices, extra, groups = (
-        [("input_proj", 3 * patch**2, width, False)],
-        places,
-        [_gemma4_layers(vision, width)],
-    )
+    matrices = [("input_proj", 3 * patch**2, width, False)]
+    extra = places
+    groups = [_gemma4_layers(vision, width)]
     if fields.has("audio_config"):
         audio = fields.section("audio_config")
         more, n_convolved = _gemma4_sound_entry(audio)
@@ -278,10 +276,8 @@ def _cross_layer(block: BlockSpec, hidden: int) -> BlockSpec:
 
 
 def _mllama_tower(vision: ConfigFields, hidden: int) -> TowerSpec:
-    width, inner = (
-        vision.integer("hidden_size", default=1280),
-        vision.integer("intermediate_size", default=5120),
-    )
+    width = vision.integer("hidden_size", default=1280)
+    inner = vision.integer("intermediate_size", default=5120)
     side, patch = (
         side_of(vision, name, default) for name, default in (("image_size", 448), ("patch_size", 14))
     )
@@ -325,10 +321,8 @@ def read_voxtral(fields: ConfigFields) -> ModelSpec:
     given = ConfigFields({**fields.data, "text_config": {**_VOXTRAL, **text}}, fields.where)
     spec = replace(language_model(given, tied_default=False), architecture="voxtral", loads_whole=True)
     audio = given.optional_section("audio_config")
-    width, inner = (
-        audio.integer("hidden_size", default=1280),
-        audio.integer("intermediate_size", default=5120),
-    )
+    width = audio.integer("hidden_size", default=1280)
+    inner = audio.integer("intermediate_size", default=5120)
     places = audio.integer("max_source_positions", default=1500) * width
     convolved = 3 * width * (audio.integer("num_mel_bins", default=128) + width) + 2 * width
     entry = counted_block([], (layer_norm(width),), places + convolved)
@@ -345,10 +339,8 @@ def read_voxtral(fields: ConfigFields) -> ModelSpec:
 def read_muse_glimmer(fields: ConfigFields) -> ModelSpec:
     """``muse_glimmer``: layers of plain matrices, of whose patches four become a token."""
     spec, vision = language_model(fields, tied_default=False), fields.optional_section("vision_config")
-    width, inner = (
-        vision.integer("hidden_size", default=1536),
-        vision.integer("intermediate_size", default=8960),
-    )
+    width = vision.integer("hidden_size", default=1536)
+    inner = vision.integer("intermediate_size", default=8960)
     places = vision.integer("pos_emb_height", default=32) * vision.integer("pos_emb_width", default=32)
     pixels = 3 * vision.integer("patch_temporal", default=2) * vision.integer("patch_size", default=14) ** 2
     entry = counted_block([("patch_embedding", pixels, width, False)], (layer_norm(width),), places * width)

@@ -51,10 +51,8 @@ def read_glm_vision(fields: ConfigFields) -> ModelSpec:
 
 def _tower(vision: ConfigFields) -> TowerSpec:
     width, heads = vision.integer("hidden_size", default=1536), vision.integer("num_heads", default=12)
-    inner, out = (
-        vision.integer("intermediate_size", default=13_696),
-        vision.integer("out_hidden_size", default=4096),
-    )
+    inner = vision.integer("intermediate_size", default=13_696)
+    out = vision.integer("out_hidden_size", default=4096)
     side = side_of(vision, "image_size", 336)
     rule = ImageRule(
         "resized",

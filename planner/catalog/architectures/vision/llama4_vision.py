@@ -23,10 +23,8 @@ _SHARE = 0.5
 
 def llama4_tower(vision: ConfigFields, hidden: int) -> TowerSpec:
     """The tower of ``vision_config`` in front of a language model of this width."""
-    width, heads = (
-        vision.integer("hidden_size", default=768),
-        vision.integer("num_attention_heads", default=16),
-    )
+    width = vision.integer("hidden_size", default=768)
+    heads = vision.integer("num_attention_heads", default=16)
     side, patch = side_of(vision, "image_size", 448), side_of(vision, "patch_size", 14)
     if width % heads:
         raise vision.fail(f"hidden_size {width} is not divisible by num_attention_heads {heads}")
@@ -87,11 +85,9 @@ def _layer(vision: ConfigFields, width: int, heads: int) -> BlockSpec:
 
 def _adapter(vision: ConfigFields) -> BlockSpec:
     """Two matrices without biases over four patches at once."""
-    inner, given, made = (
-        vision.integer("intermediate_size", default=5632),
-        vision.integer("projector_input_dim", default=4096),
-        vision.integer("projector_output_dim", default=4096),
-    )
+    inner = vision.integer("intermediate_size", default=5632)
+    given = vision.integer("projector_input_dim", default=4096)
+    made = vision.integer("projector_output_dim", default=4096)
     linears = (
         LinearSpec("fc1", "mlp", inner, given, "mlp_in"),
         LinearSpec("fc2", "mlp", made, made, "mlp_mid"),

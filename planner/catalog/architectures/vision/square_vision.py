@@ -84,10 +84,8 @@ def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class:
 
 def _layer(vision: ConfigFields, width: int, activation: str) -> BlockSpec:
     """A layer of CLIP or SigLIP, which differ in the ``activation`` that they have by default."""
-    heads, inner = (
-        vision.integer("num_attention_heads", default=12),
-        vision.integer("intermediate_size", default=3072),
-    )
+    heads = vision.integer("num_attention_heads", default=12)
+    inner = vision.integer("intermediate_size", default=3072)
     if width % heads:
         raise vision.fail(f"hidden_size {width} is not divisible by num_attention_heads {heads}")
     attention = AttentionSpec(heads, heads, width // heads, width // heads, position="none", heads_last=True)

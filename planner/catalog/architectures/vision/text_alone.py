@@ -89,10 +89,8 @@ def _gated(n_in: int, inner: int, n_out: int) -> list[Matrix]:
 
 def _resampler_layer(perceiver: ConfigFields, hidden: int) -> BlockSpec:
     size = perceiver.integer("resampler_head_dim", default=96)
-    heads, keys = (
-        perceiver.integer("resampler_n_heads", default=16),
-        perceiver.integer("num_key_value_heads", default=4),
-    )
+    heads = perceiver.integer("resampler_n_heads", default=16)
+    keys = perceiver.integer("num_key_value_heads", default=4)
     matrices: list[Matrix] = [
         ("q_proj", hidden, heads * size, False),
         ("k_proj", hidden, keys * size, False),

@@ -72,10 +72,8 @@ def _is_modelled(fields: ConfigFields, vision: ConfigFields, row: float) -> bool
 
 
 def _internvl_layer(vision: ConfigFields, width: int) -> BlockSpec:
-    heads, inner = (
-        vision.integer("num_attention_heads", default=16),
-        vision.integer("intermediate_size", default=4096),
-    )
+    heads = vision.integer("num_attention_heads", default=16)
+    inner = vision.integer("intermediate_size", default=4096)
     if width % heads:
         raise vision.fail(f"hidden_size {width} is not divisible by num_attention_heads {heads}")
     bias, is_rms = vision.flag("attention_bias", False), vision.text("norm_type", "layer_norm") == "rms_norm"

@@ -235,10 +235,8 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
     Source: llamafactory 0.9.5 model/model_utils/attention.py:31-60.
     """
     said = keys.get("flash_attn")
-    name, model = (
-        str("auto" if said is None else said).lower(),
-        str(keys.get("model_name_or_path") or "").lower(),
-    )
+    name = str("auto" if said is None else said).lower()
+    model = str(keys.get("model_name_or_path") or "").lower()
     if name not in ("auto", *_ATTENTIONS):
         raise keys.wrong("flash_attn", "auto, disabled, sdpa, fa2 or fa3", said)
     if "gpt-oss" in model:

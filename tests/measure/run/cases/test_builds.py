@@ -32,11 +32,9 @@ def lock(folder: Path, age_s: float) -> Path:
 def test_a_lock_of_a_killed_compilation_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old lock in whose folder nobody works goes; a new one and one of a compilation that runs stay."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    abandoned, new, used = (
-        lock(tmp_path / "cpu_adam", 90),
-        lock(tmp_path / "py311" / "new", 1),
-        lock(tmp_path / "used", 90),
-    )
+    abandoned = lock(tmp_path / "cpu_adam", 90)
+    new = lock(tmp_path / "py311" / "new", 1)
+    used = lock(tmp_path / "used", 90)
     with subprocess.Popen(["sleep", "60"], cwd=used.parent) as compiling:
         assert remove_abandoned_locks() == (abandoned,)
         compiling.kill()

@@ -25,29 +25,18 @@ from measure.trace.cuda.sdpa import KERNEL_WORKSPACES
 from measure.trace.cuda.shapes import shapes_of_kernels
 from measure.trace.cuda.shims import SHIMS, Situation
 from measure.trace.tracer import Recorder
+from planner.words import words
 
 BY_NAME = {shim.name: shim for shim in SHIMS}
-TESTED = {
-    "not_tracing",
-    "mask_question",
-    "packed_question",
-    "attention_kernel",
-    "fused_dropout",
-    "half_softmax",
-    "autocast_lists",
-    "autocast_state",
-    "dora_weights",
-    "step_values",
-    "host_steps",
-    "code_books",
-    "paged_states",
-    "no_overflow",
-    "flash_attention",
-    "shapes",
-    "norm_statistics",
-    "recurrent_mask",
-    "recurrent_kernels",
-}
+TESTED = set(
+    words(
+        """
+    not_tracing mask_question packed_question attention_kernel fused_dropout half_softmax autocast_lists
+    autocast_state dora_weights step_values host_steps code_books paged_states no_overflow flash_attention
+    shapes norm_statistics recurrent_mask recurrent_kernels
+    """
+    )
+)
 
 
 @contextmanager
@@ -347,15 +336,13 @@ def test_the_lists_are_those_of_the_header() -> None:
         for name in listed - covered
         if re.search(r"rnn|lstm|gru|upsample|convolution|Dimname|dimname", name)
     }
-    assert sorted(listed - covered - uncalled) == [
-        "_scaled_dot_product_flash_attention",
-        "addmv",
-        "addr",
-        "chain_matmul",
-        "einsum",
-        "linalg_multi_dot",
-        "mv",
-    ]
+    assert sorted(listed - covered - uncalled) == list(
+        words(
+            """
+        _scaled_dot_product_flash_attention addmv addr chain_matmul einsum linalg_multi_dot mv
+        """
+        )
+    )
 
 
 def test_code_that_asks_for_the_state_of_autocast_is_told() -> None:

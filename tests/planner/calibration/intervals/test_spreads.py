@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ from planner.calibration.intervals.coverage import Held, held_out, measured_cove
 from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.catalog.gpus import load_gpu
 from planner.catalog.location import data_dir
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import (
     Calibration,
     Support,
@@ -43,12 +43,11 @@ from planner.domain.uncertainty.scale import (
     time_scale,
     widened,
 )
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate, estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.report.prediction.intervals import calibration_notes
 from planner.units import MIB
+from tests.jobs import resolved
 
 KEY = SpreadKey("memory", "fixed")
 NATURAL = SpreadKey("memory", "natural")
@@ -76,9 +75,8 @@ def calibration(*, half_width: float = 0.1) -> Calibration:
     return Calibration("test", "2026-01-01", formulas_version(), (), tuple(spreads), support)
 
 
-def job(**flags: object) -> Scenario:
-    """A QLoRA job, changed by ``flags``."""
-    return resolve(from_flags({"model": "7b", "method": "qlora", "gpu": "4090", "seq": 1024, **flags}))
+job = partial(resolved, model="7b", method="qlora", gpu="4090", seq=1024)
+"""A QLoRA job, changed by ``flags``."""
 
 
 def test_coverage_is_near_the_nominal_one() -> None:
@@ -305,10 +303,8 @@ def test_intervals_stand_around_the_prediction() -> None:
     found = estimate_calibrated(job(), calibration())
     assert found.uncertainty is not None
     for level, interval in found.uncertainty.memory:
-        peak, scale = (
-            float(getattr(found.memory, f"{level}_peak_bytes")),
-            float(memory_scale(found.memory, level, Doubt())),
-        )
+        peak = float(getattr(found.memory, f"{level}_peak_bytes"))
+        scale = float(memory_scale(found.memory, level, Doubt()))
         assert interval.low == pytest.approx(peak * np.exp(-0.1 * scale))
         assert interval.high == pytest.approx(peak * np.exp(0.1 * scale))
     assert found.uncertainty.host is None
@@ -524,6 +520,8 @@ def test_an_unseen_gpu_or_stack_is_said() -> None:
     assert model.extrapolates(job()) == ()
     assert model.extrapolates(job(gpu="h100-sxm")) == ("GPU generation hopper",)
     assert "method full" in model.extrapolates(job(method="full"))
+    narrow = job(gpu="h100-sxm", method="full", fp8="te-delayed", gradient_checkpointing=False)
+    assert "products of Transformer Engine in 8 bits" in model.extrapolates(narrow)
     assert model.extrapolates(job(gpu="4080")) == ("GPU rtx4080",)
 
 

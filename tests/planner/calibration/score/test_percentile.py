@@ -15,12 +15,13 @@ from planner.calibration.score.percentile import at_percentile
 from planner.calibration.score.rows import score_record
 from planner.domain.run_record import RunRecord
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags, from_record
+from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.memory.drawn_lengths import longest_of_batch_tokens
 from planner.program.job import Job, job_of
 from planner.records import read_records
 from tests.accuracy.published import published_dir
+from tests.jobs import resolved, typed
 
 CAP, MEAN, BATCH = 768, 202, 4
 # Smallest length in units of the spread, for a deviation of 0.8 of the mean.
@@ -32,17 +33,10 @@ SORTED = "sorts_lengths=true;keeps_outgrown_blocks=false;drops_long_samples=true
 
 
 def _job(switches: str) -> Job:
-    said = {
-        "model": "llama-3.2-3b",
-        "method": "lora",
-        "gpu": "l40s",
-        "batch": BATCH,
-        "seq": CAP,
-        "padding": "longest",
-    }
-    scenario = resolve(
-        from_flags({**said, "tokens_per_sample": MEAN, **({"switches": switches} if switches else {})})
+    said = typed(
+        f"--model llama-3.2-3b --method lora --gpu l40s --batch {BATCH} --seq {CAP} --padding longest"
     )
+    scenario = resolved({**said, "tokens_per_sample": MEAN, **({"switches": switches} if switches else {})})
     return job_of(scenario, replace(Coefficients(), length_variation=0.8))
 
 

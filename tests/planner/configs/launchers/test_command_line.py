@@ -15,6 +15,7 @@ from planner.configs.launchers.command_line import ACCELERATE_SWITCHES, Started,
 from planner.errors import ExitCode, InputFileError, NotModelledError, UsageError
 from planner.intake.given.request import from_flags
 from tests.extras import import_or_skip, needs
+from tests.files import written
 
 NAME = Path("command")
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -239,8 +240,7 @@ def test_a_command_is_answered_as_its_files_would_be(tmp_path: Path) -> None:
     assert checked.launch == f"{JOB} 4 --output_dir $OUT"
     assert checked.command.startswith("plan check --command 'torchrun")
     assert "is taken to hand its arguments" in checked.remarks[0][1]
-    script = tmp_path / "run.sh"
-    script.write_text(f"#!/bin/bash\nset -e\n{JOB} 4\n", encoding="utf-8")
+    script = written(tmp_path, f"#!/bin/bash\nset -e\n{JOB} 4\n", "run.sh")
     (job,) = check_jobs([str(script)], CheckOptions(), ())
     again = check_job(job, GIVEN)
     assert again.subject is not None
@@ -491,8 +491,7 @@ def test_an_uncertain_launch_is_refused(name: str, program: str) -> None:
 )
 def test_what_a_file_of_arguments_holds_ends_no_program(tmp_path: Path, program: str, text: str) -> None:
     """Dates are no JSON, and variables may be no table."""
-    file = tmp_path / "train.yaml"
-    file.write_text(text, encoding="utf-8")
+    file = written(tmp_path, text)
     checked = check_job(command_job(f"{program} {file}", CheckOptions()), from_flags({"gpu": "4090"}))
     assert checked.exit_code in (ExitCode.USAGE, ExitCode.NOT_MODELLED)
 

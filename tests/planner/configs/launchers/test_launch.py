@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.intake.given.config_file import ConfigFile, read_config_file
+from tests.files import remarks
 
 TRAIN = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\ntemplate: qwen3\nbf16: true\n"
 FSDP = """distributed_type: FSDP
@@ -26,11 +27,6 @@ def read(folder: Path, text: str) -> ConfigFile:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
     return read_config_file(folder / "jobs/train.yaml")
-
-
-def remarks(config: ConfigFile) -> str:
-    """All remarks in one text."""
-    return "; ".join(remark.text for remark in config.remarks)
 
 
 def test_a_comment_names_the_launch_file(tmp_path: Path) -> None:

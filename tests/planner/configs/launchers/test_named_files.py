@@ -12,6 +12,7 @@ from planner.configs.launchers.command_line import started
 from planner.configs.launchers.named_files import launch_table, with_files_here
 from planner.errors import InputFileError
 from planner.intake.given.request import from_flags
+from tests.files import written
 
 NAME = Path("command")
 
@@ -35,8 +36,7 @@ def test_launch_files_of_repositories_are_known(named: str, stage: int | None) -
 def test_files_of_another_machine_are_found_by_the_end_of_their_path(tmp_path: Path) -> None:
     """By folder and name at least, which is told; and from the folder into which the script went."""
     (tmp_path / "src" / "configs").mkdir(parents=True)
-    here = tmp_path / "src" / "configs" / "ds.json"
-    here.write_text("{}", encoding="utf-8")
+    here = written(tmp_path / "src" / "configs", "{}", "ds.json")
     script = tmp_path / "run.sh"
     for away in ("/data/me/src/configs/ds.json", "${ROOT}/src/configs/ds.json", "~/src/configs/ds.json"):
         words, told = with_files_here(script, ["a", f"--deepspeed={away}", "--b", "/data/ds.json"])

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from planner.api.checks import CheckJob, check_job, command_job
+from planner.api.checks import CheckJob, check_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
 from planner.errors import InputFileError, NotModelledError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.config_file import ConfigFile, read_config_file
 from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.files import answer_to, filled, written
+from tests.jobs import resolved
 from tests.planner.configs.programs.test_program import bare, program
 
 WITH_TRL = """
@@ -128,13 +129,13 @@ def read(path: Path, words: Sequence[str] | None) -> ConfigFile:
 
 def job(path: Path, words: Sequence[str]) -> Scenario:
     """The job of a program with these words behind it."""
-    return bare(resolve(with_flags(read(path, words), from_flags({"gpu": "rtx4090"}))))
+    return bare(filled(read(path, words), {"gpu": "rtx4090"}))
 
 
 def said(flags: dict[str, Any]) -> Scenario:
     """The job that flags say."""
     given = {name: value for name, value in flags.items() if value is not None}
-    return bare(resolve(from_flags({"gpu": "rtx4090", "model": "llama-3.2-1b", **given})))
+    return bare(resolved({"gpu": "rtx4090", "model": "llama-3.2-1b", **given}))
 
 
 TRL_JOB = {
@@ -196,8 +197,7 @@ def test_a_file_of_arguments_is_read_and_words_win_over_it(tmp_path: Path) -> No
     """YAML of TrlParser, and JSON alone behind a program of HfArgumentParser."""
     words = TRL_WORDS.split()
     table = {"per_device_train_batch_size": 16, "use_peft": True, "lora_r": 32, "packing": True}
-    config = tmp_path / "c.yaml"
-    config.write_text(json.dumps({**table, "env": {"WANDB_MODE": "off"}}), encoding="utf-8")
+    config = written(tmp_path, json.dumps({**table, "env": {"WANDB_MODE": "off"}}), "c.yaml")
     left = [word for word in words if word not in ("--use_peft", "--packing", "--lora_r", "32")]
     path = program(tmp_path, WITH_TRL)
     assert job(path, [*left, "--config", str(config)]) == said(TRL_JOB)
@@ -310,8 +310,7 @@ def test_a_parser_that_is_not_known_is_refused(change: tuple[str, str], why: str
 
 def checked(command: str, tool: str | None = None, **flags: Any) -> Any:
     """The answer for a command."""
-    given = from_flags({"gpu": "rtx4090", **flags})
-    return check_job(command_job(command, CheckOptions(tool=tool)), given, advise=False)
+    return answer_to(command, {"gpu": "rtx4090", **flags}, tool=tool)
 
 
 def test_the_answer_says_which_values_come_from_where(tmp_path: Path) -> None:
@@ -333,10 +332,10 @@ def test_a_script_of_commands_starts_programs_with_their_arguments(tmp_path: Pat
         "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 3\n",
         encoding="utf-8",
     )
-    script = tmp_path / "run.sh"
-    script.write_text(
+    script = written(
+        tmp_path,
         f"python make_data.py --out x\naccelerate launch --config_file zero.yaml train.py -m {LLAMA} -b 3\n",
-        encoding="utf-8",
+        "run.sh",
     )
     answer = check_job(CheckJob(str(script), CheckOptions()), from_flags({"gpu": "rtx4090:2"}), advise=False)
     assert answer.subject is not None, answer.failure

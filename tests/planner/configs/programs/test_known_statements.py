@@ -13,6 +13,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import NotModelledError
 from planner.intake.given.config_file import read_config_file
 from planner.intake.given.request import from_flags
+from tests.files import answer_to
 from tests.planner.configs.programs.test_program import TRAINER, TRL, job, program, read, refusal
 
 BEFORE = "trainer = T"
@@ -161,8 +162,6 @@ def test_one_process_with_several_gpus_is_refused_where_the_program_loads_its_mo
     """The Trainer would copy the model to each."""
     path = program(tmp_path, TRL)
     for command, ends in ((f"python {path}", False), (f"torchrun --nproc_per_node 2 {path}", True)):
-        answer = check_job(
-            command_job(command, CheckOptions()), from_flags({"gpu": "rtx4090:2"}), advise=False
-        )
+        answer = answer_to(command, {"gpu": "rtx4090:2"})
         assert (answer.subject is not None) is ends
         assert ends or "nn.DataParallel" in answer.failure

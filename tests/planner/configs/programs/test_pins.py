@@ -9,14 +9,14 @@ import pytest
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.intake.given.config_file import ConfigFile, read_config_file
+from tests.files import written
 from tests.planner.configs.programs.test_program import TRAINER, TRL, UNSLOTH, program, read
 
 
 def notebook(folder: Path, installs: str, code: str) -> ConfigFile:
     """What a notebook says that installs something first."""
     cells = [{"cell_type": "code", "source": [text]} for text in (installs, code)]
-    path = folder / "train.ipynb"
-    path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    path = written(folder, json.dumps({"cells": cells}), "train.ipynb")
     return read(path)
 
 

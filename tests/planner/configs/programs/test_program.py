@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from planner.errors import InputFileError, NotModelledError, PlannerError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.files import bare, written
+from tests.jobs import resolved
 
 TRAINER = """
 import torch
@@ -76,9 +77,7 @@ if __name__ == "__main__":
 
 def program(folder: Path, text: str) -> Path:
     """A program with this text."""
-    path = folder / "train.py"
-    path.write_text(text, encoding="utf-8")
-    return path
+    return written(folder, text, "train.py")
 
 
 def read(path: Path, gpu: str = "rtx4090") -> ConfigFile:
@@ -91,11 +90,6 @@ def job(path: Path, gpu: str = "rtx4090") -> Scenario:
     found = read(path, gpu)
     request = with_flags(found, from_flags({"gpu": gpu}))
     return bare(resolve(request))
-
-
-def bare(scenario: Scenario) -> Scenario:
-    """A scenario without where its values come from."""
-    return replace(scenario, assumptions=(), warnings=(), stack=replace(scenario.stack, settled=()))
 
 
 def refusal(folder: Path, text: str) -> str:
@@ -138,7 +132,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_program_is_the_job_that_flags_say(name: str, tmp_path: Path) -> None:
     """Trainers of Transformers, TRL and Unsloth."""
     text, flags = CASES[name]
-    assert job(program(tmp_path, text)) == bare(resolve(from_flags({**flags, "gpu": "rtx4090"})))
+    assert job(program(tmp_path, text)) == bare(resolved({**flags, "gpu": "rtx4090"}))
 
 
 def test_a_notebook_is_the_program_of_its_cells(tmp_path: Path) -> None:
@@ -149,8 +143,7 @@ def test_a_notebook_is_the_program_of_its_cells(tmp_path: Path) -> None:
         {"cell_type": "code", "source": first},
         {"cell_type": "code", "source": UNSLOTH},
     ]
-    notebook = tmp_path / "train.ipynb"
-    notebook.write_text(json.dumps({"cells": cells, "nbformat": 4}), encoding="utf-8")
+    notebook = written(tmp_path, json.dumps({"cells": cells, "nbformat": 4}), "train.ipynb")
     assert job(notebook) == job(program(tmp_path, UNSLOTH))
     cells[2]["source"] = UNSLOTH.replace("trainer.train()", "model.half()")
     notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
@@ -321,8 +314,7 @@ def test_a_cell_that_is_no_python_is_left_out_unless_it_trains(tmp_path: Path) -
     cells = [
         {"cell_type": "code", "source": text} for text in ("%%bash\nfor x in *; do", "| a | b |", TRAINER)
     ]
-    notebook = tmp_path / "train.ipynb"
-    notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    notebook = written(tmp_path, json.dumps({"cells": cells}), "train.ipynb")
     assert job(notebook) == job(program(tmp_path, TRAINER))
     cells[1]["source"] = "trainer = Trainer("
     notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")

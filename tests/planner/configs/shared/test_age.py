@@ -11,6 +11,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
 from planner.errors import NotModelledError
+from tests.files import written
 
 TRAINER = "model_name_or_path: gpt2\nper_device_train_batch_size: 2\n"
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"
@@ -20,8 +21,7 @@ DPO = "rpo_alpha: 0\nbeta: 0.1\n"
 
 def reading_of(folder: Path, text: str, tool: str) -> Reading:
     """What is read of a file."""
-    path = folder / "train.yaml"
-    path.write_text(text, encoding="utf-8")
+    path = written(folder, text)
     return read_config(path, tool, Beside(look=False))
 
 
@@ -65,15 +65,13 @@ def test_a_file_is_read_as_the_software_that_is_asked_for(
     tmp_path: Path, tool: str, text: str, stack: str
 ) -> None:
     """Whatever its keys say."""
-    path = tmp_path / "train.yaml"
-    path.write_text(text, encoding="utf-8")
+    path = written(tmp_path, text)
     assert read_config(path, tool, Beside(look=False, stack=stack)).value("stack") == stack
 
 
 def test_a_default_is_that_of_the_version_that_is_asked_for(tmp_path: Path) -> None:
     """``cutoff_len`` is 1,024 up to LLaMA-Factory 0.8 and 2,048 since."""
-    path = tmp_path / "train.yaml"
-    path.write_text(LLAMA_FACTORY, encoding="utf-8")
+    path = written(tmp_path, LLAMA_FACTORY)
     assert read_config(path, None, Beside(look=False)).value("seq") == 2048
     old = read_config(path, None, Beside(look=False, stack="llama-factory@0.8"))
     assert (old.value("seq"), "1,024" in old.needs["seq"]) == (None, True)

@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 
 from planner.errors import InputFileError, NotModelledError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.config_file import ConfigFile, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.files import read as read_file
 
 REST = "finetuning_type: lora\ntemplate: qwen\nbf16: true\n"
 
 
 def read(folder: Path, model: str) -> ConfigFile:
     """What a file says that names this model."""
-    path = folder / "train.yaml"
-    path.write_text(f"model_name_or_path: {model}\n{REST}", encoding="utf-8")
-    return read_config_file(path)
+    return read_file(folder, f"model_name_or_path: {model}\n{REST}")
 
 
 @pytest.mark.parametrize(

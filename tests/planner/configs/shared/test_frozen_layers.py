@@ -19,13 +19,12 @@ from planner.errors import (
     RefusedCombinationError,
     UsageError,
 )
-from planner.intake.given.config_file import read_config_file, with_flags
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from planner.intake.given.config_file import read_config_file
 from planner.intake.train_layers import Drawn, trained_parts
 from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
+from tests.files import filled, read, written
 
 FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: freeze\ntemplate: qwen\nbf16: true\n"
 AXOLOTL = (
@@ -36,9 +35,7 @@ AXOLOTL = (
 
 def recipe_of(folder: Path, text: str, gpu: str = "a100-80-sxm") -> Any:
     """The scenario of a file, on one card where nothing else is said."""
-    path = folder / "train.yaml"
-    path.write_text(text, encoding="utf-8")
-    return resolve(with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": gpu})))
+    return filled(read(folder, text), {"gpu": gpu})
 
 
 @pytest.mark.parametrize(
@@ -84,8 +81,7 @@ def test_axolotl_leaves_unfrozen(patterns: list[str], layers: tuple[str, ...], t
 def test_axolotl_freezes_adapters_as_well(tmp_path: Path) -> None:
     """Their names begin otherwise.  It runs as long as something requires a gradient, and trains nothing."""
     text = AXOLOTL + "adapter: lora\nlora_r: 8\nunfrozen_parameters: [^lm_head.weight$]\n"
-    path = tmp_path / "train.yaml"
-    path.write_text(text, encoding="utf-8")
+    path = written(tmp_path, text)
     config = read_config_file(path, None, Beside())
     assert any("nothing is trained" in remark.text for remark in config.remarks)
     assert not recipe_of(tmp_path, text).recipe.train_layers
@@ -235,16 +231,6 @@ def test_badam_is_counted_at_the_first_layer(tmp_path: Path) -> None:
     ):
         with pytest.raises(NotModelledError):
             recipe_of(tmp_path, text + more + "\n")
-
-
-def test_layerwise_galore_is_refused_by_its_tool_or_by_us(tmp_path: Path) -> None:
-    """On several GPUs LLaMA-Factory refuses it; on one its decomposition is not modelled."""
-    text = FACTORY.replace("freeze", "full") + "use_galore: true\noptim: adafactor\n"
-    with pytest.raises(UsageError, match="refused-by-its-tool"):
-        recipe_of(tmp_path, text + "galore_layerwise: true\n", "a100-80-sxm:8")
-    for given in (text, text + "galore_layerwise: true\n"):
-        with pytest.raises(NotModelledError, match="GaLore is not modelled"):
-            recipe_of(tmp_path, given)
 
 
 def test_an_expanded_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:

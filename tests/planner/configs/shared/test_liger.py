@@ -9,6 +9,7 @@ import pytest
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import read_config
 from planner.errors import UsageError
+from tests.files import written
 
 TRL = "model_name_or_path: a/b\nuse_peft: true\nlora_target_modules: [q_proj]\ndataset_name: c\n"
 TAKES_IT_OUT = "liger_kernel_config: {fused_linear_cross_entropy: false}\n"
@@ -17,8 +18,7 @@ TAKES_IT_OUT = "liger_kernel_config: {fused_linear_cross_entropy: false}\n"
 @pytest.mark.parametrize("also", ["", "loss_type: nll\n", TAKES_IT_OUT])
 def test_trl_keeps_its_own_loss_beside_liger(tmp_path: Path, also: str) -> None:
     """use_liger_kernel brings its norms and feed-forward part, and no loss."""
-    path = tmp_path / "file.yaml"
-    path.write_text(TRL + "use_liger_kernel: true\n" + also, encoding="utf-8")
+    path = written(tmp_path, TRL + "use_liger_kernel: true\n" + also, "file.yaml")
     reading = read_config(path, "trl", Beside(look=False))
     assert reading.value("loss") == "chunked"
     assert reading.ignored == []
@@ -29,8 +29,7 @@ def test_trl_keeps_its_own_loss_beside_liger(tmp_path: Path, also: str) -> None:
 def test_trl_fails_where_ligers_loss_is_asked_for(tmp_path: Path, also: str) -> None:
     """Trainers of answers and of preferences both: their head is fused with a loss of their own."""
     asked = TAKES_IT_OUT.replace("false", "true")
-    path = tmp_path / "file.yaml"
-    path.write_text(TRL + "use_liger_kernel: true\n" + also + asked, encoding="utf-8")
+    path = written(tmp_path, TRL + "use_liger_kernel: true\n" + also + asked, "file.yaml")
     with pytest.raises(UsageError, match=r"fused_linear_cross_entropy: TRL 1\.16\.0 fails here"):
         read_config(path, "trl", Beside(look=False))
 
@@ -39,8 +38,7 @@ def test_trl_fails_where_ligers_loss_is_asked_for(tmp_path: Path, also: str) -> 
 def test_older_trl_takes_ligers_loss(tmp_path: Path, sign: str) -> None:
     """Up to 1.9 no trainer looks at liger_kernel_config, and the loss of SFT is the model's."""
     asked = TAKES_IT_OUT.replace("false", "true")
-    path = tmp_path / "file.yaml"
-    path.write_text(TRL + sign + "use_liger_kernel: true\n" + asked, encoding="utf-8")
+    path = written(tmp_path, TRL + sign + "use_liger_kernel: true\n" + asked, "file.yaml")
     assert read_config(path, "trl", Beside(look=False)).value("loss") == "liger"
 
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from planner.api.checks import check_job, command_job
-from planner.api.files import CheckOptions
 from planner.configs.shared.own_scripts import other_task
-from planner.intake.given.request import from_flags
 from planner.report.check.checked import Checked
+from tests.files import answer_to
 
 
 @pytest.mark.parametrize(
@@ -53,8 +51,7 @@ def answered(more: str, **given: object) -> Checked:
         "--per_device_train_batch_size 2 --block_size 28672 --gradient_checkpointing True "
         f"--torch_dtype bfloat16 {more}"
     )
-    flags = from_flags({"gpu": "a100-80-sxm:2", **given})
-    return check_job(command_job(text, CheckOptions()), flags, advise=False)
+    return answer_to(text, {"gpu": "a100-80-sxm:2", **given})
 
 
 def test_a_loss_of_its_own_may_make_it_fit() -> None:

@@ -11,9 +11,9 @@ from planner.api.checks import CheckJob, check_job
 from planner.api.files import CheckOptions
 from planner.domain.scenario import Scenario
 from planner.errors import InputFileError, NotModelledError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.files import filled, read
+from tests.jobs import resolved
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\ncutoff_len: 1024\n"
 PLAIN = "lora_mlp_kernel: false\n"
@@ -21,17 +21,9 @@ AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nadapter: lora\nmicr
 TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nmax_length: 512\n"
 
 
-def read(folder: Path, text: str, name: str = "train.yaml") -> ConfigFile:
-    """What a file with this text says."""
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return read_config_file(path)
-
-
 def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
     """The job of a file on one card."""
-    return resolve(with_flags(read(folder, text), from_flags({"gpu": "a100-80-sxm", **flags})))
+    return filled(read(folder, text), {"gpu": "a100-80-sxm", **flags})
 
 
 @pytest.mark.parametrize(
@@ -167,12 +159,10 @@ def test_dropout_is_off_however_log_probabilities_are_taken(tmp_path: Path) -> N
     """Trainers of TRL set it to zero; the loop of open-instruct that has the same kernel does not."""
     text = TRL + "lora_dropout: 0.05\nbf16: true\nbeta: 0.1\ndataset_mixer: {a: 1.0}\n"
     config = read(tmp_path, text, "dpo/config.yaml")
-    recipe = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).recipe
-    own_loop = resolve(
-        from_flags(
-            {"model": "qwen2.5-0.5b", "method": "lora", "task": "dpo", "stack": "open-instruct@2024"}
-            | {"seq": 512, "gpu": "a100-80-sxm"}
-        )
+    recipe = filled(config, {"gpu": "a100-80-sxm"}).recipe
+    own_loop = resolved(
+        {"model": "qwen2.5-0.5b", "method": "lora", "task": "dpo", "stack": "open-instruct@2024"}
+        | {"seq": 512, "gpu": "a100-80-sxm"}
     ).recipe
     assert recipe.adapter is not None
     assert own_loop.adapter is not None
@@ -258,6 +248,10 @@ def test_a_reference_that_is_asked_before_training(tmp_path: Path) -> None:
     scenario = scenario_of(tmp_path, TRL + "precompute_ref_log_probs: true\n")
     assert scenario.recipe.caches_reference
     assert not scenario.recipe.has_reference
+    in_batches = TRL + "precompute_ref_log_probs: true\nprecompute_ref_batch_size: {}\n"
+    assert not scenario_of(tmp_path, in_batches.format(8)).recipe.has_reference
+    with pytest.raises(NotModelledError, match="a reference that is asked in larger batches"):
+        read(tmp_path, in_batches.format(9))
     axolotl = scenario_of(tmp_path, AXOLOTL + "rl: dpo\nprecompute_ref_log_probs: true\n")
     assert not axolotl.recipe.has_reference
     kto = scenario_of(tmp_path, TRL + "beta: 0.1\n", task="kto", switches="caches_reference=true")
@@ -283,7 +277,7 @@ def test_adapters_are_what_the_trainer_of_trl_makes_of_them(
     quantised_text = text.replace("adapter: lora", "adapter: qlora") + "load_in_4bit: true\n"
     config = read(tmp_path, quantised_text if quantised else text)
     gpus = "a100-80-sxm:2" if sharded else "a100-80-sxm"
-    recipe = resolve(with_flags(config, from_flags({"gpu": gpus}))).recipe
+    recipe = filled(config, {"gpu": gpus}).recipe
     assert recipe.adapter is not None
     assert (recipe.adapter.dtype, recipe.checkpoint_reentrant) == (dtype, reentrant)
 

@@ -13,9 +13,8 @@ import pytest
 from planner.domain.recipes.rollout import Rollout
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, PlannerError, UsageError
-from planner.intake.given.config_file import read_config_file, with_flags
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from planner.intake.given.config_file import read_config_file
+from tests.files import filled, read
 
 TRL = (
     "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nnum_generations: "
@@ -34,9 +33,7 @@ LIGERS_LOSS = "use_liger_kernel: true\nliger_kernel_config: {fused_linear_cross_
 
 def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
     """The job of a file on one card."""
-    path = folder / "train.yaml"
-    path.write_text(text, encoding="utf-8")
-    return resolve(with_flags(read_config_file(path), from_flags({"gpu": "a100-80-sxm", **flags})))
+    return filled(read(folder, text), {"gpu": "a100-80-sxm", **flags})
 
 
 def rollout_of(folder: Path, text: str, **flags: Any) -> Rollout:

@@ -11,6 +11,7 @@ from planner.errors import NotModelledError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.files import filled, written
 
 FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: full\ntemplate: qwen\nbf16: true\n"
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nbf16: true\ndatasets: []\nsequence_len: 1024\n"
@@ -28,8 +29,7 @@ AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nbf16: true\ndatasets: []\nsequence_len
 )
 def test_whether_ddp_looks_for_unused_parameters(text: str, expected: str, tmp_path: Path) -> None:
     """As the file says, else as the tool does."""
-    path = tmp_path / "train.yaml"
-    path.write_text(text, encoding="utf-8")
+    path = written(tmp_path, text)
     given = with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm:2"}))
     assert resolve(given).stack.ddp_finds_unused == expected
 
@@ -55,8 +55,7 @@ SHARDED = "fsdp_config: {fsdp_state_dict_type: FULL_STATE_DICT}\n"
 )
 def test_an_empty_key_shards_nothing(text: str, sharding: str, tmp_path: Path) -> None:
     """Trainers ask whether a key is true; up to Axolotl 0.11 ``fsdp_config`` alone is not asked."""
-    path = tmp_path / "train.yaml"
-    path.write_text(text, encoding="utf-8")
+    path = written(tmp_path, text)
     given = with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm:2"}))
     assert resolve(given).recipe.sharding.name == sharding
 
@@ -64,15 +63,31 @@ def test_an_empty_key_shards_nothing(text: str, sharding: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"])
 def test_every_how_many_layers_one_is_checkpointed(name: str, tmp_path: Path) -> None:
     """Transformers 5.23 takes it by both names; layers between keep what they save."""
-    path = tmp_path / "train.yaml"
-    path.write_text(f"{TRL}{name}: {{every_n_layers: 4}}\n", encoding="utf-8")
-    recipe = resolve(with_flags(read_config_file(path), from_flags({"gpu": "a100-80-sxm"}))).recipe
+    path = written(tmp_path, f"{TRL}{name}: {{every_n_layers: 4}}\n")
+    recipe = filled(read_config_file(path), {"gpu": "a100-80-sxm"}).recipe
     assert (recipe.gradient_checkpointing, recipe.checkpoint_every) == (True, 4)
 
 
 def test_checkpoints_in_host_ram_are_refused(tmp_path: Path) -> None:
     """They are another offload than TRL's."""
-    path = tmp_path / "train.yaml"
-    path.write_text(f"{TRL}activation_checkpointing_kwargs: {{offload: true}}\n", encoding="utf-8")
+    path = written(tmp_path, f"{TRL}activation_checkpointing_kwargs: {{offload: true}}\n")
     with pytest.raises(NotModelledError, match="checkpoints in host RAM"):
         read_config_file(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("full_determinism: true\n", "full_determinism: deterministic kernels"),
+        ("split_batches: true\n", "split_batches: a batch that the GPUs share"),
+        ("accelerator_config: {split_batches: true}\n", "accelerator_config: a batch that the GPUs share"),
+    ],
+)
+def test_what_the_trainer_hands_on_is_not_passed_over(line: str, sentence: str, tmp_path: Path) -> None:
+    """Neither to torch (trainer_utils.py enable_full_determinism) nor to Accelerate."""
+    path = tmp_path / "train.yaml"
+    path.write_text(FACTORY + line.replace("true", "false"), encoding="utf-8")
+    read_config_file(path, None, Beside())
+    path.write_text(FACTORY + line, encoding="utf-8")
+    with pytest.raises(NotModelledError, match=sentence):
+        read_config_file(path, None, Beside())

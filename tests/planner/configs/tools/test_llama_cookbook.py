@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from planner.api.checks import check_job, command_job
-from planner.api.files import CheckOptions
 from planner.domain.scenario import Scenario
 from planner.errors import REFUSED_BY_TOOL, ExitCode
-from planner.intake.given.request import from_flags
 from planner.predicting import estimate
 from planner.report.check.checked import Checked
 from planner.units import GIB
+from tests.files import answer_to, scenario_in
 
 MODULE = "-m llama_cookbook.finetuning"
 REST = "--model_name meta-llama/Llama-3.2-1B --output_dir out --batch_size_training 2"
@@ -27,15 +25,12 @@ LIBRARIES = ["torch==2.9.0", "transformers==4.57.1", "peft==0.17.1", "bitsandbyt
 
 def checked(command: str, **flags: object) -> Checked:
     """The answer to a command."""
-    given = from_flags({"gpu": "h100-sxm"} | flags)
-    return check_job(command_job(command, CheckOptions()), given, advise=False)
+    return answer_to(command, {"gpu": "h100-sxm"} | flags)
 
 
 def scenario(command: str, **flags: object) -> Scenario:
     """The job of a command that is answered."""
-    found = checked(command, **flags)
-    assert found.subject is not None, found.failure
-    return found.subject.scenario
+    return scenario_in(checked(command, **flags))
 
 
 # Dry runs of meta-llama/llama-cookbook 0e003351 with transformers 4.57.1, peft 0.17.1 and torch 2.13 on the

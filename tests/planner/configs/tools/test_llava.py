@@ -10,6 +10,7 @@ from planner.domain.scenario import Scenario
 from planner.errors import ExitCode
 from planner.intake.given.request import from_flags
 from planner.report.check.checked import Checked
+from tests.files import answer_to, scenario_in
 
 # As scripts/v1_5/pretrain.sh of c121f0432 has them.
 REST = (
@@ -27,15 +28,12 @@ START = "deepspeed llava/train/train_mem.py"
 
 def checked(arguments: str, start: str = START) -> Checked:
     """The answer to a command."""
-    given = from_flags({"gpu": "a100-80-sxm:8"})
-    return check_job(command_job(f"{start} {arguments} {REST}", CheckOptions()), given, advise=False)
+    return answer_to(f"{start} {arguments} {REST}", {"gpu": "a100-80-sxm:8"})
 
 
 def job_of(arguments: str, start: str = START) -> Scenario:
     """The job of a command."""
-    found = checked(arguments, start)
-    assert found.subject is not None, found.failure
-    return found.subject.scenario
+    return scenario_in(checked(arguments, start))
 
 
 def test_what_its_own_scripts_say() -> None:
@@ -53,7 +51,7 @@ def test_what_its_own_scripts_say() -> None:
 def test_processes_of_the_launcher_are_counted_beside_a_file_of_the_repository() -> None:
     """The number that ``deepspeed`` is given, where ``scripts/zero3.json`` is known and not here."""
     command = f"deepspeed --num_gpus 4 llava/train/train_mem.py {MODEL} {TOWER} {ENGINE} {REST}"
-    found = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "a100-80-sxm"}), advise=False)
+    found = answer_to(command, {"gpu": "a100-80-sxm"})
     assert found.subject is not None, found.failure
     assert found.subject.scenario.hardware.world_size == 4
 

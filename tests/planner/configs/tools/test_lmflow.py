@@ -10,7 +10,6 @@ import pytest
 
 from planner.api.checks import check_job, command_job
 from planner.api.files import CheckOptions
-from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, NotModelledError, UsageError
@@ -18,6 +17,7 @@ from planner.intake.given.request import from_flags
 from planner.predicting import estimate
 from planner.report.check.checked import Checked
 from planner.units import GIB
+from tests.files import reading_of
 
 FSDP = (
     "--use_fsdp --fsdp_sharding_strategy FULL_SHARD --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
@@ -56,9 +56,7 @@ def scenario(command: str, gpu: str = "a100-80-sxm:8") -> Scenario:
 
 def read(folder: Path, table: dict[str, Any]) -> Reading:
     """What such a file of arguments says."""
-    path = folder / "train.json"
-    path.write_text(json.dumps(table), encoding="utf-8")
-    return read_config(path)
+    return reading_of(folder, table, "train.json")
 
 
 @pytest.mark.parametrize(

@@ -9,32 +9,24 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.api.checks import CheckJob, check_job, command_job
+from planner.api.checks import CheckJob, check_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.command_line import started
 from planner.configs.writing.sharding_keys import Files
 from planner.configs.writing.translate import edits_for
 from planner.configs.yaml_or_json import read_document
 from planner.errors import ExitCode, NotModelledError, PlannerError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.files import answer_to, filled, read, written
 
 BASE = "model: Qwen/Qwen2.5-0.5B\ntuner_type: lora\nmax_length: 2048\n"
 FULL = BASE.replace("lora", "full")
 COMMAND = "swift sft --model Qwen/Qwen2.5-0.5B --dataset a b --max_length 2048"
 
 
-def read(folder: Path, text: str) -> ConfigFile:
-    """What a file with this text says."""
-    path = folder / "train.yaml"
-    path.write_text(text, encoding="utf-8")
-    return read_config_file(path)
-
-
 def recipe_of(folder: Path, text: str, gpu: str = "a100-80-sxm") -> Any:
     """The recipe of a file on one card, with what the stack adds."""
-    return resolve(with_flags(read(folder, text), from_flags({"gpu": gpu}))).recipe
+    return filled(read(folder, text), {"gpu": gpu}).recipe
 
 
 @pytest.mark.parametrize(
@@ -233,7 +225,7 @@ def test_a_command_has_the_variables_before_it_and_those_exported() -> None:
 
 def asked(text: str, gpu: str = "a100-80-sxm") -> Any:
     """What ``plan check --command`` answers."""
-    return check_job(command_job(text, CheckOptions()), from_flags({"gpu": gpu}), advise=False)
+    return answer_to(text, {"gpu": gpu})
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-VL-3B-Instruct"])
@@ -281,8 +273,7 @@ def test_an_engine_is_written_by_its_name(
     tmp_path: Path, before: str, changes: dict[str, Any], after: str | None
 ) -> None:
     """Files that ms-swift ships; one of the user's own is left alone."""
-    path = tmp_path / "train.yaml"
-    path.write_text(BASE + before, encoding="utf-8")
+    path = written(tmp_path, BASE + before)
     edits = edits_for(Files("ms-swift", read_document(path)), changes)
     found = None if edits is None else {edit.place[0]: edit.value for edit in edits}
     assert found == (None if after is None else yaml.safe_load(after))
@@ -290,10 +281,7 @@ def test_an_engine_is_written_by_its_name(
 
 def test_a_fix_is_named_by_the_keys_of_ms_swift(tmp_path: Path) -> None:
     """And the line that starts the job is that of ms-swift."""
-    path = tmp_path / "train.yaml"
-    path.write_text(
-        "model: Qwen/Qwen2.5-7B\ntuner_type: full\nmax_length: 1024\ndeepspeed: zero2\n", encoding="utf-8"
-    )
+    path = written(tmp_path, "model: Qwen/Qwen2.5-7B\ntuner_type: full\nmax_length: 1024\ndeepspeed: zero2\n")
     checked = check_job(CheckJob(str(path), CheckOptions()), from_flags({"gpu": "a100-80-sxm:2"}))
     assert checked.exit_code == ExitCode.GPU_MEMORY_SHORT
     assert {edit.place[0] for fix in (checked.fixes or ()) for edit in fix.edits} & {"deepspeed", "optim"}

@@ -10,6 +10,7 @@ import pytest
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import ExitCode, NotModelledError, UsageError
 from planner.intake.given.config_file import read_config_file
+from tests.files import written
 from tests.planner.configs.tools.test_ms_swift import BASE, COMMAND, FULL, asked, read, recipe_of
 
 SCRIPT = "swift/cli/sft.py --model Qwen/Qwen2.5-0.5B --tuner_type full --max_length 1024"
@@ -29,6 +30,7 @@ GROWING = "expandable_segments=on"
         ("ENV: {NPROC_PER_NODE: 4}\ndeepspeed: zero2\n", {"gpus": 4, "checkpoint_reentrant": None}),
         ("ENV: {PYTORCH_ALLOC_CONF: 'expandable_segments:True'}\n", {"switches": (GROWING,)}),
         ("ENV: {MAX_PIXELS: 1003520}\n", {"image_size": "1001x1001"}),
+        ("ENV: {MAX_PIXELS: 12}\nmodel_kwargs: {max_pixels: 1003520}\n", {"image_size": "1001x1001"}),
     ],
 )
 def test_variables_and_engines_by_name(tmp_path: Path, text: str, values: dict[str, Any]) -> None:
@@ -134,10 +136,10 @@ def test_a_launcher_of_one_process_spreads_the_layers_too(
 @pytest.mark.parametrize("engine", ["", "deepspeed: zero2\n"])
 def test_a_launch_file_says_it_as_well(tmp_path: Path, engine: str) -> None:
     """``--accelerate FILE`` beside a config, with an engine by name as without one."""
-    launch = tmp_path / "launch.yaml"
-    launch.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nnum_machines: 2\n", encoding="utf-8")
-    path = tmp_path / "train.yaml"
-    path.write_text(FULL + engine, encoding="utf-8")
+    launch = written(
+        tmp_path, "distributed_type: MULTI_GPU\nnum_processes: 4\nnum_machines: 2\n", "launch.yaml"
+    )
+    path = written(tmp_path, FULL + engine)
     request = read_config_file(path, None, Beside(accelerate=launch)).request
     assert (request.get("gpus"), request.get("nodes")) == (2, 2)
     assert request.get("sharding") == ("zero2" if engine else "ddp")

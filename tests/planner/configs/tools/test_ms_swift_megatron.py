@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from planner.api.checks import check_job, command_job
-from planner.api.files import CheckOptions
 from planner.configs.read import read_config
 from planner.errors import ExitCode, NotModelledError
-from planner.intake.given.request import from_flags
+from tests.files import answer_to, written
 
 START = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-7B-Instruct --dataset a --max_length 4096 "
 EXPERTS = START.replace("Qwen2.5-7B-Instruct", "Qwen3-30B-A3B") + "--expert_model_parallel_size 8 "
@@ -19,8 +17,7 @@ EXPERTS = START.replace("Qwen2.5-7B-Instruct", "Qwen3-30B-A3B") + "--expert_mode
 
 def asked(command: str) -> Any:
     """What ``plan check --command`` answers on eight GPUs, mixtures included."""
-    options = CheckOptions(force=True)
-    return check_job(command_job(command, options), from_flags({"gpu": "a100-80-sxm:8"}), advise=False)
+    return answer_to(command, {"gpu": "a100-80-sxm:8"}, force=True)
 
 
 def job_of(command: str) -> Any:
@@ -104,12 +101,26 @@ def test_what_the_optimizer_keeps() -> None:
     assert (job.scenario.recipe.offload, stack.loss_backward) == ("optimizer", ("compute", "float"))
 
 
+def test_products_in_8_bits() -> None:
+    """By a format; the checkpoint's own FP8 is taken over, with masters of whole matrices, or unpacked."""
+    fp8 = "--fp8_format e4m3 --fp8_recipe blockwise --fp8_param_gather true"
+    assert recipe_of(START + "--fp8_recipe blockwise").numerics.fp8 == "none"
+    job = job_of(START + fp8)
+    assert job.scenario.recipe.numerics.fp8 == "te-blockwise-gathered"
+    assert not job.scenario.stack.whole_masters
+    released = START.replace("Qwen2.5-7B-Instruct", "Qwen3-14B-FP8")
+    assert job_of(released + fp8).scenario.stack.whole_masters
+    unpacked = job_of(released).scenario
+    assert (unpacked.recipe.numerics.fp8, unpacked.model.id) == ("none", "qwen3-14b")
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
         ("--tensor_model_parallel_size 2", "tensor_model_parallel_size"),
         ("--context_parallel_size 2", "context_parallel_size"),
-        ("--fp8_format e4m3", "fp8_format"),
+        ("--fp8_format e4m3 --fp8_recipe custom", "fp8_recipe"),
+        ("--fp8_format e4m3 --fp8_recipe mxfp8 --fp8_param_gather true", "fp8_param_gather"),
         ("--mtp_num_layers 1", "mtp_num_layers"),
         ("--padding_free false", "padding_free"),
         ("--use_distributed_optimizer false", "use_distributed_optimizer"),
@@ -159,8 +170,7 @@ def test_rlhf_by_megatron_is_refused() -> None:
 def test_a_file_of_megatron_is_told_by_its_batches(tmp_path: Path) -> None:
     """Else ms-swift's Trainer is meant; what belongs to Megatron alone is then refused by its key."""
     text = "model: Qwen/Qwen2.5-7B\ntuner_type: full\nmax_length: 4096\ntensor_model_parallel_size: 1\n"
-    path = tmp_path / "train.yaml"
-    path.write_text(text + "micro_batch_size: 2\n", encoding="utf-8")
+    path = written(tmp_path, text + "micro_batch_size: 2\n")
     assert read_config(path).tool_name == "ms-swift-megatron"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(NotModelledError, match="with --stack megatron"):

@@ -7,27 +7,17 @@ from typing import Any
 
 import pytest
 
-from planner.api.checks import check_job, command_job
-from planner.api.files import CheckOptions
 from planner.errors import ExitCode, NotModelledError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file
-from planner.intake.given.request import from_flags
+from tests.files import answer_to, read
 
 BASE = "model: Qwen/Qwen2.5-0.5B\ntuner_type: lora\nmax_length: 2048\n"
 FULL = BASE.replace("lora", "full")
 COMMAND = "swift rlhf --model Qwen/Qwen2.5-0.5B --tuner_type lora --dataset a --max_length 1024"
 
 
-def read(folder: Path, text: str) -> ConfigFile:
-    """What a file with this text says."""
-    path = folder / "train.yaml"
-    path.write_text(text, encoding="utf-8")
-    return read_config_file(path)
-
-
 def asked(text: str, gpu: str = "a100-80-sxm") -> Any:
     """What ``plan check --command`` answers."""
-    return check_job(command_job(text, CheckOptions()), from_flags({"gpu": gpu}), advise=False)
+    return answer_to(text, {"gpu": gpu})
 
 
 STUDENT = "rlhf_type: gkd\nteacher_model: Qwen/Qwen2.5-1.5B\n"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.configs.read import read_config
-from planner.configs.said_by_file import Reading
 from planner.errors import NotModelledError, UsageError
-from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.config_file import with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from planner.units import GIB
+from tests.files import read as read_file
+from tests.files import reading_of as read
 
 CLASS = "_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained"
 LOSS = "loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}\n"
@@ -42,18 +42,6 @@ BASE = steps(4) + rows() + LOSS + ADAM
 LLAMA_1B, LLAMA_8B, QWEN_7B = "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B"
 
 
-def written(folder: Path, text: str) -> Path:
-    """A file with this text."""
-    path = folder / "recipe.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def read(folder: Path, text: str) -> Reading:
-    """What such a file says."""
-    return read_config(written(folder, text))
-
-
 @pytest.mark.parametrize(
     ("text", "gpu", "allocated", "reserved"),
     [
@@ -73,7 +61,7 @@ def test_bytes_beside_the_dry_run(
     nemo-automodel 0.5.0 (36044ad3d), torch 2.13, Transformers 5.12.1; LoRA on one card with 5.23.
     In the place of the compiled norm stands torch's fused one, which keeps the same tensors.
     """
-    request = with_flags(read_config_file(written(tmp_path, text)), from_flags({"gpu": gpu}))
+    request = with_flags(read_file(tmp_path, text), from_flags({"gpu": gpu}))
     memory = estimate(resolve(request)).memory
     assert float(memory.allocated_peak_bytes) / GIB == pytest.approx(allocated, rel=0.005)
     assert float(memory.reserved_peak_bytes) / GIB == pytest.approx(reserved, rel=0.02)
@@ -114,7 +102,7 @@ def test_tied_heads_and_classes_of_transformers(
 
     It had Phi-2 without its dropout.
     """
-    request = with_flags(read_config_file(written(tmp_path, text)), from_flags({"gpu": "h100-sxm:8"}))
+    request = with_flags(read_file(tmp_path, text), from_flags({"gpu": "h100-sxm:8"}))
     scenario = resolve(request)
     memory = estimate(replace(scenario, model=scenario.model.without_dropout)).memory
     assert float(memory.allocated_peak_bytes) / GIB == pytest.approx(allocated, rel=0.005)
@@ -196,11 +184,7 @@ def test_adapters_on_all_linears_leave_the_head_out_of_the_fused_loss(tmp_path: 
 def peak(folder: Path, text: str, switches: str | None = None) -> float:
     """Bytes allocated at most, on one card."""
     given = from_flags({"gpu": "h100-sxm", "switches": switches})
-    return float(
-        estimate(
-            resolve(with_flags(read_config_file(written(folder, text)), given))
-        ).memory.allocated_peak_bytes
-    )
+    return float(estimate(resolve(with_flags(read_file(folder, text), given))).memory.allocated_peak_bytes)
 
 
 def test_dropout_behind_adapters_keeps_a_mask_of_what_they_add(tmp_path: Path) -> None:
@@ -277,3 +261,23 @@ def test_mixtures_are_refused_with_a_way_out(tmp_path: Path, name: str, way_out:
     """Torchtitan divides its own in the same way, where it has such a model."""
     with pytest.raises(NotModelledError, match=way_out):
         read(tmp_path, model(name) + BASE + "distributed: {strategy: fsdp2, ep_size: 8}\n")
+
+
+def test_sizes_of_loaders(tmp_path: Path) -> None:
+    """A loader of training has no other size than the scheduler says; that of evaluation may."""
+    base = model(LLAMA_1B) + BASE
+    with pytest.raises(NotModelledError, match="batches of another size than step_scheduler"):
+        read(tmp_path, base + "dataloader: {batch_size: 4}\n")
+    assert read(tmp_path, base + "dataloader: {batch_size: 2}\n").value("eval_batch") is None
+    text = base + "validation_dataset: {_target_: a.B}\nvalidation_dataloader: {batch_size: 32}\n"
+    assert read(tmp_path, text).value("eval_batch") == 32
+    longer = text.replace("a.B", "a.B, seq_length: 2048")
+    assert read(tmp_path, longer).value("eval_batch") == 64
+
+
+def test_answers_between_steps(tmp_path: Path) -> None:
+    """FSDP2 leaves them out unless it is told to make them."""
+    text = model(LLAMA_1B) + BASE + "tool_call_eval: {_target_: a.B, run_on_fsdp2: true}\n"
+    with pytest.raises(NotModelledError, match="answers that the model makes"):
+        read(tmp_path, text)
+    assert not read(tmp_path, text.replace("true", "false")).ignored

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.configs.read import read_config
-from planner.configs.said_by_file import Reading
 from planner.errors import NotModelledError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.predicting import estimate
+from tests.files import reading_of as read
 
 QWEN = """
 recipe: FinetuneRecipeForVLM
@@ -31,13 +30,6 @@ freeze_config: {freeze_embeddings: true, freeze_vision_tower: true}
 """
 
 
-def read(folder: Path, text: str) -> Reading:
-    """What such a file says."""
-    path = folder / "recipe.yaml"
-    path.write_text(text, encoding="utf-8")
-    return read_config(path)
-
-
 def test_a_frozen_tower_is_in_the_root_and_sees_one_image(tmp_path: Path) -> None:
     """Sequences are as long as the data have them."""
     found = read(tmp_path, QWEN)
@@ -53,7 +45,7 @@ def test_the_root_gathers_the_tower(tmp_path: Path) -> None:
     """Its weights are whole on each card beside those of the table, in 16 bits."""
     read(tmp_path, QWEN)
     given = from_flags({"gpu": "h100-sxm:8", "seq": 2048})
-    scenario = resolve(with_flags(read_config_file(tmp_path / "recipe.yaml"), given))
+    scenario = resolve(with_flags(read_config_file(tmp_path / "train.yaml"), given))
     apart = replace(scenario, stack=replace(scenario.stack, tower_units="layers"))
     in_root, in_layers = (float(estimate(each).memory.allocated_peak_bytes) for each in (scenario, apart))
     # Seven eighths of 24 blocks of 12.6 M weights at least, and of the tower's 415 M at most.

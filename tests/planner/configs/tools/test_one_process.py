@@ -8,6 +8,7 @@ from planner.api.checks import check_job, command_job
 from planner.api.files import CheckOptions
 from planner.errors import ExitCode
 from planner.intake.given.request import from_flags
+from tests.files import answer_to
 
 ARGUMENTS = (
     "--model_name_or_path Qwen/Qwen2.5-7B --dataset_name x --output_dir o --per_device_train_batch_size 1 "
@@ -38,7 +39,7 @@ OLD = "--per_device_train_batch_size 1 --gradient_accumulation_steps 4"
 )
 def test_what_one_process_does_with_several_gpus(command: str, code: ExitCode, words: str) -> None:
     """TRL spreads the layers, Transformers' Trainer copies the model, LLaMA-Factory stops since 0.8.2."""
-    checked = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "h200-sxm:4"}), advise=False)
+    checked = answer_to(command, {"gpu": "h200-sxm:4"})
     assert (checked.exit_code, words in checked.failure) == (code, True), checked.failure
 
 
@@ -52,7 +53,7 @@ def test_what_one_process_does_with_several_gpus(command: str, code: ExitCode, w
 )
 def test_places_are_what_was_written(command: str, place: str) -> None:
     """No key that a launch file would have, where there is none."""
-    checked = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "h200-sxm:4"}), advise=False)
+    checked = answer_to(command, {"gpu": "h200-sxm:4"})
     assert place in checked.failure
     assert "distributed_type" not in checked.failure
 
@@ -63,7 +64,7 @@ def test_places_are_what_was_written(command: str, place: str) -> None:
 def test_a_process_that_sees_one_gpu_has_one(command: str) -> None:
     """Whatever the machine has."""
     seeing = f"CUDA_VISIBLE_DEVICES=3 {command}"
-    checked = check_job(command_job(seeing, CheckOptions()), from_flags({"gpu": "h200-sxm:4"}), advise=False)
+    checked = answer_to(seeing, {"gpu": "h200-sxm:4"})
     assert checked.subject is not None, checked.failure
     assert checked.subject.scenario.hardware.world_size == 1
 

@@ -12,6 +12,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
 from planner.errors import NotModelledError, UsageError
+from tests.files import remarks, written
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NOW = {
@@ -30,14 +31,8 @@ OLD = {
 
 def read(folder: Path, table: dict[str, Any], beside: Beside | None = None) -> Reading:
     """What such a file says."""
-    path = folder / "train.yaml"
-    path.write_text(yaml.safe_dump(table), encoding="utf-8")
+    path = written(folder, yaml.safe_dump(table))
     return read_config(path, None, beside)
-
-
-def remarks(reading: Reading) -> str:
-    """All remarks as one text."""
-    return "; ".join(remark.text for remark in reading.remarks)
 
 
 @pytest.mark.parametrize(

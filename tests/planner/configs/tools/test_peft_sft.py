@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from planner.api.checks import check_job, command_job
-from planner.api.files import CheckOptions
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode
-from planner.intake.given.request import from_flags
 from planner.report.check.checked import Checked
+from tests.files import answer_to, scenario_in
 
 # As run_peft_qlora_deepspeed_stage3.sh of 5d602fdbf has them.
 REST = (
@@ -26,16 +24,12 @@ CHECKPOINTS = "--gradient_checkpointing True --use_reentrant True --use_flash_at
 
 def checked(arguments: str, launch: str = "accelerate launch --num_processes 4", gpus: int = 4) -> Checked:
     """The answer to a command."""
-    text = f"{launch} train.py {arguments} {REST}"
-    given = from_flags({"gpu": "h100-sxm", "gpus": gpus})
-    return check_job(command_job(text, CheckOptions()), given, advise=False)
+    return answer_to(f"{launch} train.py {arguments} {REST}", {"gpu": "h100-sxm", "gpus": gpus})
 
 
 def job_of(arguments: str) -> Scenario:
     """The job of a command."""
-    found = checked(arguments)
-    assert found.subject is not None, found.failure
-    return found.subject.scenario
+    return scenario_in(checked(arguments))
 
 
 def test_its_words_are_those_of_trl() -> None:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from planner.api.checks import check_job, command_job
-from planner.api.files import CheckOptions
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode
-from planner.intake.given.request import from_flags
 from planner.report.check.checked import Checked
+from tests.files import answer_to, scenario_in
 
 BASE = "--model_name_or_path huggyllama/llama-7b --output_dir out --do_train --bf16 --max_steps 1875"
 
 
 def checked(arguments: str, start: str = "python qlora.py", gpus: int = 1) -> Checked:
     """The answer to a command."""
-    given = from_flags({"gpu": "rtx4090", "gpus": gpus})
-    return check_job(command_job(f"{start} {BASE} {arguments}", CheckOptions()), given, advise=False)
+    return answer_to(f"{start} {BASE} {arguments}", {"gpu": "rtx4090", "gpus": gpus})
 
 
 def job_of(arguments: str, start: str = "python qlora.py", gpus: int = 1) -> Scenario:
     """The job of a command."""
-    found = checked(arguments, start, gpus)
-    assert found.subject is not None, found.failure
-    return found.subject.scenario
+    return scenario_in(checked(arguments, start, gpus))
 
 
 def test_what_is_left_out_is_the_scripts_own() -> None:

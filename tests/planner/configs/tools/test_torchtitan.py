@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from planner.catalog.stacks import load_stack
-from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
 from planner.errors import InputFileError, NotModelledError, UnreadCombinationError, UsageError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.files import filled, reading_of, written
 
 MODEL = '[model]\nname = "llama3"\nflavor = "8B"\n'
 TRAINING = "[training]\nlocal_batch_size = 1\nseq_len = 8192\n"
@@ -24,9 +23,7 @@ PIPELINE = "[parallelism]\npipeline_parallel_degree = 2\n"
 
 def read(folder: Path, text: str) -> Reading:
     """What such a file says."""
-    path = folder / "train.toml"
-    path.write_text(text, encoding="utf-8")
-    return read_config(path)
+    return reading_of(folder, text, "train.toml")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +64,8 @@ def read(folder: Path, text: str) -> Reading:
         (MODEL + 'norm_type = "layernorm"\n' + TRAINING, "norms 'layernorm'"),
         (BASE + "[optimizer]\nearly_step_in_backward = true\n", "inside of the backward pass"),
         (BASE + '[optimizer]\nname = "Muon"\n', "optimizer 'Muon'"),
+        (BASE + "[debug]\ndeterministic = true\n", "deterministic kernels"),
+        (BASE + "deterministic = true\n", "deterministic kernels"),
         (BASE + '[optimizer]\nimplementation = "for-loop"\n', "'for-loop' is not modelled"),
         (BASE + '[activation_checkpoint]\nmode = "memory_budget"\n', "'memory_budget' is not modelled"),
         (MIXTURE + "[compile]\nenable = true\n", "that is compiled"),
@@ -88,11 +87,10 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, text: str, sentence: st
 
 def test_where_all_gpus_share_a_batch_nothing_is_cast(tmp_path: Path) -> None:
     """FSDP has the mixed precision; without it the model computes in the dtype of its weights."""
-    path = tmp_path / "train.toml"
-    path.write_text(BASE + "[parallelism]\ntensor_parallel_degree = 8\n", encoding="utf-8")
+    path = written(tmp_path, BASE + "[parallelism]\ntensor_parallel_degree = 8\n", "train.toml")
 
     def precision(**flags: object) -> tuple[str, str]:
-        found = resolve(with_flags(read_config_file(path), from_flags(flags)))
+        found = filled(read_config_file(path), flags)
         return found.recipe.sharding.name, found.recipe.numerics.precision
 
     assert precision(gpu="h100-sxm:8") == ("none", "fp32")
@@ -122,9 +120,10 @@ def test_debug_models_have_the_shape_of_their_time(
     tmp_path: Path, name: str, flavor: str, added: str, layers: int, words: int
 ) -> None:
     """As other keys of the file tell it."""
-    path = tmp_path / "train.toml"
-    path.write_text(f'[model]\nname = "{name}"\nflavor = "{flavor}"\n{TRAINING}{added}', encoding="utf-8")
-    model = resolve(with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm"}))).model
+    path = written(
+        tmp_path, f'[model]\nname = "{name}"\nflavor = "{flavor}"\n{TRAINING}{added}', "train.toml"
+    )
+    model = filled(read_config_file(path), {"gpu": "h100-sxm"}).model
     assert (model.n_layers, model.vocab_size, model.hidden_size) == (layers, words, 256)
 
 
@@ -261,13 +260,11 @@ def test_dtypes(tmp_path: Path, text: str, precision: str, loads: str) -> None:
 
 def test_a_file_of_plan_is_none_of_torchtitan(tmp_path: Path) -> None:
     """It has keys and no tables; --tool says otherwise."""
-    own = tmp_path / "job.toml"
-    own.write_text('model = "7b"\nmethod = "qlora"\n', encoding="utf-8")
+    own = written(tmp_path, 'model = "7b"\nmethod = "qlora"\n', "job.toml")
     assert read_config_file(own).tool_name == "plan"
     own.write_text(BASE, encoding="utf-8")
     assert read_config_file(own).tool_name == "torchtitan"
-    yaml = tmp_path / "mine.yaml"
-    yaml.write_text("model: {name: qwen3}\ntraining: {steps: 3}\n", encoding="utf-8")
+    yaml = written(tmp_path, "model: {name: qwen3}\ntraining: {steps: 3}\n", "mine.yaml")
     with pytest.raises(InputFileError, match="do not say which tool"):
         read_config_file(yaml)
     own.write_text("model = [", encoding="utf-8")
@@ -306,8 +303,7 @@ def test_a_pipeline_divides_the_batch_of_a_file(tmp_path: Path) -> None:
     """The file's batch is that of a round, of which each micro-batch has one sample unless it says more."""
     training = TRAINING.replace("local_batch_size = 1", "local_batch_size = 16\nglobal_batch_size = 128")
     text = MODEL + training + PIPELINE + 'pipeline_parallel_schedule = "Interleaved1F1B"\n'
-    path = tmp_path / "train.toml"
-    path.write_text(text + "pipeline_parallel_microbatch_size = 2\n", encoding="utf-8")
+    path = written(tmp_path, text + "pipeline_parallel_microbatch_size = 2\n", "train.toml")
     request = with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"}))
     values = {name: given.value for name, given in request.values.items()}
     assert (values["pipeline_parallel"], values["pipeline_schedule"]) == (2, "interleaved")
@@ -331,3 +327,16 @@ def test_degrees_ask_for_so_many_gpus(tmp_path: Path) -> None:
     with_flags(read_config_file(path), from_flags(nodes))
     with pytest.raises(UsageError, match="ask for 16 GPUs, and the job has 8"):
         with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"}))
+
+
+@pytest.mark.parametrize(
+    ("table", "batch"),
+    [
+        ("enable = false\n", None),
+        ("enable = true\n", 2),  # 8 samples of 2,048 tokens, by default
+        ("enable = true\nlocal_batch_size = 3\nseq_len = 8192\n", 3),
+    ],
+)
+def test_batches_that_are_evaluated(tmp_path: Path, table: str, batch: int | None) -> None:
+    """They have a size and a length of their own, counted in samples of training's 8,192 tokens."""
+    assert read(tmp_path, BASE + "[validation]\n" + table).value("eval_batch") == batch

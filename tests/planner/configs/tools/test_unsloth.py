@@ -16,6 +16,7 @@ from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, PlannerError
 from planner.intake.given.request import from_flags
 from planner.report.check.checked import Checked
+from tests.files import scenario_in, written
 
 CARD = from_flags({"gpu": "a100-80-sxm"})
 # The example in the docstring of unsloth-cli.py, without the dtype at which Unsloth stops.
@@ -43,9 +44,7 @@ def checked(command: str) -> Checked:
 
 def scenario(command: str) -> Scenario:
     """The job of a command that is answered."""
-    found = checked(command)
-    assert found.subject is not None, found.failure
-    return found.subject.scenario
+    return scenario_in(checked(command))
 
 
 def numbers(job: Scenario) -> tuple[Any, ...]:
@@ -91,8 +90,7 @@ def test_a_command_is_the_job_of_its_arguments(command: str, meant: tuple[Any, .
 
 def test_a_shell_script_is_the_command_in_it(tmp_path: Path) -> None:
     """And says nothing of a guess, because the script is Unsloth's own."""
-    script = tmp_path / "run.sh"
-    script.write_text(f"R=64\n{EXAMPLE.replace('--r 64', '--r $R')}\n", encoding="utf-8")
+    script = written(tmp_path, f"R=64\n{EXAMPLE.replace('--r 64', '--r $R')}\n", "run.sh")
     (job,) = check_jobs([str(script)], CheckOptions(), ())
     found = check_job(job, CARD)
     assert found.subject is not None, found.failure
@@ -134,8 +132,7 @@ def test_where_the_script_stops_or_is_not_modelled(said: str, code: ExitCode, se
 )
 def test_keys_of_a_file_that_are_refused(tmp_path: Path, section: str, value: object, sentence: str) -> None:
     """Its classes forbid others (unsloth_cli/config.py ``extra = "forbid"``)."""
-    path = tmp_path / "train.yaml"
-    path.write_text(yaml.safe_dump(TEXT | {section: value}), encoding="utf-8")
+    path = written(tmp_path, yaml.safe_dump(TEXT | {section: value}))
     with pytest.raises(PlannerError, match=sentence):
         read_config(path)
 

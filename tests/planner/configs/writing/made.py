@@ -12,6 +12,7 @@ from planner.configs.writing.text import trial_text
 from planner.configs.writing.translate import edits_for
 from planner.configs.yaml_or_json import read_document
 from planner.files.reading import reading_instead
+from tests.files import written
 
 BASES = {
     "llama-factory": "model_name_or_path: a/b\nstage: sft\nfinetuning_type: lora\nbf16: true\n",
@@ -36,8 +37,7 @@ def read_with(tool: str, changes: dict[str, Any], tmp_path: Path) -> dict[str, A
     """What is read of a tool's file after the edits for ``changes``,
     ``None`` where it has no keys for them.
     """
-    path = tmp_path / ("file.json" if BASES[tool].startswith("{") else "file.yaml")
-    path.write_text(BASES[tool], encoding="utf-8")
+    path = written(tmp_path, BASES[tool], "file.json" if BASES[tool].startswith("{") else "file.yaml")
     document = read_document(path)
     edits = edits_for(Files(tool, document), changes)
     if edits is None:

@@ -13,6 +13,7 @@ from planner.configs.writing.tools import RULES
 from planner.configs.writing.translate import edits_for
 from planner.configs.yaml_or_json import Document, read_document
 from planner.intake.given.fields import REQUEST_FIELDS
+from tests.files import written
 from tests.planner.configs.writing.made import BASES, read_with
 
 # Values that a lever may set.
@@ -86,8 +87,7 @@ def test_what_a_tool_refuses_is_not_offered(
     """Settings that the tool's own checks refuse together have no keys;
     other changes of the same file have.
     """
-    path = tmp_path / "file.yaml"
-    path.write_text(BASES[tool] + more, encoding="utf-8")
+    path = written(tmp_path, BASES[tool] + more, "file.yaml")
     files = Files(tool, read_document(path))
     assert edits_for(files, changes) is None
     assert edits_for(files, {"batch": 1}) is not None

@@ -9,37 +9,20 @@ from planner.domain.recipes.recipe import Recipe
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.run_record import RunRecord
 from planner.intake.given.fields import FIELD_OF_COLUMN
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved, typed
 
 JOB = {"model": "7b", "gpu": "a100-80gb:8", "seq": "1024"}
-OTHER = {
-    "task": "orpo",
-    "method": "qlora",
-    "batch": "4",
-    "grad_accum": "2",
-    "seq": "512",
-    "padding": "longest",
-    "tokens_per_sample": "100",
-    "lora_rank": "64",
-    "lora_targets": "attention",
-    "lora_dropout": "0.1",
-    "modules_to_save": "lm_head",
-    "adapter_dtype": "bf16",
-    "optimizer": "sgd",
-    "sharding": "fsdp",
-    "quant_storage": "bf16",
-    "gradient_checkpointing": True,
-    "checkpoint_every": "2",
-    "attention": "eager",
-    "loss": "liger",
-    "precision": "bf16",
-}
+OTHER = typed(
+    "--task orpo --method qlora --batch 4 --grad-accum 2 --seq 512 --padding longest "
+    "--tokens-per-sample 100 --lora-rank 64 --lora-targets attention --lora-dropout 0.1 "
+    "--modules-to-save lm_head --adapter-dtype bf16 --optimizer sgd --sharding fsdp --quant-storage bf16 "
+    "--gradient-checkpointing --checkpoint-every 2 --attention eager --loss liger --precision bf16"
+)
 
 
 def recipe_of(**flags: object) -> Recipe:
     """A resolved recipe, also of settings that exclude each other."""
-    return resolve(from_flags(JOB | flags), force=True).recipe
+    return resolved(JOB | flags, force=True).recipe
 
 
 def leaves(value: object) -> int:

@@ -1,18 +1,14 @@
 """The job in one line, by one set of words wherever it stands."""
 
+from functools import partial
+
 from measure.run.cases.case import RunOptions, describe
 from planner.domain.recipes.job_line import job_cell, job_line, recomputation_words, short_job_line
-from planner.domain.scenario import Scenario
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.units import GIB
+from tests.jobs import resolved
 
-
-def scenario(**flags: object) -> Scenario:
-    """A resolved job, also of settings that exclude each other."""
-    return resolve(
-        from_flags({"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"} | flags), force=True
-    )
+scenario = partial(resolved, model="7b", method="qlora", gpu="4090", seq="1024", force=True)
+"""A resolved job, also of settings that exclude each other."""
 
 
 def test_the_parts_read_alike_in_every_line() -> None:
@@ -64,10 +60,8 @@ def test_what_is_recomputed_has_words() -> None:
 def test_cases_of_a_campaign_do_not_read_alike() -> None:
     """What differs from most jobs is named after the job itself."""
     flags = {"gradient_checkpointing": False}
-    plain, eager = (
-        scenario(**flags),
-        scenario(**flags, attention="eager", loss="liger", precision="bf16-mixed"),
-    )
+    plain = scenario(**flags)
+    eager = scenario(**flags, attention="eager", loss="liger", precision="bf16-mixed")
     assert (
         describe(plain, RunOptions())
         == "llama-2-7b, qlora nf4 r=8, seq 1024, batch 1, hf-trainer@5, adamw_torch_fused"

@@ -9,12 +9,11 @@ import pytest
 
 from planner.domain.recipes.sharding import SHARDING_NAMES, sharding_named
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from planner.program.job import job_of
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.to_json import to_json
+from tests.jobs import resolved
 
 GPUS, NODES = 4, 2
 SAID = {
@@ -49,7 +48,7 @@ SHARDS = {
 @pytest.mark.parametrize("name", SHARDING_NAMES)
 def test_what_is_divided_over_how_many_cards(name: str) -> None:
     """Every name that flags take, over all cards or those of a node."""
-    job = job_of(resolve(from_flags({**SAID, "sharding": name}), force=True), Coefficients())
+    job = job_of(resolved({**SAID, "sharding": name}, force=True), Coefficients())
     sharding = job.recipe.sharding
     gradient_shards = sharding.shards(job.hardware) if sharding.divides_gradients else 1
     assert (job.weight_shards, gradient_shards, job.optimizer_shards) == SHARDS[name]
@@ -58,7 +57,7 @@ def test_what_is_divided_over_how_many_cards(name: str) -> None:
 @pytest.mark.parametrize("name", SHARDING_NAMES)
 def test_a_sharding_is_its_name_outside(name: str) -> None:
     """JSON and sentences have the name, and a copy of the value is the value."""
-    scenario = resolve(from_flags({**SAID, "sharding": name}), force=True)
+    scenario = resolved({**SAID, "sharding": name}, force=True)
     sharding = scenario.recipe.sharding
     assert f"{sharding}" == name
     assert pickle.loads(pickle.dumps(sharding)) == sharding == sharding_named(name)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.domain.uncertainty.calibration import lengths_are_unknown, lengths_of
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 JOB = {"model": "7b", "method": "qlora", "gpu": "4090", "seq": 1024}
 
@@ -25,5 +24,5 @@ def test_shapes_change_only_where_samples_are_padded_to_the_longest(
     said: dict[str, object], lengths: str, are_unknown: bool
 ) -> None:
     """And only where they are shorter than the cap, or where nobody said how long they are."""
-    scenario = resolve(from_flags({**JOB, **said}))
+    scenario = resolved({**JOB, **said})
     assert (lengths_of(scenario), lengths_are_unknown(scenario)) == (lengths, are_unknown)

@@ -9,18 +9,17 @@ import pytest
 
 from planner.domain.uncertainty.coefficients import PRIORS, Coefficients, Prior
 from planner.domain.uncertainty.prior import SETTLED_BY
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from planner.report.prediction.sections import build_sections
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.to_json import to_json
 from planner.report.prediction.value_sources import settled_coefficients
+from tests.jobs import resolved
 
 
 def subject(coefficients: Coefficients) -> Subject:
     """One explained prediction."""
-    scenario = resolve(from_flags({"model": "7b", "method": "qlora", "gpu": "4090", "seq": 1024}))
+    scenario = resolved({"model": "7b", "method": "qlora", "gpu": "4090", "seq": 1024})
     return Subject(
         scenario, estimate(scenario, coefficients, explain=True), explain=True, coefficients=coefficients
     )

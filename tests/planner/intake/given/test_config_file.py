@@ -11,24 +11,16 @@ from planner.configs.said_by_file import Alone
 from planner.errors import NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, overruled, read_config_file, with_flags
 from planner.intake.given.request import from_flags
+from tests.files import read, written
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
-
-
-def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
-    """A file with this text."""
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def test_what_a_file_leaves_open_is_asked_for(tmp_path: Path) -> None:
     """Without bf16 or fp16 LLaMA-Factory computes in the dtype of the weights: the flag is asked for,
     and is enough.
     """
-    config = read_config_file(
-        written(tmp_path, LLAMA_FACTORY.replace("lora", "freeze").replace("bf16: true", "stage: sft"))
-    )
+    config = read(tmp_path, LLAMA_FACTORY.replace("lora", "freeze").replace("bf16: true", "stage: sft"))
     with pytest.raises(UsageError, match="--precision bf16"):
         with_flags(config, from_flags({"gpu": "4090"}))
     assert with_flags(config, from_flags({"gpu": "4090", "precision": "fp32"})).get("precision") == "fp32"
@@ -38,7 +30,7 @@ def test_a_model_beside_the_config_is_found_from_it(tmp_path: Path) -> None:
     """A folder with a ``config.json`` beside the config is meant, from whatever directory the check runs."""
     (tmp_path / "mine").mkdir()
     written(tmp_path / "mine", "{}", "config.json")
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY.replace("Qwen/Qwen2.5-0.5B", "./mine")))
+    config = read(tmp_path, LLAMA_FACTORY.replace("Qwen/Qwen2.5-0.5B", "./mine"))
     assert config.request.get("model") == str((tmp_path / "mine").resolve())
 
 
@@ -49,7 +41,7 @@ def test_switches_of_the_flags_win_one_by_one(tmp_path: Path) -> None:
         '{"zero_optimization": {"stage": 2, "overlap_comm": true, "reduce_bucket_size": 2e8}}',
         "ds.json",
     )
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "deepspeed: ds.json\n"))
+    config = read(tmp_path, LLAMA_FACTORY + "deepspeed: ds.json\n")
     assert config.request.get("switches") == ("zero12_bucket_elements=200000000", "zero12_overlap=true")
     request = with_flags(config, from_flags({"gpu": "4090", "switches": "zero12_overlap=false"}))
     assert request.get("switches") == ("zero12_bucket_elements=200000000", "zero12_overlap=false")
@@ -67,7 +59,7 @@ def test_switches_of_the_flags_win_one_by_one(tmp_path: Path) -> None:
 def test_a_tool_that_makes_large_images_smaller(tmp_path: Path, text: str, size: str, becomes: str) -> None:
     """A size that a flag says is that of the data, of which LLaMA-Factory leaves so many pixels."""
     text = LLAMA_FACTORY.replace("Qwen2.5-0.5B", "Qwen2-VL-2B-Instruct") + text
-    config = read_config_file(written(tmp_path, text))
+    config = read(tmp_path, text)
     request = with_flags(config, from_flags({"gpu": "4090", "seq": 2048, "image_size": size}))
     assert request.get("image_size") == becomes
     assert bool(request.values["image_size"].note) is (size != becomes)

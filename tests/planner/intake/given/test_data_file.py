@@ -10,12 +10,12 @@ import pytest
 from planner.errors import InputFileError, UsageError
 from planner.intake.given.data_file import read_data
 from tests.extras import needs
+from tests.files import written
 
 
 def counted(tmp_path: Path, text: str) -> list[tuple[int, int]]:
     """(tokens, sequences) of a file with this text."""
-    file = tmp_path / "data"
-    file.write_text(text, encoding="utf-8")
+    file = written(tmp_path, text, "data")
     table = read_data(file).lengths
     return [(round(tokens), count) for tokens, count in zip(table.tokens, table.counts, strict=True)]
 
@@ -79,8 +79,7 @@ def test_text_is_counted_by_the_tokenizer_of_a_folder(tmp_path: Path) -> None:
         {"messages": [{"role": "user", "content": "one two "}, {"role": "assistant", "content": "three"}]},
         {"prompt": "one two ", "chosen": "three four five", "rejected": "three"},
     ]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file = written(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "rows.jsonl")
     read = read_data(file, tmp_path)
     assert (read.lengths.tokens, read.lengths.counts) == ((3.0, 5.0), (3, 1))
     assert "chat template" in read.remark

@@ -19,6 +19,7 @@ from planner.intake.given.request import (
 )
 from planner.intake.resolve import resolve
 from planner.units import GIB
+from tests.files import written
 from tests.planner.intake.jobs import BASE, RECORD
 
 
@@ -58,9 +59,10 @@ def test_one_flag_given_twice_is_refused() -> None:
 
 def test_a_toml_file_gives_every_value_its_line(tmp_path: Path) -> None:
     """The origin of a value from a file is the line that sets it."""
-    path = tmp_path / "job.toml"
-    path.write_text(
-        '# a job\nmodel = "7b"\n\nlora-targets = ["q_proj", "v_proj"]\nseq = 1024\n"gpu" = "4090:2"\n'
+    path = written(
+        tmp_path,
+        '# a job\nmodel = "7b"\n\nlora-targets = ["q_proj", "v_proj"]\nseq = 1024\n"gpu" = "4090:2"\n',
+        "job.toml",
     )
     request = from_toml(path)
     assert {name: given.origin for name, given in request.values.items()} == {

@@ -7,6 +7,7 @@ import pytest
 from planner.errors import NotModelledError, RefusedCombinationError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.jobs import resolved
 from tests.planner.intake.jobs import BASE, warned
 
 
@@ -16,7 +17,7 @@ def test_unmatched_targets_list_what_the_model_has() -> None:
         RefusedCombinationError,
         match="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head",
     ):
-        resolve(from_flags(BASE | {"lora_targets": "c_attn"}))
+        resolved(BASE | {"lora_targets": "c_attn"})
 
 
 def test_a_model_without_attention_has_none_to_adapt() -> None:
@@ -66,7 +67,7 @@ def test_a_part_of_an_expert_tensor_is_a_known_name(targets: str) -> None:
 
 def test_unquantised_experts_are_counted() -> None:
     """Mixtral 8x7B: 32 layers x 8 experts x 3 matrices of 4096 x 14336 stay bf16: 84 GiB."""
-    scenario = resolve(from_flags(BASE | {"model": "mixtral-8x7b", "method": "qlora"}))
+    scenario = resolved(BASE | {"model": "mixtral-8x7b", "method": "qlora"})
     assert any("84.00 GiB of experts" in warning for warning in scenario.warnings)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
+from tests.jobs import job_by, typed
 
 # A layer of Llama 3.1 8B: query, output, key, value,
 # the three matrices of the feed-forward part and two norms.
@@ -16,16 +14,11 @@ LAYER = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
 
 def job(optimizer: str) -> Job:
     """The first layer, trained in bf16."""
-    flags = {
-        "model": "llama-3.1-8b",
-        "method": "full",
-        "gpu": "h100-sxm",
-        "seq": 512,
-        "precision": "bf16",
-        "load_dtype": "bf16",
-    }
+    flags = typed(
+        "--model llama-3.1-8b --method full --gpu h100-sxm --seq 512 --precision bf16 --load-dtype bf16"
+    )
     said = {**flags, "optimizer": optimizer, "train_layers": "first:1", "switches": "trainable_fp32=false"}
-    return job_of(resolve(from_flags(said)), Coefficients())
+    return job_by(said)
 
 
 def at_the_end(subject: Job, phase: str) -> dict[str, float]:

@@ -6,13 +6,12 @@ import pytest
 
 from planner.catalog.stacks import load_stack, with_switches
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.engines.ddp import bucket_sizes, copy_sizes
 from planner.program.job import job_of
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
 from planner.units import MIB
+from tests.jobs import job_by, resolved, typed
 
 
 def test_a_bucket_ends_with_the_gradient_that_fills_it() -> None:
@@ -28,15 +27,9 @@ def test_a_copy_ends_with_the_tensor_that_fills_it() -> None:
     assert copy_sizes([]) == []
 
 
-FLAGS = {
-    "model": "qwen2.5-0.5b",
-    "method": "full",
-    "sharding": "ddp",
-    "gpus": 2,
-    "gpu": "a100-80gb",
-    "seq": 512,
-    "batch": 1,
-}
+FLAGS = typed(
+    "--model qwen2.5-0.5b --method full --sharding ddp --gpus 2 --gpu a100-80gb --seq 512 --batch 1"
+)
 
 
 def buckets_of(stream: RequestStream) -> list[int]:
@@ -49,13 +42,13 @@ def test_one_bucket_holds_the_gradients_of_the_first_step_where_none_can_be_unus
     second step begins; with adapters, or without checkpointing, it looks for them.
     """
     flags = {**FLAGS, "gradient_checkpointing": True}
-    stream = step_of(job_of(resolve(from_flags(flags)), Coefficients()))
+    stream = step_of(job_by(flags))
     first, *others = buckets_of(stream)
     assert stream.unit_bytes[first] == sum(stream.unit_bytes[slot] for slot in others) == 2 * 494_032_768
     place = stream.events.index(~first)
     assert place == next(begin for begin, phase in stream.phases if phase == "forward_2")
     assert list(stream.events[place + 1 : place + 1 + len(others)]) == others
-    adapted = step_of(job_of(resolve(from_flags({**flags, "method": "lora"})), Coefficients()))
+    adapted = step_of(job_by({**flags, "method": "lora"}))
     assert not {~slot for slot in buckets_of(adapted)} & set(adapted.events)
 
 
@@ -65,7 +58,7 @@ def test_adapters_are_copied_with_the_modules_that_they_are_in() -> None:
     ms-swift 4.6 on fake tensors, LoRA of Qwen3 1.7B on four cards: 5 % less was reserved otherwise.
     """
     flags = {**FLAGS, "model": "qwen3-1.7b", "method": "lora", "stack": "swift", "load_dtype": "bf16"}
-    stream = step_of(job_of(resolve(from_flags(flags)), Coefficients()))
+    stream = step_of(job_by(flags))
     copies = [slot for slot in stream.events if slot >= 0 and stream.place(slot)[2] == "broadcast"]
     assert min(copies, key=lambda slot: stream.unit_bytes[slot]) == copies[1]
 
@@ -93,7 +86,7 @@ def test_buckets_hold_every_gradient_once_and_stay() -> None:
     """Qwen2.5-0.5B has 494,032,768 parameters of two bytes;
     the table of a tied model closes the last bucket.
     """
-    scenario = resolve(from_flags({**FLAGS, "gradient_checkpointing": False}))
+    scenario = resolved({**FLAGS, "gradient_checkpointing": False})
     stream = step_of(job_of(scenario, Coefficients()))
     buckets = buckets_of(stream)
     assert sum(stream.unit_bytes[slot] for slot in buckets) == 2 * 494_032_768
@@ -108,5 +101,5 @@ def test_buckets_hold_every_gradient_once_and_stay() -> None:
 def test_a_tower_without_images_has_room_in_the_buckets() -> None:
     """Its parameters require gradients that never come: SmolVLM has 256,484,928 of two bytes."""
     flags = {**FLAGS, "model": "smolvlm-256m", "gradient_checkpointing": False}
-    stream = step_of(job_of(resolve(from_flags(flags)), Coefficients()))
+    stream = step_of(job_by(flags))
     assert sum(stream.unit_bytes[slot] for slot in buckets_of(stream)) == 2 * 256_484_928

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
+from tests.jobs import job_by
 
-
-def job(**said: object) -> Job:
-    """A full fine-tune in bf16."""
-    flags = {
-        "model": "llama-3.1-8b",
-        "method": "full",
-        "gpu": "h100-sxm",
-        "seq": 512,
-        "precision": "bf16",
-        "load_dtype": "bf16",
-    }
-    return job_of(resolve(from_flags({**flags, **said})), Coefficients())
+job = partial(
+    job_by, "--model llama-3.1-8b --method full --gpu h100-sxm --seq 512 --precision bf16 --load-dtype bf16"
+)
+"""A full fine-tune in bf16."""
 
 
 def left_after(subject: Job, phase: str) -> float:
@@ -40,7 +32,7 @@ def left_after(subject: Job, phase: str) -> float:
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen2.5-0.5b"])
-@pytest.mark.parametrize("optimizer", ["apollo_adamw", "adamw_torch"])
+@pytest.mark.parametrize("optimizer", ["apollo_adamw", "galore_adamw", "galore_adamw_8bit", "adamw_torch"])
 def test_gradients_go_as_soon_as_their_parameter_is_stepped(model: str, optimizer: str) -> None:
     """After backward the same states are there as after a step that waits for all gradients,
     and no gradient.

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
 from planner.domain.vision import TowerSpec
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.engines.fsdp.fsdp_units import wraps_tower
 from planner.program.engines.params import AT_REST, params_of
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.parameters import SEEING
 from planner.program.step import parts_of, step_of
+from tests.jobs import job_by
 
 N, BF16, FP32 = 2, 2, 4
 
@@ -25,7 +23,7 @@ def job(sharding: str, **flags: object) -> Job:
         "model": "gemma-3-4b", "method": "full", "gpu": "a100-80gb", "gpus": N, "sharding": sharding,
         "seq": 256, "images_per_sample": 0, "stack": "hf-trainer@5",
     }  # fmt: skip
-    return job_of(resolve(from_flags({**given, **flags})), Coefficients())
+    return job_by({**given, **flags})
 
 
 def tower_of(subject: Job) -> TowerSpec:

@@ -7,21 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, UsageError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
-from planner.program.job import job_of
+from tests.jobs import job_by, resolved, typed
 
 ROWS = Path(__file__).parents[3] / "against_libraries/programs/gkd.csv"
 STUDENT = {"task": "gkd", "stack": "trl", "model": "qwen2.5-0.5b", "gpu": "h100-sxm", "grad_accum": "2"}
-TRAINED = {
-    "load_dtype": "bf16",
-    "precision": "bf16-mixed",
-    "gradient_checkpointing": "true",
-    "lora_rank": "16",
-}
+TRAINED = typed("--load-dtype bf16 --precision bf16-mixed --gradient-checkpointing true --lora-rank 16")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +24,7 @@ def test_peaks_are_those_of_trls_gkd(row: dict[str, str]) -> None:
     words = {name: value for name, _, value in (word.partition("=") for word in row["job"].split())}
     said = {**STUDENT, **TRAINED, "teacher_model": "qwen2.5-1.5b", **words}
     said = {name: value for name, value in said.items() if "lora" in said["method"] or name != "lora_rank"}
-    phases = replayed(job_of(resolve(from_flags(said)), Coefficients())).phases
+    phases = replayed(job_by(said)).phases
     allocated = max(int(each.allocated_bytes) for each in phases)
     assert allocated == pytest.approx(int(row["allocated_bytes"]), rel=0.001)
     reserved = max(int(each.reserved_bytes) for each in phases)
@@ -53,7 +45,7 @@ def test_the_peak_is_that_of_ms_swifts_gkd(flags: dict[str, str], allocated: int
     """
     said = {**STUDENT, **TRAINED, "stack": "swift", "teacher_model": "qwen2.5-1.5b", "batch": "1", **flags}
     said = {name: value for name, value in said.items() if "lora" in said["method"] or name != "lora_rank"}
-    phases = replayed(job_of(resolve(from_flags(said)), Coefficients())).phases
+    phases = replayed(job_by(said)).phases
     assert max(int(each.allocated_bytes) for each in phases) == pytest.approx(allocated, rel=0.02)
 
 
@@ -73,4 +65,4 @@ def test_a_teacher_that_was_not_read_is_refused(changes: dict[str, str | None], 
     common = {**STUDENT, "teacher_model": "qwen2.5-1.5b", "method": "full", "seq": "512"}
     said: dict[str, str | None] = {**common, **changes}
     with pytest.raises((UsageError, NotModelledError), match=why):
-        resolve(from_flags({name: value for name, value in said.items() if value is not None}))
+        resolved({name: value for name, value in said.items() if value is not None})

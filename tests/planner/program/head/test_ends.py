@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from functools import partial
+
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.step import evaluation_of, step_of
+from tests.jobs import job_by
 
 SEQ, BATCH = 512, 4
 
 
-def job(**flags: object) -> Job:
-    """A job of Llama 3.1 8B, unless told otherwise."""
-    base = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "seq": SEQ, "batch": BATCH, "stack": "hf-trainer@5"}
-    return job_of(resolve(from_flags({**base, "attention": "sdpa", **flags})), Coefficients())
+job = partial(
+    job_by,
+    (
+        f"--model llama-3.1-8b --gpu a100-80gb --seq {SEQ} --batch {BATCH} --stack hf-trainer@5 "
+        "--attention sdpa"
+    ),
+)
+"""A job of Llama 3.1 8B, unless told otherwise."""
 
 
 def lives(asked: Job, module: str, op: str) -> list[tuple[int, str]]:

@@ -5,17 +5,15 @@ the step against the dry run of TRL's trainer.
 from __future__ import annotations
 
 import csv
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planner.domain.scenario import Scenario
 from planner.domain.term import Phase
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, RefusedCombinationError, UsageError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.predicting import estimate
 from planner.program.head.vllm import share_bytes, standing_bytes
@@ -26,6 +24,7 @@ from planner.program.step import step_of
 from planner.throughput.generation_time import cache_bytes_per_token
 from planner.throughput.step_time import predict_time
 from planner.units import MIB
+from tests.jobs import job_by, resolved, typed
 
 DRY_RUNS = Path(__file__).parents[3] / "against_libraries/programs/grpo.csv"
 DIVIDED = DRY_RUNS.with_name("grpo_zero3.csv")
@@ -35,19 +34,13 @@ PPO: dict[Phase, int] = {
     "backward_2": 2_720_538_624,
     "optimizer_step": 2_439_778_816,
 }
-SAID: dict[str, Any] = {
-    "gpu": "a100-80-sxm",
-    "task": "grpo",
-    "model": "qwen2.5-0.5b",
-    "method": "lora",
-    "seq": 128,
-    "batch": 4,
-}
+SAID: dict[str, Any] = typed(
+    "--gpu a100-80-sxm --task grpo --model qwen2.5-0.5b --method lora --seq 128 --batch 4"
+)
 
 
-def scenario_of(**flags: Any) -> Scenario:
-    """A small job; the completion is half of the sequence."""
-    return resolve(from_flags({**SAID, "generations": 4, **flags}))
+scenario_of = partial(resolved, SAID, generations=4)
+"""A small job; the completion is half of the sequence."""
 
 
 def made(**flags: Any) -> Job:
@@ -165,16 +158,10 @@ def test_a_job_fits_beside_a_vllm_that_sleeps() -> None:
 
 def test_allocated_is_that_of_the_loop_of_ppo() -> None:
     """Within 0.5 % of the dry run of programs/llama_factory_ppo.py, and what one step leaves to the next."""
-    flags = {
-        "stack": "llama-factory@0.8",
-        "task": "ppo",
-        "lora_rank": 8,
-        "completion_length": 16,
-        "grad_accum": 2,
-    }
+    flags = typed("--stack llama-factory@0.8 --task ppo --lora-rank 8 --completion-length 16 --grad-accum 2")
     versions = "transformers==4.49.0;peft==0.12.0;llamafactory==0.9.2"
     said = {**SAID, **flags, "gpu": "h100-sxm", "seq": 1040, "batch": 2, "load_dtype": "bf16"}
-    found = peaks(job_of(resolve(from_flags({**said, "versions": versions})), Coefficients()))
+    found = peaks(job_by({**said, "versions": versions}))
     for phase, n_bytes in PPO.items():
         assert found[phase] == pytest.approx(n_bytes, rel=0.005)
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 import planner
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import job_of
 from planner.program.step import step_of
+from tests.jobs import job_by
 
 SEQ, ROWS, BF16 = 4096, 2, 2
 
@@ -38,5 +35,5 @@ def test_flash_attention_takes_no_such_mask() -> None:
 def test_a_mask_of_windows_is_made_where_no_layer_has_one(attention: str, n_windows: int) -> None:
     """Qwen1.5-MoE: one in each of two micro-steps and an evaluation; flash attention needs none."""
     flags = {"model": "qwen1.5-moe-a2.7b", "method": "lora", "gpu": "h200-sxm", "seq": SEQ, "batch": 1}
-    stream = step_of(job_of(resolve(from_flags({**flags, "attention": attention})), Coefficients()))
+    stream = step_of(job_by({**flags, "attention": attention}))
     assert sum(stream.place(event)[2] == "gt" for event in stream.events if event >= 0) == 3 * n_windows

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from planner.catalog.stacks import with_switches
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.head.loss_pieces import fused_logits, piece_tokens
-from planner.program.job import Job, job_of
+from planner.program.job import job_of
 from planner.units import GIB
+from tests.jobs import job_by
 
 SEQ, HIDDEN, WORDS = 16_384, 4096, 128_256
 
 
-def job(**flags: object) -> Job:
-    """A QLoRA under Unsloth, unless told otherwise."""
-    given = {"model": "llama-3.1-8b", "method": "qlora", "gpu": "a100-80-sxm", "seq": SEQ, "stack": "unsloth"}
-    return job_of(resolve(from_flags({**given, **flags})), Coefficients())
+job = partial(job_by, model="llama-3.1-8b", method="qlora", gpu="a100-80-sxm", seq=SEQ, stack="unsloth")
+"""A QLoRA under Unsloth, unless told otherwise."""
 
 
 def test_pieces_are_planned_in_four_gib() -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.step import parts_of
 from planner.units import GIB
 from tests.extras import import_or_skip
+from tests.jobs import job_by
 from tests.planner.program.head.test_ends import BATCH, SEQ, job
 
 VOCABULARY, HIDDEN, TOKENS = 128_256, 4096, BATCH * SEQ
@@ -167,7 +165,7 @@ def test_the_gradient_of_shifted_logits_fits_in_none_of_the_blocks_that_they_lef
     flags = {"stack": "hf-trainer@4", "versions": "transformers==4.46.3", "lora_targets": "q_proj,v_proj"}
     batch = {"model": "qwen2.5-0.5b", "gpu": "a100-80-sxm", "batch": 16, "seq": 256, "attention": "sdpa"}
     dtypes = {"load_dtype": "bf16", "precision": "bf16-mixed", "gradient_checkpointing": True}
-    asked = job_of(resolve(from_flags({**flags, **batch, **dtypes, "method": "lora"})), Coefficients())
+    asked = job_by({**flags, **batch, **dtypes, "method": "lora"})
     phases = replayed(asked).phases
     assert max(each.allocated_bytes for each in phases) == pytest.approx(9.22 * GIB, rel=0.002)
     assert max(each.reserved_bytes for each in phases) == pytest.approx(11.73 * GIB, rel=0.002)

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.units import MIB
+from tests.jobs import job_by, resolved, typed
 
 DIVIDED_RESERVED = 0.045
 """Of rows of TRL and ms-swift under ZeRO-3: where parts of the second model lie beside those of the first is
@@ -25,27 +24,17 @@ left out, as is the order in which garbage is collected.
 SWIFT = Path(__file__).parents[3] / "against_libraries/programs/swift.csv"
 DIVIDED = SWIFT.with_name("preferences_divided.csv")
 # ``examples/mistral/mistral-dpo-qlora.yml`` of Axolotl (2025-03).
-MISTRAL: dict[str, Any] = {
-    "stack": "axolotl",
-    "task": "dpo",
-    "model": "mistral-7b-instruct-v0.2",
-    "method": "qlora",
-    "seq": 2048,
-    "batch": 16,
-    "grad_accum": 4,
-    "quant_storage": "bf16",
-    "lora_rank": 8,
-    "lora_targets": ("all-linear",),
-    "modules_to_save": ("embed_tokens", "lm_head"),
-    "gradient_checkpointing": True,
-    "optimizer": "adamw_8bit",
-    "gpu": "a100-80-sxm",
-}
+MISTRAL: dict[str, Any] = typed(
+    "--stack axolotl --task dpo --model mistral-7b-instruct-v0.2 --method qlora --seq 2048 --batch 16 "
+    "--grad-accum 4 --quant-storage bf16 --lora-rank 8 --lora-targets all-linear "
+    "--modules-to-save embed_tokens;lm_head --gradient-checkpointing --optimizer adamw_8bit "
+    "--gpu a100-80-sxm"
+)
 
 
 def test_axolotls_kernels_copy_the_cut_logits() -> None:
     """Axolotl 0.19.0: a copy in both passes, and none for the entropy."""
-    job = job_of(resolve(from_flags(MISTRAL), force=True), Coefficients())
+    job = job_of(resolved(MISTRAL, force=True), Coefficients())
     assert job.stack.pair_logps == "fused_rows"
     found = max(int(each.allocated_bytes) for each in replayed(job).phases)
     assert found == pytest.approx(58_967_554_048, rel=0.005)
@@ -59,7 +48,7 @@ def test_trls_kernel_reads_cut_logits_as_they_lie() -> None:
     """
     flags = {"stack": "trl", "task": "orpo", "model": "qwen2.5-0.5b", "method": "full", "load_dtype": "bf16"}
     sizes = {"seq": 512, "batch": 2, "precision": "bf16-mixed", "gpu": "a100-80-sxm"}
-    phases = replayed(job_of(resolve(from_flags({**flags, **sizes})), Coefficients())).phases
+    phases = replayed(job_by({**flags, **sizes})).phases
     assert max(int(each.allocated_bytes) for each in phases) == pytest.approx(6_206_597_120, rel=0.005)
     assert max(int(each.reserved_bytes) for each in phases) == pytest.approx(9_359_589_376, rel=0.01)
 
@@ -73,7 +62,7 @@ def test_cut_logits_take_other_blocks_than_whole_ones() -> None:
     flags = {"stack": "llama-factory", "task": "orpo", "model": "qwen2.5-0.5b", "method": "full"}
     sizes = {"seq": 1024, "batch": 2, "grad_accum": 2, "gpu": "a100-80-sxm"}
     kernels = {"switches": ("fused_norm=true", "fused_mlp=true")}
-    job = job_of(resolve(from_flags({**flags, **sizes, **kernels})), Coefficients())
+    job = job_by({**flags, **sizes, **kernels})
     stream, values = step_of(job), unit_values(job)
     found = {
         stream.place(slot)[2]: float(stream.unit_bytes[slot] * values[Unit(stream.units[slot])])
@@ -100,7 +89,7 @@ def test_a_log_softmax_of_cut_logits_reads_a_copy(
     the peak beside the logits and their log-softmax, one sixth of all.
     """
     flags = {"stack": "llama-factory", "task": task, "model": model, "method": "lora", "lora_rank": 8}
-    job = job_of(resolve(from_flags({**flags, "seq": 1024, "batch": 2, "gpu": "h100-sxm"})), Coefficients())
+    job = job_by({**flags, "seq": 1024, "batch": 2, "gpu": "h100-sxm"})
     phases = replayed(job).phases
     assert max(int(each.allocated_bytes) for each in phases) == pytest.approx(allocated, rel=0.0005)
     assert max(int(each.reserved_bytes) for each in phases) == pytest.approx(reserved, rel=0.0005)
@@ -119,7 +108,7 @@ def test_copies_of_adapters_wait_for_the_loss_under_the_trainers_own_autocast() 
     switches = ("pair_logps=whole_let_go", "kbit_upcast=norms")
     found = []
     for more in ((), ("autocast_until_loss=false",)):
-        job = job_of(resolve(from_flags({**flags, "switches": (*switches, *more)})), Coefficients())
+        job = job_by({**flags, "switches": (*switches, *more)})
         found.append(max(int(each.allocated_bytes) for each in replayed(job).phases))
     assert found[0] == pytest.approx(16_472_369_664, rel=0.002)
     assert found[1] < 0.99 * found[0]
@@ -136,7 +125,7 @@ def test_peaks_are_those_of_swift_rlhf(row: dict[str, str]) -> None:
     """
     words = [word.partition("=") for word in row["job"].split()]
     said = {"stack": "swift", "model": "qwen2.5-0.5b", "gpu": "h100-sxm", "grad_accum": 2}
-    job = job_of(resolve(from_flags(said | {name: value for name, _, value in words})), Coefficients())
+    job = job_by(said | {name: value for name, _, value in words})
     phases = replayed(job).phases
     allocated, reserved = (
         max(int(getattr(each, name)) for each in phases) for name in ("allocated_bytes", "reserved_bytes")
@@ -166,7 +155,7 @@ def test_references_are_divided(row: dict[str, str]) -> None:
         said |= {"switches": ("zero3_overlap=false",), "host_memory": "1TiB"}
     if said["method"] == "lora":
         said |= {"lora_rank": 8, "lora_dropout": 0.0, "lora_targets": ("all-linear",)}
-    phases = replayed(job_of(resolve(from_flags({**said, "grad_accum": 2})), Coefficients())).phases
+    phases = replayed(job_by({**said, "grad_accum": 2})).phases
     allocated, reserved = (
         max(int(getattr(each, f"{level}_bytes")) for each in phases if each.phase != "eval")
         for level in ("allocated", "reserved")

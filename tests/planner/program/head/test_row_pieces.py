@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.tensors import Unit
 from planner.program.step import parts_of
 from planner.throughput.counted import unit_values
 from planner.throughput.tokens import micro_step
+from tests.jobs import resolved
 from tests.planner.program.head.test_ends import job
 from tests.planner.program.head.test_losses import HIDDEN, VOCABULARY, peak
 
@@ -64,7 +63,7 @@ def test_padding_is_in_no_piece() -> None:
     job_of_alignlab = {"model": "qwen2.5-1.5b", "gpu": "rtx-a6000", "method": "lora"}
     stack = {"stack": "trl", "versions": "trl==1.12.0"}
     lengths = {"seq": 1024, "batch": 4, "padding": "longest", "tokens_per_sample": 286}
-    asked = resolve(from_flags({**job_of_alignlab, **stack, **lengths}))
+    asked = resolved({**job_of_alignlab, **stack, **lengths})
     micro = micro_step(asked.recipe, Coefficients(), asked.stack)
     assert micro.computed > 5 * ROWS > micro.real
     values = unit_values(asked, micro)

@@ -6,12 +6,11 @@ import pytest
 
 from planner.catalog.stacks import load_stack
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.recorded_part import Template
 from planner.program.step import parts_of
+from tests.jobs import resolved
 
 TOKENS = 4096
 JOB = {"stack": "megatron", "gpu": "h100-sxm:2", "seq": TOKENS, "method": "full"}
@@ -19,7 +18,7 @@ JOB = {"stack": "megatron", "gpu": "h100-sxm:2", "seq": TOKENS, "method": "full"
 
 def layer_of(**flags: object) -> tuple[Job, Template]:
     """A layer's record, and its job."""
-    job = job_of(resolve(from_flags({**JOB, **flags}), force=True), Coefficients())
+    job = job_of(resolved({**JOB, **flags}, force=True), Coefficients())
     return job, next(part.template for part in parts_of(job) if part.name == "layer")
 
 
@@ -46,6 +45,19 @@ def test_a_dense_layer_keeps_its_own_tokens_of_norms(parts: int) -> None:
     expected = 2 * ((of_norms + of_heads + 3 * width) / parts + tables) + 4 * rows * 2 / parts
     job, template = layer_of(model="qwen2.5-7b", tensor_parallel=parts)
     assert kept(job, template) == pytest.approx(expected, rel=0.002)
+
+
+@pytest.mark.parametrize(("fp8", "out"), [("te-delayed", 1), ("te-tensorwise", 2), ("te-blockwise", 2)])
+def test_a_dense_layer_in_8_bits_keeps_a_byte_of_each_input(fp8: str, out: int) -> None:
+    """Both normed streams and the activation, with scales of blocks; attention's output is kept in 16 bits
+    anyway, and cast again unless scaling is delayed.
+    """
+    hidden, heads, width = 3584, 3584, 18944
+    plain, wide = layer_of(model="qwen2.5-7b")
+    job, narrow = layer_of(model="qwen2.5-7b", fp8=fp8)
+    scales = 33 / 32 if fp8 == "te-blockwise" else 1
+    of_inputs = (2 * hidden + width) * (2 - scales) - (heads if out == 1 else 0)
+    assert kept(job, narrow) == pytest.approx(kept(plain, wide) - of_inputs, rel=0.002)
 
 
 def test_an_adapted_layer_keeps_no_input_of_a_frozen_matrix() -> None:
@@ -75,6 +87,6 @@ def test_rows_of_experts_are_kept_sorted() -> None:
 def test_the_model_has_the_parameters_of_its_own_code() -> None:
     """Matrices are joined, none is added."""
     for model in ("qwen2.5-7b", "qwen3-30b-a3b", "llama-3.1-8b"):
-        job = job_of(resolve(from_flags({**JOB, "model": model}), force=True), Coefficients())
+        job = job_of(resolved({**JOB, "model": model}, force=True), Coefficients())
         assert job.base_params == job.scenario.model.param_count
     assert load_stack("megatron").model_code == "megatron-core"

@@ -5,14 +5,11 @@ bytes and launches of single operators and of a layer.
 from __future__ import annotations
 
 from planner.domain.mixer_specs import Mamba2Spec
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import job_of
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.ops.work import Product, in_units
 from planner.program.step import parts_of
+from tests.jobs import job_by
 
 
 def tensor(torch: Operators, count: float, unit: Unit = Unit.TOKENS) -> Tensor:
@@ -85,7 +82,7 @@ def test_a_tower_counts_patches() -> None:
 def test_a_layer_of_mamba_2_pays_for_its_scan() -> None:
     """Each token: the scan's own products forward, three times as many backward, and its three matrices'."""
     flags = {"model": "granite-4.0-h-tiny", "method": "full", "gpu": "h100-sxm", "seq": 1024}
-    asked = job_of(resolve(from_flags({**flags, "gradient_checkpointing": False})), Coefficients())
+    asked = job_by({**flags, "gradient_checkpointing": False})
     mamba = next(
         part.template for part in parts_of(asked) if any(op == "chunk_scan" for _, op in part.template.ops)
     )

@@ -237,27 +237,6 @@ def test_adam_mini_keeps_one_moment_and_a_number_for_each_row() -> None:
     assert (sum(later), most(later)) == (0, 2 * 800_000)
 
 
-def test_apollo_keeps_a_random_matrix_and_two_narrow_moments() -> None:
-    """At rank 8 of a matrix of 1,000 x 200: 200 x 8 random numbers, moments of 1,000 x 8;
-    of a vector two moments.
-
-    Source: apollo-torch 1.0.3, run on a CPU with counted bytes: states to the byte,
-    temporaries of a later step to the byte.
-    """
-    flags = {
-        "model": "llama-2-7b",
-        "method": "full",
-        "gpu": "a100-80gb",
-        "seq": 512,
-        "optimizer": "apollo_adamw",
-    }
-    subject = job_of(resolve(from_flags({**flags, "optimizer_rank": 8})), Coefficients())
-    vector = Weight("norm", "norm", ((Unit.ONE, 100),), "fp32", trained=True)
-    narrow = 4 * 1_000 * 8
-    assert sum(stepped(subject, [BIG, vector])) == 4 * 200 * 8 + 2 * narrow + 2 * 400
-    assert most(stepped(subject, [BIG], first=False)) == 3 * narrow + 2 * 800_000
-
-
 def test_muon_keeps_one_moment_of_matrices_and_two_of_the_rest() -> None:
     """The head is stepped by Adam, after all matrices."""
     head = replace(BIG, name="head")

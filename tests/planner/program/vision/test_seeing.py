@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.tensors import Unit
 from planner.program.recorded_part import NO_INPUT, Terms, run
@@ -17,12 +15,13 @@ from planner.program.request_stream import RequestStream
 from planner.program.runtime import Part
 from planner.program.step import parts_of
 from planner.program.vision.seeing import joined, seeing_view, take_pixels
+from tests.jobs import job_by
 from tests.planner.small_tower import JOB, written
 
 
 def job(tmp_path: Path, **said: object) -> Job:
     """A small Qwen2.5-VL with one image of 24 x 36 patches."""
-    return job_of(resolve(from_flags({**JOB, "model": written(tmp_path), **said})), Coefficients())
+    return job_by({**JOB, "model": written(tmp_path), **said})
 
 
 def test_what_runs_before_the_first_layer(tmp_path: Path) -> None:

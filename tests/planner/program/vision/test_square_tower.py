@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import parts_of
+from tests.files import written
+from tests.jobs import job_by
 
 TEXT = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
@@ -45,11 +43,10 @@ JOB: dict[str, object] = {
 
 def job(folder: Path, kind: str, size: str, **said: object) -> Job:
     """A job of a small model of this kind, with two images of this size in its sample."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(CONFIGS[kind]), encoding="utf-8")
+    path = written(folder, CONFIGS[kind], "config.json")
     flags = {**JOB, "model": str(path), "image_size": size, **said}
     given = {name: value for name, value in flags.items() if value is not None}
-    return job_of(resolve(from_flags(given)), Coefficients())
+    return job_by(given)
 
 
 def test_an_image_of_internvl_is_tiles_of_8_by_8_patches(tmp_path: Path) -> None:

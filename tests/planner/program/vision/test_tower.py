@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.runtime import Part
 from planner.program.step import parts_of
+from tests.jobs import job_by
 from tests.planner.small_tower import JOB, PATCHES, WIDTH, written
 
 OWN: dict[str, object] = {"gradient_checkpointing": True, "checkpoint_reentrant": False}
@@ -27,7 +25,7 @@ def model(tmp_path: Path) -> str:
 
 def job(model: str, **said: object) -> Job:
     """A job with one image of 24 x 36 patches."""
-    return job_of(resolve(from_flags({**JOB, **OWN, "model": model, **said})), Coefficients())
+    return job_by({**JOB, **OWN, "model": model, **said})
 
 
 def layers_of(job: Job) -> list[Part]:

@@ -10,15 +10,12 @@ from dataclasses import replace
 import pytest
 
 from planner.domain.model import LinearSpec
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import job_of
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
 from planner.program.step import step_of
 from planner.program.weights.float8 import in_float8
 from planner.program.weights.matrices import linear
+from tests.jobs import job_by, typed
 from tests.planner.program.matrix_runs import OTHER, Run, view_of
 
 IN, OUT, WEIGHT = 64, 128, 64 * 128
@@ -89,14 +86,8 @@ def test_sides_are_multiples_of_16() -> None:
 @pytest.mark.parametrize("fp8", ["tensorwise", "tensorwise-gathered"])
 def test_fsdp2_receives_matrices_of_layers_in_8_bits(fp8: str) -> None:
     """One byte for each element of a layer's matrices, two of its norms."""
-    flags = {
-        "model": "llama-3.1-8b",
-        "method": "full",
-        "gpu": "h100-sxm:8",
-        "stack": "torchtitan",
-        "seq": 512,
-    }
-    stream = step_of(job_of(resolve(from_flags({**flags, "batch": 1, "fp8": fp8})), Coefficients()))
+    flags = typed("--model llama-3.1-8b --method full --gpu h100-sxm:8 --stack torchtitan --seq 512")
+    stream = step_of(job_by({**flags, "batch": 1, "fp8": fp8}))
     made = {slot for slot in stream.events if slot >= 0}
     received = {stream.unit_bytes[slot] for slot in made if stream.place(slot)[2] == "all_gather_output"}
     matrices, norms = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336, 2 * 4096

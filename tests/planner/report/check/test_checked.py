@@ -11,11 +11,10 @@ import pytest
 from planner.domain.origin import ASSUMED
 from planner.domain.scenario import Assumption
 from planner.errors import ExitCode
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.report.check.checked import Checked, Written, worst_exit_code
 from planner.report.check.traced import Traced
 from planner.report.prediction.subject import Subject
+from tests.jobs import resolved
 from tests.planner.report.prediction import made
 
 ANSWERED = Checked("a.yaml", subject=made.subject())
@@ -68,9 +67,7 @@ def test_several_configs_end_with_the_worst() -> None:
 def assumed(checked: dict[str, Any] | None = None, **flags: object) -> list[tuple[str, str, tuple[str, ...]]]:
     """What nobody said of a job with these flags."""
     job = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090:2", "seq": 2048, "padding": "longest"}
-    scenario = resolve(
-        from_flags({name: value for name, value in (job | flags).items() if value is not None})
-    )
+    scenario = resolved({name: value for name, value in (job | flags).items() if value is not None})
     found = Checked("a.yaml", subject=Subject(scenario, made.prediction()), **(checked or {})).assumed
     return [(each.setting, each.value, each.flags) for each in found]
 
@@ -134,7 +131,7 @@ def test_images_that_nobody_counted_are_told(
 ) -> None:
     """Assumed, or read with a remark; 3,328 tokens each."""
     job = {"model": "internvl3-1b", "method": "lora", "gpu": "4090", "seq": 8192, "padding": "packed"}
-    scenario = resolve(from_flags({**job, "images_per_sample": number, "image_size": "640x480"}))
+    scenario = resolved({**job, "images_per_sample": number, "image_size": "640x480"})
     entry = Assumption("images_per_sample", number, origin, note)
     others = tuple(each for each in scenario.assumptions if each.name != entry.name)
     found = Checked(

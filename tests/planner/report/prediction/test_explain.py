@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from planner.report.prediction.explain import explanations, formula_text
+from tests.jobs import resolved
 
 
 def documented(n_bytes: int) -> int:
@@ -61,7 +60,7 @@ def test_each_term_has_numbers_and_a_source(flags: dict[str, object]) -> None:
     """Its operators with their sizes, or the numbers of its formula; what is counted;
     and where that comes from.
     """
-    scenario = resolve(from_flags({"model": "qwen2-0.5b", "gpu": "a100-80-sxm", "seq": 1024, **flags}))
+    scenario = resolved({"model": "qwen2-0.5b", "gpu": "a100-80-sxm", "seq": 1024, **flags})
     made = estimate(scenario, explain=True)
     shown = [each for each in explanations(made) if each.topic != "Step time"]
     assert len(shown) > 8

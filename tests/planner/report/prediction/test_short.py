@@ -16,6 +16,7 @@ from planner.searching.run_length import AtLength
 from planner.searching.stack_needs import StackNeed
 from planner.searching.unsaid import Unsaid
 from planner.units import GIB
+from tests.jobs import typed
 from tests.planner.report.prediction.made import (
     draw,
     draw_short,
@@ -120,11 +121,9 @@ def test_the_first_answer_is_short_whatever_there_is_to_say(width: int) -> None:
     """Levers shrink first, then assumptions; verdict, time, largest parts and a warning stay,
     and nothing is wider than the terminal.
     """
-    flags: dict[str, str | bool | None] = {
-        "sharding": "zero3",
-        "offload": "optimizer+params",
-        "quant-storage": "bf16",
-    }
+    flags: dict[str, str | bool | None] = typed(
+        "--sharding zero3 --offload optimizer+params --quant-storage bf16"
+    )
     levers = [lever(f"lever {index}", {**flags, "batch": str(index)}) for index in range(9)]
     stacks = [
         StackNeed(f"a-long-stack-name-{index}", 30 * GIB, 31 * GIB, "fits", 0.9, ("packing",))

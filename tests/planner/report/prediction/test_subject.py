@@ -8,15 +8,9 @@ from planner.api.answering import How, answer_job
 from planner.domain.prediction import Prediction
 from planner.domain.term import LENGTH_CACHE
 from planner.report.prediction.subject import peaks_to_show, terms_at_peak
+from tests.jobs import typed
 
-UPDATE = {
-    "model": "qwen3-8b",
-    "method": "full",
-    "gpu": "b200:2",
-    "sharding": "ddp",
-    "stack": "torchtune",
-    "batch": 3,
-}
+UPDATE = typed("--model qwen3-8b --method full --gpu b200:2 --sharding ddp --stack torchtune --batch 3")
 HEAD = {"model": "qwen3-0.6b", "method": "lora", "gpu": "b200", "stack": "hf-trainer@5", "batch": 8}
 
 

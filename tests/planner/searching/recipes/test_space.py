@@ -24,19 +24,16 @@ from planner.searching.recipes.space import (
     read_choices,
     sizes,
 )
+from tests.jobs import typed
 
 if TYPE_CHECKING:
     from planner.intake.resolve import LookedUp
 
 QLORA: dict[str, str | bool] = {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "512"}
-SETTLED: dict[str, str | bool] = {
-    "sharding": "none",
-    "offload": "none",
-    "gradient_checkpointing": True,
-    "attention": "sdpa",
-    "loss": "hf",
-    "optimizer": "adamw_torch",
-}
+SETTLED: dict[str, str | bool] = typed(
+    "--sharding none --offload none --gradient-checkpointing --attention sdpa --loss hf "
+    "--optimizer adamw_torch"
+)
 
 
 def groups_of(flags: dict[str, str | bool]) -> list[OptionGroup]:

@@ -8,8 +8,7 @@ import pytest
 
 from planner.catalog.models import load_model, model_entry
 from planner.errors import PlannerError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 
 def _internlm_params(config: dict[str, Any]) -> int:
@@ -41,7 +40,7 @@ def test_internlm2_module_names() -> None:
 def test_internlm_writes_attention_out() -> None:
     """The module of InternLM 1 has no call of torch's fused kernels; it has one of FlashAttention 2."""
     flags = {"model": "internlm-7b", "method": "lora", "gpu": "4090", "seq": 512, "stack": "swift@1"}
-    assert resolve(from_flags(flags)).recipe.attention == "eager"
-    assert resolve(from_flags({**flags, "attention": "flash2"})).recipe.attention == "flash2"
+    assert resolved(flags).recipe.attention == "eager"
+    assert resolved({**flags, "attention": "flash2"}).recipe.attention == "flash2"
     with pytest.raises(PlannerError, match="no such attention kernel"):
-        resolve(from_flags({**flags, "attention": "sdpa"}))
+        resolved({**flags, "attention": "sdpa"})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import load_model
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.jobs import resolved
 
 MOSAIC = {
     "model_type": "mosaic_gpt",
@@ -45,4 +44,4 @@ def test_mosaic_gpt_writes_attention_out() -> None:
     """
     flags = {"model": "mpt-1b", "method": "lora", "gpu": "4090", "seq": 512}
     for stack in ("hf-trainer@5", "hf-trainer@4", "llama-factory"):
-        assert resolve(from_flags({**flags, "stack": stack})).recipe.attention == "eager"
+        assert resolved({**flags, "stack": stack}).recipe.attention == "eager"

@@ -8,21 +8,15 @@ from typing import Any
 import pytest
 
 from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.config_file import with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.predicting import estimate
+from tests.files import filled, read
 
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
 LORA = BASE + "adapter: lora\nlora_r: 16\n"
 LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
-
-
-def read(folder: Path, text: str) -> ConfigFile:
-    """What a file with this text says."""
-    path = folder / "train.yml"
-    path.write_text(text, encoding="utf-8")
-    return read_config_file(path)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +196,7 @@ def test_states_and_activations_go_to_host_ram(tmp_path: Path) -> None:
     both = read(tmp_path, text + "activation_offloading: true\n" + fsdp)
     assert both.request.get("offload") == "optimizer+params+activations"
     peaks = [
-        estimate(resolve(with_flags(config, from_flags({"gpu": "h100-sxm:2", "seq": "8192"}))))
+        estimate(filled(config, {"gpu": "h100-sxm:2", "seq": "8192"}))
         for config in (both, read(tmp_path, text + fsdp))
     ]
     less, more = (float(each.memory.allocated_peak_bytes) for each in peaks)
@@ -224,9 +218,9 @@ def test_parameters_of_a_dense_model_are_refused_by_their_key(tmp_path: Path) ->
     """PEFT finds nothing to adapt; beside modules it only warns, whatever the dropout."""
     only = LORA + "lora_target_parameters: [mlp.experts.down_proj]\n"
     with pytest.raises(PlannerError, match=r"lora_target_parameters mlp\.experts\.down_proj"):
-        resolve(with_flags(read(tmp_path, only), from_flags({"gpu": "a100-80-sxm"})))
+        filled(read(tmp_path, only), {"gpu": "a100-80-sxm"})
     beside = only + "lora_target_modules: [q_proj]\nlora_dropout: 0.05\n"
-    found = resolve(with_flags(read(tmp_path, beside), from_flags({"gpu": "a100-80-sxm"})))
+    found = filled(read(tmp_path, beside), {"gpu": "a100-80-sxm"})
     assert any("lora_target_parameters mlp.experts.down_proj" in str(each) for each in found.warnings)
 
 
@@ -369,11 +363,9 @@ def test_packing_of_2023_to_the_length_of_samples_is_packing(tmp_path: Path) -> 
 def test_fp8_is_read(tmp_path: Path) -> None:
     """Scaled by whole tensors, as torchao does by itself; FSDP2 alone gathers in 8 bits."""
     text = BASE + "bf16: auto\nfp8: true\nfp8_enable_fsdp_float8_all_gather: true\n"
-    assert resolve(with_flags(read(tmp_path, text), from_flags({"gpu": "h100-sxm"}))).recipe.numerics.fp8 == (
-        "tensorwise"
-    )
+    assert filled(read(tmp_path, text), {"gpu": "h100-sxm"}).recipe.numerics.fp8 == ("tensorwise")
     fsdp = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
-    job = resolve(with_flags(read(tmp_path, text + fsdp), from_flags({"gpu": "h100-sxm:2"})))
+    job = filled(read(tmp_path, text + fsdp), {"gpu": "h100-sxm:2"})
     assert job.recipe.numerics.fp8 == "tensorwise-gathered"
     with pytest.raises(NotModelledError, match="recipe of one's own"):
         read(tmp_path, text + "fp8_config: {recipe: rowwise}\n")
@@ -414,7 +406,7 @@ def test_fsdp2_is_told_apart_from_that_before_2025_09(tmp_path: Path, flag: str,
     fsdp = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
     for steps in (1, 2):
         config = read(tmp_path, BASE + fsdp + flag + f"gradient_accumulation_steps: {steps}\n")
-        scenario = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm:8"})))
+        scenario = filled(config, {"gpu": "a100-80-sxm:8"})
         assert scenario.stack.id == stack
         assert scenario.recipe.sharding.reduces_last_only(scenario.stack.fsdp_no_sync) == (stack == "axolotl")
         remarked = any("fsdp_no_sync=both" in remark.text for remark in config.remarks)
@@ -433,7 +425,7 @@ def test_every_micro_batch_may_reduce_gradients(tmp_path: Path) -> None:
     """Trainer of Transformers 5 asks for ``sync_each_batch``; that of 4 does not."""
     each = BASE + "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n"
     assert "fsdp_no_sync=neither" in read(tmp_path, each).request.get("switches")
-    for text in (BASE + "accelerator_config: {split_batches: true}\n", each + "xformers_attention:\n"):
+    for text in (BASE + "accelerator_config: {even_batches: true}\n", each + "xformers_attention:\n"):
         assert "fsdp_no_sync=neither" not in (read(tmp_path, text).request.get("switches") or ())
 
 

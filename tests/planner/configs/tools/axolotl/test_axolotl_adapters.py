@@ -7,20 +7,13 @@ from pathlib import Path
 import pytest
 
 from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, PlannerError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file
+from tests.files import read
 
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nlora_r: 16\n"
 FOUR_BITS = BASE + "adapter: qlora\nload_in_4bit: true\nbnb_config_kwargs:\n"
 FOUR_BITS_OF_LORA = BASE + "adapter: lora\nload_in_4bit: true\n"
 OLD = "local_rank:\n"
 EXPERTS = "quantize_moe_experts: true\n"
-
-
-def read(folder: Path, text: str) -> ConfigFile:
-    """What a file with this text says."""
-    path = folder / "train.yml"
-    path.write_text(text, encoding="utf-8")
-    return read_config_file(path)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pytest
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import InputFileError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from planner.intake.given.config_file import read_config_file
+from tests.files import filled, read
 
 LORA = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nadapter: lora\nlora_r: 16\n"
 LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
@@ -18,13 +17,6 @@ QLORA = "sequence_len: 512\nadapter: qlora\nload_in_4bit: true\nbase_model: "
 INT8 = QLORA.replace("qlora", "lora").replace("4bit", "8bit")
 OLD = "wandb_run_id:\nflash_attention: true\nbf16: true\n"
 MISTRAL = OLD + "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 512\n"
-
-
-def read(folder: Path, text: str) -> ConfigFile:
-    """What a file with this text says."""
-    path = folder / "train.yml"
-    path.write_text(text, encoding="utf-8")
-    return read_config_file(path)
 
 
 def test_axolotl_of_2023_cast_back_what_flash_attention_needs_for_llama_only(tmp_path: Path) -> None:
@@ -62,7 +54,7 @@ def test_k_bit_preparation_stays_where_axolotl_does_not_know_the_names(
 ) -> None:
     """Modules return to 16 bits by name: norm, embed_tokens, lm_head and those of a few families."""
     config = read(tmp_path, text)
-    stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm", "gpus": 2}))).stack
+    stack = filled(config, {"gpu": "a100-80-sxm", "gpus": 2}).stack
     assert stack.kbit_upcast == upcast
     assert any("stay in fp32" in remark.text for remark in config.remarks) == (upcast == "all")
 
@@ -84,7 +76,7 @@ def test_trl_prepared_a_quantised_base_of_preferences_once_more(
 ) -> None:
     """Its trainers get the base and the configuration of the adapters (trl 0.15.2 trainer/dpo_trainer.py)."""
     config = read(tmp_path, text)
-    stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).stack
+    stack = filled(config, {"gpu": "a100-80-sxm"}).stack
     assert stack.kbit_upcast == upcast
     assert any("once more" in remark.text for remark in config.remarks) == (upcast != "layers")
 
@@ -109,7 +101,7 @@ def test_values_that_ended_in_2024_are_of_2023_or_stop_the_tool(tmp_path: Path, 
     for since in ("evals_per_epoch: 4\nlocal_rank:\n", "evals_per_epoch: 4\n"):
         with pytest.raises(UsageError, match=f"{name}: Axolotl since 0.4.1 stops"):
             read(tmp_path, LORA + text + since)
-    path = tmp_path / "train.yml"
+    path = tmp_path / "train.yaml"
     with pytest.raises(UsageError, match=f"{name}: Axolotl since 0.4.1 stops"):
         read_config_file(path, beside=Beside(stack="axolotl"))
     assert read_config_file(path, beside=Beside(stack="axolotl@0.3")).request.get("stack") == "axolotl@0.3"
@@ -150,7 +142,7 @@ def test_axolotl_of_2023_ran_with_the_packages_of_its_time(tmp_path: Path) -> No
     code was that of Transformers 4.36.
     """
     found = [
-        resolve(with_flags(read(tmp_path, LLAMA + "bf16: true\n" + key), from_flags({"gpu": "a100-80-sxm"})))
+        filled(read(tmp_path, LLAMA + "bf16: true\n" + key), {"gpu": "a100-80-sxm"})
         for key in ("wandb_run_id:\n", "local_rank:\n")
     ]
     assert [each.stack.int8_keeps_quantized_input for each in found] == [True, False]
@@ -183,7 +175,7 @@ def test_a_pack_has_a_mask_where_samples_are_told_apart(tmp_path: Path, text: st
     if the file names sdpa.
     """
     config = read(tmp_path, LORA + "sample_packing: true\n" + text)
-    scenario = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"})))
+    scenario = filled(config, {"gpu": "a100-80-sxm"})
     assert (scenario.recipe.attention == "sdpa") is ("flash" not in text)
     assert scenario.stack.masks_samples(scenario.recipe) is masked
 
@@ -202,7 +194,7 @@ def test_the_optimizer_where_a_file_names_none(tmp_path: Path, text: str, optimi
     """Up to 0.7 that of Transformers, whose name alone tells the age; newer stacks have a default."""
     config = read(tmp_path, text)
     assert config.request.get("optimizer") == optimizer
-    stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).stack
+    stack = filled(config, {"gpu": "a100-80-sxm"}).stack
     assert (stack.id == "axolotl") is (optimizer is None)
 
 

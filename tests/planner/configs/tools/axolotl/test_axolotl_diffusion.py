@@ -9,9 +9,7 @@ import pytest
 
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError
-from planner.intake.given.config_file import read_config_file, with_flags
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.files import filled, read
 
 BASE = "base_model: meta-llama/Llama-3.2-1B\nsequence_len: 512\nlearning_rate: 0.0001\nbf16: true\n"
 DIFFUSION = "plugins: [axolotl.integrations.diffusion.DiffusionPlugin]\ndiffusion: {eps: 0.001}\n"
@@ -19,9 +17,7 @@ DIFFUSION = "plugins: [axolotl.integrations.diffusion.DiffusionPlugin]\ndiffusio
 
 def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
     """The job of a file on one card."""
-    path = folder / "train.yml"
-    path.write_text(BASE + text, encoding="utf-8")
-    return resolve(with_flags(read_config_file(path), from_flags({"gpu": "a100-80-sxm", **flags})))
+    return filled(read(folder, BASE + text), {"gpu": "a100-80-sxm", **flags})
 
 
 @pytest.mark.parametrize(

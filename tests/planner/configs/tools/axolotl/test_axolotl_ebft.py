@@ -9,9 +9,7 @@ import pytest
 
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, PlannerError, UsageError
-from planner.intake.given.config_file import read_config_file, with_flags
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.files import filled, read
 
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nadapter: lora\nlora_target_linear: true\nrl: ebft\n"
 PAIRED = "micro_batch_size: 4\ntrl: {num_generations: 4, max_completion_length: 64}\n"
@@ -20,9 +18,7 @@ ON_A_SERVER = PAIRED.replace("64}", "64, use_vllm: true}")
 
 def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
     """The job of a file on one card."""
-    path = folder / "train.yml"
-    path.write_text(BASE + text, encoding="utf-8")
-    return resolve(with_flags(read_config_file(path), from_flags({"gpu": "a100-80-sxm", **flags})))
+    return filled(read(folder, BASE + text), {"gpu": "a100-80-sxm", **flags})
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,10 @@ from pathlib import Path
 import pytest
 
 from planner.errors import NotModelledError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file
+from tests.files import read
 
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nmicro_batch_size: 3\n"
 HELD = BASE + "val_set_size: 0.05\n"
-
-
-def read(folder: Path, text: str) -> ConfigFile:
-    """What a file with this text says."""
-    path = folder / "train.yml"
-    path.write_text(text, encoding="utf-8")
-    return read_config_file(path)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,7 @@ import pytest
 import planner
 from planner.errors import NotModelledError, UsageError
 from planner.units import GIB
-
-
-def written(folder: Path, text: str) -> Path:
-    """A file of Axolotl with this text."""
-    path = folder / "train.yml"
-    path.write_text(text, encoding="utf-8")
-    return path
+from tests.files import written
 
 
 @pytest.mark.parametrize(

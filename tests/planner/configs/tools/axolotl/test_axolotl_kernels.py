@@ -11,6 +11,7 @@ from planner.errors import NotModelledError, UsageError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.files import written as write
 
 BASE = (
     "base_model: Qwen/Qwen3-30B-A3B\nadapter: lora\nlora_r: 16\nlora_dropout: 0\n"
@@ -21,9 +22,7 @@ BASE = (
 
 def written(folder: Path, text: str) -> Path:
     """A file with this text behind the plugin."""
-    path = folder / "kernels.yaml"
-    path.write_text(BASE + text, encoding="utf-8")
-    return path
+    return write(folder, BASE + text)
 
 
 @pytest.mark.parametrize(

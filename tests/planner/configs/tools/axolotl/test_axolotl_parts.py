@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from planner.anatomy.quantized_matrices import as_built
-from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import REFUSED_BY_TOOL, NotModelledError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.config_file import with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.files import filled, read
 
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
 
@@ -25,16 +25,9 @@ LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
 OFF, APART, FUSED = (False, "eager"), (False, "fused_apart"), (False, "fused_dropped")
 
 
-def read(folder: Path, text: str, stack: str = "") -> ConfigFile:
-    """What a file with this text says, to ``stack`` where one is named."""
-    path = folder / "train.yml"
-    path.write_text(text, encoding="utf-8")
-    return read_config_file(path, beside=Beside(stack=stack))
-
-
 def kernels_of(folder: Path, text: str) -> tuple[bool, str]:
     """Whether the activation runs fused without adapters, and adapters do, on one card."""
-    stack = resolve(with_flags(read(folder, text), from_flags({"gpu": "a100-80-sxm"}))).stack
+    stack = filled(read(folder, text), {"gpu": "a100-80-sxm"}).stack
     return stack.fused_mlp, stack.adapter_kernels
 
 
@@ -90,8 +83,8 @@ def test_what_speaks_against_kernels_holds_for_an_old_file_that_a_newer_axolotl_
     """``qwen2/qlora-fsdp.yaml`` of 2025-03 was 20 % too high with the kernels that 0.19 leaves off there.
     Dropout does not keep them off: 0.19 runs ``mistral/lora-mps.yml`` with them, and needs 1.4 % less.
     """
-    config = read(tmp_path, LORA + "local_rank:\noptimizer: adamw_torch\n" + text, "axolotl")
-    stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm", "stack": "axolotl"}))).stack
+    config = read(tmp_path, LORA + "local_rank:\noptimizer: adamw_torch\n" + text, stack="axolotl")
+    stack = filled(config, {"gpu": "a100-80-sxm", "stack": "axolotl"}).stack
     assert (stack.fused_mlp, stack.adapter_kernels) == kernels
 
 
@@ -323,7 +316,7 @@ def test_an_8_bit_optimizer_in_host_ram_is_refused_by_the_tool(tmp_path: Path, o
     zero.write_text('{"zero_force_ds_cpu_optimizer": false, ' + table + "}", encoding="utf-8")
     file = read(tmp_path, text + "deepspeed: zero.json\n")
     with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
-        resolve(with_flags(file, from_flags({"gpu": "a100-80-sxm:8"})))
+        filled(file, {"gpu": "a100-80-sxm:8"})
     zero.write_text("{" + table + "}", encoding="utf-8")
     assert read(tmp_path, text + "deepspeed: zero.json\n").request.get("optimizer") == "adamw_torch"
 
@@ -433,7 +426,7 @@ def test_fused_kernels_stop_at_attention_of_another_shape(
     not found".  Older files than 0.10 turn no kernel on, unless they are run by the version of today.
     """
     flags = {"gpu": "a100-80-sxm"} | ({"stack": stack} if stack else {})
-    file = read(tmp_path, LORA.replace("Qwen/Qwen2.5-0.5B", model) + text, stack or "")
+    file = read(tmp_path, LORA.replace("Qwen/Qwen2.5-0.5B", model) + text, stack=stack or "")
     given = with_flags(file, from_flags(flags))
     if not stops:
         assert resolve(given).stack.adapter_kernels == "eager"
@@ -453,9 +446,9 @@ def test_nemotron_h_in_four_bits_leaves_its_fused_kernel_out(tmp_path: Path) -> 
         "false\nlora_o_kernel: false\n"
     )
     flags = {"gpu": "h200-sxm", "seq": "512"}
-    assert resolve(with_flags(read(tmp_path, four), from_flags(flags))).stack.scan_apart == "nemotron_h"
+    assert filled(read(tmp_path, four), flags).stack.scan_apart == "nemotron_h"
     with pytest.raises(UsageError, match="reads the weight of out_proj"):
-        resolve(with_flags(read(tmp_path, four), from_flags({**flags, "switches": "scan_apart=none"})))
+        filled(read(tmp_path, four), {**flags, "switches": "scan_apart=none"})
 
 
 @pytest.mark.parametrize(
@@ -472,7 +465,7 @@ def test_norms_of_heads_in_one_kernel_with_positions(
 ) -> None:
     """Of some models where the file says so, of Gemma 4 always."""
     config = read(tmp_path, LORA.replace("Qwen/Qwen2.5-0.5B", model) + key + "attn_implementation: sdpa\n")
-    scenario = resolve(with_flags(config, from_flags({"gpu": "h200-sxm"})))
+    scenario = filled(config, {"gpu": "h200-sxm"})
     norms = [
         norm
         for group in as_built(scenario.model, scenario.stack).groups

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from planner.errors import NotModelledError
-from planner.intake.given.config_file import ConfigFile, read_config_file
+from planner.intake.given.config_file import ConfigFile
+from tests.files import read as read_file
 
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\noptimizer: adamw_torch\n"
 PLUGIN = "plugins: [axolotl.integrations.llm_compressor.LLMCompressorPlugin]\n"
@@ -16,9 +17,7 @@ STAGES = "llmcompressor: {recipe: {stage: {modifiers_of_it: {Prune: {start: 0}}}
 
 def read(folder: Path, text: str) -> ConfigFile:
     """What a file with this text says."""
-    path = folder / "train.yml"
-    path.write_text(BASE + text, encoding="utf-8")
-    return read_config_file(path)
+    return read_file(folder, BASE + text)
 
 
 def test_stages_prune_nothing(tmp_path: Path) -> None:

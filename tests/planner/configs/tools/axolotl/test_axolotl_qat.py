@@ -12,6 +12,7 @@ from planner.errors import NotModelledError, UsageError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from tests.files import filled, reading_of
 
 BASE = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\nmicro_batch_size: 1\nbf16: true\n"
 QAT = "qat:\n  activation_dtype: {}\n  weight_dtype: {}\n"
@@ -19,9 +20,7 @@ QAT = "qat:\n  activation_dtype: {}\n  weight_dtype: {}\n"
 
 def read(folder: Path, text: str) -> Reading:
     """What such a file says."""
-    path = folder / "qat.yaml"
-    path.write_text(BASE + text, encoding="utf-8")
-    return read_config(path)
+    return reading_of(folder, BASE + text)
 
 
 def test_int8_with_int4_weights_is_read(tmp_path: Path) -> None:
@@ -30,7 +29,7 @@ def test_int8_with_int4_weights_is_read(tmp_path: Path) -> None:
     assert (found.value("qat"), found.value("qat_group")) == ("int8-int4", 32)
     found = read(tmp_path, QAT.format("int8", "int4") + "  group_size: 256\n  fake_quant_after_n_steps: 9\n")
     assert found.value("qat_group") == 256
-    request = with_flags(read_config_file(tmp_path / "qat.yaml"), from_flags({"gpu": "h100-sxm"}))
+    request = with_flags(read_config_file(tmp_path / "train.yaml"), from_flags({"gpu": "h100-sxm"}))
     assert resolve(request).recipe.numerics.qat == "int8-int4"
 
 
@@ -75,18 +74,19 @@ def test_ternary_weights_are_read(tmp_path: Path) -> None:
     """Beside the plugin of kernels, which without experts does nothing; of dense models alone."""
     text = "use_onebitllms: true\nplugins: [axolotl.integrations.kernels.KernelsPlugin]\n"
     assert read(tmp_path, text).value("qat") == "ternary"
-    config = read_config_file(tmp_path / "qat.yaml")
-    scenario = resolve(with_flags(config, from_flags({"gpu": "h100-sxm"})))
+    config = read_config_file(tmp_path / "train.yaml")
+    scenario = filled(config, {"gpu": "h100-sxm"})
     assert scenario.recipe.numerics.rounds(48)
     with pytest.raises(UsageError, match="beside adapters"):
         read(tmp_path, text + "adapter: lora\n")
     with pytest.raises(NotModelledError, match="mixtures of experts"):
-        resolve(with_flags(config, from_flags({"gpu": "h100-sxm", "model": "qwen3-30b-a3b"})))
+        filled(config, {"gpu": "h100-sxm", "model": "qwen3-30b-a3b"})
 
 
 def test_checkpoints_before_rounding_have_16_bits(tmp_path: Path) -> None:
     """Those of Falcon-E are called prequantized; without the key such a name says that weights are packed."""
-    path, text = tmp_path / "qat.yaml", BASE.replace("Qwen/Qwen3-8B", "tiiuae/Falcon-E-3B-Base-prequantized")
+    path = tmp_path / "train.yaml"
+    text = BASE.replace("Qwen/Qwen3-8B", "tiiuae/Falcon-E-3B-Base-prequantized")
     path.write_text(text + "use_onebitllms: true\n", encoding="utf-8")
     assert read_config(path).value("quantization") is None
     path.write_text(text, encoding="utf-8")

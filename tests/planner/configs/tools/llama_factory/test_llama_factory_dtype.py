@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import UsageError
-from planner.intake.given.config_file import read_config_file, with_flags
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.files import filled, read
 
 LORA = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\ndo_train: true\n"
 FP16 = (
@@ -22,10 +19,7 @@ ZERO2 = '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "
 
 def numerics_of(folder: Path, text: str, **flags: str) -> Any:
     """The numbers that a file with this text computes in."""
-    path = folder / "train.yaml"
-    path.write_text(text, encoding="utf-8")
-    read = read_config_file(path, None, Beside())
-    return resolve(with_flags(read, from_flags({"gpu": "a100-80-sxm", **flags}))).recipe.numerics
+    return filled(read(folder, text), {"gpu": "a100-80-sxm", **flags}).recipe.numerics
 
 
 @pytest.mark.parametrize(

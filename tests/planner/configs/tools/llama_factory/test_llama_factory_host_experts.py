@@ -6,23 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import REFUSED_BY_TOOL, NotModelledError, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.config_file import with_flags
 from planner.intake.given.request import from_flags
+from tests.files import read
 
 KT = (
     "model_name_or_path: Qwen/Qwen3-30B-A3B\nfinetuning_type: lora\nlora_target: all\ntemplate: qwen3\n"
     "bf16: true\nuse_kt: true\n"
 )
 INT8 = KT + "kt_weight_path: a\nkt_config:\n  kt_expert_weight_format: int8\n  kt_backend: auto\n"
-
-
-def read(folder: Path, text: str) -> ConfigFile:
-    """What a file with this text says."""
-    path = folder / "train.yaml"
-    path.write_text(text, encoding="utf-8")
-    return read_config_file(path, None, Beside())
 
 
 def switches(folder: Path, text: str) -> dict[str, str]:

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from planner.api.checks import check_job, command_job
-from planner.api.files import CheckOptions
 from planner.configs.launchers.launch_lines import Launch, launch_line
 from planner.configs.read import read_config
 from planner.configs.writing.tools import RULES
 from planner.errors import ExitCode, NotModelledError
-from planner.intake.given.request import from_flags
+from tests.files import answer_to, written
 
 START = (
     "USE_MCA=1 llamafactory-cli train --stage sft --do_train true --finetuning_type full --bf16 true "
@@ -26,8 +24,7 @@ EXPERTS = START.replace("Qwen3-8B", "Qwen3-30B-A3B") + "--moe_grouped_gemm true 
 
 def asked(command: str) -> Any:
     """What ``plan check --command`` answers on eight GPUs, mixtures included."""
-    options = CheckOptions(force=True)
-    return check_job(command_job(command, options), from_flags({"gpu": "h100-sxm:8"}), advise=False)
+    return answer_to(command, {"gpu": "h100-sxm:8"}, force=True)
 
 
 def job_of(command: str) -> Any:
@@ -52,12 +49,20 @@ def test_defaults_are_those_of_mcore_adapter() -> None:
     assert job.scenario.segments_grow
 
 
+def test_products_in_8_bits() -> None:
+    """By a format; delayed scaling where none is said, and weights in 16 bits."""
+    assert job_of(START + "--fp8_recipe blockwise").scenario.recipe.numerics.fp8 == "none"
+    assert job_of(START + "--fp8 hybrid").scenario.recipe.numerics.fp8 == "te-delayed"
+    kept = job_of(START + "--fp8 e4m3 --fp8_recipe blockwise --fp8_param true").scenario
+    assert kept.recipe.numerics.fp8 == "te-blockwise-gathered"
+    assert not kept.stack.whole_masters
+
+
 def test_a_file_is_told_by_keys_of_both(tmp_path: Path) -> None:
     """Those of Megatron-Bridge alone tell the other way; without its own command it is refused."""
     text = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\nbf16: true\ncutoff_len: 2048\n"
     text += "use_distributed_optimizer: true\nbias_activation_fusion: true\n"
-    path = tmp_path / "train.yaml"
-    path.write_text(text, encoding="utf-8")
+    path = written(tmp_path, text)
     reading = read_config(path)
     assert reading.tool_name == "llama-factory-mca"
     assert any("started with USE_MCA=1" in remark.text for remark in reading.remarks)
@@ -130,7 +135,8 @@ def test_mixtures_say_how_their_experts_run() -> None:
         ("--transformer_impl local", "transformer_impl"),
         ("--optimizer sgd", "optimizer"),
         ("--optimizer_cpu_offload true", "optimizer_cpu_offload"),
-        ("--fp8 hybrid", "fp8"),
+        ("--fp8 e4m3 --fp8_recipe custom", "fp8_recipe"),
+        ("--fp8 e4m3 --fp8_recipe mxfp8 --fp8_param true", "fp8_param"),
         ("--mtp_num_layers 1", "mtp_num_layers"),
         ("--quantization_bit 4", "quantization_bit"),
         ("--use_liger_kernel true", "use_liger_kernel"),

@@ -11,7 +11,8 @@ import pytest
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import REFUSED_BY_TOOL, UsageError
-from planner.intake.given.config_file import ConfigFile, read_config_file
+from planner.intake.given.config_file import read_config_file
+from tests.files import read
 
 LORA = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"
 FULL = LORA.replace("lora", "full")
@@ -20,13 +21,6 @@ BITS = LORA + "quantization_bit: 4\n"
 DPO = LORA + "stage: dpo\n"
 AWQ = LORA.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-AWQ")
 OF_0_7 = "dpo_ftx: 0.0\n"
-
-
-def read(folder: Path, text: str) -> ConfigFile:
-    """What a file with this text says."""
-    path = folder / "train.yaml"
-    path.write_text(text, encoding="utf-8")
-    return read_config_file(path, None, Beside())
 
 
 @pytest.mark.parametrize(

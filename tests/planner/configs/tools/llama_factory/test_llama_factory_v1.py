@@ -13,6 +13,7 @@ from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
 from planner.configs.writing.tools import RULES
 from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
+from tests.files import written
 
 BASE = {
     "model": "Qwen/Qwen3-4B",
@@ -36,8 +37,7 @@ def read(
     folder: Path, table: dict[str, Any], beside: Beside | None = None, tool: str | None = None
 ) -> Reading:
     """What such a file says."""
-    path = folder / "train.yaml"
-    path.write_text(yaml.safe_dump(table), encoding="utf-8")
+    path = written(folder, yaml.safe_dump(table))
     return read_config(path, tool, beside)
 
 
@@ -47,6 +47,7 @@ def read(
         (LORA | {"quant_config": {"name": "bnb", "compute_dtype": "float32"}}, "4-bit products in float32"),
         ({"optim_config": {"name": "muon", "ns_steps": 6}}, "5 iterations"),
         ({"optim_config": {"name": "muon", "nesterov": False}}, "without Nesterov's momentum"),
+        ({"full_determinism": True}, "deterministic kernels"),
         ({"mp_replicate_size": 2}, "replicas of FSDP's shards, a degree of 2"),
         ({"model_class": "cls"}, "models other than language models"),
         ({"kernel_config": {"name": "auto, flash-linear-attention"}}, "kernels 'flash-linear-attention'"),

@@ -8,6 +8,7 @@ import pytest
 
 from planner.configs.read import read_config
 from planner.errors import InputFileError
+from tests.files import written
 
 
 @pytest.mark.parametrize(
@@ -17,9 +18,9 @@ def test_a_template_that_is_left_open_decides_nothing_of_text(
     tmp_path: Path, model: str, refused: bool
 ) -> None:
     """A model that sees needs one, because it says how."""
-    file = tmp_path / "train.yaml"
-    file.write_text(
-        f"model_name_or_path: {model}\nstage: sft\nfinetuning_type: lora\ntemplate: $T\nbf16: true\n"
+    file = written(
+        tmp_path,
+        f"model_name_or_path: {model}\nstage: sft\nfinetuning_type: lora\ntemplate: $T\nbf16: true\n",
     )
     if refused:
         with pytest.raises(InputFileError, match=r"placeholder \$T"):

@@ -8,23 +8,16 @@ from typing import Any
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.step import step_of
 from planner.units import GIB
+from tests.jobs import job_by, typed
 
-TORCHTUNE: dict[str, Any] = {
-    "stack": "torchtune@0.2",
-    "batch": 2,
-    "grad_accum": 2,
-    "seq": 512,
-    "precision": "bf16",
-    "load_dtype": "bf16",
-    "optimizer": "adamw_torch",
-}
+TORCHTUNE: dict[str, Any] = typed(
+    "--stack torchtune@0.2 --batch 2 --grad-accum 2 --seq 512 --precision bf16 --load-dtype bf16 "
+    "--optimizer adamw_torch"
+)
 TABLES = "rotary_tables=pairs_of_layers,rotary_positions=8192"
 LORA: dict[str, Any] = {
     "model": "llama-3-8b",
@@ -34,40 +27,25 @@ LORA: dict[str, Any] = {
     "gradient_checkpointing": False,
     "switches": f"{TABLES},keeps_outputs=false",
 }
-GEMMA: dict[str, Any] = {
-    "model": "gemma-2b",
-    "gpu": "h100-sxm:2",
-    "method": "full",
-    "gradient_checkpointing": True,
-    "switches": TABLES,
-}
-AUTOMODEL: dict[str, Any] = {
-    "stack": "automodel",
-    "gpu": "h100-sxm:8",
-    "method": "full",
-    "batch": 1,
-    "seq": 1024,
-    "load_dtype": "bf16",
-    "optimizer": "adamw_torch",
-    "attention": "sdpa",
-    "gradient_checkpointing": False,
-}
+GEMMA: dict[str, Any] = typed(
+    f"--model gemma-2b --gpu h100-sxm:2 --method full --gradient-checkpointing --switches {TABLES}"
+)
+AUTOMODEL: dict[str, Any] = typed(
+    "--stack automodel --gpu h100-sxm:8 --method full --batch 1 --seq 1024 --load-dtype bf16 "
+    "--optimizer adamw_torch --attention sdpa --no-gradient-checkpointing"
+)
 OTHERS = "checkpoints_parts=false,caches_keys=true,fused_norm=false"
 """What a model without a class of AutoModel's own has."""
 
-ADAPTERS: dict[str, Any] = {
-    "model": "llama-3.2-1b",
-    "method": "lora",
-    "lora_rank": 8,
-    "lora_dropout": 0.0,
-    "lora_targets": "regex:.*",
-}
+ADAPTERS: dict[str, Any] = typed(
+    "--model llama-3.2-1b --method lora --lora-rank 8 --lora-dropout 0.0 --lora-targets 'regex:.*'"
+)
 """On all matrices and the head.  Scaled and added as PEFT does it, it reserved 6.66."""
 
 
 def job(**flags: object) -> Job:
     """A job on a card without a limit."""
-    return job_of(resolve(from_flags(flags)), Coefficients())
+    return job_by(flags)
 
 
 @pytest.mark.parametrize(

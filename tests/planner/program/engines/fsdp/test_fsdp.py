@@ -4,15 +4,15 @@ counted by hand for Llama 2 7B over eight cards in bf16 over fp32 shards.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
+from tests.jobs import job_by
 
 N, LAYERS, WIDTH = 8, 32, 4_096
 TABLE = 32_000 * WIDTH
@@ -24,18 +24,14 @@ ADAPTERS = 16 * (8 * WIDTH + 3 * (WIDTH + 11_008))
 Row = tuple[str, int, int]
 
 
-def job(**flags: object) -> Job:
-    """One micro-batch of 512 tokens."""
-    given = {
-        "model": "llama-2-7b",
-        "method": "full",
-        "gpu": "a100-80gb",
-        "gpus": N,
-        "sharding": "fsdp",
-        "seq": 512,
-        "batch": 1,
-    }
-    return job_of(resolve(from_flags({**given, "stack": "hf-trainer@5", **flags})), Coefficients())
+job = partial(
+    job_by,
+    (
+        f"--model llama-2-7b --method full --gpu a100-80gb --gpus {N} --sharding fsdp --seq 512 --batch 1 "
+        "--stack hf-trainer@5"
+    ),
+)
+"""One micro-batch of 512 tokens."""
 
 
 def rows(subject: Job, phase: str) -> list[Row]:

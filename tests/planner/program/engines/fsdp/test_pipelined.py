@@ -6,12 +6,11 @@ from collections import Counter
 
 from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
+from tests.jobs import resolved, typed
 
 WIDTH, INNER, WORDS, LAYERS, CARDS = 4_096, 14_336, 128_256, 16, 4
 LAYER = WIDTH * (2 * WIDTH + 2 * 1_024) + 3 * WIDTH * INNER + 2 * WIDTH
@@ -21,15 +20,11 @@ TOKENS, MICROBATCHES = 512, 6
 
 def group(rank: int, **flags: object) -> Job:
     """One group, with six micro-batches of 512 tokens."""
-    given = {
-        "model": "llama-3.1-8b",
-        "method": "full",
-        "gpu": "h100-sxm:8",
-        "seq": TOKENS,
-        "pipeline_parallel": 2,
-        "grad_accum": MICROBATCHES,
-    }
-    return job_of(stages_of(resolve(from_flags(given | flags)))[rank], Coefficients())
+    given = typed(
+        f"--model llama-3.1-8b --method full --gpu h100-sxm:8 --seq {TOKENS} --pipeline-parallel 2 "
+        f"--grad-accum {MICROBATCHES}"
+    )
+    return job_of(stages_of(resolved(given | flags))[rank], Coefficients())
 
 
 def allocated(subject: Job, phases: tuple[str, ...]) -> Counter[tuple[str, int]]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.throughput.communication import overlapping_share
 from planner.throughput.time_inputs import job_of
+from tests.jobs import resolved
 from tests.planner.program.engines.zero.test_zero12 import FLAGS, TRAINED, allocated, left, stream_of
 
 ZERO0 = {"sharding": "zero0", "precision": "bf16-mixed", "optimizer": "adamw_torch"}
@@ -65,6 +64,6 @@ def test_the_peak_is_that_of_the_dry_run() -> None:
 
 def test_no_sum_hides_behind_backward() -> None:
     """The all-reduce begins when backward is over."""
-    job = job_of(resolve(from_flags({**FLAGS, **ZERO0})), Coefficients())
+    job = job_of(resolved({**FLAGS, **ZERO0}), Coefficients())
     assert job is not None
     assert overlapping_share(job) == 0

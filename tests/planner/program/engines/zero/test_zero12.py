@@ -4,38 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from planner.allocator.compiled import MOST_LAG
 from planner.allocator.slots import replay_slots
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import run_of, slot_events
 from planner.program.engines.params import Param
 from planner.program.engines.zero.partition import FlatGroup, merged, sent_together
-from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
+from tests.jobs import job_by, typed
 
 # Parameters of Qwen2.5-0.5B, whose head is its token table; norms and biases among them.
 TRAINED, VECTORS = 494_032_768, 24 * (896 + 128 + 128 + 2 * 896) + 896
-FLAGS = {
-    "model": "qwen2.5-0.5b",
-    "method": "full",
-    "gpus": "2",
-    "gpu": "a100-80gb",
-    "stack": "hf-trainer@5",
-    "batch": "1",
-    "seq": "256",
-}
+FLAGS = typed(
+    "--model qwen2.5-0.5b --method full --gpus 2 --gpu a100-80gb --stack hf-trainer@5 --batch 1 --seq 256"
+)
 
 
-def job_of_flags(**flags: str) -> Job:
-    """The job of these flags beside the usual ones."""
-    return job_of(resolve(from_flags({**FLAGS, **flags})), Coefficients())
+job_of_flags = partial(job_by, FLAGS)
+"""The job of these flags beside the usual ones."""
 
 
 def stream_of(**flags: str) -> tuple[RequestStream, dict[int, int]]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 
 from planner.allocator.compiled import HOST_WAITS, MOST_LAG
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
-from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from planner.units import GIB
+from tests.jobs import job_by
 from tests.planner.program.engines.zero.test_zero12 import TRAINED, VECTORS, allocated, left, stream_of
 
 PHASES = ("forward_2", "backward_2")
@@ -100,20 +97,8 @@ def test_each_norm_of_a_layer_is_a_module_of_its_own() -> None:
     LLaMA-Factory 0.9.4, a reward model of SmolLM2 135M: 664,704 bytes for the projection of queries and one
     norm; with both, prefetch falls into another order and 0.5 GB less is reserved.
     """
-    job = job_of(
-        resolve(
-            from_flags(
-                {
-                    "model": "smollm2-135m",
-                    "method": "full",
-                    "gpu": "h100-sxm:4",
-                    "sharding": "zero3",
-                    "seq": 512,
-                    "grad_accum": 2,
-                }
-            )
-        ),
-        Coefficients(),
+    job = job_by(
+        "--model smollm2-135m --method full --gpu h100-sxm:4 --sharding zero3 --seq 512 --grad-accum 2"
     )
     stream = step_of(job)
     sizes = stream.sizes({unit: float(count) for unit, count in unit_values(job).items()})
@@ -292,7 +277,7 @@ def test_before_0_19_3_the_token_table_lets_more_be_gathered_ahead() -> None:
     flags = {"model": "qwen2.5-32b", "method": "lora", "gpu": "h100-sxm", "gpus": "8", "sharding": "zero3"}
     flags |= {"stack": "llama-factory", "seq": "1024", "grad_accum": "8", "lora_targets": "linear-classes"}
     flags |= {"padding": "packed", "switches": "zero_auto_buckets=true;zero3_overlap=false"}
-    done = replayed(job_of(resolve(from_flags(flags)), Coefficients()))
+    done = replayed(job_by(flags))
     peaks = {phase.phase: phase.allocated_bytes / GIB for phase in done.phases}
     assert [round(peaks[each], 2) for each in ("forward_2", "loss_2", "backward_2")] == [13.66, 13.63, 13.23]
 

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import job_of
 from planner.program.step import parts_of
+from tests.jobs import job_by, typed
 
-FLAGS = {
-    "model": "llama-3.1-8b",
-    "method": "lora",
-    "stack": "trl",
-    "sharding": "zero2",
-    "padding": "packed",
-    "attention": "flash2",
-}
+FLAGS = typed(
+    "--model llama-3.1-8b --method lora --stack trl --sharding zero2 --padding packed --attention flash2"
+)
 QUERY, KEY = 32 * 128 * 2, 8 * 128 * 2
 """Bytes for each token of this GPU."""
 
@@ -29,7 +21,7 @@ QUERY, KEY = 32 * 128 * 2, 8 * 128 * 2
 def moved(parts: int) -> list[tuple[str, int]]:
     """Copies and exchanges of attention on one of so many GPUs."""
     flags = {**FLAGS, "gpu": f"h100-sxm:{parts}", "context_parallel": parts, "seq": 1024 * parts, "batch": 1}
-    job = job_of(resolve(from_flags({**flags, "gradient_checkpointing": False})), Coefficients())
+    job = job_by({**flags, "gradient_checkpointing": False})
     layer = next(part.template for part in parts_of(job) if part.count > 1)
     return [
         (op, int(n_bytes))

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import job_of
 from planner.program.step import parts_of
+from tests.jobs import job_by
 
 PARTS, QUERIES, KEYS, WIDTH = 4, 32, 8, 128
 FLAGS = {"model": "llama-3.1-8b", "method": "lora", "gpu": "h100-sxm:4", "stack": "axolotl", "seq": 4096}
@@ -22,7 +19,7 @@ def test_tensors_of_attention() -> None:
     """Bytes for each token of this GPU: two heads of keys on their way, outputs by groups of queries,
     joined at the end; backward one head of gradients beside them.
     """
-    job = job_of(resolve(from_flags({**FLAGS, **DIVIDED, "gradient_checkpointing": False})), Coefficients())
+    job = job_by({**FLAGS, **DIVIDED, "gradient_checkpointing": False})
     layer = next(part.template for part in parts_of(job) if part.count > 1)
     made = Counter(
         (op, int(n_bytes))

@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.program.layers.feed_forward import feed_forward
+from tests.jobs import resolved
 from tests.planner.program.layer_views import HIDDEN, WIDTH, layer_of
 from tests.planner.program.layers.mixture.test_experts import LINEARS, MIXTURE, ROW
 from tests.planner.program.matrix_runs import Run
@@ -68,7 +67,7 @@ def mixture_code(liger: str, model: str, switch: str = "fused_mlp=liger") -> str
         "versions": (f"liger-kernel=={liger}",),
         "switches": (switch,),
     }
-    return resolve(from_flags(flags)).stack.mixture_code
+    return resolved(flags).stack.mixture_code
 
 
 def test_which_versions_replace_experts_of_which_models() -> None:
