@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.domain.hardware import Hardware
+from planner.domain.hardware import GpuSpec, Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import ASSUMED, CATALOG
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
@@ -33,7 +33,6 @@ from planner.domain.recipes.recipe import (
 from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.recipes.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack
-from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import UsageError, show
 from planner.intake.fill_batch import RecipeContext, resolve_batch
 from planner.intake.fill_rollout import resolve_rollout
@@ -53,6 +52,7 @@ from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,
     code_lacks,
+    held_as,
     lacks_bf16,
     lacks_flash2,
     prefers_eager,
@@ -79,7 +79,7 @@ def resolve_recipe(
     """
     require(ledger.request, "recipe")
     task: Task = ledger.choose("task", "sft", "assumed")
-    method, quantization, double_quant = _resolve_method(ledger, model.stored)
+    method, quantization, double_quant = _resolve_method(ledger, model, (hardware.gpu, stack))
     setting = RecipeContext(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
     parallel = resolve_parallel(ledger, hardware, stack, model.n_layers)
@@ -139,20 +139,20 @@ class _Basis:
         return self.sharding.engine == "deepspeed"
 
 
-def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Method, Quantization, bool]:
-    """Method, quantisation and double quantisation;
-    those of a packed checkpoint win over what a method stands for.
+def _resolve_method(
+    ledger: Ledger, model: ModelSpec, setting: tuple[GpuSpec, Stack]
+) -> tuple[Method, Quantization, bool]:
+    """Method, quantisation and double quantisation; those of a packed checkpoint win over a method's.
 
     Source: transformers 5.23 quantizers/auto.py merge_quantization_configs.
     """
     given = ledger.request.values["method"]
     method, quantization, double_quant = METHOD_ALIASES[given.value]
-    if stored is not None and quantization in (None, "nf4"):
+    if (stored := model.stored) is not None and quantization in (None, "nf4"):
         ledger.enter("method", given.value, given.origin)
-        note = f"the checkpoint is stored as {stored_text(stored)}: {stored.source}"
-        chosen = ledger.choose("quantization", stored.quantization, CATALOG, note)
+        held, note = held_as(stored, *setting)
         ledger.enter("double_quant", stored.double_quant, CATALOG, "the checkpoint's")
-        return method, chosen, stored.double_quant
+        return method, ledger.choose("quantization", held, CATALOG, note), stored.double_quant
     meaning = f"means {method} over an {quantization} base" if quantization else ""
     ledger.enter("method", given.value, given.origin, meaning)
     chosen = ledger.choose(

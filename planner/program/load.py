@@ -4,7 +4,8 @@ Source: transformers 5.23 core_model_loading.py and integrations/bitsandbytes.py
 card, packed where it is to be, and let go); peft 0.21 utils/other.py prepare_model_for_kbit_training;
 bitsandbytes 0.50 nn/modules.py.
 Ignored: code books and other tensors of less than 2 KiB;
-that a checkpoint's own order differs from that of the model where nothing sorts it.
+that a checkpoint's own order differs from that of the model where nothing sorts it; what turning fp8 weights
+to 16 bits holds (integrations/finegrained_fp8.py Fp8Dequantize): 9 bytes for each element of a matrix.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ else:
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Method = Literal["full", "lora"]
-Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm"]
+Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm", "fp8"]
 Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
 Qat = Literal["none", "int8-int4", "mxfp4", "ternary"]
 Offload = Literal[
@@ -88,13 +88,14 @@ BITSANDBYTES: frozenset[Quantization] = frozenset({"int8", "nf4", "fp4"})
 GPTQ: frozenset[Quantization] = frozenset({"gptq-int4", "gptq-int8"})
 IN_GROUPS: frozenset[Quantization] = GPTQ | {"awq-int4"}
 """Whose scale is shared by a group of inputs, as many as the checkpoint says; held in buffers."""
-PREPACKED: frozenset[Quantization] = IN_GROUPS | {"aqlm"}
+PREPACKED: frozenset[Quantization] = IN_GROUPS | {"aqlm", "fp8"}
 """Quantisations that only a checkpoint made with them has."""
-STAYS_16_BIT: frozenset[Quantization] = GPTQ | {"aqlm"}
-"""Quantisations whose unquantised weights PEFT's k-bit preparation leaves as they are.
+STAYS_16_BIT: frozenset[Quantization] = GPTQ | {"aqlm", "fp8"}
+"""Quantisations whose unquantised weights PEFT's k-bit preparation leaves as they are; fp8 has none.
 
 Source: peft 0.7.1 and 0.21.2 utils/other.py prepare_model_for_kbit_training (AWQ is not among the
-exceptions).
+exceptions); transformers 5.23 sets is_loaded_in_4bit and is_loaded_in_8bit, for which trainers prepare a
+model, for bitsandbytes alone.
 """
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -158,7 +159,8 @@ class Adapter:
 class Packing:
     """How the checkpoint of a quantised base packs a matrix.
 
-    ``group``: inputs that share a scale, 0 where all do; of AQLM those that one code stands for.
+    ``group``: inputs that share a scale, 0 where all do; of AQLM those that one code stands for; of fp8 the
+    side of a square that shares one, 0 where a matrix does.
     ``codebooks`` of ``2 ** code_bits`` vectors each: AQLM's.  ``is_stored``: matrices of bitsandbytes come
     packed, too.
     """

@@ -19,6 +19,7 @@ from planner.program.view import LayerView
 from planner.program.weights.aqlm import linear_aqlm
 from planner.program.weights.awq import linear_awq
 from planner.program.weights.fake_quantized import is_rounded, linear_rounded
+from planner.program.weights.fine_grained import linear_fine_grained
 from planner.program.weights.float8 import in_float8, linear_float8
 from planner.program.weights.four_bit import linear_4bit, packed_parameter, product_4bit
 from planner.program.weights.fused_adapters import fused_linear, is_fused
@@ -90,6 +91,7 @@ _PRODUCTS: Mapping[Quantization, Base] = {
     "gptq-int8": linear_gptq,
     "awq-int4": linear_awq,
     "aqlm": linear_aqlm,
+    "fp8": linear_fine_grained,
 }
 """Packed matrices that are no parameters of bitsandbytes lie in buffers, which no engine gathers."""
 

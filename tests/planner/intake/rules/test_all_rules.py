@@ -22,6 +22,7 @@ WIDE_HEADS = {
     "intermediate_size": 2048, "vocab_size": 1000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 
+FP8, STATIC = "Qwen/Qwen3-8B-FP8", "mistralai/Ministral-3-8B-Instruct-2512"
 AWQ, AQLM = "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16"
 NF4 = "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
 
@@ -351,6 +352,20 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
     "packed-groups-assumed": ("--model llama-3-8b --quantization awq-int4", f"--model {AWQ}"),
     "aqlm-of-no-checkpoint": ("--quantization aqlm", f"--model {AQLM}"),
     "aqlm-sharded": (f"--model {AQLM} --gpus 2", "--sharding zero3", "--sharding zero2"),
+    "fp8-sharded": (f"--model {FP8} --gpu h100-sxm --gpus 2", "--sharding zero2", "--sharding ddp"),
+    "fp8-experts-unread": (
+        "--model Qwen/Qwen3-30B-A3B-FP8 --gpu h100-sxm",
+        "--lora-targets all-linear",
+        "--lora-targets attention",
+    ),
+    "fp8-checkpoint-unread": (f"--model {FP8} --gpu h100-sxm", "--stack unsloth", "--stack trl"),
+    "fp8-checkpoint-too-new": ("--quantization fp8 --gpu h100-sxm", "--stack hf-trainer@4", ""),
+    "fp8-not-trained": (f"--model {FP8} --gpu h100-sxm --stack swift", "", "--quantization none"),
+    "fp8-kept-on-no-card": ("--quantization fp8", "--gpu a100-80-sxm", "--gpu 4090"),
+    "fp8-kept-unread": (f"--model {STATIC}", "--gpu h100-sxm", "--gpu a100-80-sxm"),
+    "fp8-blocks-assumed": ("--gpu h100-sxm", "--model qwen3-8b --quantization fp8", f"--model {FP8}"),
+    "fp8-widened": (f"--model {FP8}", "--gpu a100-80-sxm", "--gpu h100-sxm"),
+    "fp8-by-deepgemm": (f"--model {FP8}", "--gpu h100-sxm", "--gpu b200"),
     "zero-without-masters": ("--sharding zero2 --precision bf16", "--sharding zero2 --precision bf16-mixed"),
     "offload-without-engine": ("--offload optimizer", "--offload activations"),
     "params-offload-below-stage-3": ("--sharding zero2", "--offload optimizer+params", "--offload optimizer"),

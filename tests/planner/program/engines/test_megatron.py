@@ -248,6 +248,6 @@ def test_peaks_of_a_published_run_in_fp8() -> None:
     }  # fmt: skip
     common = "expandable_segments=on;adam_states=precise_bf16"
     for fp8, more, published in (("none", "", 52), ("te-blockwise-gathered", ";whole_masters=true", 58)):
-        scenario = resolve(from_flags({**job, "fp8": fp8, "switches": common + more}))
+        scenario = resolved({**job, "fp8": fp8, "switches": common + more})
         found = predict_replayed(job_of(scenario, Coefficients())).driver_peak_bytes / 2**30
         assert found == pytest.approx(published, rel=0.03), fp8
