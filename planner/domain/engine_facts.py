@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.stack_values import AdamStates, Fsdp2Units, MainGradients, Zero12Upload
+from planner.domain.stack_values import (
+    AdamStates,
+    Fsdp2Units,
+    MainGradients,
+    Zero12Upload,
+    ZeroQuantized,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,12 @@ class EngineFacts:
     zero_sums_fp32: Literal["never", "divided_sequences", "always"]
     """Where ZeRO casts gradients of 16 bits to fp32 for their sums: where it divides sequences
     (``seq_parallel_communication_data_type``), or everywhere (``communication_data_type``)."""
+    zero3_quantized: ZeroQuantized
+    """What stage 3 sends in 8 bits (weights) or 4 (gradients between nodes): ``zero_quantized_weights``,
+    ``zero_quantized_gradients`` of ZeRO++."""
+    zero3_quantizes_frozen: bool
+    """Parts of weights that are frozen when they are divided are kept in 8 bits
+    (``zero_quantized_nontrainable_weights``); those of Transformers are frozen later."""
     zero12_early_buckets: bool
     """These buckets are made before the backward of the loss begins, so that they lie beside its logits."""
     zero12_flattens_on_gpu: bool
