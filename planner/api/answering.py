@@ -119,8 +119,10 @@ def read_request(flags: Mapping[str, object], config: str | None) -> tuple[Scena
     from planner.intake.given.config_file import overruled, read_config_file, with_flags
     from planner.intake.given.fields import split_count
 
-    gpu = split_count(request.get("gpu") or "")[0]
-    read = read_config_file(config, beside=Beside(stack=request.get("stack") or "", gpu=gpu))
+    gpu, count = split_count(request.get("gpu") or "")
+    lone = bool(gpu) and count in (None, 1) and (request.get("nodes") or 1) == 1
+    beside = Beside(stack=request.get("stack") or "", gpu=gpu, lone=lone)
+    read = read_config_file(config, beside=beside)
     whole = with_flags(read, request)
     return whole, (*read.notes, *(f"{each.origin}: {each.text}" for each in overruled(read, whole)))
 

@@ -28,7 +28,7 @@ class CheckOptions:
 
     ``task``: what the name of a script says that its arguments are for.  ``script``: its name; ``own``: it
     is none of a tool that is known; ``words``: what stands behind it, where its text is read.  ``flags``:
-    fields of the job that flags say.  ``stack`` and ``gpu``: those that they say.
+    fields of the job that flags say.  ``stack`` and ``gpu``: those that they say; ``lone``: one GPU.
     """
 
     output_format: str = "human"
@@ -44,19 +44,22 @@ class CheckOptions:
     flags: frozenset[str] = frozenset()
     stack: str = ""
     gpu: str = ""
+    lone: bool = False
 
     @property
     def beside(self) -> Beside:
         """The files given beside the configs."""
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
         beside = Beside(deepspeed, accelerate, task=self.task, script=self.script, own=self.own)
-        return replace(beside, words=self.words, flags=self.flags, stack=self.stack, gpu=self.gpu)
+        said = replace(beside, words=self.words, flags=self.flags, stack=self.stack, gpu=self.gpu)
+        return replace(said, lone=self.lone)
 
 
 def read_for(options: CheckOptions, given: ScenarioRequest) -> CheckOptions:
     """``options`` with the stack and the card that flags say, for which a config is read."""
-    gpu = split_count(given.get("gpu") or "")[0]
-    return replace(options, stack=given.get("stack") or "", gpu=gpu)
+    gpu, count = split_count(given.get("gpu") or "")
+    lone = bool(gpu) and count in (None, 1) and (given.get("nodes") or 1) == 1
+    return replace(options, stack=given.get("stack") or "", gpu=gpu, lone=lone)
 
 
 def answer_file(

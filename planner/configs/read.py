@@ -16,6 +16,7 @@ from planner.configs.launchers.fsdp_keys import Beside, found_file, remark_on_tw
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
 from planner.configs.programs.arguments import TRAINER, TRL, UNSLOTH, NotSaidError, read_program
 from planner.configs.programs.pins import Pins, pins_of
+from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import SUFFIXES
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
@@ -214,7 +215,8 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
 def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     """What the text of a program says; raises as :func:`read_config`."""
     try:
-        program = read_program(path, _capability(beside.gpu), beside.words)
+        card = Card(*_card(beside.gpu), lone=beside.lone and beside.words is None)
+        program = read_program(path, card, beside.words)
     except NotSaidError:
         raise
     except NotModelledError as error:
@@ -258,12 +260,15 @@ def _say_pins(reading: Reading, pins: Pins, stack: str, others: tuple[str, ...])
         reading.remark(pins.place, f"installs {'; '.join(left)}")
 
 
-def _capability(gpu: str) -> tuple[int, ...] | None:
-    """CUDA compute capability of a card of the catalog; whoever asks about another says that it is none."""
+def _card(gpu: str) -> tuple[tuple[int, ...] | None, int | None]:
+    """CUDA compute capability and memory of a card of the catalog; whoever asks about another says that it is
+    none.
+    """
     with suppress(PlannerError):
         spec = load_gpu(gpu) if gpu else None
-        return tuple(map(int, spec.compute_capability.split("."))) if spec and spec.is_cuda else None
-    return None
+        if spec is not None and spec.is_cuda:
+            return tuple(map(int, spec.compute_capability.split("."))), spec.visible_memory_bytes
+    return None, None
 
 
 def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None) -> Reading:

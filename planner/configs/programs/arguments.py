@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.parsed import Arguments
+from planner.configs.programs.python_calls import Card
 from planner.configs.programs.said import said_by, written
 from planner.configs.programs.source import Source, read_source
-from planner.configs.programs.values import Made, Model
+from planner.configs.programs.values import Made, Model, Unknown
 from planner.configs.programs.walk import Walk
 from planner.errors import InputFileError, NotModelledError, show
 from planner.words import words
@@ -42,6 +43,7 @@ _OBJECTS = words(
     compute_metrics peft_config reward_funcs reward_processing_classes infer_schema_from_dataset
     """
 )
+_OF_RUN = ("num_train_epochs", "max_steps")
 _OF_OTHERS = words("optimizers optimizer_cls_and_kwargs compute_loss_func model_init ref_model rollout_func")
 # GRPO: completions with what tools give back are no longer than others (trl 1.16.0 trainer/grpo_trainer.py
 # _tool_loop cuts at max_completion_length).
@@ -101,24 +103,22 @@ class Program:
     remarks: tuple[tuple[str, str], ...]
 
 
-def read_program(
-    path: Path, capability: tuple[int, ...] | None, words_given: tuple[str, ...] | None = None
-) -> Program:
-    """The settings of the one trainer that a program makes; ``capability``: of the card, where one is named;
-    ``words_given``: the arguments of its command, where there is one.
+def read_program(path: Path, card: Card, words_given: tuple[str, ...] | None = None) -> Program:
+    """The settings of the one trainer that a program makes; ``words_given``: the arguments of its command,
+    where there is one.
 
     Raises:
         InputFileError: unreadable, or no trainer is made.
         NotModelledError: something in it whose effect on memory is not known.
     """
     source = read_source(path)
-    walk = Walk(source, capability, words_given)
-    if not any(_TRAINER.search(name) for name in _names(source)):
+    walk = Walk(source, card, words_given)
+    if not (any(_TRAINER.search(name) for name in _names(source)) or walk.imports_own_files()):
         raise _no_trainer(source, parses=0)
     try:
         walk.to_training()
     except NotModelledError:
-        if walk.parses:
+        if walk.parses or (walk.elsewhere and walk.words):
             raise _untold(walk) from None
         raise
     trainer = walk.trainer
@@ -166,6 +166,7 @@ class _Table:
         task = _TASKS[trainer.kind]
         self._refuse_other_models(model, task)
         table = self._settings(trainer)
+        self._leave_length_of_run(table)
         if self._walk.expands:
             table["expandable_segments"] = True
         if isinstance(model, Model):
@@ -181,6 +182,8 @@ class _Table:
                 # Configs of TRL turn both on, TrainingArguments do not.
                 table = {"gradient_checkpointing": False, "bf16": False, **table}
             table |= self._of_transformers(model, table)
+            if trainer.given.get("tokenizer") is not None:
+                table["trainer.tokenizer"] = True
         if tool == TRAINER:
             table |= self._lengths()
         self._remarks += said_by(self._walk)
@@ -189,6 +192,13 @@ class _Table:
         return Program(
             tool, task, {key: written(value) for key, value in table.items()}, tuple(self._remarks)
         )
+
+    def _leave_length_of_run(self, table: dict[str, Any]) -> None:
+        """How long the run takes is no part of a step: where only a run knows it, nothing is asked."""
+        for name in _OF_RUN:
+            if isinstance(table.get(name), Unknown):
+                text = f"{name}: {show(table.pop(name).text)} is known to a run alone: say --epochs"
+                self._remarks.append((self._source.place(self._trainer.line), text))
 
     def _refuse_other_models(self, model: Any, task: str) -> None:
         """Raises: NotModelledError where the program loads another than it trains, and than its reference."""
@@ -346,8 +356,10 @@ class _Table:
 
     def _lengths(self) -> dict[str, Any]:
         """The length at which the program's one tokenizing call cuts samples, where there is one."""
-        calls = [node for node in ast.walk(self._source.tree) if isinstance(node, ast.Call)]
-        found = dict(self._cut(calls))
+        found = dict[int, ast.Call]()
+        for scope, tree in self._walk.files_of_it():
+            with self._walk.within((scope,)):
+                found |= self._cut([node for node in ast.walk(tree) if isinstance(node, ast.Call)])
         if len(found) != 1:
             return {}
         length, node = next(iter(found.items()))

@@ -5,20 +5,22 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from planner.configs.programs.library_classes import adapters_of, quantisation_of, start_of
+from planner.configs.programs.library_classes import start_of
 from planner.configs.programs.options import ABSENT
 from planner.configs.programs.parsed import Arguments, Asked, Parser
-from planner.configs.programs.plain_calls import plain
+from planner.configs.programs.python_calls import Card, PythonCalls
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
     OWN,
     Library,
     Made,
     Model,
+    Module,
+    Opened,
     Own,
     Unknown,
     changed_list,
@@ -44,9 +46,6 @@ _PREPARES = re.compile(r"prepare_model_for_(?:kbit|int8)_training$")
 _MAKES = re.compile(r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*LoraConfig|prepare_model")
 _PARSES = re.compile(r"(?:HfArgumentParser|TrlParser|ArgumentParser|fire\.Fire|typer\.run)$")
 _STARTS_WITH_WORDS = ("fire.Fire", "typer.run")
-# Variables of the environment that launchers set.
-_OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
-_OF_MODEL_CONFIG = {"get_peft_config": adapters_of, "get_quantization_config": quantisation_of}
 # What changes the code, the dtype or the card under a model that it is not given, or puts another on it.
 _CHANGES = re.compile(
     r"(?!\w*[Dd]ispatch)(?:\w*[Pp]atch\w*|\w*[Mm]onkey\w*|replace_\w*(?:attn|attention|forward)\w*"
@@ -95,7 +94,6 @@ _DTYPES = {
     "half": "float16",
     "float": "float32",
 }
-_FIRST_WITH_BF16 = (8, 0)
 _ARGUMENTS = {
     "from_pretrained": ("model_name",),
     "get_peft_model": ("model", "peft_config"),
@@ -116,27 +114,24 @@ class TrainedError(Exception):
     """The trainer trains: what comes behind is no part of the job."""
 
 
-class Calls(ABC):
+class Calls(PythonCalls):
     """What calls make of a program.
 
-    ``trainer``: the one that was made last; ``models``: all that were loaded; ``packages``: what is
-    imported; ``parses``: the line where arguments of a command line are parsed.  ``capability``: of the
-    card, where one is named.
+    ``trainer``: the one that was made last; ``models``: all that were loaded; ``parses``: the line where
+    arguments of a command line are parsed; ``elsewhere``: a file beside it does what is not known.
     """
 
-    def __init__(self, source: Source, capability: tuple[int, ...] | None) -> None:
-        self.source, self.capability = source, capability
+    def __init__(self, source: Source, card: Card) -> None:
+        super().__init__(source, card)
         self.trainer: Made | None = None
         self.models: list[Model] = []
-        self.packages: set[str] = set()
-        self.parses = 0
-        self.variables: dict[str, Any] = {}
-        self.asked_variables: dict[str, Any] = {}
+        self.parses, self.elsewhere = 0, False
         self.words: tuple[str, ...] | None = None
         self._makers: dict[str, Callable[[ast.Call], Any]] = {
             "Accelerator": lambda node: Made("Accelerator", self.arguments(node)[1], node.lineno),
             "pipeline": self._piped,
             "setup_chat_format": self._with_tokens,
+            "compile": self._compiled,
         }
 
     @abstractmethod
@@ -156,6 +151,22 @@ class Calls(ABC):
         """An attribute that the program sets."""
 
     @abstractmethod
+    def method_of(self, own: Own, name: str) -> Own | None:
+        """A method of a class of the program."""
+
+    @abstractmethod
+    def called_as(self, method: Own, owner: Made | Own, given: tuple[list[Any], dict[str, Any]]) -> Any:
+        """What a method of a class of the program gives back."""
+
+    @abstractmethod
+    def changes_by(self, owner: Any, node: ast.Attribute) -> bool:
+        """Whether it is a method of the program that may change what trains."""
+
+    @abstractmethod
+    def called_on_base(self, node: ast.Call, name: str) -> Any:
+        """What a method of the class gives back from which the present one is derived."""
+
+    @abstractmethod
     def asked(self, own: Own) -> Asked:
         """The fields of a class of the program."""
 
@@ -171,6 +182,11 @@ class Calls(ABC):
     def started_with_words(self, own: Own, node: ast.Call) -> Any:
         """What a function gives back that is called with the arguments of the command line."""
 
+    @property
+    def asks_for_units(self) -> bool:
+        """As Unsloth asks."""
+        return "unsloth" in self.packages
+
     def refused(self, node: ast.AST, why: str) -> NotModelledError:
         """The error about a statement; ends with how the program is asked itself."""
         path = self.source.path
@@ -180,6 +196,7 @@ class Calls(ABC):
             else ""
         )
         line = getattr(node, "lineno", 0)
+        self.elsewhere |= self.source.is_of_module(line)
         return NotModelledError(f"{self.source.place(line)}: {show(unknown(node).text)}: {why}{run}")
 
     def makes(self, library: Library) -> bool:
@@ -189,13 +206,7 @@ class Calls(ABC):
     def attribute(self, node: ast.Attribute, owner: Any) -> Any:
         """An attribute of a library, of arguments or of a trainer."""
         if isinstance(owner, Library):
-            if owner.name == "torch" and node.attr in _DTYPES:
-                return _DTYPES[node.attr]
-            if not owner.is_imported:
-                return unknown(node)
-            if owner.name == "sys" and node.attr == "argv":
-                return [str(self.source.path), *(self.words or ())]
-            return Library(f"{owner.name}.{node.attr}")
+            return self._of_package(node, owner)
         if isinstance(owner, Arguments):
             owner.asked.add(node.attr)
         if isinstance(owner, Made):
@@ -203,7 +214,19 @@ class Calls(ABC):
         if isinstance(owner, Own) and isinstance(owner.node, ast.ClassDef):
             value = self.asked(owner).fields.get(node.attr, ("", ABSENT))[1]
             return unknown(node) if value is ABSENT else value
-        return unknown(node)
+        if isinstance(owner, str) and node.attr == "parent":
+            return owner.rpartition("/")[0] or ("/" if owner.startswith("/") else ".")
+        names = owner.scope if isinstance(owner, Module) else owner if isinstance(owner, dict) else {}
+        return names.get(node.attr, unknown(node))
+
+    def _of_package(self, node: ast.Attribute, owner: Library) -> Any:
+        if owner.name == "torch" and node.attr in _DTYPES:
+            return _DTYPES[node.attr]
+        if not owner.is_imported:
+            return unknown(node)
+        if owner.name == "sys" and node.attr == "argv":
+            return [str(self.source.path), *(self.words or ())]
+        return Library(f"{owner.name}.{node.attr}")
 
     def _part(self, node: ast.Attribute, owner: Made) -> Any:
         """What a model, settings or a trainer have under a name."""
@@ -212,6 +235,9 @@ class Calls(ABC):
             return dtype if is_known(dtype) and dtype in _DTYPES.values() else unknown(node)
         if node.attr in owner.given:
             return owner.given[node.attr]
+        method = self.method_of(owner.by, node.attr) if owner.by is not None else None
+        if method is not None and {"property", "cached_property"} & set(method.marks):
+            return self.called_as(method, owner, ([], {}))
         start = start_of(owner, node.attr)
         return start[0] if start else unknown(node)
 
@@ -236,26 +262,38 @@ class Calls(ABC):
             NotModelledError: it may change the model, its arguments or the trainer, and how is not known.
             TrainedError: the trainer trains.
         """
-        owner = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else None
-        if isinstance(owner, str) and isinstance(node.func, ast.Attribute):
-            changed = changed_text(owner, node.func.attr, self.arguments(node)[0])
-            return unknown(node) if changed is None else changed
-        if isinstance(owner, dict | list) and isinstance(node.func, ast.Attribute):
-            return self._of_values(node, owner, node.func.attr)
-        if isinstance(owner, Parser) and isinstance(node.func, ast.Attribute):
-            return self.done_with_parser(node, owner, node.func.attr)
-        if isinstance(owner, Made):
-            return self._method(node, owner, node.func.attr if isinstance(node.func, ast.Attribute) else "")
-        called = (
-            self.attribute(node.func, owner)
-            if isinstance(node.func, ast.Attribute)
-            else self.value(node.func)
-        )
+        if isinstance(node.func, ast.Attribute):
+            if _is_base(node.func):
+                return self.called_on_base(node, node.func.attr)
+            owner = self.value(node.func.value)
+            if answer := self._done_by(node, owner, node.func.attr):
+                return answer[0]
+            called = self.attribute(node.func, owner)
+        else:
+            called = self.value(node.func)
         if isinstance(called, Own):
             return self.inlined(called, node)
         if isinstance(called, Library):
             return self._of_library(node, called)
         return self._unknown_call(node, "")
+
+    def _done_by(self, node: ast.Call, owner: Any, name: str) -> tuple[Any] | None:
+        """What a method gives back; in a tuple, for it may be nothing.  ``None`` where it is a function."""
+        if isinstance(owner, str):
+            changed = changed_text(owner, name, self.arguments(node)[0])
+            return self.of_path(owner, name) or (unknown(node) if changed is None else changed,)
+        if isinstance(owner, Opened) and name == "read":
+            return (owner,)
+        if isinstance(owner, dict | list):
+            return (self._of_values(node, owner, name),)
+        if isinstance(owner, Parser):
+            return (self.done_with_parser(node, owner, name),)
+        if isinstance(owner, Made):
+            return (self._method(node, owner, name),)
+        method = self.method_of(owner, name) if isinstance(owner, Own) else None
+        if isinstance(owner, Own) and method is not None and method.marks:
+            return (self.called_as(method, owner, self.arguments(node)),)
+        return None
 
     def _of_values(self, node: ast.Call, owner: dict[str, Any] | list[Any], method: str) -> Any:
         placed, given = self.arguments(node)
@@ -273,63 +311,10 @@ class Calls(ABC):
                 return self.started_with_words(started, node)
         if _PARSES.search(library.name):
             self.parses = node.lineno
-        if answer := self._of_torch(library) or self._plain(node, library):
+        if answer := self.of_card(library) or self._plain(node, library):
             return answer[0]
         made = self._made(node, library) if library.trains else None
         return self._unknown_call(node, library.last) if made is None else made
-
-    def _plain(self, node: ast.Call, library: Library) -> tuple[Any] | None:
-        """What a function of Python gives, or one of TRL that asks a ModelConfig."""
-        if library.name in ("builtins.getattr", "builtins.hasattr", "builtins.vars") and node.args:
-            return self._looked_into(node, library.last)
-        if library.name == "builtins.setattr" and len(node.args) == 3:
-            name = self.value(node.args[1])
-            if not isinstance(name, str) or not name.isidentifier():
-                raise self.refused(node, "which attribute this sets is not known")
-            self.set(ast.Attribute(node.args[0], name, lineno=node.lineno), self.value(node.args[2]))
-            return (None,)
-        if library.last in _OF_MODEL_CONFIG and library.trains:
-            config = next(iter(self.arguments(node, ("model_args",))[1].values()), None)
-            if not isinstance(config, Made):
-                raise self.refused(node, "which settings this is given is not known")
-            return (_OF_MODEL_CONFIG[library.last](config),)
-        if library.last == "get_kbit_device_map":
-            return ({"": 0},)
-        if library.trains:
-            return None
-        placed, given = self.arguments(node)
-        if library.name in ("os.getenv", "os.environ.get"):
-            return self._variable(*placed, **given)
-        return plain(library.name, placed, given)
-
-    def _variable(self, name: Any = None, default: Any = None, **_: Any) -> tuple[Any] | None:
-        """A variable of the environment that the program sets itself, or else its default; those of launchers
-        are known to a run alone, as one without a default is.
-        """
-        if not isinstance(name, str) or name in self.variables:
-            return (self.variables[name],) if isinstance(name, str) else None
-        if default is None or not is_known(default) or _OF_LAUNCHERS.search(name):
-            return None
-        self.asked_variables[name] = default
-        return (default,)
-
-    def _looked_into(self, node: ast.Call, name: str) -> tuple[Any] | None:
-        owner, *rest = (self.value(each) for each in node.args)
-        if name == "vars":
-            return self._all_of(owner)
-        key = rest[0] if rest else None
-        if not isinstance(key, str) or not isinstance(owner, Made | Library) or not key.isidentifier():
-            return None
-        found = self.attribute(ast.Attribute(node.args[0], key), owner)
-        there = not isinstance(found, Unknown | Library)
-        if name == "hasattr":
-            return (True,) if there else None
-        return (found,) if there or not rest[1:] else None
-
-    def _all_of(self, owner: Any) -> tuple[Any] | None:
-        if isinstance(owner, Arguments):
-            owner.asked |= owner.given.keys()
-        return (owner.given,) if isinstance(owner, Made) and not isinstance(owner, Model) else None
 
     def _made(self, node: ast.Call, library: Library) -> Any:
         """What a call of a library that trains makes; nothing where it is none that is known."""
@@ -360,6 +345,19 @@ class Calls(ABC):
         model.remarks.append((node.lineno, _NOT_COUNTED["generate"]))
         return Unknown("pipeline")
 
+    def _compiled(self, node: ast.Call) -> Unknown:
+        """A compiled model beside the one that a trainer has already, which stays as it was (torch 2.13.0
+        _dynamo/eval_frame.py OptimizedModule wraps it).
+        """
+        model = self.arguments(node, ("model",))[1].get("model")
+        if isinstance(model, Model) and not self.has_already(model):
+            raise self.refused(node, "compiled models are not modelled")
+        return unknown(node)
+
+    def has_already(self, model: Any) -> bool:
+        """Whether the trainer has this model."""
+        return self.trainer is not None and self.trainer.given.get("model") is model
+
     def _prepared(self, node: ast.Call) -> Model:
         model = self._model(node, "prepares")
         model.prepared = Made("prepared", self.arguments(node, _ARGUMENTS["prepares"])[1], node.lineno)
@@ -369,20 +367,6 @@ class Calls(ABC):
         model = self._model(node, "get_peft_model")
         model.remarks.append((node.lineno, _NOT_COUNTED["resize_token_embeddings"]))
         return [model, Unknown("tokenizer")]
-
-    def _of_torch(self, library: Library) -> tuple[Any] | None:
-        """What the card decides; in a tuple, for it may be nothing."""
-        if library.last in ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available"):
-            if self.capability is None or self.capability >= _FIRST_WITH_BF16:
-                return (True,)
-            # Newer versions of torch say yes of a card that only emulates it (torch/cuda/__init__.py
-            # is_bf16_supported, including_emulation); Unsloth asks for its own units (models/_utils.py).
-            return (False,) if "unsloth" in self.packages else None
-        if library.last == "get_device_capability" and library.name.startswith("torch"):
-            return (list(self.capability),) if self.capability else None
-        if library.name == "torch.cuda.is_available":
-            return (True,)
-        return None
 
     def _loaded(self, node: ast.Call, two: str) -> Any:
         given = self.arguments(node, _ARGUMENTS["from_pretrained"])[1]
@@ -436,6 +420,9 @@ class Calls(ABC):
             placed, given = self.arguments(node)
             if name in ("to", "cuda") and not any(map(_is_dtype, (*placed, *given.values()))):
                 return owner
+        method = self.method_of(owner.by, name) if owner.by is not None else None
+        if method is not None:
+            return self.called_as(method, owner, self.arguments(node))
         if owner.kind.endswith(OWN):
             return self._unknown_call(node, name)
         if name in _HARMLESS_METHODS or (_SETTINGS.match(owner.kind) and name in _READS_SETTINGS):
@@ -447,7 +434,7 @@ class Calls(ABC):
         it is to compute in another dtype (accelerate 1.15.0 accelerator.py prepare_model).
         """
         placed, given = self.arguments(node)
-        alone = self.source.starts and owner.given.get("mixed_precision") in (None, "no")
+        alone = (self.source.starts or self.card.lone) and owner.given.get("mixed_precision") in (None, "no")
         if name in ("prepare", "prepare_model") and len(placed) == 1 and isinstance(placed[0], Model):
             if not alone or given:
                 raise self.refused(node, "what this does with what is trained is not known")
@@ -481,9 +468,27 @@ class Calls(ABC):
         while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
             if isinstance(node, ast.Attribute) and node.attr in _TELLS:
                 return False
+            plain = not any(isinstance(each, ast.Call | ast.Starred) for each in ast.walk(node))
+            if plain and self._trains_in(self.value(node)):
+                return True
+            owner = self.value(node.value) if plain and isinstance(node, ast.Attribute) else None
+            if isinstance(node, ast.Attribute) and isinstance(owner, Made) and owner.by is not None:
+                return self.changes_by(owner, node)
             node = node.value
-        found = self.value(node) if isinstance(node, ast.Name) else None
-        return isinstance(found, Model) or (found is not None and found is self.trainer)
+        return self._trains_in(self.value(node) if isinstance(node, ast.Name) else None)
+
+    def _trains_in(self, found: Any) -> bool:
+        """Whether it is the model or the trainer, or an instance of the program's own that has one."""
+        inner = found.given.values() if isinstance(found, Made) and found.by is not None else ()
+        trainer = self.trainer
+        return any(isinstance(each, Model) or (trainer and each is trainer) for each in (found, *inner))
+
+
+def _is_base(node: ast.expr) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+            return True
+    return False
 
 
 def is_harmless_call(name: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from planner.configs.launchers.named_files import named_file
 from planner.configs.programs.calls import Calls
 from planner.configs.programs.options import ABSENT, Option, option_of_field
 from planner.configs.programs.parsed import Arguments, Asked, Given, Parser, filled, option_of_call
+from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import OWN, Library, Made, Model, Own, Unknown, unknown
 from planner.configs.yaml_or_json import read_document
@@ -23,30 +25,35 @@ _TRAINED = re.compile(r"Trainer\b|Model\b|For[A-Z]|Module\b|Parser\b")
 _SETTINGS = re.compile(r"\w*(?:Config|Arguments)$")
 _CONFIG = "--config"
 _DEEPEST = 6
+_PLAIN_BASES = ("object", "ABC", "abc.ABC", "Protocol")
 
 
 class Classes(Calls):
     """What a program's own classes and its parsers make.
 
     ``words``: arguments that a command gives; ``parsed``: what parsers handed back; ``set_on_classes``:
-    what the program sets on classes of its own, by the class.
+    what the program sets on classes of its own, by the class; ``scopes``: the names that can be seen, those
+    of the file first.
     """
 
-    def __init__(
-        self, source: Source, capability: tuple[int, ...] | None, words: tuple[str, ...] | None = None
-    ) -> None:
-        super().__init__(source, capability)
+    def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
+        super().__init__(source, card)
         self.words = words
+        self.scopes: list[dict[str, Any]] = [{"__name__": "__main__", "__file__": str(source.path)}]
         self.parsed: list[Arguments] = []
         self.set_on_classes: dict[int, dict[str, Any]] = {}
 
     @abstractmethod
-    def bound(self, function: ast.FunctionDef, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
+    def bound(self, own: Own, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
         """Parameters of a function with what they get: an argument, else a default."""
 
     @abstractmethod
-    def called_with(self, function: ast.FunctionDef, values: dict[str, Any]) -> Any:
+    def called_with(self, own: Own, values: dict[str, Any]) -> Any:
         """What a function of the program gives back, gone through with these values."""
+
+    @abstractmethod
+    def within(self, scopes: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
+        """Names are those of ``scopes`` meanwhile."""
 
     @abstractmethod
     def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
@@ -58,31 +65,94 @@ class Classes(Calls):
         Raises: NotModelledError: it trains, or it is given what does.
         """
         if _TRAINED.search(" ".join(own.bases)):
+            self.elsewhere |= self.source.is_of_module(own.node.lineno)
+            if self.elsewhere and any(each.endswith("Parser") for each in own.bases):
+                self.parses = node.lineno
             raise self.refused(
                 node, f"what {own.node.name} changes in {show(' '.join(own.bases))} is not known"
             )
-        if any(isinstance(each, Model) for each in (*given[0], *given[1].values())):
+        start_of = self.method_of(own, "__init__")
+        followed = start_of is not None and self._is_whole(own)
+        if any(isinstance(each, Model) for each in (*given[0], *given[1].values())) and not followed:
             raise self.refused(node, "what this does with the model is not known")
         if not isinstance(own.node, ast.ClassDef):
             return unknown(node)
         asked = self.asked(own)
         start = {name: value for name, (_, value) in asked.fields.items() if value is not ABSENT}
-        by_place = dict(zip(asked.fields, given[0], strict=False))
-        made = Made(asked.library or f"{asked.name}{OWN}", {**start, **by_place, **given[1]}, node.lineno)
+        if start_of is None:
+            start |= {**dict(zip(asked.fields, given[0], strict=False)), **given[1]}
+        made = Made(asked.library or f"{asked.name}{OWN}", start, node.lineno, own)
         self._begun(own, made, given)
         return made
 
+    def _is_whole(self, own: Own, depth: int = 0) -> bool:
+        """Whether a class has nothing from a library."""
+        bases = own.node.bases if isinstance(own.node, ast.ClassDef) and depth < _DEEPEST else ()
+        with self.within(own.scopes or self.scopes):
+            found = [(ast.unparse(base), self.value(base)) for base in bases]
+        return all(
+            name in _PLAIN_BASES or (isinstance(each, Own) and self._is_whole(each, depth + 1))
+            for name, each in found
+        )
+
     def _begun(self, own: Own, made: Made, given: tuple[list[Any], dict[str, Any]] | None = None) -> None:
         """What a class does to its instance when it is made."""
+        if (after := self.method_of(own, "__post_init__")) is not None:
+            self.called_with(after, self.as_itself(after, made))
+        if given is not None and (first := self.method_of(own, "__init__")) is not None:
+            self.called_as(first, made, given)
+
+    def method_of(self, own: Own, name: str, depth: int = 0) -> Own | None:
+        """A method of a class of the program, or of one that it is derived from."""
+        if not isinstance(own.node, ast.ClassDef) or depth > _DEEPEST:
+            return None
         for each in own.node.body:
-            if isinstance(each, ast.FunctionDef) and each.name == "__post_init__":
-                self.called_with(each, {each.args.args[0].arg: made} if each.args.args else {})
-            elif isinstance(each, ast.FunctionDef) and each.name == "__init__" and given is not None:
-                placed = [made, *given[0]]
-                self.called_with(each, self.bound(each, (placed, given[1])))
+            if isinstance(each, ast.FunctionDef) and each.name == name:
+                return Own(each, (), own.scopes, own)
+        found = (self.method_of(base, name, depth + 1) for base in self._own_bases(own))
+        return next(filter(None, found), None)
+
+    def _own_bases(self, own: Own) -> list[Own]:
+        """The classes of the program that one is derived from."""
+        bases = own.node.bases if isinstance(own.node, ast.ClassDef) else []
+        with self.within(own.scopes or self.scopes):
+            return [base for base in map(self.value, bases) if isinstance(base, Own)]
+
+    def called_on_base(self, node: ast.Call, name: str) -> Any:
+        """What a method of the class gives back from which the present one is derived.
+
+        Raises: NotModelledError: it is a library's, and gets a model.
+        """
+        owner, own = self.value(ast.Name("__self__")), self.value(ast.Name("__class__"))
+        given = self.arguments(node)
+        bases = self._own_bases(own) if isinstance(own, Own) else []
+        found = next(filter(None, (self.method_of(base, name) for base in bases)), None)
+        if found is not None and isinstance(owner, Made | Own):
+            return self.called_as(found, owner, given)
+        if any(isinstance(each, Model) for each in (*given[0], *given[1].values())):
+            raise self.refused(node, "what this does with the model is not known")
+        return unknown(node)
+
+    def as_itself(self, method: Own, owner: Made | Own) -> dict[str, Any]:
+        """The name under which a method has its instance, or its class, with it."""
+        names = method.node.args.args if isinstance(method.node, ast.FunctionDef) else []
+        if "staticmethod" in method.marks or not names:
+            return {}
+        of_class = "classmethod" in method.marks and isinstance(owner, Made)
+        return {names[0].arg: owner.by if of_class and isinstance(owner, Made) else owner}
+
+    def called_as(self, method: Own, owner: Made | Own, given: tuple[list[Any], dict[str, Any]]) -> Any:
+        """What a method gives back, gone through with its instance or its class, and its arguments."""
+        itself = self.as_itself(method, owner)
+        values = self.bound(method, ([*itself.values(), *given[0]], given[1]))
+        return self.called_with(method, {**values, "__self__": owner, "__class__": method.of})
 
     def asked(self, own: Own, depth: int = 0) -> Asked:
         """The fields of a class of the program, and the library's class that it is derived from."""
+        with self.within(own.scopes or self.scopes):
+            return self._asked(own, depth)
+
+    def _asked(self, own: Own, depth: int) -> Asked:
         library, fields = "", dict[str, tuple[str, Any]]()
         for base in own.node.bases if isinstance(own.node, ast.ClassDef) and depth < _DEEPEST else ():
             found = self.value(base)
@@ -132,7 +202,7 @@ class Classes(Calls):
         types = given.get("dataclass_types") if library.trains else None
         listed = types if isinstance(types, list) else [] if types is None else [types]
         classes = [self._class_of(each, node) for each in listed]
-        return Parser(library.last, {}, node.lineno, classes)
+        return Parser(library.last, {}, node.lineno, classes=classes)
 
     def _class_of(self, value: Any, node: ast.Call) -> Asked:
         if isinstance(value, Own) and isinstance(value.node, ast.ClassDef):
@@ -228,7 +298,7 @@ class Classes(Calls):
             raise self.refused(node, "which arguments these are is not known")
         parser = Parser("fire", {}, node.lineno)
         names = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-        start = self.bound(function, ([], {}))
+        start = self.bound(own, ([], {}))
         for each in names:
             default = ABSENT if isinstance(start[each.arg], Unknown) else start[each.arg]
             kind = "literal" if each.annotation is None else ast.unparse(each.annotation)
@@ -237,4 +307,4 @@ class Classes(Calls):
                 as_word = option.nargs == "+" or not option.kind
                 parser.options.append(replace(option, kind="literal", nargs=None) if as_word else option)
         found, _ = self._parsed(node, parser, {}, strict=True)
-        return self.called_with(function, dict(found[0].given) if found else {})
+        return self.called_with(own, dict(found[0].given) if found else {})

@@ -61,14 +61,12 @@ class Parser(Made):
 @dataclass(slots=True, eq=False)
 class Arguments(Made):
     """What a parser hands back.  ``said``: names that a command or its file gives; ``asked``: those that the
-    program reads; ``own``: those that are none of the library's class that it is derived from; ``by``: the
-    program's class.
+    program reads; ``own``: those that are none of the library's class that it is derived from.
     """
 
     said: frozenset[str] = frozenset()
     asked: set[str] = field(default_factory=set)
     own: frozenset[str] = frozenset()
-    by: Own | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ def _made(
     own: frozenset[str] = frozenset(),
 ) -> Arguments:
     said = {name: table[name] for name in names if name in table}
-    return Arguments(kind, {**start, **said}, parser.line, frozenset(said), own=own)
+    return Arguments(kind, {**start, **said}, parser.line, said=frozenset(said), own=own)
 
 
 def _value(value: Any) -> Any:

@@ -34,6 +34,7 @@ def said_by(walk: Walk) -> list[tuple[str, str]]:
         remarks.append(("command line", f"says {_listed(said)}"))
     if left := {name: value for name, value in left.items() if is_known(value) and value not in _OFF}:
         remarks.append((str(walk.source.path), f"defaults of its arguments count: {_listed(left)}"))
+    remarks += [(each, "values of this config count") for each in dict.fromkeys(walk.files)]
     asked = walk.asked_variables.items()
     if told := {name: value for name, value in asked if value not in _OFF and not _IS_SECRET.search(name)}:
         text = f"defaults of variables of the environment count: {_listed(told)}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner.errors import InputFileError
 from planner.files.reading import read_text
 from planner.files.structured import json_value
-from planner.units import KIB, MIB
+from planner.units import KIB, MEGA, MIB
 
 SUFFIXES = (".py", ".ipynb")
 # Programs that train have a few hundred lines; outputs of a notebook may have pictures.
@@ -20,19 +20,43 @@ _MAX_BYTES = {".py": 256 * KIB, ".ipynb": 8 * MIB}
 _NO_PYTHON = ("%", "!", "?")
 # The first line of a cell that is handed to another program whole; these run it as Python.
 _OF_OTHERS = re.compile(r"\s*%%(?!capture|time|prun|memit)")
+_MOST_MODULES, _MOST_LINES = 40, 10 * MEGA
 _TRAINS = re.compile(r"Trainer\b|from_pretrained|get_peft|Arguments\(|Config\(")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Statements of a program.  ``starts``: of a notebook, the line at which each cell of code begins."""
+    """Statements of a program.  ``starts``: of a notebook, the line at which each cell of code begins;
+    ``modules``: files of its own that it imports, whose lines are counted on from the next multiple of a
+    number that no file reaches.
+    """
 
     path: Path
     tree: ast.Module
     starts: tuple[int, ...] = ()
+    modules: list[Source] = field(default_factory=list)
+
+    def module(self, path: Path) -> ast.Module | None:
+        """The statements of a file that it imports; nothing where it cannot be read, or too many are."""
+        if len(self.modules) >= _MOST_MODULES:
+            return None
+        try:
+            found = read_source(path)
+        except InputFileError:
+            return None
+        self.modules.append(found)
+        ast.increment_lineno(found.tree, len(self.modules) * _MOST_LINES)
+        return found.tree
+
+    def is_of_module(self, line: int) -> bool:
+        """Whether a line is one of a file that it imports."""
+        return line > _MOST_LINES
 
     def place(self, line: int) -> str:
         """The file and the line, of a notebook with the cell."""
+        module, line = divmod(line, _MOST_LINES)
+        if module:
+            return self.modules[module - 1].place(line)
         if not self.starts:
             return f"{self.path}:line {line}"
         cell = sum(start <= line for start in self.starts)

@@ -60,7 +60,7 @@ class Library:
     @property
     def trains(self) -> bool:
         """Whether it is of a package that trains."""
-        return self.name.partition(".")[0] in _LIBRARIES
+        return is_library(self.name.partition(".")[0])
 
     @property
     def last(self) -> str:
@@ -70,19 +70,45 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A function or a class that the program has itself; ``bases``: what the class is derived from."""
+    """A function or a class that the program has itself; ``bases``: what the class is derived from;
+    ``scopes``: the names that it sees, those of its module first; ``of``: the class whose method it is.
+    """
 
     node: ast.FunctionDef | ast.ClassDef
     bases: tuple[str, ...] = ()
+    scopes: tuple[dict[str, Any], ...] = field(default=(), repr=False, compare=False)
+    of: Own | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Names of its decorators."""
+        return tuple(ast.unparse(each).rpartition(".")[2] for each in self.node.decorator_list)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A file of the program's own that it imports, with its names."""
+
+    scope: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A file that was opened, or its text; ``path`` as the program says it."""
+
+    path: str
 
 
 @dataclass(slots=True, eq=False)
 class Made:
-    """What a class of a library makes: its name, the arguments by their names, and the line."""
+    """What a class makes: its name, the arguments by their names, and the line; ``by``: the program's own
+    class.
+    """
 
     kind: str
     given: dict[str, Any]
     line: int
+    by: Own | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +124,11 @@ class Model(Made):
     frozen: int = 0
     norms_raised: int = 0
     remarks: list[tuple[int, str]] = field(default_factory=list)
+
+
+def is_library(package: str) -> bool:
+    """Whether a package trains."""
+    return package in _LIBRARIES
 
 
 def unknown(node: ast.AST) -> Unknown:
@@ -117,7 +148,7 @@ def is_known(value: Any) -> bool:
 
 def truth(value: Any) -> bool | None:
     """Whether a condition holds; ``None`` where the text does not say."""
-    if isinstance(value, Made | Own):
+    if isinstance(value, Made | Own | Module):
         return True
     return bool(value) if is_known(value) else None
 
@@ -128,6 +159,9 @@ def combined(node: ast.BinOp, left: Any, right: Any) -> Any:
         both = isinstance(left, kind) and isinstance(right, kind)
         if both and len(left) + len(right) <= _LONGEST_TEXT:
             return left + right
+    if isinstance(node.op, ast.Div) and isinstance(left, str) and isinstance(right, str):
+        # Of paths: texts have no quotient.
+        return f"{left}/{right}" if len(left) + len(right) < _LONGEST_TEXT else unknown(node)
     numbers = [each for each in (left, right) if isinstance(each, int | float)]
     operate = _NUMBERS.get(type(node.op))
     if len(numbers) < 2 or operate is None or max(map(abs, numbers)) > _LARGEST_NUMBER:
@@ -201,7 +235,12 @@ def compared(node: ast.Compare, values: Sequence[Any]) -> Any:
     if len(values) != 2:
         return unknown(node)
     (left, right), kind = values, type(node.ops[0])
-    if kind in (ast.Is, ast.IsNot) and right is None and not isinstance(left, Unknown | Library):
+    is_class = isinstance(left, Library) and left.is_imported and left.last[:1].isupper()
+    if (
+        kind in (ast.Is, ast.IsNot)
+        and right is None
+        and (is_class or not isinstance(left, Unknown | Library))
+    ):
         return (left is None) == (kind is ast.Is)
     operate = _COMPARED.get(kind)
     if operate is None or not (is_known(left) and is_known(right)):

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from planner.configs.programs.calls import HARMLESS_ATTRIBUTES, TrainedError, is_harmless_call
-from planner.configs.programs.classes import Classes
-from planner.configs.programs.loops import frozen_by, norms_raised_by
+from planner.configs.programs.calls import TrainedError
+from planner.configs.programs.passed_over import PassedOver
+from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
-    OWN,
     Library,
     Made,
     Model,
+    Module,
+    Opened,
     Own,
     Unknown,
     any_or_all,
     combined,
     compared,
+    is_known,
     truth,
     turned,
     unknown,
@@ -34,30 +37,12 @@ from planner.errors import InputFileError
 from planner.words import words
 
 _MOST_STEPS, _DEEPEST = 20_000, 12
-# Methods and functions that only look at a model.
-_READS = frozenset(
-    words(
-        """
-        named_parameters parameters named_modules modules numel nelement size element_size print format
-        sum len items keys values isinstance hasattr getattr type str int round sorted set list append
-        any all startswith endswith lower split join state_dict dim get info debug warning max min
-        enumerate range zip get_input_embeddings get_output_embeddings mean device_count
-        generate
-        """
-    )
-)
-# What holds settings, and is no model and no trainer.
-_IS_SETTINGS = re.compile(rf"(?:{OWN}|Config|Arguments)$")
-# What is handed about and trains nothing: arguments of the program's own, and what launches it.
-_IS_BESIDE = re.compile(rf"(?:{OWN}|^Accelerator)$")
-# Of a list.
-_LOOKS_ON = ("index", "count", "copy")
 # Variables of the environment that move memory, by their names; of one of them a value is known.
 _MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)")
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Settings of the libraries that train which leave a model as it is; others may replace its code.
 _SETTINGS = ("torch.backends", "torch._dynamo", "torch._inductor", "transformers.logging")
-_MOST_LISTED = 1_000
+_MOST_LISTED, _MOST_TURNS = 1_000, 100
 _HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
 
 
@@ -69,20 +54,16 @@ class _ReturnedError(Exception):
         self.value = value
 
 
-class Walk(Classes):
+class Walk(PassedOver):
     """Goes through a program until it trains.
 
     ``expands``: the line that has the allocator grow its segments.
     """
 
-    def __init__(
-        self, source: Source, capability: tuple[int, ...] | None, words: tuple[str, ...] | None = None
-    ) -> None:
-        super().__init__(source, capability, words)
-        self._scopes: list[dict[str, Any]] = [{"__name__": "__main__"}]
-        self._left, self._starred = _MOST_STEPS, ""
+    def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
+        super().__init__(source, card, words)
+        self._left, self._starred, self._depth = _MOST_STEPS, "", 0
         self._last: dict[str, Any] = {}
-        self._asked_about: list[ast.AST] = []
         self.expands = 0
 
     def to_training(self) -> None:
@@ -95,7 +76,7 @@ class Walk(Classes):
         try:
             with suppress(TrainedError, _ReturnedError):
                 self._body(self.source.tree.body)
-            self._scopes[0] |= self._last
+            self.scopes[0] |= self._last
         except RecursionError:
             raise InputFileError(self.source.path, "nested more deeply than can be read") from None
 
@@ -109,10 +90,13 @@ class Walk(Classes):
     def _statement(self, node: ast.stmt) -> None:
         match node:
             case ast.Import() | ast.ImportFrom():
-                self._import(node)
+                self.imports(node)
             case ast.FunctionDef() | ast.ClassDef():
                 bases = node.bases if isinstance(node, ast.ClassDef) else []
-                self._bind(node.name, Own(node, tuple(ast.unparse(base) for base in bases)))
+                names = tuple(ast.unparse(base) for base in bases)
+                self.bind(node.name, Own(node, names, tuple(self.scopes)))
+            case ast.Assign() if self._says_what_is_saved(node):
+                pass
             case ast.Assign():
                 value = self.value(node.value)
                 for target in node.targets:
@@ -128,6 +112,13 @@ class Walk(Classes):
             case _:
                 self._block(node)
 
+    def _says_what_is_saved(self, node: ast.Assign) -> bool:
+        """Whether it is the ``state_dict`` of a model that is set, as in alpaca-lora's finetune.py."""
+        match node.targets:
+            case [ast.Attribute(attr="state_dict", value=ast.Name(id=name))]:
+                return isinstance(self.looked_up(name), Model)
+        return False
+
     def _added_to(self, node: ast.AugAssign) -> Any:
         """What a variable is after ``+=`` and its like."""
         before = self.value(ast.Name(node.target.id)) if isinstance(node.target, ast.Name) else unknown(node)
@@ -140,167 +131,68 @@ class Walk(Classes):
                 self._if(node)
             case ast.With():
                 for item in node.items:
-                    self.value(item.context_expr)
+                    made = self.value(item.context_expr)
                     if item.optional_vars is not None:
-                        self._assign(item.optional_vars, unknown(item.context_expr))
+                        opened = isinstance(made, Opened)
+                        self._assign(item.optional_vars, made if opened else unknown(item.context_expr))
                 self._body(node.body)
             case ast.Try():
                 self._body([*node.body, *node.orelse, *node.finalbody])
             case ast.For() | ast.While() | ast.AsyncFor() | ast.Match():
-                self._pass_over(node)
+                self.pass_over(node)
+            case ast.Global():
+                self.scopes[-1].setdefault("__global__", set()).update(node.names)
 
     def _if(self, node: ast.If) -> None:
         holds = truth(self.value(node.test))
         if holds is None:
-            self._pass_over(node)
+            self.pass_over(node)
         else:
             self._body(node.body if holds else node.orelse)
 
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        for alias in node.names:
-            if alias.name == "*":
-                self._starred = module
-            name = f"{module}.{alias.name}" if module else alias.name
-            whole = alias.asname is not None or isinstance(node, ast.ImportFrom)
-            self._bind(
-                alias.asname or alias.name.partition(".")[0],
-                Library(name if whole else name.partition(".")[0]),
-            )
-            self.packages.add(name.partition(".")[0])
+    def imports(self, node: ast.Import | ast.ImportFrom) -> None:
+        """Bind what is imported."""
+        module, level = "", 0
+        if isinstance(node, ast.ImportFrom):
+            module, level = node.module or "", node.level
+        if any(alias.name == "*" for alias in node.names) and self.module_file(module, level) is None:
+            self._starred = module
+        for name, value in self.brought(node):
+            self.bind(name, value)
+        self.packages |= {(module or alias.name).partition(".")[0] for alias in node.names}
 
-    def _pass_over(self, node: ast.stmt) -> None:
-        """A loop, or a branch of which is not known whether it is taken: nothing of it may touch what trains.
+    def names_made_by(self, tree: ast.Module, scope: dict[str, Any]) -> None:
+        """Go through the statements of a file, which put names into ``scope``."""
+        with self.within((scope,)):
+            self._body(tree.body)
 
-        Raises: NotModelledError: it does, and more than look at it.
-        """
-        if self._is_known_loop(node):
-            return
-        self._leave_open(node)
-        if self._touches(node) and not self._only_looks(node):
-            kind = "whether this is done" if isinstance(node, ast.If | ast.Match) else "what this loop does"
-            raise self.refused(node, f"{kind} to what is trained is not known")
-        if isinstance(node, ast.If) and self._trains(node):
-            raise TrainedError
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Import | ast.ImportFrom):
-                self._import(inner)
-            elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                self._bind(inner.id, unknown(inner))
+    @property
+    def file(self) -> Path:
+        """The file whose statements are gone through."""
+        return Path(self.scopes[0]["__file__"])
 
-    def _is_known_loop(self, node: ast.stmt) -> bool:
-        """Whether a loop does to a model what is known, which is entered then."""
-        for name, owner in (("frozen", frozen_by(node)), ("norms_raised", norms_raised_by(node))):
-            model = None if owner is None else self._named(owner)
-            if isinstance(model, Model) and (name != "frozen" or model.adapters is None):
-                setattr(model, name, node.lineno)
-                return True
-        return False
-
-    def _only_looks(self, node: ast.AST) -> bool:
-        """Whether nothing in it can change a model: no attribute is set but of settings, which are open then,
-        and what is called looks on, or gets nothing of it.
-        """
-        inner = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _is_set(each)}
-        return all(self._looks_on(each, inner) for each in ast.walk(node))
-
-    def _looks_on(self, node: ast.AST, inner: set[str]) -> bool:
-        """Whether a part of a statement leaves a model as it is; ``inner``: names that the statement sets."""
-        match node:
-            case ast.Name() if _is_set(node):
-                return not isinstance(self._looked_up(node.id), Made)
-            case ast.Attribute() if _is_set(node):
-                owner = self._named(node.value)
-                harmless = isinstance(owner, Model) and node.attr in HARMLESS_ATTRIBUTES
-                return harmless or (isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind) is not None)
-            case ast.Subscript() if _is_set(node):
-                # Rows of a table of its own, such as those of new tokens, have other values then.
-                return isinstance(node.ctx, ast.Store) and not isinstance(self._named(node.value), Made)
-            case ast.Call(func=called):
-                name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-                names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-                known = name in _READS or is_harmless_call(name)
-                return known or not (names & inner or self._touches(node))
-        return True
-
-    def _trains(self, node: ast.AST) -> bool:
-        """Whether the trainer trains in it."""
-        calls = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
-        parts = (each for each in calls if isinstance(each, ast.Attribute) and each.attr == "train")
-        return self.trainer is not None and any(self._named(each.value) is self.trainer for each in parts)
-
-    def _leave_open(self, node: ast.stmt) -> None:
-        """Tables, lists and arguments of the program's own that a statement changes, or may: they are not
-        known from here on.
-        """
-        for each in ast.walk(node):
-            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
-                owner = self._named(each.value)
-                if isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind):
-                    owner.given[each.attr] = unknown(each)
-            elif isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store):
-                self._set_item(each, unknown(each))
-            elif isinstance(each, ast.Call) and isinstance(each.func, ast.Name):
-                if isinstance(self._named(each.func), Own):
-                    self._hand_to_own(each)
-            elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
-                owner = self._named(each.func.value)
-                if isinstance(owner, dict) and each.func.attr not in _READS:
-                    owner["**"] = unknown(each)
-                elif isinstance(owner, list) and each.func.attr not in _LOOKS_ON:
-                    owner.append(unknown(each))
-
-    def _hand_to_own(self, node: ast.Call) -> None:
-        """Arguments of the program's own, and tables, that a function of the program may change."""
-        for each in (*node.args, *(keyword.value for keyword in node.keywords)):
-            value = self._named(each)
-            if isinstance(value, Made) and value.kind.endswith(OWN):
-                value.given = {name: Unknown(f"{ast.unparse(each)}.{name}") for name in value.given}
-            elif isinstance(value, dict):
-                value["**"] = unknown(each)
-
-    def _named(self, node: ast.expr) -> Any:
-        """What a name, or a part of what it names, stands for, without any call."""
-        root = node
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        return self.value(node) if isinstance(root, ast.Name) else None
-
-    def _touches(self, node: ast.AST) -> bool:
-        """Whether a model, a trainer, or settings as a whole are in it, or what makes them."""
-        parts = {id(each.value) for each in ast.walk(node) if isinstance(each, ast.Attribute)}
-        for each in ast.walk(node):
-            value = self._looked_up(each.id) if isinstance(each, ast.Name) else None
-            if isinstance(value, Library) and self.makes(value):
-                return True
-            if isinstance(value, Own) and self._may_change(value):
-                return True
-            if isinstance(value, Made) and not _IS_BESIDE.search(value.kind):
-                of_settings = _IS_SETTINGS.search(value.kind) is not None
-                if not (of_settings and id(each) in parts):
-                    return True
-        return False
-
-    def _may_change(self, own: Own) -> bool:
-        """Whether a function of the program may change what trains, which it does not get as an argument."""
-        if own.node in self._asked_about or isinstance(own.node, ast.ClassDef):
-            return False
-        self._asked_about.append(own.node)
+    @contextmanager
+    def within(self, scopes: Sequence[dict[str, Any]]) -> Iterator[None]:
+        """Names are those of ``scopes`` meanwhile."""
+        before, self.scopes = self.scopes, list(scopes)
         try:
-            return self._touches(own.node) and not self._only_looks(own.node)
+            yield
         finally:
-            self._asked_about.pop()
+            self.scopes = before
 
     def stay(self) -> None:
         """Keep the names of the function that makes the trainer, or trains."""
-        if len(self._scopes) > 1:
-            self._last |= self._scopes[-1]
+        if len(self.scopes) > 1:
+            self._last |= self.scopes[-1]
 
-    def _bind(self, name: str, value: Any) -> None:
-        self._scopes[-1][name] = value
+    def bind(self, name: str, value: Any) -> None:
+        """Give a name a value."""
+        of_file = name in self.scopes[-1].get("__global__", ())
+        self.scopes[0 if of_file else -1][name] = value
 
-    def _looked_up(self, name: str) -> Any:
-        for scope in (self._scopes[-1], self._scopes[0]):
+    def looked_up(self, name: str) -> Any:
+        """What a name stands for."""
+        for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
         # Of classes that every name of a package was imported with.
@@ -310,7 +202,7 @@ class Walk(Classes):
     def _assign(self, target: ast.expr, value: Any) -> None:
         match target:
             case ast.Name():
-                self._bind(target.id, value)
+                self.bind(target.id, value)
             case ast.Tuple() | ast.List():
                 parts: Sequence[Any] = value if isinstance(value, list | tuple) else ()
                 if len(parts) != len(target.elts):
@@ -320,9 +212,9 @@ class Walk(Classes):
             case ast.Attribute():
                 self.set(target, value)
             case ast.Subscript():
-                self._set_item(target, value)
+                self.set_item(target, value)
 
-    def _set_item(self, target: ast.Subscript, value: Any) -> None:
+    def set_item(self, target: ast.Subscript, value: Any) -> None:
         """An item: of the environment it may set the allocator or an engine."""
         owner, key = self.value(target.value), self.value(target.slice)
         if isinstance(owner, Library) and owner.name == "os.environ":
@@ -347,11 +239,13 @@ class Walk(Classes):
         owner = self.value(target.value)
         if isinstance(owner, Made):
             self.set_attribute(owner, target, value)
+        elif isinstance(owner, Module):
+            owner.scope[target.attr] = value
         elif isinstance(owner, Own):
             self.set_on_classes.setdefault(id(owner.node), {})[target.attr] = value
         elif isinstance(owner, Library) and owner.trains and not owner.name.startswith(_SETTINGS):
             raise self.refused(target, f"what it changes in {owner.name} is not known")
-        elif not isinstance(owner, Library) and not _is_harmless(target) and self._touches(target):
+        elif not isinstance(owner, Library) and not _is_harmless(target) and self.touches(target):
             raise self.refused(target, "what this changes in what is trained is not known")
 
     def value(self, node: ast.expr) -> Any:
@@ -360,7 +254,7 @@ class Walk(Classes):
             case ast.Constant():
                 return node.value
             case ast.Name():
-                return self._looked_up(node.id)
+                return self.looked_up(node.id)
             case ast.Attribute():
                 return self.attribute(node, self.value(node.value))
             case ast.Call():
@@ -406,12 +300,12 @@ class Walk(Classes):
         texts, made = self.value(each.iter), list[Any]()
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             return unknown(node)
-        scope = self._scopes[-1]
+        scope = self.scopes[-1]
         for text in texts[:_MOST_LISTED]:
-            self._scopes[-1] = {**scope, name: text}
+            self.scopes[-1] = {**scope, name: text}
             kept = [truth(self.value(test)) for test in each.ifs]
             made += [] if False in kept else [unknown(node) if None in kept else self.value(node.elt)]
-        self._scopes[-1] = scope
+        self.scopes[-1] = scope
         return made if len(texts) <= _MOST_LISTED else unknown(node)
 
     def _item(self, node: ast.Subscript) -> Any:
@@ -433,39 +327,70 @@ class Walk(Classes):
         given, function = self.arguments(node), own.node
         if isinstance(function, ast.ClassDef):
             return self.own_class(own, given, node)
-        return self.called_with(function, self.bound(function, given))
+        return self.called_with(own, self.bound(own, given))
 
-    def called_with(self, function: ast.FunctionDef, values: dict[str, Any]) -> Any:
+    def called_with(self, own: Own, values: dict[str, Any]) -> Any:
         """What a function of the program gives back, gone through with these values."""
-        if len(self._scopes) > _DEEPEST:
+        if self._depth > _DEEPEST:
             raise InputFileError(self.source.path, "calls itself without end, as far as can be read")
-        self._scopes.append(dict(values))
+        self._depth += 1
+        before, self.returns_maybe = self.returns_maybe, False
         try:
-            self._body(function.body)
+            with self.within((*(own.scopes or self.scopes), dict(values))):
+                self._body(own.node.body)
         except _ReturnedError as left:
-            return left.value
+            return Unknown(f"{own.node.name}()") if self.returns_maybe else left.value
+        else:
+            return Unknown(f"{own.node.name}()") if self.returns_maybe else None
         finally:
-            self._scopes.pop()
-        return None
+            self._depth, self.returns_maybe = self._depth - 1, before
 
-    def bound(self, function: ast.FunctionDef, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
+    def unrolled(self, node: ast.For) -> bool:
+        """Go through a loop for each of its values, where the text says them."""
+        leaves = (ast.Break, ast.Continue, ast.Return, ast.Yield)
+        match node.iter:
+            case ast.Call(func=ast.Attribute(value=owner, attr="items"), args=[]):
+                table = self.value(owner) if isinstance(owner, ast.Dict) else self.named(owner)
+                values = [[*each] for each in table.items()] if isinstance(table, dict) else []
+                known = isinstance(table, dict) and "**" not in table
+            case ast.List() | ast.Tuple() | ast.Name() | ast.Attribute():
+                values = self.value(node.iter)
+                known = isinstance(values, list) and is_known(values)
+            case _:
+                return False
+        leaving = any(isinstance(each, leaves) for each in ast.walk(node))
+        if not known or len(values) > _MOST_TURNS or (values and (leaving or self.touches(node))):
+            return False
+        for each in list(values):
+            self._assign(node.target, each)
+            self._body(node.body)
+        self._body(node.orelse)
+        return True
+
+    def bound(self, own: Own, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
         """Parameters of a function with what they get: an argument, else a default."""
+        function = own.node
+        if not isinstance(function, ast.FunctionDef):
+            return {}
         names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
         extra = [each.arg for each in function.args.kwonlyargs]
         found: dict[str, Any] = {name: Unknown(name) for name in (*names, *extra)}
-        defaults = function.args.defaults
-        found |= zip(names[len(names) - len(defaults) :], map(self.value, defaults), strict=True)
-        for name, default in zip(extra, function.args.kw_defaults, strict=True):
-            if default is not None:
-                found[name] = self.value(default)
+        with self.within(own.scopes or self.scopes):
+            defaults = function.args.defaults
+            found |= zip(names[len(names) - len(defaults) :], map(self.value, defaults), strict=True)
+            for name, default in zip(extra, function.args.kw_defaults, strict=True):
+                if default is not None:
+                    found[name] = self.value(default)
         found |= zip(names, given[0], strict=False)
+        if function.args.vararg is not None:
+            found[function.args.vararg.arg] = given[0][len(names) :]
+        if function.args.kwarg is not None:
+            found[function.args.kwarg.arg] = {
+                name: value for name, value in given[1].items() if name not in found
+            }
         return found | given[1]
 
 
 def _is_harmless(target: ast.Attribute) -> bool:
     """Whether an attribute says nothing of a training step: what is generated, labels, special tokens."""
     return target.attr in _HARMLESS_CONFIG or "generation_config" in ast.unparse(target)
-
-
-def _is_set(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
-    return isinstance(node.ctx, ast.Store | ast.Del)

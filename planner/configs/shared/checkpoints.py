@@ -11,7 +11,7 @@ from planner.catalog.same_shape import QUANTISED, RELEASED_IN_FP8, quantization_
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import GPTQ
-from planner.errors import show
+from planner.errors import PlannerError, show
 
 _TRUST = "trust_remote_code"
 # Of these checkpoints bring model code of their own, and Transformers has a class, too: config.json of
@@ -23,6 +23,7 @@ _BRING_CODE = ("falcon", "mpt", "phi", "phi3", "deepseek_v2", "deepseek_v3")
 # 16 bits exceed.
 _UNREAD_CODE = ("afmoe",)
 # With fewer slashes it may be a Hub id.
+_WINDOWS = re.compile(r"^[A-Za-z]:[\\/]")
 _PARTS_OF_A_PATH, _MOST_ABOVE = 2, 3
 # Words of folders inside of a run: stages, steps and settings.
 _OF_A_RUN = re.compile(
@@ -84,7 +85,7 @@ def _say_model(keys: Keys, name: str, model: str, reading: Reading) -> None:
         beside = (keys.path.parent / model).exists()
     except (OSError, ValueError):
         beside = True
-    known = None if beside else _named_after(model)
+    known = None if beside else _named_after(_WINDOWS.sub("/", model).replace("\\", "/"))
     if known is None:
         reading.say("model", model, where)
         return
@@ -107,6 +108,15 @@ def _named_after(model: str) -> str | None:
         if known := known_by_folder(f"{'/'.join(inner)}/"):
             return known
     return None
+
+
+def sees_images(model: str) -> bool:
+    """Whether the model of this name, be it of the catalog or of the Hub, has a vision tower."""
+    try:
+        entry = entry_named_in(model) or model_entry(model)
+    except PlannerError:
+        return False
+    return "vision_config" in entry.config
 
 
 def came_after(keys: Keys, name: str, transformers: str) -> bool:

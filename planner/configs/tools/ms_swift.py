@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.configs.said_by_file import Reading, Stop
-from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.said_by_file import IMAGES_UNSAID, Reading, Stop
+from planner.configs.shared.checkpoints import read_checkpoint, sees_images
 from planner.configs.shared.kernels import DTYPES, read_attention
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
@@ -49,6 +49,7 @@ _GALORE_UNMODELLED = {
 _GROUPS = ("default", "lorap", "multimodal")
 _SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _FREEZES = (("freeze_vit", "vision_tower"), ("freeze_aligner", "projector"), ("freeze_llm", "language_model"))
+_ABOUT_IMAGES = {"freeze_llm": True, "freeze_vit": False, "freeze_aligner": False}
 _PLACE = "ms-swift 4.6.0 swift/arguments/tuner_args.py"
 
 
@@ -367,9 +368,17 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
 
 
 def _read_images(keys: Keys, reading: Reading) -> None:
-    """One image in each sample of a model that sees: the data decide."""
-    reading.default("images_per_sample", 1, "the data say how many images a sample has: one is assumed")
-    if (pixels := keys.count("max_pixels")) is not None:
+    """One image in each sample of a model that sees: the data decide; also of one that is mostly trained on
+    text, where a key is about images or trains another part than the language model.
+    """
+    pixels = keys.count("max_pixels")
+    said = [name for name, value in _ABOUT_IMAGES.items() if keys.flag(name) is value]
+    said += [] if pixels is None else ["max_pixels"]
+    if said and sees_images(str(reading.value("model"))):
+        reading.say("images_per_sample", 1, keys.where(said[0]), IMAGES_UNSAID)
+    else:
+        reading.default("images_per_sample", 1, IMAGES_UNSAID)
+    if pixels is not None:
         reading.limit_images(pixels, keys.where("max_pixels"))
     if keys.flag("vit_gradient_checkpointing") is False:
         reading.remark(

@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside, referred
-from planner.configs.said_by_file import Alone, Reading
+from planner.configs.said_by_file import IMAGES_UNSAID, Alone, Reading
+from planner.configs.shared.checkpoints import sees_images
 from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys, is_left_open
 from planner.configs.shared.stock import stock_engine
@@ -182,6 +183,9 @@ def _read_pixels(env: Keys, reading: Reading) -> None:
     if family is None:
         reading.remark(env.where(name), "images are not counted by it: say --image-size")
         return
+    if sees_images(str(reading.value("model"))):
+        reading.said.pop("images_per_sample", None)
+        reading.say("images_per_sample", 1, env.where(name), IMAGES_UNSAID)
     side_of_token = 28 if family[1] == "2" else 32
     most = (pixels or 0) if tokens is None else tokens * side_of_token**2
     reading.limit_images(most, env.where(name), side_of_token)

@@ -51,7 +51,7 @@ _OF_FILE = words(
     """
     settings_of loaded_by_program by_trainer prepared_for_kbit padded_to_length use_peft lora_r lora_dropout
     use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
-    own_collator classifies num_labels norms_in_fp32 dequantizes
+    own_collator classifies num_labels norms_in_fp32 dequantizes trainer.tokenizer
     """
 )
 

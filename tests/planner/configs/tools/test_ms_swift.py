@@ -286,3 +286,29 @@ def test_a_fix_is_named_by_the_keys_of_ms_swift(tmp_path: Path) -> None:
     assert checked.exit_code == ExitCode.GPU_MEMORY_SHORT
     assert {edit.place[0] for fix in (checked.fixes or ()) for edit in fix.edits} & {"deepspeed", "optim"}
     assert checked.launch == f"NPROC_PER_NODE=2 swift sft {path}"
+
+
+@pytest.mark.parametrize(("arguments", "frozen", "images"), [
+    ("--freeze_vit true", (), 0),
+    ("--tuner_type full --freeze_vit true --freeze_llm true --freeze_aligner false",
+     ("vision_tower", "language_model"), 1),
+])  # fmt: skip
+def test_a_model_mostly_for_text_is_loaded_with_its_tower(
+    arguments: str, frozen: tuple[str, ...], images: int
+) -> None:
+    """Arguments that train another part than the language model say that there are images."""
+    checked = asked(f"swift sft --model Qwen/Qwen3.5-0.8B --max_length 2048 {arguments}")
+    assert checked.failure == ""
+    scenario = checked.subject.scenario
+    assert scenario.model.vision is not None
+    seen = scenario.recipe.batch.images
+    assert (seen.per_sample if seen else 0) == images
+    assert not frozen or scenario.recipe.frozen == frozen
+
+
+def test_the_largest_image_says_that_there_are_images() -> None:
+    """Of Qwen3.5, too, which is trained on text else."""
+    checked = asked("MAX_PIXELS=262144 swift sft --model Qwen/Qwen3.5-0.8B --max_length 2048")
+    images = checked.subject.scenario.recipe.batch.images
+    assert images is not None
+    assert images.width * images.height <= 262144

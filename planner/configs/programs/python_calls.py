@@ -1,0 +1,195 @@
+"""Calls of Python itself and of packages that read files, as far as the text says their arguments."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import os
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.configs.programs.library_classes import adapters_of, quantisation_of
+from planner.configs.programs.parsed import Arguments
+from planner.configs.programs.plain_calls import plain
+from planner.configs.programs.source import Source
+from planner.configs.programs.values import OWN, Library, Made, Model, Opened, Unknown, is_known
+from planner.configs.yaml_or_json import read_document
+from planner.errors import InputFileError, NotModelledError
+from planner.words import words
+
+# Variables of the environment that launchers set.
+_OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
+_FIRST_WITH_BF16 = (8, 0)
+_OF_PROCESSES = re.compile(r"RANK|WORLD_SIZE")
+_OF_MODEL_CONFIG = {"get_peft_config": adapters_of, "get_quantization_config": quantisation_of}
+_LOADS = words(
+    """
+    yaml.safe_load yaml.load yaml.full_load yaml.unsafe_load json.load json.loads tomllib.load tomli.load
+    toml.load omegaconf.OmegaConf.load
+    """
+)
+_OPENS = words("builtins.open io.open codecs.open")
+_IS_THERE = words("os.path.exists os.path.isfile")
+_CONFIGS = (".yaml", ".yml", ".json", ".toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What ``--gpu`` says of the card: its CUDA compute capability and its memory, where they are known;
+    ``lone``: one process trains, on one of them.
+    """
+
+    capability: tuple[int, ...] | None = None
+    memory_bytes: int | None = None
+    lone: bool = False
+
+
+class PythonCalls(ABC):
+    """What calls make of values that the text says, and of files beside the program.
+
+    ``variables``: of the environment, that the program sets; ``asked_variables``: whose defaults count;
+    ``files``: configs that were read, whose values count; ``packages``: what is imported.
+    """
+
+    def __init__(self, source: Source, card: Card) -> None:
+        self.source, self.card = source, card
+        self.variables: dict[str, Any] = {}
+        self.asked_variables: dict[str, Any] = {}
+        self.files: list[str] = []
+        self.packages: set[str] = set()
+
+    @property
+    @abstractmethod
+    def asks_for_units(self) -> bool:
+        """Whether bfloat16 is used only where the card has units for it."""
+
+    @abstractmethod
+    def value(self, node: ast.expr) -> Any:
+        """What an expression is."""
+
+    @abstractmethod
+    def attribute(self, node: ast.Attribute, owner: Any) -> Any:
+        """An attribute of a library, of arguments or of a trainer."""
+
+    @abstractmethod
+    def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
+        """Values by place and by name."""
+
+    @abstractmethod
+    def set(self, target: ast.Attribute, value: Any) -> None:
+        """An attribute that the program sets."""
+
+    @abstractmethod
+    def refused(self, node: ast.AST, why: str) -> NotModelledError:
+        """The error about a statement."""
+
+    def _plain(self, node: ast.Call, library: Library) -> tuple[Any] | None:
+        """What a function of Python gives, or one of TRL that asks a ModelConfig."""
+        if library.name in ("builtins.getattr", "builtins.hasattr", "builtins.vars") and node.args:
+            return self._looked_into(node, library.last)
+        if library.name == "builtins.setattr" and len(node.args) == 3:
+            name = self.value(node.args[1])
+            if not isinstance(name, str) or not name.isidentifier():
+                raise self.refused(node, "which attribute this sets is not known")
+            self.set(ast.Attribute(node.args[0], name, lineno=node.lineno), self.value(node.args[2]))
+            return (None,)
+        if library.last in _OF_MODEL_CONFIG and library.trains:
+            config = next(iter(self.arguments(node, ("model_args",))[1].values()), None)
+            if not isinstance(config, Made):
+                raise self.refused(node, "which settings this is given is not known")
+            return (_OF_MODEL_CONFIG[library.last](config),)
+        if library.last == "get_kbit_device_map":
+            return ({"": 0},)
+        return None if library.trains else self._of_python(library.name, *self.arguments(node))
+
+    def _of_python(self, name: str, placed: list[Any], given: dict[str, Any]) -> tuple[Any] | None:
+        if name in ("os.getenv", "os.environ.get"):
+            return self._variable(*placed, **given)
+        first = next(iter((*placed, *given.values())), None)
+        if name in _OPENS and isinstance(first, str):
+            return (Opened(first),)
+        if name in _LOADS and isinstance(first, Opened | str):
+            return self._table_of(first.path if isinstance(first, Opened) else first)
+        if name in _IS_THERE and isinstance(first, str):
+            return (True,) if self._config_at(first) else None
+        return plain(name, placed, given)
+
+    def of_card(self, library: Library) -> tuple[Any] | None:
+        """What the card decides; in a tuple, for it may be nothing."""
+        if library.last in ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available"):
+            if self.card.capability is None or self.card.capability >= _FIRST_WITH_BF16:
+                return (True,)
+            # Newer versions of torch say yes of a card that only emulates it (torch/cuda/__init__.py
+            # is_bf16_supported, including_emulation); Unsloth asks for its own units (models/_utils.py).
+            return (False,) if self.asks_for_units else None
+        if library.last == "get_device_capability" and library.name.startswith("torch"):
+            return (list(self.card.capability),) if self.card.capability else None
+        if library.name == "torch.cuda.is_available":
+            return (True,)
+        if library.name == "torch.cuda.get_device_properties" and self.card.memory_bytes:
+            numbers = dict(zip(("major", "minor"), self.card.capability or (), strict=False))
+            return (Made(f"card{OWN}", {"total_memory": self.card.memory_bytes, **numbers}, 0),)
+        return None
+
+    def of_path(self, path: str, method: str) -> tuple[Any] | None:
+        """What a method of a path gives; ``None`` where the text does not say."""
+        if method in ("open", "read_text"):
+            return (Opened(path),)
+        if method in ("exists", "is_file"):
+            return (True,) if self._config_at(path) else None
+        return (path,) if method in ("resolve", "absolute", "expanduser", "as_posix") else None
+
+    def _config_at(self, path: str) -> Path | None:
+        """A config of this name, from here, from the program's folder, or from one above it."""
+        named = Path(path)
+        if named.suffix not in _CONFIGS or "\0" in path:
+            return None
+        above = (folder / named for folder in self.source.path.parent.parents)
+        places = (named, self.source.path.parent / named, *above)
+        return next((each for each in places if os.path.isfile(each)), None)  # noqa: PTH113 - long names
+
+    def _table_of(self, path: str) -> tuple[Any] | None:
+        """What a config holds; nothing where it is not there, or is none."""
+        found = self._config_at(path)
+        if found is None:
+            return None
+        try:
+            table = read_document(found).table
+        except InputFileError:
+            return None
+        self.files.append(str(found))
+        return (copy.deepcopy(table),)
+
+    def _variable(self, name: Any = None, default: Any = None, **_: Any) -> tuple[Any] | None:
+        """A variable of the environment that the program sets itself, or else its default; those of launchers
+        have it where there is one process, and are known to a run alone else, as one without a default is.
+        """
+        if not isinstance(name, str) or name in self.variables:
+            return (self.variables[name],) if isinstance(name, str) else None
+        if default is None or not is_known(default):
+            return None
+        if _OF_LAUNCHERS.search(name):
+            return (default,) if self.card.lone and _OF_PROCESSES.search(name) else None
+        self.asked_variables[name] = default
+        return (default,)
+
+    def _looked_into(self, node: ast.Call, name: str) -> tuple[Any] | None:
+        owner, *rest = (self.value(each) for each in node.args)
+        if name == "vars":
+            return self._all_of(owner)
+        key = rest[0] if rest else None
+        if not isinstance(key, str) or not isinstance(owner, Made | Library) or not key.isidentifier():
+            return None
+        found = self.attribute(ast.Attribute(node.args[0], key), owner)
+        there = not isinstance(found, Unknown | Library)
+        if name == "hasattr":
+            return (True,) if there else None
+        return (found,) if there or not rest[1:] else None
+
+    def _all_of(self, owner: Any) -> tuple[Any] | None:
+        if isinstance(owner, Arguments):
+            owner.asked |= owner.given.keys()
+        return (owner.given,) if isinstance(owner, Made) and not isinstance(owner, Model) else None
