@@ -16,6 +16,7 @@ from planner.domain.prediction import (
     Uncertainty,
     Verdict,
 )
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import IN_GROUPS, Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE, PHASE_WORDS
@@ -45,6 +46,7 @@ from planner.memory.host import predict_host
 from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
+from planner.program.update.projected import workspace_reach_bytes
 from planner.throughput.pipeline_time import predict_pipeline
 from planner.throughput.step_time import predict_time
 from planner.units import format_gib
@@ -325,9 +327,11 @@ def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration:
 
 
 def _assumed_reach(scenario: Scenario) -> tuple[float, float]:
-    """How far down and up the groups of a packed base may move its bytes where nobody gave them;
-    both ends count alike.
+    """How far down and up the groups of a packed base may move its bytes where nobody gave them, or the
+    workspace of GaLore's decompositions, which nobody published; both ends count alike.
     """
+    if OPTIMIZER_FACTS[scenario.recipe.optimizer].decomposes:
+        return workspace_reach_bytes(job_of(scenario, PRIORS))
     numerics = scenario.recipe.numerics
     if scenario.model.stored is not None or numerics.quantization not in IN_GROUPS:
         return 0.0, 0.0

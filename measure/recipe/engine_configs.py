@@ -96,6 +96,7 @@ def trainer_fsdp_config(scenario: Scenario) -> dict[str, Any]:
         "version": 1 if first else 2,
         "reshard_after_forward": divides,
         "cpu_offload": recipe.offloads_params,
+        "cpu_ram_efficient_loading": not first,
         **prefetches,
     }
 

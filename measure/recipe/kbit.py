@@ -9,7 +9,7 @@ import torch
 
 from measure.recipe.adapters import DTYPES
 from measure.recipe.checkpointing import checkpoint_kwargs
-from planner.domain.recipes.recipe import Recipe
+from planner.domain.recipes.recipe import STAYS_16_BIT, Recipe
 from planner.domain.scenario import Scenario
 
 FOUR_BIT = ("nf4", "fp4")
@@ -51,7 +51,7 @@ def prepare_for_kbit(model: Any, scenario: Scenario) -> dict[str, torch.dtype]:
 
     recipe, upcast = scenario.recipe, scenario.stack.kbit_upcast_over(scenario.recipe)
     dtypes = _dtypes(model)
-    if upcast == "none":
+    if upcast == "none" or recipe.numerics.quantization in STAYS_16_BIT:
         return dtypes
     prepare: Any = peft.prepare_model_for_kbit_training
     prepare(

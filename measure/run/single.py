@@ -27,7 +27,16 @@ _CURES = {
 }
 _COMPILERS = "install a C++ compiler (g++) and ninja (pip install ninja), or say --offload none"
 # Of one weight of a quantised model, without its scales.  2: of AQLM's published checkpoints.
-_WEIGHT_BITS = {"nf4": 4, "fp4": 4, "gptq-int4": 4, "awq-int4": 4, "int8": 8, "gptq-int8": 8, "aqlm": 2}
+_WEIGHT_BITS = {
+    "nf4": 4,
+    "fp4": 4,
+    "gptq-int4": 4,
+    "awq-int4": 4,
+    "int8": 8,
+    "gptq-int8": 8,
+    "fp8": 8,
+    "aqlm": 2,
+}
 Say = Callable[[str], None]
 _CPU_SENTENCE = (
     "the steps run on the CPU, which says nothing about a GPU and takes minutes to hours for a step of a "

@@ -10,6 +10,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import accelerate  # type: ignore[import-untyped]
 import torch
 import transformers
 from torch.utils.data import Dataset
@@ -27,17 +28,18 @@ _STEPS, _ROWS = 8, 4096
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):
-    """Rows of random tokens, all as long as the job's longest."""
+    """Rows of random tokens, all as long as the job's longest; ``positions``: with their numbers, too."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, *, positions: bool = False) -> None:
         self._tokens = tokens
+        self._positions = {"position_ids": torch.arange(tokens)} if positions else {}
 
     def __len__(self) -> int:
         return _ROWS
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         ids = torch.randint(0, 500, (self._tokens,))
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids, **self._positions}
 
 
 def loaded(scenario: Scenario) -> Any:
@@ -67,14 +69,34 @@ def engine_settings(scenario: Scenario) -> dict[str, Any]:
     settings = sharding_settings(scenario)
     for name in ("optimizer", "zero_force_ds_cpu_optimizer"):
         settings.get("deepspeed", {}).pop(name, None)
-    return settings
+    return settings | _divided_sequences(scenario)
+
+
+def _divided_sequences(scenario: Scenario) -> dict[str, Any]:
+    """How Accelerate divides each sequence: by torch's ring beside FSDP2, by heads beside DeepSpeed."""
+    recipe, parts = scenario.recipe, scenario.recipe.parallel.context
+    if parts == 1:
+        return {}
+    make: Any = accelerate.ParallelismConfig
+    if not recipe.uses_deepspeed:
+        handler = accelerate.utils.TorchContextParallelConfig("allgather")
+        batches = int(scenario.hardware.world_size) // parts
+        return {"parallelism_config": make(cp_size=parts, dp_shard_size=batches, cp_handler=handler)}
+    by_heads = accelerate.utils.DeepSpeedSequenceParallelConfig(
+        sp_seq_length=int(recipe.batch.seq_len),
+        sp_seq_length_is_variable=False,
+        sp_attn_implementation=ATTENTION_FACTS[recipe.attention].names[0],
+    )
+    return {"parallelism_config": make(sp_size=parts, sp_backend="deepspeed", sp_handler=by_heads)}
 
 
 def train(scenario: Scenario) -> None:
     """Train until somebody stops it."""
     # Before the model: under ZeRO-3 they decide how a checkpoint is read.
     arguments = trainer_arguments(scenario, "out", max_steps=_STEPS, **engine_settings(scenario))
-    rows = Rows(int(scenario.recipe.batch.seq_len))
+    # DeepSpeed divides no sequence without them.
+    by_heads = scenario.recipe.uses_deepspeed and scenario.recipe.parallel.context > 1
+    rows = Rows(int(scenario.recipe.batch.seq_len), positions=by_heads)
     transformers.Trainer(model=loaded(scenario), args=arguments, train_dataset=rows).train()
 
 

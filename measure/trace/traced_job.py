@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -32,7 +32,7 @@ from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, PlannerError
-from planner.intake.supported import lacks_flash2
+from planner.intake.supported import lacks_flash2, runs_deepgemm
 
 _OFFLOADS = ("none", "optimizer", "params", "optimizer+params")
 
@@ -113,6 +113,12 @@ def _records_of_model(scenario: Scenario, config: Any, options: TraceOptions) ->
     return trace_built(scenario, build_on_meta(scenario, config)).records
 
 
+def _fp8_by(scenario: Scenario) -> Literal["nothing", "triton", "deepgemm"]:
+    if scenario.recipe.numerics.quantization != "fp8":
+        return "nothing"
+    return "deepgemm" if runs_deepgemm(scenario.hardware.gpu) else "triton"
+
+
 def trace_built(scenario: Scenario, built: Built) -> Trace:
     """The step of a model on meta, recorded on fake tensors.
 
@@ -129,6 +135,7 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
         int(batch.seq_len + (batch.rows - 1) * batch.tokens_per_sample),
         scenario.hardware.gpu.counted_multiprocessors,
         has_flash=not lacks_flash2(scenario.hardware.gpu),
+        fp8_by=_fp8_by(scenario),
     )
     models = [each for each in (built.model, built.reference) if each is not None]
     with FakeTensorMode(), shims(situation), recorder.modules.watching(models, built.layer_list):
@@ -172,7 +179,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     unscales = recipe.numerics.precision == "fp16-mixed"
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
-        *_untraced_divisions(recipe),
+        *_untraced_divisions(recipe, stack),
         (
             unscales and trained == "fp16" and not recipe.uses_deepspeed,
             "fp16 gradients under loss scaling, which torch refuses to unscale,",
@@ -198,12 +205,22 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             )
 
 
-def _untraced_divisions(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
+def _divides_by_trainer(recipe: Recipe, stack: Stack) -> bool:
+    """Whether only sequences are divided, which the Trainer does under FSDP2 and ZeRO."""
+    alone = recipe.parallel.gpus == recipe.parallel.context
+    return alone and stack.runs_trainer and stack.model_parallel == "features"
+
+
+def _untraced_divisions(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str], ...]:
     """What is divided, or computed in fp8, in a way that is not traced: whether it is so, what it is,
     the way out.
     """
     return (
-        (recipe.parallel.divides, "a job whose GPUs share a batch", "one GPU for each batch"),
+        (
+            recipe.parallel.divides and not _divides_by_trainer(recipe, stack),
+            "a job whose GPUs share a batch",
+            "one GPU for each batch",
+        ),
         (recipe.parallel.replicas is not None, "copies other than one on each node", "no --replicas"),
         (recipe.parallel.hpz > 1, "a second copy of weights (hpz)", "no --hpz"),
         (recipe.numerics.fp8 != "none", "products in fp8", "--fp8 none"),

@@ -280,7 +280,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif func is torch.ops.aten._to_copy.default:
             source = self.block_of(args[0])
             if source is not None and source.role in ("weights", "adapters"):
-                block.role = "autocast_copies"
+                narrow = args[0].element_size() == 1
+                block.role = "dequantization" if narrow else "autocast_copies"
         elif func is torch.ops.aten.empty.memory_format and block.place.layer != OUTSIDE:
             block.role = "dequantization"
         self._storages[key] = block

@@ -3,7 +3,7 @@
 Source: bitsandbytes 0.50 functional.quantize_4bit (blocks of 64, of nested scales 256),
 int8_vectorwise_quant; auto_gptq 0.5 nn_modules/qlinear, gptqmodel 7.3.4 nn_modules/qlinear/__init__.py
 ``_register_gptq_buffers``, ``AWQuantLinear``; autoawq 0.2.9 modules/linear/gemm.py WQLinear_GEMM; aqlm 1.1.6
-inference.py QuantizedLinear.
+inference.py QuantizedLinear; transformers 5.23 integrations/finegrained_fp8.py FP8Linear.
 Ignored: code books of bitsandbytes, about 1 KiB a matrix; padding of odd sizes.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from planner.domain.recipes.recipe import GPTQ, Numerics
 
 _BLOCK, _NESTED_BLOCK = 64, 256
-_BITS = {"int8": 8, "nf4": 4, "fp4": 4, "gptq-int4": 4, "gptq-int8": 8, "awq-int4": 4}
+_BITS = {"int8": 8, "nf4": 4, "fp4": 4, "gptq-int4": 4, "gptq-int8": 8, "awq-int4": 4, "fp8": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def constants_bytes(numerics: Numerics, matrices: Matrices) -> Iterator[float]:
     and one fp32 for each 64 x 256.
     int8: an fp32 scale for each output.  GPTQ, AWQ: an fp16 scale and a packed zero for each output of each
     group of inputs, and with GPTQ the int32 group of each input.  AQLM: a scale for each output and the code
-    books of each matrix, both 16-bit.
+    books of each matrix, both 16-bit.  fp8: an fp32 scale for each square, or for each matrix.
     """
     quantization, elements = numerics.quantization, matrices.elements
     if quantization == "int8":
@@ -66,6 +66,9 @@ def constants_bytes(numerics: Numerics, matrices: Matrices) -> Iterator[float]:
     elif quantization in ("nf4", "fp4"):
         blocks = elements / _BLOCK
         yield from (blocks, 4 * blocks / _NESTED_BLOCK) if numerics.double_quant else (4 * blocks,)
+    elif quantization == "fp8":
+        side = numerics.packing.group
+        yield 4 * (elements / side**2 if side else matrices.count)
     elif quantization == "aqlm":
         vectors = numerics.packing.codebooks * 2**numerics.packing.code_bits
         yield from (2 * matrices.outputs, 2 * matrices.count * vectors * numerics.packing.group)

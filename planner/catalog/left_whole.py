@@ -26,7 +26,7 @@ _PARTS = {
 # from the start of the path alone.
 _OUTSIDE = re.compile(
     r"(?:\w+\.)*(?:lm_head|embed_out|output|embed_tokens|wte|\w*norm\w*|visual|vision\w*"
-    r"|multi_modal\w*|modality_projection|mm_\w+|audio\w*|merger|projector)"
+    r"|e_score_correction_bias|multi_modal\w*|modality_projection|mm_\w+|audio\w*|merger|projector)"
 )
 # Of a model that sees, from the start of a path.
 _TOWER = re.compile(r"model\.(?:visual|vision_\w+)")

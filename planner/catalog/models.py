@@ -135,9 +135,10 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     Tried in this order:
 
     - the path of a ``config.json`` or of a folder with one
+    - a Hub id of a checkpoint whose packed matrices the catalog knows
     - a catalog id, alias or Hub id in any spelling
     - a size such as ``7b``
-    - a checkpoint whose packed matrices the catalog knows
+    - the name of such a checkpoint without its owner
     - a Hub id that the catalog does not have,
       whose ``config.json`` is in the Hugging Face cache or is fetched
     - where it cannot be read, a Hub id that names a known model of which it is a copy or a fine-tune
@@ -157,6 +158,9 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     if path is not None:
         return _from_file(path, reader)
     index = _index()
+    # Makers give the name of the model to a checkpoint that they stored in fp8.
+    if "/" in name and (stored := _from_stored(name)) is not None:
+        return stored
     if entry_id := index.find(name):
         spec = spec_of(_read_entry(entry_id))
         return ResolvedModel(spec, "catalog", _omission(spec))

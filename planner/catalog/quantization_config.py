@@ -21,6 +21,11 @@ from planner.errors import InputFileError, NotModelledError, show
 _KEY = "quantization_config"
 _DTYPES: Mapping[str, Dtype] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _WAY_OUT = "give the model that was quantised, which bitsandbytes can quantise while it is loaded"
+# transformers 5.23 quantizers/quantizer_compressed_tensors.py is_trainable, get_load_operations.
+_AS_16_BITS = (
+    "give the model that was quantised, which its weights are once CompressedTensorsConfig(dequantize=True) "
+    "has turned them to 16 bits"
+)
 _MAX_GROUP = 4096
 # What Transformers does not train over (``is_trainable``), or what nobody read.
 _UNTRAINABLE = frozenset({
@@ -31,6 +36,7 @@ _UNTRAINABLE = frozenset({
 # AQLM kernels that decode in forward and in backward: code books, bits of a code, inputs of a code.
 _AQLM_KERNELS = frozenset({(1, 16, 8), (1, 16, 16), (2, 8, 8), (1, 8, 8)})
 _ASSUMED_GROUP = 128
+_SQUARES = ([128, 128], None)
 # GPTQ packs the layers of the language model alone: optimum 2.3.0 gptq/quantizer.py convert_model,
 # whose blocks are the first of gptq/constants.py BLOCK_PATTERNS that the model has.
 OF_THE_LAYERS = ("gptq-int4", "gptq-int8")
@@ -56,7 +62,13 @@ def with_stored(spec: ModelSpec, data: Mapping[str, Any], where: str) -> ModelSp
         return spec
     if given.stored.quantization in OF_THE_LAYERS:
         spec = with_tower_whole(spec)
-    return with_left_whole(replace(spec, stored=given.stored), given.whole, f"{where}: {_KEY}")
+    spec = replace(spec, stored=given.stored)
+    try:
+        return with_left_whole(spec, given.whole, f"{where}: {_KEY}")
+    except NotModelledError as error:
+        if given.stored.quantization != "fp8":
+            raise
+        return replace(spec, stored=replace(given.stored, unread=str(error)))
 
 
 def stored_said(data: Mapping[str, Any], where: str) -> StoredConfig | None:
@@ -76,12 +88,13 @@ def stored_said(data: Mapping[str, Any], where: str) -> StoredConfig | None:
         raise InputFileError(where, f"field '{_KEY}' must be an object")
     fields = ConfigFields(given, f"{where}: {_KEY}")
     kind = _kind(fields)
-    if kind == "mxfp4":
+    if kind == "mxfp4" or (kind == "fp8" and fields.flag("dequantize", default=False)):
         return None
     reader = _READERS.get(kind)
     if reader is None:
         why = ": Transformers does not train over it" if kind in _UNTRAINABLE else " is not modelled"
-        raise NotModelledError(f"{fields.where}: '{show(kind)}'{why}; {_WAY_OUT}")
+        way_out = _AS_16_BITS if kind == "compressed-tensors" else _WAY_OUT
+        raise NotModelledError(f"{fields.where}: '{show(kind)}'{why}; {way_out}")
     return reader(fields)
 
 
@@ -160,6 +173,37 @@ def _aqlm(fields: ConfigFields) -> StoredConfig:
     return StoredConfig(StoredWeights("aqlm", Packing(group, books, bits), source=fields.where), whole)
 
 
+def _fp8(fields: ConfigFields) -> StoredConfig:
+    """Whatever no formula covers of it counts as 16 bits where it is turned to these.
+
+    Source: transformers 5.23 utils/quantization_config.py FineGrainedFP8Config; the Hub's
+    kernels-community/finegrained-fp8 matmul.py, whose products stop at static scales of whole matrices.
+    """
+    names = "modules_to_not_convert" if fields.has("modules_to_not_convert") else "ignored_layers"
+    whole, squares = fields.texts(names), fields.data.get("weight_block_size", [128, 128])
+    known: Mapping[str, tuple[bool, Any]] = {
+        "weight_block_size": (squares in _SQUARES, squares),
+        "activation_scheme": _is_or(fields, "activation_scheme", "dynamic"),
+        "scale_fmt": _is_or(fields, "scale_fmt", "float"),
+        "expert_dtype": _is_or(fields, "expert_dtype", "fp8"),
+        "modules_to_convert": (not fields.data.get("modules_to_convert"), "a list"),
+        names: (not whole or any(each.rpartition(".")[2] in HEADS for each in whole), "without the head"),
+    }
+    unread = [f"{name} {show(value)}" for name, (is_read, value) in known.items() if not is_read]
+    stored = StoredWeights(
+        "fp8",
+        Packing(_ASSUMED_GROUP if squares is not None else 0),
+        source=fields.where,
+        unread=", ".join(unread),
+    )
+    return StoredConfig(stored, whole)
+
+
+def _is_or(fields: ConfigFields, name: str, usual: str) -> tuple[bool, str]:
+    said = fields.text(name, usual).lower()
+    return said == usual, said
+
+
 def _bitsandbytes(fields: ConfigFields) -> StoredConfig:
     whole, packing = fields.texts("llm_int8_skip_modules"), Packing(is_stored=True)
     if whole:
@@ -193,4 +237,5 @@ _READERS: Mapping[str, Callable[[ConfigFields], StoredConfig]] = {
     "awq": _awq,
     "aqlm": _aqlm,
     "bitsandbytes": _bitsandbytes,
+    "fp8": _fp8,
 }

@@ -45,7 +45,9 @@ class StoredEntry(StoredKind):
 
     def fields(self) -> dict[str, Any]:
         """The fields as a ``config.json`` would hold them."""
-        given = {"quantization_config": self.quantization_config}
+        # TOML has no null.
+        table = {name: None if value == "null" else value for name, value in self.quantization_config.items()}
+        given = {"quantization_config": table}
         return given if self.dtype is None else {**given, "dtype": self.dtype}
 
 
@@ -85,9 +87,9 @@ def stored_checkpoints() -> Mapping[str, StoredEntry]:
 
 def stored_entry(hub_id: str) -> StoredEntry | None:
     """The entry of a checkpoint, by its id in any case, or by its name alone where one owner has one."""
-    from planner.catalog.same_shape import QUANTISED
+    from planner.catalog.same_shape import QUANTISED, RELEASED_IN_FP8
 
-    if QUANTISED.search(hub_id) is None:
+    if QUANTISED.search(hub_id) is None and not RELEASED_IN_FP8.fullmatch(hub_id.rpartition("/")[2]):
         return None
     wanted, known = hub_id.lower(), {each.lower(): entry for each, entry in stored_checkpoints().items()}
     found = [each for each in known if wanted in (each, each.rpartition("/")[2])]

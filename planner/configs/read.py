@@ -161,6 +161,7 @@ TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
 TOOL_NAMES = ("plan", *TOOLS)
 # ``--accelerate none``: no launch file, and none is looked for.
 _NO_FILE = Path("none")
+_DIVIDED = ("tensor_parallel", "context_parallel")
 
 
 def read_config(path: Path, tool: str | None = None, beside: Beside | None = None) -> Reading:
@@ -293,6 +294,9 @@ def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None)
                 return _read_as(stack, str(error), partial(read_config, path, tool), beside)
         raise
     say_one_process(reading)
+    if chosen.name == "accelerate" and not reading.said.keys().isdisjoint(_DIVIDED):
+        # The stack that is assumed for such flags has models of its own.
+        reading.default("stack", hf_trainer.STACK, f"{chosen.title} launches programs on Transformers")
     _check_task(reading, beside.task)
     if beside.script.endswith(".py"):
         _refuse_other_task(document, keys, reading, own=beside.own)

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from planner.domain.recipes.attention_kernels import Attention
+from planner.domain.recipes.fp8 import Fp8
 from planner.domain.recipes.recipe import (
     CheckpointPolicy,
     Dtype,
-    Fp8,
     Loss,
     Offload,
     Padding,

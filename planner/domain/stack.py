@@ -83,8 +83,10 @@ class Stack(EngineFacts):
     """Experts are three-dimensional parameters; k-bit quantisers skip them and heirs of ``nn.Linear``."""
     expert_targets: ExpertTargets
     """What adapts them: their own names, those they replaced, too (ranks add up), or ``any`` (one rank)."""
-    quantizes_experts: Literal["never", "expanded", "held"]
-    """Packed, too.  ``expanded``: for each product, without adapters; ``held``: when read, until backward."""
+    quantizes_experts: Literal["never", "expanded", "held", "fp8"]
+    """Packed, too.  ``expanded``: for each product, without adapters; ``held``: when read, until backward;
+    ``fp8``: with products of their own, which Transformers has for experts in fp8.
+    """
     unpacks_by_branches: bool
     """The kernel that expands 4-bit weights finds each value by nested branches instead of a table."""
     keeps_expanded_weight: bool
@@ -101,6 +103,10 @@ class Stack(EngineFacts):
     """int8 linears keep their input quantised by columns until backward."""
     packed_kernels: Literal["unread", "auto", "gptqmodel"]
     """Who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), or others by their names."""
+    fp8_checkpoints: Literal["unread", "never", "widened", "trained", "unpacked"]
+    """Checkpoints in fp8 do not load, are turned to 16 bits where the card has no fp8 (``widened``), train as
+    they are on cards that have it, too (``trained``), or are turned to 16 bits by the tool (``unpacked``).
+    """
     awq_in_fp16: bool
     """Models of AWQ matrices are loaded in fp16 where bf16 is asked."""
 
@@ -335,6 +341,8 @@ class Stack(EngineFacts):
     """Optimizers of bitsandbytes can step in host RAM."""
     one_optimizer_group: bool
     """The optimizer has all trained weights as one group; else those without weight decay are a second."""
+    projects_head: bool
+    """APOLLO and GaLore project the gradient of a head of its own, too, not only those of the layers."""
     main_gradients: MainGradients
     """Dtype of the buffers in which Megatron sums gradients from the first micro-batch on."""
     adds_gradients: bool
@@ -343,6 +351,8 @@ class Stack(EngineFacts):
     adam_states: AdamStates
     """What its Adam keeps of a weight: a master and moments in fp32, or (``precise``, its precision-aware
     optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or in bf16."""
+    whole_masters: bool
+    """Masters of weights that it keeps in 8 bits are whole on each GPU: the checkpoint was in FP8."""
     muon: Muon
     """Its Muon steps ``matrices``, or ``all`` but vectors, or ``gathers`` what FSDP2 divides."""
 
@@ -470,8 +480,10 @@ class Stack(EngineFacts):
         return self.ddp_finds_unused == "always" or (self.ddp_finds_unused != "never" and not is_checkpointed)
 
     def defaults_over(self, quantization: Quantization) -> StackDefaults:
-        """What the stack does where the user says nothing, over a base with this quantisation."""
-        over = None if quantization == "none" else self.quantized_defaults
+        """What the stack does where the user says nothing, over a base with this quantisation; those over one
+        in fp8, which nobody prepares, are the usual ones.
+        """
+        over = None if quantization in ("none", "fp8") else self.quantized_defaults
         return over or self.defaults
 
     @property

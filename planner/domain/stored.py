@@ -12,7 +12,8 @@ class StoredWeights:
     """The quantisation that a ``config.json`` says of its checkpoint, in words of a recipe.
 
     ``compute_dtype``: that of products where the checkpoint itself says it (bitsandbytes).  ``source``: where
-    it is given.  ``assumed``: what of it nobody gave (empty: nothing).
+    it is given.  ``assumed``: what of it nobody gave (empty: nothing).  ``unread``: what of it no formula
+    covers while matrices stay as they are stored; as 16 bits they are counted all the same.
     """
 
     quantization: Quantization
@@ -22,6 +23,7 @@ class StoredWeights:
     compute_dtype: Dtype | None = None
     source: str = ""
     assumed: str = ""
+    unread: str = ""
 
 
 def stored_text(stored: StoredWeights) -> str:
@@ -30,6 +32,9 @@ def stored_text(stored: StoredWeights) -> str:
     if packing.codebooks:
         codes = f"{packing.codebooks} x {packing.code_bits} bits for each {packing.group} inputs"
         return f"{stored.quantization}, {codes}"
+    if stored.quantization == "fp8":
+        shared = f"blocks of {packing.group} x {packing.group}" if packing.group else "one scale a matrix"
+        return f"fp8, {shared}"
     if packing.is_stored:
         return f"{stored.quantization}{' with double quantisation' if stored.double_quant else ''}"
     return (

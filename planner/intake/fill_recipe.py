@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from planner.domain.hardware import Hardware
+from planner.domain.hardware import GpuSpec, Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.origin import ASSUMED, CATALOG, DATA, stack_default
+from planner.domain.origin import ASSUMED, CATALOG
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
-from planner.domain.recipes.optimizers import Optimizer
+from planner.domain.recipes.fp8 import GATHERED_FP8, Fp8
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import (
     BITSANDBYTES,
-    GATHERED_FP8,
-    GENERATING_TASKS,
     LANGUAGE_TASKS,
     METHOD_ALIASES,
-    PAIR_TASKS,
     TARGET_PARAMETER,
     TARGET_PATTERN,
     Adapter,
-    Batch,
     CheckpointPolicy,
     Dtype,
-    Fp8,
     Loss,
     Method,
-    Number,
     Numerics,
     Offload,
     Packing,
-    Padding,
     Precision,
     Quantization,
     Recipe,
@@ -38,23 +32,27 @@ from planner.domain.recipes.recipe import (
 )
 from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.recipes.sharding import DDP, NONE, Sharding, sharding_named
-from planner.domain.scenario import TRAINER_BATCH
 from planner.domain.stack import Stack
-from planner.domain.stack_defaults import StackDefaults
-from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import UsageError, show
+from planner.intake.fill_batch import RecipeContext, resolve_batch
 from planner.intake.fill_rollout import resolve_rollout
 from planner.intake.given.fields import CHECKPOINT_DTYPE
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import require
-from planner.intake.images import resolve_frozen, resolve_images
+from planner.intake.images import resolve_frozen
 from planner.intake.linears import failing_routers, linear_names_without, refused_by_peft, spelled_out
-from planner.intake.model_parallel import asks_to_divide, default_sharding, degrees, resolve_parallel
+from planner.intake.model_parallel import (
+    asks_to_divide,
+    default_sharding,
+    degrees,
+    resolve_parallel,
+)
 from planner.intake.patterns import matched_targets
 from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,
     code_lacks,
+    held_as,
     lacks_bf16,
     lacks_flash2,
     prefers_eager,
@@ -70,21 +68,6 @@ _SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"
 _NO_CAST_NOTE = "without autocast a step computes in the dtype of its weights"
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeContext:
-    """Where the recipe runs, and the defaults that follow from it."""
-
-    model: ModelSpec
-    hardware: Hardware
-    stack: Stack
-    defaults: StackDefaults
-
-    @property
-    def origin(self) -> str:
-        """Origin of a value that the stack sets."""
-        return stack_default(self.stack.id)
-
-
 def resolve_recipe(
     ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: Stack, lengths: SampleLengths | None = None
 ) -> Recipe:
@@ -96,7 +79,7 @@ def resolve_recipe(
     """
     require(ledger.request, "recipe")
     task: Task = ledger.choose("task", "sft", "assumed")
-    method, quantization, double_quant = _resolve_method(ledger, model.stored)
+    method, quantization, double_quant = _resolve_method(ledger, model, (hardware.gpu, stack))
     setting = RecipeContext(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
     parallel = resolve_parallel(ledger, hardware, stack, model.n_layers)
@@ -120,7 +103,7 @@ def resolve_recipe(
         checkpoint_policy=policy,
         attention=_resolve_attention(ledger, setting, numerics),
         loss=_resolve_loss(ledger, setting, task),
-        batch=_resolve_batch(ledger, setting, task, lengths),
+        batch=resolve_batch(ledger, setting, task, lengths),
         task=task,
         caches_reference=stack.caches_reference and task == "dpo",
         compares_logits=stack.loss_weights == "divergence" and task == "sft",
@@ -156,20 +139,20 @@ class _Basis:
         return self.sharding.engine == "deepspeed"
 
 
-def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Method, Quantization, bool]:
-    """Method, quantisation and double quantisation;
-    those of a packed checkpoint win over what a method stands for.
+def _resolve_method(
+    ledger: Ledger, model: ModelSpec, setting: tuple[GpuSpec, Stack]
+) -> tuple[Method, Quantization, bool]:
+    """Method, quantisation and double quantisation; those of a packed checkpoint win over a method's.
 
     Source: transformers 5.23 quantizers/auto.py merge_quantization_configs.
     """
     given = ledger.request.values["method"]
     method, quantization, double_quant = METHOD_ALIASES[given.value]
-    if stored is not None and quantization in (None, "nf4"):
+    if (stored := model.stored) is not None and quantization in (None, "nf4"):
         ledger.enter("method", given.value, given.origin)
-        note = f"the checkpoint is stored as {stored_text(stored)}: {stored.source}"
-        chosen = ledger.choose("quantization", stored.quantization, CATALOG, note)
+        held, note = held_as(stored, *setting)
         ledger.enter("double_quant", stored.double_quant, CATALOG, "the checkpoint's")
-        return method, chosen, stored.double_quant
+        return method, ledger.choose("quantization", held, CATALOG, note), stored.double_quant
     meaning = f"means {method} over an {quantization} base" if quantization else ""
     ledger.enter("method", given.value, given.origin, meaning)
     chosen = ledger.choose(
@@ -408,11 +391,10 @@ def _resolve_optimizer(
 
 def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
     """Entered only for an optimizer that projects, or where it was given."""
-    if ledger.request.get("optimizer") != "apollo_adamw" and not ledger.is_given("optimizer_rank"):
+    facts = OPTIMIZER_FACTS.get(ledger.request.get("optimizer"))
+    if not (facts and facts.projects) and not ledger.is_given("optimizer_rank"):
         return None
-    rank: int = ledger.choose(
-        "optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py: rank"
-    )
+    rank: int = ledger.choose("optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py")
     return rank
 
 
@@ -447,54 +429,3 @@ def _resolve_loss(ledger: Ledger, setting: RecipeContext, task: Task) -> Loss:
     return ledger.choose(
         "loss", "chunked" if in_pieces else "hf", setting.origin, f"that of its trainer for {task}"
     )
-
-
-def _resolve_padding(ledger: Ledger, setting: RecipeContext, task: Task) -> Padding:
-    """How batches are filled: nobody packs pairs; pre-training always packs, and so does who divides
-    sequences.
-    """
-    if asks_to_divide(ledger.request):
-        return ledger.choose("padding", "packed", "assumed", "sequences that GPUs divide are filled")
-    if task in LANGUAGE_TASKS:
-        default: Padding = "packed" if task == "pretrain" else setting.defaults.padding
-        return ledger.choose("padding", default, "assumed" if task == "pretrain" else setting.origin)
-    return ledger.choose(
-        "padding", "longest", "assumed", "trainers of preferences pad to the longest of the batch"
-    )
-
-
-def _resolve_batch(
-    ledger: Ledger, setting: RecipeContext, task: Task, lengths: SampleLengths | None
-) -> Batch:
-    seq: int = ledger.request.get("seq")
-    batch = Batch(
-        micro_batch=ledger.choose("batch", *_default_batch(task)),
-        grad_accum=ledger.choose("grad_accum", 1, "assumed"),
-        seq_len=ledger.choose("seq", seq, "assumed"),
-        padding=_resolve_padding(ledger, setting, task),
-        tokens_per_sample=seq,
-        is_paired=task in PAIR_TASKS,
-        lengths=replace(lengths, drops_long=setting.stack.drops_long_samples) if lengths else None,
-        images=resolve_images(ledger, setting.model),
-    )
-    mean = _resolve_mean(ledger, batch)
-    return replace(batch, tokens_per_sample=mean, seq_len=batch.padded_within(seq))
-
-
-def _default_batch(task: Task) -> tuple[int, str, str]:
-    """One sample; completions come in groups, so a task that generates has the batch of TRL's arguments."""
-    if task in GENERATING_TASKS:
-        return TRAINER_BATCH, "assumed", "transformers 5.23.0 training_args.py: per_device_train_batch_size"
-    return 1, "assumed", ""
-
-
-def _resolve_mean(ledger: Ledger, batch: Batch) -> Number:
-    """Mean real tokens of a sample; by the data set, where it was read."""
-    if batch.lengths is None:
-        return ledger.choose("tokens_per_sample", batch.seq_len, "assumed", "every sample as long as seq")
-    if not batch.lengths.kept(batch.seq_len):
-        raise UsageError(
-            f"every sample of --data is longer than --seq {batch.seq_len}, and this stack leaves "
-            "such out: raise --seq"
-        )
-    return ledger.choose("tokens_per_sample", batch.mean_tokens_at(batch.seq_len), DATA)

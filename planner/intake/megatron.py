@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.domain.model import ModelSpec
+from planner.domain.recipes.fp8 import te_scaling
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.sharding import DISTRIBUTED_OPTIMIZER
 from planner.domain.scenario import Scenario
@@ -36,12 +37,12 @@ def _of_recipe(scenario: Scenario) -> Iterator[str]:
     recipe, numerics, adapter = scenario.recipe, scenario.recipe.numerics, scenario.recipe.adapter
     some_layers = recipe.checkpoint_policy != "full" or recipe.checkpoint_every != 1
     odd = adapter is not None and (not adapter.is_plain or adapter.modules_to_save)
-    narrow = numerics.quantization != "none" or numerics.fp8 != "none"
+    narrow = numerics.quantization != "none" or (numerics.fp8 != "none" and not te_scaling(numerics.fp8))
     plain = (numerics.precision, numerics.load_dtype) == ("bf16", "bf16")
     own = DISTRIBUTED_OPTIMIZER.name
     reasons = (
         (recipe.has_own_loss, f"for task {recipe.task}; sft and pretrain are"),
-        (narrow, "over bases in 8 or 4 bits, and with products in 8 bits"),
+        (narrow, "over bases in 8 or 4 bits, and with products of torchao in 8 bits"),
         (not plain, f"in {numerics.precision} with weights in {numerics.load_dtype}; bf16 is"),
         (recipe.sharding.name != own, f"with sharding {recipe.sharding.name}; {own} is"),
         (recipe.optimizer not in _OPTIMIZERS, f"with {recipe.optimizer}; {' and '.join(_OPTIMIZERS)} are"),

@@ -16,6 +16,7 @@ from planner.domain.attention_shape import AttentionSpec
 from planner.domain.hardware import Hardware
 from planner.domain.model import BlockSpec, ModelSpec
 from planner.domain.origin import split_place
+from planner.domain.recipes.attention_kernels import FLASH_WIDEST
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.sharding import (
     DDP,
@@ -34,6 +35,7 @@ from planner.intake.expert_parallel import of_experts, resolve_experts
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest
 from planner.intake.megatron import check_megatron, with_layers
+from planner.intake.supported import lacks_flash2
 from planner.words import words
 
 FIELDS = ("tensor_parallel", "context_parallel", "pipeline_parallel")
@@ -70,6 +72,16 @@ def asks_to_divide(request: ScenarioRequest) -> bool:
     """Whether flags ask for divided sequences: a file's tool decides itself what goes with them."""
     given = request.values.get("context_parallel")
     return given is not None and given.value > 1 and not split_place(given.origin)[1]
+
+
+def packs_divided(request: ScenarioRequest, stack: Stack) -> bool:
+    """Whether sequences that flags ask to divide are taken as packed: not beside FSDP2 of the Trainer, where
+    TRL refuses that.
+
+    Source: trl 1.16 trainer/sft_trainer.py SFTTrainer.__init__.
+    """
+    in_ring = stack.model_parallel == "features" and (request.get("sharding") or "").startswith("fsdp")
+    return asks_to_divide(request) and not in_ring
 
 
 def group_gpus(request: ScenarioRequest) -> int:
@@ -232,14 +244,22 @@ def _asked(parallel: Parallel) -> str:
     return " x ".join(f"{name} of {degree}" for name, degree in parts.items() if degree > 1)
 
 
-def _by_deepspeed(scenario: Scenario) -> bool:
-    """Whether sequences are divided by DeepSpeed's exchange of heads (Ulysses), which the Trainer has."""
+def _by_trainer(scenario: Scenario) -> bool:
+    """Whether the Trainer divides sequences: by DeepSpeed's exchange of heads (Ulysses) or torch's ring."""
     return scenario.stack.model_parallel == "features" and scenario.recipe.parallel.context > 1
+
+
+def _by_deepspeed(scenario: Scenario) -> bool:
+    return _by_trainer(scenario) and scenario.recipe.uses_deepspeed
+
+
+def _by_ring(scenario: Scenario) -> bool:
+    return _by_trainer(scenario) and not scenario.recipe.uses_deepspeed
 
 
 def _divides_sequences_alone(scenario: Scenario) -> bool:
     """Whether only attention knows that a batch has several GPUs, so that whatever else the job is may be."""
-    return scenario.stack.model_parallel in ("gathered_heads", "exchanged_heads") or _by_deepspeed(scenario)
+    return scenario.stack.model_parallel in ("gathered_heads", "exchanged_heads") or _by_trainer(scenario)
 
 
 def _of_pipeline(scenario: Scenario) -> Iterator[str]:
@@ -275,20 +295,19 @@ def _of_job(scenario: Scenario) -> Iterator[str]:
 
 def _of_divided_sequence(scenario: Scenario) -> Iterator[str]:
     recipe = scenario.recipe
-    taken = ("flash2", "sdpa") if _by_deepspeed(scenario) else ("flash2",)
+    ring, pieces = _by_ring(scenario), recipe.parallel.context
+    taken = ("sdpa",) if ring else ("flash2", "sdpa") if _by_deepspeed(scenario) else ("flash2",)
+    pieces = 2 * pieces if ring else pieces
     if recipe.task != "sft":
         yield f"for task {recipe.task}"
     if recipe.attention not in taken:
         yield f"with attention {recipe.attention}, which it refuses, too; {' or '.join(taken)} is"
     if recipe.batch.is_padded or recipe.batch.lengths is not None:
         yield "for samples of their own lengths; packed ones are (--padding packed)"
-    elif recipe.batch.rows > 1 and scenario.stack.model_parallel != "exchanged_heads":
+    elif recipe.batch.rows > 1 and not (ring or scenario.stack.model_parallel == "exchanged_heads"):
         yield "for several packed rows of one GPU; one is (--batch 1)"
-    if recipe.batch.seq_len % recipe.parallel.context:
-        yield (
-            f"for sequences of {recipe.batch.seq_len} tokens, which do not divide by "
-            f"{recipe.parallel.context}"
-        )
+    if recipe.batch.seq_len % pieces:
+        yield f"for sequences of {recipe.batch.seq_len} tokens, which do not divide by {pieces}"
 
 
 def _of_divided_model(scenario: Scenario) -> Iterator[str]:
@@ -322,6 +341,8 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
         blocks = [group.block for group in model.groups]
         if model.vision is not None or not all(_has_plain_heads(each) for each in blocks):
             yield "for models that see, and layers other than attention with rotary positions"
+        elif _by_ring(scenario):
+            yield from _of_ring(scenario)
         elif scenario.stack.model_parallel != "gathered_heads" and not all(
             _heads_divide(scenario, each.attention) for each in blocks
         ):
@@ -371,8 +392,8 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
         yield f"on stack '{stack.id}', of which nobody read how it divides a model"
     elif stack.model_parallel in ("gathered_heads", "exchanged_heads") and recipe.parallel.tensor > 1:
         yield f"on stack '{stack.id}', which divides sequences alone"
-    elif _by_deepspeed(scenario):
-        yield from _of_exchange(scenario)
+    elif _by_trainer(scenario):
+        yield from _of_trainer(scenario)
     elif stack.model_parallel == "features":
         if hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates:
             yield (
@@ -396,14 +417,33 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
             yield _CASTS_NOTHING.format(recipe.numerics.precision)
 
 
-def _of_exchange(scenario: Scenario) -> Iterator[str]:
-    if not scenario.recipe.uses_deepspeed or scenario.recipe.parallel.tensor > 1:
+def _of_trainer(scenario: Scenario) -> Iterator[str]:
+    recipe = scenario.recipe
+    if not (recipe.uses_deepspeed or recipe.sharding in (FSDP, FSDP_GRAD_OP)) or recipe.parallel.tensor > 1:
         yield (
-            f"on stack '{scenario.stack.id}' without ZeRO or with divided matrices: --sharding zero3 has it, "
-            "and --stack torchtitan divides full fine-tunes without ZeRO"
+            f"on stack '{scenario.stack.id}' without ZeRO or FSDP2, or with divided matrices: "
+            "--sharding zero3 or fsdp has it"
         )
     if scenario.run.evaluates:
-        yield "with evaluation, which runs on whole sequences"
+        yield "with evaluation, of which nobody read how sequences are divided"
+
+
+def _of_ring(scenario: Scenario) -> Iterator[str]:
+    """What torch's ring does not take: it calls FlashAttention inside of SDPA, without a mask.
+
+    Source: torch 2.13 distributed/tensor/experimental/_context_parallel/_attention.py; accelerate 1.15
+    big_modeling.py _attach_context_parallel_hooks, which refuses windows; trl 1.16 trainer/sft_trainer.py.
+    """
+    shapes = [group.block.attention for group in scenario.model.groups]
+    if any(each.window_tokens for each in shapes):
+        yield "for layers with a window, which Accelerate refuses, too"
+    wide = any(each.head_dim > FLASH_WIDEST for each in shapes)
+    if wide or scenario.recipe.numerics.compute_dtype == "fp32" or lacks_flash2(scenario.hardware.gpu):
+        yield "where SDPA has no FlashAttention, whose steps alone were read"
+    if any(each.n_kv_heads != each.n_heads and each.sdpa_input != "grouped" for each in shapes):
+        yield "for keys that are broadcast over heads"
+    if scenario.stack.masks_samples(scenario.recipe):
+        yield "for packed samples, whose mask the ring drops; TRL refuses them, too: --padding longest"
 
 
 def _divides(model: ModelSpec, parts: int) -> bool:

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from planner.domain.model import LinearGroup, LinearSpec, ModelSpec
 from planner.errors import NotModelledError, UsageError, show
+from planner.files.expressions import compiled
 
 # Where layers are: in a model of text, and in the text part of one that sees,
 # today and before Transformers 4.52.
@@ -44,8 +45,6 @@ _IN_LAYER = {
     **dict.fromkeys(("correction_coefs", "prediction_coefs", "modality_router"), "altup."),
 }
 """Matrices of Gemma 3n and 4 that are in none of these, and what is before their names."""
-# A repetition of what repeats already can take for ever.
-_NESTED = re.compile(r"[*+}][^()]*\)[*+{]")
 
 
 @lru_cache(maxsize=256)
@@ -58,25 +57,16 @@ def matched_targets(model: ModelSpec, pattern: str) -> tuple[str, ...]:
         UsageError: no regular expression, or one that matches no matrix.
         NotModelledError: modules of some layers only, experts, or a model whose paths are not known.
     """
-    compiled = _compiled(pattern)
+    expression = compiled(pattern, "lora_targets")
     if model.architecture not in NAMED_LIKE_LLAMA and model.architecture not in _OTHERWISE:
         kind = f"the paths of modules of {model.architecture} models"
         raise NotModelledError(
             f"lora_targets: {kind}, which '{show(pattern)}' is matched with, are not known: name the modules"
         )
     for layers in _LAYERS:
-        if found := _found(model, compiled, layers):
+        if found := _found(model, expression, layers):
             return found
     raise UsageError(f"lora_targets: '{show(pattern)}' matches no matrix of {model.id}")
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    if _NESTED.search(pattern):
-        raise UsageError(f"lora_targets: '{show(pattern)}' repeats a repetition: write it without")
-    try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError):
-        raise UsageError(f"lora_targets: '{show(pattern)}' is no regular expression") from None
 
 
 def _found(model: ModelSpec, pattern: re.Pattern[str], layers: str) -> tuple[str, ...]:

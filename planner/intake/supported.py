@@ -10,9 +10,10 @@ from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
-from planner.domain.recipes.recipe import Recipe
+from planner.domain.recipes.recipe import Quantization, Recipe
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack import Stack
+from planner.domain.stored import StoredWeights, stored_text
 from planner.words import words
 
 # Nobody read how they step what an engine has put into host RAM.
@@ -29,6 +30,8 @@ FIRST_WITH_FLASH = (8, 0)
 
 Source: torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp ``check_flash_attention_hardware_support``.
 """
+
+_FIRST_WITH_FP8, _HOPPER = (8, 9), 9
 
 # Source: transformers 5.23.0 models/*/modeling_*.py,
 # `_supports_sdpa` and `_supports_flash_attn` absent or False.
@@ -205,6 +208,37 @@ def lacks_flash2(gpu: GpuSpec) -> bool:
     """
     capability = compute_capability(gpu)
     return gpu.vendor == "none" or (capability is not None and capability < FIRST_WITH_FLASH)
+
+
+def lacks_fp8(gpu: GpuSpec) -> bool:
+    """Whether Transformers turns weights in fp8 to 16 bits on the card: below compute capability 8.9, and
+    without an accelerator.  An unlisted card counts as one of these, which takes more memory.
+
+    Source: transformers 5.23 quantizers/quantizer_finegrained_fp8.py validate_environment.
+    """
+    capability = compute_capability(gpu)
+    return capability is None or capability < _FIRST_WITH_FP8
+
+
+def held_as(stored: StoredWeights, gpu: GpuSpec, stack: Stack) -> tuple[Quantization, str]:
+    """The quantisation of weights that were stored so, once they are loaded, and why."""
+    note = f"the checkpoint is stored as {stored_text(stored)}: {stored.source}"
+    if stored.quantization == "fp8" and stack.fp8_checkpoints == "unpacked":
+        return "none", f"{note}; the tool turns it to 16 bits while it loads"
+    transformers_may = stored.quantization == "fp8" and stack.fp8_checkpoints in ("widened", "trained")
+    if transformers_may and lacks_fp8(gpu):
+        return "none", f"{note}; {gpu.name} has no fp8, so Transformers turns it to 16 bits"
+    return stored.quantization, note
+
+
+def runs_deepgemm(gpu: GpuSpec) -> bool:
+    """Whether products with matrices in fp8 are DeepGEMM's: on Hopper, where a CUDA toolkit has nvcc; on
+    Blackwell scales in fp32 are declined.
+
+    Source: transformers 5.23 integrations/finegrained_fp8.py fp8_linear, deepgemm.py is_deepgemm_loadable.
+    """
+    capability = compute_capability(gpu)
+    return capability is not None and capability[0] == _HOPPER
 
 
 def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:

@@ -130,13 +130,17 @@ def with_score(model: ModelSpec, labels: int = 1, *, bias: bool = False) -> Mode
 
 def stack_for(stack: Stack, recipe: Recipe, model: ModelSpec) -> Stack:
     """The stack that trains ``model`` so: Axolotl turns its own kernels for adapters on for language
-    modelling alone, and tells a kernel where packed samples begin only if that kernel takes the heads.
+    modelling alone, and tells a kernel where packed samples begin only if that kernel takes the heads;
+    Transformers keeps experts in fp8, too.
 
     Source: axolotl 0.19.0 utils/schemas/config.py check_auto_enable_lora_kernels (not where ``rl`` is set),
-    loaders/patch_manager.py _apply_sdpa_varlen_patch.
+    loaders/patch_manager.py _apply_sdpa_varlen_patch; transformers 5.23 integrations/finegrained_fp8.py
+    replace_with_fp8_linear.
     """
     if stack.packed_mask == "varlen" and not _takes_samples(recipe, model):
         stack = replace(stack, packed_mask="rows")
+    if recipe.numerics.quantization == "fp8" and stack.fused_experts:
+        stack = replace(stack, quantizes_experts="fp8")
     if recipe.task in LANGUAGE_TASKS or stack.adapter_kernels not in FUSED_KERNELS:
         return stack
     return replace(stack, adapter_kernels="eager")

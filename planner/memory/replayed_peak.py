@@ -136,6 +136,7 @@ _EXPANDED: dict[Quantization, str] = {
     "gptq-int8": "planner.program.weights.gptq:linear_gptq",
     "awq-int4": "planner.program.weights.awq:linear_awq",
     "aqlm": "planner.program.weights.aqlm:linear_aqlm",
+    "fp8": "planner.program.weights.fine_grained:linear_fine_grained",
 }
 
 

@@ -4,7 +4,8 @@ Source: transformers 5.23 core_model_loading.py and integrations/bitsandbytes.py
 card, packed where it is to be, and let go); peft 0.21 utils/other.py prepare_model_for_kbit_training;
 bitsandbytes 0.50 nn/modules.py.
 Ignored: code books and other tensors of less than 2 KiB;
-that a checkpoint's own order differs from that of the model where nothing sorts it.
+that a checkpoint's own order differs from that of the model where nothing sorts it; what turning fp8 weights
+to 16 bits holds (integrations/finegrained_fp8.py Fp8Dequantize): 9 bytes for each element of a matrix.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from math import inf
 
 from planner.anatomy.adapted_matrices import is_adapted
 from planner.anatomy.packing import constants_bytes, packed_bytes
+from planner.domain.recipes.fp8 import te_scaling
+from planner.domain.recipes.fp8_scaling import workspace_bytes
 from planner.domain.recipes.recipe import BITSANDBYTES, STAYS_16_BIT, Recipe
 from planner.domain.stack import Stack
 from planner.domain.term import TermName
@@ -78,7 +81,24 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
         stream.empty_cache()
     # When the Trainer makes the engine.
     replace(stream, weights, engine_dtypes(job, weights))
+    if te_scaling(job.recipe.numerics.fp8) and job.stack.model_code != "megatron-core":
+        _convert(stream, weights)
     return weights
+
+
+def _convert(stream: RequestStream, weights: Iterable[Weight]) -> None:
+    """Accelerate makes a matrix of Transformer Engine of each, and the optimizer lets go of the old ones when
+    all are made.
+
+    Source: accelerate 1.15 accelerator.py _prepare_te, utils/transformer_engine.py convert_model.
+    """
+    before = []
+    for each in weights:
+        if each.kind in ("matrix", "bias"):
+            before.append(each.slot)
+            place = "load", each.name, "empty"
+            each.slot = stream.allocate(each.unit, each.unit_bytes, "weights", place)
+    stream.free(*before)
 
 
 def _in_module_order(weights: Sequence[Weight]) -> list[Weight]:
@@ -368,6 +388,9 @@ def _take_workspaces(stream: RequestStream, job: Job) -> None:
     if mask_bytes := job.model.mask_bytes:
         stream.allocate(Unit.ONE, mask_bytes, "other_temporaries", ("load", "attn", "bias"))
     _take_scales(stream, job)
+    if te_scaling(job.recipe.numerics.fp8):
+        size = workspace_bytes(job.hardware.gpu)
+        stream.allocate(Unit.ONE, size, "other_temporaries", ("products", "transformer_engine", "workspace"))
     stream.workspace = stream.allocate(
         Unit.WORKSPACE, 1, "other_temporaries", ("products", "cublas", "workspace")
     )

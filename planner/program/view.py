@@ -11,9 +11,10 @@ from planner.anatomy.regime import Regime, frozen_regime
 from planner.anatomy.trained_parts import parts_of
 from planner.domain.model import BlockSpec, LinearSpec
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, FLASH_WIDEST
+from planner.domain.recipes.fp8_scaling import Scaling, scaling_of
 from planner.domain.recipes.recipe import Number, Offload, Recipe
 from planner.domain.stack import Stack
-from planner.intake.supported import lacks_flash2
+from planner.intake.supported import lacks_flash2, runs_deepgemm
 from planner.program.job import Job
 from planner.program.ops.tensors import Dtype
 
@@ -77,9 +78,10 @@ class LayerView:
     pair.  ``trains_base``: whether the layer's own weights are trained; ``trains_mlp_only``: of those, only
     the matrices of the feed-forward part.  ``embedded``: dtype of embeddings, and with them of tables of
     rotary positions.
+    ``narrow``: how Transformer Engine casts to 8 bits.
     ``has_flash``: the card runs torch's FlashAttention.  ``unpads``: FlashAttention gets no padding, which
     code of Transformers takes out before and puts back behind.  ``ranks``: whose tokens go to the experts of
-    one.
+    one.  ``has_deepgemm``: products with stored fp8 matrices are DeepGEMM's.
     ``recipe``: without sizes and whatever else no operator of a layer asks for, so that layers that
     run alike are equal.
     """
@@ -99,6 +101,8 @@ class LayerView:
     has_flash: bool = True
     unpads: bool = False
     ranks: int = 1
+    narrow: Scaling | None = None
+    has_deepgemm: bool = False
 
     def __hash__(self) -> int:
         """Hash of a few fields: equality still compares all, and lookups in caches stay cheap."""
@@ -129,6 +133,12 @@ class LayerView:
     def product_dtype(self, dtype: Dtype) -> Dtype:
         """The dtype of a product of what has ``dtype``: autocast casts both factors."""
         return self.dtypes.compute if self.dtypes.autocast else dtype
+
+    @property
+    def in_ring(self) -> bool:
+        """Whether torch's ring divides each sequence, which the Trainer has beside FSDP2."""
+        divides = self.recipe.parallel.context > 1 and self.stack.model_parallel == "features"
+        return divides and not self.recipe.uses_deepspeed
 
     @property
     def wraps_parts(self) -> bool:
@@ -185,9 +195,11 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
         dtypes(trained="embed" in parts_of(job.model, job.recipe).ends).table,
         mlp_only,
         has_flash=not lacks_flash2(job.hardware.gpu),
+        narrow=scaling_of(job.recipe.numerics, job.hardware.gpu),
         unpads=_unpads(job, recipe, stack),
         ranks=1 if stack.host_experts == "none" else int(job.hardware.world_size),
         pads_mask=block.attention.has_sloped_mask and pads_mask(job.recipe.batch.seq_len),
+        has_deepgemm=recipe.numerics.quantization == "fp8" and runs_deepgemm(job.hardware.gpu),
     )
 
 

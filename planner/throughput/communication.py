@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from planner.anatomy.packing import stored_bytes
 from planner.arrays import maximum, minimum, where
-from planner.domain.recipes.recipe import DTYPE_BYTES, GATHERED_FP8, Number
+from planner.domain.recipes.fp8 import GATHERED_FP8, keeps_fp8_weights
+from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.domain.stack_values import ADAPTERS_APART
 from planner.program.weights.float8 import in_float8
 from planner.throughput.kernel_time import orthogonalized_params
@@ -47,7 +48,7 @@ def stored_param_bytes(job: TimedJob) -> Number:
 def _float8_params(job: TimedJob) -> int:
     """Weights that are gathered as one byte each."""
     numerics = job.recipe.numerics
-    if numerics.fp8 != GATHERED_FP8:
+    if numerics.fp8 != GATHERED_FP8 and not keeps_fp8_weights(numerics.fp8):
         return 0
     found = job.own.model.linears()
     return sum(count * linear.weight_count for linear, count in found if in_float8(numerics, linear))

@@ -197,7 +197,7 @@ def optimizer_seconds(job: TimedJob) -> Number:
     Formula: bytes per parameter of the implementation x parameters (this rank's share under ZeRO and FSDP).
     Source: torch ``optim/adam.py`` (_multi_tensor_adam operators counted), bitsandbytes
     ``optim/optimizer.py``, ``csrc/kernels.cu``.
-    Ignored: paging of paged optimizers while everything fits.
+    Ignored: paging of paged optimizers while everything fits; the decompositions of GaLore.
     """
     recipe, regime = job.recipe, job.regime
     params = job.own.trained
@@ -210,13 +210,19 @@ def optimizer_seconds(job: TimedJob) -> Number:
     update = (
         share * (facts.moved_bytes * regime.state / 4 + engine) + share * _CLIP_ACCESSES * regime.gradient
     )
-    products = (
-        newton_schulz_flop(job.scenario.model, job.scenario.stack, recipe.adapter)
-        / job.rates.matmul_flop_per_s
-        if recipe.optimizer == "muon"
-        else 0
-    )
+    products = _update_flop(job) / job.rates.matmul_flop_per_s
     return (update + accumulate) / job.rates.memory_bytes_per_s + products
+
+
+def _update_flop(job: TimedJob) -> Number:
+    """FLOP of an update's products: Muon's, and those that make gradients narrow and updates wide (APOLLO,
+    GaLore).
+    """
+    recipe, model, stack = job.recipe, job.scenario.model, job.scenario.stack
+    if recipe.optimizer == "muon":
+        return newton_schulz_flop(model, stack, recipe.adapter)
+    products = OPTIMIZER_FACTS[recipe.optimizer].projects * (recipe.optimizer_rank or 0)
+    return FLOP_PER_MAC * products * orthogonalized_params(model, stack) if products else 0
 
 
 def update_launch_seconds(job: TimedJob) -> Number:
@@ -248,7 +254,8 @@ def walk_seconds(job: TimedJob) -> Number:
 
 @lru_cache(maxsize=64)
 def orthogonalized_params(model: ModelSpec, stack: Stack) -> int:
-    """Elements of the matrices that Muon orthogonalises: all of the layers but experts in one tensor.
+    """Elements of the matrices that Muon orthogonalises, and that APOLLO and GaLore project: all of the
+    layers but experts in one tensor.
 
     Source: as of :func:`newton_schulz_flop`.
     """

@@ -13,6 +13,7 @@ from planner.program.ops.collectives import (
     ALL_REDUCE,
     ALL_TO_ALL,
     GATHERED_KEYS,
+    PASSED_ON,
     REDUCE_SCATTER,
     SCATTERED_KEYS,
     SENT_KEYS,
@@ -63,6 +64,7 @@ def _shares(tensor: int, context: int) -> Mapping[str, Number]:
         SCATTERED_KEYS: context - 1,
         SENT_KEYS: context - 1,
         ALL_TO_ALL: ring_fraction(context),
+        PASSED_ON: 1,
     }
 
 

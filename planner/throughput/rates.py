@@ -142,7 +142,8 @@ def _fp8_flop_per_s(gpu: GpuSpec, coefficients: Coefficients, sustained: Number)
 
 
 def _lacks_fp8(recipe: Recipe, gpu: GpuSpec) -> bool:
-    return recipe.numerics.fp8 != "none" and gpu.fp8_flop_per_s is None
+    narrow = recipe.numerics.fp8 != "none" or recipe.numerics.quantization == "fp8"
+    return narrow and gpu.fp8_flop_per_s is None
 
 
 def _network_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> Number:

@@ -23,13 +23,17 @@ from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 from measure.recipe.adapters import DTYPES
 from measure.recipe.kbit import FOUR_BIT, quantization_config
 from measure.trace.cuda.outliers import OUTLIER_SHARE
+from measure.trace.cuda.stored_fp8 import store_in_fp8
 from planner.domain.recipes.recipe import Recipe
 from planner.errors import NotModelledError
 
 BLOCK_ELEMENTS = 64
 NESTED_BLOCKS = 256
 # Names under which a stand-in keeps its quantisation constants.
-CONSTANTS = frozenset({"absmax", "nested_absmax", "offset", "code", "SCB"})
+CONSTANTS = frozenset({
+    *("absmax", "nested_absmax", "offset", "code", "SCB"),
+    *("weight_scale_inv", "gate_up_proj_scale_inv", "up_proj_scale_inv", "down_proj_scale_inv"),
+})  # fmt: skip
 
 
 def quantize_on_meta(model: Any, recipe: Recipe, whole: Sequence[str] = ()) -> None:
@@ -41,6 +45,9 @@ def quantize_on_meta(model: Any, recipe: Recipe, whole: Sequence[str] = ()) -> N
         NotModelledError: a quantisation that is not traced.
     """
     numerics, config = recipe.numerics, quantization_config(recipe, whole)
+    if numerics.quantization == "fp8":
+        store_in_fp8(model, numerics.packing.group, whole)
+        return
     if config is None:
         raise NotModelledError(
             f"quantization '{numerics.quantization}' cannot be traced: gptqmodel chooses among its kernels "

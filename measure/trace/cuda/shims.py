@@ -24,6 +24,7 @@ from measure.trace.cuda.recurrent import recurrent_kernels, recurrent_mask
 from measure.trace.cuda.sdpa import attention_on
 from measure.trace.cuda.shapes import layer_norm_on_cuda, shapes_of_kernels
 from measure.trace.cuda.softmax import softmax_on_cuda
+from measure.trace.cuda.stored_fp8 import kernels_of_fp8
 from measure.trace.tracer import Recorder
 from planner.domain.hardware import USUAL_MULTIPROCESSORS
 
@@ -34,7 +35,8 @@ class Situation:
 
     ``padded``: whether a batch holds padding, which the program asks the mask for.  ``real_tokens``: its
     tokens without padding.  ``multiprocessors``: those of the card, by which some kernels divide their sums.
-    ``has_flash``: the card runs torch's FlashAttention.
+    ``has_flash``: the card runs torch's FlashAttention.  ``fp8_by``: what multiplies by matrices that are
+    stored in fp8.
     """
 
     padded: bool
@@ -42,6 +44,7 @@ class Situation:
     real_tokens: int = 0
     multiprocessors: int = USUAL_MULTIPROCESSORS
     has_flash: bool = True
+    fp8_by: Literal["nothing", "triton", "deepgemm"] = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +330,17 @@ SHIMS: tuple[Shim, ...] = (
         "optimizers read the value of a step count, which fake tensors do not have; no size depends on it",
         "torch/optim/adam.py _get_value",
         _step_values,
+    ),
+    Shim(
+        "fp8_kernels",
+        "cuda",
+        "products with matrices that are stored in fp8 run in kernels of the Hub, which cast their input",
+        "transformers/integrations/finegrained_fp8.py fp8_linear",
+        lambda situation: (
+            nullcontext()
+            if situation.fp8_by == "nothing"
+            else kernels_of_fp8(by_deepgemm=situation.fp8_by == "deepgemm")
+        ),
     ),
     Shim(
         "host_steps",

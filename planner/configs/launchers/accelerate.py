@@ -11,7 +11,7 @@ from planner.configs.launchers.launch import LAUNCH_LINE, OPEN_NODES, VISIBLE
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
 from planner.configs.said_by_file import Reading, Shards
 from planner.configs.shared.kernels import read_attention
-from planner.configs.shared.key_tables import names_in
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys, is_left_open
 from planner.errors import UsageError, show
 
@@ -29,6 +29,7 @@ _HARMLESS = names_in("accelerate.toml", "harmless")
 _KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 
 _DEEPSPEED_HARMLESS = names_in("accelerate.toml", "harmless_of_deepspeed")
+_OF_STAGE_3 = texts_in("accelerate.toml", "unmodelled_of_stage_3")
 
 
 def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -59,13 +60,12 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_precision(keys, reading)
     fsdp, deepspeed = keys.section("fsdp_config"), keys.section("deepspeed_config")
     if kind == "FSDP":
-        read_fsdp(
-            fsdp,
-            reading,
-            FsdpKeys(_FSDP_VERSION, where=keys.where("distributed_type")),
-        )
+        read_fsdp(fsdp, reading, FsdpKeys(_FSDP_VERSION, where=keys.where("distributed_type")))
     elif kind == "DEEPSPEED":
         _read_deepspeed(deepspeed, reading, beside)
+        if reading.value("sharding") == "zero3":
+            # accelerate 1.15 accelerator.py _prepare_deepspeed: set_moe_leaf_modules.
+            deepspeed.refuse_switched_on(_OF_STAGE_3)
     _read_parallelism(keys, reading, kind)
     keys.skip(_HARMLESS)
     # Tables of another kind of distribution say nothing about this job.
@@ -101,9 +101,12 @@ def read_counts(keys: Keys, reading: Reading, kind: str) -> None:
     nodes = keys.count("num_machines") or 1
     if nodes > 1:
         reading.say("nodes", nodes, keys.where("num_machines"))
-    if _left_to_the_shell(keys, reading) or (processes := keys.count("num_processes")) is None:
+    if _left_to_the_shell(keys, reading):
         return
-    if kind == "NO":
+    processes = keys.count("num_processes")
+    if processes is None and not (kind == "NO" and keys.has("distributed_type")):
+        return
+    if processes is None or kind == "NO":
         name = VISIBLE if keys.has(VISIBLE) else "gpu_ids"
         ids = str(keys.get(name) or "all")
         sees = 0 if ids == "all" else len(ids.split(","))
@@ -132,6 +135,8 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
     value = keys.get("mixed_precision")
     name = "no" if value in (None, False) else str(value).lower()
     before = reading.said.get("precision")
+    if name == "fp8" and _read_te(keys, reading, default=before is None):
+        return
     if name == "no" or (before is not None and before.value == f"{name}-mixed"):
         return
     if before is not None:
@@ -148,6 +153,39 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
     reading.say("precision", f"{name}-mixed", keys.where("mixed_precision"))
 
 
+def _backend(keys: Keys) -> tuple[Keys, str, str]:
+    """What is named to compute in fp8, by a table of the file or by an option, and where."""
+    part = keys.section("fp8_config")
+    return (
+        (part, "backend", part.text("backend") or "AO")
+        if part.has("backend")
+        else (keys, "fp8_backend", keys.text("fp8_backend") or "AO")
+    )
+
+
+def _read_te(keys: Keys, reading: Reading, *, default: bool) -> bool:
+    """Transformer Engine, which computes in fp8 beside a trainer's own bf16, too: Accelerate asks the
+    variable that the launcher sets.  Then the recipe is the default one.  ``default``: whether no trainer
+    says a precision of its own.
+
+    Source: accelerate 1.15 accelerator.py fp8_backend (``ACCELERATE_FP8_BACKEND``), prepare,
+    utils/dataclasses.py FP8BackendType (capitals), TERecipeKwargs, utils/launch.py setup_fp8_env.
+    """
+    part, place, backend = _backend(keys)
+    if backend.upper() != "TE":
+        return False
+    if backend != "TE":
+        raise part.stops(place, f"Accelerate stops at {show(backend)}, as it knows TE in capitals")
+    if "true" in str(part.get("override_linear_precision")).lower():
+        why = "products in 16 bits beside those in 8 (override_linear_precision) are not modelled"
+        raise part.not_modelled("override_linear_precision", why)
+    blocks = default and part.flag("use_mxfp8_block_scaling")
+    reading.say("fp8", "te-mxfp8" if blocks else "te-delayed", part.where(place))
+    if default:
+        reading.say("precision", "bf16-mixed", keys.where("mixed_precision"))
+    return True
+
+
 def _read_fp8(keys: Keys, reading: Reading) -> None:
     """``fp8`` is bf16 with products of torchao, which Accelerate takes before others where none is named.
 
@@ -155,11 +193,10 @@ def _read_fp8(keys: Keys, reading: Reading) -> None:
     set_mixed_precision, utils/modeling.py get_mixed_precision_context_manager.
     """
     part = keys.section("fp8_config")
-    backend = (part.text("backend") or "AO").upper()
-    if backend not in ("AO", "TORCHAO"):
-        raise part.not_modelled(
-            "backend", f"training in fp8 by {show(backend)} is not modelled; AO (torchao) is"
-        )
+    of, place, backend = _backend(keys)
+    if backend.upper() not in ("AO", "TORCHAO"):
+        why = f"training in fp8 by {show(backend)} is not modelled; AO (torchao) and TE are"
+        raise of.not_modelled(place, why)
     gathers = part.flag("enable_fsdp_float8_all_gather") is not False
     reading.say("precision", "bf16-mixed", keys.where("mixed_precision"))
     reading.say("fp8", "tensorwise-gathered" if gathers else "tensorwise", keys.where("mixed_precision"))
@@ -180,6 +217,8 @@ def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
                 raise part.not_modelled(name, f"needs distributed_type {_DIVIDER[end]}, and it is {kind}")
             reading.say(_DEGREES[end], degree, part.where(name))
             _read_kernel(part, name.removesuffix("sp_size") + "sp_attn_implementation", reading)
+        elif name.endswith("cp_comm_strategy") and part.text(name) not in (None, "allgather"):
+            raise part.not_modelled(name, "keys that go from GPU to GPU are not modelled; allgather is")
         elif name.endswith("replicate_size") and (part.count(name) or 1) > 1:
             _read_replicas(part, name, reading)
         elif name.endswith("shard_size") and (shards := part.count(name) or 1) > 1:

@@ -141,12 +141,12 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
-    """An optimizer that the file names takes the place of the trainer's: Adam, on the GPU fused,
-    else DeepSpeed's on the CPU.
+    """An optimizer that the file names takes the place of the trainer's: Adam, on the GPU fused unless it is
+    torch's, else DeepSpeed's on the CPU.
 
     DeepSpeed makes it of all trained weights in one group.  Source: transformers 5.23
     integrations/deepspeed.py deepspeed_optim_sched (``DummyOptim(params=model_parameters)``);
-    deepspeed 0.19.8 runtime/engine.py _configure_basic_optimizer.
+    deepspeed 0.19.8 runtime/engine.py _configure_basic_optimizer, get_optimizer_configuration.
     """
     offloaded = str(reading.value("offload") or "none").startswith("optimizer")
     forced = keys.flag("zero_force_ds_cpu_optimizer") is not False
@@ -156,23 +156,22 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
             swap_for_cpu_adam(reading, reading.said["offload"].origin)
         return
     kind = part.text("type") or ""
-    part.skip(("params", "legacy_fusion"))
+    part.skip(("legacy_fusion",))
     if kind.lower() not in ("adam", "adamw"):
         raise part.not_modelled(
             "type", f"DeepSpeed's optimizer '{show(kind)}' is not modelled; Adam and AdamW are"
         )
-    if reading.value("sharding") == "zero0" and str(reading.value("precision")).endswith("-mixed"):
-        # runtime/fp16/fused_optimizer.py FP16_Optimizer flattens weights and has all gradients in fp32 twice.
-        raise part.not_modelled(
-            "type", "DeepSpeed's own Adam without ZeRO is not modelled in 16 bits; leave the optimizer out"
-        )
+    params = part.section("params")
+    torchs = bool(params.flag("torch_adam"))
+    if offloaded and (torchs or params.flag("fp32_optimizer_states") is False):
+        name = "torch_adam" if torchs else "fp32_optimizer_states"
+        raise params.not_modelled(name, "in host RAM DeepSpeed's own Adam with states in fp32 is modelled")
+    params.skip_rest()
     reading.said.pop("optimizer", None)
-    note = (
-        "DeepSpeed's own Adam, on the CPU"
-        if offloaded
-        else "DeepSpeed's FusedAdam: one kernel, two fp32 states"
-    )
-    reading.say("optimizer", "adamw_torch" if offloaded else "adamw_torch_fused", part.where("type"), note)
+    ours, note = "adamw_torch_fused", "DeepSpeed's FusedAdam: one kernel, two fp32 states"
+    if offloaded or torchs:
+        ours, note = "adamw_torch", "torch's own" if torchs else "DeepSpeed's own Adam, on the CPU"
+    reading.say("optimizer", ours, part.where("type"), note)
     reading.switch("one_optimizer_group", True, part.where("type"))
 
 

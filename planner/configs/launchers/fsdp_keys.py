@@ -183,8 +183,24 @@ def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
         policy = keys.get(prefix(name))
         if policy is not None:
             found.prefetches = str(policy).upper() != "NO_PREFETCH"
+    if found.version == 1:
+        _read_flat_parameters(keys, prefix, reading)
     keys.skip([prefix(name) for name in _HARMLESS])
     say_fsdp(keys, reading, found)
+
+
+def _read_flat_parameters(keys: Keys, prefix: _Prefixed, reading: Reading) -> None:
+    """What the optimizer of FSDP1 has, and how far weights are gathered ahead.
+
+    Source: accelerate 1.15.0 commands/launch.py (``--fsdp_use_orig_params`` is true), transformers 5.23.0
+    training_args.py _process_fsdp_args; torch 2.13 distributed/fsdp/_runtime_utils.py _unshard.
+    """
+    name = prefix("use_orig_params")
+    if keys.flag(name) is False:
+        reading.switch("fsdp1_flat", True, keys.where(name))
+    name = prefix("limit_all_gathers")
+    if keys.flag(name) is False:
+        raise keys.not_modelled(name, "weights that FSDP gathers ahead without a limit are not modelled")
 
 
 def _read_units(keys: Keys, prefix: _Prefixed, reading: Reading) -> None:

@@ -51,6 +51,7 @@ _OFFLOADS = {
     ("nvme", "nvme"): "optimizer+params-nvme",
 }
 _ZERO_UNMODELLED = texts_in("deepspeed.toml", "unmodelled_of_zero")
+_STAGE_3_UNMODELLED = texts_in("deepspeed.toml", "unmodelled_of_stage_3")
 
 
 def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
@@ -114,7 +115,7 @@ def read_zero(zero: Keys, reading: Reading) -> None:
             zero.where("stage3_model_persistence_threshold"), "is not taken over: no limit is counted"
         )
     zero.skip(("stage3_model_persistence_threshold",))
-    zero.skip(_ZERO_HARMLESS)
+    zero.skip((*_ZERO_HARMLESS, *_STAGE_3_UNMODELLED))
 
 
 def read_zero_buckets(zero: Keys, reading: Reading) -> None:
@@ -126,6 +127,7 @@ def read_zero_buckets(zero: Keys, reading: Reading) -> None:
     """
     stage = zero.get("stage")
     if stage == 3:
+        zero.refuse_switched_on(_STAGE_3_UNMODELLED)
         _read_stage_3(zero, reading)
     elif stage:
         _read_buckets(zero, reading)

@@ -298,8 +298,8 @@ class _Table:
 
     def _packing(self, config: Any) -> dict[str, Any]:
         kind = config.kind if isinstance(config, Made) else ""
-        if kind == "Mxfp4Config" and config.given.get("dequantize") is True:
-            return {}
+        if kind in ("Mxfp4Config", "FineGrainedFP8Config") and config.given.get("dequantize") is True:
+            return {"dequantizes": True}
         if kind != "BitsAndBytesConfig":
             raise self._refused(self._trainer, "how the model is quantised is not known from the text")
         # transformers 5.23.0 utils/quantization_config.py BitsAndBytesConfig: fp4, bytes as they are.

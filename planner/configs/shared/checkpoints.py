@@ -40,18 +40,16 @@ def read_checkpoint(
     *,
     trusts: str = "",
     whole: bool = False,
-    unpacks_fp8: bool = False,
 ) -> None:
     """Enter the model that a key names,
     and how it is stored where its name says that it is quantised already: no name says how.
 
     Tools load such a checkpoint as it is stored, whatever quantisation the file asks for (transformers 5.23.0
     quantizers/auto.py ``merge_quantization_configs``: that of the checkpoint wins), also where --model names
-    another shape.  One in FP8 stays so on cards that have it (quantizers/quantizer_finegrained_fp8.py
-    validate_environment), and does not train (``is_trainable``).  ``trusts``: place that tells of a tool that
-    runs a checkpoint's own code without asking.  ``whole``: the tool rounds weights itself, which it finds
-    whole, as onebitllms does what is called prequantized.  ``unpacks_fp8``: the tool asks for 16 bits, unless
-    the file asks for less.  To be called when the quantisation that the file asks for is known.
+    another shape.  What becomes of one in fp8 depends on the card and on the stack.  ``trusts``: place that
+    tells of a tool that runs a checkpoint's own code without asking.  ``whole``: the tool rounds weights
+    itself, which it finds whole, as onebitllms does what is called prequantized.  To be called when the
+    quantisation that the file asks for is known.
 
     Raises:
         InputFileError: not text.
@@ -63,13 +61,12 @@ def read_checkpoint(
     _say_model(keys, name, model, reading)
     remark_on_own_code(keys, model, reading, trusts)
     last = model.rstrip("/").rpartition("/")[2]
-    kept = not unpacks_fp8 or reading.value("quantization") not in (None, "none")
-    if RELEASED_IN_FP8.fullmatch(last) and kept:
-        what = f"{show(model)} was released in FP8, which is not modelled: name a copy in 16 bits"
-        raise keys.not_modelled(name, what)
-    found = QUANTISED.search(last)
-    if found is None or whole or _says_storage(keys, name, reading):
+    found, released = QUANTISED.search(last), RELEASED_IN_FP8.fullmatch(last)
+    if (found is None and not released) or whole or _says_storage(keys, name, reading):
         return
+    if found is None:
+        what = f"{show(model)} was released in FP8, and nobody read how: name a copy in 16 bits"
+        raise keys.not_modelled(name, what)
     kind = quantization_named(last)
     if not kind:
         raise keys.not_modelled(
@@ -158,6 +155,8 @@ def _says_storage(keys: Keys, name: str, reading: Reading) -> bool:
         return False
     for field in _FIELDS:
         reading.said.pop(field, None)
+    if stored.quantization == "fp8":
+        return True
     where, note = keys.where(name), "as the checkpoint is stored"
     reading.say("quantization", stored.quantization, where, note)
     if stored.packing.is_stored:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys
+from planner.domain.recipes.fp8 import FP8S
+from planner.errors import show
 
 DEGREES = texts_in("megatron.toml", "degrees")
 UNMODELLED = texts_in("megatron.toml", "unmodelled")
@@ -80,6 +82,33 @@ def say_whole_layers(keys: Keys, reading: Reading, method: str, count: int) -> N
     if (method, count) != ("uniform", 1):
         raise keys.not_modelled("recompute_method" if method != "uniform" else "recompute_num_layers", _SOME)
     reading.say("gradient_checkpointing", True, keys.where("recompute_granularity"))
+
+
+def read_fp8(keys: Keys, reading: Reading, names: tuple[str, str, str], *, released: bool = False) -> None:
+    """Products in 8 bits: ``names`` of the format, the scaling and the switch that keeps weights so.
+    ``released``: the checkpoint is in FP8, and its weights are kept without a copy in 16 bits.
+
+    Source: megatron-core 0.16.1 fp8_utils.py get_fp8_recipe; mcore-bridge f020e479 bridge/gpt_bridge.py:194.
+
+    Raises:
+        NotModelledError: another scaling, or MXFP8 kept in 8 bits.
+    """
+    of_format, of_scaling, of_weights = names
+    kept = keys.flag(of_weights)
+    if keys.text(of_format) is None:
+        keys.skip((of_scaling,))
+        if kept:
+            raise keys.stops(of_weights, f"Megatron stops without {of_format}")
+        return
+    scaling = keys.text(of_scaling) or "delayed"
+    fp8 = f"te-{scaling}{'-gathered' if kept else ''}"
+    if fp8 not in FP8S:
+        raise keys.not_modelled(of_weights if kept else of_scaling, f"{show(scaling)} is not modelled here")
+    reading.say("fp8", fp8, keys.where(of_format))
+    if released and fp8 == "te-blockwise-gathered":
+        reading.switch("whole_masters", True, keys.where(of_weights))
+        text = "of a checkpoint in FP8 each GPU keeps whole masters; a copy in 16 bits needs less"
+        reading.remark(keys.where(of_weights), text)
 
 
 def refuse_parts(keys: Keys) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.domain.scenario import TRAINER_BATCH
 
 OTHER_REFERENCE = "a reference that is another model is not modelled"
 _PRECOMPUTE = "precompute_ref_log_probs"
+_ASKS = "precompute_ref_batch_size"
 _PRECOMPUTED = (
     "log-probabilities of the reference that are computed before training are modelled for DPO, and up to "
     "TRL 0.26 with adapters only"
@@ -48,5 +50,8 @@ def read_precomputed(keys: Keys, reading: Reading, *, single: bool) -> None:
         return
     if not single or reading.value("task") not in (None, "dpo"):
         raise keys.not_modelled(_PRECOMPUTE, _PRECOMPUTED)
+    size = keys.count(_ASKS)
+    if size is not None and size > (keys.count("per_device_train_batch_size") or TRAINER_BATCH):
+        raise keys.not_modelled(_ASKS, "a reference that is asked in larger batches is not modelled")
     reading.switch("caches_reference", True, keys.where(_PRECOMPUTE))
     reading.remark(keys.where(_PRECOMPUTE), ASKED_BEFORE)

@@ -25,9 +25,10 @@ from planner.configs.shared.age import refuse_no_training
 from planner.configs.shared.kernels import say_liger
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
+from planner.configs.shared.projecting import LAYERWISE, say_projecting
 from planner.configs.shared.stock import stock_engine
 from planner.configs.yaml_or_json import Document, read_document
-from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
 from planner.domain.scenario import EVAL_BATCH, TRAINER_BATCH
 from planner.errors import UsageError, show
 
@@ -39,8 +40,12 @@ _SIZES = {
 }
 _EVALUATES = ("eval_strategy", "evaluation_strategy")
 # OptimizerNames of Transformers -> ours.
-OPTIMIZERS = {theirs: ours for ours, facts in OPTIMIZER_FACTS.items() for theirs in facts.trainer_names}
-OWN_OPTIMIZERS = tuple(name for name, facts in OPTIMIZER_FACTS.items() if not facts.trainer_names)
+OPTIMIZERS: dict[str, Optimizer] = {
+    theirs: ours for ours, facts in OPTIMIZER_FACTS.items() for theirs in facts.trainer_names
+}
+OWN_OPTIMIZERS = tuple(
+    name for name, facts in OPTIMIZER_FACTS.items() if facts.library == "tool" or not facts.trainer_names
+)
 """Those that a tool makes by a key of its own, whatever ``optim`` says."""
 _UNMODELLED = texts_in("transformers.toml", "unmodelled")
 _REMARKS = texts_in("transformers.toml", "remarks")
@@ -90,8 +95,13 @@ def read_sync(keys: Keys, reading: Reading) -> None:
     """Enter that every micro-batch reduces its gradients.
 
     Source: transformers 5.5 to 5.23 trainer.py _run_epoch; 5.0 does not ask for it.
+
+    Raises:
+        NotModelledError: GPUs share the batch (accelerate 1.15 data_loader.py prepare_data_loader).
     """
     settings = keys.get("accelerator_config")
+    if isinstance(settings, dict) and settings.get("split_batches") is True:
+        raise keys.not_modelled("accelerator_config", _UNMODELLED["split_batches"])
     details = settings.get("gradient_accumulation_kwargs") if isinstance(settings, dict) else None
     if not isinstance(details, dict) or details.get("sync_each_batch") is not True:
         return
@@ -233,15 +243,16 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     say_optimizer(keys, "optim", OPTIMIZERS, reading)
 
 
-def say_optimizer(keys: Keys, key: str, names: Mapping[str, str], reading: Reading) -> None:
+def say_optimizer(keys: Keys, key: str, names: Mapping[str, Optimizer], reading: Reading) -> None:
     """Enter the optimizer that ``key`` names, by a table of names.
 
     Raises:
         NotModelledError: an optimizer that no formula covers.
     """
     name = str(keys.get(key))
-    known = names.get(name.lower())
-    if known is None:
+    plain = name.lower().removesuffix(LAYERWISE)
+    known = names.get(plain)
+    if known is None or (plain != name.lower() and not OPTIMIZER_FACTS[known].projects):
         raise keys.not_modelled(
             key, f"optimizer '{show(name)}' is not modelled; these are: {', '.join(names)}"
         )
@@ -249,7 +260,10 @@ def say_optimizer(keys: Keys, key: str, names: Mapping[str, str], reading: Readi
         raise keys.not_modelled(
             "weight_decay", "the copy of all gradients that rmsprop makes to add it is not modelled; 0 is"
         )
-    reading.say("optimizer", known, keys.where(key))
+    if OPTIMIZER_FACTS[known].projects:
+        say_projecting(keys, key, known, reading)
+    else:
+        reading.say("optimizer", known, keys.where(key))
 
 
 def read_checkpointing(keys: Keys, reading: Reading) -> None:

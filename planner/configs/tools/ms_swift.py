@@ -7,6 +7,7 @@ trainers/arguments.py; those of 3.12.6 (swift/llm/argument) are the same but for
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from planner.configs.launchers.fsdp_keys import Beside
@@ -15,12 +16,14 @@ from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.kernels import DTYPES, read_attention
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
+from planner.configs.shared.projecting import contains_one_of, need_all_matrices
 from planner.configs.shared.trainer_arguments import read_precision, read_trainer
 from planner.configs.tools.ms_swift_2 import is_before_3, read_ms_swift_2
 from planner.configs.tools.ms_swift_launch import PARTS_BY_NAME, read_engine, read_processes
 from planner.configs.tools.ms_swift_rlhf import read_rlhf, read_swift_rollout, refuse_flat_weights
 from planner.configs.yaml_or_json import Document
 from planner.domain.model import ModelSpec
+from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.recipe import ADAPTABLE_MODULES, TARGET_PATTERN
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
@@ -33,6 +36,15 @@ _UNMODELLED = {**PARTS_BY_NAME, **texts_in("ms-swift.toml", "unmodelled")}
 _PLUGINS = {"loss_type": "a loss of a plugin is not modelled"}
 # loss_scale/mapping.py and base.py: these weigh each token by 0 or 1, which the labels say.
 _BINARY = frozenset({"default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"})
+_GALORE: Mapping[str, Optimizer] = {
+    **dict.fromkeys(("adamw_hf", "adamw_torch", "adamw_torch_fused"), "galore_adamw"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "galore_adamw_8bit"),
+    "adafactor": "galore_adafactor",
+}
+_GALORE_UNMODELLED = {
+    "galore_quantization": "Q-GaLore is not modelled",
+    "galore_with_embedding": "projecting the gradient of the token table is not modelled",
+}
 # Plugins of optimizers that only sort parameters into groups (swift/optimizers).
 _GROUPS = ("default", "lorap", "multimodal")
 _SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -60,6 +72,7 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_kind(keys, reading, compares=compares)
     _refuse_other_kinds(keys)
     _read_weights_of_tokens(keys, reading, compares=compares)
+    _read_galore(keys, reading)
     _read_method(keys, reading)
     read_checkpoint(keys, "model", reading, trusts=f"{reading.tool}, which trusts a checkpoint's own code")
     _read_dtypes(keys, reading)
@@ -145,6 +158,32 @@ def _read_weights_of_tokens(keys: Keys, reading: Reading, *, compares: bool) -> 
         raise keys.not_modelled(name, "preferences that weigh each token are not modelled")
     if name is not None:
         reading.switch("loss_weights", "probability", keys.where(name))
+
+
+def _read_galore(keys: Keys, reading: Reading) -> None:
+    """GaLore by a copy of galore-torch's code, over all linear layers but the head.
+
+    Source: ms-swift 4.6.0 swift/arguments/sft_args.py __post_init__, pipelines/train/tuner.py prepare_model,
+    optimizers/galore/utils.py get_optimizer and _create_optimizer_and_scheduler: one optimizer for each
+    parameter (``galore_optim_per_parameter``) steps behind the backward pass, too.
+    """
+    if not keys.flag("use_galore") or keys.has("optimizer") or keys.is_on("lorap_lr_ratio"):
+        return
+    keys.refuse_switched_on(_GALORE_UNMODELLED)
+    if keys.text("galore_proj_type") not in (None, "std"):
+        raise keys.not_modelled("galore_proj_type", "another projection than std is not modelled")
+    if keys.has("galore_target_modules"):
+        names = keys.names("galore_target_modules")
+        if need_all_matrices(keys, "galore_target_modules", contains_one_of(names)):
+            reading.switch("projects_head", True, keys.where("galore_target_modules"))
+    base = keys.text("optim") or "adamw_torch_fused"
+    if "paged" in base:
+        raise keys.not_modelled("optim", "GaLore over paged states is not modelled; adamw_bnb_8bit is")
+    if base not in _GALORE:
+        raise keys.stops("optim", f"ms-swift stops at '{show(base)}' beside use_galore; adamw_torch goes")
+    reading.say("optimizer", _GALORE[base], keys.where("use_galore"))
+    reading.take(keys, {"galore_rank": "optimizer_rank"})
+    reading.default("optimizer_rank", 128, "ms-swift 4.6.0 swift/trainers/arguments.py: galore_rank")
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:

@@ -28,6 +28,7 @@ _SPREADS = (
     "NPROC_PER_NODE starts a process for each GPU"
 )
 _ONE_PROCESS = "ms-swift 4.6.0 swift/model/utils.py get_default_device_map: auto in one process"
+_PIXELS = ("MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM")
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _QWEN = re.compile(r"qwen(2|3)(?:[._]\d)?(?:-?vl|[._]\d)", re.IGNORECASE)
 _FILES = (".yaml", ".yml", ".json")
@@ -46,7 +47,7 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
     """
     env = keys.section("ENV")
     _read_allocator(env, reading)
-    _read_pixels(env, reading)
+    _read_pixels(_with_model_kwargs(keys, env), reading)
     per_node, nodes = env.count(_PROCESSES), _nodes(env, reading)
     visible = _visible(env)
     if per_node is None and nodes is None:
@@ -157,14 +158,24 @@ def _read_allocator(env: Keys, reading: Reading) -> None:
             reading.switch("expandable_segments", "on", env.where(name))
 
 
+def _with_model_kwargs(keys: Keys, env: Keys) -> Keys:
+    """``model_kwargs`` in the place of variables, which it sets where it says something of images.
+
+    Source: ms-swift 4.6.0 swift/arguments/base_args/base_args.py _init_model_kwargs.
+    """
+    said = keys.get("model_kwargs")
+    named = {str(name).upper(): value for name, value in said.items()} if isinstance(said, dict) else {}
+    return env if named.keys().isdisjoint(_PIXELS) else Keys(keys.path, named, "model_kwargs.")
+
+
 def _read_pixels(env: Keys, reading: Reading) -> None:
     """The largest image, by variables that Qwen's towers alone have.
 
     Source: ms-swift 3.12.6 and 4.6.0 model/models/qwen.py compat_qwen_vl_utils: so many patches of pixels a
     token as the processor merges.
     """
-    pixels, tokens = env.count("MAX_PIXELS"), env.count("IMAGE_MAX_TOKEN_NUM")
-    name = "MAX_PIXELS" if tokens is None else "IMAGE_MAX_TOKEN_NUM"
+    pixels, tokens = map(env.count, _PIXELS)
+    name = _PIXELS[tokens is not None]
     family = _QWEN.search(str(reading.value("model")))
     if pixels is None and tokens is None:
         return

@@ -19,6 +19,7 @@ from planner.configs.shared.megatron_keys import (
     OTHER_PRECISION,
     UNMODELLED,
     read_degrees,
+    read_fp8,
     refuse_divided_sequences,
     refuse_parts,
     say_whole_layers,
@@ -51,6 +52,7 @@ _ONLY: dict[str, tuple[tuple[str, ...], str]] = {
 }
 _SIZES = ("micro_batch_size", "global_batch_size")
 _CONVERTED = "-mcore"
+_IN_FP8 = "-FP8"
 
 
 def is_ms_swift_megatron(document: Document) -> bool:
@@ -62,10 +64,10 @@ def read_ms_swift_megatron(keys: Keys, reading: Reading, beside: Beside) -> None
     """Enter what arguments of ``megatron`` say."""
     _refuse(keys)
     _read_method(keys, reading)
-    if keys.has("model"):
+    if not _read_released_in_fp8(keys, reading) and keys.has("model"):
         trusts = f"{reading.tool}, which trusts a checkpoint's own code"
         read_checkpoint(keys, "model", reading, trusts=trusts)
-    else:
+    elif not keys.has("model"):
         _read_converted(keys, reading)
     _read_lengths(keys, reading)
     read_megatron_processes(keys, reading, beside)
@@ -118,6 +120,21 @@ def _read_method(keys: Keys, reading: Reading) -> None:
         )
     if keys.text("lora_dtype") not in (None, "bfloat16"):
         reading.remark(keys.where("lora_dtype"), "Megatron casts adapters to bf16 with the model")
+
+
+def _read_released_in_fp8(keys: Keys, reading: Reading) -> bool:
+    """What is in 8 bits, and whether the checkpoint is in FP8, with scales of blocks, which the bridge
+    unpacks or takes over.
+
+    Source: mcore-bridge f020e479 bridge/gpt_bridge.py:176 _set_weight.
+    """
+    model = keys.text("model") or ""
+    released = model.endswith(_IN_FP8)
+    if released:
+        note = f"{show(model)} has its shape, and matrices in FP8"
+        reading.say("model", model.removesuffix(_IN_FP8), keys.where("model"), note)
+    read_fp8(keys, reading, ("fp8_format", "fp8_recipe", "fp8_param_gather"), released=released)
+    return released
 
 
 def _read_converted(keys: Keys, reading: Reading) -> None:

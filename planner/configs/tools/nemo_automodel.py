@@ -11,6 +11,7 @@ from planner.catalog.models import ModelEntry, entry_named_in
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.checkpoints import remark_on_own_code
+from planner.configs.shared.evaluation import say_evaluation
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.nemo_automodel_vision import SEEING_FAMILIES, read_seeing
@@ -84,6 +85,7 @@ def read_nemo_automodel(keys: Keys, reading: Reading, beside: Beside) -> None:
     sees = _sees(keys)
     keys.refuse_switched_on(_UNMODELLED)
     _refuse_compiled(keys)
+    _refuse_generation(keys)
     _read_steps(keys, reading)
     if sees:
         _read_model(keys, reading, _SEEING_MODEL, SEEING_FAMILIES)
@@ -94,6 +96,7 @@ def read_nemo_automodel(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_loss(keys, reading)
     _read_adapters(keys, reading)
     _read_data(keys, reading)
+    _read_validation(keys, reading)
     _read_optimizer(keys, reading)
     _read_distribution(keys, reading)
     keys.skip(_HARMLESS)
@@ -116,6 +119,17 @@ def _refuse_compiled(keys: Keys) -> None:
     part = keys.section("compile")
     if part.flag("enabled"):
         raise part.not_modelled("enabled", "compiled models of AutoModel are not modelled")
+    part.skip_rest()
+
+
+def _refuse_generation(keys: Keys) -> None:
+    """Raises: NotModelledError: answers made between steps, which FSDP2 leaves out unless it is told to.
+
+    Source: recipes/llm/train_ft.py _run_validation_epoch.
+    """
+    part = keys.section("tool_call_eval")
+    if part.flag("run_on_fsdp2"):
+        raise part.not_modelled("run_on_fsdp2", "answers that the model makes between steps are not modelled")
     part.skip_rest()
 
 
@@ -337,6 +351,9 @@ def _read_data(keys: Keys, reading: Reading) -> None:
     loader = keys.part("dataloader")
     multiple = _row_multiple(loader)
     if loader is not None:
+        if loader.count("batch_size") not in (None, reading.value("batch")):
+            text = "batches of another size than step_scheduler.local_batch_size are not modelled"
+            raise loader.not_modelled("batch_size", text)
         loader.skip_rest()
     if data is None:
         return
@@ -354,6 +371,22 @@ def _read_data(keys: Keys, reading: Reading) -> None:
         reading.say("seq", -(-length // multiple) * multiple, data.where(name))
         full = full or multiple >= length
     reading.say("padding", "packed" if mock else "max_length" if full else "longest", data.where(_TARGET))
+    data.skip_rest()
+
+
+def _read_validation(keys: Keys, reading: Reading) -> None:
+    """Batches that are evaluated, of training's size unless their loader says another.
+
+    Source: recipes/_typed_config.py validation_dataloaders; recipes/llm/train_ft.py _run_validation_epoch.
+    """
+    loader, data = keys.part("validation_dataloader"), keys.part("validation_dataset")
+    if loader is None or data is None:
+        return
+    size, length = loader.count("batch_size"), data.get("seq_length")
+    if size is not None:
+        where = loader.where("batch_size")
+        say_evaluation(reading, size, where, length if isinstance(length, int) else None)
+    loader.skip_rest()
     data.skip_rest()
 
 

@@ -51,7 +51,7 @@ _OF_FILE = words(
     """
     settings_of loaded_by_program by_trainer prepared_for_kbit padded_to_length use_peft lora_r lora_dropout
     use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
-    own_collator classifies num_labels norms_in_fp32
+    own_collator classifies num_labels norms_in_fp32 dequantizes
     """
 )
 
@@ -98,6 +98,8 @@ def _finish(keys: Keys, reading: Reading) -> None:
     _read_allocator(keys, reading)
     _read_norms(keys, reading)
     quantised = reading.value("quantization") not in (None, "none")
+    if keys.flag("dequantizes"):
+        reading.say("quantization", "none", keys.where("dequantizes"))
     if keys.flag("prepared_for_kbit"):
         where = keys.where("prepared_for_kbit")
         if quantised:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Shards
-from planner.configs.shared.key_tables import names_in
+from planner.configs.shared.evaluation import say_evaluation
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtitan_models import EXPERT_DEGREES, FLAVORS, debug_shape, read_experts
 from planner.configs.yaml_or_json import Document
@@ -40,10 +41,9 @@ _SCHEDULES: dict[str, Schedule] = {"1f1b": "1f1b", "gpipe": "gpipe", "interleave
 _PIPELINE_KEYS = names_in("torchtitan.toml", "pipeline")
 _OPTIMIZERS = {"fused": "adamw_torch_fused", "foreach": "adamw_torch"}
 # Tables about reports, data, checkpoints and settings of what is switched on elsewhere.
-_HARMLESS = words(
-    "profiling metrics lr_scheduler checkpoint comm memory_estimation validation debug quantize mx"
-)
+_HARMLESS = words("profiling metrics lr_scheduler checkpoint comm memory_estimation debug quantize mx")
 _HARMLESS_TRAINING = names_in("torchtitan.toml", "harmless_of_training")
+_UNMODELLED_OF_DEBUG = texts_in("torchtitan.toml", "unmodelled_of_debug")
 _HARMLESS_PARALLELISM = (
     "context_parallel_load_balancer",
     "context_parallel_rotate_method",
@@ -67,6 +67,8 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     tables = {name: keys.section(name) for name in _TABLES}
     training = tables["training"]
     _refuse_extensions(keys, tables["experimental"])
+    for part in (training, keys.section("debug")):
+        part.refuse_switched_on(_UNMODELLED_OF_DEBUG)
     old = training.has("warmup_steps") or any(
         training.has(f"data_parallel{end}") for end in ("_degree", "_shard_degree")
     )
@@ -76,6 +78,7 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_experts(tables["model"], tables["parallelism"], reading)
     _read_float8(keys, tables["model"], reading)
     _read_training(training, reading)
+    _read_validation(keys.section("validation"), reading)
     _read_optimizer(tables["optimizer"], reading, old=old)
     _read_checkpointing(keys, reading)
     _read_distribution(tables, reading)
@@ -173,6 +176,14 @@ def _read_training(part: Keys, reading: Reading) -> None:
     # A key of 2024-05 (14d422f0c config_manager.py); "" is off.
     part.refuse_switched_on({"fp8_linear": "fp8 of torchtitan before [float8] is not modelled"})
     part.skip(_HARMLESS_TRAINING)
+
+
+def _read_validation(part: Keys, reading: Reading) -> None:
+    """Batches of their own size and length (config/job_config.py Validation, components/validate.py)."""
+    if part.flag("enable"):
+        size, length = part.count("local_batch_size") or 8, part.count("seq_len") or 2048
+        say_evaluation(reading, size, part.where("local_batch_size"), length)
+    part.skip_rest()
 
 
 def _read_optimizer(part: Keys, reading: Reading, *, old: bool) -> None:

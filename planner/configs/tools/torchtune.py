@@ -17,6 +17,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.launch import LAUNCH_LINE
 from planner.configs.launchers.tune_words import COMPONENT
 from planner.configs.said_by_file import Alone, Reading, Stop
+from planner.configs.shared.evaluation import say_evaluation
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtune_age import LINEAR_LOSS, Age, read_age, read_length
@@ -50,7 +51,9 @@ _DPO = "torchtune.rlhf.loss.DPOLoss"
 _DTYPES = ("bf16", "fp32")
 _UNMODELLED = texts_in("torchtune.toml", "unmodelled")
 _DEGREES = texts_in("torchtune.toml", "degrees")
-_RUN = re.compile(r"^#.*\btune run\b.*?([a-z0-9_]+_(?:single_device|distributed)) --config", re.MULTILINE)
+_RUN = re.compile(
+    r"^#.*\btune run\b.*?([a-z0-9_]+_(?:single_device|distributed|fsdp2)) --config", re.MULTILINE
+)
 # Keys of the distributed recipes alone.
 _DISTRIBUTED = (
     "custom_sharded_layers",
@@ -58,6 +61,8 @@ _DISTRIBUTED = (
     "fsdp_reshard_after_forward",
     "data_parallel_shard_dim",
 )
+# Of 0.2.1: recipes/dev/lora_finetune_fsdp2.py.
+_SECOND_RECIPE = "lora_finetune_fsdp2"
 # Of 34162c9b2 (2024-08-14) recipes/full_finetune_distributed.py and dev/lora_finetune_fsdp2.py.
 _SECOND_FSDP = ("custom_sharded_layers", "fsdp_reshard_after_forward", "fsdp")
 _HARMLESS = names_in("torchtune.toml", "harmless")
@@ -103,6 +108,7 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_dtype(keys, reading)
     _read_quantizer(keys, reading)
     _read_data(keys, reading, old=old)
+    _read_validation(keys, reading)
     if keys.flag("resize_token_embeddings"):
         reading.remark(keys.where("resize_token_embeddings"), "the vocabulary is counted as published")
     _read_optimizer(keys, reading)
@@ -175,6 +181,10 @@ def _read_adapters(part: Keys, reading: Reading, *, quantised: bool) -> None:
     if targets:
         reading.say("lora_targets", targets, part.where("lora_attn_modules"))
     part.skip(("lora_alpha", "quantize_base"))
+    if quantised and "qwen" in _component(part) and not {*_TARGETS.values(), *_MLP} <= set(targets):
+        # bd2a0fc7c models/qwen{2,3}/_component_builders.py: the others stay nn.Linear.
+        text = "torchtune's Qwen packs adapted matrices alone: those without adapters are not modelled"
+        raise part.not_modelled("quantize_base", text)
     if quantised:
         where = part.where("quantize_base" if part.has("quantize_base") else COMPONENT)
         reading.say("quantization", "nf4", where)
@@ -312,6 +322,20 @@ def _read_data(keys: Keys, reading: Reading, *, old: bool) -> None:
     data.skip_rest()
 
 
+def _read_validation(keys: Keys, reading: Reading) -> None:
+    """Batches of ``dataset_val``, as large as those of training where ``batch_size_val`` does not say.
+
+    Source: torchtune bd2a0fc7c recipes/full_finetune_distributed.py setup and validate, and three more.
+    """
+    if not keys.get("run_val_every_n_steps") or keys.get("dataset_val") is None:
+        return
+    size = reading.value("batch")
+    if keys.as_written("batch_size_val") not in (None, "${batch_size}"):
+        size = keys.count("batch_size_val")
+    if size is not None:
+        say_evaluation(reading, size, keys.where("batch_size_val"))
+
+
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
     part = keys.part("optimizer")
     kind = _component(part)
@@ -405,11 +429,12 @@ def _read_distribution(keys: Keys, reading: Reading, *, old: bool) -> None:
 def _read_old_distribution(keys: Keys, reading: Reading, kind: str) -> str:
     """FSDP1, or ``kind`` where a key of FSDP2's recipes of 2024-08 is there."""
     second = next((name for name in _SECOND_FSDP if keys.has(name)), None)
-    if second is not None or set(_recipes(keys, reading)) == {"lora_finetune_distributed"}:
+    recipes = set(_recipes(keys, reading))
+    if second is not None or recipes in ({"lora_finetune_distributed"}, {_SECOND_RECIPE}):
         # These recipes delete the logits before backward.
         place = keys.where(second) if second else reading.script or f"{keys.path}: a comment"
         reading.switch("keeps_outputs", False, place)
-    return "fsdp1" if second is None else kind
+    return kind if second is not None or recipes == {_SECOND_RECIPE} else "fsdp1"
 
 
 def _single_device_recipe(keys: Keys, reading: Reading) -> str:

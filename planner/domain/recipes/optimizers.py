@@ -32,6 +32,9 @@ Optimizer = Literal[
     "adam_mini",
     "muon",
     "apollo_adamw",
+    "galore_adamw",
+    "galore_adamw_8bit",
+    "galore_adafactor",
     "badam",
 ]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
@@ -58,7 +61,9 @@ class OptimizerFacts:
     and head by themselves, as Axolotl groups parameters for optimizers that it makes itself.
 
     ``whole_matrices``: it was read where no GPU has a part of a matrix.  ``gathers``: it may step FSDP2's
-    DTensors whole, which a rule asks of the stack.
+    DTensors whole, which a rule asks of the stack.  ``projects``: how often it multiplies a matrix's gradient
+    with a narrow matrix, of which it keeps one; 0 for all that keep none.  ``decomposes``: what the narrow
+    matrix is made of: a singular value decomposition of the gradient (GaLore), or random numbers.
     """
 
     library: Literal["torch", "torchao", "bitsandbytes", "transformers", "package", "tool"]
@@ -73,6 +78,8 @@ class OptimizerFacts:
     ends_apart: bool = False
     whole_matrices: bool = False
     gathers: bool = False
+    projects: int = 0
+    decomposes: bool = False
 
     @property
     def takes_dtensors(self) -> bool:
@@ -112,6 +119,23 @@ def _of_matrices(moved_bytes: int, operators: int, *, gathers: bool = False) -> 
     return OptimizerFacts("tool", (), "unread", moved_bytes, operators, whole_matrices=True, gathers=gathers)
 
 
+def _projecting(
+    name: str, moved_bytes: int, operators: int, projects: int = 2, bits: Literal[32, 8] = 32
+) -> OptimizerFacts:
+    """Optimizers of Transformers that keep a narrow matrix for each matrix; ``name``: the Trainer's."""
+    return OptimizerFacts(
+        "tool",
+        (name,),
+        "unread",
+        moved_bytes,
+        operators,
+        bits,
+        whole_matrices=True,
+        projects=projects,
+        decomposes=projects > 1,
+    )
+
+
 # Names: transformers 5.23.0 training_args.py OptimizerNames; adamw_hf up to 4.49.0.  On the host: accelerate
 # 1.15.0 utils/deepspeed.py:29-94 (Lion becomes DeepSpeedCPULion, what is unknown Adam); bitsandbytes steps
 # there only since 0.50, in 8 bits (backends/cpu/ops.py); torchao's step was read as compiled for a GPU.
@@ -122,9 +146,11 @@ def _of_matrices(moved_bytes: int, operators: int, *, gathers: bool = False) -> 
 # products.  torchao in two kernels: read p g m v, write both moments; read them and p g m v, write p m v, in
 # 4 bits with the codes as int64.  rmsprop: scale 2, addcmul 4, root 2, add 2, addcdiv 4.  badam: as
 # adamw_torch, and 12 bytes for copies of gradients and weights between 16 bits and fp32.  apollo: project 1,
-# scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which are most.  ademamix (fused): read p g m n v,
-# write p m n v.  schedule_free_adamw: scale 2, addcmul 4, divide 2, root 2, add 2, divide 3, lerp 3, add 3,
-# subtract 3.  adopt_adamw: decay 3, root 2, limits 6, divide 3, lerp 3, add 3, scale 2, addcmul 4.
+# scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which are most.  galore_adamw: project 1, and back
+# 1, scale 2, add 3; in 8 bits also a copy of the weight 2; adafactor also copies to fp32 4, negative 2, and
+# back 2.  ademamix (fused): read p g m n v, write p m n v.  schedule_free_adamw: scale 2, addcmul 4, divide
+# 2, root 2, add 2, divide 3, lerp 3, add 3, subtract 3.  adopt_adamw: decay 3, root 2, limits 6, divide 3,
+# lerp 3, add 3, scale 2, addcmul 4.
 # Operators: adamw_hf updates tensors one by one (about six calls each; a compiled step of torchao: its
 # buffers and kernels).  adafactor and bitsandbytes: time of a Trainer's step per tensor over that of an
 # operator of its layers, without a GPU (95 and 71 over 10.4 us; transformers 5.23, bitsandbytes 0.50.2):
@@ -154,6 +180,9 @@ OPTIMIZER_FACTS: Mapping[Optimizer, OptimizerFacts] = {
     "adamc": OptimizerFacts("package", (), "unread", 84, lists=1, ends_apart=True),
     "adam_mini": _of_matrices(68, 14),
     "muon": _of_matrices(52, 45, gathers=True),
-    "apollo_adamw": _of_matrices(44, 25),
+    "apollo_adamw": _projecting("apollo_adamw", 44, 25, projects=1),
+    "galore_adamw": _projecting("galore_adamw", 28, 14),
+    "galore_adamw_8bit": _projecting("galore_adamw_8bit", 36, 16, bits=8),
+    "galore_adafactor": _projecting("galore_adafactor", 60, 13),
     "badam": OptimizerFacts("tool", (), "unread", 96, lists=1),
 }

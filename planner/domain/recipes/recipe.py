@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from planner.domain.recipes.attention_kernels import Attention
+from planner.domain.recipes.fp8 import Fp8
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import ALONE, Parallel
 from planner.domain.recipes.rollout import FrozenModel, Rollout
@@ -26,9 +27,8 @@ else:
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Method = Literal["full", "lora"]
-Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm"]
+Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm", "fp8"]
 Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
-Fp8 = Literal["none", "tensorwise", "tensorwise-gathered", "rowwise", "rowwise-gw-hp"]
 Qat = Literal["none", "int8-int4", "mxfp4", "ternary"]
 Offload = Literal[
     "none",
@@ -63,9 +63,6 @@ Task = Literal[
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-FP8S: tuple[Fp8, ...] = get_args(Fp8)
-GATHERED_FP8: Fp8 = "tensorwise-gathered"
-"""FSDP2 gathers weights that were cast to 8 bits before."""
 QATS: tuple[Qat, ...] = get_args(Qat)
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 LOSSES: tuple[Loss, ...] = get_args(Loss)
@@ -91,13 +88,14 @@ BITSANDBYTES: frozenset[Quantization] = frozenset({"int8", "nf4", "fp4"})
 GPTQ: frozenset[Quantization] = frozenset({"gptq-int4", "gptq-int8"})
 IN_GROUPS: frozenset[Quantization] = GPTQ | {"awq-int4"}
 """Whose scale is shared by a group of inputs, as many as the checkpoint says; held in buffers."""
-PREPACKED: frozenset[Quantization] = IN_GROUPS | {"aqlm"}
+PREPACKED: frozenset[Quantization] = IN_GROUPS | {"aqlm", "fp8"}
 """Quantisations that only a checkpoint made with them has."""
-STAYS_16_BIT: frozenset[Quantization] = GPTQ | {"aqlm"}
-"""Quantisations whose unquantised weights PEFT's k-bit preparation leaves as they are.
+STAYS_16_BIT: frozenset[Quantization] = GPTQ | {"aqlm", "fp8"}
+"""Quantisations whose unquantised weights PEFT's k-bit preparation leaves as they are; fp8 has none.
 
 Source: peft 0.7.1 and 0.21.2 utils/other.py prepare_model_for_kbit_training (AWQ is not among the
-exceptions).
+exceptions); transformers 5.23 sets is_loaded_in_4bit and is_loaded_in_8bit, for which trainers prepare a
+model, for bitsandbytes alone.
 """
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -161,7 +159,8 @@ class Adapter:
 class Packing:
     """How the checkpoint of a quantised base packs a matrix.
 
-    ``group``: inputs that share a scale, 0 where all do; of AQLM those that one code stands for.
+    ``group``: inputs that share a scale, 0 where all do; of AQLM those that one code stands for; of fp8 the
+    side of a square that shares one, 0 where a matrix does.
     ``codebooks`` of ``2 ** code_bits`` vectors each: AQLM's.  ``is_stored``: matrices of bitsandbytes come
     packed, too.
     """
@@ -178,11 +177,9 @@ class Numerics:
 
     ``precision`` ending in ``-mixed`` means autocast (native AMP) or the 16-bit engine of DeepSpeed with fp32
     master weights.  ``quant_storage`` is the dtype in which 4-bit bytes are stored; other than ``None`` it
-    lets FSDP and ZeRO-3 shard them.  ``fp8``: how products of the layers' matrices scale what they cast to 8
-    bits, in torchao's words: by whole tensors or by rows; ``gathered``: FSDP2 gathers weights that were cast
-    before; ``gw-hp``: the gradient of a weight is a product in 16 bits.  ``qat``: what inputs and weights of
-    matrices are rounded to as if quantised, and ``qat_group`` inputs share a scale of weights (``ternary``:
-    all of them).
+    lets FSDP and ZeRO-3 shard them.  ``fp8``: whose products of the layers' matrices are in 8 bits, and how
+    they scale (:mod:`planner.domain.recipes.fp8`).  ``qat``: what inputs and weights of matrices are rounded
+    to as if quantised, and ``qat_group`` inputs share a scale of weights (``ternary``: all of them).
     """
 
     load_dtype: Dtype
@@ -300,7 +297,7 @@ class Recipe:
 
     ``train_layers``: what a full fine-tune trains where that is not everything
     (:mod:`planner.intake.train_layers`); empty for all.  ``frozen``: parts of a vision-language model
-    that are not trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO projects gradients.
+    that are not trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO and GaLore project.
     ``optimizer_in_backward``: each parameter is updated as soon as its gradient is there, which then goes.
     ``rollout``: what is generated, of a task that does so.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and

@@ -9,6 +9,7 @@ from functools import lru_cache
 from hashlib import sha256
 
 from planner.domain.hardware import UNKNOWN_HOST
+from planner.domain.recipes.fp8 import te_scaling
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import PRIORS, Coefficients
@@ -163,6 +164,8 @@ class Calibration:
         if scenario.recipe.parallel.experts > 1:
             # Nor does any record say how evenly a router spreads tokens over GPUs.
             parallel = (*parallel, "GPUs that divide experts", "tokens that are spread over experts unevenly")
+        if te_scaling(scenario.recipe.numerics.fp8):
+            parallel = (*parallel, "products of Transformer Engine in 8 bits")
         return (*(f"{what} {value}" for what, value, seen in asked if value not in seen), *parallel)
 
     def doubt(self, scenario: Scenario) -> Doubt:

@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS
+from planner.domain.recipes.fp8 import FP8S
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, OPTIMIZERS
 from planner.domain.recipes.parallel import DEVICE_MAPS, SCHEDULES
 from planner.domain.recipes.recipe import (
     CHECKPOINT_POLICIES,
     DTYPES,
-    FP8S,
     LOSSES,
     METHOD_ALIASES,
     OFFLOADS,
@@ -239,7 +239,7 @@ _FIELDS = (
         "flag",
         "Update each parameter in the backward pass, as soon as its gradient is there, which then goes",
     ),
-    _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),
+    _count("optimizer_rank", "Rows to which APOLLO and GaLore project gradients", 65_536),
     _one_of(
         "precision",
         "Dtype of the computation; -mixed keeps fp32 masters or uses autocast",
@@ -248,8 +248,8 @@ _FIELDS = (
     ),
     _one_of(
         "fp8",
-        "Scaling of products of the layers' matrices in 8 bits, as torchao names it; gathered: FSDP2 sends "
-        "weights in 8 bits, too",
+        "Scaling of products of the layers' matrices in 8 bits, as torchao names it, or (te-) Transformer "
+        "Engine; gathered: FSDP2 or Megatron sends weights in 8 bits, too",
         FP8S,
     ),
     _one_of(

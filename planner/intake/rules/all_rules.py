@@ -7,11 +7,12 @@ from __future__ import annotations
 from planner.errors import RefusedCombinationError, UnreadCombinationError
 from planner.intake.rules.rule import Case, Level, Rule
 from planner.intake.rules.rules_adapters import ADAPTER_RULES
+from planner.intake.rules.rules_fp8 import FLOAT8_RULES
 from planner.intake.rules.rules_fsdp import FSDP_RULES
 from planner.intake.rules.rules_mixers import MIXER_RULES
 from planner.intake.rules.rules_mixtures import MIXTURE_RULES
 from planner.intake.rules.rules_optimizer import OPTIMIZER_RULES
-from planner.intake.rules.rules_qat import FLOAT8_RULES, QAT_RULES
+from planner.intake.rules.rules_qat import QAT_RULES
 from planner.intake.rules.rules_recipe import RECIPE_RULES
 from planner.intake.rules.rules_stored import STORED_RULES
 from planner.intake.rules.rules_system import SYSTEM_RULES

@@ -47,6 +47,22 @@ def _stacks_matrices(case: Case) -> bool:
     )
 
 
+# Longer x shorter^2 of all matrices over seconds.  By ms-swift's table of tuners
+# (data/published/swift_tuners.md) two epochs of 87,543 samples, 16 a step, take 61,023 s with AdamW and
+# 79,482 s with GaLore, whose gap is 50 there (swift/trainers/arguments.py): 84 s for Qwen-7B's.
+_DECOMPOSED_PER_S = 3.15e11
+
+
+def _decompositions_s(case: Case) -> float:
+    """Seconds in which every matrix of the layers is decomposed once, on the card of that table."""
+    total = 0.0
+    for group in case.model.groups:
+        for linear in group.block.linears:
+            shorter, longer = sorted((linear.in_features, linear.out_features))
+            total += group.count * linear.copies * longer * shorter**2
+    return total / _DECOMPOSED_PER_S
+
+
 def _is_full_muon_of_axolotl(case: Case) -> bool:
     recipe = case.recipe
     return recipe.optimizer == "muon" and case.stack.muon == "all" and recipe.method == "full"
@@ -94,6 +110,17 @@ OPTIMIZER_RULES = (
         "gradient accumulation; leave --optimizer-in-backward out",
         _steps_elsewhere,
     ),
+    not_modelled(
+        # deepspeed 0.19.8 runtime/fp16/fused_optimizer.py FP16_Optimizer flattens weights and has all
+        # gradients in fp32 twice.
+        "own-adam-without-zero",
+        "DeepSpeed's own Adam without ZeRO is not modelled in 16 bits; leave the optimizer out of its file",
+        lambda case: (
+            case.recipe.sharding.name == "zero0"
+            and case.stack.one_optimizer_group
+            and case.recipe.numerics.mixed
+        ),
+    ),
     refuse(
         # llamafactory 0.9.5 hparams/parser.py:394-398, but for DeepSpeed's ZeRO-3, which badam 1.4 supports.
         "badam-of-one-layer",
@@ -106,10 +133,20 @@ OPTIMIZER_RULES = (
     ),
     warn(
         "optimizer-rank-unused",
-        "optimizer_rank is for apollo_adamw; this optimizer has none",
+        "optimizer_rank is for APOLLO and GaLore; this optimizer has none",
         lambda case: (
-            case.recipe.optimizer_rank is not None and not case.recipe.optimizer.startswith("apollo")
+            case.recipe.optimizer_rank is not None and not OPTIMIZER_FACTS[case.recipe.optimizer].projects
         ),
+    ),
+    warn(
+        # torch 2.13 ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp: gesvdj_buffersize.  Intervals:
+        # planner/program/update/projected.py.
+        "galore-decomposes",
+        "The time of GaLore's decompositions, of each matrix once in update_proj_gap steps, is not counted; "
+        "their workspace, which cuSOLVER does not publish, is taken for two fp32 copies of a matrix, and by "
+        "intervals for none to four",
+        lambda case: OPTIMIZER_FACTS[case.recipe.optimizer].decomposes,
+        lambda case: f"by one table of an A100 all of them take some {_decompositions_s(case):,.0f} s",
     ),
     not_modelled(
         "gpu-optimizer-offloaded",

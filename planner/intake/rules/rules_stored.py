@@ -8,6 +8,8 @@ from planner.domain.recipes.recipe import BITSANDBYTES, IN_GROUPS, PREPACKED
 from planner.domain.stored import stored_text
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, not_modelled, refuse, warn
+from planner.intake.rules.rules_recipe import adapted_expert_bytes
+from planner.intake.supported import lacks_fp8, runs_deepgemm
 
 
 def _is_prepacked(case: Case) -> bool:
@@ -16,7 +18,34 @@ def _is_prepacked(case: Case) -> bool:
 
 def _differs_from_stored(case: Case) -> bool:
     stored = case.model.stored
-    return stored is not None and case.numerics.quantization != stored.quantization
+    return stored is not None and case.numerics.quantization != stored.quantization and not _is_widened(case)
+
+
+def _is_stored_in_fp8(case: Case) -> bool:
+    return case.model.stored is not None and case.model.stored.quantization == "fp8"
+
+
+def _has_other_experts(case: Case) -> bool:
+    """Whether experts are not those that ``FP8Experts`` computes, or have adapters."""
+    blocks = [group.block for group in case.model.groups if group.block.mlp.n_experts]
+    biased = any(linear.bias for block in blocks for linear in block.linears if linear.group == "expert")
+    clamped = any(block.mlp.activation == "clamped_swiglu" for block in blocks)
+    return biased or clamped or adapted_expert_bytes(case) > 0
+
+
+def _is_widened(case: Case) -> bool:
+    """Whether weights in fp8 are turned to 16 bits while they load, asked for or not."""
+    return _is_stored_in_fp8(case) and case.numerics.quantization == "none"
+
+
+def _keeps_fp8(case: Case) -> bool:
+    return case.numerics.quantization == "fp8"
+
+
+def _why_widened(case: Case) -> str:
+    if case.stack.fp8_checkpoints == "unpacked":
+        return f"stack '{case.stack.id}' asks for them"
+    return f"{case.gpu.name} has no fp8" if lacks_fp8(case.gpu) else "--quantization none asks for them"
 
 
 def _stored_text(case: Case) -> str:
@@ -45,11 +74,7 @@ def _compute_text(case: Case) -> str:
 def _packs_fused_experts(case: Case) -> bool:
     linears = (linear for group in case.model.groups for linear in group.block.linears)
     fused = any(linear.group == "expert" and linear.kind == "parameter" for linear in linears)
-    return (
-        fused
-        and case.stack.passes_over == "parameters"
-        and (_is_prepacked(case) or case.model.stored is not None)
-    )
+    return fused and case.stack.passes_over == "parameters" and case.numerics.arrives_packed
 
 
 def _multiplies_four_dimensions(case: Case) -> bool:
@@ -99,7 +124,7 @@ STORED_RULES = (
         "packed-kernels-unread",
         "Nobody read how this stack computes over a GPTQ, AWQ or AQLM base: use --stack hf-trainer@5 "
         "or trl, or nf4",
-        lambda case: _is_prepacked(case) and case.stack.packed_kernels == "unread",
+        lambda case: _is_prepacked(case) and not _keeps_fp8(case) and case.stack.packed_kernels == "unread",
         lambda case: case.stack.id,
     ),
     not_modelled(
@@ -154,5 +179,77 @@ STORED_RULES = (
         "aqlm-sharded",
         "Nobody read what ZeRO-3 and FSDP do with the codes of an AQLM base: use ddp or ZeRO-1/2",
         lambda case: case.shards_weights and case.numerics.quantization == "aqlm",
+    ),
+    not_modelled(
+        # deepspeed 0.19.8 runtime/engine.py _configure_distributed_model: module.bfloat16() widens fp8.
+        "fp8-sharded",
+        "Nobody read what DeepSpeed and FSDP do with a base that stays in fp8: use ddp, or --quantization "
+        "none",
+        lambda case: (case.shards_weights or case.recipe.uses_deepspeed) and _keeps_fp8(case),
+    ),
+    not_modelled(
+        # transformers 5.23 integrations/finegrained_fp8.py FP8Experts: no biases; peft 0.21
+        # tuners/lora/layer.py ParamWrapper adds to a tensor.
+        "fp8-experts-unread",
+        "Experts in fp8 are read without biases, with a plain gate, and without adapters: name "
+        "--lora-targets attention, or use --quantization none",
+        lambda case: _keeps_fp8(case) and _has_other_experts(case),
+    ),
+    not_modelled(
+        "fp8-checkpoint-unread",
+        "Nobody read what this stack makes of a checkpoint in fp8: name one in 16 bits, or use --stack "
+        "hf-trainer@5 or trl",
+        lambda case: (_keeps_fp8(case) or _is_stored_in_fp8(case)) and case.stack.fp8_checkpoints == "unread",
+        lambda case: case.stack.id,
+    ),
+    refuse(
+        # transformers 4.57.6 quantizers/quantizer_finegrained_fp8.py validate_environment and is_trainable.
+        "fp8-checkpoint-too-new",
+        "Transformers before 5.0 neither trains over a checkpoint in fp8 nor turns it to 16 bits: name one "
+        f"in 16 bits [{REFUSED_BY_TOOL}]",
+        lambda case: (_keeps_fp8(case) or _is_stored_in_fp8(case)) and case.stack.fp8_checkpoints == "never",
+        lambda case: case.stack.id,
+    ),
+    refuse(
+        # transformers 5.0.0 to 5.21.1 quantizers/quantizer_finegrained_fp8.py is_trainable: False, which
+        # trainer_utils.py validate_quantization_for_training asks; 5.22.0 has FP8LinearFunction.
+        "fp8-not-trained",
+        "This Transformers does not train over weights in fp8, as 5.22 is the first to do: "
+        "load them as 16 bits (FineGrainedFP8Config(dequantize=True); here --quantization none) "
+        f"[{REFUSED_BY_TOOL}]",
+        lambda case: _keeps_fp8(case) and case.stack.fp8_checkpoints in ("widened", "unpacked"),
+        lambda case: case.stack.id,
+    ),
+    refuse(
+        "fp8-kept-on-no-card",
+        "Transformers keeps weights in fp8 from compute capability 8.9 on alone, and turns them to 16 bits "
+        "elsewhere: use --quantization none",
+        lambda case: _keeps_fp8(case) and lacks_fp8(case.gpu),
+        lambda case: case.gpu.name,
+    ),
+    not_modelled(
+        "fp8-kept-unread",
+        "Nobody read what products over this checkpoint take while it stays in fp8; as 16 bits "
+        "(FineGrainedFP8Config(dequantize=True)) it is counted with --quantization none",
+        lambda case: _keeps_fp8(case) and case.model.stored is not None and bool(case.model.stored.unread),
+        lambda case: case.model.stored.unread if case.model.stored is not None else "",
+    ),
+    warn(
+        "fp8-blocks-assumed",
+        "Blocks of 128 x 128 are assumed, and inputs that each step scales anew, as nobody gave those of the "
+        "checkpoint: give its config.json as --model",
+        lambda case: _keeps_fp8(case) and case.model.stored is None,
+    ),
+    warn(
+        "fp8-widened",
+        "The checkpoint's fp8 weights are counted as the 16 bits that they become while they load",
+        _is_widened,
+        _why_widened,
+    ),
+    warn(
+        "fp8-by-deepgemm",
+        "Counted with DeepGEMM, which Transformers takes on Hopper where it finds nvcc and the package "
+        "kernels; without nvcc a Triton kernel takes less memory and more time",
+        lambda case: _keeps_fp8(case) and runs_deepgemm(case.gpu),
     ),
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import ceil
 
-from planner.domain.recipes.recipe import GATHERED_FP8
+from planner.domain.recipes.fp8 import GATHERED_FP8, MULTIPLE
 from planner.domain.term import TermName
 from planner.program.job import Job
 from planner.program.load import constants, load_whole, prepared_dtype, take_workspaces
@@ -19,7 +19,6 @@ from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
 from planner.program.parameters import Shape, Weight, adapter_weights, model_weights
 from planner.program.request_stream import Instance, RequestStream
 from planner.program.update.states import rank_of
-from planner.program.weights.float8 import MULTIPLE
 
 ROOT, TABLE, TAIL = "root", "table", "tail"
 EMBEDDINGS, HEAD = "embeddings", "head"

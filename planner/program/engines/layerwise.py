@@ -29,6 +29,8 @@ class Layerwise(Runtime):
         super().load()
         for each in self.weights:
             part, _, name = each.name.rpartition(" ")
+            if each.name == "head":
+                part, name = "head", self.job.model.head.name
             self._named.setdefault((part, name), []).append(each)
 
     def backward(self, part: Instance) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
 from planner.program.head.inputs import make_masks, make_turns
+from planner.program.head.logits import capped, normalised
 from planner.program.head.losses import (
     cuts_head,
     cuts_logits,
@@ -43,8 +44,10 @@ from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.recorded_part import Shape
 from planner.program.view import LayerView
 from planner.program.weights.fake_quantized import is_head_rounded, rounded_product
+from planner.program.weights.float8 import in_float8
 from planner.program.weights.lora_operators import with_adapter
 from planner.program.weights.matrices import autocast, base_product, dropout, linear, weight_copy
+from planner.program.weights.te_casts import product_te
 
 _BEFORE = ("embed", "layer_inputs", "streams", "joined_streams", "soft_rows")
 """What matrices read that do not stand between the last norm and the head."""
@@ -342,7 +345,7 @@ def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
             loss_of = loss_of_rows if of_rows(view.recipe, view.stack) else piecewise_loss
             return loss_of(torch, view, model.head, weight, hidden), kept
         if model.normhead:
-            weight = _normalised(torch, weight)
+            weight = normalised(torch, weight)
         if cuts_head(view):
             logits_of = partial(scaled_logits if view.stack.caps_pieces else _logits, torch, ends)
             passed += logits_in_pieces(torch, view, logits_of, (weight, hidden))
@@ -388,18 +391,11 @@ def _scaled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
         logits = torch.to(logits, "fp32")
     passed = [logits]
     del logits
-    return _capped(torch, passed) if model.logit_softcap and _caps_logits(view) else passed.pop()
+    return capped(torch, passed) if model.logit_softcap and _caps_logits(view) else passed.pop()
 
 
 def _caps_logits(view: LayerView) -> bool:
     return view.stack.soft_caps == "logits"
-
-
-def _capped(torch: Operators, passed: list[Tensor]) -> Tensor:
-    """``cap * tanh(x / cap)`` of what ``passed`` holds, which is emptied."""
-    x = torch.same(passed.pop(), "div")
-    x = torch.kernel(x, "tanh", saves="output")
-    return torch.same(x, "mul")
 
 
 def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
@@ -414,7 +410,7 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     if view.block.wide_stream:
         hidden = torch.to(hidden, view.dtypes.table)
     if model.logit_softcap and not _caps_logits(view):
-        hidden = _capped(torch, [hidden])
+        hidden = capped(torch, [hidden])
     for linear_spec in model.extra_linears:
         if linear_spec.reads not in _BEFORE:
             hidden = linear(torch, view, linear_spec, hidden)
@@ -465,6 +461,9 @@ def _logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) ->
         bias, trained = None, ends.trains(ends.head, spec.name)
         if spec.bias:
             bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=trained)
+        if view.narrow is not None and in_float8(view.recipe.numerics, spec):
+            return product_te(torch, view, spec, x, [weight] if bias is None else [weight, bias])
+        if bias is not None:
             bias = weight_copy(torch, view, bias)
         if is_head_rounded(view, spec, tied=ends.model.tied):
             return rounded_product(torch, view, spec, x, (weight, bias))
@@ -479,22 +478,3 @@ def _logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) ->
     if view.adapted(head):
         return with_adapter(torch, view, head, hidden, product)
     return product(torch, view, head, hidden)
-
-
-def _normalised(torch: Operators, weight: Tensor) -> Tensor:
-    """``normalize(weight)``: divided by the norms of its rows, which are spread out again in backward.
-
-    Source: baichuan-inc/Baichuan2-7B modeling_baichuan.py NormHead.forward; torch 2.13 ``div`` and
-    ``linalg_vector_norm`` in tools/autograd/derivatives.yaml.
-    """
-    torch.pay([weight])
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        # C++ keeps what an expression makes until it ends; the sum of both parts is made in place.
-        spread = [torch.like(gradient, op) for op in ("neg", "div", "div", "mul")].pop()
-        of_weight = torch.like(gradient, "div")
-        del spread
-        _through_norms = [torch.like(gradient, op) for op in ("div", "mul")]
-        return [of_weight]
-
-    return record(torch, torch.like(weight, "div"), [weight], [], backward)

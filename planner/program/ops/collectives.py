@@ -19,8 +19,8 @@ from planner.program.view import LayerView
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 GATHERED_KEYS, SCATTERED_KEYS = "all_gather of keys", "reduce_scatter of keys"
-SENT_KEYS, ALL_TO_ALL = "copy of a head for all_gather", "all_to_all"
-"""Names of collectives as operators; the last four are among GPUs that divide a sequence.
+SENT_KEYS, ALL_TO_ALL, PASSED_ON = "copy of a head for all_gather", "all_to_all", "sent to the next GPU"
+"""Names of collectives as operators; the last five are among GPUs that divide a sequence.
 ``SENT_KEYS`` makes what is sent, the others what arrives.
 """
 

@@ -9,14 +9,15 @@ so do fp16's ``GradScaler.unscale_`` and weight decay.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.program.job import Job
-from planner.program.layers.projected import apollo
 from planner.program.ops.tensors import Unit
 from planner.program.parameters import Weight
 from planner.program.request_stream import RequestStream
+from planner.program.update import projected
 from planner.program.update.states import BLOCK, is_in_blocks, states_of, sums_of
 from planner.program.update.step_kernels import Make, States, adam_mini, like, muon
 
@@ -36,7 +37,7 @@ def optimizer_step(stream: RequestStream, job: Job, trained: Sequence[Weight], *
         if first:
             states.extend(make_states(stream, job, weight))
 
-    for step, group in _steps_of(job, trained, first=first):
+    for step, group in steps_of(job, trained, first=first):
         step(partial(Temporary, stream), made, group)
     return states
 
@@ -51,11 +52,11 @@ def make_states(stream: RequestStream, job: Job, weight: Weight) -> list[int]:
     ]
 
 
-def _steps_of(job: Job, trained: Sequence[Weight], *, first: bool) -> Iterator[tuple[Step, Sequence[Weight]]]:
+def steps_of(job: Job, trained: Sequence[Weight], *, first: bool) -> Iterator[tuple[Step, Sequence[Weight]]]:
     """The steps of an optimizer, and what each is over: two groups, or all."""
-    optimizer, rank = job.recipe.optimizer, job.recipe.optimizer_rank
-    if rank and optimizer == "apollo_adamw":
-        yield partial(apollo, rank=rank, first=first), trained
+    optimizer = job.recipe.optimizer
+    if OPTIMIZER_FACTS[optimizer].projects:
+        yield partial(_projecting, job, first=first), trained
     elif optimizer == "muon":
         n_parts = int(job.recipe.shards(job.hardware)) if job.recipe.sharding.dtensors else 1
         yield partial(muon, n_parts=n_parts), trained
@@ -67,6 +68,19 @@ def _steps_of(job: Job, trained: Sequence[Weight], *, first: bool) -> Iterator[t
         step = alone or partial(_torchao if facts.library == "torchao" else _together, job)
         for group in _groups(trained, apart=facts.ends_apart):
             yield step, group
+
+
+def _projecting(job: Job, make: Make, states: States, trained: Sequence[Weight], *, first: bool) -> None:
+    """APOLLO's and GaLore's."""
+    optimizer, rank, head = job.recipe.optimizer, job.recipe.optimizer_rank or 0, job.stack.projects_head
+    order = projected.in_order(trained, head=head)
+    if optimizer == "galore_adamw_8bit":
+        projected.galore_8bit(make, states, order, rank)
+    elif optimizer == "galore_adafactor":
+        _adafactor(make, states, [each for each, _ in order], rank, head=head)
+    else:
+        ways = projected.galore(rank) if optimizer == "galore_adamw" else projected.apollo(rank, first=first)
+        projected.projected_adamw(make, states, order, *ways)
 
 
 def _groups(trained: Sequence[Weight], *, apart: bool) -> Iterator[list[Weight]]:
@@ -181,24 +195,34 @@ def _pair(make: Make, weight: Weight, element_bytes: float, op: str) -> list[obj
     return [make(weight.unit, element_bytes * weight.count, weight.name, op) for _ in range(2)]
 
 
-def _adafactor(make: Make, states: States, group: Sequence[Weight]) -> None:
+def _adafactor(
+    make: Make, states: States, group: Sequence[Weight], rank: int = 0, *, head: bool = False
+) -> None:
     """One parameter after the other, in fp32; variables live until they are bound again.
 
-    Source: transformers 5.23 optimization.py Adafactor.step (without a first moment, as the Trainer asks).
+    ``rank``: to which GaLore makes gradients narrow, those of the ``head``, too.
+    Source: transformers 5.23 optimization.py Adafactor.step (without a first moment, as the Trainer asks);
+    galore-torch 1.0 adafactor.py.
     """
     gradient = data = update = None
     for each in group:
-        new = partial(make, each.unit, 4 * each.count, each.name)
+        wide = narrow = replace(each, dtype="fp32")
         gradient = None  # ``grad = p.grad`` lets the fp32 copy of the gradient before go.
-        gradient = new("float") if each.dtype != "fp32" else None
+        gradient = like(make, wide, "float") if each.dtype != "fp32" else None
+        projects = rank and projected.is_projected(each, head=head)
+        if projects:
+            narrow = projected.decomposed(make, wide, rank)
+            gradient = like(make, narrow, "matmul")
         states(each)
         data = None
-        data = new("float") if each.dtype != "fp32" else None
-        square = new("pow")
-        update = new("add")
+        data = like(make, wide, "float") if each.dtype != "fp32" else None
+        square = like(make, narrow, "pow")
+        update = like(make, narrow, "add")
         del square
-        update = _approximated(make, each) if len(each.shape) > 1 else new("rsqrt")
-        _negative = new("neg")
+        update = _approximated(make, narrow) if len(each.shape) > 1 else like(make, narrow, "rsqrt")
+        if projects:
+            update = projected.multiplied_back(make, wide)
+        _negative = like(make, wide, "neg")
         del _negative
     del gradient, data, update
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.errors import NotModelledError
 from planner.program.job import Job
-from planner.program.layers.projected import is_projected, projection_elements
-from planner.program.ops.tensors import ELEMENT_BYTES, Unit
+from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
 from planner.program.parameters import Weight
+from planner.program.update.projected import is_projected, kept_bytes, narrowed, singular_vectors
 from planner.program.update.step_kernels import is_orthogonalized
 
 _MIN_8BIT_ELEMENTS = 4096
@@ -45,7 +45,7 @@ def states_of(job: Job, weight: Weight) -> list[State]:
     """
     optimizer, unit, like_weight = job.recipe.optimizer, weight.unit, weight.unit_bytes
     facts = OPTIMIZER_FACTS[optimizer]
-    if optimizer == "apollo_adamw":
+    if facts.projects:
         return _projected(job, weight)
     if facts.library == "torchao":
         return _torchao(job, weight)
@@ -72,13 +72,13 @@ def _bitsandbytes(job: Job, weight: Weight) -> list[State]:
     """8-bit codes and a scale for each block of a large parameter; else fp32.
 
     The Trainer asks for tables in fp32 by their parameters, which DeepSpeed has replaced by copies of its own
-    when the first step looks for them.
+    when the first step looks for them.  It does not ask GaLore's class.
     Source: bitsandbytes 0.50 optim/optimizer.py check_overrides; deepspeed 0.19.8
     runtime/zero/stage_1_and_2.py (``param_group['params'] = [single_partition_of_fp32_groups[i]]``).
     """
     facts, elements = OPTIMIZER_FACTS[job.recipe.optimizer], n_elements(job, weight)
     paged = facts.paged and elements >= _MIN_PAGED_ELEMENTS
-    finds_tables = job.stack.widens_table_states and not job.recipe.uses_deepspeed
+    finds_tables = job.stack.widens_table_states and not (job.recipe.uses_deepspeed or facts.projects)
     widened = weight.kind == "table" and finds_tables
     if facts.bits == 8 and elements >= _MIN_8BIT_ELEMENTS and not widened:
         codes = [State(weight.unit, each * weight.count, paged) for each in facts.state_elements]
@@ -95,12 +95,21 @@ def _torchao(job: Job, weight: Weight) -> list[State]:
 
 
 def _projected(job: Job, weight: Weight) -> list[State]:
-    """The random matrix and two moments of the projected gradient; two moments of what is not projected."""
-    rank = job.recipe.optimizer_rank
-    if rank is None or not is_projected(weight):
-        return [State(weight.unit, weight.unit_bytes)] * 2
-    matrix, low = projection_elements(weight, rank)
-    return [State(Unit.ONE, count * ELEMENT_BYTES[weight.dtype]) for count in (matrix, low, low)]
+    """The matrix that a gradient is multiplied with, and states of the product; of what is not projected its
+    own.  GaLore's Adafactor decomposes gradients in fp32.
+    """
+    optimizer, rank = job.recipe.optimizer, job.recipe.optimizer_rank
+    facts, kept = OPTIMIZER_FACTS[optimizer], []
+    if rank is not None and is_projected(weight, head=job.stack.projects_head):
+        rank = singular_vectors(weight, rank) if facts.decomposes else rank
+        dtype: Dtype = "fp32" if optimizer == "galore_adafactor" else weight.dtype
+        kept = [State(Unit.ONE, kept_bytes(weight, rank, dtype, decomposed=facts.decomposes))]
+        weight = narrowed(weight, rank)
+    if facts.bits == 8:
+        return kept + _bitsandbytes(job, weight)
+    if optimizer == "galore_adafactor":
+        return kept + [State(*size) for size in sums_of(weight)]
+    return kept + [State(weight.unit, weight.unit_bytes)] * 2
 
 
 def is_in_blocks(job: Job, weight: Weight) -> bool:

@@ -10,14 +10,13 @@ Ignored: that it leaves the first matrix of the model, too; scales of rows.
 from __future__ import annotations
 
 from planner.domain.model import LinearSpec
-from planner.domain.recipes.recipe import GATHERED_FP8, Numerics
+from planner.domain.recipes.fp8 import GATHERED_FP8, MULTIPLE
+from planner.domain.recipes.recipe import Numerics
 from planner.program.ops.autograd import record, save
 from planner.program.ops.casts import autocast, costs_of, rows_of
 from planner.program.ops.operators import Costs, Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
-
-MULTIPLE = 16
 
 
 def in_float8(numerics: Numerics, spec: LinearSpec) -> bool:

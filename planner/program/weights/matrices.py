@@ -6,12 +6,12 @@ Source: torch 2.13 ``nn/modules/linear.py``; transformers 5.23 ``pytorch_utils.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from planner.domain.model import LinearSpec
 from planner.domain.recipes.recipe import Quantization
 from planner.program.ops.autograd import record
-from planner.program.ops.casts import autocast, linear_function, rows_of, weight_copy
+from planner.program.ops.casts import Base, autocast, linear_function, rows_of, weight_copy
 from planner.program.ops.collectives import entering, leaving
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit, replaced
@@ -19,6 +19,7 @@ from planner.program.view import LayerView
 from planner.program.weights.aqlm import linear_aqlm
 from planner.program.weights.awq import linear_awq
 from planner.program.weights.fake_quantized import is_rounded, linear_rounded
+from planner.program.weights.fine_grained import linear_fine_grained
 from planner.program.weights.float8 import in_float8, linear_float8
 from planner.program.weights.four_bit import linear_4bit, packed_parameter, product_4bit
 from planner.program.weights.fused_adapters import fused_linear, is_fused
@@ -26,6 +27,7 @@ from planner.program.weights.gptq import linear_gptq
 from planner.program.weights.int8 import linear_int8
 from planner.program.weights.lora import dropout
 from planner.program.weights.lora_operators import with_adapter
+from planner.program.weights.te_casts import linear_te
 
 __all__ = ["autocast", "base_product", "dropout", "linear", "product_4bit", "weight_copy"]
 
@@ -69,12 +71,19 @@ def base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor)
     if is_rounded(view.recipe, spec, adapted=view.adapted(spec)):
         return linear_rounded(torch, view, spec, x)
     if not view.quantized(spec):
-        return (linear_float8 if in_float8(view.recipe.numerics, spec) else _plain)(torch, view, spec, x)
+        return _unpacked(view, spec)(torch, view, spec, x)
     packed_parameter(torch, view, spec)
     return _PRODUCTS[view.recipe.numerics.quantization](torch, view, spec, x)
 
 
-_PRODUCTS: Mapping[Quantization, Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]] = {
+def _unpacked(view: LayerView, spec: LinearSpec) -> Base:
+    """The product with a weight that is stored as it is."""
+    if not in_float8(view.recipe.numerics, spec):
+        return _plain
+    return linear_float8 if view.narrow is None else linear_te
+
+
+_PRODUCTS: Mapping[Quantization, Base] = {
     "int8": linear_int8,
     "nf4": linear_4bit,
     "fp4": linear_4bit,
@@ -82,6 +91,7 @@ _PRODUCTS: Mapping[Quantization, Callable[[Operators, LayerView, LinearSpec, Ten
     "gptq-int8": linear_gptq,
     "awq-int4": linear_awq,
     "aqlm": linear_aqlm,
+    "fp8": linear_fine_grained,
 }
 """Packed matrices that are no parameters of bitsandbytes lie in buffers, which no engine gathers."""
 

@@ -10,6 +10,7 @@ import pytest
 from sharded_table import key_of, read, words_of
 
 from measure.cli.main import main
+from planner.cli.main import main as plan
 from tests.extras import needs
 from tests.in_process import called
 
@@ -36,3 +37,23 @@ def test_its_peaks_are_as_they_are_stored(name: str, tmp_path: Path, monkeypatch
     assert (code, err) == (0, "")
     assert document["allocated_peak_bytes"] == pytest.approx(int(row["trace_bytes"]), rel=0.001)
     assert document["reserved_peak_bytes"] == pytest.approx(int(row["trace_reserved_bytes"]), rel=0.01)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "zero3"])
+def test_sequences_that_the_trainer_divides(
+    sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torch's ring beside FSDP2, by DeepSpeed's exchange of heads beside ZeRO-3: as the plan has it."""
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "--model qwen2.5-0.5b --method full --gpu h100-sxm:2 --stack hf-trainer@5 --context-parallel 2 "
+        f"--seq 2048 --sharding {sharding} --precision bf16-mixed --load-dtype bf16 --json"
+    ).split()
+    code, out, _ = called(main, ["trace", *words])
+    planned, said, _ = called(plan, words)
+    assert (code, planned) == (0, 0)
+    trace, prediction = json.loads(out), json.loads(said)
+    for peak in ("allocated", "reserved"):
+        assert prediction["memory"][f"{peak}_peak_bytes"] == pytest.approx(
+            trace[f"{peak}_peak_bytes"], rel=0.01
+        )

@@ -154,7 +154,7 @@ def test_what_is_missing_is_asked_for(args: Any, said: dict[str, Any], words: tu
         (TrainingArguments(bf16=True), Lora(peft_type="PREFIX_TUNING"), "PREFIX_TUNING"),
         (TrainingArguments(bf16=True), Lora(rank_pattern={"q_proj": 64}), "rank_pattern"),
         (TrainingArguments(bf16=True), Lora(target_modules=r".*\.0\.self_attn\.q_proj"), "some places"),
-        (TrainingArguments(bf16=True, optim="galore_adamw"), None, "galore_adamw"),
+        (TrainingArguments(bf16=True, optim="grokadamw"), None, "grokadamw"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )

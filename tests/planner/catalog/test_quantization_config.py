@@ -93,8 +93,7 @@ def test_what_is_not_quantised_has_no_storage() -> None:
 
 
 @pytest.mark.parametrize(("said", "words"), [
-    ({"quant_method": "fp8"}, "'fp8' is not modelled"),
-    ({"quant_method": "compressed-tensors"}, "'compressed-tensors' is not modelled"),
+    ({"quant_method": "compressed-tensors"}, r"'compressed-tensors' is not modelled.*dequantize=True"),
     ({"quant_method": "nvfp4"}, "'nvfp4': Transformers does not train over it"),
     ({"quant_method": "gptq", "bits": 3}, "bits 3"),
     ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format marlin"),
@@ -187,7 +186,13 @@ def test_a_checkpoint_may_have_wider_matrices_than_its_model() -> None:
     assert packed.published_params is None
 
 
-@pytest.mark.parametrize("name", [name for name, entry in stored_checkpoints().items() if entry.size_gb])
+IN_FP8 = [
+    name for name, entry in stored_checkpoints().items() if entry.quantization_config["quant_method"] == "fp8"
+]
+COUNTED = [name for name, entry in stored_checkpoints().items() if entry.size_gb]
+
+
+@pytest.mark.parametrize("name", [name for name in COUNTED if name not in IN_FP8])
 def test_files_are_as_large_as_the_hub_lists(name: str) -> None:
     """The stored groups explain the size of the files, which those of another size would not."""
     size_gb, spec = stored_checkpoints()[name].size_gb, load_model(name).spec
@@ -198,6 +203,23 @@ def test_files_are_as_large_as_the_hub_lists(name: str) -> None:
     assert (stored_bytes(subject.recipe.numerics, subject.packed) + whole) / 1e9 == pytest.approx(
         size_gb, rel=0.002
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "size_gb"),
+    [
+        *((name, stored_checkpoints()[name].size_gb) for name in COUNTED if name in IN_FP8),
+        # Its second file holds the head, which is the token table.
+        ("Qwen/Qwen3-4B-FP8", 4.41),
+    ],
+)
+def test_matrices_of_layers_in_8_bits_explain_the_size_of_the_files(name: str, size_gb: float) -> None:
+    """Table, head, tower and projector are in 16 bits."""
+    spec = load_model(name).spec
+    packed = sum(
+        each.weight_count * count for each, count in spec.linears() if is_quantizable(each, "routers")
+    )
+    assert (2 * spec.param_count - packed) / 1e9 == pytest.approx(size_gb, rel=0.002)
 
 
 def test_what_unsloth_left_whole_of_muse_glimmer_makes_the_size_that_its_notebook_says() -> None:
@@ -301,6 +323,57 @@ def job_over(model: str, **flags: object) -> Job:
 def numerics_of(model: str, **flags: object) -> Numerics:
     """What it has."""
     return job_over(model, **flags).recipe.numerics
+
+
+@pytest.mark.parametrize(
+    ("said", "group", "unread"),
+    [
+        ({}, 128, ""),
+        ({"weight_block_size": [128, 128], "ignored_layers": ["lm_head"]}, 128, ""),
+        ({"weight_block_size": None}, 0, ""),
+        ({"weight_block_size": [1, 128]}, 128, "weight_block_size"),
+        ({"activation_scheme": "static", "weight_block_size": None}, 0, "activation_scheme static"),
+        ({"scale_fmt": "ue8m0"}, 128, "scale_fmt ue8m0"),
+        ({"expert_dtype": "fp4"}, 128, "expert_dtype fp4"),
+        ({"modules_to_convert": ["embed"]}, 128, "modules_to_convert"),
+        ({"modules_to_not_convert": ["self_attn.o_proj"]}, 128, "modules_to_not_convert without the head"),
+        ({"modules_to_not_convert": ["lm_head", "layers.7.mlp"]}, 128, "'layers.7.mlp' is left unquantised"),
+    ],
+)
+def test_what_fp8_is_kept_unread_is_counted_as_16_bits_alone(
+    said: dict[str, Any], group: int, unread: str
+) -> None:
+    """So it is no error of the file, but a reason not to count the matrices as they are stored."""
+    stored = read(quant_method="fp8", **said).stored
+    assert stored is not None
+    assert (stored.quantization, stored.packing.group) == ("fp8", group)
+    assert unread in stored.unread
+    assert bool(unread) == bool(stored.unread)
+
+
+def test_fp8_that_is_to_be_dequantised_is_no_packed_base() -> None:
+    """``dequantize`` in the file itself."""
+    assert read(quant_method="fp8", dequantize=True).stored is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "quantization"),
+    [
+        ({"gpu": "h100-sxm"}, "fp8"),
+        ({"gpu": "rtx4090"}, "fp8"),
+        ({"gpu": "h100-sxm", "quantization": "none"}, "none"),
+        ({"gpu": "h100-sxm", "stack": "llama-factory"}, "none"),
+        ({"gpu": "a100-80-sxm"}, "none"),
+        ({"gpu": "a100-80-sxm", "stack": "swift"}, "none"),
+        ({"gpu": "a100-80-sxm", "method": "full"}, "none"),
+    ],
+)
+def test_the_card_and_the_stack_decide_what_becomes_of_fp8(flags: dict[str, str], quantization: str) -> None:
+    """As 16 bits it is the job of the model that was stored so."""
+    job = job_over("Qwen/Qwen3-8B-FP8", **flags)
+    assert job.recipe.numerics.quantization == quantization
+    if quantization == "none":
+        assert job.recipe == job_over("qwen3-8b", **flags).recipe
 
 
 def test_a_job_over_a_stored_base_is_quantised_without_being_told() -> None:

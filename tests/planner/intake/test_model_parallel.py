@@ -152,7 +152,6 @@ def test_deepspeed_exchanges_heads_for_the_trainer(method: str, sharding: str) -
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"sharding": "fsdp"}, "without ZeRO"),
         ({"tensor_parallel": 2, "context_parallel": 4}, "divided matrices"),
         ({"model": "qwen2.5-7b"}, "heads do not divide by 8"),
         ({"attention": "eager"}, "attention eager"),
@@ -164,6 +163,39 @@ def test_what_an_exchange_does_not_take(flags: dict[str, object], words: str) ->
     """Nobody read it, or DeepSpeed refuses it, too."""
     with pytest.raises(NotModelledError, match=words):
         scenario_of(**{**EXCHANGED, **flags})
+
+
+RING = {"stack": "hf-trainer@5", "tensor_parallel": 1, "context_parallel": 4, "sharding": "fsdp"}
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("stack", ["hf-trainer@5", "trl"])
+def test_torch_divides_sequences_beside_fsdp(method: str, stack: str) -> None:
+    """Each GPU has its part of the tokens, FSDP2 divides states over all of them, and no row is packed."""
+    scenario = scenario_of(**{**RING, "method": method, "stack": stack, "precision": "bf16-mixed"})
+    job = job_of(scenario, Coefficients())
+    assert (job.tokens, job.optimizer_shards) == (scenario.recipe.batch.seq_len // 4, 8)
+    assert scenario.recipe.batch.padding == "longest"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"sharding": "ddp"}, "without ZeRO or FSDP2"),
+        ({"sharding": "fsdp1"}, "without ZeRO or FSDP2"),
+        ({"attention": "flash2"}, "attention flash2"),
+        ({"seq": 4_100}, "do not divide by 8"),
+        ({"model": "mistral-7b-v0.1"}, "a window, which Accelerate refuses"),
+        ({"gpu": "v100-32-sxm2:8", "precision": "fp16-mixed"}, "no FlashAttention"),
+        ({"stack": "trl", "padding": "packed"}, "TRL refuses them, too"),
+        ({"samples": 100, "eval_samples": 10}, "evaluation"),
+        ({"task": "dpo"}, "task dpo"),
+    ],
+)
+def test_what_a_ring_does_not_take(flags: dict[str, object], words: str) -> None:
+    """Nobody read it, or the libraries refuse it, too."""
+    with pytest.raises(NotModelledError, match=words):
+        scenario_of(**{**RING, "precision": "bf16-mixed", **flags})
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,14 @@ def test_gptq_matrices_come_packed_and_nothing_is_widened() -> None:
     assert not [each for each in requests if each.startswith("-")]
 
 
+def test_matrices_in_fp8_come_as_they_are_stored() -> None:
+    """A byte for each weight, four for each square of 128 x 128; what is not packed stays in 16 bits."""
+    requests, weights = loaded(job("Qwen/Qwen3-8B-FP8", "lora", gpu="h100-sxm"))
+    first = requests.index(f"+{SQUARE}")
+    assert requests[first + 1] == f"+{4 * SQUARE // 128**2}"
+    assert {each.dtype for each in weights if not each.packed and not each.adapter} == {"bf16"}
+
+
 @pytest.mark.parametrize(("model", "scales"), [
     ("TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", [2 * SQUARE // 128, SQUARE // 2 // 128]),
     ("ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", [2 * 4_096, 2 * 65_536 * 8]),

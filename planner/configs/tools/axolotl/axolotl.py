@@ -100,7 +100,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_attention_keys(keys, reading, age=age)
     read_plugins(keys, reading, age=age)
     read_qat(keys, reading)
-    read_stored_weights(keys)
+    read_stored_weights(keys, reading)
     _read_sharding(keys, reading, beside, age=age)
     read_loss(keys, reading, age=age)
     read_diffusion(keys, reading, age=age)

@@ -12,6 +12,7 @@ from planner.configs.shared.checkpoints import came_after
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import OPTIMIZERS, say_optimizer
+from planner.domain.recipes.optimizers import Optimizer
 from planner.files.reading import read_text
 
 
@@ -76,7 +77,7 @@ _FLAGS_TO_0_16 = names_in("axolotl.toml", "flags_to_0_16")
 # Names beside the Trainer's (axolotl 0.19.0 utils/schemas/enums.py CustomSupportedOptimizers, core/builders/
 # base.py _configure_optimizer).  Those with ``ao`` are older ones of the Trainer's (0.8.0
 # core/trainers/base.py), in 4 bits with a scale for 128 elements in place of 256.
-_OWN_OPTIMIZERS = {
+_OWN_OPTIMIZERS: dict[str, Optimizer] = {
     "ao_adamw_8bit": "adamw_torch_8bit",
     "ao_adamw_4bit": "adamw_torch_4bit",
     "adopt_adamw": "adopt_adamw",

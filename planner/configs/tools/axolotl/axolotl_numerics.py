@@ -144,11 +144,11 @@ def refuse_tiles(keys: Keys, *, age: Age) -> None:
     keys.refuse_switched_on({"tiled_mlp": "a tiled feed-forward part is not modelled"})
 
 
-def read_stored_weights(keys: Keys) -> None:
+def read_stored_weights(keys: Keys, reading: Reading) -> None:
     """Packed weights of a checkpoint are turned to 16 bits where the file says so.
 
     Source: axolotl 0.19.0 loaders/model.py _set_quantization_config; transformers 5.16
-    quantizers/quantizer_mxfp4.py is_trainable.
+    quantizers/quantizer_mxfp4.py and quantizer_finegrained_fp8.py is_trainable.
 
     Raises:
         NotModelledError: they stay packed.
@@ -158,6 +158,8 @@ def read_stored_weights(keys: Keys) -> None:
     unpacks = details is not None and details.flag("dequantize")
     if keys.get(name) and not unpacks:
         raise keys.not_modelled(name, "packed weights do not train: say dequantize: true in its kwargs")
+    if keys.get(name) and reading.value("quantization") is None:
+        reading.say("quantization", "none", keys.where(name))
 
 
 def refuse_packed_mixers(keys: Keys, name: str) -> None:

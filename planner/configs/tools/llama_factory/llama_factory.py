@@ -120,8 +120,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_vision(keys, reading, keys.text("template"))
     if "model" not in reading.needs and reading.value("model") is None:
         trusts = what_trusts(keys, reading)
-        # Since 0.9.4 model/model_utils/quantization.py: FineGrainedFP8Config(dequantize=True).
-        read_checkpoint(keys, "model_name_or_path", reading, trusts=trusts, unpacks_fp8=not old)
+        read_checkpoint(keys, "model_name_or_path", reading, trusts=trusts)
     keys.skip(("model_name_or_path",))
     read_switch(keys, reading)
     _read_attention(keys, reading)

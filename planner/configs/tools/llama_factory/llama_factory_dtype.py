@@ -49,21 +49,19 @@ def read_weights_dtype(keys: Keys, reading: Reading, stage: str) -> None:
 
 def read_fp8(keys: Keys, reading: Reading) -> None:
     """``fp8``: an environment variable that Transformers 5 does not ask, as it hands Accelerate its own
-    precision; only for Transformer Engine is Accelerate patched.
+    precision.  For Transformer Engine Accelerate is patched, where it gets no handlers: Transformers 5 always
+    gives it some.
 
     Source: llamafactory 0.9.5 train/fp8_utils.py configure_fp8_environment, train/sft/trainer.py;
-    transformers 5.6.0 trainer.py create_accelerator_and_postprocess (``mixed_precision``), training_args.py;
-    accelerate 1.15 state.py AcceleratorState.
-
-    Raises:
-        NotModelledError: Transformer Engine computes in fp8.
+    transformers 5.6.0 trainer.py _build_accelerator_args (``mixed_precision``, ``kwargs_handlers``),
+    training_args.py; accelerate 1.15 state.py AcceleratorState.
     """
     if not keys.flag("fp8"):
         return
-    if keys.text("fp8_backend") == "te":
-        raise keys.not_modelled("fp8_backend", "training in fp8 by Transformer Engine is not modelled")
+    engine = keys.text("fp8_backend") == "te"
+    name, flag = ("Transformer Engine", "te-delayed") if engine else ("torchao", "rowwise")
     reading.remark(
         keys.where("fp8"),
-        "has no effect with Transformers 5, which hands Accelerate its own precision; with Transformers 4 "
-        "torchao computes in fp8, which is not counted",
+        "has no effect with Transformers 5, which hands Accelerate its own precision and handlers; with "
+        f"Transformers 4 {name} computes in fp8, which --fp8 {flag} counts",
     )

@@ -27,6 +27,7 @@ from planner.configs.shared.megatron_keys import (
     UNMODELLED,
     WHOLE_OPTIMIZER,
     read_degrees,
+    read_fp8,
     refuse_divided_sequences,
     refuse_parts,
     say_whole_layers,
@@ -80,6 +81,7 @@ def read_mca(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.remark(str(keys.path), "counted as started with USE_MCA=1")
     _read_method(keys, reading)
     read_checkpoint(keys, "model_name_or_path", reading, trusts="")
+    read_fp8(keys, reading, ("fp8", "fp8_recipe", "fp8_param"))
     _read_length(keys, reading, stage)
     _read_trainer(keys, reading)
     _read_groups(keys, reading)

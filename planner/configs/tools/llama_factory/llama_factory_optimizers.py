@@ -6,16 +6,27 @@ what it refuses, hparams/parser.py:388-398 (the same in 0.7.1 for GaLore and BAd
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.shared.projecting import contains_one_of, need_all_matrices, say_in_backward
+from planner.domain.recipes.optimizers import Optimizer
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _PLACE = "llamafactory 0.9.5 hparams/finetuning_args.py"
-_GALORE = (
-    "GaLore is not modelled (nobody measured the workspace of its decomposition); without the key "
-    "AdamW is counted"
-)
-_GALORE_BASES = ("adamw_torch", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adafactor")
+# What each is made of -> the optimizer; GaLore's in 8 bits hands ``is_paged`` on.
+_PROJECTING: Mapping[str, Mapping[str, Optimizer | None]] = {
+    "apollo": {"adamw_torch": "apollo_adamw"},
+    "galore": {
+        "adamw_torch": "galore_adamw",
+        "adamw_bnb_8bit": "galore_adamw_8bit",
+        "adamw_8bit": "galore_adamw_8bit",
+        "paged_adamw_8bit": None,
+        "adafactor": "galore_adafactor",
+    },
+}
 _BADAM_OTHERS = {
     "badam_mode": ("layer", "some elements of every matrix are trained"),
     "optim": ("adamw_torch", "BAdam over another optimizer than AdamW is not modelled"),
@@ -33,33 +44,36 @@ def read_own_optimizer(keys: Keys, reading: Reading) -> None:
         if keys.flag(name):
             reading.say("optimizer", optimizer, keys.where(name))
     if keys.flag("use_apollo"):
-        _read_apollo(keys, reading)
+        _read_projecting(keys, reading, "apollo")
     if keys.flag("use_badam"):
         _read_badam(keys, reading)
     if keys.flag("use_galore"):
-        _read_galore(keys, reading)
+        _read_projecting(keys, reading, "galore")
 
 
-def _read_apollo(keys: Keys, reading: Reading) -> None:
-    """APOLLO over all linear layers, by random matrices (_create_apollo_optimizer)."""
-    if keys.names("apollo_target") not in ((), ("all",)):
-        raise keys.not_modelled("apollo_target", "APOLLO over some matrices only is not modelled; all is")
-    for name, default in (("apollo_proj", "random"), ("apollo_proj_type", "std")):
-        if keys.get(name) not in (None, default):
-            raise keys.not_modelled(name, f"'{show(keys.get(name))}' is not modelled; {default} is")
-    _check_base(keys, reading, "use_apollo", ("adamw_torch",))
-    reading.say("optimizer", "apollo_adamw", keys.where("use_apollo"))
-    if keys.flag("apollo_layerwise"):
-        reading.say("optimizer_in_backward", True, keys.where("apollo_layerwise"))
-        reading.alone = Alone(
-            keys.where("apollo_layerwise"), "LLaMA-Factory refuses layer-wise APOLLO on several GPUs"
-        )
-    reading.take(keys, {"apollo_rank": "optimizer_rank"})
-    reading.default("optimizer_rank", 16, f"{_PLACE}: apollo_rank")
+def _read_projecting(keys: Keys, reading: Reading, kind: Literal["apollo", "galore"]) -> None:
+    """APOLLO by random matrices, or GaLore, over all linear layers but the head (_create_apollo_optimizer,
+    _create_galore_optimizer).
+    """
+    switch, target = f"use_{kind}", f"{kind}_target"
+    names = keys.names(target)
+    if names not in ((), ("all",)) and need_all_matrices(keys, target, contains_one_of(names)):
+        reading.switch("projects_head", True, keys.where(target))
+    for name, modelled in ((f"{kind}_proj_type", "std"), ("apollo_proj", "random")):
+        if name.startswith(kind) and keys.get(name) not in (None, modelled):
+            raise keys.not_modelled(name, f"'{show(keys.get(name))}' is not modelled; {modelled} is")
+    optimizer = _PROJECTING[kind][_check_base(keys, reading, switch, tuple(_PROJECTING[kind]))]
+    if optimizer is None:
+        raise keys.not_modelled("optim", "GaLore over paged states is not modelled; adamw_8bit is")
+    reading.say("optimizer", optimizer, keys.where(switch))
+    if keys.flag(f"{kind}_layerwise"):
+        say_in_backward(keys, f"{kind}_layerwise", reading, "LLaMA-Factory")
+    reading.take(keys, {f"{kind}_rank": "optimizer_rank"})
+    reading.default("optimizer_rank", 16, f"{_PLACE}: {kind}_rank")
 
 
-def _check_base(keys: Keys, reading: Reading, name: str, bases: tuple[str, ...]) -> None:
-    """Refuse what LLaMA-Factory makes no such optimizer of, and accumulation beside one for each layer.
+def _check_base(keys: Keys, reading: Reading, name: str, bases: tuple[str, ...]) -> str:
+    """What LLaMA-Factory makes the optimizer of; others are refused.
 
     Where nothing is said it is the Trainer's, which is fused with torch 2.8 and later (transformers 5.6.0
     training_args.py ``default_optim``); older files ran where it was not.
@@ -73,9 +87,7 @@ def _check_base(keys: Keys, reading: Reading, name: str, bases: tuple[str, ...])
             f"{place}: LLaMA-Factory stops beside optim {show(base)}: say optim: {bases[0]} "
             f"[{REFUSED_BY_TOOL}]"
         )
-    layerwise = name.replace("use_", "") + "_layerwise"
-    if keys.flag(layerwise) and (keys.count("gradient_accumulation_steps") or 1) > 1:
-        raise keys.stops(layerwise, "LLaMA-Factory stops beside gradient_accumulation_steps above 1")
+    return str(base)
 
 
 def _read_badam(keys: Keys, reading: Reading) -> None:
@@ -110,12 +122,3 @@ def _read_badam(keys: Keys, reading: Reading) -> None:
         reading.default(
             "precision", "bf16", "llamafactory 0.9.5 model/patcher.py patch_config: the checkpoint's dtype"
         )
-
-
-def _read_galore(keys: Keys, reading: Reading) -> None:
-    """GaLore, which is refused; layer by layer on several GPUs LLaMA-Factory refuses it itself."""
-    _check_base(keys, reading, "use_galore", _GALORE_BASES)
-    if not keys.flag("galore_layerwise"):
-        raise keys.not_modelled("use_galore", _GALORE)
-    refused = "LLaMA-Factory refuses layer-wise GaLore on several GPUs"
-    reading.alone = Alone(keys.where("galore_layerwise"), refused, f"{keys.where('use_galore')}: {_GALORE}")

@@ -17,7 +17,7 @@ from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.checkpoints import remark_on_own_code
 from planner.configs.shared.frozen_layers import read_freeze
 from planner.configs.shared.kernels import ATTENTIONS, join_samples
-from planner.configs.shared.key_tables import names_in
+from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import ends_by_steps
 from planner.configs.yaml_or_json import read_document
@@ -35,6 +35,7 @@ _DEGREES = {
     "mp_replicate_size": "replicas of FSDP's shards, a degree",
 }
 _HARMLESS = names_in("llama-factory-v1.toml", "harmless")
+_UNMODELLED = texts_in("llama-factory-v1.toml", "unmodelled")
 _QWEN_3 = re.compile(r"qwen3-\d")
 
 # What a file's data is made for decides between ``llamafactory-cli sft``, ``dpo`` and ``rm``: no key does.
@@ -50,6 +51,7 @@ def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what a file of LLaMA-Factory's v1 says."""
     read_task(keys, reading, _DEFAULTS["seq"])
     keys.refuse_above_one(_DEGREES)
+    keys.refuse_switched_on(_UNMODELLED)
     if keys.text("model_class") not in (None, "llm"):
         raise keys.not_modelled("model_class", "models other than language models are not modelled")
     reading.take(keys, {name: field for name, field in _TABLE.items() if reading.value(field) is None})

@@ -17,6 +17,7 @@ from planner.program.layers.attention.eager import eager
 from planner.program.layers.attention.exchanged_heads import by_exchanged_heads, by_exchanged_parts
 from planner.program.layers.attention.gathered_heads import by_gathered_heads
 from planner.program.layers.attention.latent import latent_heads
+from planner.program.layers.attention.ring import by_ring
 from planner.program.layers.rotary import rotated, turned_query
 from planner.program.ops.collectives import gathered, gathered_keys
 from planner.program.ops.kernels import fused_attention, split_pieces
@@ -54,7 +55,8 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             if view.block.sums_inside == "both":
                 torch.summed += [query, key, value, *held, *_variables]
         elif divided and view.stack.model_parallel != "tokens":
-            out = _DIVIDED[view.stack.model_parallel](torch, view, query, key, value)
+            by_gpus = by_ring if view.in_ring else _DIVIDED[view.stack.model_parallel]
+            out = by_gpus(torch, view, query, key, value)
         else:
             out = fused_attention(torch, view, query, key, value)
         if pieces:

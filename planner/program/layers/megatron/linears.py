@@ -12,38 +12,22 @@ Ignored: one number for each row of a norm; what cuBLAS needs to sum a bias's gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from planner.domain.model import LinearSpec, NormSpec
+from planner.program.layers.megatron.fp8_linears import fp8_product
+from planner.program.layers.megatron.matrix import Matrix, gathered, of_weight, scattered
 from planner.program.ops.autograd import record
-from planner.program.ops.collectives import ALL_GATHER, REDUCE_SCATTER
 from planner.program.ops.operators import Costs, Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.weights.lora import dropout
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """One matrix as its module has it, of which this GPU has ``weight``; it makes ``out`` of its input.
-
-    ``gathers``: its input is that of ``gathers`` GPUs; ``scatters``: so many sum what it makes, and each
-    keeps its own tokens of that.  1: neither.  ``adds``: the gradient of its weight is no tensor.
-    """
-
-    weight: Tensor
-    out: tuple[Unit, float]
-    gathers: int = 1
-    scatters: int = 1
-    copies: int = 1
-    bias: Tensor | None = None
-    adds: bool = True
-
-
 def normed_linear(torch: Operators, view: LayerView, norm: NormSpec, spec: LinearSpec, x: Tensor) -> Tensor:
     """``LayerNormLinear``, which keeps the stream and what its norm made of it."""
     with torch.inside(spec.name):
         gain = torch.parameter(Unit.ONE, norm.width, view.dtypes.norm, trained=view.trains_base)
+        if view.narrow is not None:
+            return fp8_product(torch, view.narrow, _matrix(torch, view, spec, x), x, gain=gain)
         normed = _norm(torch, x, gain)
         return _adapted(torch, view, spec, normed, keeps=True)
 
@@ -51,6 +35,9 @@ def normed_linear(torch: Operators, view: LayerView, norm: NormSpec, spec: Linea
 def linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """``Linear``, which keeps its input where the weight is trained."""
     with torch.inside(spec.name):
+        if view.narrow is not None:
+            whole = spec.reads == "attn_out" and not view.narrow.delayed
+            return fp8_product(torch, view.narrow, _matrix(torch, view, spec, x), x, whole=whole)
         return _adapted(torch, view, spec, x, keeps=False)
 
 
@@ -73,17 +60,22 @@ def _norm(torch: Operators, x: Tensor, gain: Tensor) -> Tensor:
 
 def _adapted(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, *, keeps: bool) -> Tensor:
     """The product, and an adapter's beside it, which is scaled and added by kernels of its own."""
-    trained, dtype = view.trains_base, view.dtypes.base
-    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=trained)
-    bias = torch.parameter(Unit.ONE, spec.bias_count, dtype, trained=trained) if spec.bias else None
-    gathers, scatters = _parts(view, spec)
-    out = (x.unit, spec.out_features * x.count / spec.in_features)
-    base = Matrix(weight, out, gathers, scatters, spec.copies, bias, view.stack.adds_gradients)
+    base = _matrix(torch, view, spec, x)
     if not view.adapted(spec):
         return product(torch, base, x)
     result = product(torch, base, x, keeps=keeps)
     with torch.counted_as("adapters"):
         return torch.add(result, torch.same(_branch(torch, view, spec, x), "mul"))
+
+
+def _matrix(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Matrix:
+    """That of ``spec``, for an input such as ``x``."""
+    trained, dtype = view.trains_base, view.dtypes.base
+    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=trained)
+    bias = torch.parameter(Unit.ONE, spec.bias_count, dtype, trained=trained) if spec.bias else None
+    gathers, scatters = _parts(view, spec)
+    out = (x.unit, spec.out_features * x.count / spec.in_features)
+    return Matrix(weight, out, gathers, scatters, spec.copies, bias, view.stack.adds_gradients)
 
 
 def _parts(view: LayerView, spec: LinearSpec) -> tuple[int, int]:
@@ -120,38 +112,29 @@ def product(torch: Operators, matrix: Matrix, x: Tensor, *, keeps: bool = False)
     whole = Tensor(None, x.unit, x.count * matrix.gathers, x.dtype)
     out = (matrix.out[0], matrix.out[1] * matrix.gathers)
     costs = Costs(whole, weight, out, matrix.copies)
-    total = [_gathered(torch, whole, matrix.gathers)]
+    total = [gathered(torch, whole, matrix.gathers)]
     made = torch.new(*out, x.dtype, "mm", cost=costs.forward)
     total.clear()
-    made = _scattered(torch, [made], matrix.scatters)
+    made = scattered(torch, [made], matrix.scatters)
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         summed = Tensor(None, gradient.unit, gradient.count * matrix.scatters, gradient.dtype)
-        came = [_gathered(torch, summed, matrix.scatters), gradient]
-        again = [_gathered(torch, whole, matrix.gathers if trained else 1)]
+        came = [gathered(torch, summed, matrix.scatters), gradient]
+        again = [gathered(torch, whole, matrix.gathers if trained else 1)]
         of_x = None
         if x_needs:
             made = [torch.new(whole.unit, whole.count, entry.dtype, "mm", cost=costs.of_x)]
-            of_x = _scattered(torch, made, matrix.gathers)
-        of_weight = _of_weight(torch, matrix, costs) if trained else None
+            of_x = scattered(torch, made, matrix.gathers)
+        gradient_of_weight = of_weight(torch, matrix, costs) if trained else None
         again.clear()
         came.clear()
         of_bias = None
         if bias is not None and bias.node is not None:
             of_bias = torch.new(Unit.ONE, bias.count, bias.dtype, "mm", cost=None)
-        return [of_x, of_weight, of_bias][: 2 if bias is None else 3]
+        return [of_x, gradient_of_weight, of_bias][: 2 if bias is None else 3]
 
     saved = [x] if trained or keeps else []
     return record(torch, made, [x, weight] if bias is None else [x, weight, bias], saved, backward)
-
-
-def _of_weight(torch: Operators, matrix: Matrix, costs: Costs) -> Tensor:
-    """A gradient, which is no tensor where the product adds it to Megatron's buffer."""
-    weight = matrix.weight
-    if not matrix.adds:
-        return torch.new(weight.unit, weight.count, weight.dtype, "mm", cost=costs.of_weight)
-    torch.pay(costs.of_weight)
-    return Tensor(None, weight.unit, weight.count, weight.dtype)
 
 
 def output_layer(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, x: Tensor) -> Tensor:
@@ -173,7 +156,7 @@ def output_layer(torch: Operators, view: LayerView, spec: LinearSpec, weight: Te
     def backward(*_: object) -> list[Tensor | None]:
         of_x = None
         if x_needs:
-            of_x = _scattered(
+            of_x = scattered(
                 torch, [torch.new(whole.unit, whole.count, entry.dtype, "matmul", cost=costs.of_x)], parts
             )
         dummy = None
@@ -182,18 +165,3 @@ def output_layer(torch: Operators, view: LayerView, spec: LinearSpec, weight: Te
         return [of_x, dummy]
 
     return record(torch, made, [x, weight], [x] if trained else [], backward)
-
-
-def _gathered(torch: Operators, whole: Tensor, parts: int) -> Tensor:
-    """The tokens of all GPUs; what is there already where one has all."""
-    if parts == 1:
-        return whole
-    return torch.new(whole.unit, whole.count, whole.dtype, ALL_GATHER, cost=None)
-
-
-def _scattered(torch: Operators, whole: list[Tensor], parts: int) -> Tensor:
-    """This GPU's tokens of a sum; ``whole`` has what it makes of all, and is emptied."""
-    made = whole.pop()
-    if parts == 1:
-        return made
-    return torch.new(made.unit, made.count / parts, made.dtype, REDUCE_SCATTER, cost=None)

@@ -25,6 +25,7 @@ from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.ops.work import Manner
 from planner.program.view import LayerView
+from planner.program.weights.fine_grained import experts_fine_grained
 from planner.program.weights.four_bit import loaded
 from planner.program.weights.matrices import autocast, linear, product_4bit, weight_copy
 
@@ -191,7 +192,9 @@ def _product(
     if not view.stack.fused_experts:
         with torch.in_manner(replace(torch.manner, calls=spec.copies * spec.rank_factor)):
             return linear(torch, view, spec, x)
-    if view.quantized(spec) and view.stack.quantizes_experts == "expanded":
+    if view.quantized(spec) and view.stack.quantizes_experts == "fp8":
+        out = experts_fine_grained(torch, view, spec, x)
+    elif view.quantized(spec) and view.stack.quantizes_experts == "expanded":
         out = product_4bit(torch, view, spec, torch.to(x, view.dtypes.compute))
     else:
         out = torch.mm(torch.to(x, weight.dtype), weight, rows * spec.out_features, copies=spec.copies)
@@ -279,7 +282,7 @@ def _weight(torch: Operators, view: LayerView, spec: LinearSpec, factors: Factor
     dtype = view.dtypes.base
     if not view.quantized(spec):
         weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=view.trains_base)
-    elif view.stack.quantizes_experts == "expanded":
+    elif view.stack.quantizes_experts in ("expanded", "fp8"):
         return Tensor(None, Unit.ONE, spec.weight_count, dtype)
     else:
         weight = _read(torch, view, spec)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -32,8 +33,8 @@ TESTED = set(
     words(
         """
     not_tracing mask_question packed_question attention_kernel fused_dropout half_softmax autocast_lists
-    autocast_state dora_weights step_values host_steps code_books paged_states no_overflow flash_attention
-    shapes norm_statistics recurrent_mask recurrent_kernels
+    autocast_state dora_weights step_values fp8_kernels host_steps code_books paged_states no_overflow
+    flash_attention shapes norm_statistics recurrent_mask recurrent_kernels
     """
     )
 )
@@ -375,6 +376,30 @@ def test_optimizers_step_on_fake_tensors_and_keep_counts_on_the_host() -> None:
     ]
     assert states == [16 * 16 * 4] * 2
     assert not [record for record in recorder.trace.records if record.alloc and record.block.n_bytes == 4]
+
+
+@pytest.mark.parametrize("fp8_by", ["triton", "deepgemm"])
+def test_a_matrix_in_fp8_casts_its_input_and_returns_what_it_is_given(
+    fp8_by: Literal["triton", "deepgemm"],
+) -> None:
+    """128 features in and 256 out of 4 rows: the cast, its scales, the product; DeepGEMM's cast is a copy,
+    the absolute values in both dtypes, and the product with the scales.
+    """
+    from transformers.integrations.finegrained_fp8 import FP8Linear
+
+    recorder = Recorder()
+    situation = Situation(False, recorder, fp8_by=fp8_by)
+    with FakeTensorMode(), BY_NAME["fp8_kernels"].apply(situation):
+        layer = FP8Linear(128, 256, block_size=(128, 128))
+        with recorder:
+            recorder.enter_stage("forward")
+            rows = torch.empty(4, 128, dtype=torch.bfloat16)
+            out = layer(rows)
+    assert (out.shape, out.dtype) == ((4, 256), torch.bfloat16)
+    made = [record.block.n_bytes for record in recorder.trace.records if record.alloc]
+    scales, narrow, product = 4 * 4, 4 * 128, 4 * 256 * 2
+    by_operators = [2 * narrow, 2 * narrow, 4 * narrow, *[scales] * 5, 4 * narrow, narrow, product]
+    assert made[1:] == (by_operators if fp8_by == "deepgemm" else [narrow, scales, product])
 
 
 def test_dora_reads_the_weight_of_a_stand_in() -> None:

@@ -520,6 +520,8 @@ def test_an_unseen_gpu_or_stack_is_said() -> None:
     assert model.extrapolates(job()) == ()
     assert model.extrapolates(job(gpu="h100-sxm")) == ("GPU generation hopper",)
     assert "method full" in model.extrapolates(job(method="full"))
+    narrow = job(gpu="h100-sxm", method="full", fp8="te-delayed", gradient_checkpointing=False)
+    assert "products of Transformer Engine in 8 bits" in model.extrapolates(narrow)
     assert model.extrapolates(job(gpu="4080")) == ("GPU rtx4080",)
 
 

@@ -121,7 +121,7 @@ def test_two_documents_of_one_group_count_once() -> None:
     ("columns", "reason"),
     [
         ({"pipeline_parallel": 2}, "pipeline parallel"),
-        ({"optimizer": "galore_adamw"}, "galore_adamw"),
+        ({"optimizer": "grokadamw"}, "grokadamw"),
         ({"gradient_checkpointing": "selective"}, "selective"),
         ({"sharding": "none", "offload": "params"}, "loader of the program's own"),
         ({"seq_len": None}, "does not say seq_len"),

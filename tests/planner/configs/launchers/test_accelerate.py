@@ -9,6 +9,7 @@ import pytest
 
 from planner.configs.launchers.accelerate import read_accelerate
 from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.errors import NotModelledError, UsageError
@@ -73,13 +74,33 @@ def test_a_trainers_precision_wins(mixed: object, before: str | None, found: str
 
 
 def test_products_in_8_bits_are_torchaos() -> None:
-    """They are gathered so unless the file says no; other libraries are not read."""
+    """They are gathered so unless the file says no; MS-AMP is not read."""
     eight: dict[str, Any] = {"distributed_type": "NO", "mixed_precision": "fp8"}
     assert read(eight).value("fp8") == "tensorwise-gathered"
     whole = {"fp8_config": {"backend": "torchao", "enable_fsdp_float8_all_gather": False}}
     assert read(eight | whole).value("fp8") == "tensorwise"
-    with pytest.raises(NotModelledError, match="fp8 by TE is not modelled"):
-        read(eight | {"fp8_config": {"backend": "TE"}})
+    with pytest.raises(NotModelledError, match="fp8 by MSAMP is not modelled"):
+        read(eight | {"fp8_config": {"backend": "MSAMP"}})
+
+
+def test_products_of_transformer_engine_run_beside_bf16() -> None:
+    """Accelerate asks the launcher's variable, whatever a trainer says; then its recipe is the default one.
+
+    Seen in the dry run: with bf16 the Trainer's model is converted, too (``programs/te_trainer.py``).
+    """
+    eight: dict[str, Any] = {"distributed_type": "NO", "mixed_precision": "fp8"}
+    engine = {"backend": "TE", "fp8_format": "HYBRID", "amax_history_length": 1024, "margin": 0}
+    blocks = {**engine, "use_mxfp8_block_scaling": True}
+    alone = read(eight | {"fp8_config": engine})
+    assert (alone.value("fp8"), alone.value("precision")) == ("te-delayed", "bf16-mixed")
+    assert read(eight | {"fp8_config": blocks}).value("fp8") == "te-mxfp8"
+    beside = read(eight | {"fp8_config": blocks}, precision="bf16-mixed")
+    assert (beside.value("fp8"), beside.value("precision")) == ("te-delayed", "bf16-mixed")
+    wide = {**engine, "override_linear_precision": [False, False, True]}
+    with pytest.raises(NotModelledError, match="override_linear_precision"):
+        read(eight | {"fp8_config": wide})
+    with pytest.raises(UsageError, match="TE in capitals"):
+        read(eight | {"fp8_backend": "te"})
 
 
 def test_zero_without_a_stage_is_stage_2() -> None:
@@ -137,3 +158,28 @@ def test_a_default_has_the_place_where_its_key_would_stand() -> None:
     """``zero_stage`` stands in ``deepspeed_config``, be that table there or not."""
     said = read({"distributed_type": "DEEPSPEED"})
     assert said.said["sharding"].origin == f"{FILE}:deepspeed_config.zero_stage"
+
+
+def test_programs_train_models_of_transformers(tmp_path: Path) -> None:
+    """Where models or sequences are divided, no stack with models of its own stands for the program."""
+    path = tmp_path / "launch.yaml"
+    text = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n"
+    path.write_text(text, encoding="utf-8")
+    assert read_config(path).value("stack") is None
+    path.write_text(text + "parallelism_config: {parallelism_config_cp_size: 2}\n", encoding="utf-8")
+    assert str(read_config(path).value("stack")).startswith("hf-trainer")
+
+
+def test_one_process_where_nothing_is_distributed() -> None:
+    """However many GPUs there are: accelerate 1.15 commands/launch.py simple_launcher."""
+    said = read({"distributed_type": "NO"})
+    assert (said.value("gpus"), said.one_process) == (1, ("launch.yaml:distributed_type", 0))
+
+
+def test_blocks_that_zero_3_gathers_whole() -> None:
+    """Named by their class; other stages gather nothing."""
+    named = {"deepspeed_moe_layer_cls_names": "MixtralSparseMoeBlock"}
+    two = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2} | named}
+    assert read(two).value("sharding") == "zero2"
+    with pytest.raises(NotModelledError, match="cls_names: modules that ZeRO-3 gathers whole"):
+        read({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3} | named})

@@ -76,10 +76,12 @@ def test_an_optimizer_of_the_file_takes_the_place_of_the_trainers() -> None:
         "true",
     )
     assert read({"optimizer": adam, "zero_optimization": IN_RAM}).value("optimizer") == "adamw_torch"
+    torchs = {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}
+    assert read({"optimizer": torchs, "zero_optimization": ZERO}).value("optimizer") == "adamw_torch"
+    with pytest.raises(NotModelledError, match=r"optimizer\.params\.torch_adam: in host RAM DeepSpeed's own"):
+        read({"optimizer": torchs, "zero_optimization": IN_RAM})
     with pytest.raises(NotModelledError, match="optimizer 'Lamb' is not modelled"):
         read({"optimizer": {"type": "Lamb"}, "zero_optimization": ZERO})
-    with pytest.raises(NotModelledError, match="without ZeRO is not modelled in 16 bits"):
-        read({"optimizer": adam, "bf16": {"enabled": True}})
     assert read({"optimizer": adam}).value("optimizer") == "adamw_torch_fused"
 
 

@@ -165,3 +165,13 @@ def test_a_file_of_another_machine_is_the_one_whose_path_ends_alike(tmp_path: Pa
     (tmp_path / "z9.json").write_text("{}", encoding="utf-8")
     with pytest.raises(InputFileError, match="neither beside this file"):
         referred(keys, "bare", DEEPSPEED_FILE, reading)
+
+
+def test_flat_parameters_and_gathering_without_a_limit() -> None:
+    """Both are FSDP1's own: the second version has neither."""
+    said = read(fsdp_use_orig_params="false")
+    assert said.switches["fsdp1_flat"] == ("true", "train.yaml:fsdp_config.fsdp_use_orig_params")
+    assert "fsdp1_flat" not in read(use_orig_params=True).switches
+    assert "fsdp1_flat" not in read(version=2, use_orig_params=False).switches
+    with pytest.raises(NotModelledError, match="limit_all_gathers: weights that FSDP gathers ahead"):
+        read(limit_all_gathers=False)

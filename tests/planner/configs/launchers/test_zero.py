@@ -131,3 +131,11 @@ def test_a_second_copy_is_of_stage_3() -> None:
     assert read(stage=3, zero_hpz_partition_size=8).value("hpz") == 8
     assert read(stage=2, zero_hpz_partition_size=8).value("hpz") is None
     assert read(stage=3, zero_hpz_partition_size=1).value("hpz") is None
+
+
+@pytest.mark.parametrize("name", ["leaf_module", "stage3_module_granularity_threshold"])
+def test_modules_that_are_gathered_whole(name: str) -> None:
+    """Of stage 3 alone, which divides weights (runtime/zero/config.py)."""
+    assert not read(stage=2, **{name: 1}).ignored
+    with pytest.raises(NotModelledError, match=f"{name}: modules that ZeRO-3 gathers whole"):
+        read(stage=3, **{name: 1})

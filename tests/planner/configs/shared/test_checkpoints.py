@@ -65,11 +65,17 @@ def test_another_folder_is_asked_for(tmp_path: Path, model: str) -> None:
 
 
 def test_a_checkpoint_in_fp8_is_unpacked_where_the_tool_asks_for_it(tmp_path: Path) -> None:
-    """LLaMA-Factory since 0.9.4 does, unless the file asks for 4 bits, which its loader passes over."""
-    model = "deepseek-ai/DeepSeek-V3"
-    assert read(tmp_path, model).request.get("model") == model
+    """LLaMA-Factory since 0.9.4 does, on any card, and passes over the bits that a file asks for."""
+    model, card = "mistralai/Ministral-3-8B-Instruct-2512", from_flags({"gpu": "h100-sxm"})
+    for text in (model, f"{model}\nquantization_bit: 4"):
+        scenario = resolve(with_flags(read(tmp_path, text), card))
+        assert (scenario.model.id, scenario.recipe.numerics.quantization) == ("ministral-3-8b", "none")
+
+
+def test_a_checkpoint_in_fp8_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    """Its name does not say how it is stored."""
     with pytest.raises(NotModelledError, match="released in FP8"):
-        read(tmp_path, f"{model}\nquantization_bit: 4")
+        read(tmp_path, "deepseek-ai/DeepSeek-V3.1")
 
 
 def test_a_folder_that_is_here_is_itself(tmp_path: Path) -> None:

@@ -233,16 +233,6 @@ def test_badam_is_counted_at_the_first_layer(tmp_path: Path) -> None:
             recipe_of(tmp_path, text + more + "\n")
 
 
-def test_layerwise_galore_is_refused_by_its_tool_or_by_us(tmp_path: Path) -> None:
-    """On several GPUs LLaMA-Factory refuses it; on one its decomposition is not modelled."""
-    text = FACTORY.replace("freeze", "full") + "use_galore: true\noptim: adafactor\n"
-    with pytest.raises(UsageError, match="refused-by-its-tool"):
-        recipe_of(tmp_path, text + "galore_layerwise: true\n", "a100-80-sxm:8")
-    for given in (text, text + "galore_layerwise: true\n"):
-        with pytest.raises(NotModelledError, match="GaLore is not modelled"):
-            recipe_of(tmp_path, given)
-
-
 def test_an_expanded_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
     """LLaMA-Pro's script writes it to a folder; no model of that name is looked up, and none is guessed."""
     text = (

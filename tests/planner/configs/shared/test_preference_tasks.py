@@ -248,6 +248,10 @@ def test_a_reference_that_is_asked_before_training(tmp_path: Path) -> None:
     scenario = scenario_of(tmp_path, TRL + "precompute_ref_log_probs: true\n")
     assert scenario.recipe.caches_reference
     assert not scenario.recipe.has_reference
+    in_batches = TRL + "precompute_ref_log_probs: true\nprecompute_ref_batch_size: {}\n"
+    assert not scenario_of(tmp_path, in_batches.format(8)).recipe.has_reference
+    with pytest.raises(NotModelledError, match="a reference that is asked in larger batches"):
+        read(tmp_path, in_batches.format(9))
     axolotl = scenario_of(tmp_path, AXOLOTL + "rl: dpo\nprecompute_ref_log_probs: true\n")
     assert not axolotl.recipe.has_reference
     kto = scenario_of(tmp_path, TRL + "beta: 0.1\n", task="kto", switches="caches_reference=true")

@@ -73,3 +73,21 @@ def test_checkpoints_in_host_ram_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, f"{TRL}activation_checkpointing_kwargs: {{offload: true}}\n")
     with pytest.raises(NotModelledError, match="checkpoints in host RAM"):
         read_config_file(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("full_determinism: true\n", "full_determinism: deterministic kernels"),
+        ("split_batches: true\n", "split_batches: a batch that the GPUs share"),
+        ("accelerator_config: {split_batches: true}\n", "accelerator_config: a batch that the GPUs share"),
+    ],
+)
+def test_what_the_trainer_hands_on_is_not_passed_over(line: str, sentence: str, tmp_path: Path) -> None:
+    """Neither to torch (trainer_utils.py enable_full_determinism) nor to Accelerate."""
+    path = tmp_path / "train.yaml"
+    path.write_text(FACTORY + line.replace("true", "false"), encoding="utf-8")
+    read_config_file(path, None, Beside())
+    path.write_text(FACTORY + line, encoding="utf-8")
+    with pytest.raises(NotModelledError, match=sentence):
+        read_config_file(path, None, Beside())

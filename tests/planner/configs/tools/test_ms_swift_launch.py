@@ -26,6 +26,7 @@ GROWING = "expandable_segments=on"
         ("ENV: {NPROC_PER_NODE: 4}\ndeepspeed: zero2\n", {"gpus": 4, "checkpoint_reentrant": None}),
         ("ENV: {PYTORCH_ALLOC_CONF: 'expandable_segments:True'}\n", {"switches": (GROWING,)}),
         ("ENV: {MAX_PIXELS: 1003520}\n", {"image_size": "1001x1001"}),
+        ("ENV: {MAX_PIXELS: 12}\nmodel_kwargs: {max_pixels: 1003520}\n", {"image_size": "1001x1001"}),
     ],
 )
 def test_variables_and_engines_by_name(tmp_path: Path, text: str, values: dict[str, Any]) -> None:

@@ -101,12 +101,26 @@ def test_what_the_optimizer_keeps() -> None:
     assert (job.scenario.recipe.offload, stack.loss_backward) == ("optimizer", ("compute", "float"))
 
 
+def test_products_in_8_bits() -> None:
+    """By a format; the checkpoint's own FP8 is taken over, with masters of whole matrices, or unpacked."""
+    fp8 = "--fp8_format e4m3 --fp8_recipe blockwise --fp8_param_gather true"
+    assert recipe_of(START + "--fp8_recipe blockwise").numerics.fp8 == "none"
+    job = job_of(START + fp8)
+    assert job.scenario.recipe.numerics.fp8 == "te-blockwise-gathered"
+    assert not job.scenario.stack.whole_masters
+    released = START.replace("Qwen2.5-7B-Instruct", "Qwen3-14B-FP8")
+    assert job_of(released + fp8).scenario.stack.whole_masters
+    unpacked = job_of(released).scenario
+    assert (unpacked.recipe.numerics.fp8, unpacked.model.id) == ("none", "qwen3-14b")
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
         ("--tensor_model_parallel_size 2", "tensor_model_parallel_size"),
         ("--context_parallel_size 2", "context_parallel_size"),
-        ("--fp8_format e4m3", "fp8_format"),
+        ("--fp8_format e4m3 --fp8_recipe custom", "fp8_recipe"),
+        ("--fp8_format e4m3 --fp8_recipe mxfp8 --fp8_param_gather true", "fp8_param_gather"),
         ("--mtp_num_layers 1", "mtp_num_layers"),
         ("--padding_free false", "padding_free"),
         ("--use_distributed_optimizer false", "use_distributed_optimizer"),

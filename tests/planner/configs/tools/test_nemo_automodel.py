@@ -261,3 +261,23 @@ def test_mixtures_are_refused_with_a_way_out(tmp_path: Path, name: str, way_out:
     """Torchtitan divides its own in the same way, where it has such a model."""
     with pytest.raises(NotModelledError, match=way_out):
         read(tmp_path, model(name) + BASE + "distributed: {strategy: fsdp2, ep_size: 8}\n")
+
+
+def test_sizes_of_loaders(tmp_path: Path) -> None:
+    """A loader of training has no other size than the scheduler says; that of evaluation may."""
+    base = model(LLAMA_1B) + BASE
+    with pytest.raises(NotModelledError, match="batches of another size than step_scheduler"):
+        read(tmp_path, base + "dataloader: {batch_size: 4}\n")
+    assert read(tmp_path, base + "dataloader: {batch_size: 2}\n").value("eval_batch") is None
+    text = base + "validation_dataset: {_target_: a.B}\nvalidation_dataloader: {batch_size: 32}\n"
+    assert read(tmp_path, text).value("eval_batch") == 32
+    longer = text.replace("a.B", "a.B, seq_length: 2048")
+    assert read(tmp_path, longer).value("eval_batch") == 64
+
+
+def test_answers_between_steps(tmp_path: Path) -> None:
+    """FSDP2 leaves them out unless it is told to make them."""
+    text = model(LLAMA_1B) + BASE + "tool_call_eval: {_target_: a.B, run_on_fsdp2: true}\n"
+    with pytest.raises(NotModelledError, match="answers that the model makes"):
+        read(tmp_path, text)
+    assert not read(tmp_path, text.replace("true", "false")).ignored

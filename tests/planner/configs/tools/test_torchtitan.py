@@ -64,6 +64,8 @@ def read(folder: Path, text: str) -> Reading:
         (MODEL + 'norm_type = "layernorm"\n' + TRAINING, "norms 'layernorm'"),
         (BASE + "[optimizer]\nearly_step_in_backward = true\n", "inside of the backward pass"),
         (BASE + '[optimizer]\nname = "Muon"\n', "optimizer 'Muon'"),
+        (BASE + "[debug]\ndeterministic = true\n", "deterministic kernels"),
+        (BASE + "deterministic = true\n", "deterministic kernels"),
         (BASE + '[optimizer]\nimplementation = "for-loop"\n', "'for-loop' is not modelled"),
         (BASE + '[activation_checkpoint]\nmode = "memory_budget"\n', "'memory_budget' is not modelled"),
         (MIXTURE + "[compile]\nenable = true\n", "that is compiled"),
@@ -325,3 +327,16 @@ def test_degrees_ask_for_so_many_gpus(tmp_path: Path) -> None:
     with_flags(read_config_file(path), from_flags(nodes))
     with pytest.raises(UsageError, match="ask for 16 GPUs, and the job has 8"):
         with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"}))
+
+
+@pytest.mark.parametrize(
+    ("table", "batch"),
+    [
+        ("enable = false\n", None),
+        ("enable = true\n", 2),  # 8 samples of 2,048 tokens, by default
+        ("enable = true\nlocal_batch_size = 3\nseq_len = 8192\n", 3),
+    ],
+)
+def test_batches_that_are_evaluated(tmp_path: Path, table: str, batch: int | None) -> None:
+    """They have a size and a length of their own, counted in samples of training's 8,192 tokens."""
+    assert read(tmp_path, BASE + "[validation]\n" + table).value("eval_batch") == batch

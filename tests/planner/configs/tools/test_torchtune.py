@@ -46,6 +46,7 @@ OLD: dict[str, Any] = WHOLE | {
     [
         ({"ac_mode": "selective", "ac_option": "op"}, "every so many layers"),
         ({"ac_mode": "selective", "enable_activation_checkpointing": True}, "full and selective are, alone"),
+        ({"cudnn_deterministic_mode": "warn"}, "deterministic kernels"),
         ({"device": "mps"}, "trains without CUDA, on no card that --gpu names: say cuda there"),
         (
             {"quantizer": {"_component_": "torchtune.training.quantization.Int4WeightOnlyQATQuantizer"}},
@@ -149,7 +150,7 @@ def test_samples_longer_than_the_builder_takes_are_refused(
         ("llama3.lora_llama3_8b", "pairs_of_layers", 8_192),
         ("gemma2.gemma2_9b", "pairs", 8_192),
         ("qwen2_5.lora_qwen2_5_7b_base", "halves_of_layers", 131_072),
-        ("qwen2_5.qlora_qwen2_5_7b_instruct", "halves_of_layers", 32_768),
+        ("qwen2_5.lora_qwen2_5_7b_instruct", "halves_of_layers", 32_768),
         ("phi4.phi4_14b", "halves", 16_384),
     ],
 )
@@ -409,6 +410,7 @@ def test_builders_of_data_up_to_0_2_cut_samples(
     [
         ({}, "", "fsdp1", True),
         ({}, "# tune run --nproc_per_node 2 lora_finetune_distributed --config mine", "fsdp1", False),
+        ({}, "# tune run --nproc_per_node 2 lora_finetune_fsdp2 --config mine", "fsdp", False),
         ({"custom_sharded_layers": ["tok_embeddings"]}, "", "fsdp", False),
         ({"fsdp": {"cpu_offload": False}}, "", "fsdp", False),
     ],
@@ -433,3 +435,26 @@ def test_a_step_without_foreach_is_one_parameter_after_the_other(tmp_path: Path)
     fused = {"optimizer": alone["optimizer"] | {"fused": True}}
     assert read(tmp_path, BASE | alone).switches["foreach_step_copies"][0] == "0"
     assert "foreach_step_copies" not in read(tmp_path, BASE | fused).switches
+
+
+def test_batches_that_are_evaluated(tmp_path: Path) -> None:
+    """They have a size of their own, where the recipe evaluates at all (full_finetune_distributed.py)."""
+    val = {"dataset_val": {"_component_": "torchtune.datasets.alpaca_dataset"}, "batch_size_val": 16}
+    assert read(tmp_path, BASE | val).value("eval_batch") is None
+    val["run_val_every_n_steps"] = 10
+    assert read(tmp_path, BASE | val).value("eval_batch") == 16
+    assert read(tmp_path, BASE | val | {"batch_size_val": "${batch_size}"}).value("eval_batch") == 2
+
+
+def test_packed_matrices_of_qwen(tmp_path: Path) -> None:
+    """Its builders pack those with adapters alone."""
+    qwen: dict[str, Any] = {
+        "_component_": "torchtune.models.qwen2_5.lora_qwen2_5_7b_base",
+        "lora_attn_modules": ["q_proj", "v_proj", "output_proj"],
+        "apply_lora_to_mlp": True,
+        "quantize_base": True,
+    }
+    with pytest.raises(NotModelledError, match="those without adapters"):
+        read(tmp_path, BASE | {"model": qwen})
+    qwen["lora_attn_modules"].append("k_proj")
+    assert read(tmp_path, BASE | {"model": qwen}).value("quantization") == "nf4"

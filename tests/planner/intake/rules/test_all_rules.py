@@ -22,6 +22,7 @@ WIDE_HEADS = {
     "intermediate_size": 2048, "vocab_size": 1000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 
+FP8, STATIC = "Qwen/Qwen3-8B-FP8", "mistralai/Ministral-3-8B-Instruct-2512"
 AWQ, AQLM = "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16"
 NF4 = "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
 
@@ -52,6 +53,7 @@ CUT_OFF = (
     f"{SEES} --model qwen3-vl-8b --method lora --lora-targets all-linear --gpus 2 --stack axolotl "
     "--switches adapter_kernels=eager --gradient-checkpointing"
 )
+TE = "--method full --gpu h100-sxm --fp8 te-delayed --no-gradient-checkpointing"
 # Rule id -> (flags over BASE that it answers, flags as near as possible that it leaves alone), before them
 # those that both have where there are any.  WIDE: a model with heads of 512.
 EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
@@ -167,6 +169,11 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
     "vera-elsewhere": ("--vera --gpus 2 --sharding zero2", "--vera --gpus 2 --sharding ddp"),
     "vera-with-dora": ("--vera --dora", "--vera"),
     "oft-with-lora-options": ("--oft-block-size 32 --lora-rank 8", "--oft-block-size 32"),
+    "own-adam-without-zero": (
+        "--sharding zero0 --gpus 2 --switches one_optimizer_group=true",
+        "",
+        "--precision fp32",
+    ),
     "optimizer-of-whole-matrices": (f"{MUON} --gpus 2 --sharding zero2", f"{MUON} --gpus 2 --sharding ddp"),
     "muon-of-stacked-matrices": (f"{MUON} --model granite-3.0-1b-a400m", "--stack axolotl", ""),
     "muon-of-uneven-parts": (
@@ -205,6 +212,13 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
     ),
     "replicas-without-hsdp": ("--gpus 2 --replicas 2", "--sharding fsdp", "--sharding hsdp"),
     "fp8-not-on-card": ("--method full --fp8 rowwise", "--gpu a100-80-sxm", "--gpu h100-sxm"),
+    "fp8-scaling-not-on-card": (f"{TE} --fp8 te-mxfp8", "", "--gpu b200"),
+    "te-recomputes-otherwise": (
+        f"{TE} --gradient-checkpointing",
+        "--no-checkpoint-reentrant",
+        "--checkpoint-reentrant",
+    ),
+    "te-tokens-unaligned": (f"{TE} --padding packed", "--seq 1001", "--seq 1000"),
     "fp8-unread": ("--gpu h100-sxm --fp8 rowwise", "--method full --gpu h100-sxm --fp8 rowwise"),
     "qat-unread": ("--method full --qat int8-int4", "--method full --qat int8-int4 --stack torchtune"),
     "qat-group-undivided": ("--method lora --qat int8-int4 --stack torchtune", "--qat-group 1000", ""),
@@ -215,6 +229,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
         "--qat-group 11008",
     ),
     "optimizer-rank-unused": ("--optimizer-rank 8", ""),
+    "galore-decomposes": ("--method full", "--optimizer galore_adamw", "--optimizer apollo_adamw"),
     "double-quant-without-4bit": ("--method int8 --double-quant", "--method qlora --double-quant"),
     "quant-storage-without-4bit": ("--quant-storage bf16", "--method int8", "--method qlora"),
     "load-dtype-over-quantized": ("--method qlora --load-dtype bf16", "--method lora --load-dtype bf16"),
@@ -302,6 +317,20 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
     "packed-groups-assumed": ("--model llama-3-8b --quantization awq-int4", f"--model {AWQ}"),
     "aqlm-of-no-checkpoint": ("--quantization aqlm", f"--model {AQLM}"),
     "aqlm-sharded": (f"--model {AQLM} --gpus 2", "--sharding zero3", "--sharding zero2"),
+    "fp8-sharded": (f"--model {FP8} --gpu h100-sxm --gpus 2", "--sharding zero2", "--sharding ddp"),
+    "fp8-experts-unread": (
+        "--model Qwen/Qwen3-30B-A3B-FP8 --gpu h100-sxm",
+        "--lora-targets all-linear",
+        "--lora-targets attention",
+    ),
+    "fp8-checkpoint-unread": (f"--model {FP8} --gpu h100-sxm", "--stack unsloth", "--stack trl"),
+    "fp8-checkpoint-too-new": ("--quantization fp8 --gpu h100-sxm", "--stack hf-trainer@4", ""),
+    "fp8-not-trained": (f"--model {FP8} --gpu h100-sxm --stack swift", "", "--quantization none"),
+    "fp8-kept-on-no-card": ("--quantization fp8", "--gpu a100-80-sxm", "--gpu 4090"),
+    "fp8-kept-unread": (f"--model {STATIC}", "--gpu h100-sxm", "--gpu a100-80-sxm"),
+    "fp8-blocks-assumed": ("--gpu h100-sxm", "--model qwen3-8b --quantization fp8", f"--model {FP8}"),
+    "fp8-widened": (f"--model {FP8}", "--gpu a100-80-sxm", "--gpu h100-sxm"),
+    "fp8-by-deepgemm": (f"--model {FP8}", "--gpu h100-sxm", "--gpu b200"),
     "zero-without-masters": ("--sharding zero2 --precision bf16", "--sharding zero2 --precision bf16-mixed"),
     "offload-without-engine": ("--offload optimizer", "--offload activations"),
     "params-offload-below-stage-3": ("--sharding zero2", "--offload optimizer+params", "--offload optimizer"),

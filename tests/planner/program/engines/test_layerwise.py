@@ -32,7 +32,7 @@ def left_after(subject: Job, phase: str) -> float:
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen2.5-0.5b"])
-@pytest.mark.parametrize("optimizer", ["apollo_adamw", "adamw_torch"])
+@pytest.mark.parametrize("optimizer", ["apollo_adamw", "galore_adamw", "galore_adamw_8bit", "adamw_torch"])
 def test_gradients_go_as_soon_as_their_parameter_is_stepped(model: str, optimizer: str) -> None:
     """After backward the same states are there as after a step that waits for all gradients,
     and no gradient.

@@ -47,6 +47,19 @@ def test_a_dense_layer_keeps_its_own_tokens_of_norms(parts: int) -> None:
     assert kept(job, template) == pytest.approx(expected, rel=0.002)
 
 
+@pytest.mark.parametrize(("fp8", "out"), [("te-delayed", 1), ("te-tensorwise", 2), ("te-blockwise", 2)])
+def test_a_dense_layer_in_8_bits_keeps_a_byte_of_each_input(fp8: str, out: int) -> None:
+    """Both normed streams and the activation, with scales of blocks; attention's output is kept in 16 bits
+    anyway, and cast again unless scaling is delayed.
+    """
+    hidden, heads, width = 3584, 3584, 18944
+    plain, wide = layer_of(model="qwen2.5-7b")
+    job, narrow = layer_of(model="qwen2.5-7b", fp8=fp8)
+    scales = 33 / 32 if fp8 == "te-blockwise" else 1
+    of_inputs = (2 * hidden + width) * (2 - scales) - (heads if out == 1 else 0)
+    assert kept(job, narrow) == pytest.approx(kept(plain, wide) - of_inputs, rel=0.002)
+
+
 def test_an_adapted_layer_keeps_no_input_of_a_frozen_matrix() -> None:
     """Without dropout: adapters read what norms and attention return, each with ranks of its own."""
     job, template = layer_of(model="qwen2.5-7b", method="lora", lora_dropout=0.0)

@@ -11,6 +11,8 @@ import pytest
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer, OptimizerFacts
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
@@ -19,13 +21,19 @@ from planner.program.parameters import Shape, Weight
 from planner.program.request_stream import RequestStream
 from planner.program.update.optimizer import optimizer_step
 from planner.program.update.states import states_of
-from tests.jobs import job_by, resolved, typed
 
 
 def job(optimizer: Optimizer, foreach_step_copies: int = 1, **more: str) -> Job:
     """Adapters of rank 8 under ``optimizer``."""
-    flags = typed("--model llama-2-7b --method lora --gpu a100-80gb --seq 512 --batch 1 --lora-rank 8")
-    scenario = resolved({**flags, "optimizer": optimizer, **more})
+    flags = {
+        "model": "llama-2-7b",
+        "method": "lora",
+        "gpu": "a100-80gb",
+        "seq": 512,
+        "batch": 1,
+        "lora_rank": 8,
+    }
+    scenario = resolve(from_flags({**flags, "optimizer": optimizer, **more}))
     stack = replace(scenario.stack, foreach_step_copies=foreach_step_copies)
     return job_of(replace(scenario, stack=stack), Coefficients())
 
@@ -210,7 +218,7 @@ def full(optimizer: Optimizer, stack: str = "hf-trainer") -> Job:
         "optimizer": optimizer,
         "stack": stack,
     }
-    return job_by(flags)
+    return job_of(resolve(from_flags(flags)), Coefficients())
 
 
 def most(requests: list[int]) -> int:
@@ -227,21 +235,6 @@ def test_adam_mini_keeps_one_moment_and_a_number_for_each_row() -> None:
     assert sum(first) == 800_000 + 4_000 + 800 + 40
     later = stepped(full("adam_mini"), [BIG, BIG], first=False)
     assert (sum(later), most(later)) == (0, 2 * 800_000)
-
-
-def test_apollo_keeps_a_random_matrix_and_two_narrow_moments() -> None:
-    """At rank 8 of a matrix of 1,000 x 200: 200 x 8 random numbers, moments of 1,000 x 8;
-    of a vector two moments.
-
-    Source: apollo-torch 1.0.3, run on a CPU with counted bytes: states to the byte,
-    temporaries of a later step to the byte.
-    """
-    flags = typed("--model llama-2-7b --method full --gpu a100-80gb --seq 512 --optimizer apollo_adamw")
-    subject = job_by({**flags, "optimizer_rank": 8})
-    vector = Weight("norm", "norm", ((Unit.ONE, 100),), "fp32", trained=True)
-    narrow = 4 * 1_000 * 8
-    assert sum(stepped(subject, [BIG, vector])) == 4 * 200 * 8 + 2 * narrow + 2 * 400
-    assert most(stepped(subject, [BIG], first=False)) == 3 * narrow + 2 * 800_000
 
 
 def test_muon_keeps_one_moment_of_matrices_and_two_of_the_rest() -> None:
@@ -287,7 +280,9 @@ def test_muon_of_axolotl(model: str, flags: dict[str, Any], allocated: int) -> N
     batch = {"padding": "max_length", "attention": "sdpa"}
     also = ("widens_ends=true",) if flags["method"] == "full" else ()
     switches = {"switches": ("adapter_kernels=eager", *also), "gradient_checkpointing": True}
-    job = job_by({**common, **batch, **switches, "model": model, **flags})
+    job = job_of(
+        resolve(from_flags({**common, **batch, **switches, "model": model, **flags})), Coefficients()
+    )
     found = max(int(each.allocated_bytes) for each in replayed(job).phases)
     assert found == pytest.approx(allocated, rel=0.002)
 
@@ -299,7 +294,7 @@ def test_muon_of_axolotl_under_fsdp2() -> None:
     flags = {"model": "qwen2.5-0.5b", "method": "full", "gpu": "h100-sxm:8", "seq": 2048, "batch": 4}
     flags |= {"optimizer": "muon", "stack": "axolotl", "sharding": "fsdp", "padding": "packed"}
     flags |= {"gradient_checkpointing": False, "attention": "flash2"}
-    phases = replayed(job_by(flags)).phases
+    phases = replayed(job_of(resolve(from_flags(flags)), Coefficients())).phases
     found = max(int(each.allocated_bytes) for each in phases)
     assert found / 2**30 == pytest.approx(25.08, rel=0.005)
 
@@ -314,7 +309,9 @@ def test_muon_gathers_matrices_that_fsdp2_divides() -> None:
     part's own gradient with momentum.
     """
     flags = {"model": "qwen3-0.6b", "method": "full", "gpu": "h100-sxm:8", "seq": 512, "optimizer": "muon"}
-    subject = job_by({**flags, "stack": "llama-factory-v1", "sharding": "fsdp"})
+    subject = job_of(
+        resolve(from_flags({**flags, "stack": "llama-factory-v1", "sharding": "fsdp"})), Coefficients()
+    )
     parts = [matrix(128, 512), matrix(64, 1_024), matrix(128, 512)]
     counted, part = 7_340_032, 128 * 512
     assert most(stepped(subject, parts[:1], first=False)) == counted + 4 * part

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from planner.domain.recipes.recipe import Packing
 from planner.domain.recipes.sharding import ZERO2, ZERO3, Sharding
 from planner.program.checkpoint import checkpointed
 from planner.program.view import LayerView
@@ -212,6 +213,53 @@ def test_an_aqlm_weight_is_decoded_in_both_passes_and_its_result_copied() -> Non
         ("mul", "TOKENS", 128 * 2),
         ("dequantize", "ONE", WEIGHT * 2),
         ("mm", "TOKENS", 64 * 2),
+    ]
+
+
+def fine_grained(side: int, *, has_deepgemm: bool) -> Run:
+    """A matrix in fp8, whose scales are shared by squares of so many elements, or by all where that is 0."""
+    view = view_of("lora", numerics={"quantization": "fp8", "packing": Packing(side)})
+    view = replace(view, has_quantized=True, has_deepgemm=has_deepgemm)
+    return Run(lambda torch, x: linear(torch, view, OTHER, x), "bf16")
+
+
+def test_a_weight_in_fp8_is_made_anew_in_backward_alone() -> None:
+    """The input in 8 bits with a scale for each 32 of its 64 features; in backward scales of 2 x 4 squares,
+    which are repeated over 32 rows, and nothing that forward kept.
+    """
+    run = fine_grained(32, has_deepgemm=False)
+    assert run.made("forward") == [
+        ("quantize", "TOKENS", 64),
+        ("scales", "TOKENS", 2 * 4),
+        ("fp8_matmul", "TOKENS", 128 * 2),
+    ]
+    assert not run.kept
+    assert run.made("backward") == [
+        ("to", "ONE", 8 * 2),
+        ("dequantize", "ONE", WEIGHT * 2),
+        ("repeat_interleave", "ONE", 8 * 32 * 2),
+        ("mm", "TOKENS", 64 * 2),
+    ]
+
+
+def test_one_scale_for_a_matrix_in_fp8_is_not_repeated() -> None:
+    """Nor does a token have more than one, which is no memory."""
+    run = fine_grained(0, has_deepgemm=True)
+    assert run.made("forward") == [("quantize", "TOKENS", 64), ("fp8_matmul", "TOKENS", 128 * 2)]
+    assert run.made("backward")[1:] == [("dequantize", "ONE", WEIGHT * 2), ("mm", "TOKENS", 64 * 2)]
+
+
+def test_deepgemm_casts_by_operators() -> None:
+    """Blocks of 128, of which a token of 64 features has half a scale."""
+    made = fine_grained(128, has_deepgemm=True).made("forward")
+    large = [each for each in made if each[2] >= 64]
+    assert large == [
+        ("empty", "TOKENS", 64 * 2),
+        ("abs", "TOKENS", 64 * 2),
+        ("to", "TOKENS", 64 * 4),
+        ("mul", "TOKENS", 64 * 4),
+        ("to", "TOKENS", 64),
+        ("fp8_matmul", "TOKENS", 128 * 2),
     ]
 
 

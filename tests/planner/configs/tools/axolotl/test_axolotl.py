@@ -392,7 +392,17 @@ def test_packed_experts_are_unpacked_where_the_file_says_so(tmp_path: Path) -> N
     with pytest.raises(NotModelledError, match="dequantize: true"):
         read(tmp_path, text)
     whole = read(tmp_path, text + "model_quantization_config_kwargs: {dequantize: true}\n")
-    assert whole.request.get("quantization") == read(tmp_path, LORA).request.get("quantization")
+    assert whole.request.get("quantization") == "none"
+
+
+def test_a_checkpoint_in_fp8_is_unpacked_where_the_file_says_so(tmp_path: Path) -> None:
+    """Transformers 5.16 does not train over it on a card that has fp8."""
+    text, card = LORA.replace("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-8B-FP8"), from_flags({"gpu": "h100-sxm"})
+    with pytest.raises(UsageError, match="fp8-not-trained"):
+        resolve(with_flags(read(tmp_path, text), card))
+    text += "model_quantization_config: FineGrainedFP8Config\n"
+    whole = read(tmp_path, text + "model_quantization_config_kwargs: {dequantize: true}\n")
+    assert resolve(with_flags(whole, card)).recipe.numerics.quantization == "none"
 
 
 def test_tf32_may_be_left_to_axolotl(tmp_path: Path) -> None:
@@ -425,7 +435,7 @@ def test_every_micro_batch_may_reduce_gradients(tmp_path: Path) -> None:
     """Trainer of Transformers 5 asks for ``sync_each_batch``; that of 4 does not."""
     each = BASE + "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n"
     assert "fsdp_no_sync=neither" in read(tmp_path, each).request.get("switches")
-    for text in (BASE + "accelerator_config: {split_batches: true}\n", each + "xformers_attention:\n"):
+    for text in (BASE + "accelerator_config: {even_batches: true}\n", each + "xformers_attention:\n"):
         assert "fsdp_no_sync=neither" not in (read(tmp_path, text).request.get("switches") or ())
 
 

@@ -67,13 +67,3 @@ def test_what_axolotl_refuses_by_itself(tmp_path: Path, text: str) -> None:
     """Two backends, or one that it does not know."""
     with pytest.raises(UsageError, match="refused-by-its-tool"):
         read_config(written(tmp_path, text))
-
-
-@pytest.mark.parametrize("model", ["MiniMaxAI/MiniMax-M2", "deepseek-ai/DeepSeek-R1-0528"])
-def test_a_checkpoint_that_was_released_in_fp8_is_refused(tmp_path: Path, model: str) -> None:
-    """No word of the name says so."""
-    text = BASE.replace("Qwen/Qwen3-30B-A3B", model)
-    path = tmp_path / "minimax.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(NotModelledError, match="released in FP8"):
-        read_config(path)

@@ -49,6 +49,15 @@ def test_defaults_are_those_of_mcore_adapter() -> None:
     assert job.scenario.segments_grow
 
 
+def test_products_in_8_bits() -> None:
+    """By a format; delayed scaling where none is said, and weights in 16 bits."""
+    assert job_of(START + "--fp8_recipe blockwise").scenario.recipe.numerics.fp8 == "none"
+    assert job_of(START + "--fp8 hybrid").scenario.recipe.numerics.fp8 == "te-delayed"
+    kept = job_of(START + "--fp8 e4m3 --fp8_recipe blockwise --fp8_param true").scenario
+    assert kept.recipe.numerics.fp8 == "te-blockwise-gathered"
+    assert not kept.stack.whole_masters
+
+
 def test_a_file_is_told_by_keys_of_both(tmp_path: Path) -> None:
     """Those of Megatron-Bridge alone tell the other way; without its own command it is refused."""
     text = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\nbf16: true\ncutoff_len: 2048\n"
@@ -126,7 +135,8 @@ def test_mixtures_say_how_their_experts_run() -> None:
         ("--transformer_impl local", "transformer_impl"),
         ("--optimizer sgd", "optimizer"),
         ("--optimizer_cpu_offload true", "optimizer_cpu_offload"),
-        ("--fp8 hybrid", "fp8"),
+        ("--fp8 e4m3 --fp8_recipe custom", "fp8_recipe"),
+        ("--fp8 e4m3 --fp8_recipe mxfp8 --fp8_param true", "fp8_param"),
         ("--mtp_num_layers 1", "mtp_num_layers"),
         ("--quantization_bit 4", "quantization_bit"),
         ("--use_liger_kernel true", "use_liger_kernel"),

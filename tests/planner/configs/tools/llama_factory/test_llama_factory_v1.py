@@ -47,6 +47,7 @@ def read(
         (LORA | {"quant_config": {"name": "bnb", "compute_dtype": "float32"}}, "4-bit products in float32"),
         ({"optim_config": {"name": "muon", "ns_steps": 6}}, "5 iterations"),
         ({"optim_config": {"name": "muon", "nesterov": False}}, "without Nesterov's momentum"),
+        ({"full_determinism": True}, "deterministic kernels"),
         ({"mp_replicate_size": 2}, "replicas of FSDP's shards, a degree of 2"),
         ({"model_class": "cls"}, "models other than language models"),
         ({"kernel_config": {"name": "auto, flash-linear-attention"}}, "kernels 'flash-linear-attention'"),
