@@ -117,6 +117,6 @@ class EngineFacts:
     is a tensor until a hook adds it."""
     adam_states: AdamStates
     """What Megatron's Adam keeps of a weight: a master and moments in fp32, or (``precise``, its
-    precision-aware optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or in bf16."""
+    precision-aware optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or bf16."""
     whole_masters: bool
     """Masters of weights that it keeps in 8 bits are whole on each GPU: the checkpoint was in FP8."""
