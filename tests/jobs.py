@@ -33,9 +33,13 @@ def resolved(flags: Flags = "", /, *, force: bool = False, **more: object) -> Sc
 
     ``force``: what would be refused is let pass.
     """
-    return resolve(from_flags({**(typed(flags) if isinstance(flags, str) else flags), **more}), force=force)
+    return resolve(from_flags(_named(flags, more)), force=force)
 
 
 def job_by(flags: Flags = "", /, **more: object) -> Job:
     """The same job as its step program reads it, without a calibration."""
-    return job_of(resolved(flags, **more), Coefficients())
+    return job_of(resolved(_named(flags, more)), Coefficients())
+
+
+def _named(flags: Flags, more: Mapping[str, object]) -> dict[str, object]:
+    return {**(typed(flags) if isinstance(flags, str) else flags), **more}

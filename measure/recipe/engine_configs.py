@@ -19,6 +19,7 @@ _STAGE_3 = {
     "stage3_max_reuse_distance": "zero3_reuse_elements",
     "sub_group_size": "zero3_sub_group_elements",
 }
+_QUANTIZED = ("weights", "gradients")
 
 
 def zero_stage(scenario: Scenario) -> int:
@@ -48,6 +49,9 @@ def deepspeed_config(scenario: Scenario, *, on_cpu: bool, nvme_path: str | None 
     if zero_stage(scenario) == 3:
         numbers = {key: getattr(stack, name) for key, name in _STAGE_3.items()}
         zero |= {key: number for key, number in numbers.items() if number >= 0}
+        zero |= {f"zero_quantized_{what}": True for what in _QUANTIZED if what in stack.zero3_quantized}
+        if recipe.parallel.hpz > 1:
+            zero["zero_hpz_partition_size"] = recipe.parallel.hpz
     place = {"device": "nvme", "nvme_path": nvme_path} if recipe.offloads_to_nvme else {"device": "cpu"}
     if recipe.offloads_optimizer:
         zero["offload_optimizer"] = {**place, "pin_memory": not on_cpu}

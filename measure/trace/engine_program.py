@@ -94,6 +94,9 @@ def train(scenario: Scenario) -> None:
     """Train until somebody stops it."""
     # Before the model: under ZeRO-3 they decide how a checkpoint is read.
     arguments = trainer_arguments(scenario, "out", max_steps=_STEPS, **engine_settings(scenario))
+    if scenario.hardware.nodes > 1:
+        # All processes are on one machine here; DeepSpeed takes the cards that it sees for those of a node.
+        torch.cuda.device_count = lambda: int(scenario.hardware.gpus_per_node)
     # DeepSpeed divides no sequence without them.
     by_heads = scenario.recipe.uses_deepspeed and scenario.recipe.parallel.context > 1
     rows = Rows(int(scenario.recipe.batch.seq_len), positions=by_heads)

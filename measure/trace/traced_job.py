@@ -222,7 +222,6 @@ def _untraced_divisions(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, 
             "one GPU for each batch",
         ),
         (recipe.parallel.replicas is not None, "copies other than one on each node", "no --replicas"),
-        (recipe.parallel.hpz > 1, "a second copy of weights (hpz)", "no --hpz"),
         (recipe.numerics.fp8 != "none", "products in fp8", "--fp8 none"),
     )
 

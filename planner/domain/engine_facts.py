@@ -1,11 +1,17 @@
-"""What a stack's engines do, DeepSpeed, DDP and FSDP: the part of its facts that is theirs."""
+"""What a stack's engines do, DeepSpeed, DDP, FSDP and Megatron: the part of its facts that is theirs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.stack_values import Fsdp2Units, Zero12Upload
+from planner.domain.stack_values import (
+    AdamStates,
+    Fsdp2Units,
+    MainGradients,
+    Zero12Upload,
+    ZeroQuantized,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,12 @@ class EngineFacts:
     zero_sums_fp32: Literal["never", "divided_sequences", "always"]
     """Where ZeRO casts gradients of 16 bits to fp32 for their sums: where it divides sequences
     (``seq_parallel_communication_data_type``), or everywhere (``communication_data_type``)."""
+    zero3_quantized: ZeroQuantized
+    """What stage 3 sends in 8 bits (weights) or 4 (gradients between nodes): ``zero_quantized_weights``,
+    ``zero_quantized_gradients`` of ZeRO++."""
+    zero3_quantizes_frozen: bool
+    """Parts of weights that are frozen when they are divided are kept in 8 bits
+    (``zero_quantized_nontrainable_weights``); those of Transformers are frozen later."""
     zero12_early_buckets: bool
     """These buckets are made before the backward of the loss begins, so that they lie beside its logits."""
     zero12_flattens_on_gpu: bool
@@ -96,3 +108,15 @@ class EngineFacts:
     """FSDP2 knows int8 matrices of bitsandbytes, which it divides as they are."""
     fsdp_reduces_fp32: bool
     """FSDP2 reduces 16-bit gradients in fp32."""
+
+    # Megatron
+    main_gradients: MainGradients
+    """Dtype of the buffers in which Megatron sums gradients from the first micro-batch on."""
+    adds_gradients: bool
+    """Megatron's products add a weight's gradient to its buffer (``gradient_accumulation_fusion``); else it
+    is a tensor until a hook adds it."""
+    adam_states: AdamStates
+    """What Megatron's Adam keeps of a weight: a master and moments in fp32, or (``precise``, its
+    precision-aware optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or bf16."""
+    whole_masters: bool
+    """Masters of weights that it keeps in 8 bits are whole on each GPU: the checkpoint was in FP8."""

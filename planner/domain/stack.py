@@ -10,7 +10,6 @@ from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import Batch, Quantization, Recipe
 from planner.domain.stack_defaults import StackDefaults
 from planner.domain.stack_values import (
-    AdamStates,
     AdapterKernels,
     Distillation,
     DoraBranch,
@@ -21,7 +20,6 @@ from planner.domain.stack_values import (
     LogitMetrics,
     LogitsCopy,
     LossWeights,
-    MainGradients,
     ModelParallel,
     Muon,
     PackedMask,
@@ -343,16 +341,6 @@ class Stack(EngineFacts):
     """The optimizer has all trained weights as one group; else those without weight decay are a second."""
     projects_head: bool
     """APOLLO and GaLore project the gradient of a head of its own, too, not only those of the layers."""
-    main_gradients: MainGradients
-    """Dtype of the buffers in which Megatron sums gradients from the first micro-batch on."""
-    adds_gradients: bool
-    """Megatron's products add a weight's gradient to its buffer (``gradient_accumulation_fusion``); else it
-    is a tensor until a hook adds it."""
-    adam_states: AdamStates
-    """What its Adam keeps of a weight: a master and moments in fp32, or (``precise``, its precision-aware
-    optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or in bf16."""
-    whole_masters: bool
-    """Masters of weights that it keeps in 8 bits are whole on each GPU: the checkpoint was in FP8."""
     muon: Muon
     """Its Muon steps ``matrices``, or ``all`` but vectors, or ``gathers`` what FSDP2 divides."""
 

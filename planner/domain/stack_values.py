@@ -54,6 +54,7 @@ of the update each GPU gets its part, and AdamW steps adapters.
 MainGradients = Literal["fp32", "bf16"]
 AdamStates = Literal["masters", "precise", "precise_bf16"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
+ZeroQuantized = Literal["none", "weights", "gradients", "weights+gradients"]
 AdapterKernels = Literal["eager", "in_place", "compiled", "fused_apart", "fused", "fused_dropped"]
 FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused", "fused_dropped")
 """Values of ``adapter_kernels`` where a matrix and its adapter are one function."""

@@ -247,6 +247,7 @@ def offloaded_parameter_bytes(job: Job) -> Number:
     Source: DeepSpeed 0.19.8 zero/partition_parameters.py _partition_param, zero/stage3.py
     _create_param_groups_fp16_flat_cpu_memory; torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py; two
     real processes.
+    Parts of a second copy (hpZ) are there, too.
     Ignored: parameters without weight decay have a buffer of their own.
     """
     recipe = job.recipe
@@ -255,7 +256,21 @@ def offloaded_parameter_bytes(job: Job) -> Number:
     if recipe.uses_fsdp:
         return _fsdp_parts_bytes(job, _frozen(job), trained=False)
     frozen = _parts_bytes(job, _frozen(job), pinned=job.stack.pins_offload)
-    return frozen + pinned_bytes(job.trained_weight_bytes / job.hardware.world_size)
+    trained = pinned_bytes(job.trained_weight_bytes / job.hardware.world_size)
+    return frozen + trained + _second_copy_bytes(job)
+
+
+def _second_copy_bytes(job: Job) -> Number:
+    """This process's part of the second copy of each parameter, small ones as well.
+
+    Source: DeepSpeed 0.19.8 zero/partition_parameters.py _partition_param_sec (``remote_device``).
+    """
+    hpz = job.recipe.parallel.hpz
+    if hpz == 1:
+        return 0
+    kinds = (*_frozen(job), *job.trained_parameters)
+    parts = ((each.count, ceil_div(job.elements(each), hpz) * each.element_bytes) for each in kinds)
+    return sum(count * _offload_bytes(job, part) for count, part in parts)
 
 
 def pinned_cache_bytes(job: Job) -> Number:

@@ -45,6 +45,16 @@ def stored_param_bytes(job: TimedJob) -> Number:
     return plain * width + moved + narrow
 
 
+def _sent_share(job: TimedJob) -> Number:
+    """Part of the stored bytes that a gather sends: ZeRO++ sends a byte of each weight.
+
+    Source: switch ``zero3_quantized``; deepspeed 0.19.8 ``runtime/zero/partition_parameters.py``
+    CUDAQuantizer.  Ignored: a scale of four bytes for up to 8,000 weights.
+    """
+    quantizes = "weights" in job.scenario.stack.zero3_quantized
+    return job.own.base_params / stored_param_bytes(job) if quantizes else 1
+
+
 def _float8_params(job: TimedJob) -> int:
     """Weights that are gathered as one byte each."""
     numerics = job.recipe.numerics
@@ -98,8 +108,8 @@ def gathered_bytes(job: TimedJob) -> Number:
         return 0
     world = recipe.shards(job.scenario.hardware)
     if recipe.parallel.hpz > 1:
-        return _trained_bytes(job) * ring_fraction(world)
-    return _gathers(job) * stored_param_bytes(job) * _moved_share(job)
+        return _sent_share(job) * trained_param_bytes(job) * ring_fraction(world)
+    return _gathers(job) * _sent_share(job) * stored_param_bytes(job) * _moved_share(job)
 
 
 def _gathers(job: TimedJob) -> Number:
@@ -118,7 +128,11 @@ def _meetings(job: TimedJob) -> Number:
     return count if stage is None else count / stage.microbatches
 
 
-def _trained_bytes(job: TimedJob) -> Number:
+def trained_param_bytes(job: TimedJob) -> Number:
+    """Those of them that are trained, in the compute dtype.
+
+    Source: as of :func:`stored_param_bytes`.
+    """
     return minimum(job.own.trained * DTYPE_BYTES[job.recipe.numerics.compute_dtype], stored_param_bytes(job))
 
 
@@ -130,9 +144,10 @@ def second_copy_bytes(job: TimedJob) -> Number:
     (``use_secondary_tensor``), stage3.py invalidate_secondary_tensor.
     """
     hpz = job.recipe.parallel.hpz
-    return (
-        (_gathers(job) * stored_param_bytes(job) - _trained_bytes(job)) * ring_fraction(hpz) if hpz > 1 else 0
-    )
+    if hpz == 1:
+        return 0
+    moved = _gathers(job) * stored_param_bytes(job) - trained_param_bytes(job)
+    return _sent_share(job) * moved * ring_fraction(hpz)
 
 
 def reduced_bytes(job: TimedJob) -> Number:
@@ -142,12 +157,13 @@ def reduced_bytes(job: TimedJob) -> Number:
     Formula, with ``P`` trained parameters: DDP and ZeRO-0 all-reduce, and ZeRO-1 reduce-scatter + all-gather
     ``2 P (n - 1) / n`` once per step; ZeRO-2 reduces every micro-step and gathers once; ZeRO-3 and FSDP
     reduce every micro-step, or FSDP the last one only, where the loop says ``no_sync`` (switch
-    ``fsdp_no_sync``).  ZeRO-1 all-reduces where it broadcasts weights, which are in :func:`update_bytes`.
+    ``fsdp_no_sync``).  ZeRO-1 all-reduces where it broadcasts weights, which are in :func:`update_bytes`, and
+    what ZeRO++ sends in 4 bits is in :func:`quantized_bytes`.
     Source: ZeRO (arXiv 1910.02054) section 7; torch ``nn/parallel/distributed.py`` (no_sync); deepspeed
     ``stage_1_and_2.py``; accelerate 1.15 accelerator.py ``accumulate``.
     """
     recipe, regime = job.recipe, job.regime
-    if not recipe.sharding.communicates:
+    if not recipe.sharding.communicates or _quantizes_gradients(job):
         return 0
     once = job.own.trained * regime.gradient * _moved_share(job)
     if not recipe.sharding.reduces_each_micro_step:
@@ -161,6 +177,26 @@ def _reductions(job: TimedJob) -> Number:
     """How often per step FSDP and ZeRO-3 reduce gradients."""
     reduces_once = job.recipe.sharding.reduces_last_only(job.scenario.stack.fsdp_no_sync)
     return 1 if reduces_once else _meetings(job)
+
+
+def _quantizes_gradients(job: TimedJob) -> bool:
+    return "gradients" in job.scenario.stack.zero3_quantized and job.scenario.hardware.nodes > 1
+
+
+def quantized_bytes(job: TimedJob) -> tuple[Number, Number]:
+    """Bytes that each GPU sends per step to sum gradients in 4 bits, inside of its node and to others.
+
+    Formula: half a byte for each trained parameter to the GPUs of the node, which divide the sums, and these
+    once more to GPUs with the same part on other nodes; in every micro-step.
+    Source: deepspeed 0.19.8 ``runtime/comm/coalesced_collectives.py`` all_to_all_quant_reduce.
+    Ignored: vectors, which go in 16 bits; scales; the kernels that quantise, on a stream of their own.
+    """
+    if not _quantizes_gradients(job):
+        return 0, 0
+    hardware = job.scenario.hardware
+    sent = job.own.trained / 2 * _reductions(job)
+    inside = sent * ring_fraction(hardware.gpus_per_node)
+    return inside, sent / hardware.gpus_per_node * ring_fraction(hardware.nodes)
 
 
 def replica_bytes(job: TimedJob) -> Number:
@@ -188,7 +224,7 @@ def update_bytes(job: TimedJob) -> Number:
     """
     recipe, gpus = job.recipe, _broadcasting_gpus(job)
     if gpus is not None:
-        return _trained_bytes(job) * ring_fraction(gpus)
+        return trained_param_bytes(job) * ring_fraction(gpus)
     if recipe.optimizer != "muon" or not recipe.sharding.dtensors:
         return 0
     elements = orthogonalized_params(job.scenario.model, job.scenario.stack)
@@ -271,8 +307,11 @@ def collective_seconds(job: TimedJob) -> Number:
     (:func:`broadcast_latency_seconds`).
     """
     moved = gathered_bytes(job) + reduced_bytes(job)
+    inside, across = quantized_bytes(job)
     return (
         moved * _seconds_per_byte(job)
+        + inside / intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
+        + across / _replica_bytes_per_s(job)
         + replica_bytes(job) / _replica_bytes_per_s(job)
         + second_copy_bytes(job) / _group_bytes_per_s(job, job.recipe.parallel.hpz)
     )
@@ -369,9 +408,8 @@ def gained_seconds(job: TimedJob, hidden_s: Number) -> Number:
     """
     if not talks_directly(job.scenario.hardware):
         return hidden_s
-    inside = (gathered_bytes(job) + reduced_bytes(job) + second_copy_bytes(job)) / intra_node_bytes_per_s(
-        job.scenario.hardware, job.coefficients
-    )
+    moved = gathered_bytes(job) + reduced_bytes(job) + second_copy_bytes(job) + sum(quantized_bytes(job))
+    inside = moved / intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
     return hidden_s - (1 - 1 / job.coefficients.kernel_time_beside_collectives) * minimum(hidden_s, inside)
 
 

@@ -8,7 +8,7 @@ from planner.arrays import minimum
 from planner.domain.hardware import server_of
 from planner.domain.recipes.recipe import Number
 from planner.program.host_copies import SENT, copies_to_host
-from planner.throughput.communication import stored_param_bytes
+from planner.throughput.communication import stored_param_bytes, trained_param_bytes
 from planner.throughput.counted import unit_values
 from planner.throughput.time_inputs import TimedJob
 
@@ -34,8 +34,9 @@ def transfers(job: TimedJob) -> Transfers:
 
     Formula: ``(2 P G + 2 P + 4 P_all G) / n``, with ``n`` GPUs and ``G`` micro-steps.  Gradients go to the
     host in each micro-step.  Updated 16-bit weights come back once, unless weights live on the host.  Host
-    weights are fetched forward and again backward in each micro-step.  Offloaded activations go out and back
-    on a stream of their own, for which kernels do not wait until they read them.
+    weights are fetched forward and again backward in each micro-step.  Of a second copy (hpZ) each GPU has a
+    larger part, which it fetches each time but the first of what is trained.  Offloaded activations go out
+    and back on a stream of their own, for which kernels do not wait until they read them.
     Source: ZeRO-Offload (arXiv 2101.06840) section 4; deepspeed ``runtime/zero/stage3.py``,
     ``partitioned_param_swapper.py``; torchtune 0.4.0 training/_activation_offloading.py OffloadActivations
     (``use_streams``), which TRL has, too; unsloth_zoo gradient_checkpointing.py UnslothCheckpointFunction
@@ -52,6 +53,9 @@ def transfers(job: TimedJob) -> Transfers:
         exposed = share * (micro_steps + (0 if recipe.offloads_params else 1))
     if recipe.offloads_params:
         fetched = 2 * micro_steps * stored_param_bytes(job) / job.world
+        if recipe.parallel.hpz > 1:
+            first = trained_param_bytes(job) / job.world
+            fetched = first + (fetched - first) * job.world / recipe.parallel.hpz
     if recipe.offloads_activations:
         values = unit_values(job.scenario, job.micro)
         copies = copies_to_host(job.own, values, SENT)

@@ -11,6 +11,7 @@ from planner.domain.term import TimeTerm
 from planner.throughput.communication import (
     broadcasts,
     gathered_bytes,
+    quantized_bytes,
     reduced_bytes,
     second_copy_bytes,
     update_bytes,
@@ -99,7 +100,7 @@ def _update_launch(job: TimedJob, _: TimeTerm) -> str:
 
 
 def _collectives(job: TimedJob, _: TimeTerm) -> str:
-    moved = gathered_bytes(job) + reduced_bytes(job) + second_copy_bytes(job)
+    moved = gathered_bytes(job) + reduced_bytes(job) + second_copy_bytes(job) + sum(quantized_bytes(job))
     return f"{moved / GIGA:.2f} GB per GPU and step at {job.rates.collective_bytes_per_s / GIGA:.1f} GB/s"
 
 

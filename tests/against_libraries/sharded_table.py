@@ -26,7 +26,12 @@ from planner.program.job import job_of
 from planner.words import words
 from tests.jobs import resolved
 
-KEY = words("model method sharding gpus offload grad_accum gradient_checkpointing batch seq quant_storage")
+KEY = words(
+    """
+    model method sharding gpus offload grad_accum gradient_checkpointing batch seq quant_storage nodes hpz
+    quantized
+    """
+)
 COLUMNS = (
     *KEY,
     "trace_bytes",
@@ -83,9 +88,20 @@ llama-3.1-8b  qlora zero3  4  none              1  true   2  2048  bf16
 qwen2.5-7b    qlora fsdp   4  none              1  true   4  1024  bf16
 qwen2.5-7b    qlora fsdp   4  none              1  true   4  1024
 qwen2.5-1.5b  qlora fsdp   2  optimizer+params  1  true   2  1024  bf16
+qwen2.5-0.5b  full  zero3  4  none              1  true   2  1024  -  -  2
+llama-3.2-1b  full  zero3  4  none              4  false  2  1024  -  -  2
+llama-3.1-8b  full  zero3  8  none              1  true   1  2048  -  2  8
+qwen2.5-0.5b  full  zero3  4  none              1  true   2  1024  -  -  -  weights
+qwen2.5-1.5b  full  zero3  4  optimizer+params  1  true   2  1024  -  -  2  weights
+llama-3.1-8b  lora  zero3  4  none              1  true   2  2048  -  -  -  weights
+qwen2.5-0.5b  full  zero3  2  none              1  true   1  128   -  2  -  gradients
+qwen2.5-1.5b  full  zero3  4  none              1  true   1  512   -  2  4  weights+gradients
+llama-3.1-8b  full  zero3  8  none              1  true   1  2048  -  2  8  weights+gradients
 """
-# The last word of a line, where there is one, is the dtype in which 4-bit bytes are stored.
-JOBS = tuple(dict(zip_longest(KEY, line.split(), fillvalue="")) for line in _JOBS.strip().splitlines())
+# Behind the length: the dtype in which 4-bit bytes are stored, nodes, GPUs of a second copy, and what is sent
+# in few bits.
+_WORDS = ([word.strip("-") for word in line.split()] for line in _JOBS.strip().splitlines())
+JOBS = tuple(dict(zip_longest(KEY, words, fillvalue="")) for words in _WORDS)
 
 
 def path() -> Path:
@@ -96,6 +112,8 @@ def path() -> Path:
 def flags_of(row: Mapping[str, str]) -> dict[str, str]:
     """The flags of a job, with the Trainer's defaults."""
     flags = {name: row[name] for name in KEY if row[name]} | {"gpu": CARD, "stack": "hf-trainer@5"}
+    if sent := flags.pop("quantized", ""):
+        flags["switches"] = f"zero3_quantized={sent}"
     if (row["method"], row["sharding"]) == ("qlora", "fsdp1"):
         # It flattens one dtype alone, so that TRL leaves the norms as they are (1.16 sft_trainer.py).
         flags["switches"] = "kbit_upcast=none"
@@ -109,7 +127,7 @@ def scenario_of(row: Mapping[str, str]) -> Scenario:
 
 def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
     """What tells one job from another."""
-    return tuple(row[name] for name in KEY)
+    return tuple(row.get(name, "") for name in KEY)
 
 
 def words_of(row: Mapping[str, str]) -> tuple[str, ...]:

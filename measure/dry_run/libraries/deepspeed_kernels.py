@@ -1,7 +1,8 @@
-"""Optimizers of DeepSpeed, which compile their kernels when they are made: they write in place,
-on the card and on the host, and take no memory.
+"""Kernels that DeepSpeed compiles when they are first needed.  Those of its optimizers write in place, on
+the card and on the host, and take no memory; those that quantise do.
 
-Source: deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py, ops/lion, ops/adagrad, and what each calls.
+Source: deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py, ops/lion, ops/adagrad, and what each calls;
+:mod:`measure.dry_run.libraries.deepspeed_quantizer`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any
 
 from measure.dry_run.cuda.cuda_bindings import nothing
 from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries.deepspeed_quantizer import quantizer
 from measure.dry_run.libraries.importing import OnImport
 
+_QUANTIZER = "quantizer"
 _KERNELS = {
     "fused_adam": ("multi_tensor_adam",),
     "fused_lion": ("multi_tensor_lion",),
@@ -30,9 +33,11 @@ def install(imports: OnImport, guesses: Guesses) -> None:
 
         def load_or_stand_in(builder: Any, *args: Any, **kwargs: Any) -> Any:
             names = _KERNELS.get(builder.name)
-            if names is None:
+            if names is None and builder.name != _QUANTIZER:
                 return load(builder, *args, **kwargs)
             guesses.assume("kernels that DeepSpeed compiles", "not started", builder.name)
+            if names is None:
+                return quantizer()
             return SimpleNamespace(**dict.fromkeys(names, nothing))
 
         module.OpBuilder.load = load_or_stand_in

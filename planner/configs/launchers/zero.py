@@ -41,6 +41,13 @@ _SHORT = {
         """
     )
 }
+_REMOVED = {
+    "mics_shard_size": f"{TOOL} has removed MiCS and stops, and older ones stop at models that Transformers "
+    "makes: leave it out; zero_hpz_partition_size keeps a copy of the weights in each node",
+    "mics_hierarchical_params_gather": "",
+    "zeropp_loco_param": f"{TOOL} has removed it and stops: leave it out",
+}
+"""Why a job with the key cannot run; nothing where the key alone changes nothing in older versions."""
 _OFFLOADS = {
     ("none", "none"): "none",
     ("cpu", "none"): "optimizer",
@@ -95,9 +102,8 @@ def read_zero(zero: Keys, reading: Reading) -> None:
     """Enter a table of ZeRO's settings."""
     zero.rename(_SHORT)
     zero.refuse_switched_on(_ZERO_UNMODELLED)
-    zero.refuse_above_one({"mics_shard_size": "a MiCS shard"})
-    if (zero.count("zero_hpz_partition_size") or 1) > 1 and zero.get("stage") == 3:
-        reading.take(zero, {"zero_hpz_partition_size": "hpz"})
+    _refuse_removed(zero, reading)
+    _read_plus(zero, reading)
     states = _device(zero, reading, "offload_optimizer", "cpu_offload")
     params = _device(zero, reading, "offload_param", "cpu_offload_param")
     places = [
@@ -116,6 +122,54 @@ def read_zero(zero: Keys, reading: Reading) -> None:
         )
     zero.skip(("stage3_model_persistence_threshold",))
     zero.skip((*_ZERO_HARMLESS, *_STAGE_3_UNMODELLED))
+
+
+def _refuse_removed(zero: Keys, reading: Reading) -> None:
+    """MiCS, and error feedback for gradients of 4 bits, which DeepSpeed had once.
+
+    Source: DeepSpeed 0.19.8 runtime/config.py _REMOVED_ZERO_CONFIG_KEYS; 0.9.3 to 0.19.5 runtime/zero/mics.py
+    MiCS_Optimizer, which asserts that ``MiCS_Init`` made the model; transformers 4.37 to 5.23
+    modeling_utils.py takes ``zero.Init``; accelerate#3442.
+    """
+    for name, why in _REMOVED.items():
+        value = zero.get(name)
+        if value is None:
+            continue
+        if why and not _is_off(value):
+            raise zero.stops(name, why)
+        reading.remark(
+            zero.where(name), f"changes nothing, but {TOOL} stops where a file has it: leave it out"
+        )
+
+
+def _is_off(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value <= 0
+
+
+def _read_plus(zero: Keys, reading: Reading) -> None:
+    """ZeRO++: a second copy of the weights, and what is sent in 8 or 4 bits; of stage 3 alone.
+
+    Raises:
+        UsageError: DeepSpeed stops.
+    """
+    sent = [what for what in ("weights", "gradients") if zero.flag(f"zero_quantized_{what}")]
+    frozen = zero.flag("zero_quantized_nontrainable_weights")
+    copies = 0 if zero.get("zero_hpz_partition_size") == 0 else zero.count("zero_hpz_partition_size") or 0
+    if zero.get("stage") != 3:
+        for name in (
+            *(f"zero_quantized_{what}" for what in sent),
+            *(["zero_hpz_partition_size"] * (copies > 1)),
+        ):
+            reading.remark(zero.where(name), "is of stage 3, and other stages do not read it")
+        return
+    if copies > 1:
+        reading.take(zero, {"zero_hpz_partition_size": "hpz"})
+    if sent:
+        reading.switch("zero3_quantized", "+".join(sent), zero.where(f"zero_quantized_{sent[0]}"))
+    if frozen:
+        reading.switch("zero3_quantizes_frozen", True, zero.where("zero_quantized_nontrainable_weights"))
+    if "gradients" in sent and zero.flag("reduce_scatter") is False:
+        raise zero.stops("reduce_scatter", "DeepSpeed stops at false beside zero_quantized_gradients")
 
 
 def read_zero_buckets(zero: Keys, reading: Reading) -> None:

@@ -196,14 +196,31 @@ def read_engine(keys: Keys, reading: Reading, beside: Beside, *, ranks: bool) ->
     reentrant, be there one of them.
     """
     keys.refuse_above_one({"deepspeed_autotp_size": "a tensor-parallel degree"})
-    keys.refuse_above_one({"zero_hpz_partition_size": "a secondary partition (ZeRO++)"})
     _read_fsdp(keys, reading)
     read_files(keys, reading, beside, _preset(keys, "deepspeed"))
+    _read_second_copy(keys, reading)
     if reading.sharding.engine == "native" and "gpus" in reading.said and ranks:
         place = "ms-swift 4.6.0 swift/trainers/mixin.py _fix_gradient_checkpointing: under torchrun"
         reading.default("checkpoint_reentrant", False, place)
         if reading.value("gpus") * (reading.value("nodes") or 1) > 1:
             reading.default("sharding", "ddp", "ms-swift 4.6.0 swift/cli/main.py: torchrun without an engine")
+
+
+def _read_second_copy(keys: Keys, reading: Reading) -> None:
+    """``zero_hpz_partition_size`` takes the place of the one of DeepSpeed's file.
+
+    Source: ms-swift 4.6.0 swift/arguments/sft_args.py _init_deepspeed.
+    """
+    name = "zero_hpz_partition_size"
+    count = 0 if keys.get(name) == 0 else keys.count(name)
+    if count is None:
+        return
+    if not reading.sharding.is_zero3:
+        reading.remark(keys.where(name), "is of ZeRO-3, and no other engine reads it")
+        return
+    reading.said.pop("hpz", None)
+    if count > 1:
+        reading.take(keys, {name: "hpz"})
 
 
 def _preset(keys: Keys, name: str) -> Document | None:

@@ -170,7 +170,8 @@ class Calibration:
 
     def doubt(self, scenario: Scenario) -> Doubt:
         """What widens the scenario's intervals: things that no calibrated record had,
-        lengths not given, rates of no source or of a vendor that fewer than two sources tell of.
+        lengths not given, rates of no source or of a vendor that fewer than two sources tell of,
+        weights that are gathered.
         """
         gpu = scenario.hardware.gpu
         unsourced = gpu.rates_are_unsourced or gpu.vendor not in self.support.vendors
@@ -179,6 +180,7 @@ class Calibration:
             lengths_are_unknown(scenario),
             unsourced,
             gpu.generation not in self.support.generations,
+            scenario.recipe.sharding.gathers_weights,
         )
 
     def spread_for(self, key: SpreadKey) -> Spread | None:

@@ -39,6 +39,11 @@ _ORDER = 6.0
 # Context, libraries, other processes and rounding scatter by bytes, whatever the job's size, like so many
 # transient bytes.
 _FIXED_BYTES = 2.0 * GIB
+# Weights that are gathered come as far ahead as the host runs, and what another stream has used is free only
+# when that stream has passed: the replay takes one order of many.  Chosen for each source by the interval
+# scores of all others, this is 1.5 (allocated) or 2 (reserved, driver's total) for all of them but one;
+# with 2 such jobs lie inside too often, and others too rarely.
+_GATHERED = 1.5
 # One standard deviation of the logarithm of times whose scale is 1, by sources left out.  How far hosts lie
 # apart, and all rates of a card whose chip nobody names, are in parts of it, by ``FREEDOM`` of
 # :mod:`planner.domain.uncertainty.hierarchy`.
@@ -63,12 +68,14 @@ class Doubt:
     the longest of their batch, and how long they are is not given.  ``rates_unsourced``: no source says how
     fast the card is, such as a rented card of unknown chip, or how much of its rates the libraries of its
     vendor reach in training.  ``generation_unseen``: cards of its generation are among what no record had.
+    ``gathers``: weights are brought together for the passes.
     """
 
     n_unseen: int = 0
     lengths_unknown: bool = False
     rates_unsourced: bool = False
     generation_unseen: bool = False
+    gathers: bool = False
 
 
 def widened(scale: Number, n_unseen: int, *, rates_unseen: bool = False) -> Number:
@@ -88,11 +95,12 @@ def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> 
     """Scale of one level of the peak: its predictive standard deviation,
     in that of a peak that is all transient.
 
-    Formula: sqrt(0.6^2 + (u x t)^2 + (6 x d)^2 + (2 GiB / peak)^2), :func:`widened`.
+    Formula: sqrt(0.6^2 + (u x t)^2 + (6 x d)^2 + (2 GiB / peak)^2 + g^2), :func:`widened`.
     ``t``: the share of the peak that is not counted element by element.  ``u``: 10 where lengths are unknown
     and blocks of shorter batches count, else 1.  ``d``: what natural lengths pile up, as its standard
-    deviation over orders of the samples, in shares of the peak; 0 of what is allocated.  A peak of less than
-    half a GiB has the shares of half a GiB (:func:`lifted`).
+    deviation over orders of the samples, in shares of the peak; 0 of what is allocated.  ``g``: 1.5 where
+    weights are gathered, else 0.  A peak of less than half a GiB has the shares of half a GiB
+    (:func:`lifted`).
     Ignored: that no batch at all may be as long as the cap.
     """
     value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
@@ -101,7 +109,7 @@ def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> 
     deviation: Number = memory.order_spread_bytes / lifted(value) if piles_up else 0.0
     guessed = _UNKNOWN_LENGTHS if doubt.lengths_unknown and piles_up else 1.0
     held = _uncounted(memory, value, outside) * guessed
-    return widened(_root(value, held, _ORDER * deviation), doubt.n_unseen)
+    return widened(_root(value, held, _ORDER * deviation, _ahead(doubt)), doubt.n_unseen)
 
 
 def lifted(value: Number) -> Number:
@@ -121,12 +129,17 @@ def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:
     whatever the lengths are.
     """
     held = _uncounted(memory, memory.must_have_bytes, _PAGED_OUT)
-    return widened(_root(memory.must_have_bytes, held), doubt.n_unseen)
+    return widened(_root(memory.must_have_bytes, held, _ahead(doubt)), doubt.n_unseen)
 
 
 def widest_need_scale(need_bytes: Number, doubt: Doubt) -> Number:
     """No job that needs so much or more has a larger :func:`need_scale`: nothing of it is counted."""
-    return widened(_root(need_bytes, 1.0), doubt.n_unseen)
+    return widened(_root(need_bytes, 1.0, _ahead(doubt)), doubt.n_unseen)
+
+
+def _ahead(doubt: Doubt) -> float:
+    """What the moment scatters at which gathered weights come and go."""
+    return _GATHERED if doubt.gathers else 0.0
 
 
 def _root(value: Number, *parts: Number) -> Number:

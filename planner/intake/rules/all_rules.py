@@ -20,6 +20,7 @@ from planner.intake.rules.rules_tasks import TASK_RULES
 from planner.intake.rules.rules_trained import TRAINED_LAYER_RULES
 from planner.intake.rules.rules_versions import LIGER_RULES, VERSION_RULES
 from planner.intake.rules.rules_vision import VISION_RULES
+from planner.intake.rules.rules_zero import ZERO_RULES
 
 __all__ = ["FORCE_HINT", "RULES", "Case", "Level", "Rule", "check", "rules_table"]
 
@@ -40,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     *VERSION_RULES,
     *SYSTEM_RULES,
     *FSDP_RULES,
+    *ZERO_RULES,
     *LIGER_RULES,
 )
 

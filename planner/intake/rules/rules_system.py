@@ -189,26 +189,6 @@ SYSTEM_RULES = (
         "jobs alone (no fused kernels, no offload): say bf16: {enabled: true} in the DeepSpeed file",
         _divides_unread_fp32,
     ),
-    refuse(
-        "hpz-without-zero3",
-        "hpz is a second copy of what ZeRO-3 divides: use --sharding zero3",
-        lambda case: case.recipe.parallel.hpz > 1 and not case.recipe.sharding.is_zero3,
-        lambda case: f"sharding is {case.recipe.sharding}",
-    ),
-    not_modelled(
-        "hpz-unread",
-        "A second copy of weights (hpz) is not modelled beside offloaded parameters, a reference model and "
-        "GPUs that share a batch",
-        lambda case: (
-            case.recipe.parallel.hpz > 1
-            and (
-                case.recipe.offloads_params
-                or case.recipe.has_reference_model
-                or case.recipe.parallel.divides
-                or case.recipe.rollout is not None
-            )
-        ),
-    ),
     warn(
         "epochs-without-samples",
         "Passes over the samples say how long a run takes only beside their number: add --samples",

@@ -192,6 +192,16 @@ def test_zero3_pins_each_frozen_part_alone_and_trained_ones_twice() -> None:
     assert found["pinned_cache"] == LAYERS * 3 * up(4 * 8 * 18_944 / 2)
 
 
+def test_a_second_copy_of_offloaded_parameters_is_on_the_host_with_small_ones() -> None:
+    """Half of every parameter once more, each pinned alone: matrices, biases, norms, tables and adapters."""
+    one, two = (held(job(sharding="zero3", offload="optimizer+params", hpz=hpz)) for hpz in (1, 2))
+    square, narrow, wide, table = 3_584 * 3_584, 3_584 * 512, 3_584 * 18_944, 152_064 * 3_584
+    layer = 2 * up(square) + 2 * up(narrow) + 3 * up(wide) + 3 * up(3_584) + 2 * up(512)
+    adapters = LAYERS * sum(count * up(4 * elements / 2) for count, elements in LORA)
+    copies = LAYERS * layer + 2 * up(table) + up(3_584) + adapters
+    assert two["offloaded_parameters"] - one["offloaded_parameters"] == copies
+
+
 # Llama 3.1 8B: 32 layers of 4,096 features.  Unsloth moves what layers read to the host.
 UNSLOTH = {"model": "llama-3.1-8b", "method": "qlora", "gpu": "a100-80-sxm", "stack": "unsloth"}
 

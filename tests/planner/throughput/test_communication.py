@@ -18,6 +18,7 @@ from planner.throughput.communication import (
     collective_seconds,
     gathered_bytes,
     hook_seconds,
+    quantized_bytes,
     reduced_bytes,
     replica_bytes,
     ring_fraction,
@@ -247,6 +248,24 @@ class TestCollectives:
         held = job(scenario(llama, copied, gpus_per_node=8, nodes=2))
         assert gathered_bytes(held) == pytest.approx(2 * PARAMS * 15 / 16)
         assert second_copy_bytes(held) == pytest.approx(3 * 2 * PARAMS * 7 / 8)
+
+    def test_few_bits_are_sent(self, llama: ModelSpec) -> None:
+        """A byte of each weight in each of four gathers of two micro-steps; half a byte of each gradient
+        inside of a node, an eighth of it across, where each GPU has an eighth of the network.
+        """
+        sent = scenario(llama, recipe(sharding="zero3"), gpus_per_node=8, nodes=2, network_bytes_per_s=GIGA)
+        sent = replace(sent, stack=replace(sent.stack, zero3_quantized="weights+gradients"))
+        held = job(sent)
+        assert gathered_bytes(held) == pytest.approx(4 * PARAMS * 15 / 16)
+        assert reduced_bytes(held) == 0
+        inside, across = quantized_bytes(held)
+        assert inside == pytest.approx(2 * PARAMS / 2 * 7 / 8)
+        assert across == pytest.approx(2 * PARAMS / 2 / 8 / 2)
+        network = held.rates.network_bytes_per_s
+        rest = gathered_bytes(held) / held.rates.collective_bytes_per_s + across * 8 / network
+        in_node = inside / intra_node_bytes_per_s(sent.hardware, held.coefficients)
+        assert collective_seconds(held) == pytest.approx(rest + in_node)
+        assert quantized_bytes(job(replace(sent, hardware=replace(sent.hardware, nodes=1)))) == (0, 0)
 
     def test_network_is_the_slowest_link_of_the_ring(self, llama: ModelSpec) -> None:
         """A second node turns NVLink's rate into the network's, and a faster network shortens the step."""

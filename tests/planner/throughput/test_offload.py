@@ -8,6 +8,7 @@ import pytest
 
 from planner.domain.hardware import HostSpec
 from planner.domain.model import ModelSpec
+from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import Numerics
 from planner.throughput.offload import Transfers, cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.step_time import predict_time
@@ -41,6 +42,13 @@ def test_offloaded_weights_are_fetched_twice_per_micro_step(llama: ModelSpec) ->
     moved = transfers(held)
     assert moved.fetched == pytest.approx(4 * 2 * PARAMS / 4)
     assert moved.exposed == pytest.approx(2 * 2 * PARAMS / 4)
+
+
+def test_of_a_second_copy_each_gpu_fetches_a_larger_part(llama: ModelSpec) -> None:
+    """Half of it in three gathers, and a quarter in the first of a step."""
+    copied = replace(recipe(sharding="zero3", offload="optimizer+params"), parallel=Parallel(hpz=2))
+    moved = transfers(job(scenario(llama, copied, gpus_per_node=4)))
+    assert moved.fetched == pytest.approx(2 * PARAMS / 4 + 3 * 2 * PARAMS / 2)
 
 
 def test_cpu_update_is_shared_by_nodes_not_by_gpus(llama: ModelSpec) -> None:

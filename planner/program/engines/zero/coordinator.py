@@ -11,64 +11,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import attrgetter
-from typing import Literal
 
 from planner.allocator.compiled import MOST_LAG
 from planner.program.engines.params import Param
 from planner.program.engines.zero.deepspeed import GATHER_STREAM, DeepSpeed, Purpose
 from planner.program.engines.zero.deepspeed_settings import Settings
+from planner.program.engines.zero.gathers import LONG_AGO, UPLOADED, WHOLE, Gathers, Handle, Live, Module
 
-_FLAT = Purpose("all_gather flat_tensor", "gathered_parameters")
-_WHOLE = Purpose("gathered parameter", "gathered_parameters")
-_UPLOADED = Purpose("partition from the host", "gathered_parameters")
 # The host runs ahead of the card.  Where it asked for more than ``__max_ongoing_fetch_events`` parameters,
 # it waits for the oldest before it asks for another: what was given back before that one comes back.
 # Source: ``_fetch_sub_module_impl``; partition_parameters.py free_param (``record_stream``).
 # Ignored: a card that computes for longer than it gathers falls further behind.
 _MOST_FETCHES = 2
-_LONG_AGO = -1_000_000_000_000
-
-
-@dataclass(slots=True, eq=False)
-class Handle:
-    """One gather under way: the flat buffer that it receives,
-    and how many of its parameters have been asked for.
-    """
-
-    parameters: list[Live]
-    flat: int | None
-    asked: int = 0
-    complete: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Live:
-    """A parameter and where it is.
-
-    ``part_bytes``: of one process's part; ``active``: modules that use it now; ``fetched_for``: the last
-    place in the order of modules that prefetch has seen it at; ``uses``: all these places.  ``second``:
-    this process's part of the second copy.
-    """
-
-    param: Param
-    persists: bool
-    part_bytes: int
-    status: Literal["away", "in flight", "here"] = "away"
-    slot: int | None = None
-    active: set[Module] = field(default_factory=set)
-    fetched_for: int = _LONG_AGO
-    uses: list[int] = field(default_factory=list)
-    second: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Module:
-    """A module and the parameters that it holds itself."""
-
-    own: list[Live] = field(default_factory=list)
 
 
 class Coordinator:
@@ -82,9 +38,7 @@ class Coordinator:
         self, engine: DeepSpeed, settings: Settings | None = None, stream: int = GATHER_STREAM
     ) -> None:
         self._engine, self.settings = engine, settings or engine.settings
-        self._flat, self._whole, self._uploaded = (
-            replace(each, stream=stream) for each in (_FLAT, _WHOLE, _UPLOADED)
-        )
+        self._gathers = Gathers(engine, self.settings, stream, self._wait_for_upload)
         self._records = False
         self._recorded: list[Module] = []
         self._passed: list[int] = []
@@ -123,7 +77,7 @@ class Coordinator:
         if not (trains and self.settings.counts_early):
             self._available = 0
         for live in everything:
-            live.fetched_for = _LONG_AGO
+            live.fetched_for = LONG_AGO
 
     def forget(self) -> None:
         """``_invalidate_trace``, where another module came than the order says."""
@@ -134,11 +88,11 @@ class Coordinator:
 
     def _clean(self) -> None:
         """``_clean_inflight_param_registry``, whose handles keep their flat buffers until its end."""
-        flats: list[int | None] = []
+        buffers: list[int] = []
         for live in list(self._in_flight):
-            flats.append(self._ask(live))
+            buffers += self._ask(live)
             self._release_one(live)
-        self._engine.free(*flats)
+        self._engine.free(*buffers)
 
     def fetch(self, module: Module, *, forward: bool, recomputes: bool) -> None:
         """``fetch_sub_module``: gather what the module needs, wait for it,
@@ -163,7 +117,7 @@ class Coordinator:
                 live.active.add(owner)
             if live in self._in_flight:
                 self._wait_for_oldest()
-                self._engine.free(self._ask(live))
+                self._engine.free(*self._ask(live))
                 self._asked.append(self._n_late)
             n_new += live.fetched_for < self._step
         if self._next < len(self._order):
@@ -268,7 +222,7 @@ class Coordinator:
     def release_all(self, everything: Iterable[Live]) -> None:
         """``release_and_reset_all``, when the optimizer steps."""
         for live in everything:
-            self._engine.free(self._ask(live))
+            self._engine.free(*self._ask(live))
             live.active.clear()
             self._release_one(live)
         self._asked.clear()
@@ -278,7 +232,7 @@ class Coordinator:
         for live in wanted:
             if live.status == "away":
                 n_bytes, world = live.part_bytes * self.settings.world, self.settings.world
-                live.slot = self._engine.take(n_bytes, _WHOLE, live.param) if world > 1 else None
+                live.slot = self._engine.take(n_bytes, WHOLE, live.param) if world > 1 else None
                 live.status = "here"
 
     def gather_all(self, wanted: Iterable[Live]) -> None:
@@ -290,7 +244,7 @@ class Coordinator:
         away = _in_order(live for live in wanted if live.status == "away")
         uploads = self.settings.offloads_params
         parts = [
-            self._engine.take(live.part_bytes, _UPLOADED, live.param)
+            self._engine.take(live.part_bytes, UPLOADED, live.param)
             for live in away
             if uploads and not live.persists
         ]
@@ -300,6 +254,7 @@ class Coordinator:
     def divide_all(self, several: Iterable[Live]) -> None:
         """The end of it: each goes, those that stay whole otherwise, too."""
         for live in several:
+            self.divide_inside(live)
             self._engine.free(live.slot)
             live.slot, live.status = None, "away"
 
@@ -313,40 +268,27 @@ class Coordinator:
         return -(-param.elements // self.settings.world)
 
     def _gather(self, wanted: list[Live]) -> None:
-        """``all_gather_coalesced``: one parameter arrives in its own memory,
-        several in a flat buffer for each dtype.
+        """``all_gather_coalesced``, of those with a second copy and of others: one parameter arrives in its
+        own memory, several in a flat buffer for each dtype, or in one of 8 bits.
         """
         for live in wanted:
             self._available += live.param.elements
-        if len(wanted) == 1:
-            self._start(wanted, coalesced=False)
-            return
-        several = _in_order(wanted)
-        for width in sorted({live.param.element_bytes for live in several}):
-            self._start([live for live in several if live.param.element_bytes == width], coalesced=True)
+        for has_second in (True, False):
+            several = _in_order(live for live in wanted if live.has_second == has_second)
+            copies = len(several) > 1
+            if self.settings.quantizes_weights:
+                self._start(several, copies=copies)
+                continue
+            for width in sorted({live.param.element_bytes for live in several}):
+                alike = [live for live in several if live.param.element_bytes == width]
+                self._start(alike, copies=copies)
 
-    def _start(self, several: list[Live], *, coalesced: bool) -> None:
-        engine, world, first = self._engine, self.settings.world, several[0]
-        handle = Handle(several, None)
-        if world > 1:
-            n_bytes = sum([live.part_bytes for live in several]) * world
-            slot = engine.take(n_bytes, self._flat if coalesced else self._whole, first.param)
-            handle.flat, first.slot = (slot, None) if coalesced else (None, slot)
-        if self.settings.offloads_params:
-            away = [live for live in several if not live.persists]
-            uploaded = [engine.take(live.part_bytes, self._uploaded, live.param) for live in away]
-            if world > 1:
-                if uploaded:
-                    self._wait_for_upload()
-                engine.free(*uploaded)
-            else:
-                # ``_no_gather_coalesced``: one process has all of each parameter,
-                # and copies what lies on the host.
-                for live, slot in zip(away, uploaded, strict=True):
-                    live.slot = slot
-        for live in several:
-            live.status = "in flight"
-            self._in_flight[live] = handle
+    def _start(self, several: list[Live], *, copies: bool) -> None:
+        if several:
+            handle = self._gathers.begin(several, copies=copies)
+            for live in several:
+                live.status = "in flight"
+                self._in_flight[live] = handle
 
     def _wait_for_upload(self) -> None:
         """``ds_tensor.to(device)`` blocks the host where there are several processes: what was given back
@@ -359,32 +301,36 @@ class Coordinator:
         self._engine.wait(0)
         self._n_back = self._n_late
 
-    def _ask(self, live: Live) -> int | None:
+    def _ask(self, live: Live) -> list[int]:
         """``AllGatherCoalescedHandle.wait``: every parameter is copied together.
 
-        Gives the buffer with the last one asked for, to be freed.
+        Gives the buffers with the last one asked for, to be freed.
         """
         handle = self._in_flight.pop(live, None)
         if handle is None:
-            return None
+            return []
         if not handle.complete:
             handle.complete = True
+            self._gathers.arrive(handle)
             for each in handle.parameters:
-                if handle.flat is not None:
-                    each.slot = self._engine.take(each.param.n_bytes, self._whole, each.param)
                 each.status = "here"
         handle.asked += 1
-        return handle.flat if handle.asked == len(handle.parameters) else None
+        return handle.buffers if handle.asked == len(handle.parameters) else []
 
     def divide_inside(self, live: Live) -> None:
         """``_partition_param_sec``: whenever a whole parameter is given back,
-        its second copy is there or is made.
+        its second copy is there or is made, on the host where parameters are offloaded.
         """
-        settings = self.settings
-        if settings.hpz > 1 and live.second is None:
-            n_bytes = live.part_bytes * settings.world // settings.hpz
-            what = Purpose("ds_secondary_tensor", live.param.term)
-            live.second = self._engine.take(n_bytes, what, live.param)
+        if self.settings.hpz > 1 and not live.has_second:
+            live.has_second = True
+            if not self.settings.offloads_params:
+                what = Purpose("ds_secondary_tensor", live.param.term)
+                live.second = self._engine.take(self._gathers.sent_bytes(live), what, live.param)
+
+    def forget_second(self, live: Live) -> None:
+        """``invalidate_secondary_tensor``: it has the weights of before."""
+        self._engine.free(live.second)
+        live.has_second, live.second = False, None
 
     def _release_one(self, live: Live) -> None:
         if live.status == "here" and not live.active:

@@ -29,7 +29,8 @@ class Settings:
     ``sub_group``: what the optimizer updates at a time; ``hpz``: processes that divide a second copy.
     ``reduces_wide``: gradients of 16 bits are sent in fp32.  ``keeps_recomputed``: see the switch
     ``zero3_keeps_recomputed``; ``for_model``: until all of the model is done.  ``counts_early``: see the
-    switch ``zero3_counts_from_backward``.
+    switch ``zero3_counts_from_backward``.  ``quantizes_weights``, ``quantizes_gradients``: what is sent in 8
+    or 4 bits; ``computes_half``: in fp16.
     """
 
     world: int
@@ -49,6 +50,9 @@ class Settings:
     keeps_recomputed: bool = False
     for_model: bool = False
     counts_early: bool = False
+    quantizes_weights: bool = False
+    quantizes_gradients: bool = False
+    computes_half: bool = False
 
 
 def reference_settings(job: Job) -> Settings:
@@ -88,7 +92,18 @@ def settings_of(job: Job, *, fills: bool = True) -> Settings:
         keeps_recomputed=stack.zero3_keeps_recomputed,
         for_model=recipe.checkpoint_reentrant and stack.recomputes_hooks,
         counts_early=stack.zero3_counts_from_backward,
+        quantizes_weights="weights" in stack.zero3_quantized,
+        quantizes_gradients=quantizes_gradients(job),
+        computes_half=recipe.numerics.mixed and recipe.numerics.compute_dtype == "fp16",
     )
+
+
+def quantizes_gradients(job: Job) -> bool:
+    """Whether gradients are sent in 4 bits: between nodes alone.
+
+    Source: DeepSpeed 0.19.8 runtime/zero/stage3.py __avg_scatter_grads (``num_nodes > 1``).
+    """
+    return "gradients" in job.stack.zero3_quantized and job.hardware.nodes > 1
 
 
 def _sums_wide(job: Job) -> bool:

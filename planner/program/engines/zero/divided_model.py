@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from planner.program.engines.groups import HEAD
 from planner.program.engines.params import Param
-from planner.program.engines.zero.coordinator import Coordinator, Live, Module
+from planner.program.engines.zero.coordinator import Coordinator
+from planner.program.engines.zero.gathers import Live, Module
 from planner.program.recorded_part import Template
 from planner.program.request_stream import labelled
 from planner.program.runtime import Part

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 from planner.program.engines.groups import EMBEDDINGS, HEAD
 from planner.program.engines.params import Param
-from planner.program.engines.zero.coordinator import Live, Module
 from planner.program.engines.zero.deepspeed import (
     FP64,
     REDUCE_STREAM,
@@ -25,6 +24,7 @@ from planner.program.engines.zero.deepspeed import (
 )
 from planner.program.engines.zero.deepspeed_settings import FP32
 from planner.program.engines.zero.divided_model import DividedModel
+from planner.program.engines.zero.gathers import HALF, Live, Module
 from planner.program.engines.zero.zero3_start import Zero3Start
 from planner.program.job import Job
 from planner.program.ops.tensors import Mark
@@ -32,6 +32,7 @@ from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Part, Pass, Runtime
 
 _SENT = Purpose("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
+_QUANTIZED = Purpose("all_to_all_quant_reduce", "gradient_buckets", REDUCE_STREAM)
 _WIDE_GRADIENT = Purpose("gradient in fp32", "gradient_buckets", REDUCE_STREAM)
 _NARROW_PART = Purpose("gradient partition", "gradient_buckets", REDUCE_STREAM)
 _PART = Purpose("gradient partition on its way to the host", "gradient_buckets", REDUCE_STREAM)
@@ -280,9 +281,7 @@ class Zero3(Zero3Start):
         self._own.coordinator.gather_now(live for live in self._own.live.values() if live.persists)
         for live in self._own.live.values():
             if live.param.trained:
-                # ``invalidate_secondary_tensor``: it has the weights of before.
-                self.free(live.second)
-                live.second = None
+                self._own.coordinator.forget_second(live)
         # The engine steps inside of backward (accelerate 1.15.0 utils/deepspeed.py), where the loss still is.
         self._own.coordinator.end_of_graph()
 
@@ -306,7 +305,9 @@ class Zero3(Zero3Start):
         world, width = self.settings.world, self.settings.element_bytes
         padded = sum(self._part(each) for each, _ in bucket) * world
         together = len(bucket) > 1 or padded != bucket[0][0].elements
-        if self.settings.reduces_wide:
+        if self.settings.quantizes_gradients:
+            sent = self._reduce_quantized([param for param, _ in bucket])
+        elif self.settings.reduces_wide:
             sent = self._reduce_wide([param for param, _ in bucket], padded if together else 0)
         else:
             sent = [self.take(padded * width, _SENT)] if together else []
@@ -321,6 +322,39 @@ class Zero3(Zero3Start):
                 self.free(uploaded)
             self.free_late(slot, self._gradient_lag)
         self.free(*sent)
+
+    def _reduce_quantized(self, params: list[Param]) -> list[int]:
+        """``all_to_all_quant_reduce``: one matrix after the other goes to the GPUs of the node in 4 bits, and
+        their sums to the other nodes; gives what arrives, in fp16.
+
+        What a matrix takes is there until the next one has as much; vectors, and matrices that do not
+        divide, go as they are.
+        Source: DeepSpeed 0.19.8 runtime/comm/coalesced_collectives.py;
+        ops/csrc/quantization/pt_binding.cpp ds_swizzle_quant, quantized_reduction.
+        Ignored: scales, of which one is for a row or more.
+        """
+        world, nodes = self.settings.world, int(self.job.hardware.nodes)
+        in_node = world // nodes
+        kept: list[int | None] = [None] * 5
+        made: list[int] = []
+        for each in params:
+            if not each.decays or each.elements % (2 * world):
+                if each.elements % world:
+                    made.append(self.take(self._part(each) * world * self.settings.element_bytes, _SENT))
+                continue
+            inside, across = each.elements // 2, each.elements // 2 // in_node
+            for number, n_bytes in enumerate((inside, inside, across, across, 4 * across)):
+                slot = self.take(n_bytes, _QUANTIZED)
+                self.free(kept[number])
+                kept[number] = slot
+            added = None
+            for _ in range(nodes + 1):
+                total = self.take(each.elements // world * HALF, _QUANTIZED)
+                self.free(added)
+                added = total
+            made += [] if added is None else [added]
+        self.free(*kept)
+        return made
 
     def _reduce_wide(self, params: list[Param], padded: int) -> list[int]:
         """``__avg_scatter_grads`` in fp32: each gradient is cast, all are copied together,

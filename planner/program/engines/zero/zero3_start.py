@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.domain.term import TermName
 from planner.program.engines.groups import EMBEDDINGS, HEAD
 from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements, params_of
-from planner.program.engines.zero.coordinator import Coordinator, Module
+from planner.program.engines.zero.coordinator import Coordinator
 from planner.program.engines.zero.deepspeed import (
     SCORING_GATHER_STREAM,
     SECOND_GATHER_STREAM,
@@ -20,6 +20,7 @@ from planner.program.engines.zero.deepspeed import (
 )
 from planner.program.engines.zero.deepspeed_settings import FP32, reference_settings
 from planner.program.engines.zero.divided_model import DividedModel
+from planner.program.engines.zero.gathers import Module
 from planner.program.job import Job, reward_job, second_job
 from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES
@@ -107,8 +108,12 @@ class Zero3Start(DeepSpeed):
         for param in {*params[EMBEDDINGS]} & {*params[HEAD]}:
             whole = self.take(param.n_bytes, _WHOLE)
             if not self.settings.offloads_params:
-                part = -(-param.elements // self.settings.world) * param.element_bytes
+                world, hpz = self.settings.world, self.settings.hpz
+                part = -(-param.elements // world) * param.element_bytes
                 self._untied.append(self.take(part, Purpose("ds_tensor", param.term)))
+                if hpz > 1:
+                    second = Purpose("ds_secondary_tensor", param.term)
+                    self._untied.append(self.take(part * world // hpz, second))
             self.free(whole)
         for param in base:
             self._gather_alone(param)

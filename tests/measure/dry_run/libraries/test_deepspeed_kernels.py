@@ -60,3 +60,29 @@ def test_all_that_an_optimizer_calls_is_there(name: str, file: str, called: str)
     names = set(re.findall(called, code))
     assert names
     assert all(getattr(kernels, each)(1, two=2) is None for each in names)
+
+
+@needs("deepspeed")
+def test_what_quantises_gives_tensors_of_the_sizes_that_its_kernels_make() -> None:
+    """Bytes for 8 bits and half of them for 4, a scale in fp32 for each group, fp16 back.
+
+    Source: deepspeed 0.19.8 ops/csrc/quantization/pt_binding.cpp.
+    """
+    import torch
+
+    kernels, said = loaded("quantizer")
+    assert len(said) == 1
+
+    def of(tensors: Any) -> list[tuple[tuple[int, ...], str]]:
+        return [(tuple(each.shape), str(each.dtype).removeprefix("torch.")) for each in tensors]
+
+    gradient = torch.empty(64, 16, dtype=torch.bfloat16)
+    flat = gradient.view(-1)
+    values, scales = kernels.quantize(flat, 4, 8, kernels.Symmetric)
+    assert of((values, scales)) == [((1024,), "int8"), ((4, 1), "float32")]
+    assert of([kernels.dequantize(values, scales, 4, 8, kernels.Symmetric)]) == [((1024,), "float16")]
+    packed, scales = kernels.swizzle_quant(gradient, 64, 4, kernels.Symmetric, 1, 2, 4)
+    assert of((packed, scales)) == [((512,), "int8"), ((64, 1), "float32")]
+    part, scales = kernels.quantized_reduction(packed, scales, 64, 16, 4, kernels.Symmetric, 4)
+    assert of((part, scales)) == [((128,), "int8"), ((16, 1), "float32")]
+    assert of([kernels.dequantize(part, scales, 16, 4, kernels.Symmetric)]) == [((256,), "float16")]

@@ -423,6 +423,13 @@ def test_unknown_lengths_widen_what_passes_hold() -> None:
     assert float(need_scale(memory, unknown)) == float(need_scale(memory, Doubt()))
 
 
+def test_jobs_that_gather_their_weights_are_less_sure() -> None:
+    """ZeRO-3 and FSDP gather them, ZeRO-2 and one GPU do not."""
+    shardings = {"zero3": True, "fsdp": True, "zero2": False, "none": False}
+    jobs = {name: job(method="lora", gpus=1 if name == "none" else 2, sharding=name) for name in shardings}
+    assert {name: calibration().doubt(each).gathers for name, each in jobs.items()} == shardings
+
+
 def test_what_waits_for_the_host_is_less_sure() -> None:
     """A step that offloads is less sure than one that does not,
     and a host's name without records of it changes nothing.

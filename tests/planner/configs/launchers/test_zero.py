@@ -10,7 +10,7 @@ import pytest
 from planner.configs.launchers.zero import read_zero, say_offload, say_zero
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.errors import InputFileError, NotModelledError
+from planner.errors import InputFileError, NotModelledError, UsageError
 
 FILE = Path("ds.json")
 
@@ -68,11 +68,38 @@ def test_pairs_of_devices_that_are_not_read_are_refused() -> None:
         read(stage=3, offload_optimizer={"device": "cpu", "ratio": 0.5})
 
 
-@pytest.mark.parametrize("table", [{"zero_quantized_weights": True}, {"mics_shard_size": 8}])
-def test_communication_that_no_formula_covers_is_refused(table: dict[str, Any]) -> None:
-    """By its key."""
-    with pytest.raises(NotModelledError, match=rf"ds\.json:{next(iter(table))}: "):
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"mics_shard_size": 8},
+        {"mics_shard_size": 1, "mics_hierarchical_params_gather": True},
+        {"mics_shard_size": "8"},
+        {"zeropp_loco_param": {"err_beta": 0.8}},
+        {"zero_quantized_gradients": True, "reduce_scatter": False},
+    ],
+)
+def test_what_deepspeed_stops_at(table: dict[str, Any]) -> None:
+    """What it has removed, and sums of 4 bits without scattering."""
+    with pytest.raises(UsageError, match=r"ds\.json:(mics|zeropp|reduce_s).*stops.*refused-by-its-tool"):
         read(stage=3, **table)
+
+
+def test_mics_that_is_off_is_a_remark() -> None:
+    """Files of older versions say so; the newest stops at the key itself."""
+    assert "stops where a file has it" in str(read(stage=3, mics_shard_size=-1).remarks)
+    assert len(read(stage=3, mics_shard_size=-1, mics_hierarchical_params_gather=False).remarks) == 2
+
+
+def test_what_stage_3_sends_in_few_bits() -> None:
+    """A switch names both; other stages read none of it, and say so."""
+    both = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
+    assert switches(read(stage=3, **both))["zero3_quantized"] == "weights+gradients"
+    assert switches(read(stage=3, zero_quantized_gradients=True))["zero3_quantized"] == "gradients"
+    assert "zero3_quantized" not in switches(read(stage=3, zero_quantized_weights=False))
+    frozen = read(stage=3, zero_quantized_nontrainable_weights=True)
+    assert switches(frozen)["zero3_quantizes_frozen"] == "true"
+    below = read(stage=2, zero_hpz_partition_size=8, **both)
+    assert ("zero3_quantized" in switches(below), len(below.remarks)) == (False, 3)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +158,7 @@ def test_a_second_copy_is_of_stage_3() -> None:
     assert read(stage=3, zero_hpz_partition_size=8).value("hpz") == 8
     assert read(stage=2, zero_hpz_partition_size=8).value("hpz") is None
     assert read(stage=3, zero_hpz_partition_size=1).value("hpz") is None
+    assert read(stage=3, zero_hpz_partition_size=0).value("hpz") is None
 
 
 @pytest.mark.parametrize("name", ["leaf_module", "stage3_module_granularity_threshold"])

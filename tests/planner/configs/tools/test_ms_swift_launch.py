@@ -22,6 +22,10 @@ GROWING = "expandable_segments=on"
     [
         ("deepspeed: zero2\n", {"sharding": "zero2", "offload": None}),
         ("deepspeed: zero3_offload\n", {"sharding": "zero3", "offload": "optimizer+params"}),
+        ("deepspeed: zero3\nzero_hpz_partition_size: 4\n", {"sharding": "zero3", "hpz": 4}),
+        ("deepspeed: zero3\nzero_hpz_partition_size: 0\n", {"hpz": None}),
+        ("deepspeed: zero2\nzero_hpz_partition_size: 4\n", {"sharding": "zero2", "hpz": None}),
+        ("zero_hpz_partition_size: 4\n", {"hpz": None}),
         ("ENV: {NPROC_PER_NODE: 4, NNODES: 2}\n", {"gpus": 4, "nodes": 2, "sharding": "ddp"}),
         ("ENV: {NPROC_PER_NODE: 4}\ndeepspeed: zero2\n", {"gpus": 4, "checkpoint_reentrant": None}),
         ("ENV: {PYTORCH_ALLOC_CONF: 'expandable_segments:True'}\n", {"switches": (GROWING,)}),

@@ -17,6 +17,7 @@ from planner.domain.uncertainty.scale import (
     need_scale,
     time_scale,
     widened,
+    widest_need_scale,
 )
 from planner.units import GIB
 
@@ -72,6 +73,17 @@ def test_more_states_than_a_peak_leave_nothing_uncounted() -> None:
 def test_the_minimum_leaves_out_what_can_be_paged_out() -> None:
     """Of 16 GiB 12 are states and 2 context: an eighth is left, and 2 GiB are an eighth, too."""
     assert need_scale(MEMORY, SURE) == pytest.approx((0.6**2 + 2 * 0.125**2) ** 0.5)
+
+
+def test_gathered_weights_add_one_and_a_half_to_every_level() -> None:
+    """As squares: when they come and go depends on how far ahead the host runs; the minimum has its bound."""
+    gathers = replace(SURE, gathers=True)
+    for level in ("allocated", "reserved", "driver"):
+        expected = (float(memory_scale(MEMORY, level, SURE)) ** 2 + 1.5**2) ** 0.5
+        assert memory_scale(MEMORY, level, gathers) == pytest.approx(expected)
+    found = float(need_scale(MEMORY, gathers))
+    assert found == pytest.approx((float(need_scale(MEMORY, SURE)) ** 2 + 1.5**2) ** 0.5)
+    assert found < float(widest_need_scale(MEMORY.must_have_bytes, gathers))
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ MUON = "--method full --optimizer muon --stack llama-factory"
 CLASS = "--model mixtral-8x7b --sharding fsdp --gpus 2"
 UNITS = "--sharding fsdp1 --gpus 2 --switches fsdp_units=feed_forward"
 FLAT = "--quantization nf4 --gpus 2 --sharding fsdp1 --quant-storage bf16 --load-dtype bf16"
+HPZ = "--gpus 2 --sharding zero3 --hpz 2"
+SENT = "--gpus 2 --sharding zero3 --switches zero3_quantized"
 
 TAUGHT = "--task gkd --stack trl --teacher-model llama-2-13b"
 SCORED = "--task grpo --stack axolotl --seq 512 --switches feature_layers=3"
@@ -193,8 +195,41 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
         "--task dpo",
         "--method full",
     ),
-    "hpz-without-zero3": ("--gpus 2 --sharding fsdp --hpz 2", "--gpus 2 --sharding zero3 --hpz 2"),
-    "hpz-unread": ("--gpus 2 --sharding zero3 --hpz 2", "--offload optimizer+params", ""),
+    "hpz-without-zero3": ("--gpus 2 --hpz 2", "--sharding fsdp", "--sharding zero3"),
+    "hpz-second-model": (f"{HPZ} --task dpo --stack trl", "--method full", ""),
+    "hpz-on-nvme": (HPZ, "--offload optimizer+params-nvme", "--offload optimizer+params"),
+    "hpz-unread": (f"{HPZ} --stack axolotl --attention flash2", "--context-parallel 2", ""),
+    "quantized-without-zero3": (
+        "--gpus 2 --switches zero3_quantized=weights",
+        "--sharding zero2",
+        "--sharding zero3",
+    ),
+    "quantized-weights-lose-dtype": (
+        f"{SENT}=weights --versions deepspeed==0.19.4",
+        "",
+        "--precision fp16-mixed",
+    ),
+    "quantized-packed": (f"{SENT}=weights", "--method qlora --quant-storage bf16", "--method lora"),
+    "quantized-frozen": (
+        "--gpus 2 --sharding zero3 --switches zero3_quantizes_frozen=true",
+        "--method qlora --quant-storage bf16",
+        "--method lora",
+    ),
+    "quantized-unread": (
+        f"{SENT}=weights --stack axolotl --attention flash2 --precision fp16-mixed",
+        "--context-parallel 2",
+        "",
+    ),
+    "quantized-gradients-misread": (
+        f"{SENT}=gradients --nodes 2",
+        "--precision bf16-mixed",
+        "--precision fp16-mixed",
+    ),
+    "quantized-gradients-one-node": (
+        "--gpus 2 --sharding zero3",
+        "--switches zero3_quantized=gradients",
+        "--switches zero3_quantized=weights",
+    ),
     "distributed-optimizer-elsewhere": (
         "--gpus 2 --method full",
         "--sharding distributed-optimizer",

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from planner.program.engines.params import Param
-from planner.program.engines.zero.coordinator import Coordinator, Live, Module
+from planner.program.engines.zero.coordinator import Coordinator
 from planner.program.engines.zero.deepspeed import Purpose
 from planner.program.engines.zero.deepspeed_settings import Settings
+from planner.program.engines.zero.gathers import Live, Module
 
 SETTINGS = Settings(
     world=2,
