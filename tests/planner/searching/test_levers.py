@@ -540,10 +540,10 @@ def test_a_sequence_that_is_too_long_is_divided_over_the_gpus(method: str, seq: 
 
 
 def test_software_that_divides_longer_sequences_is_found() -> None:
-    """A million tokens are too many for the assumed stack on eight GPUs, with whatever helps; another one has
-    room for them.  Where the stack was given, nobody is sent to another.
+    """1.25 million tokens are too many for the assumed stack on eight GPUs, with whatever helps; another one
+    has room for them.  Where the stack was given, nobody is sent to another.
     """
-    job: Flags = {"model": "llama-3.1-8b", "method": "lora", "gpu": "h100-sxm:8", "seq": "1m"}
+    job: Flags = {"model": "llama-3.1-8b", "method": "lora", "gpu": "h100-sxm:8", "seq": "1.25m"}
     (found,) = (lever for lever in levers(scenario(job)) if lever.fits)
     assert {"stack", "context-parallel"} <= found.flags.keys()
     assert not any(lever.fits for lever in levers(scenario({**job, "stack": "hf-trainer@5"})))
