@@ -225,8 +225,8 @@ def test_a_lower_confidence_accepts_what_plan_calls_uncertain(capsys: Captured) 
     and ``plan``'s own verdict is kept.
     """
     flags = (
-        "--model 8b --gpu 4090 --seq 2048 --method qlora --loss liger --gradient-checkpointing --batch "
-        "8 --offload none"
+        "--model 8b --gpu 4090 --seq 2176 --method qlora --loss liger --gradient-checkpointing --batch "
+        "7 --offload none"
     )
     document = answer_to(capsys, flags, 4)
     assert document["verdict"] == "uncertain"
