@@ -49,8 +49,6 @@ _PLANNED = frozenset(
         """
     )
 )
-# Software that hands the division of sequences to Accelerate; others have ways of their own.
-_IN_RING = ("hf-trainer@5", "trl")
 _TITAN = frozenset({"llama", "qwen3"})
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 _CASTS_NOTHING = "in {} without FSDP, where torchtitan casts nothing: say --precision fp32"
@@ -421,7 +419,7 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
 
 def _of_trainer(scenario: Scenario) -> Iterator[str]:
     recipe, stack = scenario.recipe, scenario.stack
-    if _by_ring(scenario) and stack.id not in _IN_RING:
+    if _by_ring(scenario) and not stack.runs_trainer:
         yield f"on stack '{stack.id}', of whose division of sequences nobody read the code"
     if not (recipe.uses_deepspeed or recipe.sharding in (FSDP, FSDP_GRAD_OP)) or recipe.parallel.tensor > 1:
         yield (
