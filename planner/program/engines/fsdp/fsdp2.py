@@ -268,8 +268,8 @@ class Fsdp2(Fsdp):
             super()._before_backward(name)
 
     def reduce(self, group: Group) -> None:
-        """``post_backward`` and ``foreach_reduce``:
-        gradients are copied together and reduced to this GPU's part.
+        """``post_backward`` and ``foreach_reduce``: gradients are copied together and reduced to this GPU's
+        part.  A variable of its loop (``unsharded_grad``) refers to the last one until the function returns.
         """
         if self._widens and (group.sums or not self.reduces):
             self.add_up(group)
@@ -287,9 +287,12 @@ class Fsdp2(Fsdp):
             self._sent = self.take(
                 elements * ELEMENT_BYTES[dtype], "gradient_buckets", "reduce_scatter_input"
             )
-            self.free(*(each.slot for each in group.gradients))
+            count = group.weights[-1].count if group.n > 1 else None
+            last = next((each.slot for each in group.gradients if each.elements == count), None)
+            self.free(*(each.slot for each in group.gradients if each.slot != last))
             group.gradients = []
             self._keep_part(group, elements / group.n, first)
+            self.free(last)
 
     def add_up(self, group: Group) -> None:
         """``to_accumulated_grad_if_needed``: what is not reduced yet waits in fp32, whole; later gradients
