@@ -18,7 +18,7 @@ from planner.domain.stack import Stack
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.given.ledger import Ledger
 
-_KNOWN = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+_KNOWN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 

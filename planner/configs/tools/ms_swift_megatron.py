@@ -69,6 +69,9 @@ def read_ms_swift_megatron(keys: Keys, reading: Reading, beside: Beside) -> None
         read_checkpoint(keys, "model", reading, trusts=trusts)
     elif not keys.has("model"):
         _read_converted(keys, reading)
+    # mcore-bridge 1.6.5 model/gpts/llm.py has no such model.
+    why = f"{keys.path}: ms-swift has no Mixtral under Megatron"
+    reading.stops.append(Stop(lambda spec: spec.architecture == "mixtral", why))
     _read_lengths(keys, reading)
     read_megatron_processes(keys, reading, beside)
     _read_groups(keys, reading)
