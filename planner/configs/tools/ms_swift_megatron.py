@@ -20,7 +20,6 @@ from planner.configs.shared.megatron_keys import (
     UNMODELLED,
     read_degrees,
     read_fp8,
-    refuse_divided_sequences,
     refuse_parts,
     say_whole_layers,
 )
@@ -93,7 +92,6 @@ def _refuse(keys: Keys) -> None:
         value = keys.text(name)
         if value is not None and value not in known:
             raise keys.not_modelled(name, f"'{show(value)}': {why}")
-    refuse_divided_sequences(keys)
     if (keys.count("expert_tensor_parallel_size") or 1) > 1:
         raise keys.not_modelled("expert_tensor_parallel_size", DIVIDED_EXPERTS)
 
@@ -227,6 +225,8 @@ def _read_recomputation(keys: Keys, reading: Reading) -> None:
         return
     if kind == "selective":
         refuse_parts(keys)
+    else:
+        reading.switch("recomputes_attention", False, keys.where("recompute_granularity"))
     keys.skip(("recompute_method", "recompute_num_layers"))
     reading.default(
         "gradient_checkpointing", False, f"{_PLACE}: recompute_granularity selective of core_attn"

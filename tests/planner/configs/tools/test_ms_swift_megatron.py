@@ -124,7 +124,8 @@ def test_products_in_8_bits() -> None:
     ("words", "key"),
     [
         ("--tensor_model_parallel_size 2", "tensor_model_parallel_size"),
-        ("--context_parallel_size 2", "context_parallel_size"),
+        ("--context_parallel_size 2 --cp_comm_type a2a", "cp_comm_type"),
+        ("--context_parallel_size 2 --cp_partition_mode contiguous", "cp_partition_mode"),
         ("--fp8_format e4m3 --fp8_recipe custom", "fp8_recipe"),
         ("--fp8_format e4m3 --fp8_recipe mxfp8 --fp8_param_gather true", "fp8_param_gather"),
         ("--mtp_num_layers 1", "mtp_num_layers"),
