@@ -551,7 +551,7 @@ def test_software_that_divides_longer_sequences_is_found() -> None:
 
 
 def test_a_million_tokens_find_software_that_has_the_inputs_of_layers_in_host_ram() -> None:
-    """Shared by eight GPUs they are too many for the assumed stack; the answer names the loss of the other."""
+    """Shared by eight GPUs they are too many for the assumed stack; the answer says the loss of the other."""
     job: Flags = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "seq": "1m"}
     (found,) = (lever for lever in levers(scenario(job)) if lever.fits)
     assert found.flags.items() >= {"stack": "trl", "loss": "chunked", "offload": "activations"}.items()
