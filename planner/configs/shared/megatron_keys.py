@@ -42,7 +42,7 @@ def _read_context(keys: Keys, reading: Reading) -> None:
 
 
 def read_degrees(keys: Keys, reading: Reading, *, divides_tokens: bool | None) -> None:
-    """How many GPUs divide matrices, layers, experts and sequences, and how many runs of layers each group has.
+    """How many GPUs divide matrices, layers, experts and sequences; runs of layers of each group.
 
     ``divides_tokens``: whether tokens are divided beside matrices.
 

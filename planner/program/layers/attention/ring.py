@@ -143,6 +143,7 @@ def _joined(torch: Operators, key: Tensor, dtype: Dtype) -> Tensor:
 
 
 def half(x: Tensor) -> Tensor:
+    """The shape of half of its tokens."""
     return replace(shape_of(x), count=x.count / 2)
 
 

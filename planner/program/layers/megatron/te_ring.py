@@ -1,9 +1,9 @@
 """Attention over a sequence that GPUs divide, by Transformer Engine's ring (``cp_comm_type: p2p``).
 
-Each GPU has two pieces of every sample.  Keys and values of all GPUs come by one after the other, and stay
-until the forward pass of attention ends, as does what the kernel returns for each; what came last is kept for
-backward, where keys, values and their gradients travel together, in two buffers.  Every second step runs on
-a stream of its own.
+Each GPU has two pieces of every sample.  Keys and values of all GPUs come by one after the other.  They stay
+until attention's forward pass ends, as does what the kernel returns for each.  What came last is kept for
+backward, where keys and values travel with their gradients, in two buffers.  Every second step runs on a
+stream of its own.
 Source: TransformerEngine d0067d0d (2.20.0.dev0) pytorch/attention/dot_product_attention/context_parallel.py
 AttnFuncWithCPAndKVP2P (``thd``, FlashAttention), cp_p2p_fwd_prepare_qkv, cp_p2p_bwd_flash_attn.
 ms-swift runs the kernel again in backward, so that its inputs are kept (megatron-core 0.16.1
