@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.configs.programs.calls import TrainedError
 from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.said import said_by, written
@@ -112,7 +114,13 @@ def read_program(path: Path, card: Card, words_given: tuple[str, ...] | None = N
         NotModelledError: something in it whose effect on memory is not known.
     """
     source = read_source(path)
-    walk = Walk(source, card, words_given)
+    try:
+        return _read(source, Walk(source, card, words_given))
+    except RecursionError:
+        raise InputFileError(path, "nested more deeply than can be read") from None
+
+
+def _read(source: Source, walk: Walk) -> Program:
     if not (any(_TRAINER.search(name) for name in _names(source)) or walk.imports_own_files()):
         raise _no_trainer(source, parses=0)
     try:
@@ -371,7 +379,11 @@ class _Table:
         return {**table, "padded_to_length": True} if padding == "max_length" else table
 
     def _keywords(self, node: ast.Call, *names: str) -> dict[str, Any]:
-        return {str(each.arg): self._walk.value(each.value) for each in node.keywords if each.arg in names}
+        with suppress(TrainedError):
+            return {
+                str(each.arg): self._walk.value(each.value) for each in node.keywords if each.arg in names
+            }
+        return {}
 
     def _cut(self, calls: list[ast.Call]) -> Iterator[tuple[int, ast.Call]]:
         for node in calls:

@@ -50,8 +50,15 @@ _STARTS_WITH_WORDS = ("fire.Fire", "typer.run")
 _CHANGES = re.compile(
     r"(?!\w*[Dd]ispatch)(?:\w*[Pp]atch\w*|\w*[Mm]onkey\w*|replace_\w*(?:attn|attention|forward)\w*"
     r"|apply_liger\w*|set_default_(?:dtype|tensor_type)"
-    r"|set_per_process_memory_fraction|autocast|pipeline|LLM)$"
+    r"|set_per_process_memory_fraction|autocast|pipeline|LLM|exec"
+    r"|enable_(?:flash|mem_efficient)_sdp|sdpa?_kernel|use_deterministic_algorithms|enable_full_determinism)$"
 )
+# The argument with which these leave things as they are.
+_AS_IT_IS = {
+    "enable_flash_sdp": True,
+    "enable_mem_efficient_sdp": True,
+    "use_deterministic_algorithms": False,
+}
 # What takes a model or a trainer and leaves it as it is.
 _HARMLESS_CALL = re.compile(
     r"(?:DataCollator\w*|\w*Collator|\w*Callback|print|len|type|isinstance|hasattr|getattr|id|str|repr"
@@ -135,20 +142,12 @@ class Calls(PythonCalls):
         }
 
     @abstractmethod
-    def value(self, node: ast.expr) -> Any:
-        """What an expression is."""
-
-    @abstractmethod
     def inlined(self, own: Own, node: ast.Call) -> Any:
         """What a function of the program gives back."""
 
     @abstractmethod
     def stay(self) -> None:
         """Keep the names that the program has where it makes its trainer, or trains."""
-
-    @abstractmethod
-    def set(self, target: ast.Attribute, value: Any) -> None:
-        """An attribute that the program sets."""
 
     @abstractmethod
     def method_of(self, own: Own, name: str) -> Own | None:
@@ -403,7 +402,8 @@ class Calls(PythonCalls):
 
     def _method(self, node: ast.Call, owner: Made, name: str) -> Any:
         """What is done to a model, a trainer or arguments."""
-        if owner is self.trainer and name == "train":
+        if name == "train" and _TRAINER.match(owner.kind):
+            self.trainer = owner
             self.stay()
             raise TrainedError
         if owner.kind == "Accelerator":
@@ -450,16 +450,16 @@ class Calls(PythonCalls):
 
     def _unknown_call(self, node: ast.Call, name: str) -> Any:
         """A call that is not known: what trains must not be among its arguments."""
-        if _CHANGES.match(name):
+        placed, given = self.arguments(node)
+        if _CHANGES.match(name) and [*placed, *given.values()] != [_AS_IT_IS.get(name)]:
             raise self.refused(node, "what this changes in what is trained is not known")
-        placed, _ = self.arguments(node)
         if _HANDS_ON.search(name) and placed:
             return placed[0]
         method = node.func.attr if isinstance(node.func, ast.Attribute) else name
         if method in _HARMLESS_METHODS or _HARMLESS_CALL.search(method):
             return unknown(node)
-        given = (*node.args, *(each.value for each in node.keywords))
-        if any(map(self._is_of_trained, (node.func, *given))):
+        parts = (node.func, *node.args, *(each.value for each in node.keywords))
+        if any(map(self._is_of_trained, parts)):
             raise self.refused(node, "what this does with what is trained is not known")
         return unknown(node)
 

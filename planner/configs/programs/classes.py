@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from planner.configs.launchers.named_files import named_file
@@ -25,7 +26,14 @@ _TRAINED = re.compile(r"Trainer\b|Model\b|For[A-Z]|Module\b|Parser\b")
 _SETTINGS = re.compile(r"\w*(?:Config|Arguments)$")
 _CONFIG = "--config"
 _DEEPEST = 6
+FILE, ELSEWHERE = "__the file__", "__names of other functions__"
+"""Under which names have their file, and those that a function sets elsewhere: no program can say these."""
 _PLAIN_BASES = ("object", "ABC", "abc.ABC", "Protocol")
+
+
+def names_of_file(path: Path, name: str) -> dict[str, Any]:
+    """The names that a file has before its first statement."""
+    return {"__name__": name, "__file__": str(path), FILE: path}
 
 
 class Classes(Calls):
@@ -39,7 +47,7 @@ class Classes(Calls):
     def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
         super().__init__(source, card)
         self.words = words
-        self.scopes: list[dict[str, Any]] = [{"__name__": "__main__", "__file__": str(source.path)}]
+        self.scopes: list[dict[str, Any]] = [names_of_file(source.path, "__main__")]
         self.parsed: list[Arguments] = []
         self.set_on_classes: dict[int, dict[str, Any]] = {}
 
@@ -54,10 +62,6 @@ class Classes(Calls):
     @abstractmethod
     def within(self, scopes: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
         """Names are those of ``scopes`` meanwhile."""
-
-    @abstractmethod
-    def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
-        """A variable of the environment that the program sets."""
 
     def own_class(self, own: Own, given: tuple[list[Any], dict[str, Any]], node: ast.Call) -> Any:
         """An instance of a class of the program.
@@ -114,6 +118,7 @@ class Classes(Calls):
 
     def _own_bases(self, own: Own) -> list[Own]:
         """The classes of the program that one is derived from."""
+        self.look()
         bases = own.node.bases if isinstance(own.node, ast.ClassDef) else []
         with self.within(own.scopes or self.scopes):
             return [base for base in map(self.value, bases) if isinstance(base, Own)]

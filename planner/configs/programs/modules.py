@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from planner.configs.programs.classes import Classes
+from planner.configs.programs.classes import FILE, Classes, names_of_file
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import Library, Module, is_library
@@ -31,11 +31,6 @@ class Modules(Classes):
     @abstractmethod
     def names_made_by(self, tree: ast.Module, scope: dict[str, Any]) -> None:
         """Go through the statements of a file, which put names into ``scope``."""
-
-    @property
-    @abstractmethod
-    def file(self) -> Path:
-        """The file whose statements are gone through."""
 
     def imports_own_files(self) -> bool:
         """Whether the program imports a file of its own."""
@@ -83,7 +78,7 @@ class Modules(Classes):
             tree = self.source.module(path)
             if tree is None:
                 return None
-            scope: dict[str, Any] = {"__name__": name, "__file__": str(path)}
+            scope = names_of_file(path, name)
             self.scopes_of_modules[path] = scope
             self.names_made_by(tree, scope)
         return Module(self.scopes_of_modules[path])
@@ -93,7 +88,7 @@ class Modules(Classes):
         parts = [each for each in name.split(".") if each]
         program = self.source.path.absolute()
         if level:
-            places = list(self.file.absolute().parents)[level - 1 : level]
+            places = list(Path(self.scopes[0][FILE]).absolute().parents)[level - 1 : level]
         elif not parts or parts[0] in sys.stdlib_module_names or is_library(parts[0]):
             return None
         else:

@@ -20,6 +20,9 @@ from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, NotModelledError
 from planner.words import words
 
+# Expressions, statements and parts of them that are gone through in all; programs that train take a few
+# thousand.
+_MOST_LOOKS = 500_000
 # Variables of the environment that launchers set.
 _OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
 _FIRST_WITH_BF16 = (8, 0)
@@ -30,6 +33,9 @@ _LOADS = words(
     yaml.safe_load yaml.load yaml.full_load yaml.unsafe_load json.load json.loads tomllib.load tomli.load
     toml.load omegaconf.OmegaConf.load
     """
+)
+_SETS_VARIABLES = words(
+    "os.environ.setdefault os.environ.update os.putenv torch.cuda.memory._set_allocator_settings"
 )
 _OPENS = words("builtins.open io.open codecs.open")
 _IS_THERE = words("os.path.exists os.path.isfile")
@@ -56,10 +62,20 @@ class PythonCalls(ABC):
 
     def __init__(self, source: Source, card: Card) -> None:
         self.source, self.card = source, card
+        self._left = _MOST_LOOKS
         self.variables: dict[str, Any] = {}
         self.asked_variables: dict[str, Any] = {}
         self.files: list[str] = []
         self.packages: set[str] = set()
+
+    def look(self, parts: int = 1) -> None:
+        """Count what is gone through: a text of a few lines may go on for hours.
+
+        Raises: InputFileError: that is too much.
+        """
+        self._left -= parts
+        if self._left < 0:
+            raise InputFileError(self.source.path, "more than can be gone through: without end, or nearly")
 
     @property
     @abstractmethod
@@ -83,6 +99,10 @@ class PythonCalls(ABC):
         """An attribute that the program sets."""
 
     @abstractmethod
+    def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
+        """A variable of the environment that the program sets."""
+
+    @abstractmethod
     def refused(self, node: ast.AST, why: str) -> NotModelledError:
         """The error about a statement."""
 
@@ -96,6 +116,8 @@ class PythonCalls(ABC):
                 raise self.refused(node, "which attribute this sets is not known")
             self.set(ast.Attribute(node.args[0], name, lineno=node.lineno), self.value(node.args[2]))
             return (None,)
+        if library.name in _SETS_VARIABLES:
+            return self._set_variables(node, library.last)
         if library.last in _OF_MODEL_CONFIG and library.trains:
             config = next(iter(self.arguments(node, ("model_args",))[1].values()), None)
             if not isinstance(config, Made):
@@ -104,6 +126,18 @@ class PythonCalls(ABC):
         if library.last == "get_kbit_device_map":
             return ({"": 0},)
         return None if library.trains else self._of_python(library.name, *self.arguments(node))
+
+    def _set_variables(self, node: ast.Call, name: str) -> tuple[Any] | None:
+        placed, given = self.arguments(node)
+        if name == "_set_allocator_settings":
+            self.set_environment(node, "PYTORCH_CUDA_ALLOC_CONF", next(iter(placed), None))
+        elif name == "update":
+            table = placed[0] if placed and isinstance(placed[0], dict) else {}
+            for each, value in {**table, **given}.items():
+                self.set_environment(node, each, value)
+        elif len(placed) == 2 and not (name == "setdefault" and placed[0] in self.variables):
+            self.set_environment(node, *placed)
+        return None
 
     def _of_python(self, name: str, placed: list[Any], given: dict[str, Any]) -> tuple[Any] | None:
         if name in ("os.getenv", "os.environ.get"):

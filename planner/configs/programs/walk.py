@@ -10,10 +10,10 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.calls import TrainedError
+from planner.configs.programs.classes import ELSEWHERE
 from planner.configs.programs.passed_over import PassedOver
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
@@ -26,9 +26,11 @@ from planner.configs.programs.values import (
     Own,
     Unknown,
     any_or_all,
+    changed_table,
     combined,
     compared,
     is_known,
+    joined,
     truth,
     turned,
     unknown,
@@ -36,7 +38,9 @@ from planner.configs.programs.values import (
 from planner.errors import InputFileError
 from planner.words import words
 
-_MOST_STEPS, _DEEPEST = 20_000, 12
+_DEEPEST = 12
+# What a statement counts beside its parts.
+_OF_STATEMENT = 20
 # Variables of the environment that move memory, by their names; of one of them a value is known.
 _MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)")
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -62,7 +66,7 @@ class Walk(PassedOver):
 
     def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
         super().__init__(source, card, words)
-        self._left, self._starred, self._depth = _MOST_STEPS, "", 0
+        self._starred, self._depth = "", 0
         self._last: dict[str, Any] = {}
         self.expands = 0
 
@@ -71,20 +75,15 @@ class Walk(PassedOver):
 
         Raises:
             NotModelledError: a statement whose effect is not known.
-            InputFileError: nested too deeply, or without end.
+            InputFileError: without end.
         """
-        try:
-            with suppress(TrainedError, _ReturnedError):
-                self._body(self.source.tree.body)
-            self.scopes[0] |= self._last
-        except RecursionError:
-            raise InputFileError(self.source.path, "nested more deeply than can be read") from None
+        with suppress(TrainedError, _ReturnedError):
+            self._body(self.source.tree.body)
+        self.scopes[0] |= self._last
 
     def _body(self, statements: Iterable[ast.stmt]) -> None:
         for statement in statements:
-            self._left -= 1
-            if self._left < 0:
-                raise InputFileError(self.source.path, "calls itself without end, as far as can be read")
+            self.look(_OF_STATEMENT)
             self._statement(statement)
 
     def _statement(self, node: ast.stmt) -> None:
@@ -136,12 +135,30 @@ class Walk(PassedOver):
                         opened = isinstance(made, Opened)
                         self._assign(item.optional_vars, made if opened else unknown(item.context_expr))
                 self._body(node.body)
-            case ast.Try():
+            case ast.Try() | ast.TryStar():
                 self._body([*node.body, *node.orelse, *node.finalbody])
             case ast.For() | ast.While() | ast.AsyncFor() | ast.Match():
                 self.pass_over(node)
-            case ast.Global():
-                self.scopes[-1].setdefault("__global__", set()).update(node.names)
+            case ast.Global() | ast.Nonlocal():
+                outer = self.scopes[:1] if isinstance(node, ast.Global) else self.scopes[1:-1]
+                found = {name: scope for scope in outer for name in node.names if name in scope}
+                places = dict.fromkeys(node.names, self.scopes[0]) | found
+                self.scopes[-1].setdefault(ELSEWHERE, {}).update(places)
+            case ast.Delete():
+                for target in node.targets:
+                    self._delete(target)
+
+    def _delete(self, target: ast.expr) -> None:
+        """``del``: a name is gone, or an item of a table; parts of what trains must stay."""
+        owner = self.value(target.value) if isinstance(target, ast.Attribute | ast.Subscript) else None
+        if isinstance(target, ast.Name):
+            self.bind(target.id, unknown(target))
+        elif isinstance(target, ast.Subscript) and isinstance(owner, dict):
+            changed_table(owner, "pop", [self.value(target.slice)], {})
+        elif isinstance(owner, list):
+            owner.append(unknown(target))
+        elif isinstance(owner, Made) or self.touches(target):
+            raise self.refused(target, "what this changes in what is trained is not known")
 
     def _if(self, node: ast.If) -> None:
         holds = truth(self.value(node.test))
@@ -166,11 +183,6 @@ class Walk(PassedOver):
         with self.within((scope,)):
             self._body(tree.body)
 
-    @property
-    def file(self) -> Path:
-        """The file whose statements are gone through."""
-        return Path(self.scopes[0]["__file__"])
-
     @contextmanager
     def within(self, scopes: Sequence[dict[str, Any]]) -> Iterator[None]:
         """Names are those of ``scopes`` meanwhile."""
@@ -187,8 +199,8 @@ class Walk(PassedOver):
 
     def bind(self, name: str, value: Any) -> None:
         """Give a name a value."""
-        of_file = name in self.scopes[-1].get("__global__", ())
-        self.scopes[0 if of_file else -1][name] = value
+        here = self.scopes[-1]
+        here.get(ELSEWHERE, {}).get(name, here)[name] = value
 
     def looked_up(self, name: str) -> Any:
         """What a name stands for."""
@@ -250,6 +262,7 @@ class Walk(PassedOver):
 
     def value(self, node: ast.expr) -> Any:
         """What an expression is, as far as the text says; calls have their effect."""
+        self.look()
         match node:
             case ast.Constant():
                 return node.value
@@ -287,19 +300,46 @@ class Walk(PassedOver):
                 return turned(node, self.value(node.operand))
             case ast.IfExp():
                 holds = truth(self.value(node.test))
-                return unknown(node) if holds is None else self.value(node.body if holds else node.orelse)
-            case ast.Subscript() | ast.JoinedStr():
-                return self._item(node) if isinstance(node, ast.Subscript) else self._text(node)
+                return (
+                    self._overlooked(node)
+                    if holds is None
+                    else self.value(node.body if holds else node.orelse)
+                )
+            case _:
+                return self._composed(node)
+
+    def _composed(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Subscript():
+                return self._item(node)
+            case ast.JoinedStr():
+                return self._text(node)
             case ast.ListComp(generators=[ast.comprehension(target=ast.Name(name)) as each]):
                 return self._listed(node, name, each)
-            case _:
+            case ast.NamedExpr():
+                value = self.value(node.value)
+                self.bind(node.target.id, value)
+                return value
+            case ast.Lambda() | ast.Slice():
                 return unknown(node)
+            case _:
+                return self._overlooked(node)
+
+    def _overlooked(self, node: ast.expr) -> Any:
+        """An expression that is not gone through, as most comprehensions: none of it may touch what trains.
+
+        Raises: NotModelledError: it does, and more than look at it.
+        """
+        self.leave_open(node)
+        if self.touches(node) and not self.only_looks(node):
+            raise self.refused(node, "what this does to what is trained is not known")
+        return unknown(node)
 
     def _listed(self, node: ast.ListComp, name: str, each: ast.comprehension) -> Any:
         """A list made of the texts of another: ``[part.strip() for part in given.split(",") if part]``."""
         texts, made = self.value(each.iter), list[Any]()
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            return unknown(node)
+            return self._overlooked(node)
         scope = self.scopes[-1]
         for text in texts[:_MOST_LISTED]:
             self.scopes[-1] = {**scope, name: text}
@@ -319,8 +359,8 @@ class Walk(PassedOver):
         parts = [
             self.value(each.value if isinstance(each, ast.FormattedValue) else each) for each in node.values
         ]
-        plain = all(isinstance(part, str | int) for part in parts)
-        return "".join(map(str, parts)) if plain else unknown(node)
+        text = joined(parts)
+        return unknown(node) if text is None else text
 
     def inlined(self, own: Own, node: ast.Call) -> Any:
         """What a function of the program gives back, gone through with its arguments."""
