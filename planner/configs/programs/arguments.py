@@ -85,7 +85,8 @@ _PACKING = {
     "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
     "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
 }
-_PACKING_HARMLESS = words("bnb_4bit_compute_dtype llm_int8_threshold llm_int8_has_fp16_weight")
+_COMPUTES = "bnb_4bit_compute_dtype"
+_PACKING_HARMLESS = words(f"{_COMPUTES} llm_int8_threshold llm_int8_has_fp16_weight")
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
 
 
@@ -320,6 +321,15 @@ class _Table:
             return {"dequantizes": True}
         if kind != "BitsAndBytesConfig":
             raise self._refused(self._trainer, "how the model is quantised is not known from the text")
+        given = config.given
+        if (
+            given.get("load_in_4bit")
+            and not given.get("of_trl")
+            and given.get(_COMPUTES) in (None, "float32")
+        ):
+            # Transformers hands fp32 on where nothing is said; bitsandbytes heeds it since 0.46 (nn/modules.py).
+            text = f"4-bit products are in fp32 ({_COMPUTES}), which may take longer than is counted here"
+            self._remarks.append((self._source.place(config.line), text))
         # transformers 5.23.0 utils/quantization_config.py BitsAndBytesConfig: fp4, bytes as they are.
         start = {"bnb_4bit_quant_type": "fp4", "use_bnb_nested_quant": False}
         return {**start, **self._renamed(config, _PACKING, _PACKING_HARMLESS)}

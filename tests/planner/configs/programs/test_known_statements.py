@@ -128,6 +128,16 @@ def test_a_default_of_a_variable_gives_way_to_what_is_set(tmp_path: Path) -> Non
     assert job(program(tmp_path, text)) == job(program(tmp_path, sized_of(2)))
 
 
+def test_products_in_fp32_are_told(tmp_path: Path) -> None:
+    """Four bits without a dtype to compute in; nothing is said beside 16 bits, whichever."""
+    packed = "bnb_4bit_use_double_quant=True"
+    assert packed in TRAINER
+    for dtype, told in (("", True), (", bnb_4bit_compute_dtype=torch.float32", True),
+                        (", bnb_4bit_compute_dtype=torch.bfloat16", False)):  # fmt: skip
+        remarks = read(program(tmp_path, TRAINER.replace(packed, f"{packed}{dtype}"))).remarks
+        assert any("in fp32" in each.text for each in remarks) is told
+
+
 def test_the_trainer_that_trains_first_counts(tmp_path: Path) -> None:
     """Not the one that was made last."""
     text = TRAINER.replace(
