@@ -327,7 +327,7 @@ class _Table:
             and not given.get("of_trl")
             and given.get(_COMPUTES) in (None, "float32")
         ):
-            # Transformers hands fp32 on where nothing is said; bitsandbytes heeds it since 0.46 (nn/modules.py).
+            # Transformers hands fp32 on where nothing is said; bitsandbytes heeds it since 0.46 (Linear4bit).
             text = f"4-bit products are in fp32 ({_COMPUTES}), which may take longer than is counted here"
             self._remarks.append((self._source.place(config.line), text))
         # transformers 5.23.0 utils/quantization_config.py BitsAndBytesConfig: fp4, bytes as they are.
