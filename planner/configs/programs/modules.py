@@ -12,10 +12,8 @@ from typing import Any
 
 from planner.configs.programs.classes import FILE, Classes, names_of_file
 from planner.configs.programs.python_calls import Card
-from planner.configs.programs.source import Source
+from planner.configs.programs.source import Source, folders_above
 from planner.configs.programs.values import Library, Module, is_library
-
-_MOST_ABOVE = 3
 
 
 class Modules(Classes):
@@ -92,7 +90,7 @@ class Modules(Classes):
         elif not parts or parts[0] in sys.stdlib_module_names or is_library(parts[0]):
             return None
         else:
-            above = list(program.parents)[1 : _MOST_ABOVE + 1] if len(parts) > 1 or self._above else []
+            above = folders_above(program) if len(parts) > 1 or self._above else []
             places = [program.parent, Path.cwd(), *above]
         ends = [Path(*parts, "__init__.py")] + ([Path(*parts).with_suffix(".py")] if parts else [])
         found = (place / end for place in places for end in ends)

@@ -14,7 +14,7 @@ from typing import Any
 from planner.configs.programs.library_classes import adapters_of, quantisation_of
 from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.plain_calls import plain
-from planner.configs.programs.source import Source
+from planner.configs.programs.source import Source, folders_above
 from planner.configs.programs.values import OWN, Library, Made, Model, Opened, Unknown, is_known
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, NotModelledError
@@ -177,12 +177,12 @@ class PythonCalls(ABC):
         return (path,) if method in ("resolve", "absolute", "expanduser", "as_posix") else None
 
     def _config_at(self, path: str) -> Path | None:
-        """A config of this name, from here, from the program's folder, or from one above it."""
+        """A config of this name, from here, from the program's folder, or from three above it."""
         named = Path(path)
         if named.suffix not in _CONFIGS or "\0" in path:
             return None
-        above = (folder / named for folder in self.source.path.parent.parents)
-        places = (named, self.source.path.parent / named, *above)
+        folders = (self.source.path.parent, *folders_above(self.source.path))
+        places = (named, *(folder / named for folder in folders))
         return next((each for each in places if os.path.isfile(each)), None)  # noqa: PTH113 - long names
 
     def _table_of(self, path: str) -> tuple[Any] | None:

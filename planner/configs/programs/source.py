@@ -21,6 +21,7 @@ _NO_PYTHON = ("%", "!", "?")
 # The first line of a cell that is handed to another program whole; these run it as Python.
 _OF_OTHERS = re.compile(r"\s*%%(?!capture|time|prun|memit)")
 _MOST_MODULES, _MOST_LINES, _MOST_BITS = 40, 10 * MEGA, 10_000
+_MOST_ABOVE = 3
 _TRAINS = re.compile(r"Trainer\b|from_pretrained|get_peft|Arguments\(|Config\(")
 
 
@@ -61,6 +62,11 @@ class Source:
             return f"{self.path}:line {line}"
         cell = sum(start <= line for start in self.starts)
         return f"{self.path}:cell {cell} line {line - self.starts[cell - 1] + 1}"
+
+
+def folders_above(program: Path) -> list[Path]:
+    """Where files are looked for that are not in the program's folder: those from which it may be started."""
+    return list(program.absolute().parents)[1 : _MOST_ABOVE + 1]
 
 
 def read_source(path: Path) -> Source:
