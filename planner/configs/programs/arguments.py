@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.calls import TrainedError
+from planner.configs.programs.library_classes import LORA, PACKING
 from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.said import said_by, written
@@ -66,25 +67,10 @@ _LOADER_HARMLESS = words(
     random_state disable_log_stats use_exact_model_name use_safetensors
     """
 )
-_LORA = {
-    "r": "lora_r",
-    "lora_dropout": "lora_dropout",
-    "target_modules": "lora_target_modules",
-    "modules_to_save": "lora_modules_to_save",
-    "target_parameters": "lora_target_parameters",
-    "use_dora": "use_dora",
-}
 _LORA_HARMLESS = words(
     "lora_alpha task_type inference_mode fan_in_fan_out use_rslora peft_type model peft_config"
 )
-_PACKING = {
-    "of_trl": "quantised_by_trl",
-    "load_in_4bit": "load_in_4bit",
-    "load_in_8bit": "load_in_8bit",
-    "bnb_4bit_quant_type": "bnb_4bit_quant_type",
-    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
-    "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
-}
+_PACKING = {**PACKING, "load_in_8bit": "load_in_8bit", "of_trl": "quantised_by_trl"}
 _COMPUTES = "bnb_4bit_compute_dtype"
 _PACKING_HARMLESS = words(f"{_COMPUTES} llm_int8_threshold llm_int8_has_fp16_weight")
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
@@ -359,7 +345,7 @@ class _Table:
             raise self._refused(config, "trained biases are not modelled")
         if given.pop("init_lora_weights", None) not in _PLAIN_STARTS:
             raise self._refused(config, "this start of the adapters is not read from a program")
-        found = self._renamed(Made(config.kind, given, config.line), _LORA, _LORA_HARMLESS)
+        found = self._renamed(Made(config.kind, given, config.line), LORA, _LORA_HARMLESS)
         return {"use_peft": True, "by_trainer": asked, "lora_r": 8, "lora_dropout": 0.0, **found}
 
     def _of_unsloth(self, model: Model) -> dict[str, Any]:

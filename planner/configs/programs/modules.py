@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from planner.configs.programs.classes import FILE, Classes, names_of_file
+from planner.configs.programs.classes import Classes
+from planner.configs.programs.names import FILE, names_of_file
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source, folders_above
 from planner.configs.programs.values import Library, Module, is_library
@@ -44,6 +45,17 @@ class Modules(Classes):
         scopes = (self.scopes[0], *self.scopes_of_modules.values())
         trees = (self.source.tree, *(each.tree for each in self.source.modules))
         return list(zip(scopes, trees, strict=False))
+
+    def imports(self, node: ast.Import | ast.ImportFrom) -> None:
+        """Bind what is imported."""
+        module, level = "", 0
+        if isinstance(node, ast.ImportFrom):
+            module, level = node.module or "", node.level
+        if any(alias.name == "*" for alias in node.names) and self.module_file(module, level) is None:
+            self._starred = module
+        for name, value in self.brought(node):
+            self.bind(name, value)
+        self.packages |= {(module or alias.name).partition(".")[0] for alias in node.names}
 
     def brought(self, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Any]]:
         """Names that an import binds, with what they stand for."""

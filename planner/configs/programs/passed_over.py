@@ -13,7 +13,7 @@ from planner.configs.programs.loops import frozen_by, norms_raised_by
 from planner.configs.programs.modules import Modules
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
-from planner.configs.programs.values import OWN, Library, Made, Model, Module, Own, Unknown, unknown
+from planner.configs.programs.values import OWN, SETTINGS, Library, Made, Model, Module, Own, Unknown, unknown
 from planner.words import words
 
 # Methods and functions that only look at a model.
@@ -29,7 +29,7 @@ _READS = frozenset(
     )
 )
 # What holds settings, and is no model and no trainer.
-_IS_SETTINGS = re.compile(rf"(?:{OWN}|Config|Arguments)$")
+_IS_SETTINGS = re.compile(rf"(?:{OWN}|{SETTINGS.pattern})")
 # What is handed about and trains nothing: arguments of the program's own, and what launches it.
 _IS_BESIDE = re.compile(rf"(?:{OWN}|^Accelerator)$")
 # Of a list.
@@ -48,24 +48,8 @@ class PassedOver(Modules):
         self.returns_maybe = False
 
     @abstractmethod
-    def bind(self, name: str, value: Any) -> None:
-        """Give a name a value."""
-
-    @abstractmethod
-    def looked_up(self, name: str) -> Any:
-        """What a name stands for."""
-
-    @abstractmethod
-    def imports(self, node: ast.Import | ast.ImportFrom) -> None:
-        """Bind what is imported."""
-
-    @abstractmethod
     def unrolled(self, node: ast.For) -> bool:
         """Go through a loop for each of its values, where the text says them."""
-
-    @abstractmethod
-    def set_item(self, target: ast.Subscript, value: Any) -> None:
-        """Set an item of a table or a list."""
 
     def pass_over(self, node: ast.stmt) -> None:
         """A loop, or a branch of which is not known whether it is taken: nothing of it may touch what trains.
@@ -217,12 +201,6 @@ class PassedOver(Modules):
                 value.given = {name: Unknown(f"{ast.unparse(each)}.{name}") for name in value.given}
             elif isinstance(value, dict):
                 value["**"] = unknown(each)
-
-    def parts_of(self, node: ast.AST) -> Iterator[ast.AST]:
-        """A statement or an expression, and all that is in it."""
-        for each in ast.walk(node):
-            self.look()
-            yield each
 
     def named(self, node: ast.expr) -> Any:
         """What a name, or a part of what it names, stands for, without any call."""

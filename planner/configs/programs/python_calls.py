@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.library_classes import adapters_of, quantisation_of
+from planner.configs.programs.names import Names
 from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.plain_calls import plain
 from planner.configs.programs.source import Source, folders_above
-from planner.configs.programs.values import OWN, Library, Made, Model, Opened, Unknown, is_known
+from planner.configs.programs.values import OWN, Library, Made, Model, Opened, Unknown, is_known, unknown
 from planner.configs.yaml_or_json import read_document
-from planner.errors import InputFileError, NotModelledError
+from planner.errors import InputFileError
 from planner.words import words
 
-# Expressions, statements and parts of them that are gone through in all; programs that train take a few
-# thousand.
-_MOST_LOOKS = 500_000
+# Variables of the environment that move memory, by their names; of one of them a value is known.
+_MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)")
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Variables of the environment that launchers set.
 _OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
 _FIRST_WITH_BF16 = (8, 0)
@@ -53,34 +54,55 @@ class Card:
     lone: bool = False
 
 
-class PythonCalls(ABC):
+class PythonCalls(Names, ABC):
     """What calls make of values that the text says, and of files beside the program.
 
     ``variables``: of the environment, that the program sets; ``asked_variables``: whose defaults count;
+    ``expands``: the line that has the allocator grow its segments;
     ``files``: configs that were read, whose values count; ``packages``: what is imported.
     """
 
     def __init__(self, source: Source, card: Card) -> None:
-        self.source, self.card = source, card
-        self._left = _MOST_LOOKS
+        super().__init__(source)
+        self.card, self.expands = card, 0
         self.variables: dict[str, Any] = {}
         self.asked_variables: dict[str, Any] = {}
         self.files: list[str] = []
         self.packages: set[str] = set()
 
-    def look(self, parts: int = 1) -> None:
-        """Count what is gone through: a text of a few lines may go on for hours.
+    def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
+        """A variable of the environment: it may set the allocator or an engine."""
+        self.variables[str(name)] = value
+        if not _MATTERS.search(str(name)):
+            return
+        if name in _ALLOCATOR and value == "expandable_segments:True":
+            self.expands = getattr(node, "lineno", 0)
+        else:
+            raise self.refused(node, "what this variable changes is not known")
 
-        Raises: InputFileError: that is too much.
-        """
-        self._left -= parts
-        if self._left < 0:
-            raise InputFileError(self.source.path, "more than can be gone through: without end, or nearly")
+    def set_item(self, target: ast.Subscript, value: Any) -> None:
+        """An item: of the environment it may set the allocator or an engine."""
+        owner, key = self.value(target.value), self.value(target.slice)
+        if isinstance(owner, Library) and owner.name == "os.environ":
+            self.set_environment(target, key, value)
+        elif isinstance(owner, dict):
+            owner[key if isinstance(key, str) else "**"] = value
+        elif isinstance(owner, list):
+            owner.append(unknown(target))
 
-    @property
-    @abstractmethod
-    def asks_for_units(self) -> bool:
-        """Whether bfloat16 is used only where the card has units for it."""
+    def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
+        """Values by place and by name; with ``names`` all of them by name."""
+        placed = [self.value(each) for each in node.args]
+        given: dict[str, Any] = {}
+        for keyword in node.keywords:
+            value = self.value(keyword.value)
+            if keyword.arg is not None:
+                given[keyword.arg] = value
+            elif isinstance(value, dict):
+                given |= value
+            else:
+                given["**"] = unknown(keyword.value)
+        return placed, {**dict(zip(names, placed, strict=False)), **given}
 
     @abstractmethod
     def value(self, node: ast.expr) -> Any:
@@ -91,20 +113,8 @@ class PythonCalls(ABC):
         """An attribute of a library, of arguments or of a trainer."""
 
     @abstractmethod
-    def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
-        """Values by place and by name."""
-
-    @abstractmethod
     def set(self, target: ast.Attribute, value: Any) -> None:
         """An attribute that the program sets."""
-
-    @abstractmethod
-    def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
-        """A variable of the environment that the program sets."""
-
-    @abstractmethod
-    def refused(self, node: ast.AST, why: str) -> NotModelledError:
-        """The error about a statement."""
 
     def _plain(self, node: ast.Call, library: Library) -> tuple[Any] | None:
         """What a function of Python gives, or one of TRL that asks a ModelConfig."""
@@ -158,7 +168,7 @@ class PythonCalls(ABC):
                 return (True,)
             # Newer versions of torch say yes of a card that only emulates it (torch/cuda/__init__.py
             # is_bf16_supported, including_emulation); Unsloth asks for its own units (models/_utils.py).
-            return (False,) if self.asks_for_units else None
+            return (False,) if "unsloth" in self.packages else None
         if library.last == "get_device_capability" and library.name.startswith("torch"):
             return (list(self.card.capability),) if self.card.capability else None
         if library.name == "torch.cuda.is_available":

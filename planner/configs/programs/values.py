@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,8 @@ from planner.units import TERA
 from planner.words import words
 
 _LIBRARIES = words("transformers trl peft unsloth bitsandbytes accelerate liger_kernel torch")
+SETTINGS = re.compile(r"\w*(?:Config|Arguments)$")
+"""Classes of a library whose instances are settings, by their names."""
 OWN = " of the program"
 """How what a class of the program makes is called: its name and this."""
 _LONGEST = 10_000

@@ -7,13 +7,12 @@ refused otherwise, with the line.  What it does to data and reports is passed ov
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from planner.configs.programs.calls import TrainedError
-from planner.configs.programs.classes import ELSEWHERE
+from planner.configs.programs.names import ELSEWHERE
 from planner.configs.programs.passed_over import PassedOver
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
@@ -41,9 +40,6 @@ from planner.words import words
 _DEEPEST = 12
 # What a statement counts beside its parts.
 _OF_STATEMENT = 20
-# Variables of the environment that move memory, by their names; of one of them a value is known.
-_MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)")
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Settings of the libraries that train which leave a model as it is; others may replace its code.
 _SETTINGS = ("torch.backends", "torch._dynamo", "torch._inductor", "transformers.logging")
 _MOST_LISTED, _MOST_TURNS = 1_000, 100
@@ -59,16 +55,11 @@ class _ReturnedError(Exception):
 
 
 class Walk(PassedOver):
-    """Goes through a program until it trains.
-
-    ``expands``: the line that has the allocator grow its segments.
-    """
+    """Goes through a program until it trains."""
 
     def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
         super().__init__(source, card, words)
-        self._starred, self._depth = "", 0
-        self._last: dict[str, Any] = {}
-        self.expands = 0
+        self._depth = 0
 
     def to_training(self) -> None:
         """Walk until the trainer trains, or to the end.
@@ -167,49 +158,10 @@ class Walk(PassedOver):
         else:
             self._body(node.body if holds else node.orelse)
 
-    def imports(self, node: ast.Import | ast.ImportFrom) -> None:
-        """Bind what is imported."""
-        module, level = "", 0
-        if isinstance(node, ast.ImportFrom):
-            module, level = node.module or "", node.level
-        if any(alias.name == "*" for alias in node.names) and self.module_file(module, level) is None:
-            self._starred = module
-        for name, value in self.brought(node):
-            self.bind(name, value)
-        self.packages |= {(module or alias.name).partition(".")[0] for alias in node.names}
-
     def names_made_by(self, tree: ast.Module, scope: dict[str, Any]) -> None:
         """Go through the statements of a file, which put names into ``scope``."""
         with self.within((scope,)):
             self._body(tree.body)
-
-    @contextmanager
-    def within(self, scopes: Sequence[dict[str, Any]]) -> Iterator[None]:
-        """Names are those of ``scopes`` meanwhile."""
-        before, self.scopes = self.scopes, list(scopes)
-        try:
-            yield
-        finally:
-            self.scopes = before
-
-    def stay(self) -> None:
-        """Keep the names of the function that makes the trainer, or trains."""
-        if len(self.scopes) > 1:
-            self._last |= self.scopes[-1]
-
-    def bind(self, name: str, value: Any) -> None:
-        """Give a name a value."""
-        here = self.scopes[-1]
-        here.get(ELSEWHERE, {}).get(name, here)[name] = value
-
-    def looked_up(self, name: str) -> Any:
-        """What a name stands for."""
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return scope[name]
-        # Of classes that every name of a package was imported with.
-        package = self._starred if name[:1].isupper() else ""
-        return Library(f"{package or 'builtins'}.{name}")
 
     def _assign(self, target: ast.expr, value: Any) -> None:
         match target:
@@ -225,26 +177,6 @@ class Walk(PassedOver):
                 self.set(target, value)
             case ast.Subscript():
                 self.set_item(target, value)
-
-    def set_item(self, target: ast.Subscript, value: Any) -> None:
-        """An item: of the environment it may set the allocator or an engine."""
-        owner, key = self.value(target.value), self.value(target.slice)
-        if isinstance(owner, Library) and owner.name == "os.environ":
-            self.set_environment(target, key, value)
-        elif isinstance(owner, dict):
-            owner[key if isinstance(key, str) else "**"] = value
-        elif isinstance(owner, list):
-            owner.append(unknown(target))
-
-    def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
-        """A variable of the environment: it may set the allocator or an engine."""
-        self.variables[str(name)] = value
-        if not _MATTERS.search(str(name)):
-            return
-        if name in _ALLOCATOR and value == "expandable_segments:True":
-            self.expands = getattr(node, "lineno", 0)
-        else:
-            raise self.refused(node, "what this variable changes is not known")
 
     def set(self, target: ast.Attribute, value: Any) -> None:
         """An attribute: of arguments it is one of them, of a library it may replace code."""
@@ -406,29 +338,6 @@ class Walk(PassedOver):
             self._body(node.body)
         self._body(node.orelse)
         return True
-
-    def bound(self, own: Own, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Parameters of a function with what they get: an argument, else a default."""
-        function = own.node
-        if not isinstance(function, ast.FunctionDef):
-            return {}
-        names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-        extra = [each.arg for each in function.args.kwonlyargs]
-        found: dict[str, Any] = {name: Unknown(name) for name in (*names, *extra)}
-        with self.within(own.scopes or self.scopes):
-            defaults = function.args.defaults
-            found |= zip(names[len(names) - len(defaults) :], map(self.value, defaults), strict=True)
-            for name, default in zip(extra, function.args.kw_defaults, strict=True):
-                if default is not None:
-                    found[name] = self.value(default)
-        found |= zip(names, given[0], strict=False)
-        if function.args.vararg is not None:
-            found[function.args.vararg.arg] = given[0][len(names) :]
-        if function.args.kwarg is not None:
-            found[function.args.kwarg.arg] = {
-                name: value for name, value in given[1].items() if name not in found
-            }
-        return found | given[1]
 
 
 def _is_harmless(target: ast.Attribute) -> bool:
