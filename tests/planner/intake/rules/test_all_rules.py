@@ -365,8 +365,18 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
     "fp8-kept-unread": (f"--model {STATIC}", "--gpu h100-sxm", "--gpu a100-80-sxm"),
     "fp8-blocks-assumed": ("--gpu h100-sxm", "--model qwen3-8b --quantization fp8", f"--model {FP8}"),
     "fp8-widened": (f"--model {FP8}", "--gpu a100-80-sxm", "--gpu h100-sxm"),
+    "fp8-widened-unevenly": (
+        "--model deepseek-ai/DeepSeek-V3 --lora-targets attention",
+        "--gpu a100-80-sxm",
+        "--gpu h200-sxm",
+    ),
     "fp8-by-deepgemm": (f"--model {FP8}", "--gpu h100-sxm", "--gpu b200"),
     "zero-without-masters": ("--sharding zero2 --precision bf16", "--sharding zero2 --precision bf16-mixed"),
+    "zero-trains-16-bits-unread": (
+        "--method full --gpus 2 --precision fp32",
+        "--sharding zero2",
+        "--sharding zero3",
+    ),
     "offload-without-engine": ("--offload optimizer", "--offload activations"),
     "params-offload-below-stage-3": ("--sharding zero2", "--offload optimizer+params", "--offload optimizer"),
     "nvme-without-stage-3": ("--offload optimizer-nvme", "--sharding zero2", "--sharding zero3"),
