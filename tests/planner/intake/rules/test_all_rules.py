@@ -254,6 +254,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
         "--checkpoint-reentrant",
     ),
     "te-tokens-unaligned": (f"{TE} --padding packed", "--seq 1001", "--seq 1000"),
+    "te-tokens-vary": (TE, "--batch 1", "--batch 8"),
     "fp8-unread": ("--gpu h100-sxm --fp8 rowwise", "--method full --gpu h100-sxm --fp8 rowwise"),
     "qat-unread": ("--method full --qat int8-int4", "--method full --qat int8-int4 --stack torchtune"),
     "qat-group-undivided": ("--method lora --qat int8-int4 --stack torchtune", "--qat-group 1000", ""),
@@ -264,6 +265,11 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
         "--qat-group 11008",
     ),
     "optimizer-rank-unused": ("--optimizer-rank 8", ""),
+    "projects-no-conv1d": (
+        "--model gpt2 --method full",
+        "--optimizer apollo_adamw",
+        "--optimizer adamw_torch",
+    ),
     "galore-decomposes": ("--method full", "--optimizer galore_adamw", "--optimizer apollo_adamw"),
     "double-quant-without-4bit": ("--method int8 --double-quant", "--method qlora --double-quant"),
     "quant-storage-without-4bit": ("--quant-storage bf16", "--method int8", "--method qlora"),
@@ -531,6 +537,9 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
 
 # Further ways into a rule, or around it: (rule id, flags over BASE, whether it answers).
 OTHER_WAYS: list[tuple[str, Flags, bool]] = [
+    ("te-tokens-unaligned", f"{TE} --seq 1001 --padding longest", True),
+    ("te-tokens-unaligned", f"{TE} --seq 1001 --padding longest --tokens-per-sample 300", False),
+    ("te-tokens-vary", f"{TE} --padding packed", False),
     # The head is the table where they are tied, so that the first layer's input requires a gradient.
     *(
         (
@@ -621,6 +630,15 @@ def test_a_warning_does_not_stop_anyone(rule: Rule, tmp_path: Path) -> None:
     assert any(
         f"[{rule_id}]" in warning for warning in resolved(over_base(sides(rule_id)[0], tmp_path)).warnings
     )
+
+
+def test_galore_decomposes_what_it_projects() -> None:
+    """Of Mixtral attention alone: its experts are one tensor.  Of 32 layers by hand, over the pace of the
+    table: two matrices of 4096 x 4096, two of 1024 x 4096.
+    """
+    seconds = 32 * 2 * (4096**3 + 4096 * 1024**2) / 3.15e11
+    found = resolved(BASE, method="full", model="mixtral-8x7b", gpu="b200", optimizer="galore_adamw").warnings
+    assert any(f"some {seconds:,.0f} s" in warning for warning in found)
 
 
 def test_a_plain_job_has_no_warnings() -> None:
