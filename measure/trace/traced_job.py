@@ -206,8 +206,8 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
 
 
 def _divides_by_trainer(recipe: Recipe, stack: Stack) -> bool:
-    """Whether only sequences are divided, which the Trainer does under FSDP2 and ZeRO."""
-    alone = recipe.parallel.gpus == recipe.parallel.context
+    """Whether only sequences are divided, which the Trainer does under FSDP2 and ZeRO, or only matrices."""
+    alone = recipe.parallel.gpus in (recipe.parallel.context, recipe.parallel.tensor)
     return alone and stack.runs_trainer and stack.model_parallel == "features"
 
 
