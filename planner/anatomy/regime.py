@@ -68,7 +68,7 @@ WIDE_BYTES = 4
 def regime_of(scenario: Scenario) -> Regime:
     """The dtype regime of a scenario: under an FSDP2 that casts nothing, that of one process alone."""
     recipe, stack, model = scenario.recipe, scenario.stack, scenario.model
-    if not stack.fsdp2_casts:
+    if stack.fsdp2_casts == "never":
         recipe = replace(recipe, sharding=NONE)
     # In some models the quantiser finds no matrix to quantise.
     packs = recipe.numerics.quantization != "none" and has_quantizable(model, stack.passes_over)

@@ -396,7 +396,7 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
         yield from _of_trainer(scenario)
     elif stack.model_parallel == "features":
         shares = hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates
-        if shares and not (stack.fsdp2_divides_as_read and recipe.sharding is FSDP):
+        if shares and not (stack.fsdp2_casts == "never" and recipe.sharding is FSDP):
             yield (
                 f"on stack '{stack.id}' beside other batches with sharding {recipe.sharding.name}; "
                 "without --stack the answer is for one that has it"

@@ -137,8 +137,9 @@ def stack_for(stack: Stack, recipe: Recipe, model: ModelSpec) -> Stack:
     loaders/patch_manager.py _apply_sdpa_varlen_patch; transformers 5.23 integrations/finegrained_fp8.py
     replace_with_fp8_linear, distributed/fsdp.py apply_fully_sharded_data_parallelism.
     """
-    if stack.fsdp2_divides_as_read and recipe.parallel.tensor > 1 and recipe.sharding.dtensors:
-        stack = replace(stack, fsdp_loads="shards", fsdp2_widens=False, fsdp2_casts=False)
+    divides_all = recipe.parallel.tensor > 1 and recipe.sharding.dtensors
+    if stack.fsdp2_casts == "undivided" and divides_all:
+        stack = replace(stack, fsdp_loads="shards", fsdp2_widens=False, fsdp2_casts="never")
     if stack.packed_mask == "varlen" and not _takes_samples(recipe, model):
         stack = replace(stack, packed_mask="rows")
     if recipe.numerics.quantization == "fp8" and stack.fused_experts:

@@ -112,7 +112,8 @@ def _together(job: Job, make: Make, states: States, group: Sequence[Weight]) -> 
     """All states, then kernels that update the whole group (``foreach``) or allocate nothing.
 
     Where GPUs have parts of a table as DTensors, the part of its gradient that belongs to this GPU's rows is
-    copied; FSDP2 has it divided before.  Source: torch 2.13 distributed/tensor/_redistribute.py, from replicated to divided.
+    copied; FSDP2 has done so before.
+    Source: torch 2.13 distributed/tensor/_redistribute.py, from replicated to divided.
     """
     for each in group:
         states(each)

@@ -62,7 +62,7 @@ class Fsdp(Runtime):
         returned = job.stack.fsdp2_units in RETURNED
         self._returns_logits = returned and job.recipe.sharding.dtensors
         # Accelerate's wrapper, which widens logits, is inside of a model that came divided.
-        self._widened_inside = not job.stack.fsdp2_casts
+        self._widened_inside = job.stack.fsdp2_casts == "never"
         self._keeps_root = returned and not job.recipe.sharding.dtensors
         self._in_root = frozenset(linear.name for linear in model.extra_linears)
 
