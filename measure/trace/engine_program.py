@@ -14,6 +14,7 @@ import accelerate  # type: ignore[import-untyped]
 import torch
 import transformers
 from torch.utils.data import Dataset
+from transformers.distributed import DistributedConfig
 
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.kbit import prepare_for_kbit, quantization_config
@@ -49,6 +50,7 @@ def loaded(scenario: Scenario) -> Any:
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     model = load(
         MODEL_FOLDER,
+        distributed_config=_divided_matrices(scenario),
         dtype=DTYPES[recipe.numerics.load_dtype],
         attn_implementation=ATTENTION_FACTS[recipe.attention].names[0],
         quantization_config=quantization_config(recipe),
@@ -68,10 +70,19 @@ def engine_settings(scenario: Scenario) -> dict[str, Any]:
     """What the Trainer is told of the engine.  DeepSpeed's file names no optimizer, as most do:
     Accelerate takes the one for the host by itself.
     """
+    if scenario.recipe.parallel.tensor > 1:
+        return {}  # the model comes divided
     settings = sharding_settings(scenario)
     for name in ("optimizer", "zero_force_ds_cpu_optimizer"):
         settings.get("deepspeed", {}).pop(name, None)
     return settings | _divided_sequences(scenario)
+
+
+def _divided_matrices(scenario: Scenario) -> DistributedConfig | None:
+    """How Transformers divides matrices as it reads them, with FSDP2 of its own over the other GPUs."""
+    tensor = scenario.recipe.parallel.tensor
+    batches = int(scenario.hardware.world_size) // tensor
+    return DistributedConfig(tp_size=tensor, fsdp_size=batches) if tensor > 1 else None
 
 
 def _divided_sequences(scenario: Scenario) -> dict[str, Any]:
