@@ -300,8 +300,8 @@ class Fsdp2(Fsdp):
             self._sent = self.take(
                 elements * ELEMENT_BYTES[dtype], "gradient_buckets", "reduce_scatter_input"
             )
-            # Of a layer the last one is that of a norm.
-            ends = [each.slot for each in group.gradients if each.module in self._ends]
+            # Of a layer the last one is that of a norm; one process alone has no such loop.
+            ends = [each.slot for each in group.gradients if each.module in self._ends and group.n > 1]
             self.free(*(each.slot for each in group.gradients if each.slot not in ends[-1:]))
             group.gradients = []
             self._keep_part(group, elements / group.n, first)
