@@ -211,6 +211,8 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
             job.script = "rm" if job.words[1] == "rm" else "train"
         elif is_on(variables, "USE_MCA"):
             job.tool = "llama-factory-mca"
+        elif is_on(variables, "USE_MEGATRON_BRIDGE"):
+            job.tool = "llama-factory-bridge"
     if job.tool == "axolotl":
         options = {name: job.arguments.pop(name) for name in _OF_AXOLOTL if name in job.arguments}
         job.launch = of_axolotl(path, options, variables)
