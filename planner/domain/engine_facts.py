@@ -104,6 +104,9 @@ class EngineFacts:
     """Which FSDP reduces gradients in the last micro-step only: they stay whole until then."""
     fsdp2_widens: bool
     """FSDP2 divides trained 16-bit weights as fp32 in mixed precision."""
+    fsdp2_casts: Literal["always", "undivided", "never"]
+    """FSDP2 casts weights as it gathers them; ``undivided``: unless matrices are divided.  Then it is
+    Transformers' own, which divides weights while it reads them, and autocast casts."""
     fsdp2_divides_int8: bool
     """FSDP2 knows int8 matrices of bitsandbytes, which it divides as they are."""
     fsdp_reduces_fp32: bool
