@@ -396,10 +396,11 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
     elif _by_trainer(scenario):
         yield from _of_trainer(scenario)
     elif stack.model_parallel == "features":
-        if hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates:
+        shares = hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates
+        if shares and not (stack.fsdp2_casts == "never" and recipe.sharding is FSDP):
             yield (
-                f"on stack '{stack.id}' beside other batches; without --stack the answer is for "
-                "one that has it"
+                f"on stack '{stack.id}' beside other batches with sharding {recipe.sharding.name}; "
+                "without --stack the answer is for one that has it"
             )
         if recipe.loss != "hf":
             yield f"with loss {recipe.loss}"

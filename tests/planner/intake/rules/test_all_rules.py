@@ -235,11 +235,6 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
         "--sharding distributed-optimizer",
         "--sharding zero1",
     ),
-    "megatron-mixture": (
-        "--stack megatron --method full --gpus 2 --padding packed",
-        "--model qwen3-30b-a3b",
-        "--model qwen3-8b",
-    ),
     "mixture-unread": (
         "--stack torchtitan@2025 --method full",
         "--model mixtral-8x7b",
