@@ -535,6 +535,15 @@ OTHER_WAYS: list[tuple[str, Flags, bool]] = [
     ("te-tokens-unaligned", f"{TE} --seq 1001 --padding longest", True),
     ("te-tokens-unaligned", f"{TE} --seq 1001 --padding longest --tokens-per-sample 300", False),
     ("te-tokens-vary", f"{TE} --padding packed", False),
+    *(
+        ("fp8-unread", f"{TE} --optimizer {said}", answers)
+        for said, answers in (
+            ("adamw_8bit", False),
+            ("galore_adamw", True),
+            ("muon --stack llama-factory", True),
+            ("adamw_torch --optimizer-in-backward", True),
+        )
+    ),
     # The head is the table where they are tied, so that the first layer's input requires a gradient.
     *(
         (
