@@ -101,17 +101,27 @@ def _divided_sequences(scenario: Scenario) -> dict[str, Any]:
     return {"parallelism_config": make(sp_size=parts, sp_backend="deepspeed", sp_handler=by_heads)}
 
 
+def _evaluation(scenario: Scenario) -> dict[str, Any]:
+    """What the Trainer is told of evaluation, where there is one."""
+    return {"eval_strategy": "steps", "eval_steps": 1} if scenario.run.evaluates else {}
+
+
 def train(scenario: Scenario) -> None:
     """Train until somebody stops it."""
     # Before the model: under ZeRO-3 they decide how a checkpoint is read.
-    arguments = trainer_arguments(scenario, "out", max_steps=_STEPS, **engine_settings(scenario))
+    settings = {**engine_settings(scenario), **_evaluation(scenario)}
+    arguments = trainer_arguments(scenario, "out", max_steps=_STEPS, **settings)
     if scenario.hardware.nodes > 1:
         # All processes are on one machine here; DeepSpeed takes the cards that it sees for those of a node.
         torch.cuda.device_count = lambda: int(scenario.hardware.gpus_per_node)
     # DeepSpeed divides no sequence without them.
     by_heads = scenario.recipe.uses_deepspeed and scenario.recipe.parallel.context > 1
     rows = Rows(int(scenario.recipe.batch.seq_len), positions=by_heads)
-    transformers.Trainer(model=loaded(scenario), args=arguments, train_dataset=rows).train()
+    evaluated = rows if scenario.run.evaluates else None
+    trainer = transformers.Trainer(
+        model=loaded(scenario), args=arguments, train_dataset=rows, eval_dataset=evaluated
+    )
+    trainer.train()
 
 
 if __name__ == "__main__":
