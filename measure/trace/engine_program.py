@@ -20,6 +20,7 @@ from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.kbit import prepare_for_kbit, quantization_config
 from measure.recipe.trained import checkpoint_activations, freeze
 from measure.recipe.trainer_arguments import sharding_settings, trainer_arguments
+from measure.trace.cuda.recurrent import recurrent_kernels
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.scenario import Scenario
 
@@ -53,8 +54,9 @@ def loaded(scenario: Scenario) -> Any:
         dtype=DTYPES[recipe.numerics.load_dtype],
         attn_implementation=ATTENTION_FACTS[recipe.attention].names[0],
         quantization_config=quantization_config(recipe),
-        use_cache=False,
     )
+    # Of models with a tower the config of the text alone knows this word, which ``from_pretrained`` refuses.
+    model.config.get_text_config().use_cache = False
     model = freeze(model, scenario)
     if recipe.numerics.quantization != "none":
         prepare_for_kbit(model, scenario)
@@ -117,11 +119,13 @@ def train(scenario: Scenario) -> None:
     # DeepSpeed divides no sequence without them.
     by_heads = scenario.recipe.uses_deepspeed and scenario.recipe.parallel.context > 1
     rows = Rows(int(scenario.recipe.batch.seq_len), positions=by_heads)
-    evaluated = rows if scenario.run.evaluates else None
-    trainer = transformers.Trainer(
-        model=loaded(scenario), args=arguments, train_dataset=rows, eval_dataset=evaluated
-    )
-    trainer.train()
+    model, evaluated = loaded(scenario), rows if scenario.run.evaluates else None
+    # The dry run replaces no missing packages, and without these the code falls back to plain torch.
+    with recurrent_kernels(torch.cuda.get_device_properties(0).multi_processor_count):
+        trainer: Any = transformers.Trainer(
+            model=model, args=arguments, train_dataset=rows, eval_dataset=evaluated
+        )
+        trainer.train()
 
 
 if __name__ == "__main__":

@@ -118,6 +118,8 @@ class EngineFacts:
     adds_gradients: bool
     """Megatron's products add a weight's gradient to its buffer (``gradient_accumulation_fusion``); else it
     is a tensor until a hook adds it."""
+    recomputes_attention: bool
+    """Where Megatron computes no whole layers again, it does so with attention's kernel (``core_attn``)."""
     adam_states: AdamStates
     """What Megatron's Adam keeps of a weight: a master and moments in fp32, or (``precise``, its
     precision-aware optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or bf16."""

@@ -303,7 +303,8 @@ def _of_divided_sequence(scenario: Scenario) -> Iterator[str]:
     if recipe.attention not in taken:
         yield f"with attention {recipe.attention}, which it refuses, too; {' or '.join(taken)} is"
     if recipe.batch.is_padded or recipe.batch.lengths is not None:
-        yield "for samples of their own lengths; packed ones are (--padding packed)"
+        full = "full ones are: leave --tokens-per-sample and --data out"
+        yield f"for samples of their own lengths; {full if ring else 'packed ones are (--padding packed)'}"
     elif recipe.batch.rows > 1 and not (ring or scenario.stack.model_parallel == "exchanged_heads"):
         yield "for several packed rows of one GPU; one is (--batch 1)"
     if recipe.batch.seq_len % pieces:

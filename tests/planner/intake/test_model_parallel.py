@@ -213,6 +213,7 @@ def test_the_ring_divides_what_is_evaluated_too() -> None:
         ({"model": "mistral-7b-v0.1"}, "a window, which Accelerate refuses"),
         ({"gpu": "v100-32-sxm2:8", "precision": "fp16-mixed"}, "no FlashAttention"),
         ({"stack": "trl", "padding": "packed"}, "TRL refuses them, too"),
+        ({"stack": "trl", "tokens_per_sample": 100}, "leave --tokens-per-sample and --data out"),
         ({"stack": "automodel", "precision": "bf16"}, "nobody read"),
         ({"stack": "hf-loop"}, "nobody read the code"),
         ({"task": "dpo"}, "task dpo"),

@@ -281,8 +281,8 @@ class Fsdp2(Fsdp):
             super()._before_backward(name)
 
     def reduce(self, group: Group) -> None:
-        """``post_backward`` and ``foreach_reduce``:
-        gradients are copied together and reduced to this GPU's part.
+        """``post_backward`` and ``foreach_reduce``: gradients are copied together and reduced to this GPU's
+        part.  A variable of its loop (``unsharded_grad``) refers to the last one until the function returns.
         """
         if self._widens and (group.sums or not self.reduces):
             self.add_up(group)
@@ -300,8 +300,7 @@ class Fsdp2(Fsdp):
             self._sent = self.take(
                 elements * ELEMENT_BYTES[dtype], "gradient_buckets", "reduce_scatter_input"
             )
-            # To the gradient of its last parameter a variable refers until the function ends; of a layer
-            # that is a norm.
+            # Of a layer the last one is that of a norm.
             ends = [each.slot for each in group.gradients if each.module in self._ends]
             self.free(*(each.slot for each in group.gradients if each.slot not in ends[-1:]))
             group.gradients = []
