@@ -14,7 +14,7 @@ import accelerate  # type: ignore[import-untyped]
 import torch
 import transformers
 from torch.utils.data import Dataset
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.kbit import prepare_for_kbit, quantization_config
