@@ -32,6 +32,7 @@ _READS = frozenset(
 _IS_SETTINGS = re.compile(rf"(?:{OWN}|Config|Arguments)$")
 # What is handed about and trains nothing: arguments of the program's own, and what launches it.
 _IS_BESIDE = re.compile(rf"(?:{OWN}|^Accelerator)$")
+_HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
 # Of a list.
 _LOOKS_ON = ("index", "count", "copy")
 
@@ -114,6 +115,7 @@ class PassedOver(Modules):
             case ast.Attribute() if is_set(node):
                 owner = self.named(node.value)
                 harmless = isinstance(owner, Model) and node.attr in HARMLESS_ATTRIBUTES
+                harmless |= isinstance(owner, Unknown) and is_harmless(node)
                 return harmless or (isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind) is not None)
             case ast.Subscript() if is_set(node):
                 # Rows of a table of its own, such as those of new tokens, have other values then.
@@ -281,3 +283,8 @@ def _hands_back(node: ast.AST) -> bool:
 def is_set(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
     """Whether a statement sets or deletes it."""
     return isinstance(node.ctx, ast.Store | ast.Del)
+
+
+def is_harmless(target: ast.Attribute) -> bool:
+    """Whether an attribute says nothing of a training step: what is generated, labels, special tokens."""
+    return target.attr in _HARMLESS_CONFIG or "generation_config" in ast.unparse(target)

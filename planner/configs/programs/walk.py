@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.calls import TrainedError
-from planner.configs.programs.passed_over import PassedOver
+from planner.configs.programs.passed_over import PassedOver, is_harmless
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
@@ -43,7 +43,6 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Settings of the libraries that train which leave a model as it is; others may replace its code.
 _SETTINGS = ("torch.backends", "torch._dynamo", "torch._inductor", "transformers.logging")
 _MOST_LISTED, _MOST_TURNS = 1_000, 100
-_HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
 
 
 class _ReturnedError(Exception):
@@ -109,6 +108,8 @@ class Walk(PassedOver):
                 self.value(node.value)
             case ast.Return():
                 raise _ReturnedError(None if node.value is None else self.value(node.value))
+            case ast.Raise(exc=ast.Call(func=ast.Name(id="SystemExit"))):
+                self.value(node.exc)
             case _:
                 self._block(node)
 
@@ -245,7 +246,7 @@ class Walk(PassedOver):
             self.set_on_classes.setdefault(id(owner.node), {})[target.attr] = value
         elif isinstance(owner, Library) and owner.trains and not owner.name.startswith(_SETTINGS):
             raise self.refused(target, f"what it changes in {owner.name} is not known")
-        elif not isinstance(owner, Library) and not _is_harmless(target) and self.touches(target):
+        elif not isinstance(owner, Library) and not is_harmless(target) and self.touches(target):
             raise self.refused(target, "what this changes in what is trained is not known")
 
     def value(self, node: ast.expr) -> Any:
@@ -389,8 +390,3 @@ class Walk(PassedOver):
                 name: value for name, value in given[1].items() if name not in found
             }
         return found | given[1]
-
-
-def _is_harmless(target: ast.Attribute) -> bool:
-    """Whether an attribute says nothing of a training step: what is generated, labels, special tokens."""
-    return target.attr in _HARMLESS_CONFIG or "generation_config" in ast.unparse(target)

@@ -46,6 +46,8 @@ WITHOUT = "\n".join(line for line in TRAINER.splitlines() if "LoraConfig(" not i
         (BEFORE, NEW_ROWS),
         (BEFORE, f"import transformers\ntransformers.pipeline('text', model=model)('a')\n{BEFORE}"),
         ("bf16=True", "bf16=model.dtype == torch.bfloat16"),
+        (BEFORE, f"if hasattr(model, 'config'):\n    model.config.use_cache = False\n{BEFORE}"),
+        (BEFORE, f"if model.config.pad_token_id is None:\n    model.config.pad_token_id = 0\n{BEFORE}"),
     ],
 )  # fmt: skip
 def test_what_leaves_the_job_as_it_is_is_passed(before: str, after: str, tmp_path: Path) -> None:
@@ -77,6 +79,24 @@ def test_what_may_change_the_job_is_refused(
     """The like of what is known, with another effect."""
     assert before in text
     assert said in refusal(tmp_path, text.replace(before, after))
+
+
+def test_a_model_of_transformers_has_its_methods(tmp_path: Path) -> None:
+    """What programs ask about is there, and is done."""
+    asks = "if hasattr(model, 'gradient_checkpointing_enable'):\n    model.gradient_checkpointing_enable()\n"
+    alone = TRAINER.replace(BEFORE, f"model.gradient_checkpointing_enable()\n{BEFORE}")
+    assert job(program(tmp_path, TRAINER.replace(BEFORE, asks + BEFORE))) == job(program(tmp_path, alone))
+    with pytest.raises(NotModelledError, match="whether"):
+        read(program(tmp_path, TRAINER.replace(BEFORE, f"{asks.replace('gradient_', 'my_')}{BEFORE}")))
+
+
+@pytest.mark.parametrize("start", ["raise SystemExit(main())", "sys.exit(main())"])
+def test_a_program_may_hand_its_end_to_the_shell(start: str, tmp_path: Path) -> None:
+    """``main`` is called first."""
+    imports, inner = TRAINER.partition("model = ")[0], "model = " + TRAINER.partition("model = ")[2]
+    body = "\n".join(f"    {line}" for line in inner.splitlines())
+    text = f"import sys\n{imports}\ndef main():\n{body}\nif __name__ == '__main__':\n    {start}\n"
+    assert job(program(tmp_path, text)) == job(program(tmp_path, TRAINER))
 
 
 def test_a_reference_is_the_model_as_it_was(tmp_path: Path) -> None:
