@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.calls import TrainedError
-from planner.configs.programs.passed_over import PassedOver, is_harmless
+from planner.configs.programs.passed_over import PassedOver, is_harmless, only_adds_tokens
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
@@ -146,10 +146,10 @@ class Walk(PassedOver):
 
     def _if(self, node: ast.If) -> None:
         holds = truth(self.value(node.test))
-        if holds is None:
+        if holds is None and not only_adds_tokens(node):
             self.pass_over(node)
         else:
-            self._body(node.body if holds else node.orelse)
+            self._body(node.orelse if holds is False else node.body)
 
     def imports(self, node: ast.Import | ast.ImportFrom) -> None:
         """Bind what is imported."""

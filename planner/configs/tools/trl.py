@@ -248,6 +248,7 @@ def read_method(keys: Keys, reading: Reading, *, own: bool) -> None:
         keys.skip((*adapter, "lora_target_modules", "lora_target_parameters", "lora_modules_to_save"))
         keys.skip(("load_in_4bit", "load_in_8bit"))
         keys.skip(("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"))
+        keys.skip(("bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant"))
         _refuse_quantised_full(keys)
         return
     reading.take(keys, adapter)
@@ -289,7 +290,10 @@ def _refuse_quantised_full(keys: Keys) -> None:
 
 def _read_quantisation(keys: Keys, reading: Reading) -> None:
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
-    kind, nested = keys.text("bnb_4bit_quant_type") or "nf4", keys.flag("use_bnb_nested_quant")
+    # The second name is that of Transformers, which scripts of one's own hand on (BitsAndBytesConfig).
+    nested_name = first_held(keys, ("use_bnb_nested_quant", "bnb_4bit_use_double_quant"))
+    kind, nested = keys.text("bnb_4bit_quant_type") or "nf4", keys.flag(nested_name or "use_bnb_nested_quant")
+    keys.skip(("bnb_4bit_compute_dtype",))
     storage = keys.text("bnb_4bit_quant_storage")
     if four and eight:
         raise UsageError(f"{keys.where('load_in_4bit')} and load_in_8bit are both true: only one can be")
@@ -299,7 +303,7 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
         return
     reading.say("quantization", kind, keys.where("load_in_4bit"))
     if nested is not None:
-        reading.say("double_quant", nested, keys.where("use_bnb_nested_quant"))
+        reading.say("double_quant", nested, keys.where(nested_name or ""))
     reading.default("double_quant", False, "trl 1.16.0 trainer/model_config.py: use_bnb_nested_quant")
     if storage not in (None, "uint8"):
         reading.say("quant_storage", storage, keys.where("bnb_4bit_quant_storage"))

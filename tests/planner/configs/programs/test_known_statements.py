@@ -90,6 +90,17 @@ def test_a_model_of_transformers_has_its_methods(tmp_path: Path) -> None:
         read(program(tmp_path, TRAINER.replace(BEFORE, f"{asks.replace('gradient_', 'my_')}{BEFORE}")))
 
 
+def test_tokens_of_a_chat_are_not_counted(tmp_path: Path) -> None:
+    """Where the tokenizer has no template, which only a run knows; told, as without a condition."""
+    adds = "model, tokenizer = setup_chat_format(model, tokenizer)"
+    asks = f"if tokenizer.chat_template is None:\n    logger.info('none')\n    {adds}\n"
+    changed = TRAINER.replace("from trl import", "from trl import setup_chat_format,")
+    plain, asked = changed.replace(BEFORE, f"{adds}\n{BEFORE}"), changed.replace(BEFORE, asks + BEFORE)
+    assert job(program(tmp_path, asked)) == job(program(tmp_path, plain))
+    with pytest.raises(NotModelledError, match="whether"):
+        read(program(tmp_path, changed.replace(BEFORE, f"{asks}    model.half()\n{BEFORE}")))
+
+
 @pytest.mark.parametrize("start", ["raise SystemExit(main())", "sys.exit(main())"])
 def test_a_program_may_hand_its_end_to_the_shell(start: str, tmp_path: Path) -> None:
     """``main`` is called first."""
