@@ -142,9 +142,10 @@ def trace(**given: Any) -> int:
     scenario = scenario_of(given, **said_apart, example=EXAMPLE, reader=_described)
     need("measure", *_LIBRARIES)
     quiet()
-    if scenario.recipe.sharding.communicates:
+    from measure.trace.traced_job import TraceOptions, is_divided, trace_step
+
+    if is_divided(scenario.recipe):
         return _trace_divided(scenario, answer, limit_bytes)
-    from measure.trace.traced_job import TraceOptions, trace_step
 
     traced = trace_step(scenario, TraceOptions(answer.all_layers))
     found = Recorded({0: traced.events}, scenario.assumptions, picture_title(scenario), traced.host)

@@ -14,11 +14,13 @@ import accelerate  # type: ignore[import-untyped]
 import torch
 import transformers
 from torch.utils.data import Dataset
+from transformers.distributed import DistributedConfig
 
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.kbit import prepare_for_kbit, quantization_config
 from measure.recipe.trained import checkpoint_activations, freeze
 from measure.recipe.trainer_arguments import sharding_settings, trainer_arguments
+from measure.trace.cuda.recurrent import recurrent_kernels
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.scenario import Scenario
 
@@ -48,11 +50,13 @@ def loaded(scenario: Scenario) -> Any:
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     model = load(
         MODEL_FOLDER,
+        distributed_config=_divided_matrices(scenario),
         dtype=DTYPES[recipe.numerics.load_dtype],
         attn_implementation=ATTENTION_FACTS[recipe.attention].names[0],
         quantization_config=quantization_config(recipe),
-        use_cache=False,
     )
+    # Of models with a tower the config of the text alone knows this word, which ``from_pretrained`` refuses.
+    model.config.get_text_config().use_cache = False
     model = freeze(model, scenario)
     if recipe.numerics.quantization != "none":
         prepare_for_kbit(model, scenario)
@@ -66,10 +70,19 @@ def engine_settings(scenario: Scenario) -> dict[str, Any]:
     """What the Trainer is told of the engine.  DeepSpeed's file names no optimizer, as most do:
     Accelerate takes the one for the host by itself.
     """
+    if scenario.recipe.parallel.tensor > 1:
+        return {}  # the model comes divided
     settings = sharding_settings(scenario)
     for name in ("optimizer", "zero_force_ds_cpu_optimizer"):
         settings.get("deepspeed", {}).pop(name, None)
     return settings | _divided_sequences(scenario)
+
+
+def _divided_matrices(scenario: Scenario) -> DistributedConfig | None:
+    """How Transformers divides matrices as it reads them, with FSDP2 of its own over the other GPUs."""
+    tensor = scenario.recipe.parallel.tensor
+    batches = int(scenario.hardware.world_size) // tensor
+    return DistributedConfig(tp_size=tensor, fsdp_size=batches) if tensor > 1 else None
 
 
 def _divided_sequences(scenario: Scenario) -> dict[str, Any]:
@@ -100,7 +113,10 @@ def train(scenario: Scenario) -> None:
     # DeepSpeed divides no sequence without them.
     by_heads = scenario.recipe.uses_deepspeed and scenario.recipe.parallel.context > 1
     rows = Rows(int(scenario.recipe.batch.seq_len), positions=by_heads)
-    transformers.Trainer(model=loaded(scenario), args=arguments, train_dataset=rows).train()
+    model = loaded(scenario)
+    # The dry run replaces no missing packages, and without these the code falls back to plain torch.
+    with recurrent_kernels(torch.cuda.get_device_properties(0).multi_processor_count):
+        transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()
 
 
 if __name__ == "__main__":

@@ -59,13 +59,19 @@ def trace_step(scenario: Scenario, options: TraceOptions = TraceOptions()) -> Tr
         NotModelledError: something that is not traced; says what, and what to do.
     """
     refuse_what_is_not_traced(scenario)
-    if scenario.recipe.sharding.communicates:
+    if is_divided(scenario.recipe):
         raise NotModelledError(
-            f"sharding '{scenario.recipe.sharding}' is for a dry run of its engine's own code"
+            f"sharding '{scenario.recipe.sharding}' over several cards is for a dry run of its engine's own "
+            "code"
         )
     with _own_garbage_only():
         records = trace_records(scenario, make_config(scenario), options)
         return TracedStep(to_events(records), host_memory(records))
+
+
+def is_divided(recipe: Recipe) -> bool:
+    """Whether one card has only a part of the job, so that the code which divides it must run."""
+    return recipe.sharding.communicates or recipe.parallel.tensor > 1
 
 
 def trace_events(scenario: Scenario, options: TraceOptions = TraceOptions()) -> list[AllocEvent]:
@@ -206,8 +212,8 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
 
 
 def _divides_by_trainer(recipe: Recipe, stack: Stack) -> bool:
-    """Whether only sequences are divided, which the Trainer does under FSDP2 and ZeRO."""
-    alone = recipe.parallel.gpus == recipe.parallel.context
+    """Whether only sequences are divided, which the Trainer does under FSDP2 and ZeRO, or only matrices."""
+    alone = recipe.parallel.gpus in (recipe.parallel.context, recipe.parallel.tensor)
     return alone and stack.runs_trainer and stack.model_parallel == "features"
 
 

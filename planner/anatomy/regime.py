@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from planner.anatomy.quantized_matrices import has_quantizable
 from planner.domain.recipes.recipe import DTYPE_BYTES, STAYS_16_BIT, Recipe
-from planner.domain.recipes.sharding import Engine
+from planner.domain.recipes.sharding import NONE, Engine
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 
@@ -66,8 +66,10 @@ WIDE_BYTES = 4
 
 
 def regime_of(scenario: Scenario) -> Regime:
-    """The dtype regime of a scenario."""
+    """The dtype regime of a scenario: under an FSDP2 that casts nothing, that of one process alone."""
     recipe, stack, model = scenario.recipe, scenario.stack, scenario.model
+    if stack.fsdp2_casts == "never":
+        recipe = replace(recipe, sharding=NONE)
     # In some models the quantiser finds no matrix to quantise.
     packs = recipe.numerics.quantization != "none" and has_quantizable(model, stack.passes_over)
     norms = [norm.kind for norm in model.groups[0].block.norms if norm.on == "hidden"]

@@ -182,12 +182,16 @@ def _fp8(fields: ConfigFields) -> StoredConfig:
     names = "modules_to_not_convert" if fields.has("modules_to_not_convert") else "ignored_layers"
     whole, squares = fields.texts(names), fields.data.get("weight_block_size", [128, 128])
     known: Mapping[str, tuple[bool, Any]] = {
-        "weight_block_size": (squares in _SQUARES, squares),
+        "weight_block_size": (squares in _SQUARES, _sides(squares)),
         "activation_scheme": _is_or(fields, "activation_scheme", "dynamic"),
         "scale_fmt": _is_or(fields, "scale_fmt", "float"),
         "expert_dtype": _is_or(fields, "expert_dtype", "fp8"),
         "modules_to_convert": (not fields.data.get("modules_to_convert"), "a list"),
-        names: (not whole or any(each.rpartition(".")[2] in HEADS for each in whole), "without the head"),
+        # A list stands in for the default one, which has the head; an empty one, too.
+        names: (
+            not fields.has(names) or any(each.rpartition(".")[2] in HEADS for each in whole),
+            "without the head",
+        ),
     }
     unread = [f"{name} {show(value)}" for name, (is_read, value) in known.items() if not is_read]
     stored = StoredWeights(
@@ -197,6 +201,10 @@ def _fp8(fields: ConfigFields) -> StoredConfig:
         unread=", ".join(unread),
     )
     return StoredConfig(stored, whole)
+
+
+def _sides(blocks: object) -> object:
+    return " x ".join(map(show, blocks[:2])) if isinstance(blocks, list) else blocks
 
 
 def _is_or(fields: ConfigFields, name: str, usual: str) -> tuple[bool, str]:

@@ -104,6 +104,9 @@ class EngineFacts:
     """Which FSDP reduces gradients in the last micro-step only: they stay whole until then."""
     fsdp2_widens: bool
     """FSDP2 divides trained 16-bit weights as fp32 in mixed precision."""
+    fsdp2_casts: Literal["always", "undivided", "never"]
+    """FSDP2 casts weights as it gathers them; ``undivided``: unless matrices are divided.  Then it is
+    Transformers' own, which divides weights while it reads them, and autocast casts."""
     fsdp2_divides_int8: bool
     """FSDP2 knows int8 matrices of bitsandbytes, which it divides as they are."""
     fsdp_reduces_fp32: bool
@@ -115,6 +118,8 @@ class EngineFacts:
     adds_gradients: bool
     """Megatron's products add a weight's gradient to its buffer (``gradient_accumulation_fusion``); else it
     is a tensor until a hook adds it."""
+    recomputes_attention: bool
+    """Where Megatron computes no whole layers again, it does so with attention's kernel (``core_attn``)."""
     adam_states: AdamStates
     """What Megatron's Adam keeps of a weight: a master and moments in fp32, or (``precise``, its
     precision-aware optimizer) the 16 bits that bf16 leaves out of a master, and moments in fp32 or bf16."""

@@ -457,9 +457,9 @@ class Stack(EngineFacts):
         return self.packed_mask in ("varlen", "rows", "one_row") and self.sdpa_mask == "bool"
 
     def joins_rows(self, recipe: Recipe) -> bool:
-        """Whether all rows of a micro-batch lie in one: under that mask, or as pairs of ms-swift."""
+        """Whether all rows of a micro-batch lie in one: packed samples, or pairs of ms-swift."""
         own = self.pair_logps == "rows_let_go" and recipe.batch.is_paired and recipe.batch.padding == "packed"
-        return own or (self.masks_samples(recipe) and self.packed_mask == "one_row")
+        return own or (recipe.batch.padding == "packed" and self.packed_mask == "one_row")
 
     def finds_unused(self, *, has_adapter: bool, is_checkpointed: bool) -> bool:
         """Whether DDP looks for unused parameters in such a job."""

@@ -195,7 +195,8 @@ def _resolve_offload(ledger: Ledger, setting: RecipeContext, *, every_layer: boo
 
 def _resolve_numerics(ledger: Ledger, setting: RecipeContext, basis: _Basis) -> Numerics:
     precision, stored = _resolve_precision(ledger, setting, basis), setting.model.stored
-    load_dtype = _as_loaded(ledger, setting, basis, _resolve_load_dtype(ledger, setting, basis, precision))
+    asked = _resolve_load_dtype(ledger, setting, basis, precision)
+    load_dtype = _as_loaded(ledger, setting, basis, precision, asked)
     if stored is not None and stored.quantization in BITSANDBYTES:
         storage = stored.quant_storage
         ledger.enter("quant_storage", storage, CATALOG, "the checkpoint's")
@@ -226,17 +227,26 @@ def _resolve_fp8(ledger: Ledger, sharding: Sharding) -> Fp8:
     return "tensorwise"
 
 
-def _as_loaded(ledger: Ledger, setting: RecipeContext, basis: _Basis, asked: Dtype) -> Dtype:
-    """The dtype of what is not packed, which the loader of AWQ models decides where the stack says so.
+def _as_loaded(
+    ledger: Ledger, setting: RecipeContext, basis: _Basis, precision: Precision, asked: Dtype
+) -> Dtype:
+    """The dtype of what is not packed, which the loader of AWQ models decides where the stack says so, and
+    ``zero.Init`` where DeepSpeed's file turns on no 16 bits.
 
-    Source: transformers 4.52.4 and 5.23 quantizers/quantizer_awq.py update_dtype.
+    Source: transformers 4.52.4 and 5.23 quantizers/quantizer_awq.py update_dtype; deepspeed 0.19.8
+    runtime/zero/partition_parameters.py _set_dtype.
     """
-    if basis.quantization != "awq-int4" or asked != "bf16" or not setting.stack.awq_in_fp16:
+    divided = basis.sharding.is_zero3 and setting.stack.divides_as_made and basis.quantization == "none"
+    if basis.quantization == "awq-int4" and asked == "bf16" and setting.stack.awq_in_fp16:
+        made: Dtype = "fp16"
+        origin, note = setting.origin, "Transformers loads AWQ models in fp16 where bf16 is asked for"
+    elif divided and precision == "fp32" and asked != "fp32":
+        made, origin = "fp32", "derived"
+        note = "ZeRO-3 divides weights in fp32 where nothing turns on its 16 bits"
+    else:
         return asked
-    ledger.enter(
-        "load_dtype", "fp16", setting.origin, "Transformers loads AWQ models in fp16 where bf16 is asked for"
-    )
-    return "fp16"
+    ledger.enter("load_dtype", made, origin, note)
+    return made
 
 
 def _resolve_precision(ledger: Ledger, setting: RecipeContext, basis: _Basis) -> Precision:

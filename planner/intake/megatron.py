@@ -18,7 +18,7 @@ from planner.domain.stack import Stack
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.given.ledger import Ledger
 
-_KNOWN = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+_KNOWN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 
@@ -67,16 +67,16 @@ def _of_batch(scenario: Scenario) -> Iterator[str]:
     recipe, parallel = scenario.recipe, scenario.recipe.parallel
     if recipe.batch.is_padded or recipe.batch.lengths is not None or recipe.batch.images is not None:
         yield "for padded samples, samples of their own lengths and images; --padding packed is"
-    if parallel.context > 1:
-        yield "with divided sequences (context parallel)"
     if parallel.experts > 1:
         counts = {group.block.mlp.n_experts for group in scenario.model.groups} - {0}
         if not counts or any(count % parallel.experts for count in counts):
             yield f"for '{scenario.model.id}', whose experts do not divide by {parallel.experts}"
         elif scenario.hardware.world_size // parallel.pipeline % parallel.experts:
             yield f"where {parallel.experts} GPUs do not divide the group that has the same layers"
-    if recipe.batch.rows * recipe.batch.seq_len % parallel.tensor:
-        yield f"for {recipe.batch.seq_len} tokens, which do not divide by {parallel.tensor}"
+    # Two pieces of a sequence for each GPU that divides it.
+    pieces = parallel.tensor * (2 * parallel.context if parallel.context > 1 else 1)
+    if recipe.batch.rows * recipe.batch.seq_len % pieces:
+        yield f"for {recipe.batch.seq_len} tokens, which do not divide by {pieces}"
     if parallel.pipeline > 1 and scenario.model.tied:
         yield f"with a pipeline for '{scenario.model.id}', whose head is its token table"
 

@@ -303,7 +303,8 @@ def _of_divided_sequence(scenario: Scenario) -> Iterator[str]:
     if recipe.attention not in taken:
         yield f"with attention {recipe.attention}, which it refuses, too; {' or '.join(taken)} is"
     if recipe.batch.is_padded or recipe.batch.lengths is not None:
-        yield "for samples of their own lengths; packed ones are (--padding packed)"
+        full = "full ones are: leave --tokens-per-sample and --data out"
+        yield f"for samples of their own lengths; {full if ring else 'packed ones are (--padding packed)'}"
     elif recipe.batch.rows > 1 and not (ring or scenario.stack.model_parallel == "exchanged_heads"):
         yield "for several packed rows of one GPU; one is (--batch 1)"
     if recipe.batch.seq_len % pieces:
@@ -395,10 +396,11 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
     elif _by_trainer(scenario):
         yield from _of_trainer(scenario)
     elif stack.model_parallel == "features":
-        if hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates:
+        shares = hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates
+        if shares and not (stack.fsdp2_casts == "never" and recipe.sharding is FSDP):
             yield (
-                f"on stack '{stack.id}' beside other batches; without --stack the answer is for "
-                "one that has it"
+                f"on stack '{stack.id}' beside other batches with sharding {recipe.sharding.name}; "
+                "without --stack the answer is for one that has it"
             )
         if recipe.loss != "hf":
             yield f"with loss {recipe.loss}"

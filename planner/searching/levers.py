@@ -20,17 +20,20 @@ from planner.searching.moves import (
     KINDS,
     LeverKind,
     Move,
-    divided_sequences,
     has_large_states,
-    larger_cards,
     less_offload,
+    moves,
+    smaller_batches,
+)
+from planner.searching.places import (
+    divided_sequences,
+    inputs_in_host_ram,
+    larger_cards,
     loaded_on_host,
     more_cards,
     more_nodes,
-    moves,
     one_process,
     other_stacks,
-    smaller_batches,
 )
 from planner.searching.variants import flags_text, refusals, warnings_about, with_flags
 from planner.units import GIB, MIB
@@ -382,7 +385,7 @@ def _downhill(
             for move in moves(best.after)
             if move.kind in kinds and move.topic not in (*best.move.topic.split("+"), "length")
         ]
-        stacks = other_stacks(best.after) if with_stacks else ()
+        stacks = (*other_stacks(best.after), *inputs_in_host_ram(best.after)) if with_stacks else ()
         best = _better(judge, best, others) or _better(judge, best, stacks)
     return [] if best is None else [best]
 

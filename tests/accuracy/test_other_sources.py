@@ -54,6 +54,7 @@ ARRIVED_AS_RECORDS = {
     "llm_finetuning_bench",
     "llm_foundry_2",
     "llm_training_lab",
+    "megatron_bridge",
     "megatron_recipes",
     "neutrality_lora",
     "nntile",

@@ -62,6 +62,7 @@ qwen2.5-1.5b  full  zero2  2  optimizer         1  true   2  1024
 qwen2.5-1.5b  full  zero3  2  optimizer+params  1  true   2  1024
 qwen2.5-1.5b  full  fsdp   2  optimizer+params  1  true   2  1024
 qwen2.5-0.5b  full  ddp    2  none              1  false  2  512
+qwen3.5-0.8b  full  ddp    2  none              1  true   1  512
 qwen2.5-0.5b  full  fsdp1  2  none              1  false  2  1024
 qwen2.5-0.5b  lora  fsdp1  4  none              1  true   2  1024
 qwen2.5-1.5b  full  fsdp1  4  none              4  true   2  1024
@@ -79,6 +80,7 @@ qwen2.5-7b    full  zero2  8  optimizer         1  true   1  1024
 qwen2.5-7b    full  zero2  8  none              1  true   1  2048
 qwen2.5-7b    full  zero3  8  none              1  true   2  2048
 qwen2.5-7b    full  fsdp   8  none              1  true   2  2048
+qwen2.5-7b    full  fsdp   4  none              1  true   1  512
 qwen2.5-7b    lora  zero2  4  none              1  true   4  2048
 qwen2.5-7b    lora  zero3  4  none              1  true   4  2048
 qwen2.5-7b    lora  fsdp   4  none              1  true   4  2048

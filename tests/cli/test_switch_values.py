@@ -12,12 +12,12 @@ from tests.files import written
 JOB = ("--model", "8b", "--method", "full", "--gpu", "h100-sxm:8", "--seq", "8192", "--sharding", "fsdp")
 
 
-@pytest.mark.parametrize("before", [(), ("search",)])
-def test_selective_checkpointing_is_told_apart(
-    capsys: pytest.CaptureFixture[str], before: tuple[str, ...]
+@pytest.mark.parametrize(("before", "kind"), [((), "selective"), (("search",), "selective"), ((), "full")])
+def test_kinds_of_checkpointing_are_told_apart(
+    capsys: pytest.CaptureFixture[str], before: tuple[str, ...], kind: str
 ) -> None:
-    """The word alone may mean operators or layers: exit 2, with the settings of both."""
-    assert main([*before, *JOB, "--gradient-checkpointing", "selective"]) == 2
+    """The word may mean operators or layers: exit 2, with the settings of both."""
+    assert main([*before, *JOB, "--gradient-checkpointing", kind]) == 2
     message = capsys.readouterr().err
     assert "checkpoint_policy=selective-op" in message
     assert "checkpoint_every=2" in message

@@ -37,6 +37,8 @@ def build_model(case: RunCase, scenario: Scenario, device: torch.device, phases:
         model = make_partitioned(case, scenario, device, model_config(case, scenario))
     else:
         model = _random_model(case, scenario, device)
+    # The config of a model with a tower holds this in that of its language model alone.
+    model.config.get_text_config().use_cache = False
     model = freeze(model, scenario)
     if recipe.numerics.quantization != "none":
         prepare_for_kbit(model, scenario)
@@ -66,7 +68,7 @@ def model_config(case: RunCase, scenario: Scenario) -> Any:
 def _from_checkpoint(case: RunCase, scenario: Scenario, device: torch.device) -> Any:
     """Real weights, from safetensors files only; ZeRO-3 divides them as they are read."""
     numerics = scenario.recipe.numerics
-    settings = _load_settings(case, scenario) | {"use_safetensors": True, "use_cache": False}
+    settings = _load_settings(case, scenario) | {"use_safetensors": True}
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     if not scenario.recipe.sharding.is_zero3 or numerics.quantization != "none":
         return load(case.options.checkpoint, device_map={"": device}, **settings)

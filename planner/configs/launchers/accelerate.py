@@ -25,6 +25,13 @@ _DEGREES = {"tp_size": "tensor_parallel", "cp_size": "context_parallel", "sp_siz
 # Source: accelerate 1.15 accelerator.py _prepare_cp and _prepare_deepspeed.
 _DIVIDER = {"cp_size": "FSDP", "sp_size": "DEEPSPEED"}
 
+# Source: accelerate 1.15 accelerator.py _prepare_tp, which skips a model without DTensors; transformers 5.23
+# distributed/utils.py initialize_distributed_mesh, which needs all GPUs in one mesh.
+_WHOLE = (
+    "divides no matrix itself, and beside FSDP a model that comes divided is not modelled; where the script "
+    "loads it with DistributedConfig(tp_size=, fsdp_size=): --tensor-parallel N --sharding fsdp, no such file"
+)
+
 _HARMLESS = names_in("accelerate.toml", "harmless")
 _KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 
@@ -215,6 +222,8 @@ def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
         if degree is not None and degree > 1:
             if kind != _DIVIDER.get(end, kind):
                 raise part.not_modelled(name, f"needs distributed_type {_DIVIDER[end]}, and it is {kind}")
+            if end == "tp_size" and kind == "FSDP":
+                raise part.not_modelled(name, _WHOLE)
             reading.say(_DEGREES[end], degree, part.where(name))
             _read_kernel(part, name.removesuffix("sp_size") + "sp_attn_implementation", reading)
         elif name.endswith("cp_comm_strategy") and part.text(name) not in (None, "allgather"):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.configs.programs.calls import TrainedError
+from planner.configs.programs.library_classes import LORA, PACKING
 from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.said import said_by, written
@@ -64,26 +67,12 @@ _LOADER_HARMLESS = words(
     random_state disable_log_stats use_exact_model_name use_safetensors
     """
 )
-_LORA = {
-    "r": "lora_r",
-    "lora_dropout": "lora_dropout",
-    "target_modules": "lora_target_modules",
-    "modules_to_save": "lora_modules_to_save",
-    "target_parameters": "lora_target_parameters",
-    "use_dora": "use_dora",
-}
 _LORA_HARMLESS = words(
     "lora_alpha task_type inference_mode fan_in_fan_out use_rslora peft_type model peft_config"
 )
-_PACKING = {
-    "of_trl": "quantised_by_trl",
-    "load_in_4bit": "load_in_4bit",
-    "load_in_8bit": "load_in_8bit",
-    "bnb_4bit_quant_type": "bnb_4bit_quant_type",
-    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
-    "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
-}
-_PACKING_HARMLESS = words("bnb_4bit_compute_dtype llm_int8_threshold llm_int8_has_fp16_weight")
+_PACKING = {**PACKING, "load_in_8bit": "load_in_8bit", "of_trl": "quantised_by_trl"}
+_COMPUTES = "bnb_4bit_compute_dtype"
+_PACKING_HARMLESS = words(f"{_COMPUTES} llm_int8_threshold llm_int8_has_fp16_weight")
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
 
 
@@ -112,7 +101,13 @@ def read_program(path: Path, card: Card, words_given: tuple[str, ...] | None = N
         NotModelledError: something in it whose effect on memory is not known.
     """
     source = read_source(path)
-    walk = Walk(source, card, words_given)
+    try:
+        return _read(source, Walk(source, card, words_given))
+    except RecursionError:
+        raise InputFileError(path, "nested more deeply than can be read") from None
+
+
+def _read(source: Source, walk: Walk) -> Program:
     if not (any(_TRAINER.search(name) for name in _names(source)) or walk.imports_own_files()):
         raise _no_trainer(source, parses=0)
     try:
@@ -312,6 +307,15 @@ class _Table:
             return {"dequantizes": True}
         if kind != "BitsAndBytesConfig":
             raise self._refused(self._trainer, "how the model is quantised is not known from the text")
+        given = config.given
+        if (
+            given.get("load_in_4bit")
+            and not given.get("of_trl")
+            and given.get(_COMPUTES) in (None, "float32")
+        ):
+            # Transformers hands fp32 on where nothing is said; bitsandbytes heeds it since 0.46 (Linear4bit).
+            text = f"4-bit products are in fp32 ({_COMPUTES}), which may take longer than is counted here"
+            self._remarks.append((self._source.place(config.line), text))
         # transformers 5.23.0 utils/quantization_config.py BitsAndBytesConfig: fp4, bytes as they are.
         start = {"bnb_4bit_quant_type": "fp4", "use_bnb_nested_quant": False}
         return {**start, **self._renamed(config, _PACKING, _PACKING_HARMLESS)}
@@ -341,7 +345,7 @@ class _Table:
             raise self._refused(config, "trained biases are not modelled")
         if given.pop("init_lora_weights", None) not in _PLAIN_STARTS:
             raise self._refused(config, "this start of the adapters is not read from a program")
-        found = self._renamed(Made(config.kind, given, config.line), _LORA, _LORA_HARMLESS)
+        found = self._renamed(Made(config.kind, given, config.line), LORA, _LORA_HARMLESS)
         return {"use_peft": True, "by_trainer": asked, "lora_r": 8, "lora_dropout": 0.0, **found}
 
     def _of_unsloth(self, model: Model) -> dict[str, Any]:
@@ -371,7 +375,11 @@ class _Table:
         return {**table, "padded_to_length": True} if padding == "max_length" else table
 
     def _keywords(self, node: ast.Call, *names: str) -> dict[str, Any]:
-        return {str(each.arg): self._walk.value(each.value) for each in node.keywords if each.arg in names}
+        with suppress(TrainedError):
+            return {
+                str(each.arg): self._walk.value(each.value) for each in node.keywords if each.arg in names
+            }
+        return {}
 
     def _cut(self, calls: list[ast.Call]) -> Iterator[tuple[int, ast.Call]]:
         for node in calls:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from planner.configs.programs.python_calls import Card, PythonCalls
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
     OWN,
+    SETTINGS,
     Library,
     Made,
     Model,
@@ -29,7 +29,6 @@ from planner.configs.programs.values import (
     is_known,
     unknown,
 )
-from planner.errors import NotModelledError, show
 from planner.words import words
 
 _SEEING = "Qwen|Llava|Mistral3|Gemma|Idefics|PaliGemma|Mllama|SmolVLM"
@@ -40,7 +39,6 @@ _MODEL = re.compile(
 _OTHER_MODEL = re.compile(
     r"\w*Model\w*\.from_pretrained|\w*For[A-Z]\w*\.from_pretrained|\w*Model\w*\.from_config"
 )
-_SETTINGS = re.compile(r"\w*(?:Config|Arguments)$")
 _TRAINER = re.compile(r"\w*Trainer$")
 _PREPARES = re.compile(r"prepare_model_for_(?:kbit|int8)_training$")
 _MAKES = re.compile(r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*LoraConfig|prepare_model")
@@ -50,8 +48,15 @@ _STARTS_WITH_WORDS = ("fire.Fire", "typer.run")
 _CHANGES = re.compile(
     r"(?!\w*[Dd]ispatch)(?:\w*[Pp]atch\w*|\w*[Mm]onkey\w*|replace_\w*(?:attn|attention|forward)\w*"
     r"|apply_liger\w*|set_default_(?:dtype|tensor_type)"
-    r"|set_per_process_memory_fraction|autocast|pipeline|LLM)$"
+    r"|set_per_process_memory_fraction|autocast|pipeline|LLM|exec"
+    r"|enable_(?:flash|mem_efficient)_sdp|sdpa?_kernel|use_deterministic_algorithms|enable_full_determinism)$"
 )
+# The argument with which these leave things as they are.
+_AS_IT_IS = {
+    "enable_flash_sdp": True,
+    "enable_mem_efficient_sdp": True,
+    "use_deterministic_algorithms": False,
+}
 # What takes a model or a trainer and leaves it as it is.
 _HARMLESS_CALL = re.compile(
     r"(?:DataCollator\w*|\w*Collator|\w*Callback|print|len|type|isinstance|hasattr|getattr|id|str|repr"
@@ -118,14 +123,14 @@ class Calls(PythonCalls):
     """What calls make of a program.
 
     ``trainer``: the one that was made last; ``models``: all that were loaded; ``parses``: the line where
-    arguments of a command line are parsed; ``elsewhere``: a file beside it does what is not known.
+    arguments of a command line are parsed.
     """
 
     def __init__(self, source: Source, card: Card) -> None:
         super().__init__(source, card)
         self.trainer: Made | None = None
         self.models: list[Model] = []
-        self.parses, self.elsewhere = 0, False
+        self.parses = 0
         self.words: tuple[str, ...] | None = None
         self._makers: dict[str, Callable[[ast.Call], Any]] = {
             "Accelerator": lambda node: Made("Accelerator", self.arguments(node)[1], node.lineno),
@@ -135,20 +140,8 @@ class Calls(PythonCalls):
         }
 
     @abstractmethod
-    def value(self, node: ast.expr) -> Any:
-        """What an expression is."""
-
-    @abstractmethod
     def inlined(self, own: Own, node: ast.Call) -> Any:
         """What a function of the program gives back."""
-
-    @abstractmethod
-    def stay(self) -> None:
-        """Keep the names that the program has where it makes its trainer, or trains."""
-
-    @abstractmethod
-    def set(self, target: ast.Attribute, value: Any) -> None:
-        """An attribute that the program sets."""
 
     @abstractmethod
     def method_of(self, own: Own, name: str) -> Own | None:
@@ -181,23 +174,6 @@ class Calls(PythonCalls):
     @abstractmethod
     def started_with_words(self, own: Own, node: ast.Call) -> Any:
         """What a function gives back that is called with the arguments of the command line."""
-
-    @property
-    def asks_for_units(self) -> bool:
-        """As Unsloth asks."""
-        return "unsloth" in self.packages
-
-    def refused(self, node: ast.AST, why: str) -> NotModelledError:
-        """The error about a statement; ends with how the program is asked itself."""
-        path = self.source.path
-        run = (
-            f": measure trace --gpu NAME -- python {shlex.quote(show(str(path)))} runs it"
-            if path.suffix == ".py"
-            else ""
-        )
-        line = getattr(node, "lineno", 0)
-        self.elsewhere |= self.source.is_of_module(line)
-        return NotModelledError(f"{self.source.place(line)}: {show(unknown(node).text)}: {why}{run}")
 
     def makes(self, library: Library) -> bool:
         """Whether calling this makes or changes what trains."""
@@ -240,20 +216,6 @@ class Calls(PythonCalls):
             return self.called_as(method, owner, ([], {}))
         start = start_of(owner, node.attr)
         return start[0] if start else unknown(node)
-
-    def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
-        """Values by place and by name; with ``names`` all of them by name."""
-        placed = [self.value(each) for each in node.args]
-        given: dict[str, Any] = {}
-        for keyword in node.keywords:
-            value = self.value(keyword.value)
-            if keyword.arg is not None:
-                given[keyword.arg] = value
-            elif isinstance(value, dict):
-                given |= value
-            else:
-                given["**"] = unknown(keyword.value)
-        return placed, {**dict(zip(names, placed, strict=False)), **given}
 
     def call(self, node: ast.Call) -> Any:
         """What a call gives back, with its effect on what trains.
@@ -333,7 +295,7 @@ class Calls(PythonCalls):
             raise TrainedError
         if _TRAINER.match(library.last):
             return self._made_trainer(node, library.last)
-        if _SETTINGS.match(library.last):
+        if SETTINGS.match(library.last):
             return Made(library.last, self.arguments(node, _ARGUMENTS["Config"])[1], node.lineno)
         return None
 
@@ -403,7 +365,8 @@ class Calls(PythonCalls):
 
     def _method(self, node: ast.Call, owner: Made, name: str) -> Any:
         """What is done to a model, a trainer or arguments."""
-        if owner is self.trainer and name == "train":
+        if name == "train" and _TRAINER.match(owner.kind):
+            self.trainer = owner
             self.stay()
             raise TrainedError
         if owner.kind == "Accelerator":
@@ -425,7 +388,7 @@ class Calls(PythonCalls):
             return self.called_as(method, owner, self.arguments(node))
         if owner.kind.endswith(OWN):
             return self._unknown_call(node, name)
-        if name in _HARMLESS_METHODS or (_SETTINGS.match(owner.kind) and name in _READS_SETTINGS):
+        if name in _HARMLESS_METHODS or (SETTINGS.match(owner.kind) and name in _READS_SETTINGS):
             return owner if name in ("train", "eval") else unknown(node)
         raise self.refused(node, "what this changes in what is trained is not known")
 
@@ -443,23 +406,23 @@ class Calls(PythonCalls):
 
     def set_attribute(self, owner: Made, target: ast.Attribute, value: Any) -> None:
         """An attribute of what was made: of arguments it is one of them."""
-        if _SETTINGS.match(owner.kind) or owner.kind.endswith(OWN):
+        if SETTINGS.match(owner.kind) or owner.kind.endswith(OWN):
             owner.given[target.attr] = value
         elif not (isinstance(owner, Model) and target.attr in HARMLESS_ATTRIBUTES):
             raise self.refused(target, "what this changes in what is trained is not known")
 
     def _unknown_call(self, node: ast.Call, name: str) -> Any:
         """A call that is not known: what trains must not be among its arguments."""
-        if _CHANGES.match(name):
+        placed, given = self.arguments(node)
+        if _CHANGES.match(name) and [*placed, *given.values()] != [_AS_IT_IS.get(name)]:
             raise self.refused(node, "what this changes in what is trained is not known")
-        placed, _ = self.arguments(node)
         if _HANDS_ON.search(name) and placed:
             return placed[0]
         method = node.func.attr if isinstance(node.func, ast.Attribute) else name
         if method in _HARMLESS_METHODS or _HARMLESS_CALL.search(method):
             return unknown(node)
-        given = (*node.args, *(each.value for each in node.keywords))
-        if any(map(self._is_of_trained, (node.func, *given))):
+        parts = (node.func, *node.args, *(each.value for each in node.keywords))
+        if any(map(self._is_of_trained, parts)):
             raise self.refused(node, "what this does with what is trained is not known")
         return unknown(node)
 

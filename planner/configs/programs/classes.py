@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +15,12 @@ from planner.configs.programs.options import ABSENT, Option, option_of_field
 from planner.configs.programs.parsed import Arguments, Asked, Given, Parser, filled, option_of_call
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
-from planner.configs.programs.values import OWN, Library, Made, Model, Own, Unknown, unknown
+from planner.configs.programs.values import OWN, SETTINGS, Library, Made, Model, Own, Unknown, unknown
 from planner.configs.yaml_or_json import read_document
 from planner.errors import show
 
 _PARSERS = ("HfArgumentParser", "TrlParser", "ArgumentParser")
 _TRAINED = re.compile(r"Trainer\b|Model\b|For[A-Z]|Module\b|Parser\b")
-_SETTINGS = re.compile(r"\w*(?:Config|Arguments)$")
 _CONFIG = "--config"
 _DEEPEST = 6
 _PLAIN_BASES = ("object", "ABC", "abc.ABC", "Protocol")
@@ -32,32 +30,18 @@ class Classes(Calls):
     """What a program's own classes and its parsers make.
 
     ``words``: arguments that a command gives; ``parsed``: what parsers handed back; ``set_on_classes``:
-    what the program sets on classes of its own, by the class; ``scopes``: the names that can be seen, those
-    of the file first.
+    what the program sets on classes of its own, by the class.
     """
 
     def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
         super().__init__(source, card)
         self.words = words
-        self.scopes: list[dict[str, Any]] = [{"__name__": "__main__", "__file__": str(source.path)}]
         self.parsed: list[Arguments] = []
         self.set_on_classes: dict[int, dict[str, Any]] = {}
 
     @abstractmethod
-    def bound(self, own: Own, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Parameters of a function with what they get: an argument, else a default."""
-
-    @abstractmethod
     def called_with(self, own: Own, values: dict[str, Any]) -> Any:
         """What a function of the program gives back, gone through with these values."""
-
-    @abstractmethod
-    def within(self, scopes: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
-        """Names are those of ``scopes`` meanwhile."""
-
-    @abstractmethod
-    def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
-        """A variable of the environment that the program sets."""
 
     def own_class(self, own: Own, given: tuple[list[Any], dict[str, Any]], node: ast.Call) -> Any:
         """An instance of a class of the program.
@@ -114,6 +98,7 @@ class Classes(Calls):
 
     def _own_bases(self, own: Own) -> list[Own]:
         """The classes of the program that one is derived from."""
+        self.look()
         bases = own.node.bases if isinstance(own.node, ast.ClassDef) else []
         with self.within(own.scopes or self.scopes):
             return [base for base in map(self.value, bases) if isinstance(base, Own)]
@@ -141,6 +126,29 @@ class Classes(Calls):
         of_class = "classmethod" in method.marks and isinstance(owner, Made)
         return {names[0].arg: owner.by if of_class and isinstance(owner, Made) else owner}
 
+    def bound(self, own: Own, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Parameters of a function with what they get: an argument, else a default."""
+        function = own.node
+        if not isinstance(function, ast.FunctionDef):
+            return {}
+        names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        extra = [each.arg for each in function.args.kwonlyargs]
+        found: dict[str, Any] = {name: Unknown(name) for name in (*names, *extra)}
+        with self.within(own.scopes or self.scopes):
+            defaults = function.args.defaults
+            found |= zip(names[len(names) - len(defaults) :], map(self.value, defaults), strict=True)
+            for name, default in zip(extra, function.args.kw_defaults, strict=True):
+                if default is not None:
+                    found[name] = self.value(default)
+        found |= zip(names, given[0], strict=False)
+        if function.args.vararg is not None:
+            found[function.args.vararg.arg] = given[0][len(names) :]
+        if function.args.kwarg is not None:
+            found[function.args.kwarg.arg] = {
+                name: value for name, value in given[1].items() if name not in found
+            }
+        return found | given[1]
+
     def called_as(self, method: Own, owner: Made | Own, given: tuple[list[Any], dict[str, Any]]) -> Any:
         """What a method gives back, gone through with its instance or its class, and its arguments."""
         itself = self.as_itself(method, owner)
@@ -159,7 +167,7 @@ class Classes(Calls):
             if isinstance(found, Own) and isinstance(found.node, ast.ClassDef):
                 inherited = self.asked(found, depth + 1)
                 library, fields = inherited.library or library, {**fields, **inherited.fields}
-            elif isinstance(found, Library) and found.trains and _SETTINGS.match(found.last):
+            elif isinstance(found, Library) and found.trains and SETTINGS.match(found.last):
                 library = found.last
         fields |= self._fields(own)
         for name, value in self.set_on_classes.get(id(own.node), {}).items():
@@ -207,7 +215,7 @@ class Classes(Calls):
     def _class_of(self, value: Any, node: ast.Call) -> Asked:
         if isinstance(value, Own) and isinstance(value.node, ast.ClassDef):
             return self.asked(value)
-        if isinstance(value, Library) and value.trains and _SETTINGS.match(value.last):
+        if isinstance(value, Library) and value.trains and SETTINGS.match(value.last):
             return Asked(value.last, {}, value.last)
         self.parses = node.lineno
         raise self.refused(node, "which arguments these are is not known")

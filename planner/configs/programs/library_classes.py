@@ -32,6 +32,21 @@ _MODEL: dict[str, Any] = {
     "torch_dtype": None,
     "trust_remote_code": False,
 }
+# TRL's names of what PEFT's LoraConfig and Transformers' BitsAndBytesConfig have.
+LORA = {
+    "r": "lora_r",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "target_parameters": "lora_target_parameters",
+    "modules_to_save": "lora_modules_to_save",
+    "use_dora": "use_dora",
+}
+PACKING = {
+    "load_in_4bit": "load_in_4bit",
+    "bnb_4bit_quant_type": "bnb_4bit_quant_type",
+    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
+    "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
+}
 FIELDS: dict[str, dict[str, Any]] = {
     # trl 1.16.0 trainer/model_config.py.
     "ModelConfig": _MODEL,
@@ -88,15 +103,7 @@ def adapters_of(config: Made) -> Made | None:
     given = config.given
     if given.get("use_peft") is False:
         return None
-    names = {
-        "r": "lora_r",
-        "lora_dropout": "lora_dropout",
-        "target_modules": "lora_target_modules",
-        "target_parameters": "lora_target_parameters",
-        "modules_to_save": "lora_modules_to_save",
-        "use_dora": "use_dora",
-    }
-    found = {name: given.get(field) for name, field in names.items()}
+    found = {name: given.get(field) for name, field in LORA.items()}
     targets = found["target_modules"]
     if isinstance(targets, list) and len(targets) == 1:
         found["target_modules"] = targets[0]
@@ -107,12 +114,7 @@ def quantisation_of(config: Made) -> Made | None:
     """What ``get_quantization_config`` makes of a ModelConfig (trl 1.16.0 trainer/utils.py)."""
     given = config.given
     if given.get("load_in_4bit"):
-        found = {
-            "load_in_4bit": given["load_in_4bit"],
-            "bnb_4bit_quant_type": given.get("bnb_4bit_quant_type"),
-            "bnb_4bit_use_double_quant": given.get("use_bnb_nested_quant"),
-            "bnb_4bit_quant_storage": given.get("bnb_4bit_quant_storage"),
-        }
+        found = {name: given.get(field) for name, field in PACKING.items()}
         return Made("BitsAndBytesConfig", {**found, "of_trl": True}, config.line)
     if given.get("load_in_8bit"):
         return Made("BitsAndBytesConfig", {"load_in_8bit": given["load_in_8bit"]}, config.line)

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.classes import Classes
+from planner.configs.programs.names import FILE, names_of_file
 from planner.configs.programs.python_calls import Card
-from planner.configs.programs.source import Source
+from planner.configs.programs.source import Source, folders_above
 from planner.configs.programs.values import Library, Module, is_library
-
-_MOST_ABOVE = 3
 
 
 class Modules(Classes):
@@ -32,11 +31,6 @@ class Modules(Classes):
     def names_made_by(self, tree: ast.Module, scope: dict[str, Any]) -> None:
         """Go through the statements of a file, which put names into ``scope``."""
 
-    @property
-    @abstractmethod
-    def file(self) -> Path:
-        """The file whose statements are gone through."""
-
     def imports_own_files(self) -> bool:
         """Whether the program imports a file of its own."""
         for each in ast.walk(self.source.tree):
@@ -51,6 +45,17 @@ class Modules(Classes):
         scopes = (self.scopes[0], *self.scopes_of_modules.values())
         trees = (self.source.tree, *(each.tree for each in self.source.modules))
         return list(zip(scopes, trees, strict=False))
+
+    def imports(self, node: ast.Import | ast.ImportFrom) -> None:
+        """Bind what is imported."""
+        module, level = "", 0
+        if isinstance(node, ast.ImportFrom):
+            module, level = node.module or "", node.level
+        if any(alias.name == "*" for alias in node.names) and self.module_file(module, level) is None:
+            self._starred = module
+        for name, value in self.brought(node):
+            self.bind(name, value)
+        self.packages |= {(module or alias.name).partition(".")[0] for alias in node.names}
 
     def brought(self, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Any]]:
         """Names that an import binds, with what they stand for."""
@@ -83,7 +88,7 @@ class Modules(Classes):
             tree = self.source.module(path)
             if tree is None:
                 return None
-            scope: dict[str, Any] = {"__name__": name, "__file__": str(path)}
+            scope = names_of_file(path, name)
             self.scopes_of_modules[path] = scope
             self.names_made_by(tree, scope)
         return Module(self.scopes_of_modules[path])
@@ -93,11 +98,11 @@ class Modules(Classes):
         parts = [each for each in name.split(".") if each]
         program = self.source.path.absolute()
         if level:
-            places = list(self.file.absolute().parents)[level - 1 : level]
+            places = list(Path(self.scopes[0][FILE]).absolute().parents)[level - 1 : level]
         elif not parts or parts[0] in sys.stdlib_module_names or is_library(parts[0]):
             return None
         else:
-            above = list(program.parents)[1 : _MOST_ABOVE + 1] if len(parts) > 1 or self._above else []
+            above = folders_above(program) if len(parts) > 1 or self._above else []
             places = [program.parent, Path.cwd(), *above]
         ends = [Path(*parts, "__init__.py")] + ([Path(*parts).with_suffix(".py")] if parts else [])
         found = (place / end for place in places for end in ends)

@@ -13,7 +13,7 @@ from planner.configs.programs.loops import frozen_by, norms_raised_by
 from planner.configs.programs.modules import Modules
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
-from planner.configs.programs.values import OWN, Library, Made, Model, Module, Own, Unknown, unknown
+from planner.configs.programs.values import OWN, SETTINGS, Library, Made, Model, Module, Own, Unknown, unknown
 from planner.words import words
 
 # Methods and functions that only look at a model.
@@ -29,7 +29,7 @@ _READS = frozenset(
     )
 )
 # What holds settings, and is no model and no trainer.
-_IS_SETTINGS = re.compile(rf"(?:{OWN}|Config|Arguments)$")
+_IS_SETTINGS = re.compile(rf"(?:{OWN}|{SETTINGS.pattern})")
 # What is handed about and trains nothing: arguments of the program's own, and what launches it.
 _IS_BESIDE = re.compile(rf"(?:{OWN}|^Accelerator)$")
 _HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
@@ -50,24 +50,8 @@ class PassedOver(Modules):
         self.returns_maybe = False
 
     @abstractmethod
-    def bind(self, name: str, value: Any) -> None:
-        """Give a name a value."""
-
-    @abstractmethod
-    def looked_up(self, name: str) -> Any:
-        """What a name stands for."""
-
-    @abstractmethod
-    def imports(self, node: ast.Import | ast.ImportFrom) -> None:
-        """Bind what is imported."""
-
-    @abstractmethod
     def unrolled(self, node: ast.For) -> bool:
         """Go through a loop for each of its values, where the text says them."""
-
-    @abstractmethod
-    def set_item(self, target: ast.Subscript, value: Any) -> None:
-        """Set an item of a table or a list."""
 
     def pass_over(self, node: ast.stmt) -> None:
         """A loop, or a branch of which is not known whether it is taken: nothing of it may touch what trains.
@@ -79,13 +63,13 @@ class PassedOver(Modules):
         if isinstance(node, ast.For) and self.unrolled(node):
             return
         self.returns_maybe |= any(map(_hands_back, _of_this_function(node)))
-        self._leave_open(node)
-        if self.touches(node) and not self._only_looks(node):
+        self.leave_open(node)
+        if self.touches(node) and not self.only_looks(node):
             kind = "whether this is done" if isinstance(node, ast.If | ast.Match) else "what this loop does"
             raise self.refused(node, f"{kind} to what is trained is not known")
         if isinstance(node, ast.If) and self._trains(node):
             raise TrainedError
-        for inner in ast.walk(node):
+        for inner in self.parts_of(node):
             if isinstance(inner, ast.Import | ast.ImportFrom):
                 self.imports(inner)
             elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
@@ -100,12 +84,12 @@ class PassedOver(Modules):
                 return True
         return False
 
-    def _only_looks(self, node: ast.AST) -> bool:
+    def only_looks(self, node: ast.AST) -> bool:
         """Whether nothing in it can change a model: no attribute is set but of settings, which are open then,
         and what is called looks on, or gets nothing of it.
         """
-        inner = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and is_set(each)}
-        return all(self._looks_on(each, inner) for each in ast.walk(node))
+        inner = {each.id for each in self.parts_of(node) if isinstance(each, ast.Name) and is_set(each)}
+        return all(self._looks_on(each, inner) for each in self.parts_of(node))
 
     def _looks_on(self, node: ast.AST, inner: set[str]) -> bool:
         """Whether a part of a statement leaves a model as it is; ``inner``: names that the statement sets."""
@@ -123,7 +107,7 @@ class PassedOver(Modules):
                 return isinstance(node.ctx, ast.Store) and not isinstance(self.named(node.value), Made)
             case ast.Call(func=called):
                 name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-                names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                names = {each.id for each in self.parts_of(node) if isinstance(each, ast.Name)}
                 compiles = name == "compile" and node.args and self.has_already(self.named(node.args[0]))
                 known = name in _READS or is_harmless_call(name) or compiles
                 return known or self._own_looks_on(node) or not (names & inner or self.touches(node))
@@ -142,15 +126,15 @@ class PassedOver(Modules):
 
     def _trains(self, node: ast.AST) -> bool:
         """Whether the trainer trains in it."""
-        calls = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+        calls = (each.func for each in self.parts_of(node) if isinstance(each, ast.Call))
         parts = (each for each in calls if isinstance(each, ast.Attribute) and each.attr == "train")
         return self.trainer is not None and any(self.named(each.value) is self.trainer for each in parts)
 
-    def _leave_open(self, node: ast.stmt) -> None:
+    def leave_open(self, node: ast.AST) -> None:
         """Tables, lists and arguments of the program's own that a statement changes, or may: they are not
         known from here on.
         """
-        for each in ast.walk(node):
+        for each in self.parts_of(node):
             match each:
                 case ast.Attribute(ctx=ast.Store()):
                     self._leave_attribute_open(self.named(each.value), each)
@@ -180,10 +164,12 @@ class PassedOver(Modules):
             self.set_on_classes[id(owner.node)] = {name: Unknown(name) for name in fields}
 
     def _leave_names_open(self, own: Own) -> None:
-        """Names of its file that a function of the program sets."""
-        for each in ast.walk(own.node):
-            for name in each.names if isinstance(each, ast.Global) else ():
-                (own.scopes or self.scopes)[0][name] = Unknown(name)
+        """Names of its file, or of the function around it, that a function of the program sets."""
+        for each in self.parts_of(own.node):
+            for name in each.names if isinstance(each, ast.Global | ast.Nonlocal) else ():
+                scopes = own.scopes or self.scopes
+                found = scopes[:1] if isinstance(each, ast.Global) else [s for s in scopes[1:] if name in s]
+                found[-1][name] = Unknown(name)
 
     def _leave_open_by(self, node: ast.Call, method: ast.Attribute) -> None:
         """What a method may change of a table, a list or an instance of the program's own."""
@@ -203,7 +189,7 @@ class PassedOver(Modules):
         if method is None or name in seen:
             return set()
         itself, found = next(iter(self.as_itself(method, owner)), ""), set[str]()
-        for each in ast.walk(method.node):
+        for each in self.parts_of(method.node):
             if isinstance(each, ast.Attribute) and getattr(each.value, "id", None) == itself:
                 found |= {each.attr} if is_set(each) else self._sets_of(owner, own, each.attr, seen | {name})
             elif isinstance(each, ast.Name) and each.id in ("setattr", "vars"):
@@ -228,8 +214,8 @@ class PassedOver(Modules):
 
     def touches(self, node: ast.AST) -> bool:
         """Whether a model, a trainer, or settings as a whole are in it, or what makes them."""
-        parts = {id(each.value) for each in ast.walk(node) if isinstance(each, ast.Attribute)}
-        for each in ast.walk(node):
+        parts = {id(each.value) for each in self.parts_of(node) if isinstance(each, ast.Attribute)}
+        for each in self.parts_of(node):
             if not isinstance(each, ast.Name | ast.Attribute):
                 continue
             if isinstance(each, ast.Attribute) and self._calls_what_changes(each):
@@ -260,7 +246,7 @@ class PassedOver(Modules):
         self._asked_about.append(own.node)
         try:
             with self.within((*(own.scopes or self.scopes), names)):
-                return self.touches(own.node) and not self._only_looks(own.node)
+                return self.touches(own.node) and not self.only_looks(own.node)
         finally:
             self._asked_about.pop()
 

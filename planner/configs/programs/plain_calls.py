@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from planner.configs.programs.values import Unknown, is_known
+from planner.configs.programs.values import Unknown, is_known, is_number, joined
+from planner.words import words
 
 _NUMBERS: dict[str, Callable[..., Any]] = {
     "int": int,
@@ -16,12 +18,15 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
     "max": max,
     "min": min,
     "abs": abs,
-    "round": round,
+    # To digits nobody rounds a setting, and a few million of them take minutes.
+    "round": partial(round, ndigits=None),
 }
 # Functions of texts: a path is handed on as it is, as far as settings go.
+_JOIN = """
+    os.path.abspath os.path.expanduser os.path.realpath os.fspath os.path.join pathlib.Path
+"""
 _OF_TEXTS: dict[str, Callable[[Sequence[str]], Any]] = {
-    **dict.fromkeys(("os.path.abspath", "os.path.expanduser", "os.path.realpath", "os.fspath"), "/".join),
-    **dict.fromkeys(("os.path.join", "pathlib.Path"), "/".join),
+    **dict.fromkeys(words(_JOIN), lambda texts: joined(texts, "/")),
     "distutils.util.strtobool": lambda texts: texts[0].lower() in ("y", "yes", "t", "true", "on", "1"),
 }
 _SECOND = ("typing.cast",)
@@ -38,14 +43,16 @@ def plain(name: str, placed: Sequence[Any], given: dict[str, Any]) -> tuple[Any]
     if name in _SECOND and len(placed) == 2:
         return (placed[1],)
     if placed and all(isinstance(each, str) for each in placed) and name in _OF_TEXTS:
-        return (_OF_TEXTS[name](placed),)
+        text = _OF_TEXTS[name](placed)
+        return None if text is None else (text,)
     function = _NUMBERS.get(short) if name != short else None
     if function is None or given or not placed or not is_known(list(placed)) or _is_large(placed):
         return None
     try:
-        return (function(*placed),)
+        found = function(*placed)
     except (TypeError, ValueError, OverflowError):
         return (Unknown(f"{short}(...)"),)
+    return (found if not isinstance(found, int) or is_number(found) else Unknown(f"{short}(...)"),)
 
 
 def _is_large(placed: Sequence[Any]) -> bool:

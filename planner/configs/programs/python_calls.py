@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.library_classes import adapters_of, quantisation_of
+from planner.configs.programs.names import Names
 from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.plain_calls import plain
-from planner.configs.programs.source import Source
-from planner.configs.programs.values import OWN, Library, Made, Model, Opened, Unknown, is_known
+from planner.configs.programs.source import Source, folders_above
+from planner.configs.programs.values import OWN, Library, Made, Model, Opened, Unknown, is_known, unknown
 from planner.configs.yaml_or_json import read_document
-from planner.errors import InputFileError, NotModelledError
+from planner.errors import InputFileError
 from planner.words import words
 
+# Variables of the environment that move memory, by their names; of one of them a value is known.
+_MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)")
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Variables of the environment that launchers set.
 _OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
 _FIRST_WITH_BF16 = (8, 0)
@@ -39,6 +43,9 @@ _OF_EVERY_MODEL = words(
     save_pretrained push_to_hub
     """
 )
+_SETS_VARIABLES = words(
+    "os.environ.setdefault os.environ.update os.putenv torch.cuda.memory._set_allocator_settings"
+)
 _OPENS = words("builtins.open io.open codecs.open")
 _IS_THERE = words("os.path.exists os.path.isfile")
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
@@ -55,24 +62,55 @@ class Card:
     lone: bool = False
 
 
-class PythonCalls(ABC):
+class PythonCalls(Names, ABC):
     """What calls make of values that the text says, and of files beside the program.
 
     ``variables``: of the environment, that the program sets; ``asked_variables``: whose defaults count;
+    ``expands``: the line that has the allocator grow its segments;
     ``files``: configs that were read, whose values count; ``packages``: what is imported.
     """
 
     def __init__(self, source: Source, card: Card) -> None:
-        self.source, self.card = source, card
+        super().__init__(source)
+        self.card, self.expands = card, 0
         self.variables: dict[str, Any] = {}
         self.asked_variables: dict[str, Any] = {}
         self.files: list[str] = []
         self.packages: set[str] = set()
 
-    @property
-    @abstractmethod
-    def asks_for_units(self) -> bool:
-        """Whether bfloat16 is used only where the card has units for it."""
+    def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
+        """A variable of the environment: it may set the allocator or an engine."""
+        self.variables[str(name)] = value
+        if not _MATTERS.search(str(name)):
+            return
+        if name in _ALLOCATOR and value == "expandable_segments:True":
+            self.expands = getattr(node, "lineno", 0)
+        else:
+            raise self.refused(node, "what this variable changes is not known")
+
+    def set_item(self, target: ast.Subscript, value: Any) -> None:
+        """An item: of the environment it may set the allocator or an engine."""
+        owner, key = self.value(target.value), self.value(target.slice)
+        if isinstance(owner, Library) and owner.name == "os.environ":
+            self.set_environment(target, key, value)
+        elif isinstance(owner, dict):
+            owner[key if isinstance(key, str) else "**"] = value
+        elif isinstance(owner, list):
+            owner.append(unknown(target))
+
+    def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
+        """Values by place and by name; with ``names`` all of them by name."""
+        placed = [self.value(each) for each in node.args]
+        given: dict[str, Any] = {}
+        for keyword in node.keywords:
+            value = self.value(keyword.value)
+            if keyword.arg is not None:
+                given[keyword.arg] = value
+            elif isinstance(value, dict):
+                given |= value
+            else:
+                given["**"] = unknown(keyword.value)
+        return placed, {**dict(zip(names, placed, strict=False)), **given}
 
     @abstractmethod
     def value(self, node: ast.expr) -> Any:
@@ -83,16 +121,8 @@ class PythonCalls(ABC):
         """An attribute of a library, of arguments or of a trainer."""
 
     @abstractmethod
-    def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
-        """Values by place and by name."""
-
-    @abstractmethod
     def set(self, target: ast.Attribute, value: Any) -> None:
         """An attribute that the program sets."""
-
-    @abstractmethod
-    def refused(self, node: ast.AST, why: str) -> NotModelledError:
-        """The error about a statement."""
 
     def _plain(self, node: ast.Call, library: Library) -> tuple[Any] | None:
         """What a function of Python gives, or one of TRL that asks a ModelConfig."""
@@ -104,6 +134,8 @@ class PythonCalls(ABC):
                 raise self.refused(node, "which attribute this sets is not known")
             self.set(ast.Attribute(node.args[0], name, lineno=node.lineno), self.value(node.args[2]))
             return (None,)
+        if library.name in _SETS_VARIABLES:
+            return self._set_variables(node, library.last)
         if library.last in _OF_MODEL_CONFIG and library.trains:
             config = next(iter(self.arguments(node, ("model_args",))[1].values()), None)
             if not isinstance(config, Made):
@@ -112,6 +144,18 @@ class PythonCalls(ABC):
         if library.last == "get_kbit_device_map":
             return ({"": 0},)
         return None if library.trains else self._of_python(library.name, *self.arguments(node))
+
+    def _set_variables(self, node: ast.Call, name: str) -> tuple[Any] | None:
+        placed, given = self.arguments(node)
+        if name == "_set_allocator_settings":
+            self.set_environment(node, "PYTORCH_CUDA_ALLOC_CONF", next(iter(placed), None))
+        elif name == "update":
+            table = placed[0] if placed and isinstance(placed[0], dict) else {}
+            for each, value in {**table, **given}.items():
+                self.set_environment(node, each, value)
+        elif len(placed) == 2 and not (name == "setdefault" and placed[0] in self.variables):
+            self.set_environment(node, *placed)
+        return None
 
     def _of_python(self, name: str, placed: list[Any], given: dict[str, Any]) -> tuple[Any] | None:
         if name in ("os.getenv", "os.environ.get"):
@@ -132,7 +176,7 @@ class PythonCalls(ABC):
                 return (True,)
             # Newer versions of torch say yes of a card that only emulates it (torch/cuda/__init__.py
             # is_bf16_supported, including_emulation); Unsloth asks for its own units (models/_utils.py).
-            return (False,) if self.asks_for_units else None
+            return (False,) if "unsloth" in self.packages else None
         if library.last == "get_device_capability" and library.name.startswith("torch"):
             return (list(self.card.capability),) if self.card.capability else None
         if library.name == "torch.cuda.is_available":
@@ -151,12 +195,12 @@ class PythonCalls(ABC):
         return (path,) if method in ("resolve", "absolute", "expanduser", "as_posix") else None
 
     def _config_at(self, path: str) -> Path | None:
-        """A config of this name, from here, from the program's folder, or from one above it."""
+        """A config of this name, from here, from the program's folder, or from three above it."""
         named = Path(path)
         if named.suffix not in _CONFIGS or "\0" in path:
             return None
-        above = (folder / named for folder in self.source.path.parent.parents)
-        places = (named, self.source.path.parent / named, *above)
+        folders = (self.source.path.parent, *folders_above(self.source.path))
+        places = (named, *(folder / named for folder in folders))
         return next((each for each in places if os.path.isfile(each)), None)  # noqa: PTH113 - long names
 
     def _table_of(self, path: str) -> tuple[Any] | None:

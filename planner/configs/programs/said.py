@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from planner.configs.programs.values import OWN, Library, Unknown, is_known
+from planner.configs.programs.values import OWN, Library, Unknown, is_known, leaves
 from planner.configs.programs.walk import Walk
 from planner.configs.shared.key_tables import names_in
 from planner.errors import show
@@ -50,14 +50,14 @@ def _listed(values: dict[str, Any]) -> str:
 
 def written(value: Any) -> Any:
     """A value as a file would have it: what is not known is left to be filled in."""
+    if is_known(value):
+        return list(value) if isinstance(value, tuple) else value
     if isinstance(value, Library):
         value = Unknown(value.last)
     if isinstance(value, Unknown):
         return f"${{{value.text.translate(str.maketrans('{}$', '()_'))}}}"
-    if isinstance(value, dict):
+    if isinstance(value, dict) and leaves(value) is not None:
         return {key: written(each) for key, each in value.items()}
-    if is_known(value):
-        return list(value) if isinstance(value, tuple) else value
     if isinstance(value, list) and all(isinstance(each, str | Unknown) for each in value):
         return [written(each) for each in value]
     return "${a value that the text does not say}"

@@ -20,7 +20,8 @@ _MAX_BYTES = {".py": 256 * KIB, ".ipynb": 8 * MIB}
 _NO_PYTHON = ("%", "!", "?")
 # The first line of a cell that is handed to another program whole; these run it as Python.
 _OF_OTHERS = re.compile(r"\s*%%(?!capture|time|prun|memit)")
-_MOST_MODULES, _MOST_LINES = 40, 10 * MEGA
+_MOST_MODULES, _MOST_LINES, _MOST_BITS = 40, 10 * MEGA, 10_000
+_MOST_ABOVE = 3
 _TRAINS = re.compile(r"Trainer\b|from_pretrained|get_peft|Arguments\(|Config\(")
 
 
@@ -63,6 +64,11 @@ class Source:
         return f"{self.path}:cell {cell} line {line - self.starts[cell - 1] + 1}"
 
 
+def folders_above(program: Path) -> list[Path]:
+    """Where files are looked for that are not in the program's folder: those from which it may be started."""
+    return list(program.absolute().parents)[1 : _MOST_ABOVE + 1]
+
+
 def read_source(path: Path) -> Source:
     """The code of a ``.py`` file or of a notebook's cells, one after the other.
 
@@ -79,9 +85,17 @@ def read_source(path: Path) -> Source:
         raise InputFileError(path, f"not Python 3: {line}{error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputFileError(path, f"not Python that can be read: {type(error).__name__}") from None
+    if any(map(_cannot_be_written, ast.walk(tree))):
+        raise InputFileError(path, "not Python that can be read: a number of thousands of digits")
     if not tree.body:
         raise InputFileError(path, "holds no statement: give the program that trains")
     return Source(path, tree, starts)
+
+
+def _cannot_be_written(node: ast.AST) -> bool:
+    """Whether it is a number so long that Python makes no text of it, as one of ``0x`` may be."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(value, int) and value.bit_length() > _MOST_BITS
 
 
 def _parsed(text: str) -> ast.Module:

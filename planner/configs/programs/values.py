@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +13,12 @@ from planner.units import TERA
 from planner.words import words
 
 _LIBRARIES = words("transformers trl peft unsloth bitsandbytes accelerate liger_kernel torch")
+SETTINGS = re.compile(r"\w*(?:Config|Arguments)$")
+"""Classes of a library whose instances are settings, by their names."""
 OWN = " of the program"
 """How what a class of the program makes is called: its name and this."""
-_LONGEST_TEXT = 10_000
+_LONGEST = 10_000
+"""Characters of a text, and members of a list or a table, inner ones included, that are followed."""
 _LARGEST_NUMBER = 1_000 * TERA
 _SHOWN = 60
 _NUMBERS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -137,13 +141,28 @@ def unknown(node: ast.AST) -> Unknown:
     return Unknown(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
 
 
+def leaves(value: Any) -> list[Any] | None:
+    """What is in a table or a list, however deep; nothing where it is too much, or holds itself."""
+    found, waiting, left = list[Any](), [value], _LONGEST
+    while waiting:
+        each = waiting.pop()
+        inner = list(each.values()) if isinstance(each, dict) else each
+        if not isinstance(inner, list | tuple):
+            found.append(inner)
+            continue
+        left -= len(inner)
+        if left < 0:
+            return None
+        waiting += inner
+    return found
+
+
 def is_known(value: Any) -> bool:
     """Whether a value is all there, inner ones included."""
-    if isinstance(value, dict):
-        return all(map(is_known, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(is_known, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    found = leaves(value)
+    return found is not None and all(
+        each is None or isinstance(each, bool | int | float | str) for each in found
+    )
 
 
 def truth(value: Any) -> bool | None:
@@ -157,11 +176,11 @@ def combined(node: ast.BinOp, left: Any, right: Any) -> Any:
     """A sum, product or quotient of numbers, or a text joined to another."""
     for kind in (str, list) if isinstance(node.op, ast.Add) else ():
         both = isinstance(left, kind) and isinstance(right, kind)
-        if both and len(left) + len(right) <= _LONGEST_TEXT:
+        if both and len(left) + len(right) <= _LONGEST:
             return left + right
     if isinstance(node.op, ast.Div) and isinstance(left, str) and isinstance(right, str):
         # Of paths: texts have no quotient.
-        return f"{left}/{right}" if len(left) + len(right) < _LONGEST_TEXT else unknown(node)
+        return joined((left, right), "/") or unknown(node)
     numbers = [each for each in (left, right) if isinstance(each, int | float)]
     operate = _NUMBERS.get(type(node.op))
     if len(numbers) < 2 or operate is None or max(map(abs, numbers)) > _LARGEST_NUMBER:
@@ -170,6 +189,19 @@ def combined(node: ast.BinOp, left: Any, right: Any) -> Any:
         return operate(left, right)
     except ZeroDivisionError:
         return unknown(node)
+
+
+def joined(parts: Sequence[Any], between: str = "") -> str | None:
+    """Texts and numbers as one text; nothing where one is neither, or it is too long."""
+    if not all(isinstance(part, str) or is_number(part) for part in parts):
+        return None
+    text = between.join(map(str, parts))
+    return text if len(text) <= _LONGEST else None
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a whole number that can be written out."""
+    return isinstance(value, int) and abs(value) <= _LARGEST_NUMBER
 
 
 def changed_text(text: str, method: str, values: Sequence[Any]) -> Any:
@@ -181,8 +213,8 @@ def changed_text(text: str, method: str, values: Sequence[Any]) -> Any:
     if method in ("startswith", "endswith") and len(values) == 1 and isinstance(values[0], str):
         return bool(getattr(text, method)(values[0]))
     if method == "replace" and len(values) == 2 and all(isinstance(each, str) for each in values):
-        changed = text.replace(*values)
-        return changed if len(changed) <= _LONGEST_TEXT else None
+        longest = len(text) + text.count(values[0]) * len(values[1])
+        return text.replace(*values) if longest <= _LONGEST else None
     return None
 
 
@@ -217,7 +249,8 @@ def changed_list(values: list[Any], method: str, given: Sequence[Any]) -> None:
     if method == "append" and len(given) == 1:
         values.append(given[0])
     elif method == "extend" and len(given) == 1 and isinstance(given[0], list):
-        values.extend(given[0])
+        fits = len(values) + len(given[0]) <= _LONGEST
+        values.extend(given[0] if fits else [Unknown(".extend()")])
     elif method not in ("index", "count", "copy"):
         values.append(Unknown(f".{method}()"))
 

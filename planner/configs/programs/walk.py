@@ -7,13 +7,12 @@ refused otherwise, with the line.  What it does to data and reports is passed ov
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from planner.configs.programs.calls import TrainedError
+from planner.configs.programs.names import ELSEWHERE
 from planner.configs.programs.passed_over import PassedOver, is_harmless, only_adds_tokens
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
@@ -26,9 +25,11 @@ from planner.configs.programs.values import (
     Own,
     Unknown,
     any_or_all,
+    changed_table,
     combined,
     compared,
     is_known,
+    joined,
     truth,
     turned,
     unknown,
@@ -36,10 +37,9 @@ from planner.configs.programs.values import (
 from planner.errors import InputFileError
 from planner.words import words
 
-_MOST_STEPS, _DEEPEST = 20_000, 12
-# Variables of the environment that move memory, by their names; of one of them a value is known.
-_MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)")
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_DEEPEST = 12
+# What a statement counts beside its parts.
+_OF_STATEMENT = 20
 # Settings of the libraries that train which leave a model as it is; others may replace its code.
 _SETTINGS = ("torch.backends", "torch._dynamo", "torch._inductor", "transformers.logging")
 _MOST_LISTED, _MOST_TURNS = 1_000, 100
@@ -54,36 +54,26 @@ class _ReturnedError(Exception):
 
 
 class Walk(PassedOver):
-    """Goes through a program until it trains.
-
-    ``expands``: the line that has the allocator grow its segments.
-    """
+    """Goes through a program until it trains."""
 
     def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
         super().__init__(source, card, words)
-        self._left, self._starred, self._depth = _MOST_STEPS, "", 0
-        self._last: dict[str, Any] = {}
-        self.expands = 0
+        self._depth = 0
 
     def to_training(self) -> None:
         """Walk until the trainer trains, or to the end.
 
         Raises:
             NotModelledError: a statement whose effect is not known.
-            InputFileError: nested too deeply, or without end.
+            InputFileError: without end.
         """
-        try:
-            with suppress(TrainedError, _ReturnedError):
-                self._body(self.source.tree.body)
-            self.scopes[0] |= self._last
-        except RecursionError:
-            raise InputFileError(self.source.path, "nested more deeply than can be read") from None
+        with suppress(TrainedError, _ReturnedError):
+            self._body(self.source.tree.body)
+        self.scopes[0] |= self._last
 
     def _body(self, statements: Iterable[ast.stmt]) -> None:
         for statement in statements:
-            self._left -= 1
-            if self._left < 0:
-                raise InputFileError(self.source.path, "calls itself without end, as far as can be read")
+            self.look(_OF_STATEMENT)
             self._statement(statement)
 
     def _statement(self, node: ast.stmt) -> None:
@@ -137,12 +127,30 @@ class Walk(PassedOver):
                         opened = isinstance(made, Opened)
                         self._assign(item.optional_vars, made if opened else unknown(item.context_expr))
                 self._body(node.body)
-            case ast.Try():
+            case ast.Try() | ast.TryStar():
                 self._body([*node.body, *node.orelse, *node.finalbody])
             case ast.For() | ast.While() | ast.AsyncFor() | ast.Match():
                 self.pass_over(node)
-            case ast.Global():
-                self.scopes[-1].setdefault("__global__", set()).update(node.names)
+            case ast.Global() | ast.Nonlocal():
+                outer = self.scopes[:1] if isinstance(node, ast.Global) else self.scopes[1:-1]
+                found = {name: scope for scope in outer for name in node.names if name in scope}
+                places = dict.fromkeys(node.names, self.scopes[0]) | found
+                self.scopes[-1].setdefault(ELSEWHERE, {}).update(places)
+            case ast.Delete():
+                for target in node.targets:
+                    self._delete(target)
+
+    def _delete(self, target: ast.expr) -> None:
+        """``del``: a name is gone, or an item of a table; parts of what trains must stay."""
+        owner = self.value(target.value) if isinstance(target, ast.Attribute | ast.Subscript) else None
+        if isinstance(target, ast.Name):
+            self.bind(target.id, unknown(target))
+        elif isinstance(target, ast.Subscript) and isinstance(owner, dict):
+            changed_table(owner, "pop", [self.value(target.slice)], {})
+        elif isinstance(owner, list):
+            owner.append(unknown(target))
+        elif isinstance(owner, Made) or self.touches(target):
+            raise self.refused(target, "what this changes in what is trained is not known")
 
     def _if(self, node: ast.If) -> None:
         holds = truth(self.value(node.test))
@@ -151,54 +159,10 @@ class Walk(PassedOver):
         else:
             self._body(node.orelse if holds is False else node.body)
 
-    def imports(self, node: ast.Import | ast.ImportFrom) -> None:
-        """Bind what is imported."""
-        module, level = "", 0
-        if isinstance(node, ast.ImportFrom):
-            module, level = node.module or "", node.level
-        if any(alias.name == "*" for alias in node.names) and self.module_file(module, level) is None:
-            self._starred = module
-        for name, value in self.brought(node):
-            self.bind(name, value)
-        self.packages |= {(module or alias.name).partition(".")[0] for alias in node.names}
-
     def names_made_by(self, tree: ast.Module, scope: dict[str, Any]) -> None:
         """Go through the statements of a file, which put names into ``scope``."""
         with self.within((scope,)):
             self._body(tree.body)
-
-    @property
-    def file(self) -> Path:
-        """The file whose statements are gone through."""
-        return Path(self.scopes[0]["__file__"])
-
-    @contextmanager
-    def within(self, scopes: Sequence[dict[str, Any]]) -> Iterator[None]:
-        """Names are those of ``scopes`` meanwhile."""
-        before, self.scopes = self.scopes, list(scopes)
-        try:
-            yield
-        finally:
-            self.scopes = before
-
-    def stay(self) -> None:
-        """Keep the names of the function that makes the trainer, or trains."""
-        if len(self.scopes) > 1:
-            self._last |= self.scopes[-1]
-
-    def bind(self, name: str, value: Any) -> None:
-        """Give a name a value."""
-        of_file = name in self.scopes[-1].get("__global__", ())
-        self.scopes[0 if of_file else -1][name] = value
-
-    def looked_up(self, name: str) -> Any:
-        """What a name stands for."""
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return scope[name]
-        # Of classes that every name of a package was imported with.
-        package = self._starred if name[:1].isupper() else ""
-        return Library(f"{package or 'builtins'}.{name}")
 
     def _assign(self, target: ast.expr, value: Any) -> None:
         match target:
@@ -214,26 +178,6 @@ class Walk(PassedOver):
                 self.set(target, value)
             case ast.Subscript():
                 self.set_item(target, value)
-
-    def set_item(self, target: ast.Subscript, value: Any) -> None:
-        """An item: of the environment it may set the allocator or an engine."""
-        owner, key = self.value(target.value), self.value(target.slice)
-        if isinstance(owner, Library) and owner.name == "os.environ":
-            self.set_environment(target, key, value)
-        elif isinstance(owner, dict):
-            owner[key if isinstance(key, str) else "**"] = value
-        elif isinstance(owner, list):
-            owner.append(unknown(target))
-
-    def set_environment(self, node: ast.AST, name: Any, value: Any) -> None:
-        """A variable of the environment: it may set the allocator or an engine."""
-        self.variables[str(name)] = value
-        if not _MATTERS.search(str(name)):
-            return
-        if name in _ALLOCATOR and value == "expandable_segments:True":
-            self.expands = getattr(node, "lineno", 0)
-        else:
-            raise self.refused(node, "what this variable changes is not known")
 
     def set(self, target: ast.Attribute, value: Any) -> None:
         """An attribute: of arguments it is one of them, of a library it may replace code."""
@@ -251,6 +195,7 @@ class Walk(PassedOver):
 
     def value(self, node: ast.expr) -> Any:
         """What an expression is, as far as the text says; calls have their effect."""
+        self.look()
         match node:
             case ast.Constant():
                 return node.value
@@ -288,19 +233,46 @@ class Walk(PassedOver):
                 return turned(node, self.value(node.operand))
             case ast.IfExp():
                 holds = truth(self.value(node.test))
-                return unknown(node) if holds is None else self.value(node.body if holds else node.orelse)
-            case ast.Subscript() | ast.JoinedStr():
-                return self._item(node) if isinstance(node, ast.Subscript) else self._text(node)
+                return (
+                    self._overlooked(node)
+                    if holds is None
+                    else self.value(node.body if holds else node.orelse)
+                )
+            case _:
+                return self._composed(node)
+
+    def _composed(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Subscript():
+                return self._item(node)
+            case ast.JoinedStr():
+                return self._text(node)
             case ast.ListComp(generators=[ast.comprehension(target=ast.Name(name)) as each]):
                 return self._listed(node, name, each)
-            case _:
+            case ast.NamedExpr():
+                value = self.value(node.value)
+                self.bind(node.target.id, value)
+                return value
+            case ast.Lambda() | ast.Slice():
                 return unknown(node)
+            case _:
+                return self._overlooked(node)
+
+    def _overlooked(self, node: ast.expr) -> Any:
+        """An expression that is not gone through, as most comprehensions: none of it may touch what trains.
+
+        Raises: NotModelledError: it does, and more than look at it.
+        """
+        self.leave_open(node)
+        if self.touches(node) and not self.only_looks(node):
+            raise self.refused(node, "what this does to what is trained is not known")
+        return unknown(node)
 
     def _listed(self, node: ast.ListComp, name: str, each: ast.comprehension) -> Any:
         """A list made of the texts of another: ``[part.strip() for part in given.split(",") if part]``."""
         texts, made = self.value(each.iter), list[Any]()
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            return unknown(node)
+            return self._overlooked(node)
         scope = self.scopes[-1]
         for text in texts[:_MOST_LISTED]:
             self.scopes[-1] = {**scope, name: text}
@@ -320,8 +292,8 @@ class Walk(PassedOver):
         parts = [
             self.value(each.value if isinstance(each, ast.FormattedValue) else each) for each in node.values
         ]
-        plain = all(isinstance(part, str | int) for part in parts)
-        return "".join(map(str, parts)) if plain else unknown(node)
+        text = joined(parts)
+        return unknown(node) if text is None else text
 
     def inlined(self, own: Own, node: ast.Call) -> Any:
         """What a function of the program gives back, gone through with its arguments."""
@@ -368,25 +340,3 @@ class Walk(PassedOver):
         self._body(node.orelse)
         return True
 
-    def bound(self, own: Own, given: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Parameters of a function with what they get: an argument, else a default."""
-        function = own.node
-        if not isinstance(function, ast.FunctionDef):
-            return {}
-        names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-        extra = [each.arg for each in function.args.kwonlyargs]
-        found: dict[str, Any] = {name: Unknown(name) for name in (*names, *extra)}
-        with self.within(own.scopes or self.scopes):
-            defaults = function.args.defaults
-            found |= zip(names[len(names) - len(defaults) :], map(self.value, defaults), strict=True)
-            for name, default in zip(extra, function.args.kw_defaults, strict=True):
-                if default is not None:
-                    found[name] = self.value(default)
-        found |= zip(names, given[0], strict=False)
-        if function.args.vararg is not None:
-            found[function.args.vararg.arg] = given[0][len(names) :]
-        if function.args.kwarg is not None:
-            found[function.args.kwarg.arg] = {
-                name: value for name, value in given[1].items() if name not in found
-            }
-        return found | given[1]

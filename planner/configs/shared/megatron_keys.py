@@ -25,15 +25,24 @@ _PARTS = "other parts than core_attn are not modelled; recompute_granularity ful
 _SOME = "some layers, and several at a time, are not modelled; recompute_method uniform of 1 layer is"
 
 
-def refuse_divided_sequences(keys: Keys) -> None:
-    """Raises: NotModelledError at context parallelism."""
-    if (keys.count("context_parallel_size") or 1) > 1:
-        why = "divided sequences (context parallel) are not modelled under Megatron"
-        raise keys.not_modelled("context_parallel_size", why)
+def _read_context(keys: Keys, reading: Reading) -> None:
+    """How many GPUs divide each sequence.
+
+    Raises:
+        NotModelledError: otherwise than by a ring over pieces from both ends.
+    """
+    if (parts := keys.count("context_parallel_size") or 1) == 1:
+        return
+    reading.say("context_parallel", parts, keys.where("context_parallel_size"))
+    if (keys.names("cp_comm_type") or ("p2p",)) != ("p2p",):
+        why = "sequences that are exchanged otherwise than in a ring are not modelled; p2p is"
+        raise keys.not_modelled("cp_comm_type", why)
+    if keys.text("cp_partition_mode") not in (None, "zigzag"):
+        raise keys.not_modelled("cp_partition_mode", "other pieces than zigzag are not modelled")
 
 
 def read_degrees(keys: Keys, reading: Reading, *, divides_tokens: bool | None) -> None:
-    """How many GPUs divide matrices, layers and experts, and how many runs of layers each group has.
+    """How many GPUs divide matrices, layers, experts and sequences; runs of layers of each group.
 
     ``divides_tokens``: whether tokens are divided beside matrices.
 
@@ -43,6 +52,7 @@ def read_degrees(keys: Keys, reading: Reading, *, divides_tokens: bool | None) -
     for name, target in DEGREES.items():
         if (degree := keys.count(name) or 1) > 1:
             reading.say(target, degree, keys.where(name))
+    _read_context(keys, reading)
     read_capacity(keys, reading)
     if "tensor_parallel" in reading.said and not divides_tokens:
         raise keys.not_modelled(

@@ -100,6 +100,9 @@ def read_sync(keys: Keys, reading: Reading) -> None:
         NotModelledError: GPUs share the batch (accelerate 1.15 data_loader.py prepare_data_loader).
     """
     settings = keys.get("accelerator_config")
+    if isinstance(settings, str):
+        # transformers 5.23.0 training_args.py: AcceleratorConfig.from_json_file.
+        settings = referred(keys, "accelerator_config", "write its table into this key", reading).table
     if isinstance(settings, dict) and settings.get("split_batches") is True:
         raise keys.not_modelled("accelerator_config", _UNMODELLED["split_batches"])
     details = settings.get("gradient_accumulation_kwargs") if isinstance(settings, dict) else None

@@ -20,7 +20,6 @@ from planner.configs.shared.megatron_keys import (
     UNMODELLED,
     read_degrees,
     read_fp8,
-    refuse_divided_sequences,
     refuse_parts,
     say_whole_layers,
 )
@@ -69,6 +68,9 @@ def read_ms_swift_megatron(keys: Keys, reading: Reading, beside: Beside) -> None
         read_checkpoint(keys, "model", reading, trusts=trusts)
     elif not keys.has("model"):
         _read_converted(keys, reading)
+    # mcore-bridge 1.6.5 model/gpts/llm.py has no such model.
+    why = f"{keys.path}: ms-swift has no Mixtral under Megatron"
+    reading.stops.append(Stop(lambda spec: spec.architecture == "mixtral", why))
     _read_lengths(keys, reading)
     read_megatron_processes(keys, reading, beside)
     _read_groups(keys, reading)
@@ -90,7 +92,6 @@ def _refuse(keys: Keys) -> None:
         value = keys.text(name)
         if value is not None and value not in known:
             raise keys.not_modelled(name, f"'{show(value)}': {why}")
-    refuse_divided_sequences(keys)
     if (keys.count("expert_tensor_parallel_size") or 1) > 1:
         raise keys.not_modelled("expert_tensor_parallel_size", DIVIDED_EXPERTS)
 
@@ -224,6 +225,8 @@ def _read_recomputation(keys: Keys, reading: Reading) -> None:
         return
     if kind == "selective":
         refuse_parts(keys)
+    else:
+        reading.switch("recomputes_attention", False, keys.where("recompute_granularity"))
     keys.skip(("recompute_method", "recompute_num_layers"))
     reading.default(
         "gradient_checkpointing", False, f"{_PLACE}: recompute_granularity selective of core_attn"

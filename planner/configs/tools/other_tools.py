@@ -42,6 +42,11 @@ def refuse_other_tools(document: Document, tool: str | None) -> None:
 
 def _refusal(document: Document, program: str, key: str) -> NotModelledError:
     advice = "whatever --tool says; say the job by flags"
+    if program.startswith("Megatron-Bridge"):
+        advice = (
+            "as its adapters, its padding and whether APEX adds gradients were not read; say the job by "
+            "flags, with --stack megatron"
+        )
     if program == "Megatron":
         advice = (
             "but with the command that starts them, which is ms-swift's megatron or USE_MCA=1 "

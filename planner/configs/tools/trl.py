@@ -293,7 +293,8 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
     # The second name is that of Transformers, which scripts of one's own hand on (BitsAndBytesConfig).
     nested_name = first_held(keys, ("use_bnb_nested_quant", "bnb_4bit_use_double_quant"))
     kind, nested = keys.text("bnb_4bit_quant_type") or "nf4", keys.flag(nested_name or "use_bnb_nested_quant")
-    keys.skip(("bnb_4bit_compute_dtype",))
+    if keys.text("bnb_4bit_compute_dtype") in ("float32", "fp32"):
+        raise keys.not_modelled("bnb_4bit_compute_dtype", "products in fp32 over 4 bits are not modelled")
     storage = keys.text("bnb_4bit_quant_storage")
     if four and eight:
         raise UsageError(f"{keys.where('load_in_4bit')} and load_in_8bit are both true: only one can be")

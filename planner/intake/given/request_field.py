@@ -24,6 +24,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,4})?")
 _TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s?([km])")
 _TOKEN_UNITS = {"k": 1_024, "m": 1_048_576}
+_KINDS_OF_CHECKPOINTING = ("full", "selective", "selective-op", "selective-layer")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -186,10 +187,11 @@ def _flag(field: RequestField, value: object) -> bool:
     text = value.strip().lower() if isinstance(value, str) else ""
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
-    if field.name == "gradient_checkpointing" and text == "selective":
+    if field.name == "gradient_checkpointing" and text in _KINDS_OF_CHECKPOINTING:
         raise UsageError(
-            "gradient_checkpointing: selective of operators is checkpoint_policy=selective-op, that of "
-            "layers checkpoint_every=2"
+            "gradient_checkpointing is true or false: for one that keeps operators add "
+            "checkpoint_policy=selective-op, for the input alone checkpoint_policy=full, for some layers "
+            "checkpoint_every=2"
         )
     raise UsageError(f"{field.name} must be true or false, but it is '{show(value)}'")
 

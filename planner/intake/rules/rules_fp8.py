@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.domain.recipes.fp8 import MULTIPLE, keeps_fp8_weights, te_scaling
 from planner.domain.recipes.fp8_scaling import takes_blocks
-from planner.intake.rules.rule import Case, not_modelled, refuse
+from planner.intake.rules.rule import Case, not_modelled, refuse, warn
 
 _ROWS = {"delayed": 8, "tensorwise": 8, "blockwise": 8, "mxfp8": 32}
 """Tokens of a micro-batch on one GPU are a multiple of these."""
@@ -12,6 +12,10 @@ _ROWS = {"delayed": 8, "tensorwise": 8, "blockwise": 8, "mxfp8": 32}
 
 def _asks_fp8(case: Case) -> bool:
     return case.numerics.fp8 != "none"
+
+
+def _asks_te(case: Case) -> bool:
+    return bool(te_scaling(case.numerics.fp8))
 
 
 def _fp8_unread(case: Case) -> str:
@@ -28,7 +32,7 @@ def _fp8_unread(case: Case) -> str:
         (_is_unread_sharding(case), f"sharding {sharding}"),
         (recipe.offload != "none", f"offload {recipe.offload}"),
         (case.numerics.compute_dtype != "bf16", f"precision {case.numerics.precision}"),
-        *(_te_unread(case) if te_scaling(case.numerics.fp8) else ()),
+        *(_te_unread(case) if _asks_te(case) else ()),
     )
     return next((what for applies, what in reasons if applies), "")
 
@@ -39,7 +43,7 @@ def _is_megatron(case: Case) -> bool:
 
 def _is_unread_stack(case: Case) -> bool:
     """Megatron has Transformer Engine's products alone, and other stacks those that Accelerate puts in."""
-    if te_scaling(case.numerics.fp8):
+    if _asks_te(case):
         return not _is_megatron(case) and case.stack.fp8_linears != "eager"
     return case.stack.fp8_linears == "unread"
 
@@ -52,7 +56,7 @@ def _is_unread_sharding(case: Case) -> bool:
     """
     sharding = case.recipe.sharding
     plain = not sharding.communicates or sharding.name == "ddp"
-    if te_scaling(case.numerics.fp8):
+    if _asks_te(case):
         return not plain and not _is_megatron(case)
     return not plain and not sharding.dtensors
 
@@ -83,18 +87,28 @@ def _recomputes_otherwise(case: Case) -> bool:
     torch 2.13 utils/checkpoint.py check_recomputed_tensors_match.
     """
     recipe = case.recipe
-    asked = te_scaling(case.numerics.fp8) and not _is_megatron(case)
-    return bool(asked) and recipe.gradient_checkpointing and not recipe.checkpoint_reentrant
+    asked = _asks_te(case) and not _is_megatron(case)
+    return asked and recipe.gradient_checkpointing and not recipe.checkpoint_reentrant
 
 
-def _is_unaligned(case: Case) -> bool:
-    """Whether Transformer Engine stops: tokens of a product come in eights, those of blocks in blocks.
+def _aligned_rows(case: Case) -> int:
+    """Tokens of a product come in multiples of this: in eights, those of blocks in blocks; 1 where none is
+    in 8 bits.
 
     Source: TransformerEngine d0067d0d pytorch/utils.py assert_dim_for_fp8_exec, csrc/quantizer.cpp:1509.
     """
-    batch, name = case.recipe.batch, te_scaling(case.numerics.fp8)
-    rows = _ROWS.get(name, 1) * case.recipe.parallel.tensor
-    return bool(name) and batch.padding != "longest" and bool(_any(batch.rows * batch.seq_len % rows))
+    return _ROWS.get(te_scaling(case.numerics.fp8), 1) * case.recipe.parallel.tensor
+
+
+def _is_unaligned(case: Case) -> bool:
+    batch = case.recipe.batch
+    varies = batch.padding == "longest" and (batch.is_padded or batch.lengths is not None)
+    return _asks_te(case) and not varies and _any(batch.rows * batch.seq_len % _aligned_rows(case))
+
+
+def _pads_to_no_multiple(case: Case) -> bool:
+    batch = case.recipe.batch
+    return _asks_te(case) and batch.padding == "longest" and _any(batch.rows % _aligned_rows(case))
 
 
 def _any(condition: object) -> bool:
@@ -129,6 +143,13 @@ FLOAT8_RULES = (
         "Transformer Engine stops: tokens of a micro-batch, on each GPU, must come in eights, with te-mxfp8 "
         "in thirty-twos; use such a --seq",
         _is_unaligned,
+    ),
+    warn(
+        "te-tokens-vary",
+        "Transformer Engine stops at a micro-batch whose tokens do not come in eights, with te-mxfp8 in "
+        "thirty-twos, as samples of their own lengths do not: have the collator pad to such a multiple "
+        "(pad_to_multiple_of)",
+        _pads_to_no_multiple,
     ),
     not_modelled(
         "fp8-unread",

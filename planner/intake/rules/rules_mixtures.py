@@ -166,14 +166,6 @@ MIXTURE_RULES = (
         _scatters_elsewhere,
         lambda case: case.model.id,
     ),
-    refuse(
-        # data/published/swift_megatron.md: three of four readings.
-        "megatron-mixture",
-        "Mixtures under Megatron-Core come out too low: published readings are 12 to 27 % above what is "
-        "counted, and no mechanism is known",
-        lambda case: case.stack.model_code == "megatron-core" and case.model.is_moe,
-        lambda case: case.model.id,
-    ),
     not_modelled(
         "mixture-unread",
         "Of torchtitan's mixtures those of Qwen 3 and DeepSeek were read, with all weights trained",

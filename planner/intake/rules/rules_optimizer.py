@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.domain.model import LinearSpec
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, not_modelled, refuse, warn
@@ -41,10 +42,14 @@ def _stacks_matrices(case: Case) -> bool:
     if case.model.vision is not None and "vision_tower" not in case.recipe.frozen:
         return True
     return any(
-        group.block.mixer is not None
-        or any(linear.kind == "parameter" and linear.copies > 1 for linear in group.block.linears)
+        group.block.mixer is not None or any(_is_stacked(linear) for linear in group.block.linears)
         for group in case.model.groups
     )
+
+
+def _is_stacked(linear: LinearSpec) -> bool:
+    """Whether it is one tensor of all experts, which no optimizer of matrices takes for one."""
+    return linear.kind == "parameter" and linear.copies > 1
 
 
 # Longer x shorter^2 of all matrices over seconds.  By ms-swift's table of tuners
@@ -54,13 +59,21 @@ _DECOMPOSED_PER_S = 3.15e11
 
 
 def _decompositions_s(case: Case) -> float:
-    """Seconds in which every matrix of the layers is decomposed once, on the card of that table."""
+    """Seconds in which every matrix that GaLore projects is decomposed once, on the card of that table."""
+    counted = [(each, group.count) for group in case.model.groups for each in group.block.linears]
+    if case.stack.projects_head and not case.model.tied:
+        counted.append((case.model.head, 1))
     total = 0.0
-    for group in case.model.groups:
-        for linear in group.block.linears:
-            shorter, longer = sorted((linear.in_features, linear.out_features))
-            total += group.count * linear.copies * longer * shorter**2
+    for linear, count in counted:
+        shorter, longer = sorted((linear.in_features, linear.out_features))
+        total += 0 if _is_stacked(linear) else count * linear.copies * longer * shorter**2
     return total / _DECOMPOSED_PER_S
+
+
+def _finds_no_linear(case: Case) -> bool:
+    projects = OPTIMIZER_FACTS[case.recipe.optimizer].projects
+    inside = (each for group in case.model.groups for each in group.block.linears)
+    return bool(projects) and any(each.kind == "conv1d" for each in inside)
 
 
 def _is_full_muon_of_axolotl(case: Case) -> bool:
@@ -130,6 +143,15 @@ OPTIMIZER_RULES = (
             case.recipe.optimizer == "badam"
             and (case.hardware.world_size > 1 or not case.recipe.train_layers)
         ),
+    ),
+    not_modelled(
+        # transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer and llamafactory 0.9.5
+        # model/model_utils/misc.py find_all_linear_modules look for nn.Linear; GPT-2 has Conv1D.
+        "projects-no-conv1d",
+        "APOLLO and GaLore project nn.Linear alone, and layers of this model have Conv1D: use --optimizer "
+        "adamw_torch",
+        _finds_no_linear,
+        lambda case: case.model.id,
     ),
     warn(
         "optimizer-rank-unused",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from planner.catalog.left_whole import packs_tower
 from planner.catalog.quantization_config import OF_THE_LAYERS
 from planner.domain.recipes.recipe import BITSANDBYTES, IN_GROUPS, PREPACKED
@@ -36,6 +38,17 @@ def _has_other_experts(case: Case) -> bool:
 def _is_widened(case: Case) -> bool:
     """Whether weights in fp8 are turned to 16 bits while they load, asked for or not."""
     return _is_stored_in_fp8(case) and case.numerics.quantization == "none"
+
+
+def _uneven_side(case: Case) -> int:
+    """A side of a matrix stored in fp8 that does not divide by its number of blocks; 0 without such.
+
+    Source: transformers 5.23 integrations/finegrained_fp8.py Fp8Dequantize._dequantize_one.
+    """
+    block = case.model.stored.packing.group if case.model.stored is not None else 0
+    stored = (spec for spec, _ in case.model.linears() if not spec.left_whole)
+    sides = (side for spec in stored for side in (spec.out_features // spec.rank_factor, spec.in_features))
+    return next((side for side in sides if block and side % ceil(side / block)), 0)
 
 
 def _keeps_fp8(case: Case) -> bool:
@@ -233,6 +246,14 @@ STORED_RULES = (
         "(FineGrainedFP8Config(dequantize=True)) it is counted with --quantization none",
         lambda case: _keeps_fp8(case) and case.model.stored is not None and bool(case.model.stored.unread),
         lambda case: case.model.stored.unread if case.model.stored is not None else "",
+    ),
+    refuse(
+        "fp8-widened-unevenly",
+        "Transformers stops while it turns fp8 to 16 bits, at a matrix whose rows or columns do not divide "
+        "by the number of their blocks: keep fp8 on a card that has it (Ada, Hopper, Blackwell), or name a "
+        f"checkpoint in 16 bits [{REFUSED_BY_TOOL}]",
+        lambda case: _is_widened(case) and _uneven_side(case) > 0,
+        lambda case: f"a side of {_uneven_side(case):,}",
     ),
     warn(
         "fp8-blocks-assumed",

@@ -104,6 +104,12 @@ def _divides_unread_fp32(case: Case) -> bool:
     return _divides_fp32(case) and not compared and not _hands_fp32_to_flash(case)
 
 
+def _trains_16_bits(case: Case) -> bool:
+    if case.adapter is not None:
+        return case.adapter.dtype != "fp32"
+    return case.numerics.load_dtype != "fp32" and not case.stack.trainable_fp32
+
+
 def _of_flash(name: Attention) -> tuple[Rule, ...]:
     """What a kernel that is called like FlashAttention 2 does not take."""
     title = ATTENTION_FACTS[name].title
@@ -218,6 +224,17 @@ SYSTEM_RULES = (
         "zero-without-masters",
         "DeepSpeed keeps fp32 masters beside 16-bit weights: with ZeRO say bf16-mixed, fp16-mixed or fp32",
         lambda case: case.recipe.uses_deepspeed and case.numerics.precision in ("bf16", "fp16"),
+    ),
+    not_modelled(
+        # deepspeed 0.19.8 runtime/engine.py communication_data_type and get_data_types: gradients of 16 bits
+        # are sent in fp32, and stage 1 sums them in tensors of their own.
+        "zero-trains-16-bits-unread",
+        "Trained weights in 16 bits are not modelled where DeepSpeed's file turns on neither bf16 nor fp16: "
+        "use --precision bf16-mixed, or --load-dtype fp32",
+        lambda case: (
+            case.recipe.uses_deepspeed and case.numerics.precision == "fp32" and _trains_16_bits(case)
+        ),
+        lambda case: f"sharding {case.recipe.sharding}",
     ),
     refuse(
         "offload-without-engine",

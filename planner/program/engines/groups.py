@@ -79,7 +79,7 @@ class Sizes:
 
     def __init__(self, job: Job) -> None:
         numerics = job.recipe.numerics
-        self._job, self._mixed = job, numerics.mixed
+        self._job, self._mixed = job, numerics.mixed and job.stack.fsdp2_casts != "never"
         kbit = numerics.quantization != "none"
         apart = kbit and (job.recipe.sharding.dtensors or not comes_whole(job))
         narrow = job.recipe.sharding.dtensors and not job.stack.fsdp2_widens

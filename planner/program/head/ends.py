@@ -211,8 +211,10 @@ def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
     """
     count, dtype = table.param_count, ends.embed.dtypes.table
     n_given = count * ends.model.parts if ends.layer.stack.whole_table_gradient else count
-    # FSDP sums before it reduces; without it the sum waits for the optimizer.
-    n_kept = count if ends.layer.recipe.sharding.frees_blocks else n_given
+    # FSDP2 sums before it reduces; without it, or where it waits with that, the whole sum is kept.
+    sharding, no_sync = ends.layer.recipe.sharding, ends.layer.stack.fsdp_no_sync
+    waits = not sharding.frees_blocks or sharding.reduces_last_only(no_sync)
+    n_kept = n_given if waits else count
     with torch.inside(table.name):
         weight = torch.parameter(Unit.ONE, count, dtype, trained=ends.trains(ends.embed, table.name))
         unit = Unit.LENGTH if table.shared else Unit.TOKENS

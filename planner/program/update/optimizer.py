@@ -112,11 +112,13 @@ def _together(job: Job, make: Make, states: States, group: Sequence[Weight]) -> 
     """All states, then kernels that update the whole group (``foreach``) or allocate nothing.
 
     Where GPUs have parts of a table as DTensors, the part of its gradient that belongs to this GPU's rows is
-    copied.  Source: torch 2.13 distributed/tensor/_redistribute.py, from replicated to divided.
+    copied; FSDP2 has done so before.
+    Source: torch 2.13 distributed/tensor/_redistribute.py, from replicated to divided.
     """
     for each in group:
         states(each)
-    if job.model.parts > 1 and job.stack.model_parallel == "features" and job.recipe.method == "full":
+    as_read = job.model.parts > 1 and job.stack.model_parallel == "features"
+    if as_read and job.recipe.method == "full" and not job.recipe.uses_fsdp:
         table = job.model.token_embedding.name
         _copies = [like(make, each, "clone") for each in group if each.name == table]
         del _copies

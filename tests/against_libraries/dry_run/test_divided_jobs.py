@@ -10,9 +10,13 @@ import pytest
 from sharded_table import key_of, read, words_of
 
 from measure.cli.main import main
+from planner.allocator.events import read_jsonl
 from planner.cli.main import main as plan
+from planner.domain.term import PHASES
+from planner.report.trace.requests import differences, ignored_sizes, of_program, of_trace
 from tests.extras import needs
 from tests.in_process import called
+from tests.jobs import job_by
 
 pytestmark = [
     pytest.mark.real,
@@ -24,6 +28,20 @@ JOBS = (
     "qwen2.5-1.5b full zero3 2 none 1 false 2 1024",
     "qwen2.5-1.5b qlora fsdp 2 optimizer+params 1 true 2 1024 bf16",
 )
+SMALL_LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 _ROWS = {" ".join(key_of(row)).rstrip(): row for row in read()}
 
 
@@ -57,3 +75,25 @@ def test_sequences_that_the_trainer_divides(
         assert prediction["memory"][f"{peak}_peak_bytes"] == pytest.approx(
             trace[f"{peak}_peak_bytes"], rel=0.01
         )
+
+
+@pytest.mark.parametrize("more", ["--no-gradient-checkpointing", "--gradient-checkpointing --grad-accum 2"])
+def test_matrices_that_transformers_divides(
+    more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside FSDP2 of its own: each request of the plan is one of the Trainer's."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(SMALL_LLAMA), encoding="utf-8")
+    words = (
+        "--model config.json --method full --gpu h100-sxm:4 --stack hf-trainer@5 --tensor-parallel 2 "
+        f"--sharding fsdp --seq 1024 --padding longest --load-dtype bf16 {more}"
+    )
+    code, _, _ = called(main, ["trace", *words.split(), "--json", "--events", "events.jsonl"])
+    assert code == 0
+    job = job_by(words)
+    ignored, phases = ignored_sizes(job.scenario), set(PHASES) - {"load", "adapters"}
+    program = of_program(job, ignored, phases)
+    trace = of_trace(read_jsonl(Path("events.jsonl")), ignored, phases)
+    assert len(program) > 500
+    # The trace ends behind its last request.
+    assert differences(program[:-1], trace[:-1]) == []

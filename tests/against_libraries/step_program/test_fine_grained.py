@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_checkpoint_every import program_bytes
 from test_trained_layers import assert_same_requests
 
 from measure.trace.traced_job import trace_events
 from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
+from planner.errors import UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
@@ -96,3 +98,23 @@ def test_many_experts_are_made_anew_in_parts(tmp_path: Path, monkeypatch: pytest
     trace = summarize(trace_events(scenario)).allocated_peak_bytes
     assert program_bytes(scenario) == pytest.approx(trace, rel=0.005)
     assert trace < whole
+
+
+@pytest.mark.parametrize(("rows", "stops"), [(512, False), (200, False), (576, True)])
+def test_transformers_widens_only_what_divides_by_its_blocks(rows: int, stops: bool, tmp_path: Path) -> None:
+    """Its loader finds a block's sides by dividing those of the matrix, which 576 rows in 5 blocks stop, as
+    DeepSeek V3 has them; the plan stops there, too.
+    """
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    weight = torch.zeros(rows, 512, dtype=torch.float8_e4m3fn)
+    scales = torch.ones(-(-rows // 128), 4)
+    fields = {"intermediate_size": rows}
+    if not stops:
+        assert Fp8Dequantize(None)._dequantize_one(weight, scales).shape == weight.shape
+        over_fp8(tmp_path, gpu="a100-80-sxm", fields=fields)
+        return
+    with pytest.raises(ValueError, match="not divisible"):
+        Fp8Dequantize(None)._dequantize_one(weight, scales)
+    with pytest.raises(UsageError, match="a side of 576"):
+        over_fp8(tmp_path, gpu="a100-80-sxm", fields=fields)

@@ -71,7 +71,13 @@ def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
     ("flags", "words"),
     [
         (
-            {"method": "full", "model": "llama-3.1-8b", "tensor_parallel": 2},
+            {
+                "method": "full",
+                "model": "llama-3.1-8b",
+                "tensor_parallel": 2,
+                "stack": "torchtitan",
+                "precision": "fp32",
+            },
             "GPUs share a batch .* use one GPU for each batch",
         ),
         ({"method": "full", "sharding": "hsdp", "replicas": 1}, "copies other than one on each node"),

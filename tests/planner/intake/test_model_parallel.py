@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from planner.anatomy.regime import regime_of
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import ExitCode, NotModelledError, RefusedCombinationError, UsageError
@@ -68,6 +69,20 @@ def test_matrices_alone_stay_with_the_trainer() -> None:
     """Transformers divides a model over all GPUs, without data parallelism."""
     scenario = scenario_of(gpu="h100-sxm:2", tensor_parallel=2, seq=4096)
     assert (scenario.stack.id, scenario.recipe.sharding.name) == ("hf-trainer@5", "none")
+
+
+def test_transformers_has_an_fsdp2_of_its_own_beside_divided_matrices() -> None:
+    """It casts nothing: weights stay in 16 bits, and autocast runs.  Older versions were not read."""
+    beside = {"stack": "hf-trainer@5", "tensor_parallel": 2, "seq": 4096, "load_dtype": "bf16"}
+    scenario = scenario_of(**beside)
+    regime = regime_of(scenario)
+    assert scenario.recipe.sharding.name == "fsdp"
+    assert (scenario.stack.fsdp_loads, regime.trained, regime.autocast) == ("shards", 2, True)
+    alone = regime_of(scenario_of(**beside | {"tensor_parallel": 1, "sharding": "fsdp"}))
+    assert (alone.trained, alone.autocast) == (4, False)
+    for other in ({"versions": ("transformers==5.22.0",)}, {"sharding": "hsdp"}, {"sharding": "ddp"}):
+        with pytest.raises(NotModelledError, match="beside other batches"):
+            scenario_of(**beside, **other)
 
 
 def test_a_job_is_the_part_of_one_gpu() -> None:
@@ -188,6 +203,7 @@ def test_torch_divides_sequences_beside_fsdp(method: str, stack: str) -> None:
         ({"model": "mistral-7b-v0.1"}, "a window, which Accelerate refuses"),
         ({"gpu": "v100-32-sxm2:8", "precision": "fp16-mixed"}, "no FlashAttention"),
         ({"stack": "trl", "padding": "packed"}, "TRL refuses them, too"),
+        ({"stack": "trl", "tokens_per_sample": 100}, "leave --tokens-per-sample and --data out"),
         ({"stack": "automodel", "precision": "bf16"}, "nobody read"),
         ({"stack": "hf-loop"}, "nobody read the code"),
         ({"samples": 100, "eval_samples": 10}, "evaluation"),

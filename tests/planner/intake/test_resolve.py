@@ -213,3 +213,19 @@ def test_vera_has_the_defaults_of_its_own_config() -> None:
     flags = {"model": "8b", "method": "lora", "gpu": "a100-80-sxm", "seq": "512", "stack": "trl"}
     adapters = [resolved({**flags, **more}).recipe.adapter for more in ({}, {"vera": True})]
     assert [(each.rank, each.dropout) for each in adapters if each] == [(16, 0.05), (256, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "load_dtype"),
+    [
+        ("--sharding zero3 --precision fp32", "fp32"),
+        ("--sharding zero3 --precision fp32 --load-dtype bf16", "fp32"),
+        ("--sharding zero3", "bf16"),
+        ("--sharding zero3 --precision fp32 --switches zero_init=false --method lora", "bf16"),
+        ("--sharding fsdp --precision fp32", "bf16"),
+    ],
+)
+def test_zero3_divides_weights_in_fp32_where_nothing_turns_on_16_bits(flags: str, load_dtype: str) -> None:
+    """``zero.Init`` makes them so, whatever dtype ``from_pretrained`` is asked for."""
+    scenario = resolved(f"--model qwen3-0.6b --method full --gpu a100-80-sxm:4 --seq 512 {flags}")
+    assert scenario.recipe.numerics.load_dtype == load_dtype

@@ -18,7 +18,8 @@ from planner.predicting import PRIORS, estimate, predict_with
 from planner.report.prediction.advice import lever_choices
 from planner.searching import levers as levers_module
 from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever
-from planner.searching.moves import CHEAP, KINDS, more_cards, more_nodes, moves
+from planner.searching.moves import CHEAP, KINDS, moves
+from planner.searching.places import more_cards, more_nodes
 from planner.searching.variants import refusals, with_flags
 from planner.units import GIB, MIB
 from tests.jobs import resolved, typed
@@ -547,3 +548,18 @@ def test_software_that_divides_longer_sequences_is_found() -> None:
     (found,) = (lever for lever in levers(scenario(job)) if lever.fits)
     assert {"stack", "context-parallel"} <= found.flags.keys()
     assert not any(lever.fits for lever in levers(scenario({**job, "stack": "hf-trainer@5"})))
+
+
+def test_a_million_tokens_find_software_that_has_the_inputs_of_layers_in_host_ram() -> None:
+    """Shared by eight GPUs they are too many for the assumed stack; the answer says the loss of the other."""
+    job: Flags = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "seq": "1m"}
+    (found,) = (lever for lever in levers(scenario(job)) if lever.fits)
+    assert found.flags.items() >= {"stack": "trl", "loss": "chunked", "offload": "activations"}.items()
+    assert predict_with(scenario({**job, **as_request(found)}), PRIORS).verdict == "fits"
+
+
+def test_layers_that_keep_some_operators_are_offered_to_keep_their_input_alone() -> None:
+    """The default of torchtitan keeps products and attention of each checkpointed layer."""
+    job: Flags = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "stack": "torchtitan"}
+    lever = by_flags(levers(scenario({**job, "sharding": "fsdp", "seq": "32k"})))["--checkpoint-policy full"]
+    assert (lever.kind, lever.fits) == ("time", True)

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from planner.searching.moves import (
-    MAX_LARGER_CARDS,
-    Move,
-    divided_sequences,
-    larger_cards,
-    moves,
-    smaller_batches,
-)
+from planner.searching.moves import Move, moves, smaller_batches
+from planner.searching.places import MAX_LARGER_CARDS, divided_sequences, larger_cards
 from planner.searching.variants import with_flags
 from planner.units import GIB
 from tests.jobs import typed

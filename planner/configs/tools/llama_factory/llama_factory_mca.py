@@ -28,7 +28,6 @@ from planner.configs.shared.megatron_keys import (
     WHOLE_OPTIMIZER,
     read_degrees,
     read_fp8,
-    refuse_divided_sequences,
     refuse_parts,
     say_whole_layers,
 )
@@ -122,7 +121,6 @@ def _refuse(keys: Keys) -> str:
         raise keys.not_modelled("optimizer", OTHER_OPTIMIZER)
     if keys.text("transformer_impl") not in (None, "transformer_engine"):
         raise keys.not_modelled("transformer_impl", "other layers than Transformer Engine's are not modelled")
-    refuse_divided_sequences(keys)
     return stage
 
 
@@ -209,6 +207,7 @@ def _read_recomputation(keys: Keys, reading: Reading) -> None:
         return
     if kind == "selective":
         refuse_parts(keys)
+        reading.switch("recomputes_attention", True, keys.where("recompute_granularity"))
     keys.skip(("recompute_method", "recompute_num_layers"))
     reading.default("gradient_checkpointing", False, f"{_PLACE}: recompute_granularity")
 

@@ -61,6 +61,8 @@ class Fsdp(Runtime):
         self._head_alone = job.recipe.adapter is not None and not model.tied
         returned = job.stack.fsdp2_units in RETURNED
         self._returns_logits = returned and job.recipe.sharding.dtensors
+        # Accelerate's wrapper, which widens logits, is inside of a model that came divided.
+        self._widened_inside = job.stack.fsdp2_casts == "never"
         self._keeps_root = returned and not job.recipe.sharding.dtensors
         self._in_root = frozenset(linear.name for linear in model.extra_linears)
 
@@ -141,7 +143,8 @@ class Fsdp(Runtime):
             stream.events += inside if self._returns_logits else inside + after
             self._after_forward(TAIL)
             self._after_forward(ROOT)
-            self.end_of_forward()
+            if not self._widened_inside:
+                self.end_of_forward()
             if self._returns_logits:
                 stream.events += after
         else:
@@ -205,6 +208,8 @@ class Fsdp(Runtime):
         more then, but for those that run Transformers' Trainer.  Of FSDP1 it is on these logits, too, though
         the root is whole.
         """
+        if self._widened_inside:
+            self.end_of_forward()
         stream, own_loss = self.stream, self._keeps_root or self.job.recipe.has_own_loss
         before, inside, after = around(stream, events, self.job.model.head.name)
         root = self.groups.get(ROOT)

@@ -52,6 +52,7 @@ class Fsdp2(Fsdp):
         self._kept: int | None = None
         self._sent: int | None = None
         self._replicating: int | None = None
+        self._ends = (job.model.token_embedding.name, job.model.head.name)
         self._reference: Group | None = None
         own_unit = self._head_alone and job.stack.fsdp2_units == "ends_apart"
         self._reads_head = job.scenario.reads_head and own_unit
@@ -263,13 +264,25 @@ class Fsdp2(Fsdp):
         if not again and not (name == TAIL and self._reads_head):
             super()._after_forward(name)
 
+    def _after_backward(self, name: str) -> None:
+        """``unsharded_grad_data``: of a table's whole gradient this GPU's rows are copied."""
+        group, parts = self.groups.get(name), self.job.model.parts
+        if group is not None and name == TABLE and parts > 1 and self.reduces and self.reduces_last_only:
+            whole, group.gradients = group.gradients, []
+            for each in whole:
+                elements = each.elements / parts
+                slot = self.take(elements * ELEMENT_BYTES[each.dtype], "gradients", "own rows")
+                self.free(each.slot)
+                group.gradients.append(replace(each, elements=elements, slot=slot))
+        super()._after_backward(name)
+
     def _before_backward(self, name: str) -> None:
         if name != TAIL or not self._reads_head:
             super()._before_backward(name)
 
     def reduce(self, group: Group) -> None:
-        """``post_backward`` and ``foreach_reduce``:
-        gradients are copied together and reduced to this GPU's part.
+        """``post_backward`` and ``foreach_reduce``: gradients are copied together and reduced to this GPU's
+        part.  A variable of its loop (``unsharded_grad``) refers to the last one until the function returns.
         """
         if self._widens and (group.sums or not self.reduces):
             self.add_up(group)
@@ -287,9 +300,12 @@ class Fsdp2(Fsdp):
             self._sent = self.take(
                 elements * ELEMENT_BYTES[dtype], "gradient_buckets", "reduce_scatter_input"
             )
-            self.free(*(each.slot for each in group.gradients))
+            # Of a layer the last one is that of a norm.
+            ends = [each.slot for each in group.gradients if each.module in self._ends]
+            self.free(*(each.slot for each in group.gradients if each.slot not in ends[-1:]))
             group.gradients = []
             self._keep_part(group, elements / group.n, first)
+            self.free(*ends[-1:])
 
     def add_up(self, group: Group) -> None:
         """``to_accumulated_grad_if_needed``: what is not reduced yet waits in fp32, whole; later gradients

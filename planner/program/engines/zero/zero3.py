@@ -173,10 +173,12 @@ class Zero3(Zero3Start):
             now.coordinator.release(now.outer, forward=True)
 
     def begin_backward(self) -> None:
-        """The model has a hook on what it returns.  Trainers of preferences have read their metrics before:
-        trl 1.16.0 trainer/dpo_trainer.py _compute_loss.
+        """The model has a hook on what it returns.  TRL's trainers have read their metrics before, for which
+        the host waits: trl 1.16.0 trainer/dpo_trainer.py _compute_loss, sft_trainer.py compute_loss.
         """
-        if self.job.recipe.has_own_loss:
+        stack = self.job.stack
+        reads = stack.loss_pieces == "tiles" or stack.logit_metrics != "none"
+        if reads or self.job.recipe.has_own_loss:
             self.stream.wait()
         self._own.coordinator.makes_graph = False
         self._own.coordinator.fetch(self._own.outer, forward=False, recomputes=False)

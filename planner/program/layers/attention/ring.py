@@ -56,7 +56,7 @@ def _forward(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> t
             _again = _joined(torch, key, key.dtype)  # gathered already, so it is not sent
             del _again
         own.clear()
-        out, sums = _called(torch, view, _half(query) if is_last else query)
+        out, sums = _called(torch, view, half(query) if is_last else query)
         _merge(torch, merged, out, sums)
     result = torch.like(merged[0], "to", query.dtype)
     del everything
@@ -65,7 +65,7 @@ def _forward(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> t
 
 def _called(torch: Operators, view: LayerView, query: Tensor) -> tuple[Tensor, Tensor]:
     """Output and logarithms of sums of one step."""
-    out = torch.like(query, _FORWARD, cost=_cost(view, PRODUCTS))
+    out = torch.like(query, _FORWARD, cost=cost_of_step(view, PRODUCTS))
     return out, torch.new(
         query.unit, query.count / view.block.attention.head_dim, "fp32", _FORWARD, cost=None
     )
@@ -111,7 +111,7 @@ def _backward(torch: Operators, view: LayerView, shapes: list[Tensor]) -> list[T
     own = [torch.like(key, "clone") for _ in range(2)]
     sent = _joined(torch, key, key.dtype)
     everything = torch.new(key.unit, parts * sent.count, key.dtype, GATHERED_KEYS, cost=None)
-    made = _gradients_of_step(torch, view, query, key)
+    made = gradients_of_step(torch, view, query, key)
     # Zeros lie as the keys do, whose heads do not follow one another.
     flat = [torch.like(each, "flatten") for each in of_keys]
     passed = _joined(torch, key, "fp32")
@@ -122,8 +122,8 @@ def _backward(torch: Operators, view: LayerView, shapes: list[Tensor]) -> list[T
         sent = sent if is_last else _joined(torch, key, key.dtype)
         _sums = torch.new(query.unit, view.block.attention.n_heads / 2, "fp32", "clone") if is_last else None
         own.clear()
-        of_step = (_half(query), key) if is_last else (query, _half(key))
-        made = _gradients_of_step(torch, view, *of_step)
+        of_step = (half(query), key) if is_last else (query, half(key))
+        made = gradients_of_step(torch, view, *of_step)
         del passed
         of_keys.clear()
         # Those of half of the keys are added to a copy, those of all in place.
@@ -142,14 +142,15 @@ def _joined(torch: Operators, key: Tensor, dtype: Dtype) -> Tensor:
     return torch.new(key.unit, 2 * key.count, dtype, "cat", cost=[key, key])
 
 
-def _half(x: Tensor) -> Tensor:
+def half(x: Tensor) -> Tensor:
+    """The shape of half of its tokens."""
     return replace(shape_of(x), count=x.count / 2)
 
 
-def _gradients_of_step(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> list[Tensor]:
+def gradients_of_step(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> list[Tensor]:
     """What the kernel makes of the queries and the keys of one step, and its workspace meanwhile."""
     spec = view.block.attention
-    torch.pay(_cost(view, BACKWARD_PRODUCTS))
+    torch.pay(cost_of_step(view, BACKWARD_PRODUCTS))
     seen = query.count / (spec.n_heads * spec.head_dim)
     _work = flash_workspace(torch, spec.head_dim, (query.unit, seen * spec.n_heads), _BACKWARD)
     if spec.n_kv_heads < spec.n_heads:
@@ -158,7 +159,7 @@ def _gradients_of_step(torch: Operators, view: LayerView, query: Tensor, key: Te
     return [torch.like(each, _BACKWARD, cost=None) for each in (query, key, key)]
 
 
-def _cost(view: LayerView, products: int) -> Multiplies:
+def cost_of_step(view: LayerView, products: int) -> Multiplies:
     """One of as many steps as there are GPUs, of equal work: pieces from both ends of the sequence are dealt
     out, and what no query may see is left out.
     """

@@ -15,6 +15,7 @@ from planner.domain.model import NormSpec
 from planner.program.head.heads import split
 from planner.program.layers.megatron.linears import fused_norm, linear, normed_linear
 from planner.program.layers.megatron.mixture import gated, mixture
+from planner.program.layers.megatron.te_ring import by_te_ring
 from planner.program.ops.kernels import fused_attention
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
@@ -31,7 +32,8 @@ def megatron_layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 def _attention(torch: Operators, view: LayerView, norm: NormSpec, x: Tensor) -> Tensor:
     with torch.inside("self_attention"):
         query, key, value = _heads(torch, view, norm, x)
-        out = fused_attention(torch, view, query, key, value)
+        divided = view.recipe.parallel.context > 1
+        out = (by_te_ring if divided else fused_attention)(torch, view, query, key, value)
         del query, key, value
         return linear(torch, view, view.linears("attn_out")[0], out)
 

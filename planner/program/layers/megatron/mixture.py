@@ -1,13 +1,17 @@
 """A mixture of experts of Megatron-Core: rows sorted by expert, exchanged, sorted again and computed by
 grouped products of Transformer Engine, which weigh them in the activation.
 
-As many rows are taken to arrive as are sent: tokens spread evenly over the experts.
+Weights of rows go the same way as the rows, so that the router's graph lives until backward.  The dispatcher
+refers to probabilities, their map and the map of rows until it is called again, with layers that are
+computed again as well.  As many rows are taken to arrive as are sent: tokens spread evenly over the experts.
 Source: megatron-core 0.16.1 transformer/moe/moe_layer.py MoELayer.forward, token_dispatcher.py
-MoEAlltoAllTokenDispatcher, experts.py TEGroupedMLP, router.py TopKRouter, moe_utils.py
-RouterGatingLinearFunction, shared_experts.py; TransformerEngine d0067d0d pytorch/permutation.py (row maps of
+MoEAlltoAllTokenDispatcher (``self.probs``, ``self.routing_map``,
+``self.reversed_local_input_permutation_mapping``), experts.py TEGroupedMLP, router.py TopKRouter,
+moe_utils.py RouterGatingLinearFunction, shared_experts.py, fusions/fused_bias_swiglu.py
+WeightedSwiGLUFunction; TransformerEngine d0067d0d pytorch/permutation.py (row maps of
 twice as many whole numbers as there are experts, and one), module/grouped_linear.py.
-Ignored: weights and numbers of the chosen experts, some numbers for each token; that a shared expert may
-run beside the exchange.
+Ignored: numbers of the chosen experts, and their softmax; that a shared expert may run beside the exchange;
+that the next micro-batch of a pipeline takes the dispatcher's place.
 """
 
 from __future__ import annotations
@@ -23,37 +27,38 @@ from planner.program.view import LayerView
 def mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """``MoELayer.forward``, whose variables refer to sorted and to exchanged rows until it returns."""
     beside = _shared(torch, view, x) if view.block.mlp.shared_width else None
-    _probabilities = _route(torch, view, x)
+    scores, places = _route(torch, view, x)
     hidden, n_chosen = x.count, view.block.mlp.top_k
     row_map = torch.new(x.unit, 2 * view.block.mlp.n_experts + 1, "int32", "row_id_map")
+    if torch.direction != "again":
+        torch.outputs += [scores.alias(), places, row_map]
     rows = _moved(torch, x, n_chosen * hidden, [row_map], "permute")
-    arrived = _exchanged(torch, view, rows)
-    out = _computed(torch, view, _moved(torch, arrived, arrived.count, [], "sort_chunks"))
-    back = _exchanged(torch, view, _moved(torch, out, out.count, [], "sort_chunks"))
+    weights = _moved(torch, scores, n_chosen, [row_map], "permute")
+    del scores
+    arrived, weights = _exchanged(torch, view, rows), _exchanged(torch, view, weights)
+    out = _computed(torch, view, _by_expert(torch, view, arrived), _by_expert(torch, view, weights))
+    back = _exchanged(torch, view, _by_expert(torch, view, out))
     del out
     whole = _moved(torch, back, hidden, [row_map], "unpermute")
     return whole if beside is None else torch.add(whole, beside)
 
 
-def _route(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """Logits in fp32, of which the router's loss keeps a softmax; probabilities and a map of all experts."""
+def _route(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities and a map of all experts; logits in fp32, of which the router's loss keeps a softmax."""
     n_experts = view.block.mlp.n_experts
     spec = next(each for each in view.block.linears if each.group == "router")
     with torch.inside("router"):
         logits = _gate(torch, view, spec, x, n_experts)
-        _scores = torch.softmax(logits)
+        softmax = torch.like(logits, "softmax")
         probabilities = torch.new(x.unit, n_experts, "fp32", "scatter")
         _places = torch.new(x.unit, n_experts, "int32", "scatter")
+        places = torch.new(x.unit, n_experts, "bool", "to")
         shape = shape_of(logits)
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
             return [torch.like(shape, "scatter_backward", cost=(gradient,))]
 
-        return record(torch, probabilities, [logits], [_map(torch, x, n_experts)], backward)
-
-
-def _map(torch: Operators, x: Tensor, n_experts: int) -> Tensor:
-    return torch.new(x.unit, n_experts, "bool", "to")
+        return record(torch, probabilities, [logits], [softmax], backward), places
 
 
 def _gate(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, n_experts: int) -> Tensor:
@@ -70,11 +75,11 @@ def _gate(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, n_expe
     return record(torch, out, [x, weight], [x], backward)
 
 
-def _computed(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+def _computed(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
     inward = next(each for each in view.linears("mlp_in") if each.group == "expert")
     outward = next(each for each in view.linears("mlp_mid") if each.group == "expert")
     with torch.inside("experts"):
-        return linear(torch, view, outward, gated(torch, linear(torch, view, inward, x)))
+        return linear(torch, view, outward, _weighed(torch, linear(torch, view, inward, x), weights))
 
 
 def _shared(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -101,6 +106,24 @@ def gated(torch: Operators, x: Tensor) -> Tensor:
         return [torch.like(kept[0], "swiglu_back", cost=(gradient,))]
 
     return record(torch, out, [x], [x], backward)
+
+
+def _weighed(torch: Operators, x: Tensor, weights: Tensor) -> Tensor:
+    """The same times the weight of each row, which is saved, too."""
+    out, rows = torch.new(x.unit, x.count / 2, x.dtype, "swiglu", cost=[x]), shape_of(weights)
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.like(kept[0], "swiglu_back", cost=(gradient,)), torch.like(rows, "sum")]
+
+    return record(torch, out, [x, weights], [x, weights], backward)
+
+
+def _by_expert(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """Rows that arrived, put together by expert, or back; as they are where a GPU has one expert."""
+    if view.block.mlp.n_experts == view.recipe.parallel.experts:
+        return x
+    row_map = torch.new(x.unit, view.block.mlp.top_k, "int32", "row_id_map")
+    return _moved(torch, x, x.count, [row_map], "sort_chunks")
 
 
 def _moved(torch: Operators, x: Tensor, count: float, saved: list[Tensor], op: str) -> Tensor:

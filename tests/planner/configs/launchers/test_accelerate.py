@@ -15,6 +15,7 @@ from planner.configs.shared.keys import Keys
 from planner.errors import NotModelledError, UsageError
 
 FILE = Path("launch.yaml")
+MULTI_GPU = {"distributed_type": "MULTI_GPU"}
 FSDP2 = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": True}}
 
 
@@ -124,12 +125,14 @@ def test_degrees_and_replicas() -> None:
     said = read(FSDP2 | copies)
     assert (said.value("sharding"), said.value("replicas")) == ("hsdp", 2)
     with pytest.raises(NotModelledError, match="replicas beside sharding none"):
-        read({"distributed_type": "MULTI_GPU"} | copies)
+        read(MULTI_GPU | copies)
     assert (
         read(FSDP2 | {"parallelism_config": {"parallelism_config_cp_size": 4}}).value("context_parallel") == 4
     )
     tensors = {"parallelism_config_tp_size": 2, "parallelism_config_cp_size": 1}
-    assert read(FSDP2 | {"parallelism_config": tensors}).value("tensor_parallel") == 2
+    assert read(MULTI_GPU | {"parallelism_config": tensors}).value("tensor_parallel") == 2
+    with pytest.raises(NotModelledError, match="divides no matrix itself"):
+        read(FSDP2 | {"parallelism_config": tensors})
     divided = read(FSDP2 | {"parallelism_config": {"parallelism_config_dp_shard_size": 4}})
     assert divided.shards is not None
     assert (divided.shards.count, divided.shards.copies) == (4, False)

@@ -10,7 +10,7 @@ import pytest
 from planner.api.checks import check_job, command_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.fsdp_keys import Beside
-from planner.errors import NotModelledError
+from planner.errors import NotModelledError, UsageError
 from planner.intake.given.config_file import read_config_file
 from planner.intake.given.request import from_flags
 from tests.files import answer_to
@@ -48,6 +48,10 @@ WITHOUT = "\n".join(line for line in TRAINER.splitlines() if "LoraConfig(" not i
         ("bf16=True", "bf16=model.dtype == torch.bfloat16"),
         (BEFORE, f"if hasattr(model, 'config'):\n    model.config.use_cache = False\n{BEFORE}"),
         (BEFORE, f"if model.config.pad_token_id is None:\n    model.config.pad_token_id = 0\n{BEFORE}"),
+        (BEFORE, f"n = sum(p.numel() for p in model.parameters() if p.requires_grad)\n{BEFORE}"),
+        (BEFORE, f"torch.backends.cuda.enable_flash_sdp(True)\n{BEFORE}"),
+        ("args = TrainingArguments(",
+         "kept = {'optim': 'sgd'}\ndel kept['optim']\nargs = TrainingArguments(**kept, output_dir="),
     ],
 )  # fmt: skip
 def test_what_leaves_the_job_as_it_is_is_passed(before: str, after: str, tmp_path: Path) -> None:
@@ -70,6 +74,18 @@ def test_what_leaves_the_job_as_it_is_is_passed(before: str, after: str, tmp_pat
         (TRAINER, BEFORE, f"pipeline('text-generation', model='gpt2')\n{BEFORE}", "what this changes"),
         (TRAINER, BEFORE, f"model = Accelerator().prepare(model)\n{BEFORE}", "what this does"),
         (TRL, "train_dataset=data,", "train_dataset=data, teacher=other,", "teacher of SFTTrainer"),
+        (TRAINER, BEFORE, f"[p.requires_grad_(False) for p in model.parameters()]\n{BEFORE}",
+         "what this does"),
+        (TRAINER, BEFORE, f"model.half() if newest() else None\n{BEFORE}", "what this does"),
+        (TRAINER, BEFORE, f"(kept := model).half()\n{BEFORE}", "what this changes"),
+        (TRAINER, BEFORE, f"try:\n    model.half()\nexcept* OSError:\n    pass\n{BEFORE}",
+         "what this changes"),
+        (TRAINER, BEFORE, f"del model.base_model.layers[4:]\n{BEFORE}", "what this changes"),
+        (TRAINER, BEFORE, f"del args.bf16\n{BEFORE}", "what this changes"),
+        (TRAINER, BEFORE, f"torch.backends.cuda.enable_flash_sdp(False)\n{BEFORE}", "what this changes"),
+        (TRAINER, BEFORE, f"torch.use_deterministic_algorithms(True)\n{BEFORE}", "what this changes"),
+        (TRAINER, BEFORE, f"enable_full_determinism(42)\n{BEFORE}", "what this changes"),
+        (TRAINER, BEFORE, f"exec(open('more.py').read())\n{BEFORE}", "what this changes"),
         (TRL, "train_dataset=data,", "train_dataset=data, quantization_config=packed,", "when it is loaded"),
     ],
 )  # fmt: skip
@@ -108,6 +124,72 @@ def test_a_program_may_hand_its_end_to_the_shell(start: str, tmp_path: Path) -> 
     body = "\n".join(f"    {line}" for line in inner.splitlines())
     text = f"import sys\n{imports}\ndef main():\n{body}\nif __name__ == '__main__':\n    {start}\n"
     assert job(program(tmp_path, text)) == job(program(tmp_path, TRAINER))
+
+
+def sized_of(batch: int) -> str:
+    """The program with another batch."""
+    return TRAINER.replace("batch_size=4", f"batch_size={batch}")
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        "os.environ.setdefault('PYTORCH_CUDA_ALLOC_CONF', {})",
+        "os.environ.update({{'PYTORCH_CUDA_ALLOC_CONF': {}}})",
+        "os.putenv('PYTORCH_CUDA_ALLOC_CONF', {})",
+        "torch.cuda.memory._set_allocator_settings({})",
+    ],
+)
+def test_the_allocator_is_set_by_any_call(sets: str, tmp_path: Path) -> None:
+    """Segments that grow are counted, as where an item of the environment says so; others are refused."""
+    grows = "'expandable_segments:True'"
+    jobs = [
+        job(program(tmp_path, TRAINER.replace(BEFORE, f"import os\n{line.format(grows)}\n{BEFORE}")))
+        for line in (sets, "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = {}")
+    ]
+    assert jobs[0] == jobs[1] != job(program(tmp_path, TRAINER))
+    other = TRAINER.replace(BEFORE, f"import os\n{sets.format('said')}\n{BEFORE}")
+    assert "what this variable changes" in refusal(tmp_path, other)
+
+
+def test_a_default_of_a_variable_gives_way_to_what_is_set(tmp_path: Path) -> None:
+    """As Python's ``setdefault`` does."""
+    sets = "import os\nos.environ['N'] = '2'\nos.environ.setdefault('N', '8')\nn = int(os.environ.get('N'))\n"
+    text = TRAINER.replace("args = T", f"{sets}args = T").replace("batch_size=4", "batch_size=n")
+    assert job(program(tmp_path, text)) == job(program(tmp_path, sized_of(2)))
+
+
+def test_products_in_fp32_are_told(tmp_path: Path) -> None:
+    """Four bits without a dtype to compute in; nothing is said beside 16 bits, whichever."""
+    packed = "bnb_4bit_use_double_quant=True"
+    assert packed in TRAINER
+    for dtype, told in (("", True), (", bnb_4bit_compute_dtype=torch.float32", True),
+                        (", bnb_4bit_compute_dtype=torch.bfloat16", False)):  # fmt: skip
+        remarks = read(program(tmp_path, TRAINER.replace(packed, f"{packed}{dtype}"))).remarks
+        assert any("in fp32" in each.text for each in remarks) is told
+
+
+def test_the_trainer_that_trains_first_counts(tmp_path: Path) -> None:
+    """Not the one that was made last."""
+    text = TRAINER.replace(
+        "args = T",
+        "other = Trainer(model=model, args=TrainingArguments('o', bf16=True, num_train_epochs=1))\nargs = T",
+    )
+    text = text.replace("trainer.train()", "other.train()")
+    assert job(program(tmp_path, text)) == job(program(tmp_path, sized_of(8)))
+
+
+def test_a_name_of_the_function_around_it_is_set(tmp_path: Path) -> None:
+    """By ``nonlocal``; where only a run knows whether it is, the name is not known."""
+    sized = (
+        "def size():\n    n = 1\n    def more():\n        nonlocal n\n        n = 2\n"
+        "    more()\n    return n\nargs = T"
+    )
+    text = TRAINER.replace("args = T", sized).replace("batch_size=4", "batch_size=size()")
+    assert job(program(tmp_path, text)) == job(program(tmp_path, sized_of(2)))
+    maybe = text.replace("    more()", "    if newest():\n        more()")
+    with pytest.raises(UsageError, match="placeholder"):
+        job(program(tmp_path, maybe))
 
 
 def test_a_reference_is_the_model_as_it_was(tmp_path: Path) -> None:

@@ -259,3 +259,22 @@ def test_a_folder_of_windows_is_known_by_its_name(tmp_path: Path) -> None:
     """Its last part tells the model, as that of any other folder."""
     text = TRL.replace('"mistralai/Mistral-7B-v0.1"', r'r"C:\models\Mistral-7B-v0.1"')
     assert read(program(tmp_path, text)).request.get("model") == "mistral-7b-v0.1"
+
+
+def test_configs_are_looked_for_as_modules_are(tmp_path: Path) -> None:
+    """Up to three folders above the program's, however its own path is given, and no further."""
+    folder = tmp_path / "repository" / "src" / "train" / "sft"
+    folder.mkdir(parents=True)
+    size = "per_device_train_batch_size=2"
+    assert size in TRL
+    path = program(folder, "import json\n" + TRL.replace(size, "**json.load(open('conf/size.json'))"))
+    for place, found in ((tmp_path / "repository", True), (tmp_path, False)):
+        config = place / "conf" / "size.json"
+        config.parent.mkdir()
+        config.write_text('{"per_device_train_batch_size": 2}', encoding="utf-8")
+        if found:
+            assert job(path) == job(program(tmp_path, TRL))
+        else:
+            with pytest.raises(NotModelledError, match="not all arguments of the trainer"):
+                read(path)
+        config.unlink()

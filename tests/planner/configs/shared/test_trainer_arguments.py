@@ -91,3 +91,14 @@ def test_what_the_trainer_hands_on_is_not_passed_over(line: str, sentence: str, 
     path.write_text(FACTORY + line, encoding="utf-8")
     with pytest.raises(NotModelledError, match=sentence):
         read_config_file(path, None, Beside())
+
+
+def test_settings_of_accelerate_in_a_file_are_read(tmp_path: Path) -> None:
+    """``accelerator_config`` may name a JSON file."""
+    beside, path = tmp_path / "settings.json", tmp_path / "train.yaml"
+    path.write_text(f"{FACTORY}accelerator_config: settings.json\n", encoding="utf-8")
+    beside.write_text('{"split_batches": false}', encoding="utf-8")
+    read_config_file(path, None, Beside())
+    beside.write_text('{"split_batches": true}', encoding="utf-8")
+    with pytest.raises(NotModelledError, match="a batch that the GPUs share"):
+        read_config_file(path, None, Beside())

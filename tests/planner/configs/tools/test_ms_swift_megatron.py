@@ -16,8 +16,8 @@ EXPERTS = START.replace("Qwen2.5-7B-Instruct", "Qwen3-30B-A3B") + "--expert_mode
 
 
 def asked(command: str) -> Any:
-    """What ``plan check --command`` answers on eight GPUs, mixtures included."""
-    return answer_to(command, {"gpu": "a100-80-sxm:8"}, force=True)
+    """What ``plan check --command`` answers on eight GPUs."""
+    return answer_to(command, {"gpu": "h100-sxm:8"})
 
 
 def job_of(command: str) -> Any:
@@ -52,6 +52,12 @@ def test_converted_weights_are_those_of_the_model_whose_name_they_have() -> None
     experts = start.replace("Qwen2.5-7B-Instruct", "Qwen3-30B-A3B") + "--expert_model_parallel_size 8"
     assert "moe_grouped_gemm true is" in asked(experts).failure
     assert asked(f"{experts} --moe_grouped_gemm true").failure == ""
+
+
+def test_a_model_that_the_bridge_lacks_stops() -> None:
+    """Its list has no Mixtral."""
+    command = START.replace("Qwen/Qwen2.5-7B-Instruct", "mistralai/Mixtral-8x7B-Instruct-v0.1")
+    assert "no Mixtral under Megatron" in asked(command).failure
 
 
 def test_degrees_and_sizes() -> None:
@@ -118,7 +124,8 @@ def test_products_in_8_bits() -> None:
     ("words", "key"),
     [
         ("--tensor_model_parallel_size 2", "tensor_model_parallel_size"),
-        ("--context_parallel_size 2", "context_parallel_size"),
+        ("--context_parallel_size 2 --cp_comm_type a2a", "cp_comm_type"),
+        ("--context_parallel_size 2 --cp_partition_mode contiguous", "cp_partition_mode"),
         ("--fp8_format e4m3 --fp8_recipe custom", "fp8_recipe"),
         ("--fp8_format e4m3 --fp8_recipe mxfp8 --fp8_param_gather true", "fp8_param_gather"),
         ("--mtp_num_layers 1", "mtp_num_layers"),

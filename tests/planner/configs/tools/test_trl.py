@@ -302,4 +302,4 @@ def test_settings_of_4_bits_have_the_names_of_transformers_too(
 ) -> None:
     """In files of scripts that hand them on."""
     config = read(tmp_path, f"{TRL}{TRAINER}load_in_4bit: true\n{text}")
-    assert (config.request.get("double_quant"), config.ignored) == (double, ())
+    assert (config.request.get("double_quant"), config.ignored) == (double, [])

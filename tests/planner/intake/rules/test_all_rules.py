@@ -235,11 +235,6 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
         "--sharding distributed-optimizer",
         "--sharding zero1",
     ),
-    "megatron-mixture": (
-        "--stack megatron --method full --gpus 2 --padding packed",
-        "--model qwen3-30b-a3b",
-        "--model qwen3-8b",
-    ),
     "mixture-unread": (
         "--stack torchtitan@2025 --method full",
         "--model mixtral-8x7b",
@@ -254,6 +249,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
         "--checkpoint-reentrant",
     ),
     "te-tokens-unaligned": (f"{TE} --padding packed", "--seq 1001", "--seq 1000"),
+    "te-tokens-vary": (TE, "--batch 1", "--batch 8"),
     "fp8-unread": ("--gpu h100-sxm --fp8 rowwise", "--method full --gpu h100-sxm --fp8 rowwise"),
     "qat-unread": ("--method full --qat int8-int4", "--method full --qat int8-int4 --stack torchtune"),
     "qat-group-undivided": ("--method lora --qat int8-int4 --stack torchtune", "--qat-group 1000", ""),
@@ -264,6 +260,11 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
         "--qat-group 11008",
     ),
     "optimizer-rank-unused": ("--optimizer-rank 8", ""),
+    "projects-no-conv1d": (
+        "--model gpt2 --method full",
+        "--optimizer apollo_adamw",
+        "--optimizer adamw_torch",
+    ),
     "galore-decomposes": ("--method full", "--optimizer galore_adamw", "--optimizer apollo_adamw"),
     "double-quant-without-4bit": ("--method int8 --double-quant", "--method qlora --double-quant"),
     "quant-storage-without-4bit": ("--quant-storage bf16", "--method int8", "--method qlora"),
@@ -365,8 +366,18 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
     "fp8-kept-unread": (f"--model {STATIC}", "--gpu h100-sxm", "--gpu a100-80-sxm"),
     "fp8-blocks-assumed": ("--gpu h100-sxm", "--model qwen3-8b --quantization fp8", f"--model {FP8}"),
     "fp8-widened": (f"--model {FP8}", "--gpu a100-80-sxm", "--gpu h100-sxm"),
+    "fp8-widened-unevenly": (
+        "--model deepseek-ai/DeepSeek-V3 --lora-targets attention",
+        "--gpu a100-80-sxm",
+        "--gpu h200-sxm",
+    ),
     "fp8-by-deepgemm": (f"--model {FP8}", "--gpu h100-sxm", "--gpu b200"),
     "zero-without-masters": ("--sharding zero2 --precision bf16", "--sharding zero2 --precision bf16-mixed"),
+    "zero-trains-16-bits-unread": (
+        "--method full --gpus 2 --precision fp32",
+        "--sharding zero2",
+        "--sharding zero3",
+    ),
     "offload-without-engine": ("--offload optimizer", "--offload activations"),
     "params-offload-below-stage-3": ("--sharding zero2", "--offload optimizer+params", "--offload optimizer"),
     "nvme-without-stage-3": ("--offload optimizer-nvme", "--sharding zero2", "--sharding zero3"),
@@ -521,6 +532,9 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
 
 # Further ways into a rule, or around it: (rule id, flags over BASE, whether it answers).
 OTHER_WAYS: list[tuple[str, Flags, bool]] = [
+    ("te-tokens-unaligned", f"{TE} --seq 1001 --padding longest", True),
+    ("te-tokens-unaligned", f"{TE} --seq 1001 --padding longest --tokens-per-sample 300", False),
+    ("te-tokens-vary", f"{TE} --padding packed", False),
     # The head is the table where they are tied, so that the first layer's input requires a gradient.
     *(
         (
@@ -611,6 +625,15 @@ def test_a_warning_does_not_stop_anyone(rule: Rule, tmp_path: Path) -> None:
     assert any(
         f"[{rule_id}]" in warning for warning in resolved(over_base(sides(rule_id)[0], tmp_path)).warnings
     )
+
+
+def test_galore_decomposes_what_it_projects() -> None:
+    """Of Mixtral attention alone: its experts are one tensor.  Of 32 layers by hand, over the pace of the
+    table: two matrices of 4096 x 4096, two of 1024 x 4096.
+    """
+    seconds = 32 * 2 * (4096**3 + 4096 * 1024**2) / 3.15e11
+    found = resolved(BASE, method="full", model="mixtral-8x7b", gpu="b200", optimizer="galore_adamw").warnings
+    assert any(f"some {seconds:,.0f} s" in warning for warning in found)
 
 
 def test_a_plain_job_has_no_warnings() -> None:

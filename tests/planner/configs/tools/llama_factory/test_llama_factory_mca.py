@@ -124,7 +124,7 @@ def test_mixtures_say_how_their_experts_run() -> None:
     ("words", "key"),
     [
         ("--tensor_model_parallel_size 2", "tensor_model_parallel_size"),
-        ("--context_parallel_size 2", "context_parallel_size"),
+        ("--context_parallel_size 2 --cp_comm_type all_gather", "cp_comm_type"),
         ("--recompute_granularity selective --recompute_modules mlp", "recompute_modules"),
         (
             "--recompute_granularity full --recompute_method uniform --recompute_num_layers 2",
