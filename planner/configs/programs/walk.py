@@ -35,7 +35,6 @@ from planner.configs.programs.values import (
     unknown,
 )
 from planner.errors import InputFileError
-from planner.words import words
 
 _DEEPEST = 12
 # What a statement counts beside its parts.
@@ -94,12 +93,10 @@ class Walk(PassedOver):
                 self._assign(node.target, unknown(node) if node.value is None else self.value(node.value))
             case ast.AugAssign():
                 self._assign(node.target, self._added_to(node))
-            case ast.Expr():
-                self.value(node.value)
+            case ast.Expr(value=value) | ast.Raise(exc=ast.Call(func=ast.Name(id="SystemExit")) as value):
+                self.value(value)
             case ast.Return():
                 raise _ReturnedError(None if node.value is None else self.value(node.value))
-            case ast.Raise(exc=ast.Call(func=ast.Name(id="SystemExit"))):
-                self.value(node.exc)
             case _:
                 self._block(node)
 
@@ -339,4 +336,3 @@ class Walk(PassedOver):
             self._body(node.body)
         self._body(node.orelse)
         return True
-

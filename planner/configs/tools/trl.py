@@ -175,7 +175,9 @@ def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
     if old and first_held(keys, (UP_TO_0_17, *OLD[OLDEST])):
         place = "trl 0.14.0 to 0.21.0 trainer/grpo_config.py: gradient_checkpointing is Transformers', off"
         reading.default("gradient_checkpointing", False, place)
-        place = "transformers 4.48 to 4.53 training_args.py default_optim, which these versions of TRL ran with"
+        place = (
+            "transformers 4.48 to 4.53 training_args.py default_optim, which these versions of TRL ran with"
+        )
         reading.default("optimizer", "adamw_torch", place)
     # Only trainers of SFT read it, and no key of a file was refused up to TRL 0.17 (scripts/utils.py).
     keys.skip(("use_liger",))
