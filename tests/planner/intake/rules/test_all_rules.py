@@ -159,7 +159,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
     "kernels-of-attention": ("--model phi-4 --stack axolotl", "", "--switches adapter_kernels=eager"),
     "kernels-of-wide-layers": ("--model afm-4.5b --stack axolotl", "--method qlora", ""),
     "dora-unread": ("--dora --stack unsloth", "--dora --stack llama-factory"),
-    "dora-of-kernels": ("--dora --method int8", "--dora --method qlora"),
+    "dora-of-kernels": ("--dora --gpus 2", "--sharding zero3", "--sharding zero2"),
     "oft-unread": ("--oft-block-size 32 --stack unsloth", "--oft-block-size 32 --stack llama-factory"),
     "oft-elsewhere": ("--oft-block-size 32 --gpus 2", "--sharding zero2", "--sharding ddp"),
     "oft-without-autocast": (
