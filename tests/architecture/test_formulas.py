@@ -109,7 +109,6 @@ MAY_NAME_STACKS = {
     "planner/configs/launchers/command_line.py",
     "planner/configs/launchers/script_names.py",  # whose script it is
     "planner/configs/programs/calls.py",  # whose classes a program calls
-    "planner/configs/programs/python_calls.py",  # which packages it imports
     "planner/configs/programs/arguments.py",
     *(str(path.relative_to(ROOT)) for path in (ROOT / "planner/configs/tools").rglob("*.py")),
 }

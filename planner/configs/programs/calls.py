@@ -57,6 +57,8 @@ _AS_IT_IS = {
     "enable_mem_efficient_sdp": True,
     "use_deterministic_algorithms": False,
 }
+# The CUDA compute capability of the first cards with units for bfloat16.
+_FIRST_WITH_BF16 = (8, 0)
 # What takes a model or a trainer and leaves it as it is.
 _HARMLESS_CALL = re.compile(
     r"(?:DataCollator\w*|\w*Collator|\w*Callback|print|len|type|isinstance|hasattr|getattr|id|str|repr"
@@ -72,7 +74,7 @@ _HARMLESS_METHODS = frozenset(
         save_model save_state save_pretrained save_pretrained_merged save_pretrained_gguf push_to_hub
         push_to_hub_merged push_to_hub_gguf log_metrics save_metrics evaluate config_class tie_weights
         is_world_process_zero is_local_process_zero get_nb_trainable_parameters create_model_card
-        accelerator_config is_parallelizable
+        accelerator_config is_parallelizable get_train_dataloader get_eval_dataloader
         """
     )
 )
@@ -178,6 +180,23 @@ class Calls(PythonCalls):
     def makes(self, library: Library) -> bool:
         """Whether calling this makes or changes what trains."""
         return library.trains and bool(_MAKES.match(library.last))
+
+    def of_card(self, library: Library) -> tuple[Any] | None:
+        """What the card decides; in a tuple, for it may be nothing."""
+        if library.last in ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available"):
+            if self.card.capability is None or self.card.capability >= _FIRST_WITH_BF16:
+                return (True,)
+            # Newer versions of torch say yes of a card that only emulates it (torch/cuda/__init__.py
+            # is_bf16_supported, including_emulation); Unsloth asks for its own units (models/_utils.py).
+            return (False,) if "unsloth" in self.packages else None
+        if library.last == "get_device_capability" and library.name.startswith("torch"):
+            return (list(self.card.capability),) if self.card.capability else None
+        if library.name == "torch.cuda.is_available":
+            return (True,)
+        if library.name == "torch.cuda.get_device_properties" and self.card.memory_bytes:
+            numbers = dict(zip(("major", "minor"), self.card.capability or (), strict=False))
+            return (Made(f"card{OWN}", {"total_memory": self.card.memory_bytes, **numbers}, 0),)
+        return None
 
     def attribute(self, node: ast.Attribute, owner: Any) -> Any:
         """An attribute of a library, of arguments or of a trainer."""

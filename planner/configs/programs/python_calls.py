@@ -16,7 +16,7 @@ from planner.configs.programs.names import Names
 from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.plain_calls import plain
 from planner.configs.programs.source import Source, folders_above
-from planner.configs.programs.values import OWN, Library, Made, Model, Opened, Unknown, is_known, unknown
+from planner.configs.programs.values import Library, Made, Model, Opened, Unknown, is_known, unknown
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError
 from planner.words import words
@@ -26,13 +26,20 @@ _MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Variables of the environment that launchers set.
 _OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
-_FIRST_WITH_BF16 = (8, 0)
 _OF_PROCESSES = re.compile(r"RANK|WORLD_SIZE")
 _OF_MODEL_CONFIG = {"get_peft_config": adapters_of, "get_quantization_config": quantisation_of}
 _LOADS = words(
     """
     yaml.safe_load yaml.load yaml.full_load yaml.unsafe_load json.load json.loads tomllib.load tomli.load
     toml.load omegaconf.OmegaConf.load
+    """
+)
+# transformers 4.45 and 5.23 modeling_utils.py PreTrainedModel, which a model of PEFT hands on.
+_OF_EVERY_MODEL = words(
+    """
+    config generation_config enable_input_require_grads gradient_checkpointing_enable
+    gradient_checkpointing_disable get_input_embeddings get_output_embeddings resize_token_embeddings
+    save_pretrained push_to_hub
     """
 )
 _SETS_VARIABLES = words(
@@ -161,23 +168,6 @@ class PythonCalls(Names, ABC):
             return (True,) if self._config_at(first) else None
         return plain(name, placed, given)
 
-    def of_card(self, library: Library) -> tuple[Any] | None:
-        """What the card decides; in a tuple, for it may be nothing."""
-        if library.last in ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available"):
-            if self.card.capability is None or self.card.capability >= _FIRST_WITH_BF16:
-                return (True,)
-            # Newer versions of torch say yes of a card that only emulates it (torch/cuda/__init__.py
-            # is_bf16_supported, including_emulation); Unsloth asks for its own units (models/_utils.py).
-            return (False,) if "unsloth" in self.packages else None
-        if library.last == "get_device_capability" and library.name.startswith("torch"):
-            return (list(self.card.capability),) if self.card.capability else None
-        if library.name == "torch.cuda.is_available":
-            return (True,)
-        if library.name == "torch.cuda.get_device_properties" and self.card.memory_bytes:
-            numbers = dict(zip(("major", "minor"), self.card.capability or (), strict=False))
-            return (Made(f"card{OWN}", {"total_memory": self.card.memory_bytes, **numbers}, 0),)
-        return None
-
     def of_path(self, path: str, method: str) -> tuple[Any] | None:
         """What a method of a path gives; ``None`` where the text does not say."""
         if method in ("open", "read_text"):
@@ -230,7 +220,7 @@ class PythonCalls(Names, ABC):
         found = self.attribute(ast.Attribute(node.args[0], key), owner)
         there = not isinstance(found, Unknown | Library)
         if name == "hasattr":
-            return (True,) if there else None
+            return (True,) if there or (isinstance(owner, Model) and key in _OF_EVERY_MODEL) else None
         return (found,) if there or not rest[1:] else None
 
     def _all_of(self, owner: Any) -> tuple[Any] | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
-from planner.domain.recipes.optimizers import Optimizer
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
 from planner.errors import show
 from planner.files.expressions import compiled
 from planner.words import words
@@ -48,6 +48,13 @@ def say_projecting(keys: Keys, key: str, optimizer: Optimizer, reading: Reading)
         say_in_backward(keys, key, reading, "Transformers")
     reading.default("optimizer_rank", 128, "transformers 5.23.0 trainer_optimizer.py: rank")
     reading.say("optimizer", optimizer, where)
+
+
+def remark_on_targets(keys: Keys, reading: Reading) -> None:
+    """Tell of matrices that a file names for an optimizer that does not project."""
+    projecting = [name for name, facts in OPTIMIZER_FACTS.items() if facts.projects]
+    if keys.get(_TARGETS) is not None and reading.value("optimizer") not in projecting:
+        reading.remark(keys.where(_TARGETS), "heeded for APOLLO and GaLore alone")
 
 
 def need_all_matrices(keys: Keys, key: str, matches: Callable[[str], bool]) -> bool:
@@ -103,10 +110,12 @@ def _read_details(keys: Keys, reading: Reading) -> None:
     value, where = keys.get("optim_args"), keys.where("optim_args")
     if value is None:
         return
+    if not isinstance(value, dict | str):
+        raise keys.wrong("optim_args", "text such as rank=64, or a table", value)
     pairs = (
         value.items()
         if isinstance(value, dict)
-        else (each.partition("=")[::2] for each in str(value).replace(" ", "").split(","))
+        else (each.partition("=")[::2] for each in value.replace(" ", "").split(","))
     )
     given = {str(name): str(each) for name, each in pairs}
     for name, modelled in _DETAILS.items():

@@ -25,7 +25,7 @@ from planner.configs.shared.age import refuse_no_training
 from planner.configs.shared.kernels import say_liger
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.projecting import LAYERWISE, say_projecting
+from planner.configs.shared.projecting import LAYERWISE, remark_on_targets, say_projecting
 from planner.configs.shared.stock import stock_engine
 from planner.configs.yaml_or_json import Document, read_document
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
@@ -84,6 +84,7 @@ def read_trainer(
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False):
             reading.remark(keys.where(name), text)
+    remark_on_targets(keys, reading)
     remark_on_tf32(keys, reading)
     read_sync(keys, reading)
     read_batches(keys, reading)

@@ -13,6 +13,7 @@ from planner.configs.shared.frozen_layers import read_lisa, read_unfrozen
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.preference_tasks import read_chosen_likelihood, read_precomputed
+from planner.configs.shared.projecting import remark_on_targets
 from planner.configs.shared.trainer_arguments import (
     ends_by_steps,
     read_batches,
@@ -123,6 +124,7 @@ def _remark(keys: Keys, reading: Reading) -> None:
     for name in filter(keys.holds, _DROPPED):
         reading.remark(keys.where(name), "has no effect: it is no key of Axolotl")
     keys.skip(_DROPPED)
+    remark_on_targets(keys, reading)
     remark_on_short_convolutions(keys, reading)
 
 

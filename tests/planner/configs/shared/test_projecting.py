@@ -143,3 +143,19 @@ def test_a_rank_that_is_none_is_an_error(tmp_path: Path) -> None:
     """A typing error is not taken for the default."""
     with pytest.raises(UsageError, match="a rank of 1 to 65,536"):
         scenario_of(tmp_path, TRL + LAYERS + "optim: galore_adamw\noptim_args: rank=none\n")
+
+
+@pytest.mark.parametrize("text", [f"{TRL}optim: ", f"{AXOLOTL}optimizer: "])
+def test_matrices_are_told_of_where_nothing_is_projected(tmp_path: Path, text: str) -> None:
+    """Not where they are heeded."""
+    path = tmp_path / "train.yaml"
+    for optimizer, told in (("galore_adamw", False), ("adamw_torch", True)):
+        path.write_text(f"{text}{optimizer}\n{LAYERS}", encoding="utf-8")
+        remarks = read_config_file(path, None, Beside()).remarks
+        assert any("GaLore alone" in each.text for each in remarks) is told
+
+
+def test_details_that_are_no_text_are_an_error(tmp_path: Path) -> None:
+    """Transformers stops at a list."""
+    with pytest.raises(UsageError, match="text such as rank=64"):
+        scenario_of(tmp_path, TRL + LAYERS + "optim: galore_adamw\noptim_args: [rank, 64]\n")
