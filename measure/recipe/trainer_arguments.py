@@ -25,7 +25,7 @@ LIGER_LOSS_ONLY = {
 
 def trainer_arguments(scenario: Scenario, folder: str, **more: Any) -> Any:
     """``TrainingArguments`` of the recipe; ``more`` is what the caller says beside it."""
-    recipe = scenario.recipe
+    recipe, run = scenario.recipe, scenario.run
     precision = recipe.numerics.precision
     # The Trainer hands it on to ``activation_checkpointing_enable`` (Transformers 5.23 training_args.py).
     every = {"every_n_layers": recipe.checkpoint_every} if recipe.rebuilds_some else {}
@@ -33,7 +33,7 @@ def trainer_arguments(scenario: Scenario, folder: str, **more: Any) -> Any:
     return make(
         output_dir=folder,
         per_device_train_batch_size=int(recipe.batch.micro_batch),
-        per_device_eval_batch_size=int(recipe.batch.micro_batch),
+        per_device_eval_batch_size=int(run.eval_micro_batch or recipe.batch.micro_batch),
         gradient_accumulation_steps=int(recipe.batch.grad_accum),
         learning_rate=_LEARNING_RATE,
         optim=(*OPTIMIZER_FACTS[recipe.optimizer].trainer_names, recipe.optimizer)[0],

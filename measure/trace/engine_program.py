@@ -14,7 +14,7 @@ import accelerate  # type: ignore[import-untyped]
 import torch
 import transformers
 from torch.utils.data import Dataset
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.kbit import prepare_for_kbit, quantization_config
@@ -103,20 +103,29 @@ def _divided_sequences(scenario: Scenario) -> dict[str, Any]:
     return {"parallelism_config": make(sp_size=parts, sp_backend="deepspeed", sp_handler=by_heads)}
 
 
+def _evaluation(scenario: Scenario) -> dict[str, Any]:
+    """What the Trainer is told of evaluation, where there is one."""
+    return {"eval_strategy": "steps", "eval_steps": 1} if scenario.run.evaluates else {}
+
+
 def train(scenario: Scenario) -> None:
     """Train until somebody stops it."""
     # Before the model: under ZeRO-3 they decide how a checkpoint is read.
-    arguments = trainer_arguments(scenario, "out", max_steps=_STEPS, **engine_settings(scenario))
+    settings = {**engine_settings(scenario), **_evaluation(scenario)}
+    arguments = trainer_arguments(scenario, "out", max_steps=_STEPS, **settings)
     if scenario.hardware.nodes > 1:
         # All processes are on one machine here; DeepSpeed takes the cards that it sees for those of a node.
         torch.cuda.device_count = lambda: int(scenario.hardware.gpus_per_node)
     # DeepSpeed divides no sequence without them.
     by_heads = scenario.recipe.uses_deepspeed and scenario.recipe.parallel.context > 1
     rows = Rows(int(scenario.recipe.batch.seq_len), positions=by_heads)
-    model = loaded(scenario)
+    model, evaluated = loaded(scenario), rows if scenario.run.evaluates else None
     # The dry run replaces no missing packages, and without these the code falls back to plain torch.
     with recurrent_kernels(torch.cuda.get_device_properties(0).multi_processor_count):
-        transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()
+        trainer: Any = transformers.Trainer(
+            model=model, args=arguments, train_dataset=rows, eval_dataset=evaluated
+        )
+        trainer.train()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,15 @@ from planner.domain.prediction import Verdict
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UsageError
-from planner.intake.given.request import TRIED, Given, ScenarioRequest, from_flags, merge, require
+from planner.intake.given.request import (
+    TRIED,
+    Given,
+    ScenarioRequest,
+    asked_card,
+    from_flags,
+    merge,
+    require,
+)
 from planner.intake.given.request_field import PARTS
 from planner.intake.resolve import resolve, with_other_errors
 from planner.predicting import predict_with
@@ -117,10 +125,8 @@ def read_request(flags: Mapping[str, object], config: str | None) -> tuple[Scena
         return request, ()
     from planner.configs.launchers.fsdp_keys import Beside
     from planner.intake.given.config_file import overruled, read_config_file, with_flags
-    from planner.intake.given.fields import split_count
 
-    gpu, count = split_count(request.get("gpu") or "")
-    lone = bool(gpu) and count in (None, 1) and (request.get("nodes") or 1) == 1
+    gpu, lone = asked_card(request)
     beside = Beside(stack=request.get("stack") or "", gpu=gpu, lone=lone)
     read = read_config_file(config, beside=beside)
     whole = with_flags(read, request)

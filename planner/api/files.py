@@ -11,8 +11,8 @@ from planner.api.open_length import answer_at_any_length
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
 from planner.intake.given.config_file import ConfigFile, overruled, with_flags
-from planner.intake.given.fields import REQUEST_FIELDS, missing_fields, split_count
-from planner.intake.given.request import TRIED, Given, ScenarioRequest, merge, require
+from planner.intake.given.fields import REQUEST_FIELDS, missing_fields
+from planner.intake.given.request import TRIED, Given, ScenarioRequest, asked_card, merge, require
 from planner.intake.given.request_field import PARTS
 from planner.report.check.checked import Checked
 
@@ -57,8 +57,7 @@ class CheckOptions:
 
 def read_for(options: CheckOptions, given: ScenarioRequest) -> CheckOptions:
     """``options`` with the stack and the card that flags say, for which a config is read."""
-    gpu, count = split_count(given.get("gpu") or "")
-    lone = bool(gpu) and count in (None, 1) and (given.get("nodes") or 1) == 1
+    gpu, lone = asked_card(given)
     return replace(options, stack=given.get("stack") or "", gpu=gpu, lone=lone)
 
 

@@ -64,9 +64,9 @@ CHECK_OPTIONS: OwnOptions = {
         "--tool",
         "NAME",
         "What the files are for, where their keys do not say it: "
-        "plan, llama-factory, llama-factory-v1, llama-factory-mca, axolotl, open-instruct, "
-        "torchtitan, torchtune, nemo-automodel, ms-swift, ms-swift-megatron, lmflow, llava, qlora, "
-        "llama-cookbook, unsloth, unsloth-cli, peft-sft, trl, transformers, deepspeed or accelerate",
+        "plan, llama-factory, llama-factory-v1, llama-factory-mca, llama-factory-bridge, axolotl, "
+        "open-instruct, torchtitan, torchtune, nemo-automodel, ms-swift, ms-swift-megatron, lmflow, llava, "
+        "qlora, llama-cookbook, unsloth, unsloth-cli, peft-sft, trl, transformers, deepspeed or accelerate",
     ),
     "deepspeed": valued("--deepspeed", "FILE", "DeepSpeed's JSON, instead of the one referred to"),
     "accelerate": valued(

@@ -41,6 +41,7 @@ from planner.configs.tools.axolotl import axolotl
 from planner.configs.tools.llama_cookbook import is_llama_cookbook
 from planner.configs.tools.llama_factory import (
     llama_factory,
+    llama_factory_bridge,
     llama_factory_mca,
     llama_factory_v1,
 )
@@ -120,12 +121,19 @@ _SWIFT_MEGATRON = _tool(
     ms_swift_megatron.is_ms_swift_megatron,
 )
 _MCA = _tool("llama-factory-mca", llama_factory_mca, llama_factory_mca.read_mca, llama_factory_mca.is_mca)
-_OF_MEGATRON = (_SWIFT_MEGATRON, _MCA)
+_BRIDGE = _tool(
+    "llama-factory-bridge",
+    llama_factory_bridge,
+    llama_factory_bridge.read_bridge,
+    llama_factory_bridge.is_bridge,
+)
+_OF_MEGATRON = (_SWIFT_MEGATRON, _MCA, _BRIDGE)
 """Tools that hand keys of Megatron on."""
 _TRAINING = (
     _tool("llama-factory", llama_factory, llama_factory.read_llama_factory),
     _tool("llama-factory-v1", llama_factory_v1, llama_factory_v1.read_llama_factory_v1),
     _MCA,
+    _BRIDGE,
     _tool("axolotl", axolotl, axolotl.read_axolotl),
     _tool("open-instruct", open_instruct, open_instruct.read_open_instruct),
     _tool("torchtune", torchtune, torchtune.read_torchtune, torchtune.is_torchtune),

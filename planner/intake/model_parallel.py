@@ -397,7 +397,8 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
         yield from _of_trainer(scenario)
     elif stack.model_parallel == "features":
         shares = hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates
-        if shares and not (stack.fsdp2_casts == "never" and recipe.sharding is FSDP):
+        read = stack.runs_trainer and stack.fsdp2_casts == "never" and recipe.sharding is FSDP
+        if shares and not read:
             yield (
                 f"on stack '{stack.id}' beside other batches with sharding {recipe.sharding.name}; "
                 "without --stack the answer is for one that has it"
@@ -428,8 +429,8 @@ def _of_trainer(scenario: Scenario) -> Iterator[str]:
             f"on stack '{stack.id}' without ZeRO or FSDP2, or with divided matrices: "
             "--sharding zero3 or fsdp has it"
         )
-    if scenario.run.evaluates:
-        yield "with evaluation, of which nobody read how sequences are divided"
+    if scenario.run.evaluates and not _by_ring(scenario):
+        yield "with evaluation, for which DeepSpeed divides no sequence"
 
 
 def _of_ring(scenario: Scenario) -> Iterator[str]:

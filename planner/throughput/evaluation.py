@@ -35,7 +35,8 @@ def evaluation_step_seconds(job: TimedJob) -> Number:
 
     Formula: max(kernels, issue time of the operators and hooks) + gathered and fetched weights as
     far as they do not hide.  Weights that live elsewhere are brought in for one pass.
-    Source: :mod:`planner.throughput.step_time`, as for training.  Ignored: collecting of logits, metrics.
+    Source: :mod:`planner.throughput.step_time`, as for training.  Ignored: collecting of logits, metrics,
+    and what GPUs that share a batch send.
     """
     batch = replace(job.recipe.batch, micro_batch=_micro_batch(job))
     recipe = replace(job.recipe, batch=batch)

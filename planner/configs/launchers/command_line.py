@@ -52,6 +52,7 @@ from planner.configs.launchers.script_names import (
 )
 from planner.configs.launchers.shell import commands
 from planner.configs.launchers.tune_words import TRAINS_NOTHING, config_and_rest, overridden, refuse_recipe
+from planner.configs.launchers.variables import EVERY_GPU
 from planner.configs.tools.unsloth.unsloth_train import in_sections
 from planner.configs.yaml_or_json import read_document
 from planner.errors import REFUSED_BY_TOOL, InputFileError, PlannerError, UsageError, show
@@ -211,6 +212,8 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
             job.script = "rm" if job.words[1] == "rm" else "train"
         elif is_on(variables, "USE_MCA"):
             job.tool = "llama-factory-mca"
+        elif is_on(variables, "USE_MEGATRON_BRIDGE"):
+            job.tool = "llama-factory-bridge"
     if job.tool == "axolotl":
         options = {name: job.arguments.pop(name) for name in _OF_AXOLOTL if name in job.arguments}
         job.launch = of_axolotl(path, options, variables)
@@ -356,6 +359,8 @@ def _launch_table(path: Path, options: dict[str, Any]) -> tuple[dict[str, Any], 
             table["use_cpu" if name == "cpu" else name] = value
         else:
             table[part] = {**(table.get(part) or {}), name: value}
+    if table.get("num_processes") == EVERY_GPU:
+        del table["num_processes"]
     alone = table.get("num_processes") == 1
     table["distributed_type"] = chosen or table.get("distributed_type") or ("NO" if alone else "MULTI_GPU")
     return table, stock

@@ -176,8 +176,11 @@ def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
         raise keys.not_modelled(_PINS, "offload of FSDP to RAM that is not pinned is not modelled")
     if keys.flag(prefix("activation_checkpointing")):
         found.checkpoints = True
-        reading.said.pop("gradient_checkpointing", None)
-        reading.say("gradient_checkpointing", True, keys.where(prefix("activation_checkpointing")))
+        # accelerate 1.15.0 accelerator.py prepare_model and utils/fsdp_utils.py fsdp2_apply_ac, whatever the
+        # tool's own checkpoints are.
+        for name, value in (("gradient_checkpointing", True), ("checkpoint_reentrant", False)):
+            reading.said.pop(name, None)
+            reading.say(name, value, keys.where(prefix("activation_checkpointing")))
     keys.refuse_switched_on({prefix(name): why for name, why in _UNMODELLED.items()})
     _read_units(keys, prefix, reading)
     for name in ("backward_prefetch", "backward_prefetch_policy"):

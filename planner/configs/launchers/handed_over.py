@@ -1,4 +1,5 @@
-"""Commands that a program starts for somebody, behind ``--``: ``python mason.py -- accelerate launch``.
+"""Commands that a program starts for somebody, behind ``--``: ``python mason.py -- accelerate launch``; or
+another shell, as one word: ``srun bash -c "accelerate launch ..."``.
 
 Source: allenai/open-instruct e6c3044aa mason.py parse_commands and make_internal_command.
 """
@@ -9,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from planner.configs.launchers.shell import HANDED_AND
+from planner.configs.launchers.shell import HANDED_AND, commands
 
 _BREAK = "--"
 # Scripts that start what they are handed on so many machines, and have each number of processes for one.
 _ON_NODES = {"mason.py": "--num_nodes"}
 _PROCESSES = "--num_processes"
+_SHELLS = ("bash", "sh")
 # What Ray starts on its cluster (ray 2.54 job submit).
 _SUBMITS = ("ray", "job", "submit")
 
@@ -24,6 +26,9 @@ def handed_over(words: Sequence[str]) -> Iterator[list[str]]:
 
     What a job's own shell reads between commands (an escaped ``&&``) parts them, too.
     """
+    if text := _of_other_shell(words):
+        yield from (command.words for command in commands(Path(), text) if command.words)
+        return
     own = words[: words.index(_BREAK)] if _BREAK in words else []
     if not any(word.endswith(".py") for word in own) and tuple(own[:3]) != _SUBMITS:
         return
@@ -36,6 +41,14 @@ def handed_over(words: Sequence[str]) -> Iterator[list[str]]:
             continue
         yield _on_nodes(command, nodes) if option else command
         command = []
+
+
+def _of_other_shell(words: Sequence[str]) -> str:
+    """The text that ``bash -c`` is given, also behind ``srun``; empty for other commands."""
+    start = next((index for index, word in enumerate(words) if word in _SHELLS), len(words))
+    known = start == 0 or words[0] == "srun"
+    option, text = [*words[start + 1 : start + 3], "", ""][:2]
+    return text if known and option in ("-c", "-lc") else ""
 
 
 def _on_nodes(command: list[str], nodes: str) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from planner.configs.tools.open_instruct import LAUNCHED_WITH
 
@@ -79,10 +80,10 @@ def _llama_factory(launch: Launch) -> str:
     return f"{alone}llamafactory-cli train {launch.file}{beside}"
 
 
-def _llama_factory_mca(launch: Launch) -> str:
+def _by_variable(name: str, launch: Launch) -> str:
     """The variable makes it start torchrun, with a process for each GPU that it sees."""
     line = _llama_factory(launch)
-    return f"USE_MCA=1 {line}" if line else ""
+    return f"{name}=1 {line}" if line else ""
 
 
 _V1_PAIRS = ("dpo", "orpo", "simpo")
@@ -218,7 +219,8 @@ def _own(launch: Launch) -> str:
 _LINES: Mapping[str, Callable[[Launch], str]] = {
     "llama-factory": _llama_factory,
     "llama-factory-v1": _llama_factory_v1,
-    "llama-factory-mca": _llama_factory_mca,
+    "llama-factory-mca": partial(_by_variable, "USE_MCA"),
+    "llama-factory-bridge": partial(_by_variable, "USE_MEGATRON_BRIDGE"),
     "axolotl": _axolotl,
     "trl": _trl,
     "transformers": _transformers,

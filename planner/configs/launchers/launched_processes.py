@@ -19,11 +19,18 @@ from planner.errors import NotModelledError, UsageError, show
 # Variables by which LLaMA-Factory trains in another way (hparams/parser.py, launcher.py and extras/misc.py of
 # 0.9.5; USE_MEGATRON_BRIDGE at ff6d4d12e of 2026-08) -> why that is not modelled.
 _OTHER_WAYS = {
-    "USE_MEGATRON_BRIDGE": "models of Megatron-Bridge are not modelled: say the job by flags, with --stack "
-    "megatron for those of ms-swift",
     "USE_KT": "KTransformers is not modelled; leave it out",
 }
-_DECIDE = ("USE_V1", "USE_MCA", "FORCE_TORCHRUN", "NPROC_PER_NODE", "NNODES", VISIBLE, *_OTHER_WAYS)
+_DECIDE = (
+    "USE_V1",
+    "USE_MCA",
+    "USE_MEGATRON_BRIDGE",
+    "FORCE_TORCHRUN",
+    "NPROC_PER_NODE",
+    "NNODES",
+    VISIBLE,
+    *_OTHER_WAYS,
+)
 
 LOADS_ON_HOST = ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")
 """Variables with which Transformers keeps a packed model in host RAM until FSDP divides it (4.57.1

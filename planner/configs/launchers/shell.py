@@ -24,6 +24,8 @@ from planner.errors import InputFileError
 # it stands as a placeholder that is never filled in.
 _SUBSTITUTION = re.compile(r"\$\(\([^()]*\)\)|\$\([^()]*\)|`[^`]*`")
 _UNKNOWN = "${command}"
+# A comment between words that go on, which is no word.
+_NOTE = re.compile(r"`[ \t]*#[^`]*`")
 # The number of a stream, which touches its redirection (``2>``; in ``2 >`` it is a word); quoted text before
 # it is passed over.
 _STREAM = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()<>])[0-9]+(?=[<>])""", re.DOTALL)
@@ -40,10 +42,13 @@ _KEYWORDS = frozenset({"if", "elif", "then", "while", "until", "do", "else", "{"
 # Programs that start another one, with the words that they take before it.
 _WRAPPERS = {"nohup": 0, "time": 0, "exec": 0, "env": 0, "sudo": 0, "export": 0, "uv": 1, "poetry": 1}
 
+# Programs that start another one in a container, with options before it; none of these may set its processes.
+_CONTAINERS = frozenset({"apptainer", "singularity", "docker", "podman"})
+_OF_PROCESSES = re.compile("CUDA_VISIBLE|NPROC_PER_NODE|USE_V1|USE_MCA")
 # What starts processes of its own, once on each node behind ``srun`` with its options.
 _LAUNCHERS = re.compile("accelerate|torchrun|deepspeed|tune|llamafactory-cli|swift")
 # What `uv run` and its like start behind options of their own.
-_STARTED = re.compile(rf"{_LAUNCHERS.pattern}|python3?|trl|megatron")
+_STARTED = re.compile(rf"{_LAUNCHERS.pattern}|python3?|trl|megatron|axolotl|unsloth")
 
 
 class Command(NamedTuple):
@@ -227,6 +232,7 @@ def _outside_arrays(line: str, level: int) -> tuple[str, int]:
 
 
 def _words(text: str) -> list[str]:
+    text = _NOTE.sub("", text)
     while (shorter := _SUBSTITUTION.sub(_UNKNOWN, text)) != text:
         text = shorter
     text = _STREAM.sub(lambda found: found[1] or "", text).replace(HANDED_AND, f"'{HANDED_AND}'")
@@ -294,7 +300,9 @@ def _bare(command: list[str]) -> list[str]:
         del words[: 1 + _WRAPPERS.get(words[0], 0)]
     if words[:1] == ["srun"]:
         del words[: next((index for index in range(len(words)) if _launches(words[index:])), 0)]
-    elif words and words[0].startswith("-"):
-        del words[: next((index for index, word in enumerate(words) if _STARTED.fullmatch(word)), 0)]
+    elif words and (words[0].startswith("-") or words[0] in _CONTAINERS):
+        start = next((index for index, word in enumerate(words) if _STARTED.fullmatch(word)), 0)
+        if not any(map(_OF_PROCESSES.search, words[:start])):
+            del words[:start]
     end = next((index for index, word in enumerate(words) if word and set(word) <= set("<>&")), len(words))
     return words[:end]

@@ -90,7 +90,8 @@ _COUNTS_GPUS = re.compile(
     r"|nvidia-smi[ \t]+(?:-L|--list-gpus|--query-gpu=\w+[ \t]+--format=csv,noheader)[ \t]*"
     r"(?:2>[ \t]*/dev/null[ \t]*)?\|[ \t]*wc[ \t]+-l)[ \t]*\)"
 )
-_EVERY_GPU = "gpu"
+EVERY_GPU = "gpu"
+"""Stands for the number of GPUs in a machine, as torchrun has it."""
 _FUNCTION = r"^[ \t]*(?:function\b|[\w-]+[ \t]*\(\)).*"
 _OPENS = re.compile(rf"^[ \t]*(?:if|for|while|until|case|select)\b|{_FUNCTION}\{{|\{{[ \t]*$")
 _CLOSES = re.compile(
@@ -168,7 +169,7 @@ class Known:
 
     def fill(self, line: str, depth: int) -> str:
         """A line with what is known put in; in a function arguments are its own."""
-        line = _LENGTH.sub(lambda found: self._counted(found, len), _COUNTS_GPUS.sub(_EVERY_GPU, line))
+        line = _LENGTH.sub(lambda found: self._counted(found, len), _COUNTS_GPUS.sub(EVERY_GPU, line))
         line = _NUMBERS.sub(lambda found: self._counted(found, _numbered), line)
         line = _WORD.sub(self._word, _USED.sub(self._value, line))
         if not depth and not self.elsewhere and (without := _ARGUMENTS.sub("", line)) != line:

@@ -74,7 +74,7 @@ _HARMLESS_METHODS = frozenset(
         save_model save_state save_pretrained save_pretrained_merged save_pretrained_gguf push_to_hub
         push_to_hub_merged push_to_hub_gguf log_metrics save_metrics evaluate config_class tie_weights
         is_world_process_zero is_local_process_zero get_nb_trainable_parameters create_model_card
-        accelerator_config is_parallelizable
+        accelerator_config is_parallelizable get_train_dataloader get_eval_dataloader
         """
     )
 )

@@ -260,7 +260,11 @@ class Classes(Calls):
 
     def _with_defaults(self, node: ast.Call, parser: Parser) -> Any:
         for name, value in self.arguments(node)[1].items():
-            parser.options.append(Option((f"--{name}",), name, default=value))
+            if not any(each.target == name for each in parser.options):
+                parser.options.append(Option((f"--{name}",), name))
+            parser.options[:] = [
+                replace(each, default=value) if each.target == name else each for each in parser.options
+            ]
         return unknown(node)
 
     def _parsed(

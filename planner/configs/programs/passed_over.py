@@ -6,7 +6,7 @@ import ast
 import re
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from planner.configs.programs.calls import HARMLESS_ATTRIBUTES, TrainedError, is_harmless_call
 from planner.configs.programs.loops import frozen_by, norms_raised_by
@@ -43,6 +43,8 @@ _READS = frozenset(
 _IS_SETTINGS = re.compile(rf"(?:{OWN}|{SETTINGS.pattern})")
 # What is handed about and trains nothing: arguments of the program's own, and what launches it.
 _IS_BESIDE = re.compile(rf"(?:{OWN}|^Accelerator)$")
+_HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
+_OF_CHAT = {*words("info print warning"), "setup_chat_format"}
 # Of a list.
 _LOOKS_ON = ("index", "count", "copy")
 
@@ -109,6 +111,7 @@ class PassedOver(Modules):
             case ast.Attribute() if is_set(node):
                 owner = self.named(node.value)
                 harmless = isinstance(owner, Model) and node.attr in HARMLESS_ATTRIBUTES
+                harmless |= isinstance(owner, Unknown) and is_harmless(node)
                 return harmless or (isinstance(owner, Made) and _IS_SETTINGS.search(owner.kind) is not None)
             case ast.Subscript() if is_set(node):
                 # Rows of a table of its own, such as those of new tokens, have other values then.
@@ -285,3 +288,22 @@ def _hands_back(node: ast.AST) -> bool:
 def is_set(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
     """Whether a statement sets or deletes it."""
     return isinstance(node.ctx, ast.Store | ast.Del)
+
+
+def is_harmless(target: ast.Attribute) -> bool:
+    """Whether an attribute says nothing of a training step: what is generated, labels, special tokens."""
+    return target.attr in _HARMLESS_CONFIG or "generation_config" in ast.unparse(target)
+
+
+def only_adds_tokens(node: ast.If) -> bool:
+    """Whether a branch prints, and gives model and tokenizer the tokens of a chat, as the scripts of TRL do
+    where the tokenizer has no template (trl 0.9.6 to 0.20.0 scripts/sft.py): their rows are not counted.
+    """
+    calls = [each.value for each in node.body if isinstance(each, ast.Expr | ast.Assign)]
+    names = [getattr(each.func, "attr", getattr(each.func, "id", "")) for each in calls if _is_call(each)]
+    plain = len(names) == len(node.body) and not node.orelse
+    return plain and "setup_chat_format" in names and {*names} <= _OF_CHAT
+
+
+def _is_call(node: ast.expr | None) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call)

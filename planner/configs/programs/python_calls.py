@@ -34,6 +34,14 @@ _LOADS = words(
     toml.load omegaconf.OmegaConf.load
     """
 )
+# transformers 4.45 and 5.23 modeling_utils.py PreTrainedModel, which a model of PEFT hands on.
+_OF_EVERY_MODEL = words(
+    """
+    config generation_config enable_input_require_grads gradient_checkpointing_enable
+    gradient_checkpointing_disable get_input_embeddings get_output_embeddings resize_token_embeddings
+    save_pretrained push_to_hub
+    """
+)
 _SETS_VARIABLES = words(
     "os.environ.setdefault os.environ.update os.putenv torch.cuda.memory._set_allocator_settings"
 )
@@ -212,7 +220,7 @@ class PythonCalls(Names, ABC):
         found = self.attribute(ast.Attribute(node.args[0], key), owner)
         there = not isinstance(found, Unknown | Library)
         if name == "hasattr":
-            return (True,) if there else None
+            return (True,) if there or (isinstance(owner, Model) and key in _OF_EVERY_MODEL) else None
         return (found,) if there or not rest[1:] else None
 
     def _all_of(self, owner: Any) -> tuple[Any] | None:

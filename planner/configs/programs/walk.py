@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.configs.programs.calls import TrainedError
 from planner.configs.programs.names import ELSEWHERE
-from planner.configs.programs.passed_over import PassedOver
+from planner.configs.programs.passed_over import PassedOver, is_harmless, only_adds_tokens
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
@@ -35,7 +35,6 @@ from planner.configs.programs.values import (
     unknown,
 )
 from planner.errors import InputFileError
-from planner.words import words
 
 _DEEPEST = 12
 # What a statement counts beside its parts.
@@ -43,7 +42,6 @@ _OF_STATEMENT = 20
 # Settings of the libraries that train which leave a model as it is; others may replace its code.
 _SETTINGS = ("torch.backends", "torch._dynamo", "torch._inductor", "transformers.logging")
 _MOST_LISTED, _MOST_TURNS = 1_000, 100
-_HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
 
 
 class _ReturnedError(Exception):
@@ -95,8 +93,8 @@ class Walk(PassedOver):
                 self._assign(node.target, unknown(node) if node.value is None else self.value(node.value))
             case ast.AugAssign():
                 self._assign(node.target, self._added_to(node))
-            case ast.Expr():
-                self.value(node.value)
+            case ast.Expr(value=value) | ast.Raise(exc=ast.Call(func=ast.Name(id="SystemExit")) as value):
+                self.value(value)
             case ast.Return():
                 raise _ReturnedError(None if node.value is None else self.value(node.value))
             case _:
@@ -153,10 +151,10 @@ class Walk(PassedOver):
 
     def _if(self, node: ast.If) -> None:
         holds = truth(self.value(node.test))
-        if holds is None:
+        if holds is None and not only_adds_tokens(node):
             self.pass_over(node)
         else:
-            self._body(node.body if holds else node.orelse)
+            self._body(node.orelse if holds is False else node.body)
 
     def names_made_by(self, tree: ast.Module, scope: dict[str, Any]) -> None:
         """Go through the statements of a file, which put names into ``scope``."""
@@ -189,7 +187,7 @@ class Walk(PassedOver):
             self.set_on_classes.setdefault(id(owner.node), {})[target.attr] = value
         elif isinstance(owner, Library) and owner.trains and not owner.name.startswith(_SETTINGS):
             raise self.refused(target, f"what it changes in {owner.name} is not known")
-        elif not isinstance(owner, Library) and not _is_harmless(target) and self.touches(target):
+        elif not isinstance(owner, Library) and not is_harmless(target) and self.touches(target):
             raise self.refused(target, "what this changes in what is trained is not known")
 
     def value(self, node: ast.expr) -> Any:
@@ -338,8 +336,3 @@ class Walk(PassedOver):
             self._body(node.body)
         self._body(node.orelse)
         return True
-
-
-def _is_harmless(target: ast.Attribute) -> bool:
-    """Whether an attribute says nothing of a training step: what is generated, labels, special tokens."""
-    return target.attr in _HARMLESS_CONFIG or "generation_config" in ast.unparse(target)

@@ -16,8 +16,12 @@ BRIDGE = (
     "known: say all of it by flags, with --stack megatron for ms-swift's way (plan --help)"
 )
 """Why what changes such a recipe is refused (NVIDIA-NeMo/Megatron-Bridge 067f987d recipes)."""
-_OF_PROGRAM = dict.fromkeys(("ms-swift-megatron", "llama-factory-mca"), "Megatron")
-"""Tool that is read -> program whose keys it has."""
+_OF_PROGRAM = {
+    "ms-swift-megatron": ("Megatron",),
+    "llama-factory-mca": ("Megatron",),
+    "llama-factory-bridge": ("Megatron", "Megatron-Bridge under LLaMA-Factory"),
+}
+"""Tool that is read -> programs whose keys it has."""
 
 
 def refuse_other_tools(document: Document, tool: str | None) -> None:
@@ -27,7 +31,7 @@ def refuse_other_tools(document: Document, tool: str | None) -> None:
         NotModelledError: names the program and the key that tells it.
     """
     for program, marks in _MARKS.items():
-        if program == _OF_PROGRAM.get(tool or ""):
+        if program in _OF_PROGRAM.get(tool or "", ()):
             continue
         if found := sorted(marks & document.table.keys()):
             raise _refusal(document, program, found[0])
@@ -42,11 +46,6 @@ def refuse_other_tools(document: Document, tool: str | None) -> None:
 
 def _refusal(document: Document, program: str, key: str) -> NotModelledError:
     advice = "whatever --tool says; say the job by flags"
-    if program.startswith("Megatron-Bridge"):
-        advice = (
-            "as its adapters, its padding and whether APEX adds gradients were not read; say the job by "
-            "flags, with --stack megatron"
-        )
     if program == "Megatron":
         advice = (
             "but with the command that starts them, which is ms-swift's megatron or USE_MCA=1 "

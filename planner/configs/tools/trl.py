@@ -175,6 +175,10 @@ def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
     if old and first_held(keys, (UP_TO_0_17, *OLD[OLDEST])):
         place = "trl 0.14.0 to 0.21.0 trainer/grpo_config.py: gradient_checkpointing is Transformers', off"
         reading.default("gradient_checkpointing", False, place)
+        place = (
+            "transformers 4.48 to 4.53 training_args.py default_optim, which these versions of TRL ran with"
+        )
+        reading.default("optimizer", "adamw_torch", place)
     # Only trainers of SFT read it, and no key of a file was refused up to TRL 0.17 (scripts/utils.py).
     keys.skip(("use_liger",))
     reading.said.pop("padding", None)
@@ -246,6 +250,7 @@ def read_method(keys: Keys, reading: Reading, *, own: bool) -> None:
         keys.skip((*adapter, "lora_target_modules", "lora_target_parameters", "lora_modules_to_save"))
         keys.skip(("load_in_4bit", "load_in_8bit"))
         keys.skip(("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"))
+        keys.skip(("bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant"))
         _refuse_quantised_full(keys)
         return
     reading.take(keys, adapter)
@@ -287,7 +292,11 @@ def _refuse_quantised_full(keys: Keys) -> None:
 
 def _read_quantisation(keys: Keys, reading: Reading) -> None:
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
-    kind, nested = keys.text("bnb_4bit_quant_type") or "nf4", keys.flag("use_bnb_nested_quant")
+    # The second name is that of Transformers, which scripts of one's own hand on (BitsAndBytesConfig).
+    nested_name = first_held(keys, ("use_bnb_nested_quant", "bnb_4bit_use_double_quant"))
+    kind, nested = keys.text("bnb_4bit_quant_type") or "nf4", keys.flag(nested_name or "use_bnb_nested_quant")
+    if keys.text("bnb_4bit_compute_dtype") in ("float32", "fp32"):
+        raise keys.not_modelled("bnb_4bit_compute_dtype", "products in fp32 over 4 bits are not modelled")
     storage = keys.text("bnb_4bit_quant_storage")
     if four and eight:
         raise UsageError(f"{keys.where('load_in_4bit')} and load_in_8bit are both true: only one can be")
@@ -297,7 +306,7 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
         return
     reading.say("quantization", kind, keys.where("load_in_4bit"))
     if nested is not None:
-        reading.say("double_quant", nested, keys.where("use_bnb_nested_quant"))
+        reading.say("double_quant", nested, keys.where(nested_name or ""))
     reading.default("double_quant", False, "trl 1.16.0 trainer/model_config.py: use_bnb_nested_quant")
     if storage not in (None, "uint8"):
         reading.say("quant_storage", storage, keys.where("bnb_4bit_quant_storage"))

@@ -137,6 +137,21 @@ _LLAMA_FACTORY_MCA: Mapping[str, Rule] = {
 }
 
 
+def _bridge_layers(table: Table, value: Any) -> Settings | None:
+    """All of them one by one, which has to be said."""
+    del table
+    if not value:
+        return {("recompute_granularity",): REMOVED}
+    return {
+        ("recompute_granularity",): "full",
+        ("recompute_method",): "uniform",
+        ("recompute_num_layers",): 1,
+    }
+
+
+_LLAMA_FACTORY_BRIDGE = {**_LLAMA_FACTORY_MCA, "gradient_checkpointing": _bridge_layers}
+
+
 def _v1_precision(table: Table, value: Any) -> Settings | None:
     """Under FSDP2 alone: without it nothing casts."""
     dist = table.get("dist_config")
@@ -377,6 +392,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "llama-factory": _LLAMA_FACTORY,
     "llama-factory-v1": _LLAMA_FACTORY_V1,
     "llama-factory-mca": _LLAMA_FACTORY_MCA,
+    "llama-factory-bridge": _LLAMA_FACTORY_BRIDGE,
     "axolotl": _AXOLOTL,
     "trl": _TRL,
     "transformers": _TRANSFORMERS,

@@ -159,6 +159,13 @@ def from_record(record: RunRecord) -> ScenarioRequest:
     return ScenarioRequest(values, record_id=record.id)
 
 
+def asked_card(request: ScenarioRequest) -> tuple[str, bool]:
+    """The card that the request names, and whether one alone trains."""
+    name, counted = split_count(request.get("gpu") or "")
+    counts = (request.get("gpus") or counted or 1, request.get("nodes") or 1)
+    return name, bool(name) and counts == (1, 1)
+
+
 def merge(base: ScenarioRequest, override: ScenarioRequest) -> ScenarioRequest:
     """``base`` with everything that ``override`` says put over it: a config file and the flags beside it."""
     values = dict(base.values)

@@ -37,7 +37,8 @@ def _dora_is_elsewhere(case: Case) -> bool:
     """Whether DoRA meets weights or engines of which nobody compared it with the trace."""
     sharding = case.recipe.sharding
     of_torchtune = case.stack.dora == "adapter_first"
-    divided = sharding.engine != "native" and not (of_torchtune and sharding.dtensors)
+    whole = sharding.engine == "deepspeed" and not sharding.gathers_weights
+    divided = sharding.engine != "native" and not whole and not (of_torchtune and sharding.dtensors)
     return (
         divided
         or (of_torchtune and case.numerics.quantization != "none")
@@ -143,9 +144,9 @@ ADAPTER_RULES = (
     ),
     not_modelled(
         "dora-of-kernels",
-        "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; "
+        "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds all weights; "
         "of torchtune over unquantised ones, under FSDP2, too; use --method lora or qlora, and --sharding "
-        "ddp or none",
+        "ddp, zero1 or zero2",
         lambda case: _has_dora(case) and _dora_is_elsewhere(case),
     ),
     not_modelled(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.domain.recipes.fp8 import MULTIPLE, keeps_fp8_weights, te_scaling
 from planner.domain.recipes.fp8_scaling import takes_blocks
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.intake.rules.rule import Case, not_modelled, refuse, warn
 
 _ROWS = {"delayed": 8, "tensorwise": 8, "blockwise": 8, "mxfp8": 32}
@@ -62,11 +63,18 @@ def _is_unread_sharding(case: Case) -> bool:
 
 
 def _te_unread(case: Case) -> tuple[tuple[bool, str], ...]:
-    """What else nobody read beside products of Transformer Engine."""
+    """What else nobody read beside products of Transformer Engine.
+
+    Accelerate hands an optimizer its own matrices in the place of those that it was made for.  One that
+    remembers these stops: by state (Muon), or by hooks (layer by layer).
+    Source: accelerate 1.15 accelerator.py _prepare_te (``mapping[p]``); llamafactory 0.9.5
+    third_party/muon/muon.py (``use_muon``); transformers 5.23 trainer_pt_utils.py LayerWiseDummyOptimizer.
+    """
     recipe, own = case.recipe, not _is_megatron(case)
     linears = [spec for spec, _ in case.model.linears()]
     odd = any(spec.in_features % MULTIPLE or spec.out_features % MULTIPLE for spec in linears)
     norms = [norm for group in case.model.groups for norm in group.block.norms]
+    library = OPTIMIZER_FACTS[recipe.optimizer].library
     precise = case.stack.adam_states != "masters"
     return (
         (not case.gpu.is_cuda, f"the card {case.gpu.name}"),
@@ -75,6 +83,8 @@ def _te_unread(case: Case) -> tuple[tuple[bool, str], ...]:
         (own and any(norm.kind == "layer" for norm in norms), "LayerNorms, which Accelerate replaces,"),
         (own and recipe.loss not in ("hf", "liger"), f"loss {recipe.loss}"),
         (own and any(spec.kind != "linear" for spec in linears), "matrices that are no nn.Linear"),
+        (own and library in ("tool", "package"), f"optimizer {recipe.optimizer}"),
+        (own and recipe.optimizer_in_backward, "an optimizer that steps in the backward pass"),
         (odd, f"matrices whose sides are no multiples of {MULTIPLE}"),
         (precise and case.numerics.fp8 == "te-delayed-gathered", f"adam_states={case.stack.adam_states}"),
     )

@@ -58,9 +58,11 @@ def _picked(torch: Operators, hidden: Tensor, picked: Unit) -> Tensor:
 def _run_tiles(
     torch: Operators, view: LayerView, spec: LinearSpec, rows: Tensor, weight: Tensor
 ) -> list[Tensor]:
-    """One buffer for all tiles, and the operands of one in the compute dtype, until the function ends."""
+    """One buffer for the products of all tiles, and the operands of one in the compute dtype, until the
+    function ends.
+    """
     compute = view.dtypes.compute
-    made = [torch.new(Unit.PIECE_TOKENS, TILE_WORDS, compute, "empty", cost=None)]
+    made = [torch.new(Unit.PIECE_TOKENS, TILE_WORDS, compute, "mm", cost=None)]
     if rows.dtype != compute:
         made.append(torch.new(Unit.PIECE_TOKENS, rows.count, compute, "to"))
     if weight.dtype != compute:

@@ -201,7 +201,9 @@ def options_over(space: Space, place: TypedFlags, found: LookedUp) -> Iterator[O
     names = [name for name in _CHOICES_OF_RECIPE if name in space.choices]
     lists = [space.choices[name] for name in names]
     if not space.is_given("method"):
-        names, lists = ["method", *names], [METHODS, *lists]
+        # Over a packed checkpoint qlora is what lora is.
+        tried = METHODS if found.model.stored is None else METHODS[:2]
+        names, lists = ["method", *names], [tried, *lists]
     for combination in product(*lists):
         flags = {**place, **dict(zip(names, combination, strict=True))}
         if not space.is_given("seq"):

@@ -57,11 +57,14 @@ def test_its_peaks_are_as_they_are_stored(name: str, tmp_path: Path, monkeypatch
     assert document["reserved_peak_bytes"] == pytest.approx(int(row["trace_reserved_bytes"]), rel=0.01)
 
 
-@pytest.mark.parametrize("sharding", ["fsdp", "zero3"])
+@pytest.mark.parametrize("sharding", ["fsdp", "fsdp --eval-batch 1", "zero3"])
 def test_sequences_that_the_trainer_divides(
     sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By torch's ring beside FSDP2, by DeepSpeed's exchange of heads beside ZeRO-3: as the plan has it."""
+    """By torch's ring beside FSDP2, by DeepSpeed's exchange of heads beside ZeRO-3: as the plan has it.
+
+    The ring divides what is evaluated, too.
+    """
     monkeypatch.chdir(tmp_path)
     words = (
         "--model qwen2.5-0.5b --method full --gpu h100-sxm:2 --stack hf-trainer@5 --context-parallel 2 "

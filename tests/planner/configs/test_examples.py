@@ -90,6 +90,16 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
         ),
     ),
     (
+        "llama_factory_bridge.yaml",
+        {},
+        A100,
+        (
+            "--stack megatron --model qwen3-8b --method full --seq 4096 --batch 1 --grad-accum 8 "
+            "--epochs 2 --tensor-parallel 2 --context-parallel 2 --gradient-checkpointing "
+            "--switches adds_gradients=false;expandable_segments=on"
+        ),
+    ),
+    (
         "axolotl_qlora.yml",
         {},
         {"gpu": "4090"},

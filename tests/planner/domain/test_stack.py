@@ -33,6 +33,7 @@ def switched(**switches: object) -> Stack:
         ("collated", "bool", "sdpa", False),
         ("rows", "bool", "sdpa", True),
         ("one_row", "bool", "eager", True),
+        ("one_row", "bool", "flash2", False),
         ("rows", "stream", "sdpa", False),
         ("rows", "bool", "flash2", False),
         # A kernel in the place of sdpa is told; eager attention is not.
@@ -44,11 +45,12 @@ def switched(**switches: object) -> Stack:
 def test_who_keeps_packed_samples_apart_by_a_mask(
     packed_mask: str, sdpa_mask: str, attention: str, masks: bool
 ) -> None:
-    """FlashAttention never; padded samples have none either."""
+    """FlashAttention never; padded samples have none either.  Packed ones lie in one row in any case."""
     stack = switched(packed_mask=packed_mask, sdpa_mask=sdpa_mask)
     assert stack.masks_samples(recipe(attention=attention)) == masks
     assert not stack.masks_samples(recipe(attention=attention, padding="longest"))
-    assert stack.joins_rows(recipe(attention=attention)) == (masks and packed_mask == "one_row")
+    assert stack.joins_rows(recipe(attention=attention)) == (packed_mask == "one_row")
+    assert not stack.joins_rows(recipe(attention=attention, padding="longest"))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from planner.intake.given.config_file import read_config_file
 from planner.intake.given.config_file import with_flags as with_file_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.predicting import estimate
 from planner.program.job import job_of
 from planner.searching.variants import with_flags
 from tests.jobs import resolved, typed
@@ -193,6 +194,15 @@ def test_torch_divides_sequences_beside_fsdp(method: str, stack: str) -> None:
     assert scenario.recipe.batch.padding == "longest"
 
 
+def test_the_ring_divides_what_is_evaluated_too() -> None:
+    """Twice as many GPUs have half of what a batch that is evaluated takes; weights and states stay."""
+    short = {**RING, "precision": "bf16-mixed", "seq": 4096, "eval_batch": 8}
+    scenarios = [scenario_of(**{**short, "context_parallel": parts}) for parts in (2, 4, 8)]
+    phases = [estimate(each, Coefficients()).memory.phases for each in scenarios]
+    peaks = [next(each.allocated_bytes for each in some if each.phase == "eval") for some in phases]
+    assert peaks[0] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[2]), rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -206,7 +216,6 @@ def test_torch_divides_sequences_beside_fsdp(method: str, stack: str) -> None:
         ({"stack": "trl", "tokens_per_sample": 100}, "leave --tokens-per-sample and --data out"),
         ({"stack": "automodel", "precision": "bf16"}, "nobody read"),
         ({"stack": "hf-loop"}, "nobody read the code"),
-        ({"samples": 100, "eval_samples": 10}, "evaluation"),
         ({"task": "dpo"}, "task dpo"),
     ],
 )

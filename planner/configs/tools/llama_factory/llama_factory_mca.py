@@ -10,6 +10,7 @@ hparams/parser.py _configure_mca_training_args.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading, Stop
@@ -82,7 +83,7 @@ def read_mca(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_checkpoint(keys, "model_name_or_path", reading, trusts="")
     read_fp8(keys, reading, ("fp8", "fp8_recipe", "fp8_param"))
     _read_length(keys, reading, stage)
-    _read_trainer(keys, reading)
+    read_own_loop(keys, reading, _UNUSED, "mcore_adapter")
     _read_groups(keys, reading)
     _read_experts(keys, reading)
     _read_recomputation(keys, reading)
@@ -124,18 +125,16 @@ def _refuse(keys: Keys) -> str:
     return stage
 
 
-def _read_trainer(keys: Keys, reading: Reading) -> None:
-    """What the Trainer's arguments say of batches, the length of the run and evaluation, whose loop is
-    mcore_adapter's: what they and LLaMA-Factory's loader say of the rest has no effect.
+def read_own_loop(keys: Keys, reading: Reading, unused: Sequence[str], whose: str) -> None:
+    """What the Trainer's arguments say of batches, the length of the run and evaluation, where the loop is
+    another's: what they and LLaMA-Factory's loader say of the rest (``unused``) has no effect.
     """
     read_trainer(keys, reading, evaluates_behind=True)
     for name in ("optimizer", "gradient_checkpointing", "checkpoint_reentrant"):
         reading.said.pop(name, None)
-    for name in _UNUSED:
+    for name in unused:
         if keys.is_on(name):
-            reading.remark(
-                keys.where(name), "has no effect: mcore_adapter has a loader and a loop of its own"
-            )
+            reading.remark(keys.where(name), f"has no effect: {whose} has a loader and a loop of its own")
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:

@@ -108,6 +108,7 @@ def test_fsdp_offloads_both_and_checkpoints_itself() -> None:
     """Only from pinned RAM."""
     said = read(fsdp_offload_params=True, activation_checkpointing=True)
     assert (said.value("offload"), said.value("gradient_checkpointing")) == ("optimizer+params", True)
+    assert said.value("checkpoint_reentrant") is False
     assert read(cpu_offload=False).value("offload") is None
     with pytest.raises(NotModelledError, match="RAM that is not pinned"):
         read(offload_params=True, cpu_offload_pin_memory=False)

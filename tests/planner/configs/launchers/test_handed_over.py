@@ -34,6 +34,14 @@ def test_a_command_is_read_behind_its_break(text: str, processes: dict[str, int]
     assert ("num_machines" in job.launch) == ("num_machines" in processes)
 
 
+@pytest.mark.parametrize("start", ["bash -c", "srun --jobid $SLURM_JOB_ID bash -lc", "sh -c"])
+def test_a_command_is_read_that_another_shell_is_handed(start: str) -> None:
+    """As one word, in which variables may wait for that shell."""
+    job = started(SCRIPT, f'{start} "cd x; {LAUNCH} --output_dir \\$HOME"')
+    assert (job.script, job.arguments["output_dir"]) == ("open_instruct/finetune.py", "$HOME")
+    assert not how_many(SCRIPT, f"ssh node bash -c '{LAUNCH}'")
+
+
 def test_each_of_several_commands_is_one() -> None:
     """mason.py starts them one behind the other."""
     assert how_many(SCRIPT, f"python mason.py --gpus 8 -- {LAUNCH} -- echo done -- {LAUNCH}") == 2

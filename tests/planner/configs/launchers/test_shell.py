@@ -35,6 +35,12 @@ def words(text: str) -> list[list[str]]:
             [["torchrun", "--master_port", "${command}", "a.py"]],
         ),
         ("srun python a.py", [["srun", "python", "a.py"]]),
+        ("a --b 1 \\\n `# c 'd` \\\n --e 2", [["a", "--b", "1", "--e", "2"]]),
+        ("apptainer run --nv -B /x --env A=1 a.sif axolotl train a.yaml", [["axolotl", "train", "a.yaml"]]),
+        (
+            "docker run -e CUDA_VISIBLE_DEVICES=1 image python a.py",
+            [["docker", "run", "-e", "CUDA_VISIBLE_DEVICES=1", "image", "python", "a.py"]],
+        ),
         (
             "srun -n 1 python -m llamafactory.cli train a.yaml",
             [["python", "-m", "llamafactory.cli", "train", "a.yaml"]],

@@ -91,6 +91,8 @@ def test_processes_that_are_counted_on_the_machine_are_its_gpus(count: str) -> N
     """As the launcher's own word for it."""
     job = started(NAME, f"N={count}\ntorchrun --nproc_per_node $N {TRAINS}")
     assert job.launch == started(NAME, f"torchrun --nproc_per_node gpu {TRAINS}").launch
+    launched = started(NAME, f"accelerate launch --num_processes {count} {TRAINS}")
+    assert launched.launch == started(NAME, f"accelerate launch {TRAINS}").launch
 
 
 def test_a_number_of_processes_that_is_left_open_is_that_of_the_gpus_given() -> None:

@@ -94,6 +94,7 @@ def parsed():
     group.add_argument("-b", "--batch", type=int, default="4", help="per card")
     group.add_argument("--rank", type=int, choices=[8, 16], default=8)
     group.add_argument("--packing", action="store_true")
+    parser.set_defaults(packing=False, rank=8)
     group.add_argument("--checkpoints", type=str2bool, default=True)
     return parser.parse_args()
 args = parsed()

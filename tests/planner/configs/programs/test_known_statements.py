@@ -46,6 +46,8 @@ WITHOUT = "\n".join(line for line in TRAINER.splitlines() if "LoraConfig(" not i
         (BEFORE, NEW_ROWS),
         (BEFORE, f"import transformers\ntransformers.pipeline('text', model=model)('a')\n{BEFORE}"),
         ("bf16=True", "bf16=model.dtype == torch.bfloat16"),
+        (BEFORE, f"if hasattr(model, 'config'):\n    model.config.use_cache = False\n{BEFORE}"),
+        (BEFORE, f"if model.config.pad_token_id is None:\n    model.config.pad_token_id = 0\n{BEFORE}"),
         (BEFORE, f"n = sum(p.numel() for p in model.parameters() if p.requires_grad)\n{BEFORE}"),
         (BEFORE, f"torch.backends.cuda.enable_flash_sdp(True)\n{BEFORE}"),
         ("args = TrainingArguments(",
@@ -94,6 +96,35 @@ def test_what_may_change_the_job_is_refused(
     """The like of what is known, with another effect."""
     assert before in text
     assert said in refusal(tmp_path, text.replace(before, after))
+
+
+def test_a_model_of_transformers_has_its_methods(tmp_path: Path) -> None:
+    """What programs ask about is there, and is done."""
+    asks = "if hasattr(model, 'gradient_checkpointing_enable'):\n    model.gradient_checkpointing_enable()\n"
+    alone = TRAINER.replace(BEFORE, f"model.gradient_checkpointing_enable()\n{BEFORE}")
+    assert job(program(tmp_path, TRAINER.replace(BEFORE, asks + BEFORE))) == job(program(tmp_path, alone))
+    with pytest.raises(NotModelledError, match="whether"):
+        read(program(tmp_path, TRAINER.replace(BEFORE, f"{asks.replace('gradient_', 'my_')}{BEFORE}")))
+
+
+def test_tokens_of_a_chat_are_not_counted(tmp_path: Path) -> None:
+    """Where the tokenizer has no template, which only a run knows; told, as without a condition."""
+    adds = "model, tokenizer = setup_chat_format(model, tokenizer)"
+    asks = f"if tokenizer.chat_template is None:\n    logger.info('none')\n    {adds}\n"
+    changed = TRAINER.replace("from trl import", "from trl import setup_chat_format,")
+    plain, asked = changed.replace(BEFORE, f"{adds}\n{BEFORE}"), changed.replace(BEFORE, asks + BEFORE)
+    assert job(program(tmp_path, asked)) == job(program(tmp_path, plain))
+    with pytest.raises(NotModelledError, match="whether"):
+        read(program(tmp_path, changed.replace(BEFORE, f"{asks}    model.half()\n{BEFORE}")))
+
+
+@pytest.mark.parametrize("start", ["raise SystemExit(main())", "sys.exit(main())"])
+def test_a_program_may_hand_its_end_to_the_shell(start: str, tmp_path: Path) -> None:
+    """``main`` is called first."""
+    imports, inner = TRAINER.partition("model = ")[0], "model = " + TRAINER.partition("model = ")[2]
+    body = "\n".join(f"    {line}" for line in inner.splitlines())
+    text = f"import sys\n{imports}\ndef main():\n{body}\nif __name__ == '__main__':\n    {start}\n"
+    assert job(program(tmp_path, text)) == job(program(tmp_path, TRAINER))
 
 
 def sized_of(batch: int) -> str:

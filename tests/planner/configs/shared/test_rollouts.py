@@ -73,12 +73,13 @@ def test_a_file_of_an_older_trl(tmp_path: Path) -> None:
     assert scenario.stack.completion_logps == "divided"
     with pytest.raises(UsageError, match="compare-reference"):
         scenario_of(tmp_path, said)
-    # Up to TRL 0.17, where beta is 0.04 and no layer is checkpointed.
+    # Up to TRL 0.17, where beta is 0.04, no layer is checkpointed, and AdamW is not fused.
     recipe = scenario_of(tmp_path, said + "bf16: true\nvllm_device: auto\n").recipe
     assert recipe.rollout is not None
     assert recipe.rollout.has_reference
     assert scenario.recipe.gradient_checkpointing
     assert not recipe.gradient_checkpointing
+    assert (recipe.optimizer, scenario.recipe.optimizer) == ("adamw_torch", "adamw_torch_fused")
 
 
 def test_a_file_of_axolotl(tmp_path: Path) -> None:

@@ -287,3 +287,19 @@ def test_old_grpo_of_a_packed_policy_says_whose_script_packs(tmp_path: Path) -> 
     )
     assert "TRL's own script" in remarks(read(tmp_path, text + "max_prompt_length: 64\n"))
     assert "TRL's own script" not in remarks(read(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "double"),
+    [
+        ("use_bnb_nested_quant: true\n", True),
+        ("bnb_4bit_use_double_quant: true\nbnb_4bit_compute_dtype: bfloat16\n", True),
+        ("bnb_4bit_compute_dtype: bfloat16\n", False),
+    ],
+)
+def test_settings_of_4_bits_have_the_names_of_transformers_too(
+    tmp_path: Path, text: str, double: bool
+) -> None:
+    """In files of scripts that hand them on."""
+    config = read(tmp_path, f"{TRL}{TRAINER}load_in_4bit: true\n{text}")
+    assert (config.request.get("double_quant"), config.ignored) == (double, [])

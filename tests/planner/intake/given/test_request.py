@@ -12,6 +12,7 @@ from planner.intake.given.request import (
     MAX_CONFIG_BYTES,
     Given,
     ScenarioRequest,
+    asked_card,
     from_flags,
     from_record,
     from_toml,
@@ -142,3 +143,21 @@ def test_a_record_asks_for_its_configuration() -> None:
         "precision": "fp16-mixed",
     }
     assert {given.origin for given in request.values.values()} == {"record:doc-1"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked"),
+    [
+        ({"gpu": "4090"}, ("4090", True)),
+        ({"gpu": "4090:1", "nodes": 1}, ("4090", True)),
+        ({"gpu": "4090:2"}, ("4090", False)),
+        ({"gpu": "4090", "gpus": 2}, ("4090", False)),
+        ({"gpu": "4090", "nodes": 2}, ("4090", False)),
+        ({"gpus": 1}, ("", False)),
+    ],
+)
+def test_one_card_trains_alone_where_no_flag_says_more(
+    flags: dict[str, object], asked: tuple[str, bool]
+) -> None:
+    """A program is read for it; ``--gpus`` counts as much as what is behind the card's name."""
+    assert asked_card(from_flags(flags)) == asked

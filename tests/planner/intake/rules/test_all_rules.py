@@ -159,7 +159,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
     "kernels-of-attention": ("--model phi-4 --stack axolotl", "", "--switches adapter_kernels=eager"),
     "kernels-of-wide-layers": ("--model afm-4.5b --stack axolotl", "--method qlora", ""),
     "dora-unread": ("--dora --stack unsloth", "--dora --stack llama-factory"),
-    "dora-of-kernels": ("--dora --method int8", "--dora --method qlora"),
+    "dora-of-kernels": ("--dora --gpus 2", "--sharding zero3", "--sharding zero2"),
     "oft-unread": ("--oft-block-size 32 --stack unsloth", "--oft-block-size 32 --stack llama-factory"),
     "oft-elsewhere": ("--oft-block-size 32 --gpus 2", "--sharding zero2", "--sharding ddp"),
     "oft-without-autocast": (
@@ -535,6 +535,15 @@ OTHER_WAYS: list[tuple[str, Flags, bool]] = [
     ("te-tokens-unaligned", f"{TE} --seq 1001 --padding longest", True),
     ("te-tokens-unaligned", f"{TE} --seq 1001 --padding longest --tokens-per-sample 300", False),
     ("te-tokens-vary", f"{TE} --padding packed", False),
+    *(
+        ("fp8-unread", f"{TE} --optimizer {said}", answers)
+        for said, answers in (
+            ("adamw_8bit", False),
+            ("galore_adamw", True),
+            ("muon --stack llama-factory", True),
+            ("adamw_torch --optimizer-in-backward", True),
+        )
+    ),
     # The head is the table where they are tied, so that the first layer's input requires a gradient.
     *(
         (

@@ -105,7 +105,7 @@ def test_mixtral_on_64_cards_holds_what_nvidia_read() -> None:
     step 19,259,990,016 bytes, at the most 35,043,815,424 (step 200; 34,950,066,176 at step 5).
 
     Eight runs of one layer in each of four groups are no schedule here: the last group holds 28 + 1 layers
-    (megatron-core pipeline_parallel/schedules.py get_pp_rank_microbatches), and one goes back.
+    (megatron-core pipeline_parallel/schedules.py get_pp_rank_microbatches), beside head and loss.
     """
     job = job_by(MIXTRAL)
     stream, values = step_of(job), unit_values(job)

@@ -56,6 +56,15 @@ def test_commas_make_choices_of_flags_that_take_several() -> None:
         read_choices({"seq": "512,"})
 
 
+@pytest.mark.parametrize(
+    ("model", "methods"), [("qwen3-8b", ["full", "lora", "qlora"]), ("Qwen/Qwen3-8B-FP8", ["full", "lora"])]
+)
+def test_no_method_is_tried_twice_over_a_packed_checkpoint(model: str, methods: list[str]) -> None:
+    """Of which qlora changes nothing that lora does not."""
+    groups = groups_of({**SETTLED, "model": model, "gpu": "h100-sxm", "seq": "512"})
+    assert [group.first[0].flags["method"] for group in groups] == methods
+
+
 def test_prices_go_with_their_cards() -> None:
     """Everything else outside the recipe is combined."""
     space = Space(*read_choices({"model": "m", "gpu": "a,b", "price": "1,2", "gpus": "4,8", "seq": "1,2"}))

@@ -281,7 +281,6 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
     ("text", "sentence"),
     [
         (BASE + "tensor_model_parallel_size: 1\n", "use_distributed_optimizer: an optimizer"),
-        (BASE + "tensor_model_parallel_size: 1\nuse_packed_sequences: true\n", "of Megatron-Bridge under"),
         (BASE + "moe_grouped_gemm: true\n", "moe_grouped_gemm: a key of Megatron"),
         (BASE.replace("qwen\n", "kimi_vl\n"), "template: 'kimi_vl' is for a model that sees or hears"),
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-HQQ"), "is quantised already (HQQ)"),

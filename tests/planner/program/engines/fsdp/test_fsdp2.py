@@ -171,6 +171,20 @@ def test_what_was_received_last_stays_until_the_next_group_is_copied() -> None:
     assert events.index(~received[0]) > of_first_layer[0]
 
 
+@pytest.mark.parametrize(("gpus", "stays"), [(N, True), (1, False)])
+def test_the_last_gradient_of_a_group_stays_until_it_is_reduced(gpus: int, *, stays: bool) -> None:
+    """``foreach_reduce`` looks at each gradient where there are several processes: of a token table, which is
+    a group of its own, the whole one is there beside what is sent and what arrives.
+
+    Qwen2.5 7B on four GPUs by the dry run: 1 % of its peak.
+    """
+    stream = step_of(job(gpus=gpus))
+    events = stream.events[max(begin for begin, phase in stream.phases if phase == "backward_2") :]
+    places = {stream.place(e)[2]: e for e in events if e >= 0}
+    freed = events.index(~places["embedding_dense_backward"])
+    assert (freed > events.index(places["sharded gradient"])) is stays
+
+
 def test_accelerate_keeps_a_four_bit_model_whole_until_its_last_shard_is_there() -> None:
     """``original_sd``: QLoRA of Qwen2.5 7B on 8 GPUs took 6.17 GiB in TRL's own run, and 5.66 without it."""
     stream = step_of(job(stack="trl", method="qlora", quant_storage="bf16"))
