@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.source import Source
-from planner.configs.programs.values import Library, unknown
+from planner.configs.programs.values import MOST_MEMBERS, Library, unknown
 from planner.errors import InputFileError, NotModelledError, show
 
 # Expressions, statements and parts of them that are gone through in all; programs that train take a few
@@ -88,7 +88,10 @@ class Names:
         """What a name stands for."""
         for scope in reversed(self.scopes):
             if name in scope:
-                return scope[name]
+                found = scope[name]
+                # Whoever asks may look at each of them.
+                self.look(min(len(found), MOST_MEMBERS) if isinstance(found, list | dict) else 1)
+                return found
         # Of classes that every name of a package was imported with.
         package = self._starred if name[:1].isupper() else ""
         return Library(f"{package or 'builtins'}.{name}")

@@ -13,7 +13,18 @@ from planner.configs.programs.loops import frozen_by, norms_raised_by
 from planner.configs.programs.modules import Modules
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
-from planner.configs.programs.values import OWN, SETTINGS, Library, Made, Model, Module, Own, Unknown, unknown
+from planner.configs.programs.values import (
+    OWN,
+    SETTINGS,
+    Library,
+    Made,
+    Model,
+    Module,
+    Own,
+    Unknown,
+    leaves,
+    unknown,
+)
 from planner.words import words
 
 # Methods and functions that only look at a model.
@@ -225,11 +236,18 @@ class PassedOver(Modules):
                 return True
             if isinstance(value, Own) and self._may_change(value, {}):
                 return True
+            if isinstance(value, list | dict) and self._holds_model(value):
+                return True
             if isinstance(value, Made) and not _IS_BESIDE.search(value.kind):
                 of_settings = _IS_SETTINGS.search(value.kind) is not None
                 if not (of_settings and id(each) in parts):
                     return True
         return False
+
+    def _holds_model(self, value: list[Any] | dict[str, Any]) -> bool:
+        found = leaves(value) or []
+        self.look(len(found))
+        return any(isinstance(each, Model) for each in found)
 
     def _calls_what_changes(self, node: ast.Attribute) -> bool:
         return self.changes_by(self.named(node.value), node)

@@ -17,8 +17,8 @@ SETTINGS = re.compile(r"\w*(?:Config|Arguments)$")
 """Classes of a library whose instances are settings, by their names."""
 OWN = " of the program"
 """How what a class of the program makes is called: its name and this."""
-_LONGEST = 10_000
-"""Characters of a text, and members of a list or a table, inner ones included, that are followed."""
+# Characters of a text and members of a list that are kept; members, inner ones included, that are looked at.
+_LONGEST, MOST_MEMBERS = 10_000, 1_000
 _LARGEST_NUMBER = 1_000 * TERA
 _SHOWN = 60
 _NUMBERS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -143,7 +143,7 @@ def unknown(node: ast.AST) -> Unknown:
 
 def leaves(value: Any) -> list[Any] | None:
     """What is in a table or a list, however deep; nothing where it is too much, or holds itself."""
-    found, waiting, left = list[Any](), [value], _LONGEST
+    found, waiting, left = list[Any](), [value], MOST_MEMBERS
     while waiting:
         each = waiting.pop()
         inner = list(each.values()) if isinstance(each, dict) else each

@@ -76,6 +76,7 @@ def test_what_leaves_the_job_as_it_is_is_passed(before: str, after: str, tmp_pat
         (TRL, "train_dataset=data,", "train_dataset=data, teacher=other,", "teacher of SFTTrainer"),
         (TRAINER, BEFORE, f"[p.requires_grad_(False) for p in model.parameters()]\n{BEFORE}",
          "what this does"),
+        (TRAINER, BEFORE, f"for each in (model,):\n    each.half()\n{BEFORE}", "what this loop does"),
         (TRAINER, BEFORE, f"model.half() if newest() else None\n{BEFORE}", "what this does"),
         (TRAINER, BEFORE, f"(kept := model).half()\n{BEFORE}", "what this changes"),
         (TRAINER, BEFORE, f"try:\n    model.half()\nexcept* OSError:\n    pass\n{BEFORE}",
