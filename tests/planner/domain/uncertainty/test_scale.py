@@ -94,11 +94,11 @@ def test_small_peaks_scatter_like_one_of_half_a_gib(n_bytes: float, expected: fl
     assert lifted(n_bytes) == expected
 
 
-@pytest.mark.parametrize(("scale", "n_unseen", "expected"), [(0.7, 0, 0.7), (0.0, 4, 1.0), (3.0, 64, 5.0)])
-def test_each_thing_that_no_record_had_adds_half_of_a_scale(
+@pytest.mark.parametrize(("scale", "n_unseen", "expected"), [(0.7, 0, 0.7), (0.0, 4, 0.8), (3.0, 100, 5.0)])
+def test_each_thing_that_no_record_had_adds_a_part_of_a_scale(
     scale: float, n_unseen: int, expected: float
 ) -> None:
-    """As squares: 9 + 64 / 4 is 25."""
+    """As squares: 9 + 100 x 0.16 is 25."""
     assert widened(scale, n_unseen) == pytest.approx(expected)
 
 
@@ -136,7 +136,7 @@ def test_a_faster_host_saves_only_what_shows() -> None:
     hidden = step(TimeTerm("launch", 1.0, "", overlapped_s=0.75))
     assert machine_share(hidden) == pytest.approx(0.5)
     assert machine_share(hidden, below=True) == pytest.approx(0.125)
-    assert time_scale(hidden, SURE, below=True) == pytest.approx((1 + (6.25 * 0.125) ** 2) ** 0.5)
+    assert time_scale(hidden, SURE, below=True) == pytest.approx((1 + (3.5 * 0.125) ** 2) ** 0.5)
 
 
 def test_the_host_issues_the_update_too() -> None:
@@ -145,15 +145,15 @@ def test_the_host_issues_the_update_too() -> None:
 
 
 def test_times_scatter_by_kernels_and_machine() -> None:
-    """1 for kernels, 6.25 times the share of the machine, 3.75 for a card that nobody names; five times as
+    """1 for kernels, 3.5 times the share of the machine, 3.75 for a card that nobody names; five times as
     much where lengths are unknown.
     """
     hosted = step(TimeTerm("launch", 1.0, ""))
     assert time_scale(step(), SURE) == pytest.approx(1.0)
-    assert time_scale(hosted, SURE) == pytest.approx((1 + 3.125**2) ** 0.5)
+    assert time_scale(hosted, SURE) == pytest.approx((1 + 1.75**2) ** 0.5)
     assert time_scale(step(), replace(SURE, rates_unsourced=True)) == pytest.approx((1 + 3.75**2) ** 0.5)
     assert time_scale(step(), replace(SURE, lengths_unknown=True)) == pytest.approx(5.0)
-    assert time_scale(step(), replace(SURE, n_unseen=12)) == pytest.approx(2.0)
+    assert time_scale(step(), replace(SURE, n_unseen=50)) == pytest.approx(3.0)
 
 
 def test_a_grid_has_the_scales_of_its_points() -> None:
