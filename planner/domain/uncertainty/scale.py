@@ -84,8 +84,9 @@ def widened(scale: Number, n_unseen: int, *, rates_unseen: bool = False) -> Numb
     """A scale with what things that no calibrated record had may add; of a time also what ``rates_unseen``
     may, those of a generation of cards.
 
-    Formula: sqrt(scale^2 + n x 0.4^2), whatever the rest scatters by, and for rates 1.5^2.  So code that nobody read may hold another copy of what is counted element
-    by element, and a prediction that would be narrow widens most.
+    Formula: sqrt(scale^2 + n x 0.4^2), whatever the rest scatters by, and for rates 1.5^2.  So code that
+    nobody read may hold another copy of what is counted element by element, and a prediction that would be
+    narrow widens most.
     """
     rates = _UNSEEN_RATES if rates_unseen else 0.0
     wide: Number = (scale * scale + n_unseen * _UNSEEN**2 + rates**2) ** 0.5
