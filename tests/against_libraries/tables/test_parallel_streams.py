@@ -108,7 +108,7 @@ def test_the_dry_run_says_that_it_does_not_divide() -> None:
     from measure.trace.traced_job import trace_events
 
     cell = Cell(0, "small", "llama-3.1-8b", "full", False, "sdpa", 1, 512)
-    with pytest.raises(NotModelledError, match="engine's own code"):
+    with pytest.raises(NotModelledError, match="share a batch"):
         trace_events(_divided(scenario_of(cell), 2, "features"))
 
 

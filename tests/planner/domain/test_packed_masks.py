@@ -32,7 +32,7 @@ job = partial(
     [
         ("trl", "sdpa", (BATCH * SEQ) ** 2),
         ("trl", "eager", (BATCH * SEQ) ** 2),
-        ("trl", "flash2", BATCH * SEQ**2),
+        ("trl", "flash2", (BATCH * SEQ) ** 2),
         ("axolotl", "sdpa", BATCH * SEQ**2),
         ("axolotl", "eager", BATCH * SEQ**2),
         ("llama-factory-v1", "sdpa", (BATCH * SEQ) ** 2),
@@ -42,7 +42,7 @@ job = partial(
     ],
 )
 def test_pairs_of_tokens(stack: str, attention: str, pairs: int) -> None:
-    """TRL lays all rows end to end, so that its mask grows with the square of the batch."""
+    """TRL lays all rows end to end, so that a mask grows with the square of the batch."""
     made = job_of(job(stack=stack, attention=attention), PRIORS)
     assert unit_values(made)[Unit.PAIRS] == pairs
 
