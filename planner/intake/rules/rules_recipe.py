@@ -25,6 +25,8 @@ from planner.words import words
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", *sorted(PREPACKED)), "int8": ("int8",)}
 _LORA_FIELDS = words("lora_rank lora_targets lora_dropout adapter_dtype dora oft_block_size vera")
 _FOUR_BIT = ("nf4", "fp4")
+# Of one trained parameter, all in fp32: itself, its gradient and the two states of AdamW.
+_STATE_BYTES = 16
 
 
 def _contradicts_method(case: Case) -> bool:
@@ -49,6 +51,22 @@ def _unmatched(case: Case) -> tuple[str, ...]:
     return unmatched_targets(case.model, targets, case.recipe.frozen)
 
 
+def _strange(case: Case) -> tuple[str, ...]:
+    """Targets that name neither a matrix nor the token table."""
+    table = case.model.token_embedding.name
+    return tuple(each for each in _unmatched(case) if each.rpartition(".")[2] != table)
+
+
+def _adapts_table(case: Case) -> bool:
+    return _strange(case) != _unmatched(case)
+
+
+def _table_adapter_text(case: Case) -> str:
+    table, rank = case.model.token_embedding, case.adapter.rank if case.adapter else 0
+    n_bytes = rank * (table.rows + table.width) * _STATE_BYTES
+    return f"{table.name}: {format_gib(n_bytes)} of weights, gradients and states more"
+
+
 def _part_of_experts(case: Case) -> tuple[str, ...]:
     return partly_named(case.model, case.adapter.targets) if case.adapter else ()
 
@@ -58,7 +76,7 @@ def _all_targets_unmatched(case: Case) -> bool:
 
 
 def _some_targets_unmatched(case: Case) -> bool:
-    return bool(_unmatched(case)) and not _all_targets_unmatched(case)
+    return bool(_strange(case)) and not _all_targets_unmatched(case)
 
 
 def _targets_parameters(case: Case) -> bool:
@@ -87,7 +105,7 @@ def adapts_head(case: Case) -> bool:
 
 
 def _unmatched_targets_text(case: Case) -> str:
-    targets = _unmatched(case)
+    targets = _strange(case) or _unmatched(case)
     modules = [each for each in targets if not each.startswith(TARGET_PARAMETER)]
     if not modules:
         return _unmatched_parameters_text(case, targets)
@@ -319,6 +337,19 @@ RECIPE_RULES = (
         "Some names in lora_targets match no matrix and add nothing",
         _some_targets_unmatched,
         _unmatched_targets_text,
+    ),
+    refuse(
+        # peft 0.21 utils/other.py fsdp_auto_wrap_policy: an adapted table stays in the root's flat parameter.
+        "table-adapted-under-fsdp1",
+        "FSDP1 stops where the token table is adapted, as its adapters are fp32 beside 16-bit weights; leave "
+        f"its name out of lora_targets, or use --sharding fsdp2 [{REFUSED_BY_TOOL}]",
+        lambda case: _adapts_table(case) and case.recipe.uses_fsdp and not case.recipe.sharding.dtensors,
+    ),
+    warn(
+        "token-table-adapted",
+        "Adapters of the token table are not counted",
+        _adapts_table,
+        _table_adapter_text,
     ),
     warn(
         "modules-to-save-unmatched",
