@@ -64,7 +64,7 @@ def _adapts_table(case: Case) -> bool:
 def _table_adapter_text(case: Case) -> str:
     table, rank = case.model.token_embedding, case.adapter.rank if case.adapter else 0
     n_bytes = rank * (table.rows + table.width) * _STATE_BYTES
-    return f"{table.name}: {format_gib(n_bytes)} of weights, gradients and states more"
+    return f"{table.name}: {format_gib(float(n_bytes))} of weights, gradients and states more"
 
 
 def _part_of_experts(case: Case) -> tuple[str, ...]:
