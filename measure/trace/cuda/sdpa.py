@@ -305,7 +305,11 @@ def _svd_workspace(matrix: torch.Tensor, *_: Any, **__: Any) -> list[int]:
     return [matrix.nbytes]
 
 
-PRODUCTS = frozenset(getattr(_aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
+PRODUCTS = frozenset(
+    getattr(getattr(_aten, name), kind)
+    for name in ("mm", "addmm", "bmm", "baddbmm")
+    for kind in ("default", "out")
+)
 """What cuBLAS computes, with a workspace that it keeps."""
 KERNEL_WORKSPACES: dict[Any, Callable[..., list[int]]] = {
     _aten.logsumexp.default: _logsumexp_workspace,
