@@ -54,8 +54,8 @@ _UNSOURCED_RATES = FREEDOM["gpu_rate"].machine / _TIME_DEVIATION
 # Rates of a generation of cards that no calibrated record had: as far off as the stated range of what
 # products reach of their peak.
 _UNSEEN_RATES = FREEDOM["matmul_efficiency"].spread / _TIME_DEVIATION
-# What each thing that no record had may add, in parts of what a peak that is all transient scatters by.  Kinds
-# of job that are left out whole lie inside more often than promised, and with 0.5 more often still.
+# What each thing that no record had may add, in parts of what a peak that is all transient scatters by.
+# Kinds of job that are left out whole lie inside more often than promised, and with 0.5 more often still.
 _UNSEEN = 0.4
 # Of a peak below this, the interval is taken in bytes: as a ratio to a few MiB,
 # what scatters by bytes would have no bound.
