@@ -61,6 +61,12 @@ def _adapts_table(case: Case) -> bool:
     return _strange(case) != _unmatched(case)
 
 
+def _mixes_dtypes_in_root(case: Case) -> bool:
+    is_fsdp1 = case.recipe.uses_fsdp and not case.recipe.sharding.dtensors
+    apart = case.adapter is not None and case.adapter.dtype != case.numerics.load_dtype
+    return is_fsdp1 and apart and _adapts_table(case)
+
+
 def _table_adapter_text(case: Case) -> str:
     table, rank = case.model.token_embedding, case.adapter.rank if case.adapter else 0
     n_bytes = rank * (table.rows + table.width) * _STATE_BYTES
@@ -339,11 +345,12 @@ RECIPE_RULES = (
         _unmatched_targets_text,
     ),
     refuse(
-        # peft 0.21 utils/other.py fsdp_auto_wrap_policy: an adapted table stays in the root's flat parameter.
+        # peft 0.21.2 utils/other.py fsdp_auto_wrap_policy: an adapted table stays in the root's flat parameter,
+        # which has one dtype (torch 2.13 distributed/fsdp/_flat_param.py _validate_tensors_to_flatten).
         "table-adapted-under-fsdp1",
-        "FSDP1 stops where the token table is adapted, as its adapters are fp32 beside 16-bit weights; leave "
-        f"its name out of lora_targets, or use --sharding fsdp2 [{REFUSED_BY_TOOL}]",
-        lambda case: _adapts_table(case) and case.recipe.uses_fsdp and not case.recipe.sharding.dtensors,
+        "FSDP1 stops where the token table has adapters of another dtype than its own; leave its name out of "
+        f"lora_targets, or use --sharding fsdp2 [{REFUSED_BY_TOOL}]",
+        _mixes_dtypes_in_root,
     ),
     warn(
         "token-table-adapted",

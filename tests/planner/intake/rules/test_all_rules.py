@@ -283,9 +283,9 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
     "targets-match-partly": ("--lora-targets q_proj;c_attn", "--lora-targets q_proj;v_proj"),
     "token-table-adapted": ("--lora-targets q_proj;embed_tokens", "--modules-to-save embed_tokens"),
     "table-adapted-under-fsdp1": (
-        "--lora-targets q_proj;embed_tokens --gpu a100-80-sxm:2",
-        "--sharding fsdp1",
-        "--sharding fsdp2",
+        "--lora-targets q_proj;embed_tokens --gpu a100-80-sxm:2 --sharding fsdp1",
+        "--load-dtype bf16",
+        "--load-dtype fp32",
     ),
     "modules-to-save-unmatched": ("--modules-to-save wte", "--modules-to-save embed_tokens;lm_head"),
     "parameter-targets": (
