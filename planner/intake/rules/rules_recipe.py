@@ -345,8 +345,8 @@ RECIPE_RULES = (
         _unmatched_targets_text,
     ),
     refuse(
-        # peft 0.21.2 utils/other.py fsdp_auto_wrap_policy: an adapted table stays in the root's flat parameter,
-        # which has one dtype (torch 2.13 distributed/fsdp/_flat_param.py _validate_tensors_to_flatten).
+        # peft 0.21.2 utils/other.py fsdp_auto_wrap_policy: an adapted table stays in the root's flat
+        # parameter, which has one dtype (torch 2.13 fsdp/_flat_param.py _validate_tensors_to_flatten).
         "table-adapted-under-fsdp1",
         "FSDP1 stops where the token table has adapters of another dtype than its own; leave its name out of "
         f"lora_targets, or use --sharding fsdp2 [{REFUSED_BY_TOOL}]",
