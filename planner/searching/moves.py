@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain.hardware import Hardware
-from planner.domain.recipes.optimizers import Optimizer
+from planner.domain.recipes.optimizers import TRAINED_BYTES, Optimizer
 from planner.domain.recipes.recipe import Offload
 from planner.domain.recipes.sharding import FSDP, ZERO2, ZERO3, Sharding
 from planner.domain.scenario import Scenario
@@ -39,8 +39,6 @@ KINDS: tuple[LeverKind, ...] = ("free", "time", "money", "training")
 CHEAP = KINDS[:2]
 """What the first answer shows of a job that fits: nobody pays otherwise for room that is not needed."""
 _SMALLEST_LENGTH_TOKENS = 2
-# Of one trained parameter, all in fp32: itself, its gradient and the two states of AdamW.
-_STATE_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +226,7 @@ def has_large_states(scenario: Scenario) -> bool:
     """
     if scenario.recipe.parallel.pipeline > 1:
         return True
-    return bool(_STATE_BYTES * job_of(scenario, Coefficients()).trained >= GIB)
+    return bool(TRAINED_BYTES * job_of(scenario, Coefficients()).trained >= GIB)
 
 
 def mixed_precision(scenario: Scenario, sharding: Sharding) -> dict[str, str]:

@@ -74,7 +74,9 @@ def inputs_in_host_ram(scenario: Scenario) -> Iterator[Move]:
 
     FlashAttention 2 comes along: it needs no mask, which of long sequences is the largest tensor.
     """
-    if not scenario.recipe.gradient_checkpointing or offloads_activations(scenario.stack):
+    recipe = scenario.recipe
+    keeps = recipe.gradient_checkpointing and recipe.offload == "none"
+    if not keeps or offloads_activations(scenario.stack):
         return
     flags: Flags = {} if lacks_flash2(scenario.hardware.gpu) else {"attention": "flash2"}
     for move in other_stacks(scenario):

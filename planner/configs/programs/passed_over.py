@@ -180,7 +180,9 @@ class PassedOver(Modules):
             for name in each.names if isinstance(each, ast.Global | ast.Nonlocal) else ():
                 scopes = own.scopes or self.scopes
                 found = scopes[:1] if isinstance(each, ast.Global) else [s for s in scopes[1:] if name in s]
-                found[-1][name] = Unknown(name)
+                # A function around it that sets the name later has it anew.
+                for scope in found[-1:]:
+                    scope[name] = Unknown(name)
 
     def _leave_open_by(self, node: ast.Call, method: ast.Attribute) -> None:
         """What a method may change of a table, a list or an instance of the program's own."""

@@ -38,6 +38,8 @@ Optimizer = Literal[
     "badam",
 ]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+TRAINED_BYTES = 16
+"""Of one trained parameter, all in fp32: itself, its gradient and the two states of AdamW."""
 
 
 @dataclass(frozen=True, slots=True)

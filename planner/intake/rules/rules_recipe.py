@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from planner.domain.model import LinearSpec
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
+from planner.domain.recipes.optimizers import TRAINED_BYTES
 from planner.domain.recipes.recipe import BITSANDBYTES, DTYPE_BYTES, PREPACKED, TARGET_PARAMETER
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.linears import (
@@ -25,8 +26,6 @@ from planner.words import words
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", *sorted(PREPACKED)), "int8": ("int8",)}
 _LORA_FIELDS = words("lora_rank lora_targets lora_dropout adapter_dtype dora oft_block_size vera")
 _FOUR_BIT = ("nf4", "fp4")
-# Of one trained parameter, all in fp32: itself, its gradient and the two states of AdamW.
-_STATE_BYTES = 16
 
 
 def _contradicts_method(case: Case) -> bool:
@@ -69,7 +68,7 @@ def _mixes_dtypes_in_root(case: Case) -> bool:
 
 def _table_adapter_text(case: Case) -> str:
     table, rank = case.model.token_embedding, case.adapter.rank if case.adapter else 0
-    n_bytes = rank * (table.rows + table.width) * _STATE_BYTES
+    n_bytes = rank * (table.rows + table.width) * TRAINED_BYTES
     return f"{table.name}: {format_gib(float(n_bytes))} of weights, gradients and states more"
 
 

@@ -191,6 +191,9 @@ def test_a_name_of_the_function_around_it_is_set(tmp_path: Path) -> None:
     maybe = text.replace("    more()", "    if newest():\n        more()")
     with pytest.raises(UsageError, match="placeholder"):
         job(program(tmp_path, maybe))
+    # The function around it sets the name behind that anew.
+    later = maybe.replace("    n = 1\n", "").replace("    return n", "    n = 4\n    return n")
+    assert job(program(tmp_path, later)) == job(program(tmp_path, sized_of(4)))
 
 
 def test_a_reference_is_the_model_as_it_was(tmp_path: Path) -> None:
