@@ -51,6 +51,8 @@ class Stack(EngineFacts):
     """Token table, head and norms become fp32 on the card, and 16 bits again before adapters come."""
     prepares_unquantized: bool
     """K-bit preparation is called on 16-bit bases too, which turns all of their weights to fp32."""
+    copies_adapters: bool
+    """A trainer that is handed a model with adapters keeps a frozen copy of them, as its reference."""
     autocast_as_weights: bool
     """Autocast is in fp16 over a checkpoint of another dtype than bf16, where nothing is said."""
     trainable_fp32: bool

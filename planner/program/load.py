@@ -71,8 +71,7 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
     if job.recipe.adapter is not None:
         stream.enter("adapters")
     weights = _in_module_order([*weights, *add_adapters(stream, job, weights)])
-    if job.recipe.rollout is not None and job.recipe.rollout.scores_itself:
-        # That of the reward model, frozen, which PEFT makes in fp32 (peft 0.12 peft_model.py load_adapter).
+    if _has_frozen_adapters(job):
         add_adapters(stream, job, weights)
     for other in (second_job(job), reward_job(job)):
         if other is not None:
@@ -84,6 +83,15 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
     if te_scaling(job.recipe.numerics.fp8) and job.stack.model_code != "megatron-core":
         _convert(stream, weights)
     return weights
+
+
+def _has_frozen_adapters(job: Job) -> bool:
+    """Whether a second adapter is as large as the trained one: that of the reward model, or the reference.
+
+    Source: peft 0.12 peft_model.py load_adapter, in fp32; trl 1.16.0 trainer/dpo_trainer.py, "ref".
+    """
+    scores = job.recipe.rollout is not None and job.recipe.rollout.scores_itself
+    return scores or (job.recipe.adapter is not None and job.stack.copies_adapters)
 
 
 def _convert(stream: RequestStream, weights: Iterable[Weight]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.configs.programs.calls import TrainedError
+from planner.configs.programs.calls import UNTRAINED, TrainedError
 from planner.configs.programs.library_classes import LORA, PACKING
 from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.python_calls import Card
@@ -64,7 +64,7 @@ _LOADER_HARMLESS = words(
     """
     cache_dir token use_auth_token revision low_cpu_mem_usage use_cache local_files_only pad_token_id
     eos_token_id tokenizer subfolder force_download resume_download max_position_embeddings fix_tokenizer
-    random_state disable_log_stats use_exact_model_name use_safetensors
+    random_state disable_log_stats use_exact_model_name use_safetensors offload_folder
     """
 )
 _LORA_HARMLESS = words(
@@ -74,6 +74,8 @@ _PACKING = {**PACKING, "load_in_8bit": "load_in_8bit", "of_trl": "quantised_by_t
 _COMPUTES = "bnb_4bit_compute_dtype"
 _PACKING_HARMLESS = words(f"{_COMPUTES} llm_int8_threshold llm_int8_has_fp16_weight")
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
+# How the only card of a process is named where its number is known to a run alone.
+_ONE_CARD = re.compile("f?['\"]cuda:")
 
 
 class NotSaidError(NotModelledError):
@@ -276,6 +278,9 @@ class _Table:
             "loaded_by_program": True,
         }
         packing = given.pop("quantization_config", None)
+        spread = given.get("device_map")
+        if isinstance(spread, Unknown) and _ONE_CARD.match(spread.text):
+            given["device_map"] = "cuda"
         if "torch_dtype" in given:
             given["dtype"] = given.pop("torch_dtype")
         if packing is not None:
@@ -302,6 +307,9 @@ class _Table:
         return table
 
     def _packing(self, config: Any) -> dict[str, Any]:
+        if isinstance(config, dict) and (config.get("load_in_4bit") or config.get("load_in_8bit")):
+            # transformers 5.23.0 quantizers/auto.py AutoQuantizationConfig.from_dict: that of bitsandbytes.
+            config = Made("BitsAndBytesConfig", config, self._trainer.line)
         kind = config.kind if isinstance(config, Made) else ""
         if kind in ("Mxfp4Config", "FineGrainedFP8Config") and config.given.get("dequantize") is True:
             return {"dequantizes": True}
@@ -338,6 +346,8 @@ class _Table:
             config, asked = model.adapters, False
         if config is None:
             return {"use_peft": False}
+        if isinstance(config, Made) and config.kind == UNTRAINED:
+            raise self._refused(config, "adapters that are loaded without is_trainable=True are not trained")
         if not isinstance(config, Made) or config.kind != "LoraConfig":
             raise self._refused(self._trainer, "which adapters it trains is not known, or they are not LoRA")
         given = dict(config.given)

@@ -39,6 +39,7 @@ _MODEL = re.compile(
 _OTHER_MODEL = re.compile(
     r"\w*Model\w*\.from_pretrained|\w*For[A-Z]\w*\.from_pretrained|\w*Model\w*\.from_config"
 )
+_ADAPTERS = re.compile(r"PeftModel(?:ForCausalLM)?\.from_pretrained")
 _TRAINER = re.compile(r"\w*Trainer$")
 _PREPARES = re.compile(r"prepare_model_for_(?:kbit|int8)_training$")
 _MAKES = re.compile(r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*LoraConfig|prepare_model")
@@ -50,6 +51,13 @@ _CHANGES = re.compile(
     r"|apply_liger\w*|set_default_(?:dtype|tensor_type)"
     r"|set_per_process_memory_fraction|autocast|pipeline|LLM|exec"
     r"|enable_(?:flash|mem_efficient)_sdp|sdpa?_kernel|use_deterministic_algorithms|enable_full_determinism)$"
+)
+# Beside a folder's adapters, and what it says of them that moves no memory.
+_OF_ADAPTERS = "adapter_config.json"
+_BESIDE_ADAPTERS = words(
+    """
+    auto_mapping base_model_name_or_path peft_version revision megatron_core qalora_group_size arrow_config
+    """
 )
 # The argument with which these leave things as they are.
 _AS_IT_IS = {
@@ -64,6 +72,8 @@ _HARMLESS_CALL = re.compile(
     r"(?:DataCollator\w*|\w*Collator|\w*Callback|print|len|type|isinstance|hasattr|getattr|id|str|repr"
     r"|callable|for_training|for_inference|summary|watch)$"
 )
+# Packages that note what happens: nothing of a step changes by them.
+_REPORTS = words("wandb mlflow swanlab trackio comet_ml neptune clearml aim")
 # What hands its first argument on, with other labels.
 _HANDS_ON = re.compile(r"train_on_responses_only$")
 _HARMLESS_METHODS = frozenset(
@@ -83,12 +93,13 @@ _READS_SETTINGS = words(
     main_process_first get_process_log_level get_warmup_steps to_dict to_json_string to_sanitized_dict
     """
 )
-_NOT_COUNTED = {
+NOT_COUNTED = {
     "resize_token_embeddings": "counted with the vocabulary of the checkpoint",
     "generate": "what is generated here is not counted",
 }
-HARMLESS_ATTRIBUTES = words("is_parallelizable model_parallel")
-"""Of a model: what a Trainer takes for a model over several GPUs, whatever it is."""
+"""Methods of a model that change no settings of a step, with what is told of them."""
+HARMLESS_ATTRIBUTES = words("is_parallelizable model_parallel warnings_issued")
+"""Of a model: what a Trainer takes for a model over several GPUs, whatever it is, and what it was warned of."""
 # Parts of a model or a trainer that tell of it, and through which nothing of a step is changed.
 _TELLS = words(
     """
@@ -113,8 +124,13 @@ _ARGUMENTS = {
     "Arguments": ("output_dir",),
     "prepares": ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
     "adapted": ("model", "r", "target_modules", "lora_alpha", "lora_dropout", "bias"),
+    "loads_adapters": ("model", "model_id", "adapter_name", "is_trainable"),
 }
 """Names of arguments that are given by their place."""
+
+
+UNTRAINED = "adapters that are loaded"
+"""What adapters are called that lie on a model and are not trained."""
 
 
 class TrainedError(Exception):
@@ -254,6 +270,8 @@ class Calls(PythonCalls):
             called = self.value(node.func)
         if isinstance(called, Own):
             return self.inlined(called, node)
+        if is_report(called):
+            return unknown(node)
         if isinstance(called, Library):
             return self._of_library(node, called)
         return self._unknown_call(node, "")
@@ -302,6 +320,8 @@ class Calls(PythonCalls):
         two = ".".join(library.name.split(".")[-2:])
         if _MODEL.fullmatch(two):
             return self._loaded(node, two)
+        if _ADAPTERS.fullmatch(two):
+            return self._with_loaded_adapters(node)
         if _OTHER_MODEL.fullmatch(two):
             raise self.refused(node, "how such a model trains is not read from a program")
         if _PREPARES.search(library.name):
@@ -313,7 +333,7 @@ class Calls(PythonCalls):
         if library.last == "unsloth_train":
             raise TrainedError
         if _TRAINER.match(library.last):
-            return self._made_trainer(node, library.last)
+            return self.made_trainer(node, library.last)
         if SETTINGS.match(library.last):
             return Made(library.last, self.arguments(node, _ARGUMENTS["Config"])[1], node.lineno)
         return None
@@ -323,7 +343,7 @@ class Calls(PythonCalls):
         model = self.arguments(node, ("task", "model"))[1].get("model")
         if not isinstance(model, Model):
             raise self.refused(node, "what this changes in what is trained is not known")
-        model.remarks.append((node.lineno, _NOT_COUNTED["generate"]))
+        model.remarks.append((node.lineno, NOT_COUNTED["generate"]))
         return Unknown("pipeline")
 
     def _compiled(self, node: ast.Call) -> Unknown:
@@ -346,7 +366,7 @@ class Calls(PythonCalls):
 
     def _with_tokens(self, node: ast.Call) -> list[Any]:
         model = self._model(node, "get_peft_model")
-        model.remarks.append((node.lineno, _NOT_COUNTED["resize_token_embeddings"]))
+        model.remarks.append((node.lineno, NOT_COUNTED["resize_token_embeddings"]))
         return [model, Unknown("tokenizer")]
 
     def _loaded(self, node: ast.Call, two: str) -> Any:
@@ -376,7 +396,31 @@ class Calls(PythonCalls):
         model.adapters = config
         return model
 
-    def _made_trainer(self, node: ast.Call, kind: str) -> Made:
+    def _with_loaded_adapters(self, node: ast.Call) -> Model:
+        """A model with adapters of a folder, whose size its ``adapter_config.json`` says, where it is there."""
+        model, given = self._model(node, "loads_adapters"), self.arguments(node, _ARGUMENTS["loads_adapters"])[1]
+        if model.adapters is not None:
+            raise self.refused(node, "adapters on adapters are not modelled")
+        folder = given.get("model_id")
+        name = f"{folder if isinstance(folder, str) else 'its folder'}/{_OF_ADAPTERS}"
+        found = self.table_of(name) if isinstance(folder, str) else None
+        table = found[0] if found is not None else {
+            each: Unknown(f"{each} of {name}") for each in ("r", "target_modules")
+        }  # fmt: skip
+        trained = given.get("is_trainable") is True
+        kept = {each: value for each, value in table.items() if each not in _BESIDE_ADAPTERS}
+        model.adapters = Made("LoraConfig" if trained else UNTRAINED, kept, node.lineno)
+        return model
+
+    def _merged(self, model: Model, line: int) -> Model:
+        """The model without its adapters, whose weights PEFT leaves frozen (peft 0.21.2
+        tuners/tuners_utils.py merge_and_unload): those of its base, in their place.
+        """
+        model.adapters, model.frozen = None, line
+        return model
+
+    def made_trainer(self, node: ast.Call, kind: str) -> Made:
+        """The trainer that a call makes."""
         names = _ARGUMENTS.get(kind, _ARGUMENTS["SFTTrainer"])
         self.stay()
         self.trainer = Made(kind, self.arguments(node, names)[1], node.lineno)
@@ -396,8 +440,10 @@ class Calls(PythonCalls):
                     name, self.arguments(node, ("gradient_checkpointing_kwargs",))[1], node.lineno
                 )
                 return None
-            if name in _NOT_COUNTED:
-                owner.remarks.append((node.lineno, _NOT_COUNTED[name]))
+            if name == "merge_and_unload" and owner.adapters is not None:
+                return self._merged(owner, node.lineno)
+            if name in NOT_COUNTED:
+                owner.remarks.append((node.lineno, NOT_COUNTED[name]))
                 return unknown(node)
             placed, given = self.arguments(node)
             if name in ("to", "cuda") and not any(map(_is_dtype, (*placed, *given.values()))):
@@ -471,6 +517,11 @@ def _is_base(node: ast.expr) -> bool:
         case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
             return True
     return False
+
+
+def is_report(called: Any) -> bool:
+    """Whether it is of a package that notes what happens."""
+    return isinstance(called, Library) and called.name.partition(".")[0] in _REPORTS
 
 
 def is_harmless_call(name: str) -> bool:

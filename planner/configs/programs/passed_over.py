@@ -8,7 +8,13 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
-from planner.configs.programs.calls import HARMLESS_ATTRIBUTES, TrainedError, is_harmless_call
+from planner.configs.programs.calls import (
+    HARMLESS_ATTRIBUTES,
+    NOT_COUNTED,
+    TrainedError,
+    is_harmless_call,
+    is_report,
+)
 from planner.configs.programs.loops import frozen_by, norms_raised_by
 from planner.configs.programs.modules import Modules
 from planner.configs.programs.python_calls import Card
@@ -39,11 +45,22 @@ _READS = frozenset(
         """
     )
 )
+# What a model tells of itself, and no part of it.
+_TOLD = words("device dtype name_or_path hf_device_map")
+# What puts something in a list, a set or a table.
+_PUTS_IN = words("append appendleft add extend insert update setdefault put push")
+# What gives data back, whatever it is given.
+_GIVES_DATA = words("generate evaluate len sum numel int float str")
 # What holds settings, and is no model and no trainer.
 _IS_SETTINGS = re.compile(rf"(?:{OWN}|{SETTINGS.pattern})")
 # What is handed about and trains nothing: arguments of the program's own, and what launches it.
 _IS_BESIDE = re.compile(rf"(?:{OWN}|^Accelerator)$")
-_HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
+_HARMLESS_CONFIG = words(
+    """
+    use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label
+    pad_token eos_token bos_token unk_token padding_side truncation_side chat_template model_max_length
+    """
+)
 _OF_CHAT = {*words("info print warning"), "setup_chat_format"}
 # Of a list.
 _LOOKS_ON = ("index", "count", "copy")
@@ -99,11 +116,35 @@ class PassedOver(Modules):
         """Whether nothing in it can change a model: no attribute is set but of settings, which are open then,
         and what is called looks on, or gets nothing of it.
         """
-        inner = {each.id for each in self.parts_of(node) if isinstance(each, ast.Name) and is_set(each)}
+        inner = self._parts_set_by(node)
         return all(self._looks_on(each, inner) for each in self.parts_of(node))
 
+    def _parts_set_by(self, node: ast.AST) -> set[str]:
+        """Names that a statement sets to what may be a part of what trains: not to data, nor to what a model
+        generates.
+        """
+        made = [pair for each in self.parts_of(node) for pair in _settings_in(each)]
+        waiting, found = [(names, value) for names, value in made if names], set[str]()
+        open_ = True
+        while open_:
+            more = [names for names, value in waiting if not names <= found and self._may_be_part(value, found)]
+            found.update(*more)
+            open_ = bool(more)
+        return found
+
+    def _may_be_part(self, value: ast.expr | None, inner: set[str]) -> bool:
+        match value:
+            case None:
+                return True
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in _GIVES_DATA:
+                return False
+        names = {each.id for each in self.parts_of(value) if isinstance(each, ast.Name)}
+        return bool(names & inner) or self.touches(value)
+
     def _looks_on(self, node: ast.AST, inner: set[str]) -> bool:
-        """Whether a part of a statement leaves a model as it is; ``inner``: names that the statement sets."""
+        """Whether a part of a statement leaves a model as it is; ``inner``: names that the statement sets to what
+        may be a part of one.
+        """
         match node:
             case ast.Name() if is_set(node):
                 value = self.looked_up(node.id)
@@ -120,8 +161,19 @@ class PassedOver(Modules):
                 name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
                 names = {each.id for each in self.parts_of(node) if isinstance(each, ast.Name)}
                 compiles = name == "compile" and node.args and self.has_already(self.named(node.args[0]))
-                known = name in _READS or is_harmless_call(name) or compiles
+                known = name in _READS or is_harmless_call(name) or compiles or is_report(self.named(called))
+                known = known or self._only_tells(called)
                 return known or self._own_looks_on(node) or not (names & inner or self.touches(node))
+        return True
+
+    def _only_tells(self, called: ast.expr) -> bool:
+        """Whether it is a method of a model whose effect is not counted, which is told."""
+        owner = self.named(called.value) if isinstance(called, ast.Attribute) else None
+        text = NOT_COUNTED.get(called.attr) if isinstance(called, ast.Attribute) else None
+        if not isinstance(owner, Model) or text is None:
+            return False
+        if text not in (told for _, told in owner.remarks):
+            owner.remarks.append((called.lineno, text))
         return True
 
     def _own_looks_on(self, node: ast.Call) -> bool:
@@ -227,9 +279,11 @@ class PassedOver(Modules):
 
     def touches(self, node: ast.AST) -> bool:
         """Whether a model, a trainer, or settings as a whole are in it, or what makes them."""
-        parts = {id(each.value) for each in self.parts_of(node) if isinstance(each, ast.Attribute)}
+        asked = [each for each in self.parts_of(node) if isinstance(each, ast.Attribute)]
+        parts = {id(each.value) for each in asked}
+        told = {id(each.value) for each in asked if each.attr in _TOLD and not is_set(each)}
         for each in self.parts_of(node):
-            if not isinstance(each, ast.Name | ast.Attribute):
+            if not isinstance(each, ast.Name | ast.Attribute) or id(each) in told:
                 continue
             if isinstance(each, ast.Attribute) and self._calls_what_changes(each):
                 return True
@@ -285,6 +339,34 @@ def _hands_back(node: ast.AST) -> bool:
         case ast.Return(value=None | ast.Constant(value=None)):
             return False
     return isinstance(node, ast.Return)
+
+
+def _settings_in(node: ast.AST) -> Iterator[tuple[set[str], ast.expr | None]]:
+    """Names that a part of a statement sets, or puts something in, with what that is."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            yield _names_set(*targets), value
+        case ast.AugAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
+            yield _names_set(target), value
+        case ast.AnnAssign(target=target, value=value) if value is not None:
+            yield _names_set(target), value
+        case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
+            yield _names_set(target), value
+        case ast.comprehension(target=target, iter=value):
+            yield _names_set(target), value
+        case ast.Call(func=ast.Attribute(attr=name, value=owner), args=args) if name in _PUTS_IN:
+            yield from ((_names_in(owner), each) for each in args)
+        case ast.withitem(context_expr=value, optional_vars=target) if target is not None:
+            yield _names_set(target), value
+
+
+def _names_set(*targets: ast.expr) -> set[str]:
+    """Names that targets are, or whose items or parts they are."""
+    return set().union(*map(_names_in, targets))
+
+
+def _names_in(node: ast.expr) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def is_set(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:

@@ -47,6 +47,8 @@ _SETS_VARIABLES = words(
 )
 _OPENS = words("builtins.open io.open codecs.open")
 _IS_THERE = words("os.path.exists os.path.isfile")
+# What a program asks a card by; all of it is in torch since long.
+_OF_CARD = ("torch.cuda.is_", "torch.cuda.get_device_")
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 
 
@@ -157,13 +159,15 @@ class PythonCalls(Names, ABC):
         return None
 
     def _of_python(self, name: str, placed: list[Any], given: dict[str, Any]) -> tuple[Any] | None:
+        if name == "builtins.callable" and isinstance(next(iter(placed), None), Library):
+            return (placed[0].is_imported,) if placed[0].name.startswith(_OF_CARD) else None
         if name in ("os.getenv", "os.environ.get"):
             return self._variable(*placed, **given)
         first = next(iter((*placed, *given.values())), None)
         if name in _OPENS and isinstance(first, str):
             return (Opened(first),)
         if name in _LOADS and isinstance(first, Opened | str):
-            return self._table_of(first.path if isinstance(first, Opened) else first)
+            return self.table_of(first.path if isinstance(first, Opened) else first)
         if name in _IS_THERE and isinstance(first, str):
             return (True,) if self._config_at(first) else None
         return plain(name, placed, given)
@@ -185,7 +189,7 @@ class PythonCalls(Names, ABC):
         places = (named, *(folder / named for folder in folders))
         return next((each for each in places if os.path.isfile(each)), None)  # noqa: PTH113 - long names
 
-    def _table_of(self, path: str) -> tuple[Any] | None:
+    def table_of(self, path: str) -> tuple[Any] | None:
         """What a config holds; nothing where it is not there, or is none."""
         found = self._config_at(path)
         if found is None:
@@ -218,7 +222,8 @@ class PythonCalls(Names, ABC):
         if not isinstance(key, str) or not isinstance(owner, Made | Library) or not key.isidentifier():
             return None
         found = self.attribute(ast.Attribute(node.args[0], key), owner)
-        there = not isinstance(found, Unknown | Library)
+        of_card = isinstance(found, Library) and found.name.startswith(_OF_CARD)
+        there = of_card or not isinstance(found, Unknown | Library)
         if name == "hasattr":
             return (True,) if there or (isinstance(owner, Model) and key in _OF_EVERY_MODEL) else None
         return (found,) if there or not rest[1:] else None

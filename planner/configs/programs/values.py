@@ -255,6 +255,12 @@ def changed_list(values: list[Any], method: str, given: Sequence[Any]) -> None:
         values.append(Unknown(f".{method}()"))
 
 
+def sliced(values: list[Any] | str, ends: Sequence[Any]) -> list[Any] | str | None:
+    """A part of a list or of a text; nothing where the text does not say which."""
+    known = all(each is None or is_number(each) for each in ends)
+    return values[slice(*ends)] if known and ends[2] != 0 else None
+
+
 def turned(node: ast.UnaryOp, value: Any) -> Any:
     """A condition that is denied, or a number below zero."""
     holds = truth(value)

@@ -30,6 +30,7 @@ from planner.configs.programs.values import (
     compared,
     is_known,
     joined,
+    sliced,
     truth,
     turned,
     unknown,
@@ -280,6 +281,10 @@ class Walk(PassedOver):
 
     def _item(self, node: ast.Subscript) -> Any:
         owner, index = self.value(node.value), self.value(node.slice)
+        if isinstance(node.slice, ast.Slice) and isinstance(owner, list | str):
+            ends = (node.slice.lower, node.slice.upper, node.slice.step)
+            part = sliced(owner, [None if each is None else self.value(each) for each in ends])
+            return unknown(node) if part is None else part
         try:
             return owner[index] if isinstance(owner, list | tuple | dict) else unknown(node)
         except (LookupError, TypeError):

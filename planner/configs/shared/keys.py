@@ -60,6 +60,7 @@ BY_FLAG = {
     **dict.fromkeys(("num_train_epochs", "num_epochs"), "epochs"),
     **dict.fromkeys(("lora_rank", "lora_r"), "lora_rank"),
     "gradient_accumulation_steps": "grad_accum",
+    "lora_target_modules": "lora_targets",
 }
 """Keys that a file may leave to be filled in where a flag says the same field of the job."""
 

@@ -16,7 +16,7 @@ from planner.configs.shared.trainer_arguments import (
 from planner.configs.tools.hf_trainer import read_hf_trainer
 from planner.configs.tools.one_process import COPIES, UNREAD
 from planner.configs.tools.trl import read_method, read_trl
-from planner.configs.tools.trl_age import OLDEST
+from planner.configs.tools.trl_age import OLD, OLDEST
 from planner.configs.tools.unsloth.unsloth_cli import read_model, say_packing, stop_at_towers
 from planner.configs.tools.unsloth.unsloth_train import read_checkpointing
 from planner.domain.origin import ToolDefault
@@ -70,7 +70,19 @@ def read_trl_program(keys: Keys, reading: Reading, beside: Beside) -> None:
     if keys.flag("own_collator"):
         reading.said.pop("seq", None)
         reading.needs["seq"] = f"{keys.path}: the program puts batches together itself: say --seq"
+    if keys.flag("by_trainer") is False and _keeps_reference(reading):
+        reading.switch("copies_adapters", True, str(keys.path))
     _finish(keys, reading)
+
+
+def _keeps_reference(reading: Reading) -> bool:
+    """Whether today's TRL compares with the model that it is handed (trl 0.29.0 trainer/dpo_trainer.py, 0.27.0
+    grpo_trainer.py, 1.2.0 kto_trainer.py: a model of PEFT gets a second adapter, "ref").
+    """
+    if str(reading.value("stack")) in OLD:
+        return False
+    task = reading.value("task")
+    return task in ("dpo", "kto") or (task == "grpo" and bool(reading.value("compare_reference")))
 
 
 def read_trainer_program(keys: Keys, reading: Reading, beside: Beside) -> None:
