@@ -8,6 +8,21 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from planner.configs.programs.known_calls import (
+    ARGUMENTS,
+    BESIDE_ADAPTERS,
+    DTYPES,
+    HANDS_ON,
+    HARMLESS_ATTRIBUTES,
+    HARMLESS_CALL,
+    HARMLESS_METHODS,
+    NOT_COUNTED,
+    OF_ADAPTERS,
+    READS_SETTINGS,
+    TELLS,
+    is_dtype,
+    is_report,
+)
 from planner.configs.programs.library_classes import start_of
 from planner.configs.programs.options import ABSENT
 from planner.configs.programs.parsed import Arguments, Asked, Parser
@@ -29,7 +44,6 @@ from planner.configs.programs.values import (
     is_known,
     unknown,
 )
-from planner.words import words
 
 _SEEING = "Qwen|Llava|Mistral3|Gemma|Idefics|PaliGemma|Mllama|SmolVLM"
 _MODEL = re.compile(
@@ -52,13 +66,6 @@ _CHANGES = re.compile(
     r"|set_per_process_memory_fraction|autocast|pipeline|LLM|exec"
     r"|enable_(?:flash|mem_efficient)_sdp|sdpa?_kernel|use_deterministic_algorithms|enable_full_determinism)$"
 )
-# Beside a folder's adapters, and what it says of them that moves no memory.
-_OF_ADAPTERS = "adapter_config.json"
-_BESIDE_ADAPTERS = words(
-    """
-    auto_mapping base_model_name_or_path peft_version revision megatron_core qalora_group_size arrow_config
-    """
-)
 # The argument with which these leave things as they are.
 _AS_IT_IS = {
     "enable_flash_sdp": True,
@@ -67,68 +74,6 @@ _AS_IT_IS = {
 }
 # The CUDA compute capability of the first cards with units for bfloat16.
 _FIRST_WITH_BF16 = (8, 0)
-# What takes a model or a trainer and leaves it as it is.
-_HARMLESS_CALL = re.compile(
-    r"(?:DataCollator\w*|\w*Collator|\w*Callback|print|len|type|isinstance|hasattr|getattr|id|str|repr"
-    r"|callable|for_training|for_inference|summary|watch)$"
-)
-# Packages that note what happens: nothing of a step changes by them.
-_REPORTS = words("wandb mlflow swanlab trackio comet_ml neptune clearml aim")
-# What hands its first argument on, with other labels.
-_HANDS_ON = re.compile(r"train_on_responses_only$")
-_HARMLESS_METHODS = frozenset(
-    words(
-        """
-        print_trainable_parameters train eval enable_input_require_grads get_memory_footprint
-        num_parameters named_parameters parameters named_modules modules state_dict add_callback
-        save_model save_state save_pretrained save_pretrained_merged save_pretrained_gguf push_to_hub
-        push_to_hub_merged push_to_hub_gguf log_metrics save_metrics evaluate config_class tie_weights
-        is_world_process_zero is_local_process_zero get_nb_trainable_parameters create_model_card
-        accelerator_config is_parallelizable get_train_dataloader get_eval_dataloader
-        """
-    )
-)
-_READS_SETTINGS = words(
-    """
-    main_process_first get_process_log_level get_warmup_steps to_dict to_json_string to_sanitized_dict
-    """
-)
-NOT_COUNTED = {
-    "resize_token_embeddings": "counted with the vocabulary of the checkpoint",
-    "generate": "what is generated here is not counted",
-}
-"""Methods of a model that change no settings of a step, with what is told of them."""
-HARMLESS_ATTRIBUTES = words("is_parallelizable model_parallel warnings_issued")
-"""Of a model: what a Trainer takes for a model over several GPUs, whatever it is, and what it was warned of."""
-# Parts of a model or a trainer that tell of it, and through which nothing of a step is changed.
-_TELLS = words(
-    """
-    device dtype config generation_config name_or_path hf_device_map state tokenizer processing_class
-    train_dataset eval_dataset
-    """
-)
-_DTYPES = {
-    **{name: name for name in ("bfloat16", "float16", "float32", "uint8")},
-    "half": "float16",
-    "float": "float32",
-}
-_ARGUMENTS = {
-    "from_pretrained": ("model_name",),
-    "get_peft_model": ("model", "peft_config"),
-    "Trainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
-    "SFTTrainer": ("model", "args"),
-    "DPOTrainer": ("model", "ref_model", "args"),
-    "KTOTrainer": ("model", "ref_model", "args"),
-    "GRPOTrainer": ("model", "reward_funcs", "args"),
-    "Config": ("output_dir",),
-    "Arguments": ("output_dir",),
-    "prepares": ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
-    "adapted": ("model", "r", "target_modules", "lora_alpha", "lora_dropout", "bias"),
-    "loads_adapters": ("model", "model_id", "adapter_name", "is_trainable"),
-}
-"""Names of arguments that are given by their place."""
-
-
 UNTRAINED = "adapters that are loaded"
 """What adapters are called that lie on a model and are not trained."""
 
@@ -231,8 +176,8 @@ class Calls(PythonCalls):
         return names.get(node.attr, unknown(node))
 
     def _of_package(self, node: ast.Attribute, owner: Library) -> Any:
-        if owner.name == "torch" and node.attr in _DTYPES:
-            return _DTYPES[node.attr]
+        if owner.name == "torch" and node.attr in DTYPES:
+            return DTYPES[node.attr]
         if not owner.is_imported:
             return unknown(node)
         if owner.name == "sys" and node.attr == "argv":
@@ -243,7 +188,7 @@ class Calls(PythonCalls):
         """What a model, settings or a trainer have under a name."""
         if isinstance(owner, Model) and node.attr == "dtype":
             dtype = owner.given.get("dtype", owner.given.get("torch_dtype"))
-            return dtype if is_known(dtype) and dtype in _DTYPES.values() else unknown(node)
+            return dtype if is_known(dtype) and dtype in DTYPES.values() else unknown(node)
         if node.attr in owner.given:
             return owner.given[node.attr]
         method = self.method_of(owner.by, node.attr) if owner.by is not None else None
@@ -335,7 +280,7 @@ class Calls(PythonCalls):
         if _TRAINER.match(library.last):
             return self.made_trainer(node, library.last)
         if SETTINGS.match(library.last):
-            return Made(library.last, self.arguments(node, _ARGUMENTS["Config"])[1], node.lineno)
+            return Made(library.last, self.arguments(node, ARGUMENTS["Config"])[1], node.lineno)
         return None
 
     def _piped(self, node: ast.Call) -> Unknown:
@@ -361,7 +306,7 @@ class Calls(PythonCalls):
 
     def _prepared(self, node: ast.Call) -> Model:
         model = self._model(node, "prepares")
-        model.prepared = Made("prepared", self.arguments(node, _ARGUMENTS["prepares"])[1], node.lineno)
+        model.prepared = Made("prepared", self.arguments(node, ARGUMENTS["prepares"])[1], node.lineno)
         return model
 
     def _with_tokens(self, node: ast.Call) -> list[Any]:
@@ -370,7 +315,7 @@ class Calls(PythonCalls):
         return [model, Unknown("tokenizer")]
 
     def _loaded(self, node: ast.Call, two: str) -> Any:
-        given = self.arguments(node, _ARGUMENTS["from_pretrained"])[1]
+        given = self.arguments(node, ARGUMENTS["from_pretrained"])[1]
         for other in ("pretrained_model_name_or_path", "model_name_or_path"):
             if other in given:
                 given["model_name"] = given.pop(other)
@@ -379,7 +324,7 @@ class Calls(PythonCalls):
         return [model, Unknown("tokenizer")] if two.startswith("Fast") else model
 
     def _model(self, node: ast.Call, names: str) -> Model:
-        model = self.arguments(node, _ARGUMENTS[names])[1].get("model")
+        model = self.arguments(node, ARGUMENTS[names])[1].get("model")
         if not isinstance(model, Model):
             raise self.refused(node, "which model this is given is not known")
         return model
@@ -389,7 +334,7 @@ class Calls(PythonCalls):
         model = self._model(node, names)
         if model.adapters is not None:
             raise self.refused(node, "adapters on adapters are not modelled")
-        given = self.arguments(node, _ARGUMENTS[names])[1]
+        given = self.arguments(node, ARGUMENTS[names])[1]
         config = Made("unsloth", given, node.lineno) if unsloth else given.get("peft_config")
         if not isinstance(config, Made):
             raise self.refused(node, "which adapters these are is not known")
@@ -397,18 +342,19 @@ class Calls(PythonCalls):
         return model
 
     def _with_loaded_adapters(self, node: ast.Call) -> Model:
-        """A model with adapters of a folder, whose size its ``adapter_config.json`` says, where it is there."""
-        model, given = self._model(node, "loads_adapters"), self.arguments(node, _ARGUMENTS["loads_adapters"])[1]
+        """A model with adapters of a folder, whose ``adapter_config.json`` says their size if it is there."""
+        model = self._model(node, "loads_adapters")
+        given = self.arguments(node, ARGUMENTS["loads_adapters"])[1]
         if model.adapters is not None:
             raise self.refused(node, "adapters on adapters are not modelled")
         folder = given.get("model_id")
-        name = f"{folder if isinstance(folder, str) else 'its folder'}/{_OF_ADAPTERS}"
-        found = self.table_of(name) if isinstance(folder, str) else None
-        table = found[0] if found is not None else {
-            each: Unknown(f"{each} of {name}") for each in ("r", "target_modules")
-        }  # fmt: skip
+        known = isinstance(folder, str)
+        name = f"{folder if known else 'its folder'}/{OF_ADAPTERS}"
+        found = self.table_of(name) if known else None
+        open_ = {each: Unknown(f"{each} of {name}") for each in ("r", "target_modules")}
+        table = open_ if found is None else found[0]
+        kept = {each: value for each, value in table.items() if each not in BESIDE_ADAPTERS}
         trained = given.get("is_trainable") is True
-        kept = {each: value for each, value in table.items() if each not in _BESIDE_ADAPTERS}
         model.adapters = Made("LoraConfig" if trained else UNTRAINED, kept, node.lineno)
         return model
 
@@ -421,7 +367,7 @@ class Calls(PythonCalls):
 
     def made_trainer(self, node: ast.Call, kind: str) -> Made:
         """The trainer that a call makes."""
-        names = _ARGUMENTS.get(kind, _ARGUMENTS["SFTTrainer"])
+        names = ARGUMENTS.get(kind, ARGUMENTS["SFTTrainer"])
         self.stay()
         self.trainer = Made(kind, self.arguments(node, names)[1], node.lineno)
         return self.trainer
@@ -434,28 +380,32 @@ class Calls(PythonCalls):
             raise TrainedError
         if owner.kind == "Accelerator":
             return self._accelerated(node, owner, name)
-        if isinstance(owner, Model):
-            if name == "gradient_checkpointing_enable":
-                owner.checkpoints = Made(
-                    name, self.arguments(node, ("gradient_checkpointing_kwargs",))[1], node.lineno
-                )
-                return None
-            if name == "merge_and_unload" and owner.adapters is not None:
-                return self._merged(owner, node.lineno)
-            if name in NOT_COUNTED:
-                owner.remarks.append((node.lineno, NOT_COUNTED[name]))
-                return unknown(node)
-            placed, given = self.arguments(node)
-            if name in ("to", "cuda") and not any(map(_is_dtype, (*placed, *given.values()))):
-                return owner
+        if isinstance(owner, Model) and (answer := self._done_to_model(node, owner, name)):
+            return answer[0]
         method = self.method_of(owner.by, name) if owner.by is not None else None
         if method is not None:
             return self.called_as(method, owner, self.arguments(node))
         if owner.kind.endswith(OWN):
             return self._unknown_call(node, name)
-        if name in _HARMLESS_METHODS or (SETTINGS.match(owner.kind) and name in _READS_SETTINGS):
+        if name in HARMLESS_METHODS or (SETTINGS.match(owner.kind) and name in READS_SETTINGS):
             return owner if name in ("train", "eval") else unknown(node)
         raise self.refused(node, "what this changes in what is trained is not known")
+
+    def _done_to_model(self, node: ast.Call, owner: Model, name: str) -> tuple[Any] | None:
+        """What a method of a model gives back, where its effect is known."""
+        if name == "gradient_checkpointing_enable":
+            owner.checkpoints = Made(
+                name, self.arguments(node, ("gradient_checkpointing_kwargs",))[1], node.lineno
+            )
+            return (None,)
+        if name == "merge_and_unload" and owner.adapters is not None:
+            return (self._merged(owner, node.lineno),)
+        if name in NOT_COUNTED:
+            owner.remarks.append((node.lineno, NOT_COUNTED[name]))
+            return (unknown(node),)
+        placed, given = self.arguments(node)
+        moves = name in ("to", "cuda") and not any(map(is_dtype, (*placed, *given.values())))
+        return (owner,) if moves else None
 
     def _accelerated(self, node: ast.Call, owner: Made, name: str) -> Any:
         """What Accelerate does to a model in the one process of a notebook: it moves it to the card, unless
@@ -481,10 +431,10 @@ class Calls(PythonCalls):
         placed, given = self.arguments(node)
         if _CHANGES.match(name) and [*placed, *given.values()] != [_AS_IT_IS.get(name)]:
             raise self.refused(node, "what this changes in what is trained is not known")
-        if _HANDS_ON.search(name) and placed:
+        if HANDS_ON.search(name) and placed:
             return placed[0]
         method = node.func.attr if isinstance(node.func, ast.Attribute) else name
-        if method in _HARMLESS_METHODS or _HARMLESS_CALL.search(method):
+        if method in HARMLESS_METHODS or HARMLESS_CALL.search(method):
             return unknown(node)
         parts = (node.func, *node.args, *(each.value for each in node.keywords))
         if any(map(self._is_of_trained, parts)):
@@ -494,7 +444,7 @@ class Calls(PythonCalls):
     def _is_of_trained(self, node: ast.expr) -> bool:
         """Whether an expression is the model, the trainer, or a part by which one of them may be changed."""
         while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
-            if isinstance(node, ast.Attribute) and node.attr in _TELLS:
+            if isinstance(node, ast.Attribute) and node.attr in TELLS:
                 return False
             plain = not any(isinstance(each, ast.Call | ast.Starred) for each in ast.walk(node))
             if plain and self._trains_in(self.value(node)):
@@ -517,17 +467,3 @@ def _is_base(node: ast.expr) -> bool:
         case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
             return True
     return False
-
-
-def is_report(called: Any) -> bool:
-    """Whether it is of a package that notes what happens."""
-    return isinstance(called, Library) and called.name.partition(".")[0] in _REPORTS
-
-
-def is_harmless_call(name: str) -> bool:
-    """Whether what has this name looks at a model or a trainer, and leaves it as it is."""
-    return name in _HARMLESS_METHODS or _HARMLESS_CALL.search(name) is not None
-
-
-def _is_dtype(value: Any) -> bool:
-    return is_known(value) and value in _DTYPES.values()

@@ -18,12 +18,21 @@ from planner.configs.programs.source import Source
 from planner.configs.programs.values import OWN, SETTINGS, Library, Made, Model, Own, Unknown, unknown
 from planner.configs.yaml_or_json import read_document
 from planner.errors import show
+from planner.words import words
 
 _PARSERS = ("HfArgumentParser", "TrlParser", "ArgumentParser")
 _TRAINED = re.compile(r"Trainer\b|Model\b|For[A-Z]|Module\b|Parser\b")
 _CONFIG = "--config"
 _DEEPEST = 6
 _PLAIN_BASES = ("object", "ABC", "abc.ABC", "Protocol")
+_RECORDS, _FIELD = ("pydantic.BaseModel", "pydantic.main.BaseModel"), ("field", "Field")
+# Methods of a trainer that save, note or order samples (transformers 5.23.0 trainer.py): no step changes.
+_BESIDE_STEPS = words(
+    """
+    save_model _save save_state log log_metrics save_metrics _save_checkpoint _load_rng_state push_to_hub
+    create_model_card visualize_samples _get_train_sampler _get_eval_sampler
+    """
+)
 
 
 class Classes(Calls):
@@ -48,7 +57,9 @@ class Classes(Calls):
 
         Raises: NotModelledError: it trains, or it is given what does.
         """
-        if _TRAINED.search(" ".join(own.bases)):
+        if (kind := self._trainer_of(own)) is not None:
+            return self.made_trainer(node, kind)
+        if _TRAINED.search(" ".join(own.bases)) and not self._is_record(own):
             self.elsewhere |= self.source.is_of_module(own.node.lineno)
             if self.elsewhere and any(each.endswith("Parser") for each in own.bases):
                 self.parses = node.lineno
@@ -68,6 +79,20 @@ class Classes(Calls):
         made = Made(asked.library or f"{asked.name}{OWN}", start, node.lineno, own)
         self._begun(own, made, given)
         return made
+
+    def _trainer_of(self, own: Own) -> str | None:
+        """The library's trainer whose steps a class of the program leaves as they are; nothing of others."""
+        bases = self._bases(own)
+        base = bases[0] if len(bases) == 1 else None
+        if not (isinstance(base, Library) and base.trains and base.last.endswith("Trainer")):
+            return None
+        return base.last if all(map(_saves_or_notes, own.node.body)) else None
+
+    def _is_record(self, own: Own) -> bool:
+        """Whether it is a class of pydantic with fields alone, which become attributes as they are given."""
+        bases = self._bases(own)
+        named = bool(bases) and all(isinstance(each, Library) and each.name in _RECORDS for each in bases)
+        return named and not any(isinstance(each, ast.FunctionDef) for each in own.node.body)
 
     def _is_whole(self, own: Own, depth: int = 0) -> bool:
         """Whether a class has nothing from a library."""
@@ -99,9 +124,13 @@ class Classes(Calls):
     def _own_bases(self, own: Own) -> list[Own]:
         """The classes of the program that one is derived from."""
         self.look()
+        return [base for base in self._bases(own) if isinstance(base, Own)]
+
+    def _bases(self, own: Own) -> list[Any]:
+        """What a class is derived from."""
         bases = own.node.bases if isinstance(own.node, ast.ClassDef) else []
         with self.within(own.scopes or self.scopes):
-            return [base for base in map(self.value, bases) if isinstance(base, Own)]
+            return [self.value(each) for each in bases]
 
     def called_on_base(self, node: ast.Call, name: str) -> Any:
         """What a method of the class gives back from which the present one is derived.
@@ -185,9 +214,13 @@ class Classes(Calls):
     def _default(self, node: ast.expr) -> Any:
         """The default of a field, also where ``field(default=...)`` says it."""
         named = self.value(node.func) if isinstance(node, ast.Call) else None
-        if not (isinstance(node, ast.Call) and isinstance(named, Library) and named.last == "field"):
+        if not (isinstance(node, ast.Call) and isinstance(named, Library) and named.last in _FIELD):
             return self.value(node)
         given = {each.arg: each.value for each in node.keywords}
+        if node.args and named.last == _FIELD[1]:
+            given["default"] = node.args[0]
+        if ast.unparse(given.get("default", node)) == "...":
+            return ABSENT
         if (default := given.get("default")) is not None:
             return self.value(default)
         match given.get("default_factory"):
@@ -320,3 +353,10 @@ class Classes(Calls):
                 parser.options.append(replace(option, kind="literal", nargs=None) if as_word else option)
         found, _ = self._parsed(node, parser, {}, strict=True)
         return self.called_with(own, dict(found[0].given) if found else {})
+
+
+def _saves_or_notes(node: ast.stmt) -> bool:
+    """Whether a part of a trainer's class leaves its steps as they are."""
+    if isinstance(node, ast.FunctionDef):
+        return node.name in _BESIDE_STEPS and not node.decorator_list
+    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))

@@ -8,10 +8,10 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
-from planner.configs.programs.calls import (
+from planner.configs.programs.calls import TrainedError
+from planner.configs.programs.known_calls import (
     HARMLESS_ATTRIBUTES,
     NOT_COUNTED,
-    TrainedError,
     is_harmless_call,
     is_report,
 )
@@ -127,7 +127,8 @@ class PassedOver(Modules):
         waiting, found = [(names, value) for names, value in made if names], set[str]()
         open_ = True
         while open_:
-            more = [names for names, value in waiting if not names <= found and self._may_be_part(value, found)]
+            left = [pair for pair in waiting if not pair[0] <= found]
+            more = [names for names, value in left if self._may_be_part(value, found)]
             found.update(*more)
             open_ = bool(more)
         return found
@@ -142,9 +143,7 @@ class PassedOver(Modules):
         return bool(names & inner) or self.touches(value)
 
     def _looks_on(self, node: ast.AST, inner: set[str]) -> bool:
-        """Whether a part of a statement leaves a model as it is; ``inner``: names that the statement sets to what
-        may be a part of one.
-        """
+        """Whether a part of a statement leaves a model as it is; ``inner``: names of parts that it sets."""
         match node:
             case ast.Name() if is_set(node):
                 value = self.looked_up(node.id)

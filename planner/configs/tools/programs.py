@@ -76,8 +76,9 @@ def read_trl_program(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 
 def _keeps_reference(reading: Reading) -> bool:
-    """Whether today's TRL compares with the model that it is handed (trl 0.29.0 trainer/dpo_trainer.py, 0.27.0
-    grpo_trainer.py, 1.2.0 kto_trainer.py: a model of PEFT gets a second adapter, "ref").
+    """Whether today's TRL compares with the model that it is handed: one of PEFT gets an adapter "ref".
+
+    Source: trl 0.29.0 trainer/dpo_trainer.py, 0.27.0 grpo_trainer.py, 1.2.0 kto_trainer.py.
     """
     if str(reading.value("stack")) in OLD:
         return False
