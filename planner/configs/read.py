@@ -382,6 +382,8 @@ def recognise(document: Document, *, own: bool = False) -> Tool:
     # axolotl 0.19.0 utils/schemas/model.py ModelInputConfig: a file without it stops.
     # It takes no arguments in place of a file, whose list of data a script's arguments lack.
     lacks = "base_model" not in keys or (own and not {"datasets", "pretraining_dataset"} & keys)
+    # Nor does it train by the name of a model alone, which programs of one's own have, too.
+    lacks |= TOOLS["axolotl"].marks & keys == {"base_model"}
     others |= {"axolotl"} if lacks else set()
     others |= {"deepspeed", "accelerate"} if own else set()
     for group in (_TRAINING, _REST):

@@ -5,6 +5,8 @@ Their tables: :mod:`planner.configs.programs.arguments`.
 
 from __future__ import annotations
 
+import re
+
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
@@ -46,6 +48,7 @@ _LORA_HARMLESS = words(
     """
 )
 _ENDS = ("embed_tokens", "lm_head")
+_IN_FP32 = re.compile(r"gemma-?[34]|gpt-?oss|glm-?4|qwen-?3\.5")
 _ADAPTED = words("finetune_language_layers finetune_attention_modules finetune_mlp_modules")
 _OF_FILE = words(
     """
@@ -177,6 +180,7 @@ def read_unsloth_program(keys: Keys, reading: Reading, beside: Beside) -> None:
         named = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype)
         if named is None:
             raise model.not_modelled("dtype", f"{show(dtype)} in Unsloth is not modelled")
+        _stop_at_precision(keys, model, dtype)
         reading.say("load_dtype", named, model.where("dtype"))
     if keys.get("settings_of") != "TrainingArguments":
         for key, (name, value) in _UNSLOTH_DEFAULTS.items():
@@ -193,6 +197,18 @@ def read_unsloth_program(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_allocator(keys, reading)
     _take_one_gpu(reading, UNREAD)
     model.skip(("trust_remote_code", "device_map", "use_gradient_checkpointing"))
+
+
+def _stop_at_precision(keys: Keys, model: Keys, dtype: str) -> None:
+    """Raises: UsageError where adapters are to train in the other 16 bits than the model has.
+
+    Source: ``_RL``, "Model is in float16 precision but you want to use bfloat16 precision"; families that it
+    keeps in fp32 (models/loader.py FORCE_FLOAT32) do not stop.
+    """
+    other = {"float16": "bf16", "bfloat16": "fp16"}[dtype]
+    forced = _IN_FP32.search(str(model.get("model_name")).lower())
+    if keys.flag(other) and not model.flag("full_finetuning") and forced is None:
+        raise keys.stops(other, f"Unsloth stops: the model is loaded in {dtype}")
 
 
 def _read_length(keys: Keys, model: Keys, reading: Reading) -> None:

@@ -32,6 +32,30 @@ NEW_ROWS = """if added > 0:
     rows_of = model.get_input_embeddings().weight.data
     rows_of[-added:] = rows_of[:-added].mean(dim=0)
 trainer = T"""
+ANSWERS = """for each in ("a", "b"):
+    given = tokenizer(each, return_tensors="pt").to(model.device)
+    answer = model.generate(**given)
+    print(tokenizer.decode(answer[0][given.shape:]))
+"""
+KEEPS = "for each in model.modules():\n    kept.append(each)\n    for one in kept:\n        one.half()\n"
+OWN_TRAINER = "class Own(Trainer):\n    def log(self, *args):\n        pass\n"
+PICKS = """def kind():
+    asks = getattr(torch.cuda, "is_bf16_supported", None)
+    if callable(asks) and asks():
+        return torch.bfloat16
+    return torch.float16
+"""
+NAMES_PADDING = """tokenizer = AutoTokenizer.from_pretrained(name)
+if tokenizer.pad_token is None:
+    tokenizer.pad_token = "<pad>"
+    model.config.pad_token_id = tokenizer.pad_token_id
+"""
+NEW_TOKEN = """if tokenizer.pad_token is None:
+    tokenizer.add_special_tokens(more)
+    model.resize_token_embeddings(len(tokenizer))
+"""
+PACKED = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+NOTES = "if accelerator.is_main_process:\n    wandb.init(config=args)\n"
 WITHOUT = "\n".join(line for line in TRAINER.splitlines() if "LoraConfig(" not in line)
 
 
@@ -50,6 +74,16 @@ WITHOUT = "\n".join(line for line in TRAINER.splitlines() if "LoraConfig(" not i
         (BEFORE, f"if model.config.pad_token_id is None:\n    model.config.pad_token_id = 0\n{BEFORE}"),
         (BEFORE, f"n = sum(p.numel() for p in model.parameters() if p.requires_grad)\n{BEFORE}"),
         (BEFORE, f"torch.backends.cuda.enable_flash_sdp(True)\n{BEFORE}"),
+        (BEFORE, f"if not hasattr(model, 'warnings_issued'):\n    model.warnings_issued = {{}}\n{BEFORE}"),
+        (BEFORE, NAMES_PADDING + BEFORE),
+        (BEFORE, NEW_TOKEN + BEFORE),
+        (BEFORE, f"import wandb\n{NOTES}{BEFORE}"),
+        (BEFORE, ANSWERS + BEFORE),
+        ("quantization_config=packed", f"quantization_config={PACKED}"),
+        ("dtype=torch.bfloat16", "offload_folder='f', device_map=f'cuda:{rank()}', dtype=torch.bfloat16"),
+        ("Trainer(model", "Own(model"),
+        ("per_device_train_batch_size=4", "per_device_train_batch_size=[1, 2, 4, 8][2:3][-1]"),
+        ("dtype=torch.bfloat16", "dtype=kind()"),
         ("args = TrainingArguments(",
          "kept = {'optim': 'sgd'}\ndel kept['optim']\nargs = TrainingArguments(**kept, output_dir="),
     ],
@@ -57,7 +91,8 @@ WITHOUT = "\n".join(line for line in TRAINER.splitlines() if "LoraConfig(" not i
 def test_what_leaves_the_job_as_it_is_is_passed(before: str, after: str, tmp_path: Path) -> None:
     """Frozen weights under adapters, norms that are in fp32 already, questions, values of rows."""
     assert before in TRAINER
-    changed = TRAINER.replace(before, after)
+    changed = (OWN_TRAINER + PICKS).join(TRAINER.replace(before, after).split("from trl import PPOTrainer\n"))
+    changed = changed.replace("import torch\n", "import torch\nfrom trl import PPOTrainer\n", 1)
     assert job(program(tmp_path, changed)) == job(program(tmp_path, TRAINER))
 
 
@@ -88,6 +123,11 @@ def test_what_leaves_the_job_as_it_is_is_passed(before: str, after: str, tmp_pat
         (TRAINER, BEFORE, f"enable_full_determinism(42)\n{BEFORE}", "what this changes"),
         (TRAINER, BEFORE, f"exec(open('more.py').read())\n{BEFORE}", "what this changes"),
         (TRL, "train_dataset=data,", "train_dataset=data, quantization_config=packed,", "when it is loaded"),
+        (TRAINER, BEFORE, KEEPS + BEFORE, "what this loop does"),
+        (TRAINER, BEFORE, f"{NOTES}    model.config.hidden_size = 8\n{BEFORE}", "whether this is done"),
+        (TRAINER, BEFORE, f"{NOTES.replace('wandb', 'fast')}{BEFORE}", "whether this is done"),
+        (TRAINER, "trainer = Trainer(", f"{OWN_TRAINER.replace('log', 'compute_loss')}trainer = Own(",
+         "what Own changes in Trainer"),
     ],
 )  # fmt: skip
 def test_what_may_change_the_job_is_refused(
