@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.configs.launchers.deepspeed_json import read_deepspeed, swap_for_cpu_adam
 from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, FsdpKeys, read_fsdp, referred
-from planner.configs.launchers.launch import LAUNCH_LINE, OPEN_NODES, VISIBLE
+from planner.configs.launchers.launch import LAUNCH_LINE, OPEN_NODES, VISIBLE, read_allocator
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
 from planner.configs.said_by_file import Reading, Shards
 from planner.configs.shared.kernels import read_attention
@@ -64,6 +64,7 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
         if str(dynamo.get("dynamo_backend") or "no").lower() != "no":
             reading.remark(dynamo.where("dynamo_backend"), _COMPILED)
     read_counts(keys, reading, kind)
+    read_allocator(keys, reading)
     _read_precision(keys, reading)
     fsdp, deepspeed = keys.section("fsdp_config"), keys.section("deepspeed_config")
     if kind == "FSDP":

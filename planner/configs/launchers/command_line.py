@@ -16,7 +16,7 @@ from typing import Any
 
 from planner.configs.launchers.arguments import BARE_VARIABLE, SEVERAL, named_values, scalar
 from planner.configs.launchers.handed_over import handed_over
-from planner.configs.launchers.launch import OPEN_NODES
+from planner.configs.launchers.launch import ALLOCATOR, OPEN_NODES
 from planner.configs.launchers.launched_processes import (
     LOADS_ON_HOST,
     ONE_PROCESS,
@@ -218,6 +218,8 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
         options = {name: job.arguments.pop(name) for name in _OF_AXOLOTL if name in job.arguments}
         job.launch = of_axolotl(path, options, variables)
     say_visible(path, job.launch, variables)
+    if job.launch:
+        job.launch |= {name: variables[name] for name in ALLOCATOR if variables.get(name)}
     if "enable_fsdp" in job.arguments:
         job.arguments |= {name: True for name in LOADS_ON_HOST if is_on(variables, name)}
     if job.tool in (MS_SWIFT, MEGATRON):

@@ -74,6 +74,10 @@ _PACKING = {**PACKING, "load_in_8bit": "load_in_8bit", "of_trl": "quantised_by_t
 _COMPUTES = "bnb_4bit_compute_dtype"
 _PACKING_HARMLESS = words(f"{_COMPUTES} llm_int8_threshold llm_int8_has_fp16_weight")
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
+_EVALUATES = ("eval_strategy", "evaluation_strategy")
+_MAY_EVALUATE = re.compile(
+    "'(?:no|(?P<then>steps|epoch))' if .+ else '(?:no|(?P<other>steps|epoch))'", re.DOTALL
+)
 # How the only card of a process is named where its number is known to a run alone.
 _ONE_CARD = re.compile("f?['\"]cuda:")
 
@@ -164,6 +168,7 @@ class _Table:
         self._refuse_other_models(model, task)
         table = self._settings(trainer)
         self._leave_length_of_run(table)
+        self._count_evaluation(table)
         if self._walk.expands:
             table["expandable_segments"] = True
         if isinstance(model, Model):
@@ -195,6 +200,15 @@ class _Table:
         for name in _OF_RUN:
             if isinstance(table.get(name), Unknown):
                 text = f"{name}: {show(table.pop(name).text)} is known to a run alone: say --epochs"
+                self._remarks.append((self._source.place(self._trainer.line), text))
+
+    def _count_evaluation(self, table: dict[str, Any]) -> None:
+        """Whether there is anything to evaluate on a run alone may know: it is counted as if there was."""
+        for name in _EVALUATES:
+            open_ = table.get(name)
+            if isinstance(open_, Unknown) and (found := _MAY_EVALUATE.fullmatch(open_.text)):
+                table[name] = found["then"] or found["other"]
+                text = f"{show(open_.text)} is known to a run alone: counted as if it evaluates"
                 self._remarks.append((self._source.place(self._trainer.line), text))
 
     def _refuse_other_models(self, model: Any, task: str) -> None:

@@ -49,6 +49,8 @@ _READS = frozenset(
 _TOLD = words("device dtype name_or_path hf_device_map")
 # What puts something in a list, a set or a table.
 _PUTS_IN = words("append appendleft add extend insert update setdefault put push")
+# What gives pairs of a model's parts, of which the first is a text.
+_WITH_NAMES = words("named_modules named_parameters named_children named_buffers")
 # What gives data back, whatever it is given.
 _GIVES_DATA = words("generate evaluate len sum numel int float str")
 # What holds settings, and is no model and no trainer.
@@ -348,6 +350,10 @@ def _settings_in(node: ast.AST) -> Iterator[tuple[set[str], ast.expr | None]]:
         case ast.AugAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
             yield _names_set(target), value
         case ast.AnnAssign(target=target, value=value) if value is not None:
+            yield _names_set(target), value
+        case ast.For(
+            target=ast.Tuple(elts=[_, target]), iter=ast.Call(func=ast.Attribute(attr=name)) as value
+        ) if name in _WITH_NAMES:
             yield _names_set(target), value
         case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
             yield _names_set(target), value

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.configs.launchers.launch import ALLOCATOR
 from planner.configs.programs.library_classes import adapters_of, quantisation_of
 from planner.configs.programs.names import Names
 from planner.configs.programs.parsed import Arguments
@@ -23,7 +24,6 @@ from planner.words import words
 
 # Variables of the environment that move memory, by their names; of one of them a value is known.
 _MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)")
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Variables of the environment that launchers set.
 _OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
 _OF_PROCESSES = re.compile(r"RANK|WORLD_SIZE")
@@ -84,7 +84,7 @@ class PythonCalls(Names, ABC):
         self.variables[str(name)] = value
         if not _MATTERS.search(str(name)):
             return
-        if name in _ALLOCATOR and value == "expandable_segments:True":
+        if name in ALLOCATOR and value == "expandable_segments:True":
             self.expands = getattr(node, "lineno", 0)
         else:
             raise self.refused(node, "what this variable changes is not known")

@@ -32,7 +32,7 @@ _BOOLEANS = {"true": True, "false": False, "yes": True, "no": False}
 _MATTERS = re.compile(
     "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16"
     "|expert|moe|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim"
-    "|ref_model|reference_model|spectrum|select(?:ive|ed)|galore|trainable|unsloth|batch_size|seq_len"
+    "|ref_model|reference_model|(?:ref|reference|teacher|reward|guide|judge)_name_or_path|spectrum|select(?:ive|ed)|galore|trainable|unsloth|batch_size|seq_len"
     "|sequence_len|seq_length|sequence_length|max_len|cutoff_len|block_size|packed|packing"
     "|train(?:ing)?_(?:mode|type)|tuner"
 )
@@ -69,7 +69,8 @@ def is_left_open(value: object) -> bool:
     """Whether a value has a placeholder that nobody filled in, or is an argument that an empty variable of a
     script left without one.
     """
-    return value is True or (isinstance(value, str) and _PLACEHOLDER.search(value) is not None)
+    texts = value if isinstance(value, list) else [value]
+    return value is True or any(isinstance(each, str) and _PLACEHOLDER.search(each) for each in texts)
 
 
 class Keys:
@@ -112,13 +113,18 @@ class Keys:
         self._read.add(name)
         value = self._table.get(name)
         new_tokens = name.endswith("_tokens")
-        if isinstance(value, str) and not new_tokens and (found := _PLACEHOLDER.search(value)):
+        if isinstance(value, str) and not new_tokens:
+            self._refuse_open(name, value)
+        return value
+
+    def _refuse_open(self, name: str, text: str) -> None:
+        """Raises: InputFileError where a text has a placeholder that nobody filled in."""
+        if (found := _PLACEHOLDER.search(text)) is not None:
             flag = f", or say --{BY_FLAG[name].replace('_', '-')}" if name in BY_FLAG else ""
             raise InputFileError(
                 self.path,
                 f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first{flag}",
             )
-        return value
 
     def as_written(self, name: str) -> Any:
         """The value of a key, which may be a placeholder that its tool fills in; it counts as read."""
@@ -207,6 +213,8 @@ class Keys:
         parts = [] if value is None else value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
             raise self.wrong(name, "a list of names", value)
+        for part in parts:
+            self._refuse_open(name, part)
         return tuple(part.strip() for part in parts if part.strip())
 
     def targets(self, name: str) -> tuple[str, ...]:

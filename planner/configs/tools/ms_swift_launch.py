@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside, referred
+from planner.configs.launchers.launch import read_allocator
 from planner.configs.said_by_file import IMAGES_UNSAID, Alone, Reading
 from planner.configs.shared.checkpoints import sees_images
 from planner.configs.shared.key_tables import texts_in
@@ -30,7 +31,6 @@ _SPREADS = (
 )
 _ONE_PROCESS = "ms-swift 4.6.0 swift/model/utils.py get_default_device_map: auto in one process"
 _PIXELS = ("MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM")
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _QWEN = re.compile(r"qwen(2|3)(?:[._]\d)?(?:-?vl|[._]\d)", re.IGNORECASE)
 _FILES = (".yaml", ".yml", ".json")
 _OWN_PRESET = "say the table or the path of a file"
@@ -47,7 +47,7 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
         NotModelledError: several GPUs for each process.
     """
     env = keys.section("ENV")
-    _read_allocator(env, reading)
+    read_allocator(env, reading)
     _read_pixels(_with_model_kwargs(keys, env), reading)
     per_node, nodes = env.count(_PROCESSES), _nodes(env, reading)
     visible = _visible(env)
@@ -88,7 +88,7 @@ def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> Non
     Source: ms-swift 4.6.0 swift/cli/_megatron/main.py.
     """
     env = keys.section("ENV")
-    _read_allocator(env, reading)
+    read_allocator(env, reading)
     per_node, nodes = env.count(_PROCESSES), _nodes(env, reading)
     if per_node is not None or nodes is not None:
         _say_processes(env, reading, (per_node or 1, nodes or 1), _visible(env))
@@ -150,13 +150,6 @@ def _visible(env: Keys) -> int | None:
     if not all(named) or any(each.startswith("-") for each in named) or len(set(named)) < len(named):
         raise UsageError(f"{env.where(_VISIBLE)}: '{show(said)}' must name each GPU that is seen, and once")
     return len(named)
-
-
-def _read_allocator(env: Keys, reading: Reading) -> None:
-    """Segments of the allocator that grow."""
-    for name in _ALLOCATOR:
-        if "expandable_segments:true" in str(env.get(name) or "").lower():
-            reading.switch("expandable_segments", "on", env.where(name))
 
 
 def _with_model_kwargs(keys: Keys, env: Keys) -> Keys:

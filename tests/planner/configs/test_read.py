@@ -29,6 +29,9 @@ def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
     # Axolotl stops without its base_model, so other programs' keys of the same names do not make it theirs.
     with pytest.raises(InputFileError, match="do not say which tool it is for"):
         read(tmp_path, "micro_batch_size: 1\nreward_model: a\n")
+    # Nor is one that names a model alone, beside tables of its own.
+    with pytest.raises(InputFileError, match="do not say which tool it is for"):
+        read(tmp_path, "base_model: Qwen/Qwen2.5-0.5B\ntraining: {per_device_train_batch_size: 4}\n")
     with pytest.raises(UnknownNameError, match="unknown tool 'axolotle'; nearest: axolotl"):
         read_config_file(written(tmp_path, AXOLOTL), "axolotle")
     assert read_config_file(written(tmp_path, "model_name_or_path: gpt2\n"), "trl").tool == "TRL 1.16.0"

@@ -58,10 +58,11 @@ def test_unread_keys_are_told_or_refused() -> None:
     reading.take(keys, {"seq": "seq"})
     reading.finish(keys)
     assert reading.ignored == ["train.yaml:note"]
-    keys = Keys(FILE, {"seq": 1, "moe_lora": True})
-    reading.take(keys, {"seq": "seq"})
-    with pytest.raises(NotModelledError, match="moe_lora"):
-        reading.finish(keys)
+    for name in ("moe_lora", "ref_name_or_path"):
+        keys = Keys(FILE, {"seq": 1, name: "x"})
+        reading.take(keys, {"seq": "seq"})
+        with pytest.raises(NotModelledError, match=name):
+            reading.finish(keys)
 
 
 def test_activations_join_what_else_goes_to_host_ram() -> None:

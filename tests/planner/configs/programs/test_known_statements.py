@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,15 @@ ANSWERS = """for each in ("a", "b"):
     given = tokenizer(each, return_tensors="pt").to(model.device)
     answer = model.generate(**given)
     print(tokenizer.decode(answer[0][given.shape:]))
+"""
+LINEAR = """mine = ["q_proj", "gate_proj"]
+def linear(model):
+    found = set()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            parts = name.split(".")
+            found.add(parts[0] if len(parts) == 1 else parts[-1])
+    return list(found)
 """
 KEEPS = "for each in model.modules():\n    kept.append(each)\n    for one in kept:\n        one.half()\n"
 OWN_TRAINER = "class Own(Trainer):\n    def log(self, *args):\n        pass\n"
@@ -124,6 +134,8 @@ def test_what_leaves_the_job_as_it_is_is_passed(before: str, after: str, tmp_pat
         (TRAINER, BEFORE, f"exec(open('more.py').read())\n{BEFORE}", "what this changes"),
         (TRL, "train_dataset=data,", "train_dataset=data, quantization_config=packed,", "when it is loaded"),
         (TRAINER, BEFORE, KEEPS + BEFORE, "what this loop does"),
+        (TRAINER, '["q_proj", "v_proj"]', "linear(model)", "lora_target_modules.*--lora-targets"),
+        (TRAINER, '["q_proj", "v_proj"]', "[each for each in mine if each in linear(model)]", "targets"),
         (TRAINER, BEFORE, f"{NOTES}    model.config.hidden_size = 8\n{BEFORE}", "whether this is done"),
         (TRAINER, BEFORE, f"{NOTES.replace('wandb', 'fast')}{BEFORE}", "whether this is done"),
         (TRAINER, "trainer = Trainer(", f"{OWN_TRAINER.replace('log', 'compute_loss')}trainer = Own(",
@@ -135,7 +147,7 @@ def test_what_may_change_the_job_is_refused(
 ) -> None:
     """The like of what is known, with another effect."""
     assert before in text
-    assert said in refusal(tmp_path, text.replace(before, after))
+    assert re.search(said, refusal(tmp_path, LINEAR + text.replace(before, after)))
 
 
 def test_a_model_of_transformers_has_its_methods(tmp_path: Path) -> None:

@@ -290,6 +290,16 @@ def test_a_value_that_is_not_in_the_text_is_asked_for(tmp_path: Path) -> None:
     assert job(program(tmp_path, open_rate)) == job(program(tmp_path, TRAINER))
 
 
+def test_an_evaluation_that_may_be_is_counted(tmp_path: Path) -> None:
+    """Whether there is a set for it is known to a run alone; which is told."""
+    asked = TRAINER.replace("bf16=True", "bf16=True, eval_strategy='steps' if rows_to_ask else 'no'")
+    found = read(program(tmp_path, asked))
+    assert any("counted as if it evaluates" in note for note in found.notes)
+    sure = TRAINER.replace("bf16=True", "bf16=True, eval_strategy='steps'")
+    assert job(program(tmp_path, asked)) == job(program(tmp_path, sure))
+    assert found.request.get("eval_batch") is not None
+
+
 def test_settings_may_stand_in_a_class_or_a_text(tmp_path: Path) -> None:
     """As constants of a class, by its name or an instance, with an argument in place of one, or split."""
     settings = """

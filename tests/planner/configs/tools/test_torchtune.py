@@ -82,6 +82,8 @@ OLD: dict[str, Any] = WHOLE | {
         ),
         ({"optimizer": {"_component_": "torch.optim.SGD", "momentum": 0.9}}, "a state more than usual"),
         ({"enable_fp8_training": True}, "fp8"),
+        ({"early_exit_loss": {"layers": "0::4", "scale": 1.0}}, "a loss after several layers"),
+        ({"layer_dropout": {"prob": 0.2}}, "layers that a step leaves out"),
         ({"activation_offload_streams": 2}, "unknown key"),
         ({"model": LORA | {"lora_layers": 2}}, "unknown key"),
     ],
