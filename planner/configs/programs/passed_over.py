@@ -136,20 +136,32 @@ class PassedOver(Modules):
         return found
 
     def _may_be_part(self, value: ast.expr | None, inner: set[str]) -> bool:
+        """Whether an expression may be a part of what trains; ``inner``: names of parts."""
         match value:
             case None:
                 return True
             case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in _GIVES_DATA:
                 return False
-        names = {each.id for each in self.parts_of(value) if isinstance(each, ast.Name)}
-        return bool(names & inner) or self.touches(value)
+            case ast.Subscript(value=owner) | ast.Starred(value=owner):
+                return self._may_be_part(owner, inner)
+            case ast.Call():
+                called = self._own_called(value, inner)
+                return self._gives_part(*called) if called is not None else self._gets_part(value, inner)
+        return bool(_names_in(value) & inner) or self.touches(value)
+
+    def _gets_part(self, node: ast.Call, inner: set[str]) -> bool:
+        """Whether a call is of a part of what trains, or has one among its arguments."""
+        called = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+        given = (called, *node.args, *(each.value for each in node.keywords))
+        return self.touches(node.func) or any(self._may_be_part(each, inner) for each in given)
 
     def _looks_on(self, node: ast.AST, inner: set[str]) -> bool:
         """Whether a part of a statement leaves a model as it is; ``inner``: names of parts that it sets."""
         match node:
             case ast.Name() if is_set(node):
                 value = self.looked_up(node.id)
-                return not isinstance(value, Made) or self.has_already(value)
+                trains = isinstance(value, Model) or (isinstance(value, Made) and value is self.trainer)
+                return not trains or self.has_already(value)
             case ast.Attribute() if is_set(node):
                 owner = self.named(node.value)
                 harmless = isinstance(owner, Model) and node.attr in HARMLESS_ATTRIBUTES
@@ -160,11 +172,10 @@ class PassedOver(Modules):
                 return isinstance(node.ctx, ast.Store) and not isinstance(self.named(node.value), Made)
             case ast.Call(func=called):
                 name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-                names = {each.id for each in self.parts_of(node) if isinstance(each, ast.Name)}
                 compiles = name == "compile" and node.args and self.has_already(self.named(node.args[0]))
                 known = name in _READS or is_harmless_call(name) or compiles or is_report(self.named(called))
                 known = known or self._only_tells(called)
-                return known or self._own_looks_on(node) or not (names & inner or self.touches(node))
+                return known or self._own_looks_on(node, inner) or not self._gets_part(node, inner)
         return True
 
     def _only_tells(self, called: ast.expr) -> bool:
@@ -177,16 +188,36 @@ class PassedOver(Modules):
             owner.remarks.append((called.lineno, text))
         return True
 
-    def _own_looks_on(self, node: ast.Call) -> bool:
+    def _own_looks_on(self, node: ast.Call, inner: set[str]) -> bool:
         """Whether it is a function of the program that leaves its arguments as they are."""
+        called = self._own_called(node, inner)
+        return called is not None and not self._may_change(*called)
+
+    def _own_called(self, node: ast.Call, inner: set[str]) -> tuple[Own, dict[str, Any]] | None:
+        """The function of the program that is called, and what its parameters get; not one within itself.
+
+        A part of a model counts as the whole.
+        """
         own = self.named(node.func)
-        if not isinstance(own, Own) or isinstance(own.node, ast.ClassDef):
-            return False
+        if not isinstance(own, Own) or isinstance(own.node, ast.ClassDef) or own.node in self._asked_about:
+            return None
         plain = all(isinstance(each, ast.Name | ast.Attribute | ast.Constant) for each in node.args)
         if not plain or node.keywords:
-            return False
-        names = self.bound(own, ([self.named(each) for each in node.args], {}))
-        return own.node not in self._asked_about and not self._may_change(own, names)
+            return None
+        part = Model("part", {}, node.lineno)
+        given = [part if _names_in(each) & inner else self.named(each) for each in node.args]
+        return own, self.bound(own, (given, {}))
+
+    def _gives_part(self, own: Own, names: dict[str, Any]) -> bool:
+        """Whether a function of the program may give back a part of what trains."""
+        self._asked_about.append(own.node)
+        try:
+            with self.within((*(own.scopes or self.scopes), names)):
+                inner = self._parts_set_by(own.node)
+                left = [each.value for each in _of_this_function(own.node) if isinstance(each, ast.Return)]
+                return any(self._may_be_part(each, inner) for each in left if each is not None)
+        finally:
+            self._asked_about.pop()
 
     def _trains(self, node: ast.AST) -> bool:
         """Whether the trainer trains in it."""

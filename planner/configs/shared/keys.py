@@ -32,7 +32,8 @@ _BOOLEANS = {"true": True, "false": False, "yes": True, "no": False}
 _MATTERS = re.compile(
     "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16"
     "|expert|moe|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim"
-    "|ref_model|reference_model|(?:ref|reference|teacher|reward|guide|judge)_name_or_path|spectrum|select(?:ive|ed)|galore|trainable|unsloth|batch_size|seq_len"
+    "|ref_model|reference_model|(?:ref|reference|teacher|reward|guide|judge)_name_or_path"
+    "|spectrum|select(?:ive|ed)|galore|trainable|unsloth|batch_size|seq_len"
     "|sequence_len|seq_length|sequence_length|max_len|cutoff_len|block_size|packed|packing"
     "|train(?:ing)?_(?:mode|type)|tuner"
 )

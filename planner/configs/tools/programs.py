@@ -187,6 +187,8 @@ def read_unsloth_program(keys: Keys, reading: Reading, beside: Beside) -> None:
             if not keys.has(key):
                 reading.default(name, value, f"{_RL}: its config class")
     keys.skip(_BESIDE_THE_STEP)
+    if keys.get("packing_strategy") == "bfd":
+        keys.skip(("packing_strategy",))  # That of TRL's own default.
     read_trainer(keys, reading, own_loss=True)
     read_checkpointing(model if lora is None else lora, "use_gradient_checkpointing", reading)
     say_packing(keys, "packing", reading)

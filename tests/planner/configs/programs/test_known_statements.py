@@ -65,6 +65,21 @@ NEW_TOKEN = """if tokenizer.pad_token is None:
     model.resize_token_embeddings(len(tokenizer))
 """
 PACKED = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+ASKS_FIRST = """def asked(model, text):
+    given = tokenizer(text, return_tensors="pt").to(model.device)
+    return tokenizer.decode(model.generate(**given)[0])
+class Game:
+    pass
+game = Game()
+for seed in (1, 2):
+    game = Game()
+    answer = asked(model, seed)
+    print(answer.strip(), score(answer, game))
+"""
+TURNS = "def turned(part):\n    part.half()\nfor each in model.modules():\n    turned(each)\n"
+HANDS_BACK = (
+    "def same(part):\n    return part\nfor each in model.modules():\n    x = same(each)\n    x.half()\n"
+)
 NOTES = "if accelerator.is_main_process:\n    wandb.init(config=args)\n"
 WITHOUT = "\n".join(line for line in TRAINER.splitlines() if "LoraConfig(" not in line)
 
@@ -89,6 +104,7 @@ WITHOUT = "\n".join(line for line in TRAINER.splitlines() if "LoraConfig(" not i
         (BEFORE, NEW_TOKEN + BEFORE),
         (BEFORE, f"import wandb\n{NOTES}{BEFORE}"),
         (BEFORE, ANSWERS + BEFORE),
+        (BEFORE, ASKS_FIRST + BEFORE),
         ("quantization_config=packed", f"quantization_config={PACKED}"),
         ("dtype=torch.bfloat16", "offload_folder='f', device_map=f'cuda:{rank()}', dtype=torch.bfloat16"),
         ("Trainer(model", "Own(model"),
@@ -134,6 +150,8 @@ def test_what_leaves_the_job_as_it_is_is_passed(before: str, after: str, tmp_pat
         (TRAINER, BEFORE, f"exec(open('more.py').read())\n{BEFORE}", "what this changes"),
         (TRL, "train_dataset=data,", "train_dataset=data, quantization_config=packed,", "when it is loaded"),
         (TRAINER, BEFORE, KEEPS + BEFORE, "what this loop does"),
+        (TRAINER, BEFORE, TURNS + BEFORE, "what this loop does"),
+        (TRAINER, BEFORE, HANDS_BACK + BEFORE, "what this loop does"),
         (TRAINER, '["q_proj", "v_proj"]', "linear(model)", "lora_target_modules.*--lora-targets"),
         (TRAINER, '["q_proj", "v_proj"]', "[each for each in mine if each in linear(model)]", "targets"),
         (TRAINER, BEFORE, f"{NOTES}    model.config.hidden_size = 8\n{BEFORE}", "whether this is done"),
