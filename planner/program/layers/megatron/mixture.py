@@ -1,11 +1,14 @@
 """A mixture of experts of Megatron-Core: rows sorted by expert, exchanged, sorted again and computed by
-grouped products of Transformer Engine, which weigh them in the activation.
+grouped products of Transformer Engine, which weigh them in the activation.  Where GPUs divide the features
+of each expert, each gathers the rows of all of them, and their outputs are summed in fp32, the dtype of
+probabilities.
 
 Weights of rows go the same way as the rows, so that the router's graph lives until backward.  The dispatcher
 refers to probabilities, their map and the map of rows until it is called again, with layers that are
 computed again as well.  As many rows are taken to arrive as are sent: tokens spread evenly over the experts.
 Source: megatron-core 0.16.1 transformer/moe/moe_layer.py MoELayer.forward, token_dispatcher.py
-MoEAlltoAllTokenDispatcher (``self.probs``, ``self.routing_map``,
+MoEAlltoAllTokenDispatcher (``self.probs``, ``self.routing_map``, ``dispatch_postprocess``,
+``combine_preprocess``,
 ``self.reversed_local_input_permutation_mapping``), experts.py TEGroupedMLP, router.py TopKRouter,
 moe_utils.py RouterGatingLinearFunction, shared_experts.py, fusions/fused_bias_swiglu.py
 WeightedSwiGLUFunction; TransformerEngine d0067d0d pytorch/permutation.py (row maps of
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.layers.megatron.linears import linear
+from planner.program.layers.megatron.matrix import gathered, scattered
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import EXCHANGED_ROWS, Tensor, Unit
@@ -36,8 +40,15 @@ def mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     weights = _moved(torch, scores, n_chosen, [row_map], "permute")
     del scores
     arrived, weights = _exchanged(torch, view, rows), _exchanged(torch, view, weights)
-    out = _computed(torch, view, _by_expert(torch, view, arrived), _by_expert(torch, view, weights))
-    back = _exchanged(torch, view, _by_expert(torch, view, out))
+    parts = view.recipe.parallel.expert_tensor
+    out = _computed(
+        torch,
+        view,
+        _by_expert(torch, view, _gathered(torch, arrived, parts)),
+        _by_expert(torch, view, _gathered(torch, weights, parts)),
+    )
+    out = _summed(torch, _by_expert(torch, view, out), parts)
+    back = _exchanged(torch, view, out)
     del out
     whole = _moved(torch, back, hidden, [row_map], "unpermute")
     return whole if beside is None else torch.add(whole, beside)
@@ -146,3 +157,31 @@ def _exchanged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return [torch.like(gradient, EXCHANGED_ROWS, cost=None)]
 
     return record(torch, torch.like(x, EXCHANGED_ROWS, cost=None), [x], [], backward)
+
+
+def _gathered(torch: Operators, x: Tensor, parts: int) -> Tensor:
+    """Rows of all GPUs that divide an expert; their gradients are summed."""
+    if parts == 1:
+        return x
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [scattered(torch, [gradient], parts)]
+
+    return record(torch, gathered(torch, Tensor(None, x.unit, x.count * parts, x.dtype), parts), [x], [], backward)
+
+
+def _summed(torch: Operators, x: Tensor, parts: int) -> Tensor:
+    """This GPU's rows of a sum in fp32."""
+    if parts == 1:
+        return x
+    dtype = x.dtype
+    return torch.to(_sum_of_all(torch, torch.to(x, "fp32"), parts), dtype)
+
+
+def _sum_of_all(torch: Operators, x: Tensor, parts: int) -> Tensor:
+    whole = shape_of(x)
+
+    def backward(*_: object) -> list[Tensor | None]:
+        return [gathered(torch, whole, parts)]
+
+    return record(torch, scattered(torch, [x], parts), [x], [], backward)
