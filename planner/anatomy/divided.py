@@ -58,7 +58,9 @@ def with_own_experts(model: ModelSpec, parts: int, of_features: int) -> ModelSpe
         return model
 
     def own(linears: tuple[LinearSpec, ...]) -> Iterable[LinearSpec]:
-        return (_own_experts(each, parts, of_features) if each.group == "expert" else each for each in linears)
+        return (
+            _own_experts(each, parts, of_features) if each.group == "expert" else each for each in linears
+        )
 
     return replace(model, expert_parts=parts * of_features).with_linears(own)
 

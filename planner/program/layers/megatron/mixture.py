@@ -32,22 +32,24 @@ def mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """``MoELayer.forward``, whose variables refer to sorted and to exchanged rows until it returns."""
     beside = _shared(torch, view, x) if view.block.mlp.shared_width else None
     scores, places = _route(torch, view, x)
-    hidden, n_chosen = x.count, view.block.mlp.top_k
-    row_map = torch.new(x.unit, 2 * view.block.mlp.n_experts + 1, "int32", "row_id_map")
+    hidden, own = x.count, _own_tokens(view, x)
+    n_chosen = view.block.mlp.top_k
+    row_map = torch.new(x.unit, (2 * view.block.mlp.n_experts + 1) * own, "int32", "row_id_map")
     if torch.direction != "again":
         torch.outputs += [scores.alias(), places, row_map]
     rows = _moved(torch, x, n_chosen * hidden, [row_map], "permute")
-    weights = _moved(torch, scores, n_chosen, [row_map], "permute")
+    weights = _moved(torch, scores, n_chosen * own, [row_map], "permute")
     del scores
     arrived, weights = _exchanged(torch, view, rows), _exchanged(torch, view, weights)
     parts = view.recipe.parallel.expert_tensor
+    n_rows = n_chosen * own * parts
     out = _computed(
         torch,
         view,
-        _by_expert(torch, view, _gathered(torch, arrived, parts)),
-        _by_expert(torch, view, _gathered(torch, weights, parts)),
+        _by_expert(torch, view, _gathered(torch, arrived, parts), n_rows),
+        _by_expert(torch, view, _gathered(torch, weights, parts), n_rows),
     )
-    out = _summed(torch, _by_expert(torch, view, out), parts)
+    out = _summed(torch, _by_expert(torch, view, out, n_rows), parts)
     back = _exchanged(torch, view, out)
     del out
     whole = _moved(torch, back, hidden, [row_map], "unpermute")
@@ -56,8 +58,8 @@ def mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
 def _route(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities and a map of all experts; logits in fp32, of which the router's loss keeps a softmax."""
-    n_experts = view.block.mlp.n_experts
-    spec = next(each for each in view.block.linears if each.group == "router")
+    n_experts = view.block.mlp.n_experts * _own_tokens(view, x)
+    spec = _router(view)
     with torch.inside("router"):
         logits = _gate(torch, view, spec, x, n_experts)
         softmax = torch.like(logits, "softmax")
@@ -72,7 +74,16 @@ def _route(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor
         return record(torch, probabilities, [logits], [softmax], backward), places
 
 
-def _gate(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, n_experts: int) -> Tensor:
+def _router(view: LayerView) -> LinearSpec:
+    return next(each for each in view.block.linears if each.group == "router")
+
+
+def _own_tokens(view: LayerView, x: Tensor) -> float:
+    """Share of tokens that this GPU has where GPUs divide matrices."""
+    return x.count / _router(view).in_features
+
+
+def _gate(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, n_experts: float) -> Tensor:
     """A product in fp32 of what is kept in 16 bits."""
     weight = torch.parameter(Unit.ONE, spec.weight_count, view.dtypes.base, trained=view.trains_base)
     entry, trained, needs = shape_of(x), weight.node is not None, x.node is not None
@@ -129,11 +140,11 @@ def _weighed(torch: Operators, x: Tensor, weights: Tensor) -> Tensor:
     return record(torch, out, [x, weights], [x, weights], backward)
 
 
-def _by_expert(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+def _by_expert(torch: Operators, view: LayerView, x: Tensor, n_rows: float) -> Tensor:
     """Rows that arrived, put together by expert, or back; as they are where a GPU has one expert."""
     if view.block.mlp.n_experts == view.recipe.parallel.experts:
         return x
-    row_map = torch.new(x.unit, view.block.mlp.top_k, "int32", "row_id_map")
+    row_map = torch.new(x.unit, n_rows, "int32", "row_id_map")
     return _moved(torch, x, x.count, [row_map], "sort_chunks")
 
 
@@ -167,7 +178,9 @@ def _gathered(torch: Operators, x: Tensor, parts: int) -> Tensor:
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return [scattered(torch, [gradient], parts)]
 
-    return record(torch, gathered(torch, Tensor(None, x.unit, x.count * parts, x.dtype), parts), [x], [], backward)
+    return record(
+        torch, gathered(torch, Tensor(None, x.unit, x.count * parts, x.dtype), parts), [x], [], backward
+    )
 
 
 def _summed(torch: Operators, x: Tensor, parts: int) -> Tensor:
