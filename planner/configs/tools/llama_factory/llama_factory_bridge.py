@@ -19,6 +19,7 @@ from planner.configs.shared.keys import Keys
 from planner.configs.shared.megatron_keys import (
     OTHER_DISPATCHER,
     OTHER_PRECISION,
+    ROUTER_IN_16_BITS,
     SINGLE_EXPERTS,
     SINGLE_OPERATORS,
     UNMODELLED,
@@ -105,12 +106,17 @@ def _read_length(keys: Keys, reading: Reading) -> None:
 
 
 def _read_experts(keys: Keys, reading: Reading) -> None:
-    """A step has fewer micro-batches by the GPUs that divide experts (_compute_train_schedule).
+    """A step has fewer micro-batches by the GPUs that divide experts (_compute_train_schedule).  Where none
+    do, features of experts are divided as other matrices are (NVIDIA-NeMo/Megatron-Bridge 067f987d
+    models/transformer_config.py _set_moe_expert_tensor_parallel_default).
 
     Raises:
         InputFileError: their number does not divide; Megatron stops.
     """
     experts, count = reading.value("expert_parallel") or 1, reading.value("grad_accum") or 1
+    if experts == 1 and reading.value("tensor_parallel") is not None:
+        why = f"{keys.path}: {ROUTER_IN_16_BITS}: say expert_model_parallel_size"
+        reading.stops.append(Stop(lambda spec: spec.is_moe, why, by_tool=False))
     if experts == 1:
         return
     if count % experts:
