@@ -108,8 +108,8 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
 
 def _of_latents(scenario: Scenario) -> Iterator[str]:
     recipe, model = scenario.recipe, scenario.model
-    if scenario.stack.id != "megatron":
-        yield f"for latents of '{model.id}' on stack '{scenario.stack.id}'; on megatron they are"
+    if not scenario.stack.pads_latent_values:
+        yield f"for latents of '{model.id}' on stack '{scenario.stack.id}'; those of ms-swift are"
     if recipe.parallel.context > 1:
         yield f"for latents of '{model.id}' where sequences are divided"
     if recipe.adapter is not None and recipe.parallel.tensor > 1:

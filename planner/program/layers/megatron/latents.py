@@ -19,7 +19,7 @@ from planner.program.layers.megatron.linears import fused_norm, linear, normed_l
 from planner.program.layers.megatron.matrix import gathered_rows
 from planner.program.layers.megatron.positions import turned_heads
 from planner.program.ops.autograd import record
-from planner.program.ops.kernels import PRODUCTS, flash_gradients, fused_attention, fused_cost, padded
+from planner.program.ops.kernels import PRODUCTS, flash_gradients, fused_attention, fused_cost, pad_heads
 from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Tensor
 from planner.program.view import LayerView
@@ -32,7 +32,7 @@ def latent_attention(torch: Operators, view: LayerView, norm: NormSpec, x: Tenso
         x = fused_norm(torch, view, norm, x)
         query, key, value = _heads(torch, view, x)
         if spec.value_head_dim != spec.head_dim:
-            value = padded(torch, value, spec.q_width)
+            value = pad_heads(torch, value, spec.q_width)
             view = replace(
                 view, block=replace(view.block, attention=replace(spec, value_head_dim=spec.head_dim))
             )

@@ -1,6 +1,7 @@
 """Rotary positions as mcore-bridge turns heads by: one operator after the other, of all samples of a row.
 
-Source: mcore-bridge 1.6.5 model/gpt_model.py _apply_rotary_pos_emb_bshd, patcher.py _apply_rotary_pos_emb_thd.
+Source: mcore-bridge 1.6.5 model/gpt_model.py _apply_rotary_pos_emb_bshd, patcher.py
+_apply_rotary_pos_emb_thd.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from planner.program.layers.megatron.latents import latent_attention
 from planner.program.step import parts_of
 from planner.program.view import layer_view
 from tests.jobs import resolved
-from tests.planner.program.layers.part_bytes import part_bytes
+from tests.planner.program.layers.part_bytes import PartBytes, part_bytes
 
 FLAGS = "--stack megatron --method full --gpu h100-sxm:8 --nodes 32 --seq 512 --expert-parallel 8"
 
@@ -45,12 +45,14 @@ def test_attention_allocates_what_mcore_bridges_own_does(
     """
     for again, left in (("true", kept), ("false", kept_by_kernel)):
         job = job_by(f"--model {model} --switches recomputes_attention={again}")
-        block = job.model.groups[-1].block
-        view, norm = layer_view(job, block, trained=True), block.norms[0]
-        found = part_bytes(
-            job.model.hidden_size, lambda torch, x, v=view, n=norm: latent_attention(torch, v, n, x)
-        )
-        assert found == pytest.approx((left, forward, backward), rel=0.001)
+        assert attention_bytes(job) == pytest.approx((left, forward, backward), rel=0.001)
+
+
+def attention_bytes(job: Job) -> PartBytes:
+    """Of attention in the last kind of layer, with the norm before it."""
+    block = job.model.groups[-1].block
+    view, norm = layer_view(job, block, trained=True), block.norms[0]
+    return part_bytes(job.model.hidden_size, lambda torch, x: latent_attention(torch, view, norm, x))
 
 
 def test_gpus_divide_heads_and_no_latents() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -12,10 +11,8 @@ from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import Job, job_of
 from planner.program.layers.megatron.mixture import mixture
-from planner.program.ops.autograd import run_backward
-from planner.program.ops.operators import Operators
 from planner.program.ops.sizes import unit_values
-from planner.program.ops.tensors import Node, Unit
+from planner.program.ops.tensors import Unit
 from planner.program.recorded_part import Template
 from planner.program.step import parts_of, step_of
 from planner.program.view import layer_view
