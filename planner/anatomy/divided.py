@@ -18,6 +18,8 @@ from planner.domain.scenario import Scenario
 
 _SIDES: Mapping[InputTensor, Side] = {
     "attn_in": "outputs",
+    "attn_latent_q": "outputs",
+    "attn_latent_kv": "outputs",
     "mlp_in": "outputs",
     "attn_out": "inputs",
     "mlp_mid": "inputs",
@@ -86,11 +88,18 @@ def _divided_block(block: BlockSpec, parts: int) -> BlockSpec:
         attention=replace(heads, n_heads=heads.n_heads // parts, n_kv_heads=heads.n_kv_heads // parts),
         mlp=mlp,
         linears=tuple(
-            linear if linear.group in ("expert", "router") else _divided(linear, _SIDES[linear.reads], parts)
+            linear if _is_whole(block, linear) else _divided(linear, _SIDES[linear.reads], parts)
             for linear in block.linears
         ),
         norms=norms,
     )
+
+
+def _is_whole(block: BlockSpec, linear: LinearSpec) -> bool:
+    """Experts and routers, and what compresses queries, keys and values to latents."""
+    latents = any(each.reads == "attn_latent_kv" for each in block.linears)
+    compresses = latents and linear.reads == "attn_in" and linear.out_features != block.attention.q_width
+    return compresses or linear.group in ("expert", "router")
 
 
 def _divided(linear: LinearSpec, side: Side, parts: int) -> LinearSpec:

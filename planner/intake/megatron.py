@@ -19,7 +19,8 @@ from planner.domain.stack import Stack
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.given.ledger import Ledger
 
-_KNOWN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+_WITH_LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+_KNOWN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", *_WITH_LATENTS)
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 
@@ -101,6 +102,20 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
         yield "for models that see"
     elif not _divides(model, parts):
         yield f"for '{model.id}': its heads or features do not divide by {parts}"
+    elif model.architecture in _WITH_LATENTS:
+        yield from _of_latents(scenario)
+
+
+def _of_latents(scenario: Scenario) -> Iterator[str]:
+    recipe, model = scenario.recipe, scenario.model
+    if not scenario.stack.pads_latent_values:
+        yield f"for latents of '{model.id}' on stack '{scenario.stack.id}'; those of ms-swift are"
+    if recipe.parallel.context > 1:
+        yield f"for latents of '{model.id}' where sequences are divided"
+    if recipe.adapter is not None and recipe.parallel.tensor > 1:
+        yield f"with adapters for latents of '{model.id}' beside divided matrices"
+    if recipe.numerics.fp8 != "none":
+        yield f"for latents of '{model.id}' in 8 bits"
 
 
 def _divides(model: ModelSpec, parts: int) -> bool:

@@ -48,7 +48,7 @@ _SWITCHED_OFF = {
     "moe_grouped_gemm": SINGLE_EXPERTS,
 }
 # MEGATRON_BRIDGE_SUPPORTED_MODELS of extras/constants.py, of the architectures that are modelled.
-_SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+_SUPPORTED = ("deepseek_v3", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 _OF_ADAPTERS = ("lora_rank", "lora_alpha")
 _UNUSED = [name for name in names_in("megatron.toml", "unused_of_mcore_adapter") if name not in _OF_ADAPTERS]
 
@@ -64,6 +64,8 @@ def read_bridge(keys: Keys, reading: Reading, beside: Beside) -> None:
     _refuse(keys)
     unsupported = f"{keys.path}: LLaMA-Factory has no such model under Megatron-Bridge"
     reading.stops.append(Stop(lambda spec: spec.architecture not in _SUPPORTED, unsupported))
+    latents = f"{keys.path}: latents of attention by Megatron-Bridge are not modelled"
+    reading.stops.append(Stop(lambda spec: spec.architecture == "deepseek_v3", latents, by_tool=False))
     if keys.path.suffix in (".yaml", ".yml", ".json"):
         reading.remark(str(keys.path), "counted as started with USE_MEGATRON_BRIDGE=1")
     read_checkpoint(keys, "model_name_or_path", reading, trusts="")

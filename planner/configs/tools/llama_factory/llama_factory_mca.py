@@ -54,7 +54,7 @@ _SWITCHED_ON = {
 _UNUSED = names_in("megatron.toml", "unused_of_mcore_adapter")
 _STAGES = ("pt", "sft")
 # MCA_SUPPORTED_MODELS of extras/constants.py, of the architectures that are modelled under Megatron.
-_SUPPORTED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+_SUPPORTED = ("deepseek_v3", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 # Templates of mcore_adapter that have no width of heads (``kv_channels``).
 _BY_HIDDEN = ("llama", "mistral", "qwen2")
 _DIVIDE_LAYERS = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.layers.megatron.linears import linear
-from planner.program.layers.megatron.matrix import gathered, scattered
+from planner.program.layers.megatron.matrix import gathered, gathered_rows, scattered
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import EXCHANGED_ROWS, Tensor, Unit
@@ -46,8 +46,8 @@ def mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     out = _computed(
         torch,
         view,
-        _by_expert(torch, view, _gathered(torch, arrived, parts), n_rows),
-        _by_expert(torch, view, _gathered(torch, weights, parts), n_rows),
+        _by_expert(torch, view, gathered_rows(torch, arrived, parts), n_rows),
+        _by_expert(torch, view, gathered_rows(torch, weights, parts), n_rows),
     )
     out = _summed(torch, _by_expert(torch, view, out, n_rows), parts)
     back = _exchanged(torch, view, out)
@@ -168,19 +168,6 @@ def _exchanged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return [torch.like(gradient, EXCHANGED_ROWS, cost=None)]
 
     return record(torch, torch.like(x, EXCHANGED_ROWS, cost=None), [x], [], backward)
-
-
-def _gathered(torch: Operators, x: Tensor, parts: int) -> Tensor:
-    """Rows of all GPUs that divide an expert; their gradients are summed."""
-    if parts == 1:
-        return x
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [scattered(torch, [gradient], parts)]
-
-    return record(
-        torch, gathered(torch, Tensor(None, x.unit, x.count * parts, x.dtype), parts), [x], [], backward
-    )
 
 
 def _summed(torch: Operators, x: Tensor, parts: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -12,14 +11,13 @@ from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import Job, job_of
 from planner.program.layers.megatron.mixture import mixture
-from planner.program.ops.autograd import run_backward
-from planner.program.ops.operators import Operators
 from planner.program.ops.sizes import unit_values
-from planner.program.ops.tensors import Node, Unit
+from planner.program.ops.tensors import Unit
 from planner.program.recorded_part import Template
 from planner.program.step import parts_of, step_of
 from planner.program.view import layer_view
 from tests.jobs import resolved
+from tests.planner.program.layers.part_bytes import PartBytes, part_bytes
 
 ONE_GROUP = "--stack megatron --method full --gpu h100-sxm:2 --seq 512"
 MIXTRAL = (
@@ -31,22 +29,6 @@ MIXTRAL = (
 def job_by(flags: str) -> Job:
     """The job of one pipeline group, the last one where there are several."""
     return job_of(stages_of(resolved(flags))[-1], Coefficients())
-
-
-class Meter:
-    """Bytes of a layer's allocations that are alive, of one token or of all, and the most so far."""
-
-    def __init__(self) -> None:
-        self.now = self.most = 0.0
-
-    def follow(self, torch: Operators, stage: str) -> None:
-        """The events of one stage, but for those of the input."""
-        self.most = self.now
-        for event in torch.stages[stage]:
-            slot = event if event >= 0 else ~event
-            if slot and torch.units[slot] is Unit.TOKENS:
-                self.now += torch.unit_bytes[slot] * (1 if event >= 0 else -1)
-                self.most = max(self.most, self.now)
 
 
 @pytest.mark.parametrize(
@@ -110,27 +92,12 @@ def test_a_router_chooses_for_the_tokens_of_its_gpu(parts: int) -> None:
     assert kept_bytes(job, layer) == pytest.approx(512 * (2 * 2048 + maps) / parts)
 
 
-def layer_bytes(job: Job) -> tuple[float, float, float]:
-    """Left by a mixture's forward pass, and the most in each pass, of each token that this GPU has."""
+def layer_bytes(job: Job) -> PartBytes:
+    """Of a mixture without a shared expert, of each token that this GPU has."""
     block = job.model.groups[0].block
     alone = replace(block, mlp=replace(block.mlp, shared_width=0))
-    torch, meter = Operators(), Meter()
-    torch.enter("ports")
-    x = torch.new(Unit.TOKENS, job.model.hidden_size, "bf16", "input")
-    x.node = Node("input", sys.maxsize, None)
-    torch.enter("forward")
-    out = mixture(torch, layer_view(job, alone, trained=True), x)
-    root, out.node = out.node, None
-    meter.follow(torch, "forward")
-    kept, forward = meter.now, meter.most
-    assert root is not None
-    torch.enter("nowhere")
-    arrived = [torch.like(out, "gradient", cost=None)]
-    torch.enter("backward")
-    run_backward(torch, root, arrived)
-    meter.now += job.model.hidden_size * 2
-    meter.follow(torch, "backward")
-    return kept, forward, meter.most
+    view = layer_view(job, alone, trained=True)
+    return part_bytes(job.model.hidden_size, lambda torch, x: mixture(torch, view, x))
 
 
 def living(events: Iterable[int]) -> set[int]:
