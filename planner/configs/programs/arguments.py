@@ -290,6 +290,7 @@ class _Table:
         table: dict[str, Any] = {
             "model_name_or_path": given.pop("model_name", None),
             "loaded_by_program": True,
+            "model_class": model.kind,
         }
         packing = given.pop("quantization_config", None)
         spread = given.get("device_map")
