@@ -12,6 +12,7 @@ from typing import Literal
 
 from planner.domain.model import ModelSpec
 from planner.intake.supported import folded, names_of
+from planner.words import words
 
 LeafKind = Literal["layer", "mixture", "experts"]
 """A layer, its mixture of experts with the router, or all its experts."""
@@ -21,6 +22,15 @@ _KINDS: tuple[tuple[re.Pattern[str], LeafKind], ...] = (
     (re.compile(r"(?:Text)?(?<!Naive)Experts$"), "experts"),
     (re.compile(r"(?:Text)?(?:SparseMo[eE]Block|MoE|Moe)$|(?<=^GptOss)MLP$|(?<=^Dbrx)FFN$"), "mixture"),
 )
+
+# Source: transformers 5.23 models/*/modeling_*.py, ``__init__`` of the mixtures.
+EXPERTS_FIRST = frozenset(
+    words("""
+    deepseek_v2 deepseek_v3 dots1 exaone_moe glm4_moe glm4_moe_lite glm4v_moe glm4v_moe_text lfm2_moe llama4
+    llama4_text mistral4 nemotron_h qwen3_moe qwen3_vl_moe solar_open
+    """)
+)
+"""Models whose mixtures make their experts before the router, so that they are gathered ahead first."""
 
 
 def leaf_kind(name: str, model: ModelSpec) -> LeafKind | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from planner.intake.leaf_modules import LeafKind
 from planner.program.engines.groups import HEAD
@@ -17,6 +18,7 @@ from planner.program.runtime import Part
 # What PEFT calls a module inside of its own.  Source: peft 0.21 tuners/tuners_utils.py BaseTunerLayer.
 _WRAPPED, _READ = "base_layer", "lora_A"
 _EXPERTS = ("experts",)
+_FIRST_MADE = ("gate", "router", "experts")
 
 
 @dataclass(slots=True)
@@ -29,7 +31,7 @@ class DividedModel:
     its loss.  ``early``: modules whose weights are read before they are called, ``lora_A`` for its dtype.
     ``head``: the head, where it is never called.  ``wrappers``: PEFT's modules around others, seen by a pass
     without adapters.  ``leaves``: what is gathered whole; ``inside``: modules in one; ``leaf_of``: whose
-    parameters are in which.
+    parameters are in which; ``experts_first``: mixtures make their experts before the router.
     """
 
     coordinator: Coordinator
@@ -44,6 +46,7 @@ class DividedModel:
     leaves: frozenset[LeafKind] = frozenset()
     inside: set[Module] = field(default_factory=set)
     leaf_of: dict[Param, Module] = field(default_factory=dict)
+    experts_first: bool = False
 
     @property
     def outer(self) -> Module:
@@ -86,11 +89,19 @@ class DividedModel:
             top = experts[:-1] if "mixture" in self.leaves else experts
         else:
             return
-        within = [by_path[path] for path in paths if path[: len(top)] == top and path != top]
-        leaf = by_path[top]
-        leaf.own = sorted((live for module in (leaf, *within) for live in module.own), key=NUMBER)
-        self.inside.update(within)
+        leaf, within = by_path[top], [path for path in paths if path[: len(top)] == top]
+        found = [(self._made_at(path), NUMBER(live), live) for path in within for live in by_path[path].own]
+        leaf.own = [live for _, _, live in sorted(found, key=itemgetter(0, 1))]
+        self.inside.update(by_path[path] for path in within if path != top)
         self.leaf_of.update((live.param, leaf) for live in leaf.own)
+
+    def _made_at(self, path: tuple[str, ...]) -> int:
+        """Places of what a mixture makes first; all else of a leaf is taken in the order that it runs in."""
+        for name in path:
+            if name in _FIRST_MADE:
+                place = _FIRST_MADE.index(name)
+                return -place if self.experts_first else place
+        return len(_FIRST_MADE) if "mlp" in path else -len(_FIRST_MADE)
 
     def without_adapters(self, parts: Sequence[Part]) -> DividedModel:
         """The same modules and their coordinator, as the passes of ``parts`` see them, whose adapters are

@@ -154,8 +154,8 @@ def _grouped(
         torch.spend("launches", Unit.ONE, _SMALL_OPERATORS)
     selected = torch.index(x, rows * hidden)
     (gate_up, up_factors), (down, down_factors) = specs
-    biases = _biases(torch, view, gate_up)
     first = _weight(torch, view, gate_up, up_factors)
+    biases = _biases(torch, view, gate_up)
     out = _product(torch, view, gate_up, selected, first, biases)
     if not view.block.mlp.gated:
         out = activation(torch, view, out)
@@ -163,8 +163,8 @@ def _grouped(
         out = clamped_gate(torch, out)
     else:
         out = _gate(torch, view, out)
-    biases = _biases(torch, view, down)
     second = _weight(torch, view, down, down_factors)
+    biases = _biases(torch, view, down)
     out = _product(torch, view, down, out, second, biases)
     weighted = torch.mul(out, weights)
     weighted = torch.index(weighted, rows * hidden)
