@@ -34,8 +34,7 @@ EXPERTS_FIRST = frozenset(
 
 
 def leaf_kind(name: str, model: ModelSpec) -> LeafKind | None:
-    """What a class is, with or without its module; ``None`` where it is of another model, or anything else.
-    """
+    """What a class is, with or without its module; ``None``: of another model, or anything else."""
     name = name.rpartition(".")[2]
     for pattern, kind in _KINDS:
         found = pattern.search(name)

@@ -51,8 +51,8 @@ def _loses_dtype(case: Case) -> bool:
 ZERO_RULES = (
     not_modelled(
         "leaf-unread",
-        "Modules that ZeRO-3 gathers whole are modelled where they are layers, mixtures of experts with their "
-        "router, or all experts of a layer, by the names that their classes have in Transformers",
+        "Modules that ZeRO-3 gathers whole are modelled where they are layers, mixtures of experts, or all "
+        "experts of a layer, by the names that their classes have in Transformers",
         lambda case: bool(_unread_leaves(case)),
         lambda case: ", ".join(_unread_leaves(case)),
     ),

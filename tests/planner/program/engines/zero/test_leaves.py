@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.planner.program.engines.zero.test_zero12 import stream_of
@@ -17,13 +19,12 @@ JOB = {
 }
 HIDDEN, EXPERTS = 2048, 60 * 2048 * 1408
 OF_MIXTURE = [
-    (LAYER, name)
-    for name in ("gate", "experts", "gate_proj", "up_proj", "down_proj", "shared_expert_gate")
+    (LAYER, name) for name in ("gate", "experts", "gate_proj", "up_proj", "down_proj", "shared_expert_gate")
 ]
 MIXTURE = 3 * EXPERTS + 3 * HIDDEN * 5632 + 60 * HIDDEN + HIDDEN
 
 
-def _gathered(**flags: object) -> list[int]:
+def _gathered(**flags: Any) -> list[int]:
     """Bytes of the flat buffers that parameters of the first layer arrive in, in its first forward pass."""
     stream, sizes = stream_of(**JOB | flags)
     begin, end = (next(at for at, name in stream.phases if name == phase) for phase in ("forward", "loss"))
@@ -55,7 +56,8 @@ def test_gradients_of_a_mixture_wait_for_its_backward() -> None:
 
 def _gradients_at_once(leaves: str) -> int:
     """Most bytes of gradients of one mixture at a time; what waits for another stream is gone."""
-    stream, sizes = stream_of(**JOB | {"switches": [f"zero3_leaves={leaves}"]})
+    switches: Any = [f"zero3_leaves={leaves}"]
+    stream, sizes = stream_of(**JOB, switches=switches)
     alive, most = set[int](), 0
     for event in stream.events:
         slot = event if event >= 0 else ~event
