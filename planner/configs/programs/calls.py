@@ -51,6 +51,7 @@ _CHANGES = re.compile(
     r"|set_per_process_memory_fraction|autocast|pipeline|LLM|exec"
     r"|enable_(?:flash|mem_efficient)_sdp|sdpa?_kernel|use_deterministic_algorithms|enable_full_determinism)$"
 )
+_GATHERS_WHOLE = "set_z3_leaf_modules"
 # The argument with which these leave things as they are.
 _AS_IT_IS = {
     "enable_flash_sdp": True,
@@ -139,6 +140,7 @@ class Calls(PythonCalls):
             "pipeline": self._piped,
             "setup_chat_format": self._with_tokens,
             "compile": self._compiled,
+            _GATHERS_WHOLE: self._gathered_whole,
         }
 
     @abstractmethod
@@ -294,7 +296,7 @@ class Calls(PythonCalls):
             self.parses = node.lineno
         if answer := self.of_card(library) or self._plain(node, library):
             return answer[0]
-        made = self._made(node, library) if library.trains else None
+        made = self._made(node, library) if library.trains or library.last == _GATHERS_WHOLE else None
         return self._unknown_call(node, library.last) if made is None else made
 
     def _made(self, node: ast.Call, library: Library) -> Any:
@@ -333,6 +335,17 @@ class Calls(PythonCalls):
         model = self.arguments(node, ("model",))[1].get("model")
         if isinstance(model, Model) and not self.has_already(model):
             raise self.refused(node, "compiled models are not modelled")
+        return unknown(node)
+
+    def _gathered_whole(self, node: ast.Call) -> Unknown:
+        """Modules of some classes become leaves of ZeRO-3 (deepspeed 0.19.8 utils/z3_leaf_module.py)."""
+        names = ("model", "leaf_module_classes")
+        model, classes = (self.arguments(node, names)[1].get(name) for name in names)
+        named = classes if isinstance(classes, list) else []
+        found = [each.last if isinstance(each, Library) else each for each in named]
+        if not isinstance(model, Model) or not found or not all(isinstance(each, str) for each in found):
+            raise self.refused(node, "which modules of which model ZeRO-3 gathers whole is not known")
+        model.gathered_whole += found
         return unknown(node)
 
     def has_already(self, model: Any) -> bool:
