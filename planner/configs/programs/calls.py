@@ -59,7 +59,7 @@ _TRAINER = re.compile(r"\w*Trainer$")
 _PREPARES = re.compile(r"prepare_model_for_(?:kbit|int8)_training$")
 _MAKES = re.compile(r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*LoraConfig|prepare_model")
 _PARSES = re.compile(r"(?:HfArgumentParser|TrlParser|ArgumentParser|fire\.Fire|typer\.run)$")
-_ENDS = words("builtins.exit builtins.quit builtins.SystemExit sys.exit os._exit")
+_ENDS = words("builtins.exit builtins.quit sys.exit os._exit")
 _STARTS_WITH_WORDS = ("fire.Fire", "typer.run")
 # The CUDA compute capability of the first cards with units for bfloat16.
 _FIRST_WITH_BF16 = (8, 0)

@@ -125,7 +125,8 @@ class Walk(PassedOver):
             case ast.Return(value=value):
                 raise _ReturnedError(None if value is None else self.value(value))
             case ast.Raise(exc=ast.Call(func=ast.Name(id="SystemExit")) as value):
-                self.value(value)
+                self.arguments(value)
+                self.stop(node)
             case ast.Raise():
                 self._raised(node)
             case ast.Assert() if truth(self.value(node.test)) is False:
