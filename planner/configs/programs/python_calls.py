@@ -18,15 +18,15 @@ from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.plain_calls import plain
 from planner.configs.programs.source import Source, folders_above
 from planner.configs.programs.values import Library, Made, Model, Opened, Unknown, is_known, unknown
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError
 from planner.words import words
 
-# Variables of the environment that move memory, by their names; of one of them a value is known.
+# Variables of the environment that move memory, by their names; of the allocator's the values are known.
 _MATTERS = re.compile(
     r"ALLOC_CONF|NO_CUDA_MEMORY_CACHING|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)"
 )
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Variables of the environment that launchers set.
 _OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
 _OF_PROCESSES = re.compile(r"RANK|WORLD_SIZE")
@@ -69,13 +69,13 @@ class PythonCalls(Names, ABC):
     """What calls make of values that the text says, and of files beside the program.
 
     ``variables``: of the environment, that the program sets; ``asked_variables``: whose defaults count;
-    ``expands``: the line that has the allocator grow its segments;
+    ``allocator``: what it tells PyTorch's allocator;
     ``files``: configs that were read, whose values count; ``packages``: what is imported.
     """
 
     def __init__(self, source: Source, card: Card) -> None:
         super().__init__(source)
-        self.card, self.expands = card, 0
+        self.card, self.allocator = card, ""
         self.variables: dict[str, Any] = {}
         self.asked_variables: dict[str, Any] = {}
         self.files: list[str] = []
@@ -86,8 +86,8 @@ class PythonCalls(Names, ABC):
         self.variables[str(name)] = value
         if not _MATTERS.search(str(name)):
             return
-        if name in _ALLOCATOR and value == "expandable_segments:True":
-            self.expands = getattr(node, "lineno", 0)
+        if name in ALLOCATOR_VARIABLES and isinstance(value, str):
+            self.allocator = value
         else:
             raise self.refused(node, "what this variable changes is not known")
 
