@@ -8,6 +8,7 @@ from __future__ import annotations
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.zero import say_leaves
 from planner.configs.said_by_file import Alone, Reading
+from planner.configs.shared.allocator_variable import say_allocator
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.own_scripts import leave_dtype
 from planner.configs.shared.trainer_arguments import (
@@ -152,8 +153,8 @@ def _take_one_gpu(reading: Reading, why: str) -> None:
 
 
 def _read_allocator(keys: Keys, reading: Reading) -> None:
-    if keys.flag("expandable_segments"):
-        reading.switch("expandable_segments", "on", keys.where("expandable_segments"))
+    if text := keys.text("allocator"):
+        say_allocator(text, keys.where("allocator"), reading)
 
 
 def read_unsloth_program(keys: Keys, reading: Reading, beside: Beside) -> None:
