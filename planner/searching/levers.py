@@ -117,8 +117,10 @@ class Lever:
 
     @property
     def nothing_more(self) -> str:
-        """The words where no number says what it costs."""
-        return "time" if self.kind == "time" and self.step_time_ratio is None else "free"
+        """The words where no number says what it costs; without a step time nobody knows that it is free."""
+        if self.step_time_ratio is not None:
+            return "free"
+        return "time" if self.kind == "time" else "time unknown"
 
     @property
     def cost_text(self) -> str:
@@ -193,6 +195,14 @@ class _Judge:
     def again(self, trials: Iterable[_Trial]) -> list[_Trial]:
         """The same changes, estimated by this judge."""
         return [replace(trial, lever=self._lever(trial.move, trial.after)) for trial in trials]
+
+    def confirmed(self, trial: _Trial) -> _Trial:
+        """``trial``; where a quick answer says that the job fits, with the verdict of a replay."""
+        if not (self._quick and trial.lever.fits and is_affordable_beside(self._scenario, trial.after)):
+            return trial
+        replayed = predict_with(trial.after, self._model)
+        chance = replayed.fits_probability
+        return replace(trial, lever=replace(trial.lever, verdict=replayed.verdict, fits_probability=chance))
 
     def _after(self, move: Move) -> Scenario | None:
         """The job after the move, or ``None`` where that breaks a rule that the job did not break before (it
@@ -376,10 +386,13 @@ def _downhill(
     """The first of ``starts`` that fits; else the best of them with whatever saves most on top of it, and so
     on until it fits, by changes of these ``kinds``, ``with_stacks`` by another stack at the end.
     """
-    if fitting := [trial for trial in starts if trial.lever.fits]:
-        return fitting[:1]
-    best = max(starts, key=lambda trial: trial.lever.saves_bytes, default=None)
-    while best is not None and not best.lever.fits:
+    confirmed = list[_Trial]()
+    for trial in starts:
+        confirmed.append(judge.confirmed(trial))
+        if confirmed[-1].lever.fits:
+            return confirmed[-1:]
+    best = max(confirmed, key=lambda trial: trial.lever.saves_bytes, default=None)
+    while best is not None and not (best := judge.confirmed(best)).lever.fits:
         others = [
             move
             for move in moves(best.after)

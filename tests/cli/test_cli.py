@@ -144,6 +144,26 @@ def test_unknown_names_list_the_nearest(capsys: Captured, flag: str, value: str,
     assert nearest in message
 
 
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        ("serach --model 7b", "nearest: search; plan --help lists the commands"),
+        ("7b qlora 4090", "settings are given by flags, such as --model 7b"),
+    ],
+)
+def test_an_unknown_command_is_one_sentence(capsys: Captured, words: str, way: str) -> None:
+    """The nearest command, or how a setting is given; without a question inside of it."""
+    message = refused(capsys, *words.split())
+    assert way in message
+    assert "?" not in message
+
+
+def test_a_price_alone_asks_for_the_samples_only(capsys: Captured) -> None:
+    """What is given is not asked for again."""
+    assert main([*JOB, "--price", "2"]) == 0
+    assert "--samples for time and cost" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("missing", ["--model", "--method", "--gpu", "--seq"])
 def test_a_missing_flag_is_named_with_an_example(capsys: Captured, missing: str) -> None:
     """Leaving out what has no default names exactly that flag and shows a command that works."""

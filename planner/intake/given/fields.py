@@ -49,8 +49,14 @@ _OF_DTYPES = (
 )
 
 
-def _one_of(name: str, help_text: str, choices: tuple[str, ...], spellings: Spellings = ()) -> RequestField:
-    return RequestField(name, "choice", help_text, choices=choices, spellings=spellings)
+def _one_of(
+    name: str,
+    help_text: str,
+    choices: tuple[str, ...],
+    spellings: Spellings = (),
+    elsewhere: Spellings = (),
+) -> RequestField:
+    return RequestField(name, "choice", help_text, choices=choices, spellings=spellings, elsewhere=elsewhere)
 
 
 # Torch's own names, whose step over lists is the default on a GPU (torch 2.13 optim/adamw.py); Adam has as
@@ -65,6 +71,13 @@ _NOT_METHODS = (
     ("vera", "--method lora --vera"),
     ("freeze", "--method full --train-layers NAMES"),
     *((task, f"--task {task} beside --method full or lora") for task in TASKS),
+)
+
+# Numbers of bits that are said of the computation, and are of the base or of products.
+_NOT_PRECISIONS = (
+    ("fp8", "--fp8 tensorwise or --fp8 te-delayed"),
+    *((bits, "--method int8") for bits in ("int8", "8bit", "8-bit")),
+    *((bits, "--method qlora") for bits in ("int4", "4bit", "4-bit", "nf4")),
 )
 
 
@@ -245,6 +258,7 @@ _FIELDS = (
         "Dtype of the computation; -mixed keeps fp32 masters or uses autocast",
         PRECISIONS,
         _OF_DTYPES,
+        _NOT_PRECISIONS,
     ),
     _one_of(
         "fp8",

@@ -140,8 +140,8 @@ def _given_alone(converted: Callable[[Any, Any], Any], context: Any, value: Any)
     return None if value is None else converted(context, value)
 
 
-def told_by_parser(error: Exception) -> tuple[str, tuple[str, ...]]:
-    """One sentence on words that are no command line, and the nearest names.
+def told_by_parser(error: Exception, program: str) -> tuple[str, tuple[str, ...]]:
+    """One sentence on words that are no command line of ``program``, and the nearest names.
 
     ``error``: Click's, or that of Typer's own copy of it.  A flag of another tool is named as it is called
     here.  Of any other, those come first that have a word of it, however different the rest.
@@ -157,8 +157,15 @@ def told_by_parser(error: Exception) -> tuple[str, tuple[str, ...]]:
         names = tuple(meant or dict.fromkeys((*_flags_like(flag, error), *near)))[:MAX_NEAREST]
         nearest = "; here it is " if meant else "; nearest: " if names else ""
         text = f"no such option: {flag}{nearest}{', '.join(names)}"
+    command, listed = getattr(getattr(error, "ctx", None), "command_path", None) or program, "flags"
+    if unknown := re.match(r"(No such command '.*?')\.?(?: Did you mean (.*)\?)?$", text, re.DOTALL):
+        # Typer's question is no part of a sentence.  Who names no command may have named settings.
+        listed, names = "commands", tuple(re.findall(r"'(.*?)'", unknown[2] or ""))
+        way = f"; nearest: {', '.join(names)}" if names else "; settings are given by flags, such as --model 7b"
+        text = f"{unknown[1]}{way}"
     sentence = in_short(text).rstrip(".")
-    return sentence[:1].lower() + sentence[1:], names
+    listed = "commands" if sentence == "Missing command" else listed
+    return f"{sentence[:1].lower()}{sentence[1:]}; {command} --help lists the {listed}", names
 
 
 def _flags_of(error: Any) -> list[str]:
