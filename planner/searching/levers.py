@@ -15,6 +15,7 @@ from planner.errors import NotModelledError, RefusedCombinationError, UsageError
 from planner.predicting import PRIORS, predict_with
 from planner.searching.affordable import is_affordable_beside, n_affordable
 from planner.searching.common_stacks import runs_sharding
+from planner.searching.compared import host_bytes, step_ratio, usd_ratio
 from planner.searching.moves import (
     CHEAP,
     KINDS,
@@ -223,7 +224,7 @@ class _Judge:
         quick = self._quick or not is_affordable_beside(self._scenario, after)
         before, compared = self.base, predict_with(after, self._model, quick=quick)
         prediction = near_the_limit(after, self._model, compared) if quick else compared
-        ratio = _step_ratio(before, prediction)
+        ratio = step_ratio(before, prediction)
         saved = float(before.memory.must_have_bytes) - float(compared.memory.must_have_bytes)
         saved_host = float(before.host.required_per_node_bytes) - float(
             prediction.host.required_per_node_bytes
@@ -235,8 +236,8 @@ class _Judge:
             saves_bytes=max(0, round(saved)),
             saves_host_bytes=max(0, round(saved_host)),
             step_time_ratio=ratio,
-            host_bytes=_host_bytes(self._scenario, before, after, prediction),
-            usd_ratio=_usd_ratio(self._scenario, before, after, prediction),
+            host_bytes=host_bytes(self._scenario, before, after, prediction),
+            usd_ratio=usd_ratio(self._scenario, before, after, prediction),
             verdict=prediction.verdict,
             fits_probability=prediction.fits_probability,
         )
@@ -464,30 +465,6 @@ def _joined(first: Move, second: Move) -> Move:
     topic, description = f"{first.topic}+{second.topic}", f"{first.description} + {second.description}"
     hardware = first.hardware or second.hardware
     return Move(topic, kind, description, flags, hardware, second.stack or first.stack)
-
-
-def _step_ratio(before: Prediction, after: Prediction) -> float | None:
-    if before.time is None or after.time is None:
-        return None
-    return float(after.time.step_s) / float(before.time.step_s)
-
-
-def _host_bytes(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> int:
-    """Host RAM that a node needs on top; other cards stand in another node."""
-    if replace(changed.hardware, nodes=scenario.hardware.nodes) != scenario.hardware:
-        return 0
-    more = float(after.host.required_per_node_bytes) - float(before.host.required_per_node_bytes)
-    return max(0, round(more))
-
-
-def _usd_ratio(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> float | None:
-    """Known on the card whose price was given only."""
-    if scenario.run.usd_per_gpu_hour is None or changed.hardware.gpu != scenario.hardware.gpu:
-        return None
-    if before.time is None or after.time is None:
-        return None
-    gpus = changed.hardware.world_size / scenario.hardware.world_size
-    return gpus * float(before.time.samples_per_s) / float(after.time.samples_per_s)
 
 
 def _ordered(found: list[Lever], verdict: Verdict) -> tuple[Lever, ...]:

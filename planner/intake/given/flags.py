@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from planner.errors import MAX_NEAREST, is_like
+from planner.intake.given.default_texts import DEFAULT_TEXTS
 from planner.intake.given.fields import REQUEST_FIELDS, headings
 from planner.intake.given.other_words import in_our_words
 from planner.intake.given.request_field import Kind, RequestField
@@ -161,8 +162,8 @@ def told_by_parser(error: Exception, program: str) -> tuple[str, tuple[str, ...]
     if unknown := re.match(r"(No such command '.*?')\.?(?: Did you mean (.*)\?)?$", text, re.DOTALL):
         # Typer's question is no part of a sentence.  Who names no command may have named settings.
         listed, names = "commands", tuple(re.findall(r"'(.*?)'", unknown[2] or ""))
-        way = f"; nearest: {', '.join(names)}" if names else "; settings are given by flags, such as --model 7b"
-        text = f"{unknown[1]}{way}"
+        way = f"nearest: {', '.join(names)}" if names else "settings are given by flags, such as --model 7b"
+        text = f"{unknown[1]}; {way}"
     sentence = in_short(text).rstrip(".")
     listed = "commands" if sentence == "Missing command" else listed
     return f"{sentence[:1].lower()}{sentence[1:]}; {command} --help lists the {listed}", names
@@ -239,7 +240,7 @@ def _annotation(field: RequestField) -> Any:
     heading = headings()[field.name]
     if field.kind == "flag":
         declaration = f"{field.flag}/--no-{field.flag.removeprefix('--')}"
-        flag = typer.Option(declaration, help=field.help, show_default=False, rich_help_panel=heading)
+        flag = typer.Option(declaration, help=_help(field), show_default=False, rich_help_panel=heading)
         return Annotated[bool | None, flag]
     option = typer.Option(
         field.flag,
@@ -286,6 +287,7 @@ _CATALOGS: Mapping[str, Callable[[], tuple[str, ...]]] = {"model": _models, "gpu
 
 
 def _help(field: RequestField) -> str:
-    if all(choice in field.help for choice in field.choices):
-        return field.help
-    return f"{field.help}: {', '.join(field.choices)}"
+    told = all(choice in field.help for choice in field.choices)
+    text = field.help if told else f"{field.help}: {', '.join(field.choices)}"
+    default = DEFAULT_TEXTS.get(field.name)
+    return text if default is None else f"{text} [{default}]"

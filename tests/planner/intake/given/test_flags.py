@@ -46,7 +46,7 @@ def test_a_scenario_is_text_or_a_switch_and_nothing_where_it_is_not_given() -> N
 def test_choices_are_told_and_completed() -> None:
     """By what was typed of them."""
     options = {each.name: each for each in command_of(SCENARIO).params}
-    assert options["link"].help.endswith(": nvlink, pcie, qpi")
+    assert options["link"].help.endswith(": nvlink, pcie, qpi [of the card]")
     for name, typed, offered in (("method", "ql", "qlora"), ("model", "qwen3-8", "qwen3-8b")):
         assert [each.value for each in options[name].shell_complete(None, typed)] == [offered]
 
