@@ -148,7 +148,7 @@ def test_unknown_names_list_the_nearest(capsys: Captured, flag: str, value: str,
     ("words", "way"),
     [
         ("serach --model 7b", "nearest: search; plan --help lists the commands"),
-        ("7b qlora 4090", "settings are given by flags, such as --model 7b"),
+        ("7b qlora 4090", "settings are given by flags (--model 7b)"),
     ],
 )
 def test_an_unknown_command_is_one_sentence(capsys: Captured, words: str, way: str) -> None:

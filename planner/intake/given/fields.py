@@ -440,7 +440,8 @@ def missing_text(names: Sequence[str], example: str = "", prefix: str = "") -> s
 
 
 def split_count(gpu: str) -> tuple[str, int | None]:
-    """Card and GPUs per node of ``X:n``, ``nxX`` or ``X xn``; ``None`` where no number is written.
+    """Card and GPUs per node of ``X:n``, ``nxX``, ``X xn``, or ``Xxn`` behind a digit; ``None`` where no
+    number is written.
 
     The name of a MIG slice (``a100-80gb:mig-3g.40gb``) has a colon of its own and stays whole, as several
     cards with commas do: the catalog says how to go on.
@@ -452,6 +453,8 @@ def split_count(gpu: str) -> tuple[str, int | None]:
         return found[2].strip(), int(REQUEST_FIELDS["gpus"].parse(found[1]))
     # A name may end in such a word (RTX 4090): the count stands apart from it.
     if found := re.fullmatch(r"\s*(.+?)\s+[xX]\s?(\d{1,3})\s*", gpu):
+        return found[1], int(REQUEST_FIELDS["gpus"].parse(found[2]))
+    if found := re.fullmatch(r"\s*(.*\d)[xX*](\d{1,2})\s*", gpu):
         return found[1], int(REQUEST_FIELDS["gpus"].parse(found[2]))
     if ":" not in gpu or "," in gpu or "mig" in gpu.lower():
         return gpu, None
