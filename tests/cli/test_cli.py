@@ -129,6 +129,7 @@ def test_an_architecture_without_formulas_exits_with_6(capsys: Captured, tmp_pat
     [
         ("--model", "llama-2-7bb", "llama-2-7b"),
         ("--gpu", "rtx4091", "rtx4090"),
+        ("--gpu", "4900", "nearest: rtx4090"),
         ("--method", "qlorra", "qlora"),
         ("--optimizer", "adamw_troch", "adamw_torch"),
         ("--stack", "hf-trainer@55", "hf-trainer@5"),

@@ -162,11 +162,8 @@ def told_by_parser(error: Exception, program: str) -> tuple[str, tuple[str, ...]
     if unknown := re.match(r"(No such command '.*?')\.?(?: Did you mean (.*)\?)?$", text, re.DOTALL):
         # Typer's question is no part of a sentence.  Who names no command may have named settings.
         listed, names = "commands", tuple(re.findall(r"'(.*?)'", unknown[2] or ""))
-        way = (
-            f"nearest: {', '.join(names)}"
-            if names
-            else "settings are given by flags (--model 7b), names with a space in quotes"
-        )
+        by_flags = "settings are given by flags (--model 7b), names with a space in quotes"
+        way = f"nearest: {', '.join(names)}" if names else by_flags
         text = f"{unknown[1]}; {way}"
     sentence = in_short(text).rstrip(".")
     listed = "commands" if sentence == "Missing command" else listed
