@@ -12,7 +12,7 @@ from planner.words import words
 _CHANGES = re.compile(
     r"(?!\w*[Dd]ispatch)(?:\w*[Pp]atch\w*|\w*[Mm]onkey\w*|replace_\w*(?:attn|attention|forward)\w*"
     r"|apply_liger\w*|set_default_(?:dtype|tensor_type)"
-    r"|set_per_process_memory_fraction|autocast|pipeline|LLM|exec"
+    r"|set_per_process_memory_fraction|autocast|pipeline|LLM|exec|eval"
     r"|enable_(?:flash|mem_efficient)_sdp|sdpa?_kernel|use_deterministic_algorithms|enable_full_determinism)$"
 )
 # The argument with which these leave things as they are.

@@ -117,6 +117,7 @@ class PythonCalls(Names, ABC):
             if not isinstance(each, ast.Starred):
                 placed.append(value)
             elif isinstance(value, list):
+                self.look(len(value))
                 placed += value
             else:
                 placed.append(unknown(each))

@@ -273,9 +273,12 @@ class Walk(PassedOver):
         found = list[Any]()
         for each in node.elts:
             value = self.value(each.value if isinstance(each, ast.Starred) else each)
-            if isinstance(each, ast.Starred) and not isinstance(value, list):
+            if not isinstance(each, ast.Starred):
+                value = [value]
+            elif not isinstance(value, list):
                 return unknown(node)
-            found += value if isinstance(each, ast.Starred) else [value]
+            self.look(len(value))
+            found += value
         return found
 
     def _table(self, node: ast.Dict) -> Any:

@@ -129,12 +129,13 @@ def test_an_argument_that_may_be_another_is_not_known(lines: str, tmp_path: Path
         "model.to('cuda', chosen())",
         "class Halves:\n    model.half()",
         "def f(m):\n    if newest():\n        return\n    m.gradient_checkpointing_enable()\nf(model)",
+        "eval('model.half()')",
         "globals()[chosen()] = 8",
         "globals().update(chosen())",
         "args.__setattr__()",
         "os.environ |= {'PYTORCH_CUDA_ALLOC_CONF': 'max_split_size_mb:32'}",
         "os.environ['PYTORCH_NO_CUDA_MEMORY_CACHING'] = '1'",
-        "__import__('os').environ['PYTORCH_CUDA_ALLOC_CONF'] = 'max_split_size_mb:32'",
+        "__import__('os').environ['ACCELERATE_USE_FSDP'] = 'true'",
     ],
 )  # fmt: skip
 def test_what_may_change_the_job_is_refused(lines: str, tmp_path: Path) -> None:
@@ -213,5 +214,5 @@ def test_a_variable_that_a_cell_sets_counts(tmp_path: Path) -> None:
         assert (job(path) != job(program(tmp_path, TRAINER))) is grows
     cells[0]["source"] = "%env PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:32"
     path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
-    with pytest.raises(NotModelledError, match="what this variable changes"):
+    with pytest.raises(NotModelledError, match="is not modelled"):
         read(path)
