@@ -13,7 +13,6 @@ from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.keys import Keys
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
 from planner.errors import InputFileError, show
 from planner.files.reading import read_text
@@ -25,8 +24,6 @@ OPEN_NODES = "nnodes"
 LAUNCH_LINE = " (launch line)"
 """What stands behind the name of a script where its launcher's options are read in place of a launch file."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Variables that set PyTorch's allocator."""
 # What only such files say: `accelerate config` writes the first, DeepSpeed's have the second.
 _ACCELERATE = re.compile(r"^distributed_type\s*:", re.MULTILINE)
 _DEEPSPEED = re.compile(r'"zero_optimization"\s*:')
@@ -152,13 +149,3 @@ def _is_launch_file(path: Path) -> bool:
     except InputFileError:
         return False
     return bool((_DEEPSPEED if path.suffix == ".json" else _ACCELERATE).search(text))
-
-
-def read_allocator(env: Keys, reading: Reading) -> None:
-    """Segments of the allocator that grow; what else its variable says is told."""
-    for name in ALLOCATOR:
-        said = str(env.get(name) or "")
-        if "expandable_segments:true" in said.lower():
-            reading.switch("expandable_segments", "on", env.where(name))
-        elif said:
-            reading.remark(env.where(name), f"{show(said)} is not counted: the allocator's own settings are")

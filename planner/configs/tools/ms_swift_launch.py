@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside, referred
-from planner.configs.launchers.launch import read_allocator
 from planner.configs.said_by_file import IMAGES_UNSAID, Alone, Reading
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, say_allocator
 from planner.configs.shared.checkpoints import sees_images
 from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys, is_left_open
@@ -47,7 +47,7 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
         NotModelledError: several GPUs for each process.
     """
     env = keys.section("ENV")
-    read_allocator(env, reading)
+    _read_allocator(env, reading)
     _read_pixels(_with_model_kwargs(keys, env), reading)
     per_node, nodes = env.count(_PROCESSES), _nodes(env, reading)
     visible = _visible(env)
@@ -88,7 +88,7 @@ def read_megatron_processes(keys: Keys, reading: Reading, beside: Beside) -> Non
     Source: ms-swift 4.6.0 swift/cli/_megatron/main.py.
     """
     env = keys.section("ENV")
-    read_allocator(env, reading)
+    _read_allocator(env, reading)
     per_node, nodes = env.count(_PROCESSES), _nodes(env, reading)
     if per_node is not None or nodes is not None:
         _say_processes(env, reading, (per_node or 1, nodes or 1), _visible(env))
@@ -150,6 +150,12 @@ def _visible(env: Keys) -> int | None:
     if not all(named) or any(each.startswith("-") for each in named) or len(set(named)) < len(named):
         raise UsageError(f"{env.where(_VISIBLE)}: '{show(said)}' must name each GPU that is seen, and once")
     return len(named)
+
+
+def _read_allocator(env: Keys, reading: Reading) -> None:
+    for name in ALLOCATOR_VARIABLES:
+        if env.get(name) is not None:
+            say_allocator(str(env.get(name)), env.where(name), reading)
 
 
 def _with_model_kwargs(keys: Keys, env: Keys) -> Keys:

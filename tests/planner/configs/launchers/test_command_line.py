@@ -517,24 +517,3 @@ def test_variables_by_which_llama_factory_trains_in_another_way(name: str) -> No
     assert read(f"{name}=0 llamafactory-cli train --stage sft --bf16 True").tool == "llama-factory"
     with pytest.raises(UsageError, match=f"{name} is set under a condition"):
         read(f"if [ $A ]; then export {name}=1; fi\nllamafactory-cli train --stage sft --bf16 True")
-
-
-@pytest.mark.parametrize(
-    ("value", "switches", "told"),
-    [
-        ("expandable_segments:True", "on", False),
-        ("expandable_segments:True,max_split_size_mb:128", "on", False),
-        ("max_split_size_mb:512", "", True),
-    ],
-)
-def test_the_allocator_is_set_as_the_environment_of_a_launch_says(
-    value: str, switches: str, told: bool
-) -> None:
-    """Segments that grow are counted; what else its variable says is told."""
-    launch = "torchrun --nproc_per_node 2 t.py --model_name_or_path gpt2 --max_steps 5 --max_seq_length 64"
-    text = f"PYTORCH_CUDA_ALLOC_CONF={value} {launch} --per_device_train_batch_size 1 --bf16"
-    given = from_flags({"gpu": "rtx4090:2", "method": "full"})
-    checked = check_job(command_job(text, CheckOptions()), given)
-    assert checked.subject is not None, checked.failure
-    assert checked.subject.scenario.stack.expandable_segments == (switches or "off")
-    assert any(f"{value} is not counted" in text for _, text in checked.remarks) == told
