@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.configs.programs.calls import UNTRAINED, TrainedError
+from planner.configs.programs.adapted_models import UNTRAINED
+from planner.configs.programs.calls import TrainedError
 from planner.configs.programs.library_classes import LORA, PACKING
 from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.python_calls import Card

@@ -8,15 +8,14 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from planner.configs.programs.adapted_models import ARGUMENTS, Models
 from planner.configs.programs.library_classes import start_of
 from planner.configs.programs.looks import (
-    BESIDE_ADAPTERS,
     GIVES_PARTS,
     HANDS_PARTS_ON,
     HARMLESS_ATTRIBUTES,
     HARMLESS_METHODS,
     NOT_COUNTED,
-    OF_ADAPTERS,
     READS_SETTINGS,
     TELLS,
     changes,
@@ -28,7 +27,7 @@ from planner.configs.programs.looks import (
 )
 from planner.configs.programs.options import ABSENT
 from planner.configs.programs.parsed import Arguments, Asked, Parser
-from planner.configs.programs.python_calls import Card, PythonCalls
+from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
     OWN,
@@ -76,48 +75,27 @@ _DTYPES = {
     "half": "float16",
     "float": "float32",
 }
-_ARGUMENTS = {
-    "from_pretrained": ("model_name",),
-    "get_peft_model": ("model", "peft_config"),
-    "Trainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
-    "SFTTrainer": ("model", "args"),
-    "DPOTrainer": ("model", "ref_model", "args"),
-    "KTOTrainer": ("model", "ref_model", "args"),
-    "GRPOTrainer": ("model", "reward_funcs", "args"),
-    "Config": ("output_dir",),
-    "Arguments": ("output_dir",),
-    "prepares": ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
-    "adapted": ("model", "r", "target_modules", "lora_alpha", "lora_dropout", "bias"),
-    "loads_adapters": ("model", "model_id", "adapter_name", "is_trainable"),
-}
-"""Names of arguments that are given by their place."""
-
-
-UNTRAINED = "adapters that are loaded"
-"""What adapters are called that lie on a model and are not trained."""
 
 
 class TrainedError(Exception):
     """The trainer trains: what comes behind is no part of the job."""
 
 
-class Calls(PythonCalls):
+class Calls(Models):
     """What calls make of a program.
 
-    ``trainer``: the one that was made last; ``models``: all that were loaded; ``parses``: the line where
-    arguments of a command line are parsed.
+    ``trainer``: the one that was made last; ``parses``: the line where a command line is parsed.
     """
 
     def __init__(self, source: Source, card: Card) -> None:
         super().__init__(source, card)
         self.trainer: Made | None = None
-        self.models: list[Model] = []
         self.parses = 0
         self.words: tuple[str, ...] | None = None
         self._makers: dict[str, Callable[[ast.Call], Any]] = {
             "Accelerator": lambda node: Made("Accelerator", self.arguments(node)[1], node.lineno),
             "pipeline": self._piped,
-            "setup_chat_format": self._with_tokens,
+            "setup_chat_format": self.with_tokens,
             "compile": self._compiled,
             _GATHERS_WHOLE: self._gathered_whole,
         }
@@ -319,15 +297,16 @@ class Calls(PythonCalls):
         """What a call of a library that trains makes; nothing where it is none that is known."""
         two = ".".join(library.name.split(".")[-2:])
         if _MODEL.fullmatch(two):
-            return self._loaded(node, two)
+            return self.loaded_model(node, two)
         if _ADAPTERS.fullmatch(two):
-            return self._with_loaded_adapters(node)
+            return self.with_loaded_adapters(node)
         if _OTHER_MODEL.fullmatch(two):
             raise self.refused(node, "how such a model trains is not read from a program")
         if _PREPARES.search(library.name):
-            return self._prepared(node)
+            return self.prepared_model(node)
         if library.last == "get_peft_model":
-            return self._adapted(node, unsloth="FastLanguageModel" in two or "FastModel" in two)
+            own = "unsloth" if "FastLanguageModel" in two or "FastModel" in two else ""
+            return self.adapted_model(node, own)
         if library.last in self._makers:
             return self._makers[library.last](node)
         if library.last == "unsloth_train":
@@ -335,7 +314,7 @@ class Calls(PythonCalls):
         if _TRAINER.match(library.last):
             return self.made_trainer(node, library.last)
         if SETTINGS.match(library.last):
-            return Made(library.last, self.arguments(node, _ARGUMENTS["Config"])[1], node.lineno)
+            return Made(library.last, self.arguments(node, ARGUMENTS["Config"])[1], node.lineno)
         return None
 
     def _piped(self, node: ast.Call) -> Unknown:
@@ -370,70 +349,9 @@ class Calls(PythonCalls):
         """Whether the trainer has this model."""
         return self.trainer is not None and self.trainer.given.get("model") is model
 
-    def _prepared(self, node: ast.Call) -> Model:
-        model = self._model(node, "prepares")
-        model.prepared = Made("prepared", self.arguments(node, _ARGUMENTS["prepares"])[1], node.lineno)
-        return model
-
-    def _with_tokens(self, node: ast.Call) -> list[Any]:
-        model = self._model(node, "get_peft_model")
-        model.remarks.append((node.lineno, NOT_COUNTED["resize_token_embeddings"]))
-        return [model, Unknown("tokenizer")]
-
-    def _loaded(self, node: ast.Call, two: str) -> Any:
-        given = self.arguments(node, _ARGUMENTS["from_pretrained"])[1]
-        for other in ("pretrained_model_name_or_path", "model_name_or_path"):
-            if other in given:
-                given["model_name"] = given.pop(other)
-        model = Model(two.partition(".")[0], given, node.lineno)
-        self.models.append(model)
-        return [model, Unknown("tokenizer")] if two.startswith("Fast") else model
-
-    def _model(self, node: ast.Call, names: str) -> Model:
-        model = self.arguments(node, _ARGUMENTS[names])[1].get("model")
-        if not isinstance(model, Model):
-            raise self.refused(node, "which model this is given is not known")
-        return model
-
-    def _adapted(self, node: ast.Call, *, unsloth: bool) -> Model:
-        names = "adapted" if unsloth else "get_peft_model"
-        model = self._model(node, names)
-        if model.adapters is not None:
-            raise self.refused(node, "adapters on adapters are not modelled")
-        given = self.arguments(node, _ARGUMENTS[names])[1]
-        config = Made("unsloth", given, node.lineno) if unsloth else given.get("peft_config")
-        if not isinstance(config, Made):
-            raise self.refused(node, "which adapters these are is not known")
-        model.adapters = config
-        return model
-
-    def _with_loaded_adapters(self, node: ast.Call) -> Model:
-        """A model with adapters of a folder, whose ``adapter_config.json`` says their size if it is there."""
-        model = self._model(node, "loads_adapters")
-        given = self.arguments(node, _ARGUMENTS["loads_adapters"])[1]
-        if model.adapters is not None:
-            raise self.refused(node, "adapters on adapters are not modelled")
-        folder = given.get("model_id")
-        known = isinstance(folder, str)
-        name = f"{folder if known else 'its folder'}/{OF_ADAPTERS}"
-        found = self.table_of(name) if known else None
-        open_ = {each: Unknown(f"{each} of {name}") for each in ("r", "target_modules")}
-        table = open_ if found is None else found[0]
-        kept = {each: value for each, value in table.items() if each not in BESIDE_ADAPTERS}
-        trained = given.get("is_trainable") is True
-        model.adapters = Made("LoraConfig" if trained else UNTRAINED, kept, node.lineno)
-        return model
-
-    def _merged(self, model: Model, line: int) -> Model:
-        """The model without its adapters, whose weights PEFT leaves frozen (peft 0.21.2
-        tuners/tuners_utils.py merge_and_unload): those of its base, in their place.
-        """
-        model.adapters, model.frozen = None, line
-        return model
-
     def made_trainer(self, node: ast.Call, kind: str) -> Made:
         """The trainer that a call makes."""
-        names = _ARGUMENTS.get(kind, _ARGUMENTS["SFTTrainer"])
+        names = ARGUMENTS.get(kind, ARGUMENTS["SFTTrainer"])
         self.stay()
         self.trainer = Made(kind, self.arguments(node, names)[1], node.lineno)
         return self.trainer
@@ -464,7 +382,7 @@ class Calls(PythonCalls):
             model.checkpoints = Made(name, given, node.lineno)
             return (None,)
         if name == "merge_and_unload" and model.adapters is not None:
-            return (self._merged(model, node.lineno),)
+            return (self.merged_model(model, node.lineno),)
         if name in NOT_COUNTED:
             model.remarks.append((node.lineno, NOT_COUNTED[name]))
             return (unknown(node),)
