@@ -80,10 +80,6 @@ def _all_targets_unmatched(case: Case) -> bool:
     return case.adapter is not None and len(_unmatched(case)) == len(case.adapter.targets)
 
 
-def _some_targets_unmatched(case: Case) -> bool:
-    return bool(_strange(case)) and not _all_targets_unmatched(case)
-
-
 def _targets_parameters(case: Case) -> bool:
     """Whether adapters are put on parameters of a model that has experts;
     elsewhere PEFT 0.21 tuners/tuners_utils.py says that nothing matched.
@@ -340,7 +336,7 @@ RECIPE_RULES = (
     warn(
         "targets-match-partly",
         "Some names in lora_targets match no matrix and add nothing",
-        _some_targets_unmatched,
+        lambda case: bool(_strange(case)) and not _all_targets_unmatched(case),
         _unmatched_targets_text,
     ),
     refuse(
