@@ -20,7 +20,8 @@ SINGLE_EXPERTS = "experts one after the other are not modelled"
 OTHER_PRECISION = "training in another precision than bf16 is not modelled under Megatron"
 OTHER_DISPATCHER = "this dispatcher is not modelled; alltoall is"
 OTHER_OPTIMIZER = "this optimizer is not modelled under Megatron; adam is"
-DIVIDED_EXPERTS = "experts whose features are divided are not modelled under Megatron"
+ROUTER_IN_16_BITS = "experts whose features are divided beside a router in 16 bits are not modelled"
+EXPERT_TENSOR = {"expert_tensor_parallel_size": "expert_tensor_parallel"}
 _PARTS = "other parts than core_attn are not modelled; recompute_granularity full is"
 _SOME = "some layers, and several at a time, are not modelled; recompute_method uniform of 1 layer is"
 
@@ -119,6 +120,19 @@ def read_fp8(keys: Keys, reading: Reading, names: tuple[str, str, str], *, relea
         reading.switch("whole_masters", True, keys.where(of_weights))
         text = "of a checkpoint in FP8 each GPU keeps whole masters; a copy in 16 bits needs less"
         reading.remark(keys.where(of_weights), text)
+
+
+def recomputed(keys: Keys) -> str:
+    """What a file asks Megatron to compute again: ``full``, ``selective``, ``none``, or nothing where it does
+    not say.
+
+    Raises:
+        UsageError: another word.
+    """
+    kind = keys.text("recompute_granularity") or ""
+    if kind not in ("", "none", "full", "selective"):
+        raise keys.wrong("recompute_granularity", "full, selective or none", kind)
+    return kind
 
 
 def refuse_parts(keys: Keys) -> None:
