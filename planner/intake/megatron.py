@@ -158,6 +158,11 @@ def with_layers(ledger: Ledger, stack: Stack, parallel: Parallel, n_layers: int)
     """
     said = [ledger.request.get(name) for name in ("pipeline_first_layers", "pipeline_last_layers")]
     runs, own = parallel.pipeline * parallel.chunks, stack.model_code == "megatron-core"
+    runs_said = ledger.is_given("pipeline_runs")
+    if runs_said and (not own or parallel.chunks == 1 or parallel.runs == 1):
+        raise UsageError("pipeline_runs is for interleaved pipelines of Megatron, from 2 on")
+    if runs_said:
+        ledger.choose("pipeline_runs", parallel.runs, "assumed")
     if parallel.pipeline == 1 or parallel.in_turn or not own:
         if said != [None, None]:
             raise UsageError("pipeline_first_layers and pipeline_last_layers are for pipelines of Megatron")

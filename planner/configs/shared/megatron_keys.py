@@ -48,7 +48,7 @@ def read_degrees(keys: Keys, reading: Reading, *, divides_tokens: bool | None) -
     ``divides_tokens``: whether tokens are divided beside matrices.
 
     Raises:
-        NotModelledError: matrices without tokens, or more than two runs.
+        NotModelledError: matrices without tokens.
     """
     for name, target in DEGREES.items():
         if (degree := keys.count(name) or 1) > 1:
@@ -64,9 +64,8 @@ def read_degrees(keys: Keys, reading: Reading, *, divides_tokens: bool | None) -
     if reading.value("pipeline_parallel") is None or runs == 1:
         return
     place = "virtual_pipeline_model_parallel_size"
-    if runs > 2:
-        raise keys.not_modelled(place, f"{runs} runs of layers on each group are not modelled; 2 are")
     reading.say("pipeline_schedule", "interleaved", keys.where(place))
+    reading.say("pipeline_runs", runs, keys.where(place))
 
 
 def read_capacity(keys: Keys, reading: Reading) -> None:
