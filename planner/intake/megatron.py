@@ -75,6 +75,10 @@ def _of_batch(scenario: Scenario) -> Iterator[str]:
     pieces = parallel.tensor * (2 * parallel.context if parallel.context > 1 else 1)
     if recipe.batch.rows * recipe.batch.seq_len % pieces:
         yield f"for {recipe.batch.seq_len} tokens, which do not divide by {pieces}"
+    if scenario.stack.exchanges_heads and parallel.context > 1:
+        heads = parallel.tensor * parallel.context
+        if any(group.block.attention.n_kv_heads % heads for group in scenario.model.groups):
+            yield f"for '{scenario.model.id}', whose heads of keys do not divide by {heads}"
     if parallel.pipeline > 1 and scenario.model.tied:
         yield f"with a pipeline for '{scenario.model.id}', whose head is its token table"
 

@@ -30,13 +30,16 @@ def _read_context(keys: Keys, reading: Reading) -> None:
     """How many GPUs divide each sequence.
 
     Raises:
-        NotModelledError: otherwise than by a ring over pieces from both ends.
+        NotModelledError: otherwise than by a ring or for heads, over pieces from both ends.
     """
     if (parts := keys.count("context_parallel_size") or 1) == 1:
         return
     reading.say("context_parallel", parts, keys.where("context_parallel_size"))
-    if (keys.names("cp_comm_type") or ("p2p",)) != ("p2p",):
-        why = "sequences that are exchanged otherwise than in a ring are not modelled; p2p is"
+    kinds = set(keys.names("cp_comm_type") or ("p2p",))
+    if kinds == {"a2a"}:
+        reading.switch("exchanges_heads", True, keys.where("cp_comm_type"))
+    elif kinds != {"p2p"}:
+        why = "sequences are exchanged in a ring or for heads of all layers; p2p and a2a are modelled"
         raise keys.not_modelled("cp_comm_type", why)
     if keys.text("cp_partition_mode") not in (None, "zigzag"):
         raise keys.not_modelled("cp_partition_mode", "other pieces than zigzag are not modelled")

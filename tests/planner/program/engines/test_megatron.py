@@ -197,6 +197,10 @@ def test_a_group_may_have_several_runs_of_layers(tmp_path: Path) -> None:
     ("flags", "reason"),
     [
         ({"context_parallel": 2, "seq": 1022}, "do not divide by 4"),
+        (
+            {"context_parallel": 8, "gpu": "h100-sxm:8", "switches": "exchanges_heads=true"},
+            "heads of keys do not divide by 8",
+        ),
         ({"sharding": "ddp"}, "sharding ddp"),
         ({"task": "dpo"}, "task dpo"),
         ({"optimizer": "sgd"}, "with sgd"),
