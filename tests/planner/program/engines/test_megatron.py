@@ -183,7 +183,7 @@ def test_layers_of_a_pipeline_are_even_or_as_said(tmp_path: Path) -> None:
 
 def test_a_group_may_have_several_runs_of_layers(tmp_path: Path) -> None:
     """Two where nothing is said."""
-    flags = {"pipeline_parallel": 2, "pipeline_schedule": "interleaved", "grad_accum": 4}
+    flags: dict[str, Any] = {"pipeline_parallel": 2, "pipeline_schedule": "interleaved", "grad_accum": 4}
     twice = stages_of(scenario_of(tmp_path, **flags))[1].model.stage
     assert twice is not None
     assert twice.chunks == (1, 1)
