@@ -144,7 +144,7 @@ def with_expert_features(ledger: Ledger, stack: Stack, parallel: Parallel, model
     """
     name = "expert_tensor_parallel"
     own, said = stack.model_code == "megatron-core", ledger.is_given(name)
-    if said and not own:
+    if (ledger.request.get(name) or 1) > 1 and not own:
         raise UsageError(f"{name} is for mixtures of Megatron: say --stack megatron, or leave it out")
     default = parallel.tensor if stack.divides_experts and model.is_moe else 1
     if not own or not (said or default > 1):
