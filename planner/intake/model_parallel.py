@@ -65,6 +65,7 @@ def degrees(request: ScenarioRequest) -> Parallel:
         pipeline,
         request.get("pipeline_schedule") or Parallel().schedule,
         request.get("pipeline_microbatches"),
+        runs=int(request.get("pipeline_runs") or Parallel().runs),
     )
 
 
@@ -100,7 +101,7 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware, stack: Stack, model: Mo
     """
     parallel = degrees(ledger.request)
     if parallel.pipeline == 1:
-        for name in ("pipeline_schedule", "pipeline_microbatches"):
+        for name in ("pipeline_schedule", "pipeline_microbatches", "pipeline_runs"):
             if ledger.request.get(name) is not None:
                 raise UsageError(f"{name} is for pipelines: say pipeline_parallel, or leave it out")
     if ledger.request.get("device_map") and hardware.world_size > 1:
