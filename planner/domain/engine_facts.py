@@ -118,6 +118,11 @@ class EngineFacts:
     adds_gradients: bool
     """Megatron's products add a weight's gradient to its buffer (``gradient_accumulation_fusion``); else it
     is a tensor until a hook adds it."""
+    divides_experts: bool
+    """Features of experts are divided as other matrices are where nothing is said; Megatron's own default."""
+    pads_latent_values: bool
+    """Latent attention of Megatron is mcore-bridge's for packed rows, the one that was read; it pads values
+    to the width of keys."""
     recomputes_attention: bool
     """Where Megatron computes no whole layers again, it does so with attention's kernel (``core_attn``)."""
     adam_states: AdamStates

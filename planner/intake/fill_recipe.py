@@ -82,7 +82,7 @@ def resolve_recipe(
     method, quantization, double_quant = _resolve_method(ledger, model, (hardware.gpu, stack))
     setting = RecipeContext(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
-    parallel = resolve_parallel(ledger, hardware, stack, model.n_layers)
+    parallel = resolve_parallel(ledger, hardware, stack, model)
     sharding = _resolve_sharding(ledger, setting, parallel)
     checkpoints: bool = ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin)
     every: int = ledger.choose("checkpoint_every", 1, origin)

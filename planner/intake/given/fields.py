@@ -323,6 +323,11 @@ _FIELDS = (
     _count("pipeline_last_layers", "Layers of the last group of a pipeline of Megatron", 65_536),
     _count("context_parallel", "GPUs that divide each sequence", 65_536),
     _count("expert_parallel", "GPUs that divide the experts of each layer, beside FSDP2", 65_536),
+    _count(
+        "expert_tensor_parallel",
+        "GPUs that divide the features of each expert, under Megatron: 1 or as many as --tensor-parallel",
+        65_536,
+    ),
     _count("hpz", "GPUs over which ZeRO-3 divides a second copy of the weights (ZeRO++ hpZ)", 65_536),
     _count("replicas", "Copies of what hsdp divides; one on each node, if not given", 65_536),
     _count("generations", "Completions of each prompt (grpo)", 65_536),
