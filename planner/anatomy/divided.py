@@ -18,6 +18,8 @@ from planner.domain.scenario import Scenario
 
 _SIDES: Mapping[InputTensor, Side] = {
     "attn_in": "outputs",
+    "attn_latent_q": "outputs",
+    "attn_latent_kv": "outputs",
     "mlp_in": "outputs",
     "attn_out": "inputs",
     "mlp_mid": "inputs",
@@ -28,13 +30,13 @@ def on_one_gpu(scenario: Scenario) -> Scenario:
     """The scenario with the part of the model and of each sequence that one GPU has; once is enough."""
     recipe, batch, parts = scenario.recipe, scenario.recipe.batch, scenario.recipe.parallel.context
     model = divided_model(scenario.model, recipe.parallel.tensor)
-    model = with_own_experts(model, recipe.parallel.experts)
+    model = with_own_experts(model, recipe.parallel.experts, recipe.parallel.expert_tensor)
     if batch.parts != parts:
         mean = batch.tokens_per_sample / parts
         recipe = replace(
             recipe, batch=replace(batch, parts=parts, seq_len=batch.seq_len // parts, tokens_per_sample=mean)
         )
-    divides = recipe.parallel.divides or recipe.parallel.experts > 1
+    divides = recipe.parallel.divides or recipe.parallel.expert_gpus > 1
     return replace(scenario, model=model, recipe=recipe) if divides else scenario
 
 
@@ -50,17 +52,25 @@ def divided_model(model: ModelSpec, parts: int) -> ModelSpec:
 
 
 @lru_cache(maxsize=64)
-def with_own_experts(model: ModelSpec, parts: int) -> ModelSpec:
-    """The model with the experts that one of ``parts`` GPUs has; routers choose among all of them."""
-    if model.expert_parts == parts:
+def with_own_experts(model: ModelSpec, parts: int, of_features: int) -> ModelSpec:
+    """The model with the experts that one of ``parts`` GPUs has, of which ``of_features`` GPUs divide the
+    features; routers choose among all of them.
+    """
+    if model.expert_parts == parts * of_features:
         return model
 
     def own(linears: tuple[LinearSpec, ...]) -> Iterable[LinearSpec]:
         return (
-            replace(each, copies=each.copies // parts) if each.group == "expert" else each for each in linears
+            _own_experts(each, parts, of_features) if each.group == "expert" else each for each in linears
         )
 
-    return replace(model, expert_parts=parts).with_linears(own)
+    return replace(model, expert_parts=parts * of_features).with_linears(own)
+
+
+def _own_experts(linear: LinearSpec, parts: int, of_features: int) -> LinearSpec:
+    """Nothing is sent at such a matrix: rows of all are gathered before."""
+    linear = replace(linear, copies=linear.copies // parts)
+    return replace(_divided(linear, _SIDES[linear.reads], of_features), divided="no")
 
 
 def _divided_block(block: BlockSpec, parts: int) -> BlockSpec:
@@ -78,11 +88,18 @@ def _divided_block(block: BlockSpec, parts: int) -> BlockSpec:
         attention=replace(heads, n_heads=heads.n_heads // parts, n_kv_heads=heads.n_kv_heads // parts),
         mlp=mlp,
         linears=tuple(
-            linear if linear.group in ("expert", "router") else _divided(linear, _SIDES[linear.reads], parts)
+            linear if _is_whole(block, linear) else _divided(linear, _SIDES[linear.reads], parts)
             for linear in block.linears
         ),
         norms=norms,
     )
+
+
+def _is_whole(block: BlockSpec, linear: LinearSpec) -> bool:
+    """Experts and routers, and what compresses queries, keys and values to latents."""
+    latents = any(each.reads == "attn_latent_kv" for each in block.linears)
+    compresses = latents and linear.reads == "attn_in" and linear.out_features != block.attention.q_width
+    return compresses or linear.group in ("expert", "router")
 
 
 def _divided(linear: LinearSpec, side: Side, parts: int) -> LinearSpec:

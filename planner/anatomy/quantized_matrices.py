@@ -130,9 +130,14 @@ def _joined_model(model: ModelSpec) -> ModelSpec:
 
 def _joined(block: BlockSpec) -> BlockSpec:
     found: dict[tuple[str, InputTensor], LinearSpec] = {}
+    latents = any(each.reads == "attn_latent_kv" for each in block.linears)
     for each in block.linears:
         if each.group == "router":
             found[each.name, each.reads] = replace(each, kind="linear", legacy_names=(), adaptable=False)
+            continue
+        if latents and each.group == "attention":
+            # Matrices of latents are as in Transformers.
+            found[each.name, each.reads] = replace(each, kind="linear", legacy_names=())
             continue
         key, whole = (each.group, each.reads), found.get((each.group, each.reads))
         if whole is None:

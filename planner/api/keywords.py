@@ -81,6 +81,7 @@ class AlikeFlags(TypedDict, total=False):
     pipeline_last_layers: int | str
     context_parallel: int | str
     expert_parallel: int | str
+    expert_tensor_parallel: int | str
     hpz: int | str
     replicas: int | str
 

@@ -40,6 +40,9 @@ class EngineFacts:
     zero3_quantized: ZeroQuantized
     """What stage 3 sends in 8 bits (weights) or 4 (gradients between nodes): ``zero_quantized_weights``,
     ``zero_quantized_gradients`` of ZeRO++."""
+    zero3_leaves: tuple[str, ...]
+    """Classes whose modules stage 3 gathers whole, with all that is inside of them (leaf modules): of layers,
+    of mixtures of experts, or of all experts; those of other models change nothing.  ``none``: no class."""
     zero3_quantizes_frozen: bool
     """Parts of weights that are frozen when they are divided are kept in 8 bits
     (``zero_quantized_nontrainable_weights``); those of Transformers are frozen later."""
@@ -118,6 +121,11 @@ class EngineFacts:
     adds_gradients: bool
     """Megatron's products add a weight's gradient to its buffer (``gradient_accumulation_fusion``); else it
     is a tensor until a hook adds it."""
+    divides_experts: bool
+    """Features of experts are divided as other matrices are where nothing is said; Megatron's own default."""
+    pads_latent_values: bool
+    """Latent attention of Megatron is mcore-bridge's for packed rows, the one that was read; it pads values
+    to the width of keys."""
     recomputes_attention: bool
     """Where Megatron computes no whole layers again, it does so with attention's kernel (``core_attn``)."""
     adam_states: AdamStates

@@ -174,6 +174,7 @@ class RunRecord:
     qat: Qat | None = None
     qat_group: int | None = None
     expert_parallel: int | None = None
+    expert_tensor_parallel: int | None = None
     replicas: int | None = None
     hpz: int | None = None
     run_time_s: float | None = None

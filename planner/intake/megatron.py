@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.domain.model import ModelSpec
+from planner.domain.origin import stack_default
 from planner.domain.recipes.fp8 import te_scaling
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.sharding import DISTRIBUTED_OPTIMIZER
@@ -18,7 +19,8 @@ from planner.domain.stack import Stack
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.given.ledger import Ledger
 
-_KNOWN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+_WITH_LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+_KNOWN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", *_WITH_LATENTS)
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 
@@ -67,18 +69,29 @@ def _of_batch(scenario: Scenario) -> Iterator[str]:
     recipe, parallel = scenario.recipe, scenario.recipe.parallel
     if recipe.batch.is_padded or recipe.batch.lengths is not None or recipe.batch.images is not None:
         yield "for padded samples, samples of their own lengths and images; --padding packed is"
-    if parallel.experts > 1:
-        counts = {group.block.mlp.n_experts for group in scenario.model.groups} - {0}
-        if not counts or any(count % parallel.experts for count in counts):
-            yield f"for '{scenario.model.id}', whose experts do not divide by {parallel.experts}"
-        elif scenario.hardware.world_size // parallel.pipeline % parallel.experts:
-            yield f"where {parallel.experts} GPUs do not divide the group that has the same layers"
+    if parallel.expert_gpus > 1:
+        yield from _of_experts(scenario)
     # Two pieces of a sequence for each GPU that divides it.
     pieces = parallel.tensor * (2 * parallel.context if parallel.context > 1 else 1)
     if recipe.batch.rows * recipe.batch.seq_len % pieces:
         yield f"for {recipe.batch.seq_len} tokens, which do not divide by {pieces}"
     if parallel.pipeline > 1 and scenario.model.tied:
         yield f"with a pipeline for '{scenario.model.id}', whose head is its token table"
+
+
+def _of_experts(scenario: Scenario) -> Iterator[str]:
+    parallel, model, gpus = scenario.recipe.parallel, scenario.model, scenario.recipe.parallel.expert_gpus
+    mixtures = [group.block.mlp for group in model.groups if group.block.mlp.n_experts]
+    if not mixtures or any(mlp.n_experts % parallel.experts for mlp in mixtures):
+        yield f"for '{model.id}', whose experts do not divide by {parallel.experts}"
+    elif scenario.hardware.world_size // parallel.pipeline % gpus:
+        yield f"where {gpus} GPUs do not divide the group that has the same layers"
+    elif parallel.expert_tensor not in (1, parallel.tensor):
+        yield f"with expert_tensor_parallel {parallel.expert_tensor}; 1 and tensor_parallel are"
+    elif any(mlp.width % parallel.expert_tensor for mlp in mixtures):
+        yield f"for '{model.id}': features of its experts do not divide by {parallel.expert_tensor}"
+    elif parallel.expert_tensor > 1 and scenario.recipe.adapter is not None:
+        yield "with adapters of experts whose features are divided; expert_tensor_parallel 1 is"
 
 
 def _of_model(scenario: Scenario) -> Iterator[str]:
@@ -89,6 +102,20 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
         yield "for models that see"
     elif not _divides(model, parts):
         yield f"for '{model.id}': its heads or features do not divide by {parts}"
+    elif model.architecture in _WITH_LATENTS:
+        yield from _of_latents(scenario)
+
+
+def _of_latents(scenario: Scenario) -> Iterator[str]:
+    recipe, model = scenario.recipe, scenario.model
+    if not scenario.stack.pads_latent_values:
+        yield f"for latents of '{model.id}' on stack '{scenario.stack.id}'; those of ms-swift are"
+    if recipe.parallel.context > 1:
+        yield f"for latents of '{model.id}' where sequences are divided"
+    if recipe.adapter is not None and recipe.parallel.tensor > 1:
+        yield f"with adapters for latents of '{model.id}' beside divided matrices"
+    if recipe.numerics.fp8 != "none":
+        yield f"for latents of '{model.id}' in 8 bits"
 
 
 def _divides(model: ModelSpec, parts: int) -> bool:
@@ -103,6 +130,22 @@ def _divides(model: ModelSpec, parts: int) -> bool:
         )
     ]
     return all(n % parts == 0 for n in counts)
+
+
+def with_expert_features(ledger: Ledger, stack: Stack, parallel: Parallel, model: ModelSpec) -> Parallel:
+    """Over how many GPUs the features of an expert are divided: over one, or as other matrices are.
+
+    Raises:
+        UsageError: such a number without Megatron.
+    """
+    name = "expert_tensor_parallel"
+    own, said = stack.model_code == "megatron-core", ledger.is_given(name)
+    if said and not own:
+        raise UsageError(f"{name} is for mixtures of Megatron: say --stack megatron, or leave it out")
+    default = parallel.tensor if stack.divides_experts and model.is_moe else 1
+    if not own or not (said or default > 1):
+        return parallel
+    return replace(parallel, expert_tensor=ledger.choose(name, default, stack_default(stack.id)))
 
 
 def with_layers(ledger: Ledger, stack: Stack, parallel: Parallel, n_layers: int) -> Parallel:

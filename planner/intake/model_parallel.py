@@ -34,7 +34,7 @@ from planner.intake.device_map import check_device_map, resolve_device_map
 from planner.intake.expert_parallel import of_experts, resolve_experts
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest
-from planner.intake.megatron import check_megatron, with_layers
+from planner.intake.megatron import check_megatron, with_expert_features, with_layers
 from planner.intake.supported import lacks_flash2
 from planner.words import words
 
@@ -92,7 +92,7 @@ def group_gpus(request: ScenarioRequest) -> int:
     return (parallel.replicas or 1) * math.lcm(parallel.gpus, int(request.get("expert_parallel") or 1))
 
 
-def resolve_parallel(ledger: Ledger, hardware: Hardware, stack: Stack, n_layers: int) -> Parallel:
+def resolve_parallel(ledger: Ledger, hardware: Hardware, stack: Stack, model: ModelSpec) -> Parallel:
     """How many GPUs share a batch; entered where that is given.
 
     Raises:
@@ -105,7 +105,8 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware, stack: Stack, n_layers:
                 raise UsageError(f"{name} is for pipelines: say pipeline_parallel, or leave it out")
     if ledger.request.get("device_map") and hardware.world_size > 1:
         return resolve_device_map(ledger, hardware, parallel)
-    return with_layers(ledger, stack, _resolve_ranks(ledger, hardware, parallel), n_layers)
+    parallel = with_expert_features(ledger, stack, _resolve_ranks(ledger, hardware, parallel), model)
+    return with_layers(ledger, stack, parallel, model.n_layers)
 
 
 def _resolve_ranks(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:

@@ -81,7 +81,7 @@ def nccl_bytes(job: Job) -> Number:
     """Channel buffers of NCCL communicators; none with one process.
 
     Coefficient ``nccl_bytes`` for each kind of group that a GPU is in: of those that divide weights or
-    gradients, matrices, or sequences; of those that divide experts, and those that divide the rest of them.
+    gradients, matrices, or sequences; of those that divide experts or their features, and the rest of them.
     Megatron has one for neighbours in a pipeline, too, and one of all GPUs for the norm of gradients.
     Source: NCCL src/init.cc: about 9.2 MiB per channel and peer; torch 2.13 distributed/device_mesh.py, which
     has a group for each dimension; megatron-core 0.16.1 parallel_state.py initialize_model_parallel,
@@ -89,8 +89,9 @@ def nccl_bytes(job: Job) -> Number:
     """
     recipe, parallel, hardware = job.recipe, job.recipe.parallel, job.hardware
     groups: Number = recipe.sharding.communicates + (parallel.tensor > 1) + (parallel.context > 1)
-    if parallel.experts > 1:
-        groups = groups + 1 + where(recipe.shards(hardware) > parallel.experts, 1, 0)
+    if parallel.expert_gpus > 1:
+        rest = where(recipe.shards(hardware) * parallel.tensor > parallel.expert_gpus, 1, 0)
+        groups = groups + (parallel.experts > 1) + (parallel.expert_tensor > 1) + rest
     if recipe.sharding.engine == "megatron-core":
         piped = job.model.stage is not None
         groups = groups + piped + (piped or parallel.tensor > 1 or parallel.experts > 1)

@@ -113,8 +113,10 @@ class Job:
 
     @cached_property
     def expert_share(self) -> float:
-        """Share of this GPU's parameters, whole, that are experts which GPUs divide; 0 where none do."""
-        if self.model.expert_parts == 1:
+        """Share of this GPU's parameters, whole, that are experts; 0 where as many GPUs divide them as other
+        matrices.
+        """
+        if self.model.expert_parts == self.recipe.parallel.tensor:
             return 0.0
         found = (
             count * linear.weight_count for linear, count in self.model.linears() if linear.group == "expert"
@@ -123,7 +125,7 @@ class Job:
 
     @property
     def updated(self) -> Number:
-        """Trained parameters that one GPU updates; what is left of divided experts fewer GPUs share."""
+        """Trained parameters that one GPU updates; what is left of experts other numbers of GPUs share."""
         experts = self.expert_share * (self.model.expert_parts / self.recipe.parallel.tensor - 1)
         return self.trained * (1 + experts) / self.optimizer_shards
 

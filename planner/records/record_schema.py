@@ -46,6 +46,7 @@ _RANGES: dict[str, tuple[float, float] | tuple[float]] = {
     "pipeline_parallel": (1, 65_536),
     "context_parallel": (1, 65_536),
     "expert_parallel": (1, 65_536),
+    "expert_tensor_parallel": (1, 65_536),
     "replicas": (1, 65_536),
     "hpz": (1, 65_536),
     "micro_batch": (1, 65_536),

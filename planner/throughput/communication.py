@@ -88,7 +88,7 @@ def _moved_share(job: TimedJob) -> Number:
 def _gpus_of_experts(job: TimedJob) -> Number:
     """GPUs that hold the same experts: those that divide other matrices have experts of their own."""
     parallel = job.recipe.parallel
-    return job.recipe.shards(job.scenario.hardware) * parallel.tensor / parallel.experts
+    return job.recipe.shards(job.scenario.hardware) * parallel.tensor / parallel.expert_gpus
 
 
 def gathered_bytes(job: TimedJob) -> Number:
@@ -334,7 +334,7 @@ def _seconds_per_byte(job: TimedJob) -> Number:
     share = _moved_share(job)
     if not experts or not share:
         return plain
-    world, parts = job.recipe.shards(hardware), job.recipe.parallel.experts
+    world, parts = job.recipe.shards(hardware), job.recipe.parallel.expert_gpus
     of_experts = experts * ring_fraction(_gpus_of_experts(job)) / share
     inside = intra_node_bytes_per_s(hardware, job.coefficients)
     rings = minimum(parts, hardware.gpus_per_node)

@@ -91,14 +91,16 @@ def exchanged_bytes(job: TimedJob) -> Number:
 def exchange_seconds(job: TimedJob) -> Number:
     """The same over the links, while kernels wait; seconds per micro-step.
 
-    Formula: of ``e`` GPUs of a group ``g`` are in one node.  ``(g - 1) / e`` of the bytes go over the links
+    Formula: of ``e`` GPUs of a group ``g`` are in one node, beside those that
+    have other features.  ``(g - 1) / e`` of the bytes go over the links
     of the node and ``(e - g) / e`` over this GPU's part of the network, both at the same time.
     Source: torchtitan e347b1e5e distributed/expert_parallel.py (the host waits for the sizes, then the
     kernels for the rows); nccl-tests ``doc/PERFORMANCE.md`` (all-to-all).
     Ignored: the latency of each exchange (about 20 us); GPUs whose experts get more tokens than others.
     """
-    n_bytes, group, hardware = exchanged_bytes(job), job.recipe.parallel.experts, job.scenario.hardware
-    together = minimum(group, hardware.gpus_per_node)
+    parallel, hardware = job.recipe.parallel, job.scenario.hardware
+    n_bytes, group = exchanged_bytes(job), parallel.experts
+    together = minimum(group, maximum(hardware.gpus_per_node // parallel.expert_tensor, 1))
     inside = (together - 1) / group * n_bytes / intra_node_bytes_per_s(hardware, job.coefficients)
     if hardware.nodes == 1:
         return inside

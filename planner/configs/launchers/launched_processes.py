@@ -35,7 +35,8 @@ _DECIDE = (
 
 # accelerate 1.15 state.py and utils/dataclasses.py; torch 2.13 c10/cuda/CUDACachingAllocator.cpp.
 _UNREAD = re.compile(
-    r"ACCELERATE_(?:USE_|MIXED_PRECISION|GRADIENT_ACCUMULATION|DYNAMO|DEEPSPEED)|PYTORCH_NO_CUDA_MEMORY_CACHING"
+    r"ACCELERATE_(?:USE_|MIXED_PRECISION|GRADIENT_ACCUMULATION|DYNAMO|DEEPSPEED)"
+    r"|PYTORCH_NO_CUDA_MEMORY_CACHING"
 )
 _OFF = ("", "0", "false", "no", "none")
 

@@ -274,6 +274,7 @@ class _Table:
         table: dict[str, Any] = {
             "model_name_or_path": given.pop("model_name", None),
             "loaded_by_program": True,
+            "model_class": model.kind,
         }
         packing = given.pop("quantization_config", None)
         if "torch_dtype" in given:
@@ -289,6 +290,8 @@ class _Table:
             raise self._refused(model, f"line {model.frozen} freezes all of its weights, without adapters")
         if model.norms_raised:
             table["norms_in_fp32"] = True
+        if model.gathered_whole:
+            table["gathered_whole"] = model.gathered_whole
         if model.kind == "AutoLigerKernelForCausalLM":
             # liger-kernel 0.8.5 transformers/auto_model.py: the kernels of its family, with their loss.
             table["use_liger_kernel" if self._trainer.kind == "Trainer" else "use_liger"] = True

@@ -61,6 +61,7 @@ _MAKES = re.compile(r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*
 _PARSES = re.compile(r"(?:HfArgumentParser|TrlParser|ArgumentParser|fire\.Fire|typer\.run)$")
 _ENDS = words("builtins.exit builtins.quit sys.exit os._exit")
 _STARTS_WITH_WORDS = ("fire.Fire", "typer.run")
+_GATHERS_WHOLE = "set_z3_leaf_modules"
 # The CUDA compute capability of the first cards with units for bfloat16.
 _FIRST_WITH_BF16 = (8, 0)
 # What hands its first argument on, with other labels.
@@ -112,6 +113,7 @@ class Calls(PythonCalls):
             "pipeline": self._piped,
             "setup_chat_format": self._with_tokens,
             "compile": self._compiled,
+            _GATHERS_WHOLE: self._gathered_whole,
         }
 
     @abstractmethod
@@ -302,7 +304,7 @@ class Calls(PythonCalls):
             self.stop(node)
         if answer := self.of_card(library) or self._plain(node, library):
             return answer[0]
-        made = self._made(node, library) if library.trains else None
+        made = self._made(node, library) if library.trains or library.last == _GATHERS_WHOLE else None
         return self._unknown_call(node, library.last, library) if made is None else made
 
     def _made(self, node: ast.Call, library: Library) -> Any:
@@ -341,6 +343,17 @@ class Calls(PythonCalls):
         model = self.arguments(node, ("model",))[1].get("model")
         if isinstance(model, Model) and not self.has_already(model):
             raise self.refused(node, "compiled models are not modelled")
+        return unknown(node)
+
+    def _gathered_whole(self, node: ast.Call) -> Unknown:
+        """Modules of some classes become leaves of ZeRO-3 (deepspeed 0.19.8 utils/z3_leaf_module.py)."""
+        names = ("model", "leaf_module_classes")
+        model, classes = (self.arguments(node, names)[1].get(name) for name in names)
+        named = classes if isinstance(classes, list) else []
+        found = [each.last if isinstance(each, Library) else each for each in named]
+        if not isinstance(model, Model) or not found or not all(isinstance(each, str) for each in found):
+            raise self.refused(node, "which modules of which model ZeRO-3 gathers whole is not known")
+        model.gathered_whole += found
         return unknown(node)
 
     def has_already(self, model: Any) -> bool:

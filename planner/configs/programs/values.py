@@ -135,7 +135,7 @@ class Made:
 class Model(Made):
     """A model that was loaded, and what was done with it: the calls that put adapters on it, that prepared it
     for 4 or 8 bits, and that switched checkpoints on.  ``frozen`` and ``norms_raised``: lines that froze all
-    of its weights, and that moved its norms to fp32.
+    of its weights, and that moved its norms to fp32.  ``gathered_whole``: classes that ZeRO-3 gathers whole.
     """
 
     adapters: Made | None = None
@@ -143,6 +143,7 @@ class Model(Made):
     checkpoints: Made | None = None
     frozen: int = 0
     norms_raised: int = 0
+    gathered_whole: list[str] = field(default_factory=list)
     remarks: list[tuple[int, str]] = field(default_factory=list)
 
 

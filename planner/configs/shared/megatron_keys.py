@@ -20,7 +20,8 @@ SINGLE_EXPERTS = "experts one after the other are not modelled"
 OTHER_PRECISION = "training in another precision than bf16 is not modelled under Megatron"
 OTHER_DISPATCHER = "this dispatcher is not modelled; alltoall is"
 OTHER_OPTIMIZER = "this optimizer is not modelled under Megatron; adam is"
-DIVIDED_EXPERTS = "experts whose features are divided are not modelled under Megatron"
+ROUTER_IN_16_BITS = "experts whose features are divided beside a router in 16 bits are not modelled"
+EXPERT_TENSOR = {"expert_tensor_parallel_size": "expert_tensor_parallel"}
 _PARTS = "other parts than core_attn are not modelled; recompute_granularity full is"
 _SOME = "some layers, and several at a time, are not modelled; recompute_method uniform of 1 layer is"
 

@@ -13,10 +13,11 @@ from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.megatron_keys import (
-    DIVIDED_EXPERTS,
+    EXPERT_TENSOR,
     OTHER_DISPATCHER,
     OTHER_OPTIMIZER,
     OTHER_PRECISION,
+    ROUTER_IN_16_BITS,
     UNMODELLED,
     read_degrees,
     read_fp8,
@@ -93,8 +94,6 @@ def _refuse(keys: Keys) -> None:
         value = keys.text(name)
         if value is not None and value not in known:
             raise keys.not_modelled(name, f"'{show(value)}': {why}")
-    if (keys.count("expert_tensor_parallel_size") or 1) > 1:
-        raise keys.not_modelled("expert_tensor_parallel_size", DIVIDED_EXPERTS)
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:
@@ -189,6 +188,10 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
 
 def _read_groups(keys: Keys, reading: Reading) -> None:
     read_degrees(keys, reading, divides_tokens=keys.flag("sequence_parallel"))
+    reading.take(keys, EXPERT_TENSOR)
+    narrow = keys.text("moe_router_dtype") not in (None, "fp32")
+    if narrow and (reading.value("expert_tensor_parallel") or 1) > 1:
+        raise keys.not_modelled("moe_router_dtype", f"{ROUTER_IN_16_BITS}; fp32 is")
     ends = {
         "decoder_first_pipeline_num_layers": "pipeline_first_layers",
         "decoder_last_pipeline_num_layers": "pipeline_last_layers",

@@ -6,6 +6,7 @@ Their tables: :mod:`planner.configs.programs.arguments`.
 from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.launchers.zero import say_leaves
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.allocator_variable import say_allocator
 from planner.configs.shared.keys import Keys
@@ -50,9 +51,9 @@ _ENDS = ("embed_tokens", "lm_head")
 _ADAPTED = words("finetune_language_layers finetune_attention_modules finetune_mlp_modules")
 _OF_FILE = words(
     """
-    settings_of loaded_by_program by_trainer prepared_for_kbit padded_to_length use_peft lora_r lora_dropout
-    use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
-    own_collator classifies num_labels norms_in_fp32 dequantizes trainer.tokenizer
+    settings_of loaded_by_program model_class by_trainer prepared_for_kbit padded_to_length use_peft
+    lora_r lora_dropout use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
+    own_collator classifies num_labels norms_in_fp32 dequantizes gathered_whole trainer.tokenizer
     """
 )
 
@@ -98,6 +99,7 @@ def _finish(keys: Keys, reading: Reading) -> None:
     """What programs say that no file of these trainers does."""
     _read_allocator(keys, reading)
     _read_norms(keys, reading)
+    say_leaves(keys, "gathered_whole", reading)
     quantised = reading.value("quantization") not in (None, "none")
     if keys.flag("dequantizes"):
         reading.say("quantization", "none", keys.where("dequantizes"))
@@ -116,9 +118,19 @@ def _finish(keys: Keys, reading: Reading) -> None:
         )
     if keys.flag("loaded_by_program"):
         _take_one_gpu(reading, COPIES)
+        _read_class(keys, reading)
     keys.skip(
         (*_OF_FILE, "use_peft", "lora_r", "lora_dropout", "use_bnb_nested_quant", "bnb_4bit_quant_type")
     )
+
+
+def _read_class(keys: Keys, reading: Reading) -> None:
+    """A program that loads the text part itself leaves the vision tower out, which TRL would load.
+
+    Source: transformers 5.23.0 models/auto/modeling_auto.py, the mapping of AutoModelForCausalLM.
+    """
+    if str(keys.get("model_class")).endswith("ForCausalLM"):
+        reading.switch("loads_tower", False, keys.where("model_class"))
 
 
 def _read_norms(keys: Keys, reading: Reading) -> None:

@@ -51,7 +51,7 @@ _PIPELINE = {
     "pipeline_microbatches": "microbatches",
 }
 """Of a recipe with a pipeline."""
-_EXPERTS = {"expert_parallel": "experts"}
+_EXPERTS = {"expert_parallel": "experts", "expert_tensor_parallel": "expert_tensor"}
 """Of a recipe whose experts are divided over GPUs."""
 
 

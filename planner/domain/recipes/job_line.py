@@ -139,4 +139,5 @@ def _distribution(recipe: Recipe) -> tuple[str, ...]:
     sharding += (f"layers over {parallel.pipeline} GPUs in one process",) if parallel.in_turn else ()
     sharding += (f"context parallel {parallel.context}",) if parallel.context > 1 else ()
     sharding += (f"expert parallel {parallel.experts}",) if parallel.experts > 1 else ()
+    sharding += (f"expert tensor parallel {parallel.expert_tensor}",) if parallel.expert_tensor > 1 else ()
     return sharding if recipe.offload == "none" else (*sharding, f"offload {recipe.offload}")

@@ -26,7 +26,8 @@ class Parallel:
     gathers in backward (ZeRO++); 1 for none.  ``pipeline``: groups of GPUs that each have some of the
     layers, which run ``microbatches`` by ``schedule`` before gradients are reduced; ``None`` for all of a
     step. With schedule ``in_turn`` a group is one GPU, and one process has them all (``device_map``).
-    ``experts``: GPUs that divide the experts of each layer, each with a batch of its own.
+    ``experts``: GPUs that divide the experts of each layer, each with a batch of its own;
+    ``expert_tensor``: those that divide the features of each expert.
     """
 
     tensor: int = 1
@@ -37,12 +38,18 @@ class Parallel:
     schedule: Schedule = "1f1b"
     microbatches: int | None = None
     experts: int = 1
+    expert_tensor: int = 1
     layers: tuple[int, ...] = ()
 
     @property
     def gpus(self) -> int:
         """GPUs that work on one batch."""
         return self.tensor * self.context * self.pipeline
+
+    @property
+    def expert_gpus(self) -> int:
+        """GPUs that divide the experts of a layer, or features of each."""
+        return self.experts * self.expert_tensor
 
     @property
     def divides(self) -> bool:

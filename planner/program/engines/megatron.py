@@ -126,7 +126,7 @@ class Megatron(Runtime):
         shards = int(self.job.optimizer_shards)
         if f" {EXPERTS}" in weight.name:
             parallel = self.job.recipe.parallel
-            shards = shards * parallel.tensor // parallel.experts
+            shards = shards * parallel.tensor // parallel.expert_gpus
         return n_elements(self.job, weight) / shards
 
     def _take_kept_buffers(self) -> None:

@@ -84,7 +84,7 @@ def _attend(
     crops = kernel == "flash" and spec.value_head_dim != spec.head_dim
     if crops:
         # transformers 5.23 integrations/flash_attention.py: heads of values get the width of the keys'.
-        value = _padded(torch, value, spec.n_kv_heads * spec.head_dim)
+        value = pad_heads(torch, value, spec.n_kv_heads * spec.head_dim)
         value.head_by_head = False
     if kernel == "flash" and query.dtype == "fp32":
         # FlashAttention takes no fp32: inputs go back to the dtype of loading where norms made them wide.
@@ -230,7 +230,7 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     padded = -(-spec.head_dim // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
     if padded != spec.head_dim:
         query, key, value = (
-            _padded(torch, each, each.count * padded / spec.head_dim) for each in (query, key, value)
+            pad_heads(torch, each, each.count * padded / spec.head_dim) for each in (query, key, value)
         )
     _call_by_pieces(torch, view)
     out = torch.like(query, "flash_attention", cost=fused_cost(view, "flash", PRODUCTS))
@@ -238,7 +238,7 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     shapes = [shape_of(each) for each in (query, key, value)]
 
     def backward(*_: object) -> list[Tensor | None]:
-        return _flash_gradients(torch, view, shapes, padded)
+        return flash_gradients(torch, view, shapes, padded)
 
     out = record(torch, out, [query, key, value], [key, query, value, statistics, out], backward)
     if padded != spec.head_dim:
@@ -273,7 +273,7 @@ def _flex(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: 
     return record(torch, out, [query, key, value], [query, key, value, out, statistics], backward)
 
 
-def _flash_gradients(
+def flash_gradients(
     torch: Operators, view: LayerView, shapes: list[Tensor], width: int
 ) -> list[Tensor | None]:
     """``mha_bwd``: row sums, the query's gradient in fp32, those of all heads of keys and values, results."""
@@ -315,7 +315,7 @@ def _rows_at_once(view: LayerView) -> tuple[Unit, float]:
     return (Unit.IMAGE_PATCHES, 1) if spec.pieces == "image" else (Unit.ONE, spec.window_tokens or 1)
 
 
-def _padded(torch: Operators, x: Tensor, count: float) -> Tensor:
+def pad_heads(torch: Operators, x: Tensor, count: float) -> Tensor:
     """``pad`` of the last dimension; the gradient is copied without what was added."""
     out = torch.new(x.unit, count, x.dtype, "pad", cost=[x])
     out.head_by_head = True

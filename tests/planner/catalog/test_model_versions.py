@@ -9,8 +9,10 @@ from planner.catalog.location import data_dir
 from planner.catalog.models import load_model
 from planner.catalog.packages import parsed_version
 from planner.files.structured import read_toml
+from tests.extras import needs
 
 
+@needs("transformers")
 def test_what_is_listed_is_there_today_and_was_not_in_4_28() -> None:
     """Names are those of the installed Transformers; releases lie between the first and the last read."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES

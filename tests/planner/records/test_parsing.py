@@ -75,6 +75,7 @@ FULL = RunRecord(
     replicas=2,
     hpz=8,
     expert_parallel=1,
+    expert_tensor_parallel=1,
     gradient_checkpointing="selective",
     checkpoint_reentrant=False,
     attention="flash2",

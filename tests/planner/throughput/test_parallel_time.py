@@ -46,6 +46,18 @@ def test_parts_of_tokens_and_keys() -> None:
     assert parallel_bytes(found) == pytest.approx(2 * one_way * stream / 2 + LAYERS * 2 * keys / 2)
 
 
+def test_rows_of_divided_experts() -> None:
+    """Megatron: each layer gathers rows and their weights and sums outputs in fp32; backward sums gradients
+    of rows, and gathers those of outputs in fp32.
+    """
+    flags = {"model": "qwen3-30b-a3b", "stack": "megatron", "gpu": "h100-sxm:2", "tensor_parallel": 2}
+    more = job(expert_tensor_parallel=2, **flags)
+    rows = TOKENS // 2 * 8
+    of_row = 2048 * 2 + 4 + 2048 * 4
+    sent = parallel_bytes(more) - parallel_bytes(job(expert_tensor_parallel=1, **flags))
+    assert sent == pytest.approx(48 * 2 * rows * of_row)
+
+
 def test_one_head_of_keys_at_a_time() -> None:
     """Axolotl: the first head of each pass, and of backward the sums of all; kernels hide the rest."""
     found = job(gpu="h100-sxm:4", context_parallel=4, stack="axolotl", attention="flash2", batch=1)

@@ -19,6 +19,7 @@ from planner.configs.shared.keys import Keys
 from planner.configs.shared.megatron_keys import (
     OTHER_DISPATCHER,
     OTHER_PRECISION,
+    ROUTER_IN_16_BITS,
     SINGLE_EXPERTS,
     SINGLE_OPERATORS,
     UNMODELLED,
@@ -48,7 +49,7 @@ _SWITCHED_OFF = {
     "moe_grouped_gemm": SINGLE_EXPERTS,
 }
 # MEGATRON_BRIDGE_SUPPORTED_MODELS of extras/constants.py, of the architectures that are modelled.
-_SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+_SUPPORTED = ("deepseek_v3", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 _OF_ADAPTERS = ("lora_rank", "lora_alpha")
 _UNUSED = [name for name in names_in("megatron.toml", "unused_of_mcore_adapter") if name not in _OF_ADAPTERS]
 
@@ -64,6 +65,8 @@ def read_bridge(keys: Keys, reading: Reading, beside: Beside) -> None:
     _refuse(keys)
     unsupported = f"{keys.path}: LLaMA-Factory has no such model under Megatron-Bridge"
     reading.stops.append(Stop(lambda spec: spec.architecture not in _SUPPORTED, unsupported))
+    latents = f"{keys.path}: latents of attention by Megatron-Bridge are not modelled"
+    reading.stops.append(Stop(lambda spec: spec.architecture == "deepseek_v3", latents, by_tool=False))
     if keys.path.suffix in (".yaml", ".yml", ".json"):
         reading.remark(str(keys.path), "counted as started with USE_MEGATRON_BRIDGE=1")
     read_checkpoint(keys, "model_name_or_path", reading, trusts="")
@@ -106,12 +109,17 @@ def _read_length(keys: Keys, reading: Reading) -> None:
 
 
 def _read_experts(keys: Keys, reading: Reading) -> None:
-    """A step has fewer micro-batches by the GPUs that divide experts (_compute_train_schedule).
+    """A step has fewer micro-batches by the GPUs that divide experts (_compute_train_schedule).  Where none
+    do, features of experts are divided as other matrices are (NVIDIA-NeMo/Megatron-Bridge 067f987d
+    models/transformer_config.py _set_moe_expert_tensor_parallel_default).
 
     Raises:
         InputFileError: their number does not divide; Megatron stops.
     """
     experts, count = reading.value("expert_parallel") or 1, reading.value("grad_accum") or 1
+    if experts == 1 and reading.value("tensor_parallel") is not None:
+        why = f"{keys.path}: {ROUTER_IN_16_BITS}: say expert_model_parallel_size"
+        reading.stops.append(Stop(lambda spec: spec.is_moe, why, by_tool=False))
     if experts == 1:
         return
     if count % experts:

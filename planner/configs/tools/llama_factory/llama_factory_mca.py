@@ -19,10 +19,11 @@ from planner.configs.shared.key_tables import names_in, texts_in
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.megatron_keys import (
     DEGREES,
-    DIVIDED_EXPERTS,
+    EXPERT_TENSOR,
     OTHER_DISPATCHER,
     OTHER_OPTIMIZER,
     OTHER_PRECISION,
+    ROUTER_IN_16_BITS,
     SINGLE_EXPERTS,
     SINGLE_OPERATORS,
     UNMODELLED,
@@ -54,10 +55,11 @@ _SWITCHED_ON = {
 _UNUSED = names_in("megatron.toml", "unused_of_mcore_adapter")
 _STAGES = ("pt", "sft")
 # MCA_SUPPORTED_MODELS of extras/constants.py, of the architectures that are modelled under Megatron.
-_SUPPORTED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+_SUPPORTED = ("deepseek_v3", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 # Templates of mcore_adapter that have no width of heads (``kv_channels``).
 _BY_HIDDEN = ("llama", "mistral", "qwen2")
 _DIVIDE_LAYERS = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
+_MANY_EXPERTS = 32
 _MULTIPLE = {"sft": 64, "pt": 8}
 _OF_MEGATRON = frozenset(
     {*DEGREES, "use_distributed_optimizer", "bias_activation_fusion", "recompute_granularity"}
@@ -180,8 +182,7 @@ def _read_groups(keys: Keys, reading: Reading) -> None:
 def _read_experts(keys: Keys, reading: Reading) -> None:
     """What mixtures must say; others leave it out.
 
-    Features of experts are divided as other matrices are, unless the file says otherwise (megatron-core
-    0.16.1 model_parallel_config.py ``__post_init__``).
+    A router is in fp32 where it has 32 experts or more (models/model_config.py ``__post_init__``).
     """
     reasons = []
     if not keys.flag("moe_grouped_gemm"):
@@ -189,10 +190,18 @@ def _read_experts(keys: Keys, reading: Reading) -> None:
     other = (keys.text("moe_token_dispatcher_type") or "allgather") != "alltoall"
     if other and not keys.flag("variable_seq_lengths"):
         reasons.append(f"moe_token_dispatcher_type: {OTHER_DISPATCHER}")
-    parts = keys.count("expert_tensor_parallel_size") or keys.count("tensor_model_parallel_size") or 1
-    if parts > 1:
-        reasons.append(f"{DIVIDED_EXPERTS}: say expert_tensor_parallel_size 1")
+    reading.take(keys, EXPERT_TENSOR)
+    dtype = keys.text("moe_router_dtype")
+    parts = reading.value("expert_tensor_parallel") or keys.count("tensor_model_parallel_size") or 1
+    if parts > 1 and dtype != "fp32":
+        why = f"{keys.path}: {ROUTER_IN_16_BITS}: say moe_router_dtype fp32"
+        few = _MANY_EXPERTS if dtype is None else math.inf
+        reading.stops.append(Stop(lambda spec: 0 < _most_experts(spec) < few, why, by_tool=False))
     reading.stops += [Stop(lambda spec: spec.is_moe, f"{keys.path}: {why}", by_tool=False) for why in reasons]
+
+
+def _most_experts(spec: ModelSpec) -> int:
+    return max(group.block.mlp.n_experts for group in spec.groups)
 
 
 def _read_recomputation(keys: Keys, reading: Reading) -> None:

@@ -3,8 +3,7 @@ them, query, key and value are one matrix, gate and up another.
 
 Packed samples are rows of one sequence, of which FlashAttention is told where each begins.
 Source: megatron-core 0.16.1 transformer/transformer_layer.py, attention.py, mlp.py,
-fusions/fused_bias_swiglu.py SwiGLUFunction, fused_bias_dropout.py; mcore-bridge 1.6.5 model/gpt_model.py
-_apply_rotary_pos_emb_bshd, patcher.py _apply_rotary_pos_emb_thd.
+fusions/fused_bias_swiglu.py SwiGLUFunction, fused_bias_dropout.py.
 Ignored: a selective checkpoint around attention's kernel (``core_attn``), which frees one number for each row
 and head and runs the kernel again.
 """
@@ -13,19 +12,22 @@ from __future__ import annotations
 
 from planner.domain.model import NormSpec
 from planner.program.head.heads import split
+from planner.program.layers.megatron.latents import latent_attention
 from planner.program.layers.megatron.linears import fused_norm, linear, normed_linear
 from planner.program.layers.megatron.mixture import gated, mixture
+from planner.program.layers.megatron.positions import turned_heads
 from planner.program.layers.megatron.te_ring import by_te_ring
 from planner.program.ops.kernels import fused_attention
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Tensor, Unit
+from planner.program.ops.tensors import Tensor
 from planner.program.view import LayerView
 
 
 def megatron_layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """The stream after one layer; dropout of probability 0 is the tensor itself."""
     norms = [spec for spec in view.block.norms if spec.on == "hidden" for _ in range(spec.copies)]
-    x = torch.add(x, _attention(torch, view, norms[0], x))
+    latents = view.linears("attn_latent_kv")
+    x = torch.add(x, (latent_attention if latents else _attention)(torch, view, norms[0], x))
     return torch.add(x, _feed_forward(torch, view, norms[1], x))
 
 
@@ -51,33 +53,9 @@ def _heads(torch: Operators, view: LayerView, norm: NormSpec, x: Tensor) -> list
         query = fused_norm(torch, view, norms[0], query)
         key = fused_norm(torch, view, norms[1], torch.contiguous(key))
     if spec.position == "rope":
-        query = _turned(torch, view, query)
-        key = _turned(torch, view, key)
+        query = turned_heads(torch, view, query)
+        key = turned_heads(torch, view, key)
     return [query, key, value]
-
-
-def _turned(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``cat(x * cos + rotated(x) * sin, rest)``, whose rest is empty; each call makes its tables anew."""
-    cos, sin = _table(torch, view, "cos"), _table(torch, view, "sin")
-    rest = torch.part(x, 0, by_heads=False)
-    straight = torch.mul(x, cos)
-    first, second = torch.part(x, x.count / 2), torch.part(x, x.count / 2)
-    half = torch.cat([torch.same(second, "neg"), first])
-    del first, second
-    crossed = torch.mul(half, sin)
-    del half
-    x = torch.add(straight, crossed)
-    del straight, crossed
-    return torch.cat([x, rest])
-
-
-def _table(torch: Operators, view: LayerView, op: str) -> Tensor:
-    """Cosines or sines of every token, in fp32, scaled, and then in the dtype of the stream."""
-    width = view.block.attention.rotary_width or view.block.attention.head_dim
-    wide = torch.new(Unit.TOKENS, width, "fp32", op)
-    scaled = torch.like(wide, "mul")
-    del wide
-    return torch.like(scaled, "to", view.dtypes.compute)
 
 
 def _feed_forward(torch: Operators, view: LayerView, norm: NormSpec, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.program.ops.autograd import record
 from planner.program.ops.collectives import ALL_GATHER, REDUCE_SCATTER
 from planner.program.ops.operators import Costs, Operators
 from planner.program.ops.tensors import Tensor, Unit
@@ -48,3 +49,16 @@ def scattered(torch: Operators, whole: list[Tensor], parts: int) -> Tensor:
     if parts == 1:
         return made
     return torch.new(made.unit, made.count / parts, made.dtype, REDUCE_SCATTER, cost=None)
+
+
+def gathered_rows(torch: Operators, x: Tensor, parts: int) -> Tensor:
+    """Rows of all GPUs, whose gradients are summed."""
+    if parts == 1:
+        return x
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [scattered(torch, [gradient], parts)]
+
+    return record(
+        torch, gathered(torch, Tensor(None, x.unit, x.count * parts, x.dtype), parts), [x], [], backward
+    )

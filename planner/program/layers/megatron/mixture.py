@@ -1,11 +1,14 @@
 """A mixture of experts of Megatron-Core: rows sorted by expert, exchanged, sorted again and computed by
-grouped products of Transformer Engine, which weigh them in the activation.
+grouped products of Transformer Engine, which weigh them in the activation.  Where GPUs divide the features
+of each expert, each gathers the rows of all of them, and their outputs are summed in fp32, the dtype of
+probabilities.
 
 Weights of rows go the same way as the rows, so that the router's graph lives until backward.  The dispatcher
 refers to probabilities, their map and the map of rows until it is called again, with layers that are
 computed again as well.  As many rows are taken to arrive as are sent: tokens spread evenly over the experts.
 Source: megatron-core 0.16.1 transformer/moe/moe_layer.py MoELayer.forward, token_dispatcher.py
-MoEAlltoAllTokenDispatcher (``self.probs``, ``self.routing_map``,
+MoEAlltoAllTokenDispatcher (``self.probs``, ``self.routing_map``, ``dispatch_postprocess``,
+``combine_preprocess``,
 ``self.reversed_local_input_permutation_mapping``), experts.py TEGroupedMLP, router.py TopKRouter,
 moe_utils.py RouterGatingLinearFunction, shared_experts.py, fusions/fused_bias_swiglu.py
 WeightedSwiGLUFunction; TransformerEngine d0067d0d pytorch/permutation.py (row maps of
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.layers.megatron.linears import linear
+from planner.program.layers.megatron.matrix import gathered, gathered_rows, scattered
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import EXCHANGED_ROWS, Tensor, Unit
@@ -28,16 +32,25 @@ def mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """``MoELayer.forward``, whose variables refer to sorted and to exchanged rows until it returns."""
     beside = _shared(torch, view, x) if view.block.mlp.shared_width else None
     scores, places = _route(torch, view, x)
-    hidden, n_chosen = x.count, view.block.mlp.top_k
-    row_map = torch.new(x.unit, 2 * view.block.mlp.n_experts + 1, "int32", "row_id_map")
+    hidden, own = x.count, _own_tokens(view, x)
+    n_chosen = view.block.mlp.top_k
+    row_map = torch.new(x.unit, (2 * view.block.mlp.n_experts + 1) * own, "int32", "row_id_map")
     if torch.direction != "again":
         torch.outputs += [scores.alias(), places, row_map]
     rows = _moved(torch, x, n_chosen * hidden, [row_map], "permute")
-    weights = _moved(torch, scores, n_chosen, [row_map], "permute")
+    weights = _moved(torch, scores, n_chosen * own, [row_map], "permute")
     del scores
     arrived, weights = _exchanged(torch, view, rows), _exchanged(torch, view, weights)
-    out = _computed(torch, view, _by_expert(torch, view, arrived), _by_expert(torch, view, weights))
-    back = _exchanged(torch, view, _by_expert(torch, view, out))
+    parts = view.recipe.parallel.expert_tensor
+    n_rows = n_chosen * own * parts
+    out = _computed(
+        torch,
+        view,
+        _by_expert(torch, view, gathered_rows(torch, arrived, parts), n_rows),
+        _by_expert(torch, view, gathered_rows(torch, weights, parts), n_rows),
+    )
+    out = _summed(torch, _by_expert(torch, view, out, n_rows), parts)
+    back = _exchanged(torch, view, out)
     del out
     whole = _moved(torch, back, hidden, [row_map], "unpermute")
     return whole if beside is None else torch.add(whole, beside)
@@ -45,8 +58,8 @@ def mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
 def _route(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities and a map of all experts; logits in fp32, of which the router's loss keeps a softmax."""
-    n_experts = view.block.mlp.n_experts
-    spec = next(each for each in view.block.linears if each.group == "router")
+    n_experts = view.block.mlp.n_experts * _own_tokens(view, x)
+    spec = _router(view)
     with torch.inside("router"):
         logits = _gate(torch, view, spec, x, n_experts)
         softmax = torch.like(logits, "softmax")
@@ -61,7 +74,16 @@ def _route(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor
         return record(torch, probabilities, [logits], [softmax], backward), places
 
 
-def _gate(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, n_experts: int) -> Tensor:
+def _router(view: LayerView) -> LinearSpec:
+    return next(each for each in view.block.linears if each.group == "router")
+
+
+def _own_tokens(view: LayerView, x: Tensor) -> float:
+    """Share of tokens that this GPU has where GPUs divide matrices."""
+    return x.count / _router(view).in_features
+
+
+def _gate(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, n_experts: float) -> Tensor:
     """A product in fp32 of what is kept in 16 bits."""
     weight = torch.parameter(Unit.ONE, spec.weight_count, view.dtypes.base, trained=view.trains_base)
     entry, trained, needs = shape_of(x), weight.node is not None, x.node is not None
@@ -118,11 +140,11 @@ def _weighed(torch: Operators, x: Tensor, weights: Tensor) -> Tensor:
     return record(torch, out, [x, weights], [x, weights], backward)
 
 
-def _by_expert(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+def _by_expert(torch: Operators, view: LayerView, x: Tensor, n_rows: float) -> Tensor:
     """Rows that arrived, put together by expert, or back; as they are where a GPU has one expert."""
     if view.block.mlp.n_experts == view.recipe.parallel.experts:
         return x
-    row_map = torch.new(x.unit, view.block.mlp.top_k, "int32", "row_id_map")
+    row_map = torch.new(x.unit, n_rows, "int32", "row_id_map")
     return _moved(torch, x, x.count, [row_map], "sort_chunks")
 
 
@@ -146,3 +168,20 @@ def _exchanged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return [torch.like(gradient, EXCHANGED_ROWS, cost=None)]
 
     return record(torch, torch.like(x, EXCHANGED_ROWS, cost=None), [x], [], backward)
+
+
+def _summed(torch: Operators, x: Tensor, parts: int) -> Tensor:
+    """This GPU's rows of a sum in fp32."""
+    if parts == 1:
+        return x
+    dtype = x.dtype
+    return torch.to(_sum_of_all(torch, torch.to(x, "fp32"), parts), dtype)
+
+
+def _sum_of_all(torch: Operators, x: Tensor, parts: int) -> Tensor:
+    whole = shape_of(x)
+
+    def backward(*_: object) -> list[Tensor | None]:
+        return [gathered(torch, whole, parts)]
+
+    return record(torch, scattered(torch, [x], parts), [x], [], backward)

@@ -343,8 +343,8 @@ def test_intervals_widen_with_distance() -> None:
 def test_what_no_record_had_is_a_scatter_of_its_own() -> None:
     """It adds as a square, so a prediction that is all counted widens by a larger share."""
     assert widened(0.7, 0) == pytest.approx(0.7)
-    assert widened(0.3, 1) == pytest.approx(0.5)
-    assert widened(0.4, 3) / 0.4 == pytest.approx(2.0)
+    assert widened(0.15, 1) == pytest.approx(0.25)
+    assert widened(0.2, 3) / 0.2 == pytest.approx(2.0)
     assert widened(2.0, 3) / 2.0 < 1.1
 
 

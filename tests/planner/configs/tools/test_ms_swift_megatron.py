@@ -74,6 +74,15 @@ def test_degrees_and_sizes() -> None:
     assert recipe_of(EXPERTS).parallel.experts == 8
 
 
+def test_features_of_experts_are_divided_where_a_file_says_so() -> None:
+    """Beside a router in fp32."""
+    divided = EXPERTS.replace("size 8", "size 4") + "--tensor_model_parallel_size 2 --sequence_parallel true "
+    assert recipe_of(divided).parallel.expert_tensor == 1
+    both = divided + "--expert_tensor_parallel_size 2 "
+    assert recipe_of(both).parallel.expert_tensor == 2
+    assert "beside a router in 16 bits" in asked(both + "--moe_router_dtype none").failure
+
+
 def test_gpus_that_divide_matrices_may_divide_experts() -> None:
     """One GPU in each group has an expert, and gradients are reduced by nobody; a capacity is remarked on."""
     checked = asked(

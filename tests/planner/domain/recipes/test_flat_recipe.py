@@ -36,7 +36,7 @@ def leaves(value: object) -> int:
     if not is_dataclass(value) or isinstance(value, Sharding):
         return 1
     without_column = {"is_paired", "packing", "caches_reference", "compares_logits"}
-    without_column |= {"pipeline", "schedule", "microbatches", "experts", "layers"}
+    without_column |= {"pipeline", "schedule", "microbatches", "experts", "expert_tensor", "layers"}
     without_column |= {"lengths", "images", "frozen", "parts", "rollout", "teacher"}
     return sum(
         leaves(getattr(value, field.name)) for field in fields(value) if field.name not in without_column

@@ -94,11 +94,11 @@ def test_small_peaks_scatter_like_one_of_half_a_gib(n_bytes: float, expected: fl
     assert lifted(n_bytes) == expected
 
 
-@pytest.mark.parametrize(("scale", "n_unseen", "expected"), [(0.7, 0, 0.7), (0.0, 4, 0.8), (3.0, 100, 5.0)])
+@pytest.mark.parametrize(("scale", "n_unseen", "expected"), [(0.7, 0, 0.7), (0.0, 4, 0.4), (3.0, 400, 5.0)])
 def test_each_thing_that_no_record_had_adds_a_part_of_a_scale(
     scale: float, n_unseen: int, expected: float
 ) -> None:
-    """As squares: 9 + 100 x 0.16 is 25."""
+    """As squares: 9 + 400 x 0.04 is 25."""
     assert widened(scale, n_unseen) == pytest.approx(expected)
 
 
@@ -153,7 +153,7 @@ def test_times_scatter_by_kernels_and_machine() -> None:
     assert time_scale(hosted, SURE) == pytest.approx((1 + 1.75**2) ** 0.5)
     assert time_scale(step(), replace(SURE, rates_unsourced=True)) == pytest.approx((1 + 3.75**2) ** 0.5)
     assert time_scale(step(), replace(SURE, lengths_unknown=True)) == pytest.approx(5.0)
-    assert time_scale(step(), replace(SURE, n_unseen=50)) == pytest.approx(3.0)
+    assert time_scale(step(), replace(SURE, n_unseen=200)) == pytest.approx(3.0)
 
 
 def test_a_grid_has_the_scales_of_its_points() -> None:

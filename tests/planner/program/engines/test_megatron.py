@@ -185,6 +185,7 @@ def test_layers_of_a_pipeline_are_even_or_as_said(tmp_path: Path) -> None:
         ({"task": "dpo"}, "task dpo"),
         ({"optimizer": "sgd"}, "with sgd"),
         ({"expert_parallel": 2}, "whose experts do not divide"),
+        ({"expert_tensor_parallel": 2}, "whose experts do not divide"),
         ({"method": "lora", "lora_targets": "attention"}, "some matrices"),
     ],
 )
@@ -192,6 +193,33 @@ def test_what_was_not_read_is_refused(tmp_path: Path, flags: dict[str, Any], rea
     """In one sentence with the reason."""
     with pytest.raises(UnreadCombinationError, match=reason):
         scenario_of(tmp_path, **flags)
+
+
+MIXTURE = {"model": "qwen3-30b-a3b", "stack": "megatron", "seq": TOKENS, "gpu": "h100-sxm:4"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"expert_tensor_parallel": 4}, "1 and tensor_parallel are"),
+        ({"method": "lora", "expert_tensor_parallel": 2}, "adapters of experts whose features"),
+        ({"expert_tensor_parallel": 2, "expert_parallel": 4}, "8 GPUs do not divide"),
+    ],
+)
+def test_some_ways_to_divide_experts_are_refused(flags: dict[str, Any], reason: str) -> None:
+    """And the flag is Megatron's alone."""
+    given = {**MIXTURE, "method": "full", "tensor_parallel": 2}
+    with pytest.raises(UnreadCombinationError, match=reason):
+        resolved({**given, **flags})
+    with pytest.raises(UsageError, match="mixtures of Megatron"):
+        resolved({**given, "stack": "torchtitan", "expert_tensor_parallel": 2})
+
+
+def test_mcore_adapter_divides_experts_as_other_matrices() -> None:
+    """Where nothing is said."""
+    given = {**MIXTURE, "method": "full", "tensor_parallel": 2}
+    assert resolved(given).recipe.parallel.expert_tensor == 1
+    assert resolved({**given, "stack": "llama-factory-mca"}).recipe.parallel.expert_tensor == 2
 
 
 def started(folder: Path, **flags: Any) -> dict[str, float]:

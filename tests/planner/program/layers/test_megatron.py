@@ -87,7 +87,7 @@ def test_rows_of_experts_are_kept_sorted() -> None:
 
 def test_the_model_has_the_parameters_of_its_own_code() -> None:
     """Matrices are joined, none is added."""
-    for model in ("qwen2.5-7b", "qwen3-30b-a3b", "llama-3.1-8b"):
+    for model in ("qwen2.5-7b", "qwen3-30b-a3b", "llama-3.1-8b", "moonlight-16b-a3b", "deepseek-v2-lite"):
         job = job_of(resolved({**JOB, "model": model}), Coefficients())
         assert job.base_params == job.scenario.model.param_count
     assert load_stack("megatron").model_code == "megatron-core"

@@ -13,7 +13,7 @@ from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.step import parts_of
 from planner.program.view import layer_view
 from tests.jobs import job_by
-from tests.planner.program.layers.test_megatron_mixture import Meter
+from tests.planner.program.layers.part_bytes import Meter
 
 JOB = "--model qwen2.5-7b --method full --gpu h100-sxm:8 --seq 32k"
 WIDTH, KEYS, HEADS = 3584, 512, 28

@@ -60,6 +60,9 @@ def test_gpus_that_divide_experts_divide_micro_batches() -> None:
     recipe = scenario_of(EXPERTS + "--expert_model_parallel_size 4").recipe
     assert (recipe.parallel.experts, recipe.batch.grad_accum) == (4, 1)
     assert "do not divide by 8" in asked(EXPERTS + "--expert_model_parallel_size 8").failure
+    divided = EXPERTS + "--tensor_model_parallel_size 2 --sequence_parallel true "
+    assert "say expert_model_parallel_size" in asked(divided).failure
+    assert scenario_of(divided + "--expert_model_parallel_size 4").recipe.parallel.expert_tensor == 1
 
 
 @pytest.mark.parametrize(

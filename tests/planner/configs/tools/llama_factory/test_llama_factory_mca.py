@@ -112,11 +112,25 @@ def test_mixtures_say_how_their_experts_run() -> None:
     assert "experts one after the other" in asked(EXPERTS.replace("gemm true", "gemm false")).failure
     exchanged = EXPERTS + "--moe_token_dispatcher_type alltoall --expert_model_parallel_size 2 "
     assert job_of(exchanged).scenario.recipe.parallel.experts == 2
-    divided = exchanged + "--tensor_model_parallel_size 2 "
-    assert "expert_tensor_parallel_size 1" in asked(divided).failure
-    assert asked(divided + "--expert_tensor_parallel_size 1").failure == ""
     # A dense model leaves all of it out.
     assert asked(START).failure == ""
+
+
+def test_features_of_experts_are_divided_as_other_matrices_are() -> None:
+    """Unless the file says otherwise; few experts have a router in 16 bits, which was not read."""
+    divided = (
+        EXPERTS
+        + "--moe_token_dispatcher_type alltoall --tensor_model_parallel_size 2 --sequence_parallel true "
+    )
+    assert job_of(divided).scenario.recipe.parallel.expert_tensor == 2
+    whole = job_of(divided + "--expert_tensor_parallel_size 1").scenario.recipe
+    assert whole.parallel.expert_tensor == 1
+    dense = job_of(START + "--tensor_model_parallel_size 2 --sequence_parallel true").scenario.recipe
+    assert dense.parallel.expert_tensor == 1
+    few = divided.replace("Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-v0.1")
+    assert "moe_router_dtype fp32" in asked(few).failure
+    assert asked(few + "--moe_router_dtype fp32").failure == ""
+    assert "moe_router_dtype fp32" in asked(divided + "--moe_router_dtype fp64").failure
 
 
 @pytest.mark.parametrize(
