@@ -274,6 +274,7 @@ class _Table:
         table: dict[str, Any] = {
             "model_name_or_path": given.pop("model_name", None),
             "loaded_by_program": True,
+            "model_class": model.kind,
         }
         packing = given.pop("quantization_config", None)
         if "torch_dtype" in given:

@@ -49,7 +49,7 @@ _ENDS = ("embed_tokens", "lm_head")
 _ADAPTED = words("finetune_language_layers finetune_attention_modules finetune_mlp_modules")
 _OF_FILE = words(
     """
-    settings_of loaded_by_program by_trainer prepared_for_kbit padded_to_length use_peft lora_r lora_dropout
+    settings_of loaded_by_program model_class by_trainer prepared_for_kbit padded_to_length use_peft lora_r lora_dropout
     use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
     own_collator classifies num_labels norms_in_fp32 dequantizes trainer.tokenizer
     """
@@ -115,9 +115,19 @@ def _finish(keys: Keys, reading: Reading) -> None:
         )
     if keys.flag("loaded_by_program"):
         _take_one_gpu(reading, COPIES)
+        _read_class(keys, reading)
     keys.skip(
         (*_OF_FILE, "use_peft", "lora_r", "lora_dropout", "use_bnb_nested_quant", "bnb_4bit_quant_type")
     )
+
+
+def _read_class(keys: Keys, reading: Reading) -> None:
+    """A program that loads the text part itself leaves the vision tower out, which TRL would load.
+
+    Source: transformers 5.23.0 models/auto/modeling_auto.py, the mapping of AutoModelForCausalLM.
+    """
+    if str(keys.get("model_class")).endswith("ForCausalLM"):
+        reading.switch("loads_tower", False, keys.where("model_class"))
 
 
 def _read_norms(keys: Keys, reading: Reading) -> None:

@@ -143,6 +143,7 @@ TRL_JOB = {
     "stack": "trl", "method": "lora", "lora_rank": 32, "lora_dropout": 0.05, "lora_targets": "q_proj;v_proj",
     "load_dtype": "bf16", "attention": "flash2", "batch": 2, "grad_accum": 4, "epochs": 3.0, "seq": 2048,
     "gradient_checkpointing": False, "precision": "bf16-mixed", "padding": "packed",
+    "switches": "loads_tower=false",
 }  # fmt: skip
 TRL_WORDS = (
     f"--model_name_or_path {LLAMA} --dtype bfloat16 --attn_implementation flash_attention_2 --use_peft "
@@ -350,7 +351,7 @@ def test_a_script_called_as_one_of_trl_is_read_by_its_text(
     """Where the text is here: it may be changed.  ``--tool trl`` takes its arguments' names alone."""
     monkeypatch.chdir(tmp_path)
     command = f"python sft.py {TRL_WORDS}"
-    named = checked(command, seq=2048)
+    named = checked(command, seq=2048, switches="loads_tower=false")
     Path("sft.py").write_text(WITH_TRL, encoding="utf-8")
     assert bare(checked(command).subject.scenario) == bare(named.subject.scenario)
     Path("sft.py").write_text(
