@@ -417,6 +417,8 @@ def _resolve_attention(ledger: Ledger, setting: RecipeContext, numerics: Numeric
         lacks_flash2(gpu) or numerics.compute_dtype == "fp32" or widest_head(model) > 256
     ):
         default, origin, note = "sdpa", "assumed", f"{ATTENTION_FACTS[default].title} does not run here"
+    if default == "flex" and code_lacks(model, stack, default):
+        default = "sdpa"
     if code_lacks(model, stack, default) or prefers_eager(model, stack, default):
         note = f"what this stack runs {model.architecture} models with"
         default, origin = "eager", "assumed"
