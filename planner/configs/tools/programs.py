@@ -49,8 +49,8 @@ _ENDS = ("embed_tokens", "lm_head")
 _ADAPTED = words("finetune_language_layers finetune_attention_modules finetune_mlp_modules")
 _OF_FILE = words(
     """
-    settings_of loaded_by_program model_class by_trainer prepared_for_kbit padded_to_length use_peft lora_r lora_dropout
-    use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
+    settings_of loaded_by_program model_class by_trainer prepared_for_kbit padded_to_length
+    use_peft lora_r lora_dropout use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
     own_collator classifies num_labels norms_in_fp32 dequantizes trainer.tokenizer
     """
 )
