@@ -189,13 +189,17 @@ def _selects(case: Case) -> bool:
     return case.recipe.gradient_checkpointing and case.recipe.checkpoint_policy == "selective-op"
 
 
+def _has_read_flex(case: Case) -> bool:
+    return case.recipe.attention == "flex" and case.stack.selective_flex != "unread"
+
+
 def _has_unknown_operators(case: Case) -> bool:
     """Whether layers call products or attention by operators of which nobody read whether the policy keeps
     them.
     """
     return (
-        (case.model.is_moe and case.stack.mixture_code != "torchtitan-2025")
-        or ATTENTION_FACTS[case.recipe.attention].is_flash
+        (case.model.is_moe and not case.stack.mixture_code.startswith("torchtitan"))
+        or (ATTENTION_FACTS[case.recipe.attention].is_flash and not _has_read_flex(case))
         or case.recipe.numerics.quantization in PREPACKED | {"int8"}
     )
 
