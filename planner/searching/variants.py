@@ -7,7 +7,13 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from planner.domain.hardware import Hardware
-from planner.domain.recipes.flat_recipe import flat_recipe, generated_values, seeing_values, with_flat
+from planner.domain.recipes.flat_recipe import (
+    flat_recipe,
+    generated_values,
+    pipeline_values,
+    seeing_values,
+    with_flat,
+)
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Assumption, Scenario
 from planner.domain.stack import Stack
@@ -76,6 +82,7 @@ def request_of(scenario: Scenario) -> ScenarioRequest:
     """
     values = {FIELD_OF_COLUMN[name]: value for name, value in flat_recipe(scenario.recipe).items()}
     values |= seeing_values(scenario.recipe) | generated_values(scenario.recipe)
+    values |= pipeline_values(scenario.recipe)
     if scenario.recipe.task == "classify":
         values["num_labels"] = scenario.model.head.out_features
     entries = {each.name: each for each in scenario.assumptions}

@@ -5,26 +5,12 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from planner.configs.programs.library_classes import ARGUMENTS
 from planner.configs.programs.looks import BESIDE_ADAPTERS, NOT_COUNTED, OF_ADAPTERS
 from planner.configs.programs.python_calls import Card, PythonCalls
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import Made, Model, Unknown
 
-ARGUMENTS = {
-    "from_pretrained": ("model_name",),
-    "get_peft_model": ("model", "peft_config"),
-    "Trainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
-    "SFTTrainer": ("model", "args"),
-    "DPOTrainer": ("model", "ref_model", "args"),
-    "KTOTrainer": ("model", "ref_model", "args"),
-    "GRPOTrainer": ("model", "reward_funcs", "args"),
-    "Config": ("output_dir",),
-    "Arguments": ("output_dir",),
-    "prepares": ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
-    "adapted": ("model", "r", "target_modules", "lora_alpha", "lora_dropout", "bias"),
-    "loads_adapters": ("model", "model_id", "adapter_name", "is_trainable"),
-}
-"""Names of arguments that are given by their place."""
 UNTRAINED = "adapters that are loaded"
 """What adapters are called that lie on a model and are not trained."""
 

@@ -8,8 +8,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from planner.configs.programs.adapted_models import ARGUMENTS, Models
-from planner.configs.programs.library_classes import start_of
+from planner.configs.programs.adapted_models import Models
+from planner.configs.programs.library_classes import ARGUMENTS, start_of
 from planner.configs.programs.looks import (
     GIVES_PARTS,
     HANDS_PARTS_ON,

@@ -311,13 +311,16 @@ _FIELDS = (
     _count("pipeline_parallel", "Groups of GPUs that each have some of the layers", 65_536),
     _one_of(
         "pipeline_schedule",
-        "Order of a pipeline's micro-batches: 1f1b, interleaved (two runs of layers for each group) or gpipe",
+        "Order of a pipeline's micro-batches: 1f1b, interleaved (several runs of layers a group) or gpipe",
         SCHEDULES,
     ),
     _count(
         "pipeline_microbatches",
         "Micro-batches that run through a pipeline before gradients are reduced; all of a step, if not given",
         65_536,
+    ),
+    _count(
+        "pipeline_runs", "Runs of layers of each group of an interleaved pipeline; 2, if not given", 65_536
     ),
     _count("pipeline_first_layers", "Layers of the first group of a pipeline of Megatron", 65_536),
     _count("pipeline_last_layers", "Layers of the last group of a pipeline of Megatron", 65_536),

@@ -97,6 +97,8 @@ def test_degrees_and_layers_that_run_again() -> None:
     assert (recipe.parallel.tensor, recipe.parallel.pipeline, recipe.parallel.chunks) == (2, 2, 2)
     assert recipe.gradient_checkpointing
     assert "nll_grad" in job.scenario.stack.loss_backward
+    runs = "--pipeline_model_parallel_size 2 --virtual_pipeline_model_parallel_size 6"
+    assert job_of(START + runs).scenario.recipe.parallel.layers == (3,) * 12
     assert "into 8 runs of equal length" in asked(START + "--pipeline_model_parallel_size 8").failure
 
 
