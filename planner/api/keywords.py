@@ -77,6 +77,7 @@ class AlikeFlags(TypedDict, total=False):
     pipeline_parallel: int | str
     pipeline_schedule: str
     pipeline_microbatches: int | str
+    pipeline_runs: int | str
     pipeline_first_layers: int | str
     pipeline_last_layers: int | str
     context_parallel: int | str

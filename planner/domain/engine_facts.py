@@ -126,6 +126,9 @@ class EngineFacts:
     pads_latent_values: bool
     """Latent attention of Megatron is mcore-bridge's for packed rows, the one that was read; it pads values
     to the width of keys."""
+    exchanges_heads: bool
+    """GPUs that divide sequences under Megatron exchange tokens for heads (``cp_comm_type: a2a``); else keys
+    and values pass in a ring."""
     recomputes_attention: bool
     """Where Megatron computes no whole layers again, it does so with attention's kernel (``core_attn``)."""
     adam_states: AdamStates

@@ -42,6 +42,7 @@ from planner.intake.given.request import require
 from planner.intake.images import resolve_frozen
 from planner.intake.linears import failing_routers, linear_names_without, refused_by_peft, spelled_out
 from planner.intake.model_parallel import (
+    FIELDS,
     asks_to_divide,
     default_sharding,
     degrees,
@@ -230,23 +231,17 @@ def _resolve_fp8(ledger: Ledger, sharding: Sharding) -> Fp8:
 def _as_loaded(
     ledger: Ledger, setting: RecipeContext, basis: _Basis, precision: Precision, asked: Dtype
 ) -> Dtype:
-    """The dtype of what is not packed, which the loader of AWQ models decides where the stack says so, and
-    ``zero.Init`` where DeepSpeed's file turns on no 16 bits.
+    """The dtype of what is not packed: ``zero.Init`` decides where DeepSpeed's file turns on no 16 bits.
 
-    Source: transformers 4.52.4 and 5.23 quantizers/quantizer_awq.py update_dtype; deepspeed 0.19.8
-    runtime/zero/partition_parameters.py _set_dtype.
+    Source: deepspeed 0.19.8 runtime/zero/partition_parameters.py _set_dtype.
+    Ignored: that Transformers since 4.52 loads AWQ models in fp16 where bf16 is asked for, of as many bytes.
     """
     divided = basis.sharding.is_zero3 and setting.stack.divides_as_made and basis.quantization == "none"
-    if basis.quantization == "awq-int4" and asked == "bf16" and setting.stack.awq_in_fp16:
-        made: Dtype = "fp16"
-        origin, note = setting.origin, "Transformers loads AWQ models in fp16 where bf16 is asked for"
-    elif divided and precision == "fp32" and asked != "fp32":
-        made, origin = "fp32", "derived"
-        note = "ZeRO-3 divides weights in fp32 where nothing turns on its 16 bits"
-    else:
+    if not divided or precision != "fp32" or asked == "fp32":
         return asked
-    ledger.enter("load_dtype", made, origin, note)
-    return made
+    note = "ZeRO-3 divides weights in fp32 where nothing turns on its 16 bits"
+    ledger.enter("load_dtype", "fp32", "derived", note)
+    return "fp32"
 
 
 def _resolve_precision(ledger: Ledger, setting: RecipeContext, basis: _Basis) -> Precision:
@@ -417,6 +412,9 @@ def _resolve_attention(ledger: Ledger, setting: RecipeContext, numerics: Numeric
         lacks_flash2(gpu) or numerics.compute_dtype == "fp32" or widest_head(model) > 256
     ):
         default, origin, note = "sdpa", "assumed", f"{ATTENTION_FACTS[default].title} does not run here"
+    divides = any((ledger.request.get(name) or 1) > 1 for name in FIELDS)
+    if default == "flex" and (divides or code_lacks(model, stack, default)):
+        default, origin, note = "sdpa", "assumed", "FlexAttention was not read for this model or division"
     if code_lacks(model, stack, default) or prefers_eager(model, stack, default):
         note = f"what this stack runs {model.architecture} models with"
         default, origin = "eager", "assumed"

@@ -75,6 +75,10 @@ def _of_batch(scenario: Scenario) -> Iterator[str]:
     pieces = parallel.tensor * (2 * parallel.context if parallel.context > 1 else 1)
     if recipe.batch.rows * recipe.batch.seq_len % pieces:
         yield f"for {recipe.batch.seq_len} tokens, which do not divide by {pieces}"
+    if scenario.stack.exchanges_heads and parallel.context > 1:
+        heads = parallel.tensor * parallel.context
+        if any(group.block.attention.n_kv_heads % heads for group in scenario.model.groups):
+            yield f"for '{scenario.model.id}', whose heads of keys do not divide by {heads}"
     if parallel.pipeline > 1 and scenario.model.tied:
         yield f"with a pipeline for '{scenario.model.id}', whose head is its token table"
 
@@ -140,7 +144,7 @@ def with_expert_features(ledger: Ledger, stack: Stack, parallel: Parallel, model
     """
     name = "expert_tensor_parallel"
     own, said = stack.model_code == "megatron-core", ledger.is_given(name)
-    if said and not own:
+    if (ledger.request.get(name) or 1) > 1 and not own:
         raise UsageError(f"{name} is for mixtures of Megatron: say --stack megatron, or leave it out")
     default = parallel.tensor if stack.divides_experts and model.is_moe else 1
     if not own or not (said or default > 1):
@@ -158,6 +162,11 @@ def with_layers(ledger: Ledger, stack: Stack, parallel: Parallel, n_layers: int)
     """
     said = [ledger.request.get(name) for name in ("pipeline_first_layers", "pipeline_last_layers")]
     runs, own = parallel.pipeline * parallel.chunks, stack.model_code == "megatron-core"
+    runs_said = ledger.is_given("pipeline_runs")
+    if runs_said and (not own or parallel.chunks == 1 or parallel.runs == 1):
+        raise UsageError("pipeline_runs is for interleaved pipelines of Megatron, from 2 on")
+    if runs_said:
+        ledger.choose("pipeline_runs", parallel.runs, "assumed")
     if parallel.pipeline == 1 or parallel.in_turn or not own:
         if said != [None, None]:
             raise UsageError("pipeline_first_layers and pipeline_last_layers are for pipelines of Megatron")

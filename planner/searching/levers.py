@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from planner.errors import NotModelledError, RefusedCombinationError, UsageError
 from planner.predicting import PRIORS, predict_with
 from planner.searching.affordable import is_affordable_beside, n_affordable
 from planner.searching.common_stacks import runs_sharding
+from planner.searching.compared import host_bytes, step_ratio, usd_ratio
 from planner.searching.moves import (
     CHEAP,
     KINDS,
@@ -42,8 +42,6 @@ MAX_ESTIMATES = 200
 MAX_PAIRS = 4
 # Pairs that are tried with a third change on top, the largest savers.
 _MAX_GROWN = 3
-# Pairs that need this many times the card's memory tell that no others fit.
-_HOPELESS = 1.5
 # Where nothing fits, this many times as much is tried in the end.
 _LAST_RESORT = 4
 # Differences below this are rounding of the real allocator, not advice.
@@ -117,8 +115,10 @@ class Lever:
 
     @property
     def nothing_more(self) -> str:
-        """The words where no number says what it costs."""
-        return "time" if self.kind == "time" and self.step_time_ratio is None else "free"
+        """The words where no number says what it costs; without a step time nobody knows that it is free."""
+        if self.step_time_ratio is not None:
+            return "free"
+        return "time" if self.kind == "time" else "time unknown"
 
     @property
     def cost_text(self) -> str:
@@ -182,17 +182,17 @@ class _Judge:
         """Whether servers have the host RAM for ``lever``; of a host whose size is known the verdict says."""
         return self.base.host.available_bytes is not None or lever.host_bytes <= _MOST_HOST_BYTES
 
-    def is_hopeless(self, trials: list[_Trial]) -> bool:
-        """Whether the best of ``trials`` is so far above the limit that others like them will not fit."""
-        memory = self.base.memory
-        most = max((trial.lever.saves_bytes for trial in trials), default=None)
-        return most is not None and float(memory.must_have_bytes) - most > _HOPELESS * float(
-            memory.limit_bytes or math.inf
-        )
-
     def again(self, trials: Iterable[_Trial]) -> list[_Trial]:
         """The same changes, estimated by this judge."""
         return [replace(trial, lever=self._lever(trial.move, trial.after)) for trial in trials]
+
+    def confirmed(self, trial: _Trial) -> _Trial:
+        """``trial``; where a quick answer says that the job fits, with the verdict of a replay."""
+        if not (self._quick and trial.lever.fits and is_affordable_beside(self._scenario, trial.after)):
+            return trial
+        replayed = predict_with(trial.after, self._model)
+        chance = replayed.fits_probability
+        return replace(trial, lever=replace(trial.lever, verdict=replayed.verdict, fits_probability=chance))
 
     def _after(self, move: Move) -> Scenario | None:
         """The job after the move, or ``None`` where that breaks a rule that the job did not break before (it
@@ -213,7 +213,7 @@ class _Judge:
         quick = self._quick or not is_affordable_beside(self._scenario, after)
         before, compared = self.base, predict_with(after, self._model, quick=quick)
         prediction = near_the_limit(after, self._model, compared) if quick else compared
-        ratio = _step_ratio(before, prediction)
+        ratio = step_ratio(before, prediction)
         saved = float(before.memory.must_have_bytes) - float(compared.memory.must_have_bytes)
         saved_host = float(before.host.required_per_node_bytes) - float(
             prediction.host.required_per_node_bytes
@@ -225,8 +225,8 @@ class _Judge:
             saves_bytes=max(0, round(saved)),
             saves_host_bytes=max(0, round(saved_host)),
             step_time_ratio=ratio,
-            host_bytes=_host_bytes(self._scenario, before, after, prediction),
-            usd_ratio=_usd_ratio(self._scenario, before, after, prediction),
+            host_bytes=host_bytes(self._scenario, before, after, prediction),
+            usd_ratio=usd_ratio(self._scenario, before, after, prediction),
             verdict=prediction.verdict,
             fits_probability=prediction.fits_probability,
         )
@@ -376,10 +376,13 @@ def _downhill(
     """The first of ``starts`` that fits; else the best of them with whatever saves most on top of it, and so
     on until it fits, by changes of these ``kinds``, ``with_stacks`` by another stack at the end.
     """
-    if fitting := [trial for trial in starts if trial.lever.fits]:
-        return fitting[:1]
-    best = max(starts, key=lambda trial: trial.lever.saves_bytes, default=None)
-    while best is not None and not best.lever.fits:
+    confirmed = list[_Trial]()
+    for trial in starts:
+        confirmed.append(judge.confirmed(trial))
+        if confirmed[-1].lever.fits:
+            return confirmed[-1:]
+    best = max(confirmed, key=lambda trial: trial.lever.saves_bytes, default=None)
+    while best is not None and not (best := judge.confirmed(best)).lever.fits:
         others = [
             move
             for move in moves(best.after)
@@ -409,26 +412,10 @@ def _largest_first(trials: list[_Trial]) -> list[_Trial]:
 
 
 def _on_top(judge: _Judge, firsts: list[_Trial], kinds: tuple[LeverKind, ...]) -> list[_Trial]:
-    """Each saver, largest first, with every change of another topic on top of it; other stacks last.
-
-    Ends where the best pair with the largest saver still needs ``_HOPELESS`` times what the card has.  What
-    another stack lacks tells nothing of the job's own, nor the other way round.
-    """
-    own = [trial for trial in firsts if trial.move.stack is None]
-    others = [trial for trial in firsts if trial.move.stack is not None]
+    """Each saver, largest first, with every change of another topic on top of it; other stacks last."""
     seen: set[frozenset[tuple[str, str | bool | None]]] = set()
-    return [*_pairs(judge, own, kinds, seen), *_pairs(judge, others, kinds, seen)]
-
-
-def _pairs(
-    judge: _Judge,
-    firsts: list[_Trial],
-    kinds: tuple[LeverKind, ...],
-    seen: set[frozenset[tuple[str, str | bool | None]]],
-) -> list[_Trial]:
-    """Pairs whose flags are not yet ``seen``, until there is no hope."""
     tried: list[_Trial] = []
-    for first in _largest_first(firsts):
+    for first in sorted(_largest_first(firsts), key=lambda trial: trial.move.stack is not None):
         topics = first.move.topic.split("+")
         topics += () if has_large_states(first.after) else _OF_STATES
         others = [move for move in moves(first.after) if move.topic not in topics and move.kind in kinds]
@@ -439,8 +426,6 @@ def _pairs(
         ]
         seen.update(frozenset(move.flags.items()) for move in new)
         tried += judge.tries(new)
-        if judge.is_hopeless(tried):
-            break
     return tried
 
 
@@ -451,30 +436,6 @@ def _joined(first: Move, second: Move) -> Move:
     topic, description = f"{first.topic}+{second.topic}", f"{first.description} + {second.description}"
     hardware = first.hardware or second.hardware
     return Move(topic, kind, description, flags, hardware, second.stack or first.stack)
-
-
-def _step_ratio(before: Prediction, after: Prediction) -> float | None:
-    if before.time is None or after.time is None:
-        return None
-    return float(after.time.step_s) / float(before.time.step_s)
-
-
-def _host_bytes(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> int:
-    """Host RAM that a node needs on top; other cards stand in another node."""
-    if replace(changed.hardware, nodes=scenario.hardware.nodes) != scenario.hardware:
-        return 0
-    more = float(after.host.required_per_node_bytes) - float(before.host.required_per_node_bytes)
-    return max(0, round(more))
-
-
-def _usd_ratio(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> float | None:
-    """Known on the card whose price was given only."""
-    if scenario.run.usd_per_gpu_hour is None or changed.hardware.gpu != scenario.hardware.gpu:
-        return None
-    if before.time is None or after.time is None:
-        return None
-    gpus = changed.hardware.world_size / scenario.hardware.world_size
-    return gpus * float(before.time.samples_per_s) / float(after.time.samples_per_s)
 
 
 def _ordered(found: list[Lever], verdict: Verdict) -> tuple[Lever, ...]:

@@ -162,8 +162,8 @@ class _Table:
         self._refuse_other_models(model, task)
         table = self._settings(trainer)
         self._leave_length_of_run(table)
-        if self._walk.expands:
-            table["expandable_segments"] = True
+        if self._walk.allocator:
+            table["allocator"] = self._walk.allocator
         if isinstance(model, Model):
             task = self._seen_as(model, task, table)
         tool = TRAINER if trainer.kind == "Trainer" else TRL

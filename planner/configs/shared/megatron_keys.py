@@ -30,13 +30,16 @@ def _read_context(keys: Keys, reading: Reading) -> None:
     """How many GPUs divide each sequence.
 
     Raises:
-        NotModelledError: otherwise than by a ring over pieces from both ends.
+        NotModelledError: otherwise than by a ring or for heads, over pieces from both ends.
     """
     if (parts := keys.count("context_parallel_size") or 1) == 1:
         return
     reading.say("context_parallel", parts, keys.where("context_parallel_size"))
-    if (keys.names("cp_comm_type") or ("p2p",)) != ("p2p",):
-        why = "sequences that are exchanged otherwise than in a ring are not modelled; p2p is"
+    kinds = set(keys.names("cp_comm_type") or ("p2p",))
+    if kinds == {"a2a"}:
+        reading.switch("exchanges_heads", True, keys.where("cp_comm_type"))
+    elif kinds != {"p2p"}:
+        why = "sequences are exchanged in a ring or for heads of all layers; p2p and a2a are modelled"
         raise keys.not_modelled("cp_comm_type", why)
     if keys.text("cp_partition_mode") not in (None, "zigzag"):
         raise keys.not_modelled("cp_partition_mode", "other pieces than zigzag are not modelled")
@@ -48,7 +51,7 @@ def read_degrees(keys: Keys, reading: Reading, *, divides_tokens: bool | None) -
     ``divides_tokens``: whether tokens are divided beside matrices.
 
     Raises:
-        NotModelledError: matrices without tokens, or more than two runs.
+        NotModelledError: matrices without tokens.
     """
     for name, target in DEGREES.items():
         if (degree := keys.count(name) or 1) > 1:
@@ -64,9 +67,8 @@ def read_degrees(keys: Keys, reading: Reading, *, divides_tokens: bool | None) -
     if reading.value("pipeline_parallel") is None or runs == 1:
         return
     place = "virtual_pipeline_model_parallel_size"
-    if runs > 2:
-        raise keys.not_modelled(place, f"{runs} runs of layers on each group are not modelled; 2 are")
     reading.say("pipeline_schedule", "interleaved", keys.where(place))
+    reading.say("pipeline_runs", runs, keys.where(place))
 
 
 def read_capacity(keys: Keys, reading: Reading) -> None:
@@ -120,6 +122,19 @@ def read_fp8(keys: Keys, reading: Reading, names: tuple[str, str, str], *, relea
         reading.switch("whole_masters", True, keys.where(of_weights))
         text = "of a checkpoint in FP8 each GPU keeps whole masters; a copy in 16 bits needs less"
         reading.remark(keys.where(of_weights), text)
+
+
+def recomputed(keys: Keys) -> str:
+    """What a file asks Megatron to compute again: ``full``, ``selective``, ``none``, or nothing where it does
+    not say.
+
+    Raises:
+        UsageError: another word.
+    """
+    kind = keys.text("recompute_granularity") or ""
+    if kind not in ("", "none", "full", "selective"):
+        raise keys.wrong("recompute_granularity", "full, selective or none", kind)
+    return kind
 
 
 def refuse_parts(keys: Keys) -> None:

@@ -51,7 +51,7 @@ _PIPELINE = {
     "pipeline_microbatches": "microbatches",
 }
 """Of a recipe with a pipeline."""
-_EXPERTS = {"expert_parallel": "experts", "expert_tensor_parallel": "expert_tensor"}
+_EXPERTS = {"expert_parallel": "experts"}
 """Of a recipe whose experts are divided over GPUs."""
 
 
@@ -70,7 +70,21 @@ def flat_recipe(recipe: Recipe) -> dict[str, Any]:
         flat |= {name: getattr(recipe.parallel, attribute) for name, attribute in _PIPELINE.items()}
     if recipe.parallel.experts > 1:
         flat |= {name: getattr(recipe.parallel, attribute) for name, attribute in _EXPERTS.items()}
+    if recipe.sharding.engine == "megatron-core" and recipe.parallel.tensor > 1:
+        flat |= {"expert_tensor_parallel": recipe.parallel.expert_tensor}
     return flat | {"sharding": recipe.sharding.name}
+
+
+def pipeline_values(recipe: Recipe) -> dict[str, Any]:
+    """What a pipeline of Megatron was told that has no column, by the names of flags: more than two runs of
+    layers, and how many layers the first and the last group have where they do not divide evenly.
+    """
+    parallel = recipe.parallel
+    groups = [sum(parallel.layers[rank :: parallel.pipeline]) for rank in range(parallel.pipeline)]
+    values: dict[str, Any] = {"pipeline_runs": parallel.runs} if parallel.chunks > 2 else {}
+    if len(set(groups)) > 1:
+        values |= {"pipeline_first_layers": groups[0], "pipeline_last_layers": groups[-1]}
+    return values
 
 
 def seeing_values(recipe: Recipe) -> dict[str, Any]:

@@ -27,7 +27,8 @@ class Parallel:
     layers, which run ``microbatches`` by ``schedule`` before gradients are reduced; ``None`` for all of a
     step. With schedule ``in_turn`` a group is one GPU, and one process has them all (``device_map``).
     ``experts``: GPUs that divide the experts of each layer, each with a batch of its own;
-    ``expert_tensor``: those that divide the features of each expert.
+    ``expert_tensor``: those that divide the features of each expert.  ``runs``: of layers that each group of
+    an interleaved pipeline has.
     """
 
     tensor: int = 1
@@ -39,6 +40,7 @@ class Parallel:
     microbatches: int | None = None
     experts: int = 1
     expert_tensor: int = 1
+    runs: int = 2
     layers: tuple[int, ...] = ()
 
     @property
@@ -67,7 +69,7 @@ class Parallel:
 
         Source: torchtitan e347b1e5e distributed/pipeline_parallel.py pipeline_llm (``stages_per_rank``).
         """
-        return 2 if self.schedule == "interleaved" else 1
+        return self.runs if self.schedule == "interleaved" else 1
 
     def layers_of_stages(self, n_layers: int) -> tuple[int, ...]:
         """Layers of each run in the order of the model, where the token table counts as one, and so do norm

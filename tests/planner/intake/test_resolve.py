@@ -69,7 +69,8 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         compare_reference generator vllm_memory vllm_sleep vllm_tensor_parallel reward_model reward_dtype
         data tokenizer train_layers images_per_sample image_size freeze dora oft_block_size vera
         optimizer_rank versions switches link link_gb_per_s pcie_lanes pcie_generation power_limit_w
-        tensor_parallel pipeline_parallel pipeline_schedule pipeline_microbatches pipeline_first_layers
+        tensor_parallel pipeline_parallel pipeline_schedule pipeline_microbatches pipeline_runs
+        pipeline_first_layers
         pipeline_last_layers context_parallel device_map replicas expert_parallel
         expert_tensor_parallel hpz fp8 qat qat_group
         """

@@ -133,3 +133,19 @@ def test_rules_are_named_with_what_they_say() -> None:
     assert found["offload-without-engine"]
     assert refusals(scenario()) == {}
     assert not warnings_about(scenario()) & refusals(broken).keys()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--model llama-3.1-8b --pipeline-parallel 2 --pipeline-schedule interleaved --pipeline-runs 4",
+        "--model llama-3.1-8b --pipeline-parallel 4 --pipeline-first-layers 5",
+        "--model qwen3-30b-a3b --tensor-parallel 2 --expert-tensor-parallel 2",
+        "--model qwen3-30b-a3b --stack llama-factory-mca --tensor-parallel 2 --expert-tensor-parallel 1",
+        "--model qwen3-30b-a3b --stack torchtitan@2025 --expert-parallel 8",
+    ],
+)
+def test_a_variant_is_divided_as_the_job_was(flags: str) -> None:
+    """Layers in runs and groups, and features of experts, whatever else changes."""
+    job = resolved(f"--stack megatron --method full --gpu h100-sxm:8 --seq 4096 --grad-accum 8 {flags}")
+    assert with_flags(job, {"batch": "2"}).recipe.parallel == job.recipe.parallel

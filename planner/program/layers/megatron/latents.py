@@ -18,6 +18,7 @@ from planner.program.head.heads import split
 from planner.program.layers.megatron.linears import fused_norm, linear, normed_linear
 from planner.program.layers.megatron.matrix import gathered_rows
 from planner.program.layers.megatron.positions import turned_heads
+from planner.program.layers.megatron.te_ring import runs_again
 from planner.program.ops.autograd import record
 from planner.program.ops.kernels import PRODUCTS, flash_gradients, fused_attention, fused_cost, pad_heads
 from planner.program.ops.operators import Operators, shape_of
@@ -86,7 +87,7 @@ def _of_all_heads(torch: Operators, x: Tensor, n_heads: int) -> Tensor:
 
 def _attended(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The kernel, which runs again in backward where the job computes attention alone again."""
-    if view.recipe.gradient_checkpointing or not view.stack.recomputes_attention:
+    if not runs_again(view):
         return fused_attention(torch, view, query, key, value)
     with torch.no_grad():
         out = fused_attention(torch, view, query, key, value)

@@ -16,6 +16,7 @@ from planner.program.layers.megatron.latents import latent_attention
 from planner.program.layers.megatron.linears import fused_norm, linear, normed_linear
 from planner.program.layers.megatron.mixture import gated, mixture
 from planner.program.layers.megatron.positions import turned_heads
+from planner.program.layers.megatron.te_exchange import by_te_exchange
 from planner.program.layers.megatron.te_ring import by_te_ring
 from planner.program.ops.kernels import fused_attention
 from planner.program.ops.operators import Operators
@@ -34,8 +35,10 @@ def megatron_layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 def _attention(torch: Operators, view: LayerView, norm: NormSpec, x: Tensor) -> Tensor:
     with torch.inside("self_attention"):
         query, key, value = _heads(torch, view, norm, x)
-        divided = view.recipe.parallel.context > 1
-        out = (by_te_ring if divided else fused_attention)(torch, view, query, key, value)
+        attend = fused_attention
+        if view.recipe.parallel.context > 1:
+            attend = by_te_exchange if view.stack.exchanges_heads else by_te_ring
+        out = attend(torch, view, query, key, value)
         del query, key, value
         return linear(torch, view, view.linears("attn_out")[0], out)
 

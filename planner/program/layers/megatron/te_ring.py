@@ -28,7 +28,7 @@ def by_te_ring(torch: Operators, view: LayerView, query: Tensor, key: Tensor, va
     """What the queries of this GPU's tokens read from the whole sequence."""
     out, *made = _forward(torch, view, query, key)
     shapes = shape_of(query), shape_of(key)
-    again = view.stack.recomputes_attention and not view.recipe.gradient_checkpointing
+    again = runs_again(view)
 
     def backward(*_: object) -> list[Tensor | None]:
         _made = _forward(torch, view, *shapes) if again else ()
@@ -37,6 +37,11 @@ def by_te_ring(torch: Operators, view: LayerView, query: Tensor, key: Tensor, va
 
     kept = [query, key, value] if again else [query, out, *made]
     return record(torch, out, [query, key, value], kept, backward)
+
+
+def runs_again(view: LayerView) -> bool:
+    """Whether attention alone is computed again in backward."""
+    return view.stack.recomputes_attention and not view.recipe.gradient_checkpointing
 
 
 def _forward(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:

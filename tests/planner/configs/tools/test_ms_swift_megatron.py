@@ -93,6 +93,14 @@ def test_gpus_that_divide_matrices_may_divide_experts() -> None:
     assert any("capacity" in text for _, text in checked.remarks)
 
 
+def test_sequences_are_divided_by_a_ring_or_by_heads() -> None:
+    """A ring where nothing is said."""
+    for words, heads in (("", False), ("--cp_comm_type p2p", False), ("--cp_comm_type a2a", True)):
+        checked = asked(START + f"--context_parallel_size 2 {words}")
+        assert checked.failure == ""
+        assert checked.subject.scenario.stack.exchanges_heads is heads
+
+
 def test_adapters() -> None:
     """All matrices of the layers, by rank 8 and a dropout of 0.05, in the dtype of the model."""
     adapter = recipe_of(START + "--tuner_type lora").adapter
@@ -133,7 +141,7 @@ def test_products_in_8_bits() -> None:
     ("words", "key"),
     [
         ("--tensor_model_parallel_size 2", "tensor_model_parallel_size"),
-        ("--context_parallel_size 2 --cp_comm_type a2a", "cp_comm_type"),
+        ("--context_parallel_size 2 --cp_comm_type a2a p2p", "cp_comm_type"),
         ("--context_parallel_size 2 --cp_partition_mode contiguous", "cp_partition_mode"),
         ("--fp8_format e4m3 --fp8_recipe custom", "fp8_recipe"),
         ("--fp8_format e4m3 --fp8_recipe mxfp8 --fp8_param_gather true", "fp8_param_gather"),
@@ -168,6 +176,7 @@ def test_what_is_not_modelled_is_refused_by_its_key(words: str, key: str) -> Non
     "words",
     [
         "--recompute_granularity full",
+        "--recompute_granularity everything",
         "--exp_avg_dtype bf16 --exp_avg_sq_dtype bf16",
         "--global_batch_size 12",
     ],

@@ -31,12 +31,13 @@ def leaves(value: object) -> int:
     The task says what is a pair, the model how it is packed, the stack whether it caches a reference or
     compares logits; what a second model is, what was read of data and what is said of images has no column.
     Parts of a sequence are those of the context-parallel degree.  A pipeline is in the table of a recipe
-    that has one, and so are GPUs that divide experts; which layers its groups have, Megatron says.
+    that has one, and so are GPUs that divide experts; which layers its groups have, and in
+    how many runs, Megatron says.
     """
     if not is_dataclass(value) or isinstance(value, Sharding):
         return 1
     without_column = {"is_paired", "packing", "caches_reference", "compares_logits"}
-    without_column |= {"pipeline", "schedule", "microbatches", "experts", "expert_tensor", "layers"}
+    without_column |= {"pipeline", "schedule", "microbatches", "experts", "expert_tensor", "runs", "layers"}
     without_column |= {"lengths", "images", "frozen", "parts", "rollout", "teacher"}
     return sum(
         leaves(getattr(value, field.name)) for field in fields(value) if field.name not in without_column

@@ -175,12 +175,32 @@ def test_layers_of_a_pipeline_are_even_or_as_said(tmp_path: Path) -> None:
         scenario_of(tmp_path, pipeline_parallel=2, pipeline_first_layers=1, pipeline_last_layers=1)
     with pytest.raises(UsageError, match="pipelines of Megatron"):
         scenario_of(tmp_path, pipeline_first_layers=1)
+    with pytest.raises(UsageError, match="interleaved pipelines of Megatron"):
+        scenario_of(tmp_path, pipeline_parallel=2, pipeline_runs=2)
+    with pytest.raises(UsageError, match="is for pipelines"):
+        scenario_of(tmp_path, pipeline_runs=2)
+
+
+def test_a_group_may_have_several_runs_of_layers(tmp_path: Path) -> None:
+    """Two where nothing is said."""
+    flags: dict[str, Any] = {"pipeline_parallel": 2, "pipeline_schedule": "interleaved", "grad_accum": 4}
+    twice = stages_of(scenario_of(tmp_path, **flags))[1].model.stage
+    assert twice is not None
+    assert twice.chunks == (1, 1)
+    with pytest.raises(UnreadCombinationError, match="into 6 runs"):
+        scenario_of(tmp_path, **flags, pipeline_runs=3)
+    with pytest.raises(UsageError, match="from 2 on"):
+        scenario_of(tmp_path, **flags, pipeline_runs=1)
 
 
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
         ({"context_parallel": 2, "seq": 1022}, "do not divide by 4"),
+        (
+            {"context_parallel": 8, "gpu": "h100-sxm:8", "switches": "exchanges_heads=true"},
+            "heads of keys do not divide by 8",
+        ),
         ({"sharding": "ddp"}, "sharding ddp"),
         ({"task": "dpo"}, "task dpo"),
         ({"optimizer": "sgd"}, "with sgd"),

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from planner.program.layers.megatron.te_exchange import by_te_exchange
 from planner.program.layers.megatron.te_ring import by_te_ring
 from planner.program.ops.autograd import run_backward
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.step import parts_of
-from planner.program.view import layer_view
+from planner.program.view import LayerView, layer_view
 from tests.jobs import job_by
-from tests.planner.program.layers.part_bytes import Meter
+from tests.planner.program.layers.part_bytes import Meter, PartBytes
 
 JOB = "--model qwen2.5-7b --method full --gpu h100-sxm:8 --seq 32k"
 WIDTH, KEYS, HEADS = 3584, 512, 28
+Attention = Callable[[Operators, LayerView, Tensor, Tensor, Tensor], Tensor]
 
 
-def meters(stack: str, parts: int) -> tuple[float, float, float]:
+def meters(stack: str, parts: int, attend: Attention = by_te_ring) -> PartBytes:
     """Bytes for each token of one GPU: left by the forward pass, at the most in it, and in backward."""
     job = job_by(f"{JOB} --stack {stack} --context-parallel {parts}")
     torch, meter = Operators(), Meter()
@@ -34,7 +37,7 @@ def meters(stack: str, parts: int) -> tuple[float, float, float]:
     inputs = [entry(width) for width in (WIDTH, KEYS, KEYS)]
     own = sum(2 * each.count for each in inputs)
     torch.enter("forward")
-    out = by_te_ring(torch, layer_view(job, job.model.groups[0].block, trained=True), *inputs)
+    out = attend(torch, layer_view(job, job.model.groups[0].block, trained=True), *inputs)
     root, out.node = out.node, None
     meter.follow(torch, "forward")
     kept, forward = meter.now, meter.most
@@ -58,6 +61,14 @@ def test_a_ring_allocates_what_transformer_engines_own_does(parts: int, forward:
     assert kept == pytest.approx(9_328)
     assert most == pytest.approx(forward, rel=0.02)
     assert backward == pytest.approx(62_688)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_exchanged_heads_allocate_what_transformer_engines_own_do(parts: int) -> None:
+    """``AttnFuncWithCPAndQKVOA2A`` under the same conditions."""
+    found = meters("llama-factory-mca", parts, by_te_exchange)
+    assert found == pytest.approx((23_664, 38_000, 68_832))
+    assert meters("megatron", parts, by_te_exchange)[0] == 2 * WIDTH
 
 
 def test_ms_swift_keeps_inputs_and_runs_the_ring_again() -> None:

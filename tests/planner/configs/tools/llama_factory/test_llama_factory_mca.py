@@ -97,6 +97,8 @@ def test_degrees_and_layers_that_run_again() -> None:
     assert (recipe.parallel.tensor, recipe.parallel.pipeline, recipe.parallel.chunks) == (2, 2, 2)
     assert recipe.gradient_checkpointing
     assert "nll_grad" in job.scenario.stack.loss_backward
+    runs = "--pipeline_model_parallel_size 2 --virtual_pipeline_model_parallel_size 6"
+    assert job_of(START + runs).scenario.recipe.parallel.layers == (3,) * 12
     assert "into 8 runs of equal length" in asked(START + "--pipeline_model_parallel_size 8").failure
 
 
@@ -172,6 +174,11 @@ def test_what_is_not_modelled_is_refused_by_its_key(words: str, key: str) -> Non
 def test_switches_that_are_off_where_nothing_is_said(name: str) -> None:
     """Only what they switch on was read."""
     assert f"say {name} true" in asked(START.replace(f"--{name} true ", "")).failure
+
+
+def test_what_is_computed_again_has_three_words() -> None:
+    """Megatron stops at others."""
+    assert "must be full, selective or none" in asked(f"{START} --recompute_granularity everything").failure
 
 
 def test_models_that_it_stops_at() -> None:
