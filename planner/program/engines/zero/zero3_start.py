@@ -37,6 +37,16 @@ _BUCKET = Purpose("ipg_bucket.buffer", "gradient_buckets")
 _GRADIENTS = Purpose("grad_partitions_flat_buffer", "gradients")
 
 
+def _divided(job: Job, coordinator: Coordinator, around: tuple[Module, ...]) -> DividedModel:
+    """A model of ``job`` without parameters yet, whose modules are divided and gathered."""
+    return DividedModel(
+        coordinator,
+        around=around,
+        leaves=leaf_kinds(job.stack.zero3_leaves, job.model),
+        experts_first=job.model.architecture in EXPERTS_FIRST,
+    )
+
+
 class Zero3Start(DeepSpeed):
     """The parts of one rank; all have equal ones of every parameter."""
 
@@ -44,9 +54,7 @@ class Zero3Start(DeepSpeed):
         super().__init__(stream, job)
         n_around = 2 if job.recipe.adapter is None else 3 + job.stack.adapters_call_model
         around = tuple(Module() for _ in range(n_around + job.model.value_head))
-        leaves = leaf_kinds(job.stack.zero3_leaves, job.model)
-        first = job.model.architecture in EXPERTS_FIRST
-        self._own = DividedModel(Coordinator(self), around=around, leaves=leaves, experts_first=first)
+        self._own = _divided(job, Coordinator(self), around)
         self._reference: DividedModel | None = None
         # That which scores, and that whose model runs.
         self._scoring = self._now = self._own
@@ -90,7 +98,7 @@ class Zero3Start(DeepSpeed):
         prepare_deepspeed); ``stream``: on which it gathers.
         """
         coordinator = Coordinator(self, reference_settings(self.job), stream)
-        made = DividedModel(coordinator, around=(Module(), Module()))
+        made = _divided(job, coordinator, (Module(), Module()))
         made.note(parts, params_of(job, parts), self._read_by_loss(job))
         self._build([*made.live], params_of(job, parts))
         return made
